@@ -1,0 +1,56 @@
+# kvmesh: `make demo` and `make test` are the only set-up there is.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# The first interpreter that is new enough; override with `make PYTHON=/path/to/python3.12 test`.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help install demo test test-vllm check unit bench lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(INSTALLED) ## create .venv and install kvmesh into it, once
+
+$(INSTALLED): pyproject.toml requirements-dev.lock
+	@test -n "$(PYTHON)" || { echo "kvmesh needs Python 3.11 or newer; install it or set PYTHON=/path/to/python" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) has no ensurepip: install your system's python3-venv package" >&2; exit 1; }
+	@echo "installing into $(VENV) (once) ..."
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: install ## start the whole mesh on this machine; Ctrl-C ends it
+	@$(BIN)/kvmesh up $(ARGS)
+
+check: install ## format, lint, types, import contracts, unit tests
+	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache 2>&1 | grep -vE '^(╔|║|╚|$$)' | tail -n 12; exit $${PIPESTATUS[0]}
+	@$(BIN)/python -m pytest tests/unit
+
+unit: install ## the unit tests alone
+	@$(BIN)/python -m pytest tests/unit
+
+test: check ## everything that needs no vLLM: unit, integration, end to end
+	@$(BIN)/python -m pytest
+
+test-vllm: install ## two real vLLM servers on the CPU behind the real stack (builds a cached environment)
+	@$(BIN)/python -m pytest tests/vllm
+
+bench: install ## what the picker costs: latency added, CPU a request, requests/s per core
+	@$(BIN)/python -m bench.run $(ARGS)
+
+lock: install ## pin the development environment anew
+	@$(BIN)/python -m pip install --quiet pip-tools
+	@$(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+		--extra dev --extra local --output-file requirements-dev.lock pyproject.toml
+
+clean: ## remove what the targets made
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

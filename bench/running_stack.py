@@ -1,0 +1,77 @@
+"""Starts `kvmesh up` for a measurement, as a user would, and ends it."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from extproc.local.errors import UpError
+from extproc.local.ports import PortUse, pick_free_port, require_free
+
+HOST = "127.0.0.1"
+PORT_FLAGS = ("--envoy-port", "--envoy-admin-port", "--picker-grpc-port", "--admin-port", "--indexer-admin-port")
+START_SECONDS = 120.0
+END_SECONDS = 20.0
+POLL_SECONDS = 0.1
+ATTEMPTS = 50
+
+
+@asynccontextmanager
+async def running_stack(
+    *, directory: Path, pods: int, simulator: Mapping[str, object]
+) -> AsyncIterator[dict[str, Any]]:
+    """The content of the ready file of a stack on free ports; `simulator` are settings of `kvmesh sim`."""
+    ready_file, config_file = directory / "ready.json", directory / "kvmesh.yaml"
+    config_file.write_text(json.dumps(dict(simulator)))  # JSON is YAML
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "extproc", "up", "--no-live", "--log-level", "warning"),
+        *("--config", str(config_file), "--ready-file", str(ready_file), "--pods", str(pods)),
+        *port_flags(pods),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await _until_ready(process, ready_file)
+        facts: dict[str, Any] = json.loads(ready_file.read_text())
+        yield facts
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(END_SECONDS):
+            await process.wait()
+
+
+def port_flags(pods: int) -> list[str]:
+    """Free ports, so that a measurement does not collide with a demo."""
+    taken: set[int] = set()
+    flags = []
+    for flag in PORT_FLAGS:
+        port = pick_free_port(host=HOST, avoid=taken)
+        taken.add(port)
+        flags += [flag, str(port)]
+    return [*flags, "--sim-port", str(_free_range(pods, avoid=taken))]
+
+
+def _free_range(count: int, *, avoid: set[int]) -> int:
+    """The first of `count` free ports in a row."""
+    for _ in range(ATTEMPTS):
+        first = pick_free_port(host=HOST, avoid=avoid)
+        row = [PortUse(port=first + offset, purpose="a pod", flag="--sim-port") for offset in range(count)]
+        if first + count > 65535 or not avoid.isdisjoint(use.port for use in row):
+            continue
+        with suppress(UpError):
+            require_free(row, host=HOST)
+            return first
+    raise SystemExit(f"no {count} free ports in a row found on {HOST}")
+
+
+async def _until_ready(process: asyncio.subprocess.Process, ready_file: Path) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while not ready_file.exists():
+            if process.returncode is not None:
+                raise SystemExit(f"kvmesh up ended with exit code {process.returncode} before it was ready")
+            await asyncio.sleep(POLL_SECONDS)

@@ -1,0 +1,84 @@
+"""The admin HTTP server: health, metrics, the state and explanations. Read-only; binds where it is told to."""
+
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from extproc.core.exchange import RequestFacts
+from extproc.errors import ConfigError
+from extproc.wire.ext_proc import OBJECTIVE_HEADER
+
+
+class AdminPages(Protocol):
+    """What the pages show."""
+
+    def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Return whether traffic may come, and why not."""
+
+    def metrics(self) -> bytes:
+        """Return Prometheus text."""
+
+    async def state(self) -> dict[str, Any]:
+        """Return endpoints, index and recent decisions."""
+
+    async def explain(self, facts: RequestFacts, body: bytes) -> dict[str, Any]:
+        """Decide without booking, and return what the decision rests on."""
+
+
+class AdminServer:
+    """Serves the pages on one port."""
+
+    def __init__(self, pages: AdminPages, *, max_body_bytes: int) -> None:
+        self._pages = pages
+        app = web.Application(client_max_size=max_body_bytes)
+        app.add_routes(
+            [
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                web.get("/metrics", self._metrics),
+                web.get("/state", self._state),
+                web.post("/explain", self._explain),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def start(self, *, host: str, port: int) -> None:
+        """Listen; raise ConfigError naming the port when it is taken."""
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port} (--admin-port): {error.strerror}") from error
+
+    async def stop(self) -> None:
+        """Close the port and end the open answers."""
+        await self._runner.cleanup()
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        ready, facts = self._pages.readiness()
+        return _json({"ready": ready} | facts, status=200 if ready else 503)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._pages.metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def _state(self, _: web.Request) -> web.Response:
+        return _json(await self._pages.state())
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        """Take the request body as a client would send it; `?path=` is its path, by default the chat one."""
+        facts = RequestFacts(
+            method="POST",
+            path=request.query.get("path", "/v1/chat/completions"),
+            objective=request.headers.get(OBJECTIVE_HEADER),
+            request_id="explain",
+        )
+        return _json(await self._pages.explain(facts, await request.read()))
+
+
+def _json(value: Any, *, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

@@ -1,0 +1,143 @@
+"""The command `kvmesh`: gathers each package's subcommands and gives all of them the same settings and logging.
+
+A setting comes from its flag, else from the environment (`KVMESH_<FLAG>`), else from the YAML file of `--config`,
+whose keys are the flags' names in one flat namespace shared by all commands. Subcommands know nothing of this.
+"""
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import yaml
+
+from extproc.errors import ConfigError, KvmeshError
+from extproc.logs import LogFormat, LogLevel, configure_logging
+
+HELP = """Send LLM requests to the vLLM pod that already holds their prefix.
+
+A setting comes from its flag, else from the environment (KVMESH_<FLAG>), else from the YAML file of --config, whose
+keys are the flags' names in one flat namespace shared by all commands."""
+
+ENVIRONMENT_PREFIX = "KVMESH_"
+# set by test runners and caches, not by flags
+OTHER_VARIABLES = frozenset({"KVMESH_CACHE"})
+
+
+def main() -> None:
+    """Run `kvmesh`; the exit code is 0, 1 for a failure with its one line, or 2 for wrong usage."""
+    try:
+        build()(prog_name="kvmesh")
+    except KvmeshError as error:
+        print(f"kvmesh: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+def build() -> Any:
+    """Assemble the command tree from the entry points `kvmesh.commands`, so that no package imports another."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, help=HELP, rich_markup_mode=None)
+    for entry in sorted(entry_points(group="kvmesh.commands"), key=lambda entry: entry.name):
+        app.registered_commands.extend(entry.load().registered_commands)
+    app.command("version")(print_version)
+    root = typer.main.get_command(app)
+    shared = _shared_options()
+    commands = root.commands  # type: ignore[attr-defined]
+    for command in commands.values():
+        command.context_settings["auto_envvar_prefix"] = ENVIRONMENT_PREFIX.rstrip("_")
+        command.params.extend(shared)
+    known = {parameter.name for command in commands.values() for parameter in command.params}
+    _refuse_unknown_variables(os.environ, known=known)
+    root.context_settings["obj"] = known
+    return root
+
+
+def print_version() -> None:
+    """Print the version of kvmesh and of what it stands on."""
+    typer.echo(f"kvmesh {version('kvmesh')} (Python {sys.version.split()[0]}, grpcio {version('grpcio')})")
+
+
+def _shared_options() -> list[Any]:
+    """Options every command takes; their callbacks act at parse time, so that no command sees them."""
+
+    def template(
+        config: Annotated[
+            Path | None,
+            typer.Option(
+                exists=True,
+                dir_okay=False,
+                is_eager=True,
+                expose_value=False,
+                callback=_read_config_file,
+                help="YAML file with settings: keys are the flags' names, dashes as underscores.",
+            ),
+        ] = None,
+        log_format: Annotated[
+            LogFormat,
+            typer.Option(expose_value=False, callback=_keep_log_format, help="How log lines are written."),
+        ] = LogFormat.TEXT,
+        log_level: Annotated[
+            LogLevel,
+            typer.Option(expose_value=False, callback=_start_logging, help="Least severity that is logged."),
+        ] = LogLevel.INFO,
+    ) -> None: ...
+
+    holder = typer.Typer(add_completion=False)
+    holder.command()(template)
+    return [option for option in typer.main.get_command(holder).params if option.name != "help"]
+
+
+def _read_config_file(context: typer.Context, path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not readable as YAML: {error}") from error
+    if settings is None:
+        settings = {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{path}: must be a mapping of settings, not a {type(settings).__name__}")
+    known: set[str] = context.find_root().obj
+    for key in settings:
+        if key not in known:
+            raise ConfigError(f"{path}: unknown setting {key!r}{_nearest(str(key), known)}")
+    # children of `kvmesh up` read the same file
+    os.environ[f"{ENVIRONMENT_PREFIX}CONFIG"] = str(path.resolve())
+    context.default_map = {name: _flag_text(value) for name, value in settings.items()}
+    return path
+
+
+def _flag_text(value: Any) -> Any:
+    """Write a YAML list or mapping as the flag takes it: `a,b`, `name=value,…`, or JSON where it is nested."""
+    if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
+        return ",".join(str(item) for item in value)
+    if isinstance(value, dict) and not any(isinstance(item, list | dict) for item in value.values()):
+        return ",".join(f"{name}={item}" for name, item in value.items())
+    return msgspec.json.encode(value).decode() if isinstance(value, list | dict) else value
+
+
+def _refuse_unknown_variables(environment: Mapping[str, str], *, known: set[str]) -> None:
+    names = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in known} | OTHER_VARIABLES
+    for variable in environment:
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in names:
+            raise ConfigError(f"unknown environment variable {variable}{_nearest(variable, names)}")
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
+    return f"; the nearest valid one is {close[0]!r}" if close else ""
+
+
+def _keep_log_format(context: typer.Context, value: LogFormat) -> LogFormat:
+    context.meta["kvmesh.log_format"] = value
+    return value
+
+
+def _start_logging(context: typer.Context, value: LogLevel) -> LogLevel:
+    configure_logging(level=value, form=context.meta.get("kvmesh.log_format", LogFormat.TEXT))
+    return value

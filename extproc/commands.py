@@ -1,0 +1,140 @@
+"""The picker's subcommands: `extproc` (the role), `up` (the whole mesh on one machine), `explain`."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from extproc.core.policy import Steering
+from extproc.errors import ConfigError
+from extproc.local.command import up
+
+app = typer.Typer(add_completion=False)
+app.command("up")(up)
+
+
+@app.command("extproc")
+def run_picker(
+    endpoints: Annotated[str, typer.Option(help="vLLM pods as HOST:PORT,HOST:PORT,… (IPv6 as [::1]:8000).")],
+    model: Annotated[str | None, typer.Option(help="Served model name that --tokenizer belongs to.")] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the model's tokenizer.json and chat template. Without: no prefix routing."),
+    ] = None,
+    redis: Annotated[str, typer.Option(help="Redis with the prefix index.")] = "redis://127.0.0.1:6379/0",
+    host: Annotated[str, typer.Option(help="Address to listen on, for Envoy and for the admin pages.")] = "127.0.0.1",
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port for Envoy: ext_proc and gRPC health.")] = 9002,
+    admin_port: Annotated[int, typer.Option(min=0, max=65535, help="Port for health, metrics, state, explain.")] = 9090,
+    known_models: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated model names; any other is answered 404. Default: accept all."),
+    ] = None,
+    hash_seed: Annotated[str, typer.Option(help="Seed of the block keys; the same for indexer and picker.")] = "kvmesh",
+    index_timeout_ms: Annotated[
+        float, typer.Option(min=0.1, help="Milliseconds to wait for the index before picking on load alone.")
+    ] = 20,
+    scrape_interval_ms: Annotated[
+        float,
+        typer.Option(min=10, help="Milliseconds between two scrapes of a pod's metrics (±20 % jitter)."),
+    ] = 200,
+    scrape_timeout_ms: Annotated[float, typer.Option(min=10, help="Milliseconds until a scrape is given up.")] = 1000,
+    stale_after_ms: Annotated[
+        float,
+        typer.Option(min=10, help="Milliseconds after which a pod's last report counts as unknown load."),
+    ] = 2000,
+    max_body_bytes: Annotated[
+        int, typer.Option(min=1, help="Bytes of the largest request body; more is answered 413.")
+    ] = 16 << 20,
+    steering: Annotated[
+        Steering,
+        typer.Option(help="override-host: a list that retries walk; original-dst: exactly one address."),
+    ] = Steering.OVERRIDE_HOST,
+    weights: Annotated[str, typer.Option(help="Scorers and their weights.")] = "prefix=3,queue-depth=2,kv-usage=1",
+    sheddable_classes: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated values of x-gateway-inference-objective that get 503 while all pods are saturated."
+        ),
+    ] = None,
+    saturated_waiting: Annotated[int, typer.Option(min=1, help="Waiting requests from which a pod is saturated.")] = 5,
+    saturated_kv_usage: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of KV cache blocks in use from which a pod is saturated."),
+    ] = 0.8,
+    retry_after_seconds: Annotated[int, typer.Option(min=1, help="Seconds a shed client is told to wait.")] = 2,
+) -> None:
+    """Run the endpoint picker: Envoy's ext_proc service."""
+    from extproc.config import PickerSettings, parse_endpoints, parse_names, parse_weights
+    from extproc.core.policy import PickPolicy
+    from extproc.service import serve
+
+    settings = PickerSettings(
+        host=host,
+        grpc_port=grpc_port,
+        admin_port=admin_port,
+        redis_url=redis,
+        endpoints=parse_endpoints(endpoints),
+        model=model,
+        tokenizer_folder=tokenizer,
+        hash_seed=hash_seed,
+        known_models=parse_names(known_models),
+        steering=steering,
+        index_timeout_seconds=index_timeout_ms / 1000,
+        scrape_interval_seconds=scrape_interval_ms / 1000,
+        scrape_timeout_seconds=scrape_timeout_ms / 1000,
+        max_body_bytes=max_body_bytes,
+        policy=PickPolicy(
+            weights=parse_weights(weights),
+            saturated_waiting_requests=saturated_waiting,
+            saturated_kv_usage=saturated_kv_usage,
+            stale_after_seconds=stale_after_ms / 1000,
+            sheddable_classes=parse_names(sheddable_classes),
+            retry_after_seconds=retry_after_seconds,
+        ),
+    )
+    _run(lambda stop: serve(settings, stop=stop))
+
+
+@app.command("explain")
+def explain(
+    body: Annotated[str, typer.Argument(metavar="FILE|-", help="File with a request body as JSON, or - for stdin.")],
+    url: Annotated[str, typer.Option(help="The picker's admin address.")] = "http://127.0.0.1:9090",
+    path: Annotated[
+        str | None, typer.Option(help="The request's path. Default: by the body, chat or completions.")
+    ] = None,
+    objective: Annotated[str | None, typer.Option(help="Value of the header x-gateway-inference-objective.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the picker's JSON as it is.")] = False,
+    timeout_ms: Annotated[float, typer.Option(min=1, help="Milliseconds to wait for the picker.")] = 5000,
+) -> None:
+    """Show where a request would go and why, without sending it."""
+    from extproc.explain import ask, render
+
+    try:
+        content = sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {body}: {error.strerror}") from error
+    answer = asyncio.run(ask(url, body=content, path=path, objective=objective, timeout_seconds=timeout_ms / 1000))
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
+    else:
+        render(answer)
+    if answer["endpoint"] is None:
+        raise typer.Exit(1)
+
+
+def _run(serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    """Run a role until SIGINT or SIGTERM."""
+    import uvloop
+
+    async def until_told() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await serve(stop)
+
+    uvloop.run(until_told())

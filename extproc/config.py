@@ -1,0 +1,67 @@
+"""The picker's settings, checked once at start-up; the command line fills them, nothing changes them later."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from extproc.core.policy import PickPolicy, Steering
+from extproc.core.scorers import SCORERS
+from extproc.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickerSettings:
+    """Everything `kvmesh extproc` can be told."""
+
+    host: str
+    grpc_port: int
+    admin_port: int
+    redis_url: str
+    endpoints: tuple[str, ...]
+    model: str | None
+    tokenizer_folder: Path | None
+    hash_seed: str
+    known_models: frozenset[str]
+    steering: Steering
+    index_timeout_seconds: float
+    scrape_interval_seconds: float
+    scrape_timeout_seconds: float
+    max_body_bytes: int
+    policy: PickPolicy = field(default_factory=PickPolicy)
+
+    def __post_init__(self) -> None:
+        if self.tokenizer_folder is not None and self.model is None:
+            raise ConfigError("--tokenizer is given without --model: name the model whose tokenizer it is")
+
+
+def parse_endpoints(text: str) -> tuple[str, ...]:
+    """Split `HOST:PORT,HOST:PORT`; IPv6 hosts are bracketed. Raise ConfigError naming the bad entry."""
+    entries = tuple(entry.strip() for entry in text.split(",") if entry.strip())
+    for entry in entries:
+        host, _, port = entry.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536 or (":" in host and not bracketed):
+            raise ConfigError(f"endpoint {entry!r} is not HOST:PORT (IPv6 as [::1]:8000)")
+    if len(set(entries)) != len(entries):
+        raise ConfigError(f"an endpoint is listed twice in {text!r}")
+    return entries
+
+
+def parse_names(text: str | None) -> frozenset[str]:
+    """Split `name,name`; None and the empty text are no names."""
+    return frozenset(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """Read `scorer=weight,…`; scorers left out keep weight 0. Raise ConfigError for an unknown scorer."""
+    weights: dict[str, float] = {}
+    for entry in text.split(","):
+        name, separator, value = (part.strip() for part in entry.partition("="))
+        if name not in SCORERS:
+            raise ConfigError(f"unknown scorer {name!r}; there are {', '.join(SCORERS)}")
+        try:
+            weights[name] = float(value)
+        except ValueError:
+            raise ConfigError(f"the weight of {name!r} must be a number, not {value!r}") from None
+        if not separator or not 0 <= weights[name] < float("inf"):
+            raise ConfigError(f"the weight of {name!r} must be a number >= 0, not {value!r}")
+    return weights

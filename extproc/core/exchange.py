@@ -1,0 +1,173 @@
+"""One HTTP exchange as Envoy's ext_proc tells it: a state machine without I/O, fed with events, answering with steps.
+
+`adapters.grpc_server` feeds it and carries out its steps; `wire.ext_proc` translates both. The protocol, mode by mode:
+
+* FULL_DUPLEX_STREAMED: nothing is answered until the body has ended; then headers (with the pick), the same body in
+  chunks, and the trailers if there were any.
+* BUFFERED: the headers are answered at once, the pick rides on the answer to the body.
+* any other mode, and requests without a body: the pick rides on the answer to the headers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from extproc.errors import BodyTooLargeError
+
+# Envoy recommends at most 64 KiB a message in full-duplex mode; a little room is left for the message's own fields
+BODY_CHUNK_BYTES = 62_000
+
+
+class BodyMode(IntEnum):
+    """`envoy.extensions.filters.http.ext_proc.v3.ProcessingMode.BodySendMode`."""
+
+    NONE = 0
+    STREAMED = 1
+    BUFFERED = 2
+    BUFFERED_PARTIAL = 3
+    FULL_DUPLEX_STREAMED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFacts:
+    """The request headers that matter to the picker."""
+
+    method: str
+    path: str
+    objective: str | None  # `x-gateway-inference-objective`
+    request_id: str
+
+
+# --- steps: what the caller must do next, in order -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Choose an endpoint for this request, then call `Exchange.picked`."""
+
+    facts: RequestFacts
+    body: bytes
+
+
+class Answer(IntEnum):
+    """Answers without content, one for each message that Envoy may send."""
+
+    REQUEST_HEADERS = 1
+    REQUEST_BODY = 2
+    REQUEST_TRAILERS = 3
+    RESPONSE_HEADERS = 4
+    RESPONSE_BODY = 5
+    RESPONSE_TRAILERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class HeadersWithPick:
+    """Answer the request headers with the chosen endpoints."""
+
+    endpoints: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyWithPick:
+    """Answer the buffered body, unchanged, with the chosen endpoints."""
+
+    endpoints: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyChunk:
+    """Send a part of the body on."""
+
+    body: bytes
+    end_of_stream: bool
+    response: bool = False  # part of the response's body, echoed where Envoy is set up to send it
+
+
+Step = Pick | Answer | HeadersWithPick | BodyWithPick | BodyChunk
+NOTHING: tuple[Step, ...] = ()
+
+
+class Exchange:
+    """The state of one exchange; every method takes one message of Envoy's and returns the steps it calls for."""
+
+    def __init__(self, *, max_body_bytes: int) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._mode = BodyMode.NONE
+        self._response_mode = BodyMode.NONE
+        self._facts: RequestFacts | None = None
+        self._chunks: list[bytes] = []
+        self._received_bytes = 0
+        self._header_only = False
+        self._ended_by_trailers = False
+        self._picked = False
+
+    def request_headers(
+        self, facts: RequestFacts, *, mode: BodyMode, response_mode: BodyMode, end_of_stream: bool
+    ) -> Sequence[Step]:
+        """Take the request headers; the modes say how the bodies will come."""
+        self._facts = facts
+        self._mode = mode
+        self._response_mode = response_mode
+        self._header_only = end_of_stream or mode not in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)
+        if self._header_only:
+            return (Pick(facts, b""),)
+        return (Answer.REQUEST_HEADERS,) if mode is BodyMode.BUFFERED else NOTHING
+
+    def request_body(self, chunk: bytes, *, end_of_stream: bool) -> Sequence[Step]:
+        """Take a part of the request body. Raise BodyTooLargeError as soon as the limit is passed."""
+        if self._header_only or self._picked:
+            return (Answer.REQUEST_BODY,)
+        self._received_bytes += len(chunk)
+        if self._received_bytes > self._max_body_bytes:
+            raise BodyTooLargeError(
+                f"the request body is larger than {self._max_body_bytes} bytes; shorten the prompt "
+                "or ask the operator to raise max_body_bytes"
+            )
+        self._chunks.append(chunk)
+        if end_of_stream or self._mode is BodyMode.BUFFERED:
+            return self._ask()
+        return NOTHING
+
+    def request_trailers(self) -> Sequence[Step]:
+        """Take the request trailers, which end a body that was streamed."""
+        if self._mode is BodyMode.FULL_DUPLEX_STREAMED and not self._picked and not self._header_only:
+            self._ended_by_trailers = True
+            return self._ask()
+        return (Answer.REQUEST_TRAILERS,)
+
+    def picked(self, endpoints: Sequence[str]) -> Sequence[Step]:
+        """Take the pick that was asked for and return the answers that were held back for it."""
+        self._picked = True
+        if self._header_only:
+            return (HeadersWithPick(endpoints),)
+        if self._mode is BodyMode.BUFFERED:
+            return (BodyWithPick(endpoints),)
+        steps: list[Step] = [HeadersWithPick(endpoints), *self._held_body()]
+        if self._ended_by_trailers:
+            steps.append(Answer.REQUEST_TRAILERS)
+        return steps
+
+    def response_body(self, chunk: bytes, *, end_of_stream: bool) -> Sequence[Step]:
+        """Let a part of the response pass unchanged."""
+        if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:
+            return (BodyChunk(chunk, end_of_stream=end_of_stream, response=True),)
+        return (Answer.RESPONSE_BODY,)
+
+    def _ask(self) -> Sequence[Step]:
+        assert self._facts is not None, "Envoy sends the headers first"
+        # one chunk is the usual case and must not be copied
+        body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks = [body]
+        return (Pick(self._facts, body),)
+
+    def _held_body(self) -> list[Step]:
+        body = self._chunks[0]
+        self._chunks = []
+        last = max(len(body) - 1, 0) // BODY_CHUNK_BYTES
+        return [
+            BodyChunk(
+                body[i * BODY_CHUNK_BYTES : (i + 1) * BODY_CHUNK_BYTES],
+                end_of_stream=i == last and not self._ended_by_trailers,
+            )
+            for i in range(last + 1)
+        ]

@@ -1,0 +1,34 @@
+"""How many of a request's prompt tokens each endpoint is expected to find in its cache."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class BlockHits(Protocol):
+    """What the index knows of one prompt."""
+
+    @property
+    def matched_blocks(self) -> Mapping[str, int]:
+        """Leading blocks that vLLM will find, by endpoint: the prompt's last token is never among them."""
+
+    @property
+    def block_size(self) -> Mapping[str, int]:
+        """Tokens a block, by endpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptMatch:
+    """Sums over all prompts of one request."""
+
+    prompt_tokens: int
+    matched_tokens: Mapping[str, int]  # by endpoint
+
+
+def match_prompts(prompt_lengths: Sequence[int], hits: Sequence[BlockHits]) -> PromptMatch:
+    """Sum up the prompts (lengths in tokens) and their hits, in order; hits of the last ones may be missing."""
+    matched: dict[str, int] = {}
+    for hit in hits:
+        for endpoint, blocks in hit.matched_blocks.items():
+            matched[endpoint] = matched.get(endpoint, 0) + blocks * hit.block_size[endpoint]
+    return PromptMatch(prompt_tokens=sum(prompt_lengths), matched_tokens=matched)

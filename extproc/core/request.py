@@ -1,0 +1,78 @@
+"""What the picker knows of one request: the model, its prompts and its limits, as plain facts.
+
+Made by `wire.openai.parse_request` from path and body, read by the use case and the tokenizer. Nothing here
+judges the request: vLLM does, the picker only needs what decides where the prompt is cached.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+
+class ApiKind(Enum):
+    """Which API a path belongs to; OTHER has no prompt that the picker can read."""
+
+    CHAT_COMPLETIONS = "chat-completions"
+    COMPLETIONS = "completions"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A conversation that the model's chat template turns into text.
+
+    Messages, tools, documents and variables are JSON values as the client sent them (key order kept). The
+    defaults are vLLM's: the template writes BOS itself, hence no added special tokens.
+    """
+
+    messages: tuple[Any, ...]
+    tools: tuple[Any, ...] | None = None
+    documents: tuple[Any, ...] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # extra variables for the template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPrompt:
+    """A text that is tokenized as it is; the tokenizer adds BOS and the like by default."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrompt:
+    """Token ids that the client made itself; nothing is added to them."""
+
+    token_bytes: bytes  # little-endian uint32
+
+    @classmethod
+    def of(cls, ids: Iterable[int]) -> "TokenPrompt":
+        """Pack ids; raise OverflowError or TypeError when one is not an unsigned 32-bit integer."""
+        packed = array("I", ids)
+        if sys.byteorder == "big":
+            packed.byteswap()
+        return cls(token_bytes=packed.tobytes())
+
+
+Prompt: TypeAlias = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceRequest:
+    """The facts of one request. Without prompts it is routed on load, and `unsupported_reason` says why."""
+
+    api: ApiKind
+    path: str  # without the query string
+    model: str | None = None  # None: the pod's default model
+    lora: str | None = None  # the adapter, once the model name is known to be one
+    prompts: tuple[Prompt, ...] = ()
+    stream: bool = False
+    max_tokens: int | None = None  # output tokens; None: up to the model's limit
+    cache_salt: str | None = None  # enters the first block's key and so the whole chain
+    unsupported_reason: str | None = None

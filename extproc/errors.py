@@ -1,0 +1,104 @@
+"""What can go wrong for a request, and what the client is told.
+
+The class is the reason: adapters and the use case raise these, `wire.ext_proc` turns them into an OpenAI error
+object with the class's status. Nothing here knows gRPC or HTTP libraries.
+"""
+
+from typing import ClassVar
+
+
+class KvmeshError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(KvmeshError):
+    """A setting is missing, unknown or contradictory; the message names it and says what to do."""
+
+
+class PickError(KvmeshError):
+    """A request that the picker answers itself instead of routing it.
+
+    `http_status` goes to the client, `reason` into the header `x-kvmesh-reason`, `error_type` and `error_code` into the
+    OpenAI error object (https://platform.openai.com/docs/guides/error-codes).
+    """
+
+    http_status: ClassVar[int] = 500
+    reason: ClassVar[str] = "internal-error"
+    error_type: ClassVar[str] = "server_error"
+    error_code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, retry_after_seconds: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_seconds = retry_after_seconds
+
+
+class InternalPickError(PickError):
+    """A defect of ours: the request is answered, the process lives on, the log has the traceback."""
+
+
+class MalformedRequestError(PickError):
+    """The body is not what the API takes."""
+
+    http_status = 400
+    reason = "malformed-json"
+    error_type = "invalid_request_error"
+    error_code = "malformed_request"
+
+
+class BodyTooLargeError(PickError):
+    """The body is larger than the configured limit."""
+
+    http_status = 413
+    reason = "body-too-large"
+    error_type = "invalid_request_error"
+    error_code = "body_too_large"
+
+
+class UnknownModelError(PickError):
+    """The configuration lists the models, and this is none of them."""
+
+    http_status = 404
+    reason = "unknown-model"
+    error_type = "invalid_request_error"
+    error_code = "model_not_found"
+
+
+class NoReadyEndpointError(PickError):
+    """No endpoint passed the filters."""
+
+    http_status = 503
+    reason = "no-ready-endpoint"
+    error_type = "server_error"
+    error_code = "no_ready_endpoint"
+
+
+class RequestShedError(PickError):
+    """Every endpoint is saturated and the request's class may be refused."""
+
+    http_status = 503
+    reason = "shed"
+    error_type = "server_error"
+    error_code = "overloaded"
+
+
+class PromptTokensError(KvmeshError):
+    """The prompt's tokens cannot be known here; the request is routed on load and the decision says so."""
+
+    reason: ClassVar[str] = "prompt-tokens"
+
+
+class TokenizerError(PromptTokensError):
+    """The tokenizer's folder or one of its files cannot be used; the message names it and says what to do."""
+
+    reason = "tokenizer"
+
+
+class ChatTemplateError(PromptTokensError):
+    """The model's chat template refused these messages."""
+
+    reason = "chat-template"
+
+
+class PrefixIndexUnavailableError(KvmeshError):
+    """The prefix index did not answer; the request is routed on load and the decision says so."""

@@ -1,0 +1,38 @@
+"""What can end `kvmesh up` early; each message is the one line that the user reads."""
+
+from collections.abc import Sequence
+
+from extproc.errors import KvmeshError
+
+
+class UpError(KvmeshError):
+    """`kvmesh up` cannot start or go on; `log_lines` are the last words of the process that is to blame."""
+
+    def __init__(self, message: str, *, log_lines: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.log_lines = tuple(log_lines)
+
+
+class PortInUseError(UpError):
+    """A fixed port is taken by another program."""
+
+
+class MissingProgramError(UpError):
+    """A program that `kvmesh up` starts is not installed."""
+
+
+class ChildEndedError(UpError):
+    """A child process ended although nobody asked it to."""
+
+
+class NotReadyError(UpError):
+    """Something did not become ready before its deadline."""
+
+
+class BadEndpointError(UpError):
+    """An address of --endpoints cannot be resolved."""
+
+
+class BrokenTemplateError(UpError):
+    """An Envoy file lacks the listener or cluster that is to be filled in."""

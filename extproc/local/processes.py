@@ -1,0 +1,169 @@
+"""The supervisor: starts child processes stage by stage, notices when one ends, and ends them all.
+
+Called by `command` with the stages that `stack` planned. Knows nothing of what the children do. Linux only: the kernel
+kills the children when this process dies, even by SIGKILL.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from extproc.local.child_log import ChildLog
+from extproc.local.errors import ChildEndedError, MissingProgramError, NotReadyError, UpError
+from extproc.local.readiness import Condition, wait_until_ready
+
+LOG_LIMIT_BYTES = 8 * 2**20
+GRACE_SECONDS = 4.0
+LAST_LINES = 15
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """One child: how to start it and when it counts as ready."""
+
+    name: str
+    argv: tuple[str, ...]
+    ready: tuple[Condition, ...] = ()
+    ready_within_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Child:
+    spec: ProcessSpec
+    process: Process
+    log: ChildLog
+    pump: asyncio.Task[None]
+
+
+class Supervisor:
+    """Owns the children of one run."""
+
+    def __init__(self, *, log_directory: Path, grace_seconds: float = GRACE_SECONDS) -> None:
+        self._log_directory = log_directory
+        self._grace_seconds = grace_seconds
+        self._children: list[_Child] = []
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process id of every child that was started, by name."""
+        return {child.spec.name: child.process.pid for child in self._children}
+
+    async def run(
+        self,
+        stages: Sequence[Sequence[ProcessSpec]],
+        *,
+        environment: Mapping[str, str],
+        when_ready: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Start the stages in order, each when the one before is ready, then await `when_ready`; at last end all.
+
+        Raises ChildEndedError, NotReadyError or MissingProgramError; cancelling it is the way to end it early.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                watchers: list[asyncio.Task[None]] = []
+                for stage in stages:
+                    started = [await self._start(spec, environment=environment) for spec in stage]
+                    watchers += [group.create_task(_watch(child), name=f"watch {child.spec.name}") for child in started]
+                    await _until_ready(started)
+                await when_ready()
+                for watcher in watchers:
+                    watcher.cancel()
+        except BaseExceptionGroup as errors:
+            if (failures := errors.subgroup(UpError)) is not None:
+                raise _first_leaf(failures) from None
+            raise
+        finally:
+            await self._end_all()
+
+    async def _start(self, spec: ProcessSpec, *, environment: Mapping[str, str]) -> _Child:
+        supervisor_pid = os.getpid()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *spec.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,  # Ctrl-C in the terminal reaches the supervisor alone; and one group to end
+                preexec_fn=lambda: _die_with(supervisor_pid),
+            )
+        except OSError as error:
+            raise MissingProgramError(f"{spec.name} cannot be started: {spec.argv[0]}: {error.strerror}") from error
+        log = ChildLog(self._log_directory / f"{spec.name}.log", limit_bytes=LOG_LIMIT_BYTES)
+        pump = asyncio.create_task(_pump(process, log), name=f"log of {spec.name}")
+        child = _Child(spec=spec, process=process, log=log, pump=pump)
+        self._children.append(child)
+        return child
+
+    async def _end_all(self) -> None:
+        """TERM to every group, KILL to what is left after the grace time; returns when all are reaped."""
+        for child in self._children:
+            _signal_group(child, signal.SIGTERM)
+        exits = [asyncio.create_task(child.process.wait(), name=f"end {child.spec.name}") for child in self._children]
+        if exits:
+            await asyncio.wait(exits, timeout=self._grace_seconds)
+        for child in self._children:
+            _signal_group(child, signal.SIGKILL)  # also what a child that has ended left in its group
+        await asyncio.gather(*exits)
+        pumps = [child.pump for child in self._children]
+        if pumps:
+            await asyncio.wait(pumps, timeout=1.0)
+        for child in self._children:
+            child.pump.cancel()
+            child.log.close()
+
+
+def _die_with(supervisor_pid: int) -> None:
+    """Runs in the child before exec: the kernel kills it when the supervisor dies."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor_pid:  # it died before the line above
+        os._exit(1)
+
+
+def _signal_group(child: _Child, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # nobody of the group is left
+        os.killpg(child.process.pid, number)
+
+
+async def _pump(process: Process, log: ChildLog) -> None:
+    assert process.stdout is not None
+    while data := await process.stdout.read(65536):
+        log.write(data)
+
+
+async def _until_ready(children: Sequence[_Child]) -> None:
+    async with asyncio.TaskGroup() as waiting:
+        for child in children:
+            waiting.create_task(_until_child_ready(child), name=f"ready {child.spec.name}")
+
+
+async def _until_child_ready(child: _Child) -> None:
+    spec = child.spec
+    for condition in spec.ready:
+        try:
+            await wait_until_ready(condition, name=spec.name, within_seconds=spec.ready_within_seconds)
+        except NotReadyError as error:
+            raise NotReadyError(error.message, log_lines=child.log.last_lines(LAST_LINES)) from None
+
+
+async def _watch(child: _Child) -> None:
+    """Raise when the child ends: nobody asked it to."""
+    code = await child.process.wait()
+    await asyncio.wait({child.pump}, timeout=1.0)  # its last words may still be in the pipe
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    raise ChildEndedError(f"{child.spec.name} {how}", log_lines=child.log.last_lines(LAST_LINES))
+
+
+def _first_leaf(group: BaseExceptionGroup[UpError]) -> UpError:
+    first = group.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,132 @@
+"""When is a process ready: conditions as values, and waiting for them with a deadline.
+
+Used by `processes` for its children and by `command` for what it did not start. Waits only; starts and ends nothing.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import aiohttp
+
+from extproc.local.errors import NotReadyError
+
+ATTEMPT_SECONDS = 2.0
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpReady:
+    """Ready once a GET of `url` is answered with 200."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return f"GET {self.url}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisReady:
+    """Ready once Redis answers PING."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return f"PING {self.url}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcReady:
+    """Ready once the gRPC health service at `address` (host:port) says SERVING for the whole server."""
+
+    address: str
+
+    def __str__(self) -> str:
+        return f"gRPC health of {self.address}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpReady:
+    """Ready once `host`:`port` accepts a connection."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"TCP {self.host}:{self.port}"
+
+
+Condition = HttpReady | RedisReady | GrpcReady | TcpReady
+
+
+async def wait_until_ready(condition: Condition, *, name: str, within_seconds: float) -> None:
+    """Return once the condition holds; raise NotReadyError naming `name` and the last answer at the deadline."""
+    answer = "nothing"
+    try:
+        async with asyncio.timeout(within_seconds):
+            while (answer := await _first_failure(condition)) != "":  # noqa: ASYNC110  (nothing of ours to wait on)
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        raise NotReadyError(f"{name} was not ready within {within_seconds:g} s ({condition}: {answer})") from None
+
+
+async def _first_failure(condition: Condition) -> str:
+    """Why the condition does not hold now, or the empty string."""
+    try:
+        async with asyncio.timeout(ATTEMPT_SECONDS):
+            match condition:
+                case HttpReady(url=url):
+                    return await _check_http(url)
+                case RedisReady(url=url):
+                    return await _check_redis(url)
+                case GrpcReady(address=address):
+                    return await _check_grpc(address)
+                case TcpReady(host=host, port=port):
+                    return await _check_tcp(host, port)
+    except TimeoutError:
+        return f"no answer in {ATTEMPT_SECONDS:g} s"
+
+
+async def _check_http(url: str) -> str:
+    try:
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return "" if response.status == 200 else f"status {response.status}"
+    except (aiohttp.ClientError, OSError) as error:
+        return str(error)
+
+
+async def _check_redis(url: str) -> str:
+    from redis.asyncio import Redis  # noqa: PLC0415  (heavy, and not needed by every caller)
+    from redis.exceptions import RedisError  # noqa: PLC0415
+
+    client = Redis.from_url(url, socket_timeout=ATTEMPT_SECONDS, socket_connect_timeout=ATTEMPT_SECONDS)
+    try:
+        await client.ping()
+    except (RedisError, OSError) as error:
+        return str(error)
+    finally:
+        await client.aclose()
+    return ""
+
+
+async def _check_grpc(address: str) -> str:
+    import grpc  # noqa: PLC0415
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
+
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ATTEMPT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    serving = answer.status == health_pb2.HealthCheckResponse.SERVING
+    return "" if serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+async def _check_tcp(host: str, port: int) -> str:
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except OSError as error:
+        return str(error)
+    writer.close()
+    await writer.wait_closed()
+    return ""

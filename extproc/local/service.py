@@ -1,0 +1,122 @@
+"""Connects the parts of `kvmesh up`: checks, prepares, starts, reports, waits for the end.
+
+Called by `command` inside asyncio.run. Every decision is made elsewhere: `stack` plans, `processes` supervises.
+"""
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+from pathlib import Path
+
+from rich.console import Console
+
+from extproc.local.envoy_config import fill_in, read_template
+from extproc.local.greeting import address_table, example_commands
+from extproc.local.live_view import show_live
+from extproc.local.ports import pick_free_port, require_free
+from extproc.local.processes import Supervisor
+from extproc.local.programs import find_envoy, find_redis_server
+from extproc.local.readiness import RedisReady, wait_until_ready
+from extproc.local.ready_file import ready_facts, remove_stale, temporary_path, write_ready_file
+from extproc.local.run_directory import run_directory
+from extproc.local.served_model import first_served_model
+from extproc.local.stack import HOST, LocalParts, StackSettings, fixed_ports, plan
+
+EXTERNAL_REDIS_SECONDS = 10.0
+
+
+async def run(settings: StackSettings, *, ready_path: Path | None, live: bool) -> None:
+    """Run the mesh until SIGINT, SIGTERM or SIGHUP; raise UpError if it cannot start or a child ends.
+
+    In every case all children have ended and all files are gone when this returns.
+    """
+    require_free(fixed_ports(settings), host=HOST)
+    doomed: tuple[Path, ...] = ()
+    if ready_path is not None:
+        remove_stale(ready_path)
+        doomed = (ready_path, temporary_path(ready_path))
+    told_to_end = _cancel_on_signals()
+    with run_directory(also_remove=doomed) as directory:
+        try:
+            parts = await _prepare(settings, directory)
+            await _supervise(settings, parts, ready_path=ready_path, live=live)
+        except asyncio.CancelledError:
+            if not told_to_end.is_set():
+                raise
+
+
+def simulated_tokenizer() -> Path:
+    """The folder with the tokenizer that the simulated pods use."""
+    # found by name: the picker's package must not import the simulator
+    spec = importlib.util.find_spec("podsim")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "tiny_model"
+
+
+async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
+    """Find the programs, choose Redis, write Envoy's configuration."""
+    envoy_program = find_envoy()
+    redis_program = None if settings.redis_url else find_redis_server()
+    taken = {use.port for use in fixed_ports(settings)}
+    redis_port = pick_free_port(host=HOST, avoid=taken)
+    redis_url = settings.redis_url or f"redis://{HOST}:{redis_port}/0"
+    if settings.redis_url:
+        condition = RedisReady(url=redis_url)
+        await wait_until_ready(condition, name="the Redis of --redis", within_seconds=EXTERNAL_REDIS_SECONDS)
+    config = fill_in(
+        read_template(settings.body_mode.envoy_file),
+        gateway=settings.gateway,
+        admin=settings.envoy_admin,
+        picker=settings.picker,
+        pods=settings.pods,
+    )
+    envoy_config = directory / "envoy.json"
+    envoy_config.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return LocalParts(
+        run_directory=directory,
+        envoy_program=envoy_program,
+        envoy_config=envoy_config,
+        redis_program=redis_program,
+        redis_url=redis_url,
+        redis_port=redis_port,
+    )
+
+
+async def _supervise(settings: StackSettings, parts: LocalParts, *, ready_path: Path | None, live: bool) -> None:
+    supervisor = Supervisor(log_directory=parts.run_directory)
+    console = Console()
+
+    async def when_ready() -> None:
+        facts = ready_facts(settings, redis_url=parts.redis_url, pids=supervisor.pids)
+        if ready_path is not None:
+            write_ready_file(ready_path, facts)
+        model = settings.model or await first_served_model(settings.pods)
+        console.print(address_table(facts, log_directory=str(parts.run_directory)))
+        for line in example_commands(str(facts["gateway"]), model=model or "MODEL"):
+            console.print(f"\n{line}", soft_wrap=True, markup=False, highlight=False)
+        console.print()
+        if live:
+            await show_live(str(facts["admin"]), console=console)
+        else:
+            await asyncio.Event().wait()  # until a signal cancels this or a child ends
+
+    await supervisor.run(plan(settings, parts), environment=os.environ, when_ready=when_ready)
+
+
+def _cancel_on_signals() -> asyncio.Event:
+    """Make the first signal cancel this task; later ones change nothing, the children's end has its own deadline."""
+    task = asyncio.current_task()
+    assert task is not None
+    told_to_end = asyncio.Event()
+
+    def end() -> None:
+        if not told_to_end.is_set():
+            told_to_end.set()
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    return told_to_end

@@ -1,0 +1,180 @@
+"""Which processes make up the mesh on one machine, with which flags, and in which order: a plan, nothing is started.
+
+Called by `command`; `processes` carries the plan out.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from extproc.local.body_mode import BodyMode
+from extproc.local.envoy_config import SocketAddress
+from extproc.local.ports import PortUse
+from extproc.local.processes import ProcessSpec
+from extproc.local.readiness import GrpcReady, HttpReady, RedisReady
+
+HOST = "127.0.0.1"
+KVMESH = (sys.executable, "-m", "extproc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSettings:
+    """What the user asked for; `endpoints` are real pods, without them `simulated_pods` are started."""
+
+    simulated_pods: int
+    endpoints: tuple[SocketAddress, ...]
+    model: str | None
+    tokenizer_folder: Path | None
+    redis_url: str | None
+    envoy_port: int
+    envoy_admin_port: int
+    picker_grpc_port: int
+    admin_port: int
+    indexer_admin_port: int
+    sim_port: int
+    body_mode: BodyMode
+    log_flags: tuple[str, ...] = ()
+
+    @property
+    def pods(self) -> tuple[SocketAddress, ...]:
+        """The pods' addresses, simulated or real."""
+        if self.endpoints:
+            return self.endpoints
+        return tuple(SocketAddress(host=HOST, port=self.sim_port + pod) for pod in range(self.simulated_pods))
+
+    @property
+    def gateway(self) -> SocketAddress:
+        """Where clients send their requests."""
+        return SocketAddress(host=HOST, port=self.envoy_port)
+
+    @property
+    def envoy_admin(self) -> SocketAddress:
+        """Envoy's own admin page."""
+        return SocketAddress(host=HOST, port=self.envoy_admin_port)
+
+    @property
+    def picker(self) -> SocketAddress:
+        """Where the picker speaks ext_proc."""
+        return SocketAddress(host=HOST, port=self.picker_grpc_port)
+
+    @property
+    def picker_admin(self) -> SocketAddress:
+        """The picker's admin HTTP."""
+        return SocketAddress(host=HOST, port=self.admin_port)
+
+    @property
+    def indexer_admin(self) -> SocketAddress:
+        """The indexer's admin HTTP."""
+        return SocketAddress(host=HOST, port=self.indexer_admin_port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalParts:
+    """What was found or made on this machine for one run."""
+
+    run_directory: Path
+    envoy_program: Path
+    envoy_config: Path
+    redis_program: Path | None  # None: Redis is somebody else's
+    redis_url: str
+    redis_port: int
+
+
+def fixed_ports(settings: StackSettings) -> tuple[PortUse, ...]:
+    """The ports that the children will listen on, in the order in which a user would look at them."""
+    uses = [
+        PortUse(port=settings.envoy_port, purpose="the gateway (Envoy)", flag="--envoy-port"),
+        PortUse(port=settings.envoy_admin_port, purpose="Envoy's admin page", flag="--envoy-admin-port"),
+        PortUse(port=settings.picker_grpc_port, purpose="the picker's gRPC", flag="--picker-grpc-port"),
+        PortUse(port=settings.admin_port, purpose="the picker's admin page", flag="--admin-port"),
+        PortUse(port=settings.indexer_admin_port, purpose="the indexer's admin page", flag="--indexer-admin-port"),
+    ]
+    if not settings.endpoints:
+        uses += [
+            PortUse(port=pod.port, purpose=f"simulated pod {number}", flag="--sim-port")
+            for number, pod in enumerate(settings.pods)
+        ]
+    return tuple(uses)
+
+
+def plan(settings: StackSettings, parts: LocalParts) -> tuple[tuple[ProcessSpec, ...], ...]:
+    """The stages: first what others need to be there, then what uses it."""
+    redis = (_redis(parts),) if parts.redis_program is not None else ()
+    pods = () if settings.endpoints else tuple(_pod(settings, number) for number in range(settings.simulated_pods))
+    return ((*redis, *pods), (_indexer(settings, parts), _picker(settings, parts), _envoy(settings, parts)))
+
+
+def _redis(parts: LocalParts) -> ProcessSpec:
+    return ProcessSpec(
+        name="redis",
+        # nothing is saved: the index is made again from the pods' events
+        argv=(
+            *(str(parts.redis_program), "--bind", HOST, "--port", str(parts.redis_port)),
+            *("--save", "", "--appendonly", "no", "--dir", str(parts.run_directory), "--daemonize", "no"),
+        ),
+        ready=(RedisReady(url=parts.redis_url),),
+    )
+
+
+def _pod(settings: StackSettings, number: int) -> ProcessSpec:
+    # one process each, so that one pod can be killed and the others live on
+    address = settings.pods[number]
+    return ProcessSpec(
+        name=f"pod-{number}",
+        argv=(
+            *(*KVMESH, "sim", "--host", address.host, "--port", str(address.port), "--pods", "1"),
+            *_model_flags(settings),
+            *settings.log_flags,
+        ),
+        ready=(HttpReady(url=f"http://{address}/health"),),
+    )
+
+
+def _indexer(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
+    return ProcessSpec(
+        name="indexer",
+        argv=(
+            *(*KVMESH, "indexer", "--host", HOST, "--indexer-admin-port", str(settings.indexer_admin_port)),
+            *("--redis", parts.redis_url, "--endpoints", _comma_list(settings.pods)),
+            *(("--model", settings.model) if settings.model else ()),
+            *settings.log_flags,
+        ),
+        ready=(HttpReady(url=f"http://{settings.indexer_admin}/readyz"),),
+    )
+
+
+def _picker(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
+    return ProcessSpec(
+        name="extproc",
+        argv=(
+            *(*KVMESH, "extproc", "--host", HOST, "--grpc-port", str(settings.picker_grpc_port)),
+            *("--admin-port", str(settings.admin_port), "--redis", parts.redis_url),
+            *("--endpoints", _comma_list(settings.pods)),
+            *_model_flags(settings),
+            *settings.log_flags,
+        ),
+        ready=(HttpReady(url=f"http://{settings.picker_admin}/readyz"), GrpcReady(address=str(settings.picker))),
+    )
+
+
+def _envoy(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
+    return ProcessSpec(
+        name="envoy",
+        argv=(
+            *(str(parts.envoy_program), "-c", str(parts.envoy_config), "--log-level", "warning"),
+            # shared memory for hot restarts would collide with any other Envoy on this machine
+            *("--disable-hot-restart", "--concurrency", "2"),
+        ),
+        ready=(HttpReady(url=f"http://{settings.envoy_admin}/ready"),),
+    )
+
+
+def _model_flags(settings: StackSettings) -> tuple[str, ...]:
+    model = ("--model", settings.model) if settings.model else ()
+    tokenizer = ("--tokenizer", str(settings.tokenizer_folder)) if settings.tokenizer_folder else ()
+    return (*model, *tokenizer)
+
+
+def _comma_list(addresses: Sequence[SocketAddress]) -> str:
+    return ",".join(str(address) for address in addresses)

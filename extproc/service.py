@@ -1,0 +1,204 @@
+"""Connects the picker: builds the adapters, runs them until told to stop, and keeps the books of what was picked."""
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from extproc.adapters.admin_http import AdminServer
+from extproc.adapters.grpc_server import ExtProcServer
+from extproc.adapters.metrics_scraper import MetricsScraper
+from extproc.adapters.prefix_index import RedisPrefixIndex
+from extproc.adapters.telemetry import PickerTelemetry
+from extproc.adapters.tokenizer import ModelTokenizer
+from extproc.config import PickerSettings
+from extproc.core.decision import Decision
+from extproc.core.exchange import RequestFacts
+from extproc.core.inflight import Booking, Bookings
+from extproc.core.policy import Steering
+from extproc.errors import PickError, PrefixIndexUnavailableError
+from extproc.pick_endpoint import EndpointPicker
+from extproc.wire.admin_json import (
+    DecisionRecord,
+    decision_json,
+    endpoint_json,
+    explanation_json,
+    state_json,
+)
+from kv_indexer.api import SourceStatus
+
+log = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 5.0
+RECENT_DECISIONS = 50
+ADMIN_INDEX_TIMEOUT_SECONDS = 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class BookedExchange:
+    """One routed request until its exchange ends."""
+
+    service: "PickerService"
+    endpoints: Sequence[str]
+    booking: Booking
+    status: int = 0  # the pod's answer, 0 until it came
+
+    def responded(self, status: int) -> None:
+        """Take note of the pod's HTTP status."""
+        self.status = status
+
+    def finish(self) -> None:
+        """Release the booking."""
+        self.service.bookings.release(self.booking)
+        self.service.telemetry.exchange_ended(endpoint=self.booking.endpoint, status=self.status)
+
+
+class PickerService:
+    """Picks, books, counts; what the gRPC server and the admin pages talk to."""
+
+    def __init__(self, settings: PickerSettings) -> None:
+        self.settings = settings
+        self.ready = False
+        self.telemetry = PickerTelemetry()
+        self.bookings = Bookings()
+        self.picks: dict[str, int] = dict.fromkeys(settings.endpoints, 0)
+        self.recent: deque[DecisionRecord] = deque(maxlen=RECENT_DECISIONS)
+        self.endpoints = MetricsScraper(
+            settings.endpoints,
+            interval_seconds=settings.scrape_interval_seconds,
+            timeout_seconds=settings.scrape_timeout_seconds,
+            stale_after_seconds=settings.policy.stale_after_seconds,
+        )
+        self.index = RedisPrefixIndex(url=settings.redis_url, hash_seed=settings.hash_seed)
+        folder = settings.tokenizer_folder
+        self.tokenizer = ModelTokenizer.load(folder) if folder is not None else None
+        if self.tokenizer is None:
+            log.warning("no --tokenizer: prompts are not tokenized and every request is routed on load alone")
+        self.picker = EndpointPicker(
+            endpoints=self.endpoints,
+            bookings=self.bookings,
+            index=self.index,
+            tokens=self.tokenizer,
+            model=settings.model,
+            known_models=settings.known_models,
+            policy=settings.policy,
+            index_timeout_seconds=settings.index_timeout_seconds,
+            telemetry=self.telemetry,
+            clock=time.monotonic,
+            random=random.random,
+        )
+
+    async def pick(self, facts: RequestFacts, body: bytes) -> BookedExchange:
+        """Decide and book; raise PickError with the answer for the client."""
+        try:
+            picked = await self.picker.pick(facts, body)
+        except PickError as refusal:
+            self.telemetry.refused(refusal.reason)
+            self.recent.appendleft(DecisionRecord(at=time.time(), facts=facts, model=None, outcome=refusal))
+            raise
+        decision = picked.decision
+        winner = decision.endpoints[0]
+        booking = self.bookings.book(winner, now=time.monotonic())
+        self.picks[winner] += 1
+        self.telemetry.routed(
+            endpoint=winner,
+            prompt_tokens=decision.prompt_tokens,
+            matched_tokens=decision.matched_tokens,
+            degraded=decision.degraded,
+        )
+        self.recent.appendleft(
+            DecisionRecord(at=time.time(), facts=facts, model=picked.request.model, outcome=decision)
+        )
+        one_address = self.settings.steering is Steering.ORIGINAL_DST
+        return BookedExchange(
+            service=self, endpoints=decision.endpoints[:1] if one_address else decision.endpoints, booking=booking
+        )
+
+    def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Return whether traffic may come. A missing index does not count: the picker serves without it."""
+        facts = {"endpoint_problems": self.endpoints.problems(), "index_problem": self.index.problem}
+        return self.ready, facts
+
+    def metrics(self) -> bytes:
+        """Return Prometheus text."""
+        return self.telemetry.exposition()
+
+    async def state(self) -> dict[str, Any]:
+        """Return endpoints, index and recent decisions."""
+        sources, problem = await self._sources()
+        blocks: dict[str, int] = {}
+        for source in sources:
+            blocks[source.endpoint] = blocks.get(source.endpoint, 0) + source.cached_blocks
+        bookings = self.bookings.by_endpoint()
+        return state_json(
+            now=time.time(),
+            endpoints=[
+                endpoint_json(
+                    status,
+                    cached_blocks=blocks.get(status.address, 0),
+                    bookings=bookings.get(status.address, 0),
+                    picks=self.picks[status.address],
+                    all_picks=sum(self.picks.values()),
+                )
+                for status in self.endpoints.snapshot(now=time.monotonic())
+            ],
+            index={"state": "unavailable" if problem else "ok", "problem": problem, "sources": len(sources)},
+            decisions=[decision_json(record) for record in self.recent],
+        )
+
+    async def explain(self, facts: RequestFacts, body: bytes) -> dict[str, Any]:
+        """Decide without booking, and return what the decision rests on."""
+        sources, _ = await self._sources()
+        outcome: Decision | PickError
+        try:
+            outcome = (await self.picker.pick(facts, body)).decision
+        except PickError as refusal:
+            outcome = refusal
+        return explanation_json(
+            outcome,
+            policy=self.settings.policy,
+            blocks={source.endpoint: source.block_size for source in sources if source.block_size},
+        )
+
+    async def _sources(self) -> tuple[Sequence[SourceStatus], str | None]:
+        """Return the index's sources, or none and why."""
+        try:
+            async with asyncio.timeout(ADMIN_INDEX_TIMEOUT_SECONDS):
+                return await self.index.sources(), None
+        except (PrefixIndexUnavailableError, TimeoutError) as error:
+            return (), str(error) or "no answer in time"
+
+
+async def serve(settings: PickerSettings, *, stop: asyncio.Event) -> None:
+    """Run the picker until `stop` is set. Raise ConfigError where a port is taken or a tokenizer cannot be used."""
+    service = PickerService(settings)
+    server = ExtProcServer(picks=service, max_body_bytes=settings.max_body_bytes)
+    admin = AdminServer(service, max_body_bytes=settings.max_body_bytes)
+    try:
+        await admin.start(host=settings.host, port=settings.admin_port)
+        await server.start(host=settings.host, port=settings.grpc_port)
+        async with asyncio.TaskGroup() as tasks:
+            scraping = tasks.create_task(service.endpoints.run(), name="scrape endpoints")
+            await service.endpoints.first_scrapes()
+            await _take_traffic(service, server, stop=stop)
+            scraping.cancel()
+    finally:
+        await server.stop(grace_seconds=0)
+        await admin.stop()
+        await service.index.close()
+
+
+async def _take_traffic(service: PickerService, server: ExtProcServer, *, stop: asyncio.Event) -> None:
+    """Be ready until `stop` is set, then let the open exchanges end within the grace."""
+    service.ready = True
+    await server.set_serving(True)
+    log.info("ready", extra={"grpc_port": service.settings.grpc_port, "endpoints": len(service.settings.endpoints)})
+    await stop.wait()
+    log.info("stopping", extra={"open_streams": server.open_streams})
+    service.ready = False
+    await server.set_serving(False)
+    await server.stop(grace_seconds=DRAIN_SECONDS)

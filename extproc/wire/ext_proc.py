@@ -1,0 +1,181 @@
+"""Between Envoy's ext_proc protobuf messages and the exchange's events and steps; no I/O.
+
+Messages come from `xds-protos` (protobuf upb). Answers leave as bytes: those without content are encoded once.
+Field semantics: https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ext_proc/v3/external_processor.proto
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    BodyMutation,
+    BodyResponse,
+    CommonResponse,
+    HeaderMutation,
+    HeadersResponse,
+    HttpHeaders,
+    ImmediateResponse,
+    ProcessingRequest,
+    ProcessingResponse,
+    StreamedBodyResponse,
+    TrailersResponse,
+)
+from envoy.type.v3.http_status_pb2 import HttpStatus
+from google.protobuf.struct_pb2 import Struct
+
+from extproc.core.exchange import (
+    Answer,
+    BodyChunk,
+    BodyMode,
+    BodyWithPick,
+    HeadersWithPick,
+    RequestFacts,
+    Step,
+)
+from extproc.errors import PickError
+
+DESTINATION_HEADER = "x-gateway-destination-endpoint"
+OBJECTIVE_HEADER = "x-gateway-inference-objective"
+REASON_HEADER = "x-kvmesh-reason"
+LOAD_BALANCING_NAMESPACE = "envoy.lb"
+
+PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+_WANTED_HEADERS = frozenset({":method", ":path", "x-request-id", OBJECTIVE_HEADER})
+
+_EMPTY_ANSWERS: Mapping[Answer, bytes] = {
+    Answer.REQUEST_HEADERS: ProcessingResponse(request_headers=HeadersResponse()).SerializeToString(),
+    Answer.REQUEST_BODY: ProcessingResponse(request_body=BodyResponse()).SerializeToString(),
+    Answer.REQUEST_TRAILERS: ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString(),
+    Answer.RESPONSE_HEADERS: ProcessingResponse(response_headers=HeadersResponse()).SerializeToString(),
+    Answer.RESPONSE_BODY: ProcessingResponse(response_body=BodyResponse()).SerializeToString(),
+    Answer.RESPONSE_TRAILERS: ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString(),
+}
+
+
+parse_message = ProcessingRequest.FromString
+
+
+def request_facts(headers: HttpHeaders) -> RequestFacts:
+    """Take the few headers that the picker needs. Envoy fills `raw_value`, other data planes `value`."""
+    found = {
+        header.key: (header.raw_value.decode("utf-8", "replace") or header.value)
+        for header in headers.headers.headers
+        if header.key in _WANTED_HEADERS
+    }
+    return RequestFacts(
+        method=found.get(":method", ""),
+        path=found.get(":path", ""),
+        objective=found.get(OBJECTIVE_HEADER),
+        request_id=found.get("x-request-id", ""),
+    )
+
+
+def response_status(headers: HttpHeaders) -> int:
+    """Return the pod's HTTP status, or 0 if it is not there."""
+    for header in headers.headers.headers:
+        if header.key == ":status":
+            text = header.raw_value.decode("ascii", "replace") or header.value
+            return int(text) if text.isdigit() else 0
+    return 0
+
+
+def request_body_mode(message: ProcessingRequest) -> BodyMode:
+    """Return how the request body will come; Envoy before 1.34 does not tell, and there only BUFFERED is usable."""
+    if not message.HasField("protocol_config"):
+        return BodyMode.BUFFERED
+    return _mode(message.protocol_config.request_body_mode)
+
+
+def response_body_mode(message: ProcessingRequest) -> BodyMode:
+    """Return how the response body will come, if Envoy is set up to send it; only the first message tells."""
+    return _mode(message.protocol_config.response_body_mode)
+
+
+def _mode(number: int) -> BodyMode:
+    try:
+        return BodyMode(number)
+    except ValueError:
+        return BodyMode.NONE
+
+
+def encode_step(step: Step) -> bytes:
+    """Encode one answer for Envoy."""
+    if isinstance(step, Answer):
+        return _EMPTY_ANSWERS[step]
+    if isinstance(step, BodyChunk):
+        return _body_chunk(step)
+    if isinstance(step, HeadersWithPick):
+        response = ProcessingResponse(request_headers=HeadersResponse(response=_with_pick(step.endpoints)))
+    elif isinstance(step, BodyWithPick):
+        response = ProcessingResponse(request_body=BodyResponse(response=_with_pick(step.endpoints)))
+    else:
+        raise TypeError(f"{type(step).__name__} is not an answer")
+    # a string, not a list: override_host ignores anything else; it must equal the header
+    response.dynamic_metadata.CopyFrom(_destination_metadata(step.endpoints))
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+def encode_refusal(error: PickError) -> bytes:
+    """Encode the answer that ends the request here: an OpenAI error object with the error's status and reason."""
+    headers = {"content-type": "application/json", REASON_HEADER: error.reason}
+    if error.retry_after_seconds is not None:
+        headers["retry-after"] = str(error.retry_after_seconds)
+    encoded: bytes = ProcessingResponse(
+        immediate_response=ImmediateResponse(
+            status=HttpStatus(code=error.http_status),
+            headers=HeaderMutation(set_headers=[_set(name, value) for name, value in headers.items()]),
+            body=error_body(error),
+            details=f"kvmesh_{error.reason.replace('-', '_')}",
+        )
+    ).SerializeToString()
+    return encoded
+
+
+def error_body(error: PickError) -> bytes:
+    """Return the OpenAI error object as JSON."""
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": error.message,
+                "type": error.error_type,
+                "param": None,
+                "code": error.error_code,
+            }
+        }
+    )
+
+
+def _with_pick(endpoints: Sequence[str]) -> CommonResponse:
+    # set, not added: what a client sent under this name is gone
+    return CommonResponse(header_mutation=HeaderMutation(set_headers=[_set(DESTINATION_HEADER, ",".join(endpoints))]))
+
+
+def _destination_metadata(endpoints: Sequence[str]) -> Any:
+    metadata = Struct()
+    metadata.fields[LOAD_BALANCING_NAMESPACE].struct_value.fields[DESTINATION_HEADER].string_value = ",".join(endpoints)
+    return metadata
+
+
+def _set(name: str, value: str) -> HeaderValueOption:
+    # `raw_value`: Envoy ignores `value` here and would set an empty header
+    return HeaderValueOption(
+        header=HeaderValue(key=name, raw_value=value.encode()),
+        append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
+    )
+
+
+def _body_chunk(chunk: BodyChunk) -> bytes:
+    body = BodyResponse(
+        response=CommonResponse(
+            body_mutation=BodyMutation(
+                streamed_response=StreamedBodyResponse(body=chunk.body, end_of_stream=chunk.end_of_stream)
+            )
+        )
+    )
+    response = ProcessingResponse(response_body=body) if chunk.response else ProcessingResponse(request_body=body)
+    encoded: bytes = response.SerializeToString()
+    return encoded

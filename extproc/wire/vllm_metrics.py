@@ -1,0 +1,59 @@
+"""The few lines of a vLLM pod's /metrics that routing needs, found without parsing the other thousand."""
+
+import math
+
+from extproc.core.endpoint import EndpointLoad
+
+# Names of vLLM 0.8 to 0.32; one series per engine (data-parallel rank) of the pod
+WAITING = b"vllm:num_requests_waiting"
+RUNNING = b"vllm:num_requests_running"
+KV_USAGE = b"vllm:kv_cache_usage_perc"  # a share of 1 in spite of its name
+KV_USAGE_BEFORE_0_10 = b"vllm:gpu_cache_usage_perc"
+PREFIX_HITS = b"vllm:prefix_cache_hits_total"
+PREFIX_QUERIES = b"vllm:prefix_cache_queries_total"
+
+
+def parse_load(text: bytes, *, reported_at: float) -> EndpointLoad | None:
+    """Read the load from Prometheus text, or return None where the queue or the KV use is missing.
+
+    Counts are summed over the pod's engines, the KV use is their mean.
+    """
+    text = b"\n" + text  # so that the first line is found like any other
+    waiting, running = _values(text, WAITING), _values(text, RUNNING)
+    usage = _values(text, KV_USAGE) or _values(text, KV_USAGE_BEFORE_0_10)
+    if not waiting or not running or not usage:
+        return None
+    return EndpointLoad(
+        waiting_requests=int(sum(waiting)),
+        running_requests=int(sum(running)),
+        kv_usage=min(max(sum(usage) / len(usage), 0.0), 1.0),
+        prefix_hit_tokens=int(sum(_values(text, PREFIX_HITS))),
+        prefix_query_tokens=int(sum(_values(text, PREFIX_QUERIES))),
+        reported_at=reported_at,
+    )
+
+
+def _values(text: bytes, name: bytes) -> list[float]:
+    """Return the value of every series of exactly this name, in the text's order; unreadable ones are left out."""
+    values: list[float] = []
+    start_of_line = b"\n" + name
+    position = text.find(start_of_line)
+    while position >= 0:
+        rest = position + len(start_of_line)
+        end = text.find(b"\n", rest)
+        series = text[rest : end if end >= 0 else len(text)]
+        if series[:1] in (b"{", b" "):  # not a longer name that starts alike
+            number = _finite(series.rpartition(b"}")[2].split())
+            if number is not None:
+                values.append(number)
+        position = text.find(start_of_line, rest)
+    return values
+
+
+def _finite(fields: list[bytes]) -> float | None:
+    # the first field is the value, an optional second one its timestamp
+    try:
+        number = float(fields[0])
+    except (ValueError, IndexError):
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,108 @@
+"""The index in Redis, read by the picker once a request. Exported by `kv_indexer.api`; writes nothing.
+
+A lookup is plain commands in one round trip: the registry's version, one MGET, the version again. Plain commands cost
+Redis a third of what a script does, and no more on this side (`docs/decisions/0001-redis-lookup.md`). Equal versions
+before and after make the answer consistent without MULTI, which Redis refuses even for reads when its memory is full.
+"""
+
+import asyncio
+
+from kv_indexer.adapters.redis_link import RedisLink, checked, pack
+from kv_indexer.adapters.redis_scripts import SNAPSHOT
+from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES, block_keys
+from kv_indexer.core.prefix_match import (
+    MatchTable,
+    PrefixLookup,
+    Run,
+    match_table,
+    prefix_lookup,
+    runs_of,
+    usable_tokens,
+)
+from kv_indexer.core.source import Registry, SourceStatus
+from kv_indexer.errors import IndexUnavailableError
+from kv_indexer.wire.redis_keys import PREFIX, REGISTRY, pack_mget, parse_registry, parse_version
+
+FIRST_CHUNK = 512  # blocks asked for in the first round trip; a longer prompt continues only if all are held
+NEXT_CHUNK = 2048
+SNAPSHOT_MAX_AGE_SECONDS = 1.0  # counts and states may be this old; slots never are
+CONFLICT_LIMIT = 4  # a registry that changes between all round trips is not worth waiting for
+
+_VERSION = pack("HMGET", REGISTRY, "nonce", "version")
+_SNAPSHOT = pack("EVAL", SNAPSHOT.source, 1, PREFIX)
+
+
+class PrefixIndexReader:
+    """Answers who holds a prompt's beginning; any number of lookups may run at a time."""
+
+    def __init__(self, *, url: str, hash_seed: str) -> None:
+        self.hash_seed = hash_seed
+        self._link = RedisLink(url)
+        self._table: MatchTable | None = None
+        self._read_at = 0.0  # loop time
+
+    async def lookup(self, tokens: bytes, *, root: bytes) -> PrefixLookup:
+        """Return each endpoint's longest cached prefix of a prompt.
+
+        `tokens` is a buffer of little-endian uint32, `root` comes from `root_key`. A match never covers the last token:
+        vLLM computes at least that one anew. One round trip for up to 512 blocks, unless the sources have just
+        changed. Set a deadline: cancelling leaves the reader usable. Raise IndexUnavailableError.
+        """
+        usable = memoryview(tokens)[: usable_tokens(tokens) * TOKEN_BYTES]
+        for _ in range(CONFLICT_LIMIT):
+            table = await self._current_table()
+            keys = {size: block_keys(usable, block_size=size, parent=root) for size in table.masks}
+            runs = await self._walk(keys, table)
+            if runs is not None:
+                return prefix_lookup(table, runs)
+            self._table = None
+        raise IndexUnavailableError("the sources changed during each of several attempts")
+
+    async def sources(self) -> list[SourceStatus]:
+        """Return the state of every source, freshly read. Raise IndexUnavailableError."""
+        return (await self._refresh()).registry.sources()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.close()
+
+    async def _current_table(self) -> MatchTable:
+        now = asyncio.get_running_loop().time()
+        if self._table is not None:
+            if now - self._read_at <= SNAPSHOT_MAX_AGE_SECONDS:
+                return self._table
+            self._read_at = now  # lookups that run meanwhile keep the old one instead of asking too
+        return await self._refresh()
+
+    async def _refresh(self) -> MatchTable:
+        (reply,) = await self._link.request(_SNAPSHOT, replies=1)
+        registry: Registry = parse_registry(checked(reply))
+        if self._table is None or self._table.registry != registry:
+            self._table = match_table(registry)
+        self._read_at = asyncio.get_running_loop().time()
+        return self._table
+
+    async def _walk(self, keys: dict[int, bytes], table: MatchTable) -> dict[int, list[Run]] | None:
+        """Read block size -> runs, in growing chunks while every block is held; None if the registry has changed."""
+        bitmaps: dict[int, list[bytes | None]] = {size: [] for size in keys}
+        wanted = {size: packed[: FIRST_CHUNK * KEY_BYTES] for size, packed in keys.items() if packed}
+        while True:
+            version, answers = await self._read(list(wanted.values()))
+            if version != table.registry.version:
+                return None
+            following: dict[int, bytes] = {}
+            for size, answer in zip(wanted, answers, strict=True):
+                bitmaps[size] += answer
+                at = len(bitmaps[size]) * KEY_BYTES
+                if at < len(keys[size]) and answer[-1] is not None:
+                    following[size] = keys[size][at : at + NEXT_CHUNK * KEY_BYTES]
+            if not following:
+                return {size: runs_of(values) for size, values in bitmaps.items()}
+            wanted = following
+
+    async def _read(self, chunks: list[bytes]) -> tuple[bytes | None, list[list[bytes | None]]]:
+        """Read the chunks' bitmaps and the version that holds for all of them; None if it changed in between."""
+        commands = b"".join([_VERSION, *map(pack_mget, chunks), _VERSION])
+        replies = await self._link.request(commands, replies=len(chunks) + 2)
+        before, *bitmaps, after = map(checked, replies)
+        return parse_version(before) if before == after else None, bitmaps

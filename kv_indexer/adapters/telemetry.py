@@ -1,0 +1,88 @@
+"""The indexer's metrics and its memory of each stream's state: implements `ports.IndexerTelemetry` for Prometheus.
+
+Every instance has a registry of its own, so that tests and several indexers in one process do not meet.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from kv_indexer.core.source import SourceState, SourceStatus, Stream
+
+_STREAM = ("endpoint", "dp_rank")
+
+
+class PrometheusTelemetry:
+    """Counts what the indexer does."""
+
+    def __init__(self) -> None:
+        self.states: dict[Stream, tuple[SourceState, str]] = {}
+        self._registry = registry = CollectorRegistry()
+        name = "kvmesh_indexer"
+        self._events = Counter(f"{name}_events", "Events read, by type.", ("type",), registry=registry)
+        self._skipped = Counter(
+            f"{name}_decode_errors", "Events and messages not indexed, by reason.", ("reason",), registry=registry
+        )
+        self._batches = Counter(f"{name}_batches", "Event batches applied.", _STREAM, registry=registry)
+        self._gaps = Counter(f"{name}_gaps", "Gaps in live sequences.", _STREAM, registry=registry)
+        self._replayed = Counter(f"{name}_replayed_batches", "Batches got by replay.", _STREAM, registry=registry)
+        self._state = Gauge(
+            f"{name}_source_state", "1 for the state a stream is in.", (*_STREAM, "state"), registry=registry
+        )
+        self._blocks = Gauge(f"{name}_blocks", "Blocks indexed.", (*_STREAM, "tier"), registry=registry)
+        self._lag = Gauge(
+            f"{name}_lag_seconds", "Age of the newest batch when it was applied.", _STREAM, registry=registry
+        )
+        self._redis_up = Gauge(f"{name}_redis_up", "1 while Redis answers.", registry=registry)
+
+    def applied(self, stream: Stream, *, batches: int, events: Mapping[str, int], last_ts: float) -> None:
+        """See `ports.IndexerTelemetry`."""
+        self._batches.labels(*_labels(stream)).inc(batches)
+        for kind, count in events.items():
+            self._events.labels(kind).inc(count)
+        self._lag.labels(*_labels(stream)).set(max(time.time() - last_ts, 0.0))
+
+    def skipped(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:  # noqa: ARG002  one series a reason
+        """See `ports.IndexerTelemetry`."""
+        for reason, count in reasons.items():
+            self._skipped.labels(reason).inc(count)
+
+    def gap(self, stream: Stream) -> None:
+        """See `ports.IndexerTelemetry`."""
+        self._gaps.labels(*_labels(stream)).inc()
+
+    def replayed(self, stream: Stream, *, batches: int) -> None:
+        """See `ports.IndexerTelemetry`."""
+        self._replayed.labels(*_labels(stream)).inc(batches)
+
+    def state(self, stream: Stream, *, state: SourceState, reason: str) -> None:
+        """See `ports.IndexerTelemetry`."""
+        self.states[stream] = (state, reason)
+        for known in SourceState:
+            self._state.labels(*_labels(stream), known.value).set(known is state)
+
+    def forget(self, stream: Stream) -> None:
+        """See `ports.IndexerTelemetry`."""
+        self.states.pop(stream, None)
+        for known in SourceState:
+            self._state.remove(*_labels(stream), known.value)
+
+    def redis(self, *, up: bool) -> None:
+        """Show whether Redis answers."""
+        self._redis_up.set(up)
+
+    def sources(self, lines: Iterable[SourceStatus]) -> None:
+        """Show how many blocks each source holds."""
+        self._blocks.clear()
+        for line in lines:
+            if line.tier is not None:
+                self._blocks.labels(line.endpoint, str(line.dp_rank), line.tier).set(line.cached_blocks)
+
+    def render(self) -> bytes:
+        """Return the text that Prometheus scrapes."""
+        return generate_latest(self._registry)
+
+
+def _labels(stream: Stream) -> tuple[str, str]:
+    return stream.endpoint, str(stream.dp_rank)

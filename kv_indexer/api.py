@@ -1,0 +1,34 @@
+"""All of the indexer that other packages may import: block keys and the index, read.
+
+keys    root_key, block_keys, fold_features
+reader  PrefixIndexReader (Redis), MemoryPrefixIndex (its in-memory twin)
+values  PrefixLookup, EndpointCache, Registry, SourceStatus, SourceState
+errors  IndexUnavailableError
+"""
+
+from kv_indexer.adapters.memory_index import MemoryPrefixIndex
+from kv_indexer.adapters.redis_reader import PrefixIndexReader
+from kv_indexer.core.block_keys import block_keys, root_key
+from kv_indexer.core.extra_keys import fold_features
+from kv_indexer.core.index_changes import IndexChange, Remove, Store
+from kv_indexer.core.prefix_match import PrefixLookup
+from kv_indexer.core.source import EndpointCache, Registry, SourceState, SourceStatus, Stream
+from kv_indexer.errors import IndexUnavailableError
+
+__all__ = [
+    "EndpointCache",
+    "IndexChange",
+    "IndexUnavailableError",
+    "MemoryPrefixIndex",
+    "PrefixIndexReader",
+    "PrefixLookup",
+    "Registry",
+    "Remove",
+    "SourceState",
+    "SourceStatus",
+    "Store",
+    "Stream",
+    "block_keys",
+    "fold_features",
+    "root_key",
+]

@@ -1,0 +1,89 @@
+"""The indexer's settings, checked once at start-up; the command line fills them, nothing changes them later."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kv_indexer.errors import SettingError
+from kv_indexer.follow_stream import RecoveryPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventAddresses:
+    """Where one data-parallel rank of a pod publishes, as ZMQ addresses that can be connected to."""
+
+    events: str
+    replay: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerSettings:
+    """Everything `kvmesh indexer` can be told."""
+
+    host: str
+    admin_port: int
+    redis_url: str
+    endpoints: tuple[str, ...]
+    model: str
+    hash_seed: str
+    event_sources: Mapping[str, tuple[EventAddresses, ...]] = field(default_factory=dict)  # endpoint -> by rank
+    recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
+    rediscover_seconds: float = 10.0  # a pod that is well is asked this often where it publishes
+    rediscover_lost_seconds: float = 1.0
+
+
+def parse_endpoints(value: str | list[str]) -> tuple[str, ...]:
+    """Read `HOST:PORT,HOST:PORT` or a list of them; IPv6 hosts are bracketed. Raise SettingError."""
+    entries = value.split(",") if isinstance(value, str) else [str(entry) for entry in value]
+    endpoints = tuple(entry.strip() for entry in entries if entry.strip())
+    for endpoint in endpoints:
+        host, _, port = endpoint.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536 or (":" in host and not bracketed):
+            raise SettingError(f"endpoint {endpoint!r} is not HOST:PORT (IPv6 as [::1]:8000)")
+    if len(set(endpoints)) != len(endpoints):
+        raise SettingError(f"an endpoint is listed twice in {value!r}")
+    return endpoints
+
+
+def parse_event_sources(value: str | Mapping[str, Any]) -> dict[str, tuple[EventAddresses, ...]]:
+    """Read `{"HOST:PORT": {"events": "tcp://…", "replay": "tcp://…"}}`; a list has one entry a data-parallel rank.
+
+    `replay` may be missing. Raise SettingError naming the endpoint.
+    """
+    try:
+        sources = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise SettingError(f"event sources are not JSON: {error}") from None
+    if not isinstance(sources, Mapping):
+        raise SettingError('event sources must be a mapping like {"10.0.0.1:8000": {"events": "tcp://10.0.0.1:5557"}}')
+    parsed = {}
+    for endpoint, entry in sources.items():
+        parse_endpoints([endpoint])
+        ranks = entry if isinstance(entry, list) else [entry]
+        parsed[endpoint] = tuple(_addresses(endpoint, rank) for rank in ranks)
+    return parsed
+
+
+def _addresses(endpoint: str, entry: Any) -> EventAddresses:
+    if not isinstance(entry, Mapping) or not set(entry) <= {"events", "replay"} or "events" not in entry:
+        raise SettingError(
+            f'event source of {endpoint}: expected {{"events": ADDRESS, "replay": ADDRESS}}, not {entry!r}'
+        )
+    for address in entry.values():
+        if address is not None and not (isinstance(address, str) and address.startswith(("tcp://", "ipc://"))):
+            raise SettingError(f"event source of {endpoint}: {address!r} is no tcp:// or ipc:// address")
+    host = endpoint.rpartition(":")[0]
+    replay = entry.get("replay")
+    return EventAddresses(
+        events=reachable(entry["events"], host=host), replay=reachable(replay, host=host) if replay else None
+    )
+
+
+def reachable(address: str, *, host: str) -> str:
+    """Replace a wildcard, which says where the pod listens, by the host that we reach the pod at."""
+    for wildcard in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:", "tcp://:::"):
+        if address.startswith(wildcard):
+            return f"tcp://{host}:{address[len(wildcard) :]}"
+    return address

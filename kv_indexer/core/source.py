@@ -1,0 +1,153 @@
+"""Who claims blocks: streams, sources and what the registry knows of them.
+
+A *stream* is one pod's event sequence: (endpoint, data-parallel rank). A *source* is what claims blocks: a stream's
+tier within one epoch, with a small integer slot of its own. A new epoch takes new slots, so that whatever the old one
+claimed is invisible at once. Values only; used by every layer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class SourceState(StrEnum):
+    """How far a stream's sources can be trusted."""
+
+    REPLAYING = "replaying"  # catching up, blocks may be missing
+    LIVE = "live"  # exact
+    DEGRADED = "degraded"  # true as far as it goes; the reason says what is missing
+    LOST = "lost"  # the pod's events cannot be reached
+
+
+# an endpoint with several streams is only as good as the worst of them
+_WORST_FIRST = (SourceState.LOST, SourceState.REPLAYING, SourceState.DEGRADED, SourceState.LIVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Stream:
+    """One event sequence."""
+
+    endpoint: str  # HOST:PORT of the pod's API
+    dp_rank: int = 0
+
+    @property
+    def name(self) -> str:
+        """Return the name used in Redis and logs: `HOST:PORT#RANK`."""
+        return f"{self.endpoint}#{self.dp_rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPosition:
+    """Up to where a stream is applied; stored in Redis with the blocks, in the same atomic step."""
+
+    epoch: int
+    last_seq: int = -1  # -1: nothing applied yet
+    last_ts: float = 0.0  # the publisher's unix seconds
+    last_crc: int | None = None  # crc32 of the payload of `last_seq`; None if never seen
+    degraded: str = ""  # why this epoch is not exact, or ""
+    block_sizes: Mapping[str, int] = field(default_factory=dict)  # tier -> tokens a block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRecord:
+    """A stream as the registry has it."""
+
+    endpoint: str
+    dp_rank: int
+    epoch: int
+    last_seq: int
+    last_ts: float
+    state: SourceState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRecord:
+    """A source that may be believed: slots that wait for their sweep are not among these."""
+
+    slot: int
+    endpoint: str
+    dp_rank: int
+    tier: str
+    epoch: int
+    block_size: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceStatus:
+    """One line of `/sources`: a source, or a stream that has claimed nothing yet (`tier` and `slot` None)."""
+
+    endpoint: str
+    dp_rank: int
+    tier: str | None
+    slot: int | None
+    epoch: int
+    state: SourceState
+    reason: str
+    last_seq: int
+    last_batch_at: float  # the publisher's unix seconds; 0.0 before the first batch
+    block_size: int | None
+    cached_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointCache:
+    """What the index knows of one endpoint, over all of its ranks and tiers."""
+
+    cached_blocks: int
+    block_size: int | None  # tokens; None before the first block. The smallest, if tiers differ
+    state: SourceState  # the worst of its streams
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registry:
+    """A consistent snapshot of all streams and sources."""
+
+    version: bytes  # equal versions mean equal slots
+    streams: tuple[StreamRecord, ...] = ()
+    slots: tuple[SlotRecord, ...] = ()
+
+    def sources(self) -> list[SourceStatus]:
+        """Return one line a source, ordered by endpoint, rank and tier."""
+        lines = []
+        for stream in sorted(self.streams, key=lambda record: (record.endpoint, record.dp_rank)):
+            of_stream = [s for s in self.slots if (s.endpoint, s.dp_rank) == (stream.endpoint, stream.dp_rank)]
+            lines += [_line(stream, slot) for slot in sorted(of_stream, key=lambda slot: slot.tier)]
+            if not of_stream:
+                lines.append(_line(stream, None))
+        return lines
+
+    def endpoints(self) -> dict[str, EndpointCache]:
+        """Sum the sources up by endpoint."""
+        lines: dict[str, list[SourceStatus]] = {}
+        for line in self.sources():
+            lines.setdefault(line.endpoint, []).append(line)
+        return {endpoint: _sum(of_endpoint) for endpoint, of_endpoint in lines.items()}
+
+
+def _line(stream: StreamRecord, slot: SlotRecord | None) -> SourceStatus:
+    return SourceStatus(
+        endpoint=stream.endpoint,
+        dp_rank=stream.dp_rank,
+        tier=slot.tier if slot else None,
+        slot=slot.slot if slot else None,
+        epoch=stream.epoch,
+        state=stream.state,
+        reason=stream.reason,
+        last_seq=stream.last_seq,
+        last_batch_at=stream.last_ts,
+        block_size=slot.block_size if slot else None,
+        cached_blocks=slot.blocks if slot else 0,
+    )
+
+
+def _sum(lines: list[SourceStatus]) -> EndpointCache:
+    worst = min(lines, key=lambda line: _WORST_FIRST.index(line.state))
+    return EndpointCache(
+        cached_blocks=sum(line.cached_blocks for line in lines),
+        block_size=min((line.block_size for line in lines if line.block_size), default=None),
+        state=worst.state,
+        reason=worst.reason,
+    )

@@ -1,0 +1,48 @@
+"""What can go wrong in the indexer, by class; `reason` is the metric label and the word in the log.
+
+Raised by wire and adapters, handled by the use cases. Nothing here knows Redis, ZMQ or HTTP.
+"""
+
+from typing import ClassVar
+
+
+class KvIndexerError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    reason: ClassVar[str] = "internal-error"
+
+
+class DecodeError(KvIndexerError):
+    """A payload is no event batch at all; a single bad event never raises this."""
+
+    reason = "undecodable-batch"
+
+
+class IndexUnavailableError(KvIndexerError):
+    """Redis is unreachable, loading, out of memory, read-only or too slow; the message says which."""
+
+    reason = "index-unavailable"
+
+
+class StreamForgottenError(KvIndexerError):
+    """Redis no longer knows a stream that we follow: it was emptied, or the endpoint was dropped by someone."""
+
+    reason = "stream-forgotten"
+
+
+class FeedLostError(KvIndexerError):
+    """A pod's event socket cannot be reached or has gone away."""
+
+    reason = "unreachable"
+
+
+class NoEventSourceError(KvIndexerError):
+    """A pod publishes no events, or does not say where, and none is configured for it."""
+
+    reason = "no-event-source"
+
+
+class SettingError(KvIndexerError):
+    """A setting is malformed; the message names it and says what it should look like."""
+
+    reason = "bad-setting"

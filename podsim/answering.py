@@ -1,0 +1,222 @@
+"""Chat and text completions of one pod: prompts in, an answer or a stream of server-sent events out.
+
+The API calls these. Whatever ends a request early, its generations are aborted: a client that goes away frees its
+slot and its blocks.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from podsim.pod import Pod, Ticket
+from podsim.prompts import bounded_prompt, chat_token_ids, completion_token_ids, limits_for
+from podsim.wire.openai_requests import (
+    ChatRequest,
+    CompletionRequest,
+    check_chat,
+    check_completion,
+    check_model,
+)
+from podsim.wire.openai_responses import (
+    STREAM_END,
+    Choice,
+    ChunkWriter,
+    Envelope,
+    Usage,
+    chat_answer,
+    completion_answer,
+    encode_json,
+)
+
+_WRITE_TIMEOUT_SECONDS = 60.0  # for a client that does not read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchange:
+    """One accepted request: n tickets for each prompt, in the order of their choices."""
+
+    body: ChatRequest | CompletionRequest
+    envelope: Envelope
+    prompts: Sequence[list[int]]
+    echoes: Sequence[str]  # what precedes each prompt's answers
+    tickets: Sequence[Ticket]
+    block_size: int
+
+    @property
+    def chat(self) -> bool:
+        return isinstance(self.body, ChatRequest)
+
+    def prompt_index(self, choice: int) -> int:
+        return choice // (len(self.tickets) // len(self.prompts))
+
+    def usage(self, *, streamed: bool) -> Usage:
+        """The sums over all prompts and choices; cached tokens are those of one prompt, as in vLLM."""
+        told = self.tickets[0 if streamed else -1].generation
+        full_blocks = told.prompt_tokens // self.block_size * self.block_size
+        return Usage(
+            prompt_tokens=sum(len(prompt) for prompt in self.prompts),
+            completion_tokens=sum(ticket.generation.produced for ticket in self.tickets),
+            cached_tokens=told.cached_tokens,
+            created_cache_tokens=max(0, full_blocks - told.cached_tokens) if self.chat else None,
+        )
+
+    def choice(self, index: int) -> Choice:
+        answer, ids = self.tickets[index].answer, self.body.return_token_ids
+        prompt = self.prompt_index(index)
+        return Choice(
+            index=index,
+            text=self.echoes[prompt] + "".join(answer.pieces),
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            token_ids=answer.token_ids if ids else None,
+            prompt_token_ids=self.prompts[prompt] if ids else None,
+        )
+
+
+async def answer_chat(pod: Pod, request: web.BaseRequest, body: ChatRequest) -> web.StreamResponse:
+    """POST /v1/chat/completions."""
+    check_chat(body)
+    check_model(body, served=pod.settings.model)
+    prompt = chat_token_ids(body, folder=pod.folder, model=pod.settings.model, encode=pod.folder.encode)
+    return await _answer(pod, request, body, prompts=[prompt], id_prefix="chatcmpl-")
+
+
+async def answer_completion(pod: Pod, request: web.BaseRequest, body: CompletionRequest) -> web.StreamResponse:
+    """POST /v1/completions."""
+    prompt = check_completion(body)
+    check_model(body, served=pod.settings.model)
+    prompts = completion_token_ids(
+        prompt,
+        add_special_tokens=body.add_special_tokens is not False,
+        folder=pod.folder,
+        encode=pod.folder.encode,
+    )
+    return await _answer(pod, request, body, prompts=prompts, id_prefix="cmpl-")
+
+
+async def _answer(
+    pod: Pod,
+    request: web.BaseRequest,
+    body: ChatRequest | CompletionRequest,
+    *,
+    prompts: Sequence[list[int]],
+    id_prefix: str,
+) -> web.StreamResponse:
+    longest = pod.settings.max_model_len
+    prompts = [bounded_prompt(prompt, request=body, max_model_len=longest) for prompt in prompts]
+    limits = [limits_for(body, prompt_tokens=len(prompt), max_model_len=longest) for prompt in prompts]
+    tickets = [
+        pod.submit(
+            prompt,
+            limit,
+            choice=choice,
+            cache_salt=body.cache_salt,
+            reports_hits=body.reports_cache_hits,
+            streamed=bool(body.stream),
+        )
+        for prompt, limit in zip(prompts, limits, strict=True)
+        for choice in range(body.n or 1)
+    ]
+    echo = isinstance(body, CompletionRequest) and body.echo
+    exchange = _Exchange(
+        body=body,
+        envelope=Envelope(
+            request_id=id_prefix + request_id(request, body),
+            created=int(time.time()),
+            model=pod.settings.model,
+        ),
+        prompts=prompts,
+        echoes=[pod.folder.decode(prompt) if echo else "" for prompt in prompts],
+        tickets=tickets,
+        block_size=pod.settings.engine.block_size,
+    )
+    try:
+        return await (_stream(exchange, request) if body.stream else _collect(exchange))
+    finally:
+        for ticket in tickets:
+            pod.abort(ticket)
+
+
+async def _collect(exchange: _Exchange) -> web.Response:
+    for ticket in exchange.tickets:
+        await ticket.progress(0)
+    choices = [exchange.choice(index) for index in range(len(exchange.tickets))]
+    answer = chat_answer if exchange.chat else completion_answer
+    content = answer(exchange.envelope, choices, exchange.usage(streamed=False))
+    return web.Response(body=encode_json(content), content_type="application/json")
+
+
+async def _stream(exchange: _Exchange, request: web.BaseRequest) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+    writer = ChunkWriter(exchange.envelope, chat=exchange.chat)
+    options = exchange.body.stream_options
+    if len(exchange.tickets) == 1:
+        await _stream_choice(exchange, 0, writer=writer, response=response)
+    else:
+        async with asyncio.TaskGroup() as streams:
+            for index in range(len(exchange.tickets)):
+                streams.create_task(
+                    _stream_choice(exchange, index, writer=writer, response=response), name=f"choice-{index}"
+                )
+    tail = STREAM_END
+    if options is not None and options.include_usage:
+        tail = writer.usage(exchange.usage(streamed=True)) + tail
+    await _write(response, tail)
+    await response.write_eof()
+    return response
+
+
+async def _stream_choice(exchange: _Exchange, index: int, *, writer: ChunkWriter, response: web.StreamResponse) -> None:
+    """Write one choice's chunks, one per token, as they appear."""
+    body, ticket = exchange.body, exchange.tickets[index]
+    options, answer, ids = body.stream_options, ticket.answer, body.return_token_ids
+    prompt = exchange.prompts[exchange.prompt_index(index)]
+    continuous = options is not None and options.include_usage and options.continuous_usage_stats
+    includes_usage = options is not None and options.include_usage
+    text_before = exchange.echoes[exchange.prompt_index(index)]
+    seen = await ticket.progress(0)
+    chunks: list[bytes] = []
+    if exchange.chat:
+        usage = _counts(prompt, 0) if continuous else None
+        chunks.append(writer.role(index, usage=usage, prompt_token_ids=prompt if ids else None))
+    written = 0
+    while True:
+        for position in range(written, seen):
+            last = position == len(answer.token_ids) - 1
+            chunks.append(
+                writer.delta(
+                    index,
+                    text_before + answer.pieces[position],
+                    choice=exchange.choice(index) if last else None,
+                    token_ids=[answer.token_ids[position]] if ids else None,
+                    prompt_token_ids=prompt if ids and position == 0 else None,
+                    usage=_counts(prompt, position + 1) if continuous else None,
+                    fingerprint=last and not includes_usage,
+                )
+            )
+            text_before = ""
+        written = seen
+        await _write(response, b"".join(chunks))
+        if ticket.finished and written == len(answer.token_ids):
+            return
+        chunks = []
+        seen = await ticket.progress(written)
+
+
+def request_id(request: web.BaseRequest, body: ChatRequest | CompletionRequest) -> str:
+    """The id that the client gave, in the header X-Request-Id or in the body, or a random one."""
+    return request.headers.get("X-Request-Id") or body.request_id or os.urandom(8).hex()
+
+
+def _counts(prompt: Sequence[int], completion_tokens: int) -> Usage:
+    return Usage(prompt_tokens=len(prompt), completion_tokens=completion_tokens, cached_tokens=0)
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    async with asyncio.timeout(_WRITE_TIMEOUT_SECONDS):
+        await response.write(data)

@@ -1,0 +1,99 @@
+"""The command `sim`: simulated vLLM pods on their own. The `kvmesh` command loads `app` from here."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from podsim.model_folder import ModelFolder
+    from podsim.pod import PodSettings
+    from podsim.publisher import PublisherSettings
+
+from podsim.errors import PodsimError
+from podsim.wire.kv_events import EventGeneration
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("sim")
+def sim(
+    host: Annotated[str, typer.Option(help="Address to listen on, for HTTP and for KV events.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the first pod; pod i listens on port+i. 0: any.")] = 8101,
+    pods: Annotated[int, typer.Option(min=1, help="Number of pods in this process.")] = 1,
+    events_port: Annotated[
+        int,
+        typer.Option(
+            help="Port of the first pod's KV events; pod i publishes on port+2i and replays on port+2i+1. "
+            "0: any, see GET /kv_event_sources."
+        ),
+    ] = 0,
+    model: Annotated[str, typer.Option(help="Served model name.")] = "tiny",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with tokenizer.json, tokenizer_config.json and the chat template. "
+            "Default: the tiny one that is shipped."
+        ),
+    ] = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Size of a KV cache block, in tokens.")] = 16,
+    kv_blocks: Annotated[
+        int, typer.Option(min=2, help="Size of the KV cache, in blocks (one of them stays unused, as in vLLM).")
+    ] = 2048,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most sequences that run at the same time; more wait.")] = 16,
+    max_model_len: Annotated[int, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")] = 16_384,
+    prefill_tokens_per_second: Annotated[
+        float, typer.Option(min=1.0, help="Prefill speed of one pod, in tokens per second.")
+    ] = 8000.0,
+    inter_token_ms: Annotated[
+        float, typer.Option(min=0.1, help="Shortest engine step: time between two tokens, in milliseconds.")
+    ] = 8.0,
+    event_generation: Annotated[
+        EventGeneration,
+        typer.Option(
+            help="Wire format of the KV events: g1 vLLM 0.8-0.10.1, g2 0.10.2-0.13, g3 0.14-0.16, g3b 0.17-0.19, "
+            "g4 0.20-0.21, g4b 0.22-0.23, g5 0.24 and later."
+        ),
+    ] = EventGeneration.G5,
+    buffer_steps: Annotated[int, typer.Option(min=1, help="Event batches kept for replay.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Changes what is generated for a prompt.")] = 0,
+) -> None:
+    """Run simulated vLLM pods: OpenAI API, prefix cache, KV events and metrics as vLLM 0.32, without a model."""
+    # loaded here so that other commands do not pay for them
+    import uvloop
+
+    from podsim.core.scheduler import EngineSettings
+    from podsim.model_folder import TINY_MODEL, load_model_folder
+    from podsim.pod import PodSettings
+    from podsim.publisher import PublisherSettings
+
+    engine = EngineSettings(
+        block_size=block_size,
+        total_blocks=kv_blocks,
+        max_running=max_num_seqs,
+        prefill_tokens_per_second=prefill_tokens_per_second,
+        inter_token_seconds=inter_token_ms / 1000,
+    )
+    settings = PodSettings(model=model, max_model_len=max_model_len, seed=seed, engine=engine)
+    publisher = PublisherSettings(host=host, port=events_port, generation=event_generation, buffer_steps=buffer_steps)
+    try:
+        settings.check()
+        folder = load_model_folder(tokenizer or TINY_MODEL)
+        uvloop.run(_serve_until_stopped(settings, folder, publisher, port=port, count=pods))
+    except PodsimError as error:
+        typer.echo(f"podsim: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+async def _serve_until_stopped(
+    settings: "PodSettings", folder: "ModelFolder", publisher: "PublisherSettings", *, port: int, count: int
+) -> None:
+    from podsim.server import running_pods
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with running_pods(settings, folder=folder, publisher=publisher, port=port, count=count):
+        await stop.wait()

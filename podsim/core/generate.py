@@ -1,0 +1,93 @@
+"""Text that looks like an answer: words of the tokenizer's own vocabulary, the same for the same prompt and seed.
+
+The pod calls this once per generation, before it is scheduled. Every word is one token both ways, so that the text,
+sent back as the assistant's turn, becomes the very tokens that the cache holds.
+"""
+
+import random
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+SHORTEST_ANSWER_TOKENS, LONGEST_ANSWER_TOKENS = 24, 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """What can be generated."""
+
+    words: Sequence[int]  # token ids whose text starts with a space
+    punctuation: Sequence[int]
+    texts: Mapping[int, str]  # of all ids above, and "" for `end_of_turn`
+    end_of_turn: int | None  # the token that ends a generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the request says about the length."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A whole generation: `pieces[i]` is the text that token `i` adds."""
+
+    token_ids: list[int]
+    pieces: list[str]
+    finish_reason: str  # "stop" or "length"
+    stop_reason: str | None = None  # the stop string that ended it
+
+
+def prompt_seed(token_ids: Sequence[int], *, seed: int) -> int:
+    """A number that depends on the prompt and on the pod's seed, and on nothing else."""
+    return crc32(array("I", token_ids), seed & 0xFFFFFFFF)
+
+
+def generate_answer(rng: random.Random, vocabulary: Vocabulary, limits: Limits) -> Answer:
+    """Draw an answer that obeys `limits`; it ends by itself unless `ignore_eos` is set."""
+    natural_tokens = max(rng.randint(SHORTEST_ANSWER_TOKENS, LONGEST_ANSWER_TOKENS), limits.min_tokens + 1)
+    ends_itself = not (limits.ignore_eos or vocabulary.end_of_turn is None)
+    length = min(natural_tokens, limits.max_tokens) if ends_itself else limits.max_tokens
+    token_ids = _draw_tokens(rng, vocabulary, length)
+    complete = ends_itself and natural_tokens <= limits.max_tokens
+    if complete and vocabulary.end_of_turn is not None:
+        token_ids[-1] = vocabulary.end_of_turn
+    answer = Answer(
+        token_ids=token_ids,
+        pieces=[vocabulary.texts[token] for token in token_ids],
+        finish_reason="stop" if complete else "length",
+    )
+    return cut_at_stop(answer, limits.stop) if limits.stop else answer
+
+
+def cut_at_stop(answer: Answer, stop: Sequence[str]) -> Answer:
+    """End the answer before the first stop string; the token that completes the string is the last one."""
+    text = ""
+    for count, piece in enumerate(answer.pieces, start=1):
+        text += piece
+        found = [(text.find(one), one) for one in stop if one and one in text]
+        if not found:
+            continue
+        position, one = min(found)
+        pieces: list[str] = []
+        left = position
+        for kept in answer.pieces[:count]:
+            pieces.append(kept[:left])
+            left = max(0, left - len(kept))
+        return Answer(token_ids=answer.token_ids[:count], pieces=pieces, finish_reason="stop", stop_reason=one)
+    return answer
+
+
+def _draw_tokens(rng: random.Random, vocabulary: Vocabulary, count: int) -> list[int]:
+    token_ids = rng.choices(vocabulary.words, k=count)
+    if vocabulary.punctuation:
+        position = rng.randint(4, 9)
+        while position < count:  # never two in a row: they would merge into another token
+            token_ids[position] = rng.choice(vocabulary.punctuation)
+            position += rng.randint(4, 12)
+    return token_ids

@@ -1,0 +1,69 @@
+"""What podsim refuses, and how vLLM words it. The server turns `RequestRefused` into the OpenAI error object."""
+
+
+class PodsimError(Exception):
+    """Anything podsim raises on purpose."""
+
+    reason = "podsim"
+
+
+class SettingsError(PodsimError):
+    """The settings contradict each other, or name a folder that holds no tokenizer."""
+
+    reason = "settings"
+
+
+class PortInUseError(PodsimError):
+    """A port that was asked for cannot be bound."""
+
+    reason = "port-in-use"
+
+
+class RequestRefusedError(PodsimError):
+    """vLLM answers such a request with an error object.
+
+    `error_type` is "BadRequestError" where vLLM's own checks refuse, "Bad Request" where its request models do.
+    """
+
+    reason = "request-refused"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        http_status: int = 400,
+        error_type: str = "BadRequestError",
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.http_status = http_status
+        self.error_type = error_type
+
+
+class UnknownModelError(RequestRefusedError):
+    """The request names a model that the pod does not serve."""
+
+    reason = "unknown-model"
+
+    def __init__(self, model: str, *, served: str) -> None:
+        super().__init__(
+            f"The model `{model}` does not exist. Valid aliases: {served}.",
+            param="model",
+            http_status=404,
+            error_type="NotFoundError",
+        )
+
+
+class MalformedRequestError(RequestRefusedError):
+    """The body is no JSON, or a field has the wrong type; `location` is the dotted path, as in "body.prompt"."""
+
+    reason = "malformed-request"
+
+    def __init__(self, detail: str, *, location: str = "body", kind: str = "value_error") -> None:
+        super().__init__(
+            f"1 validation error:\n  {{'type': '{kind}', 'loc': '{location}', 'msg': '{detail}'}}",
+            param=location,
+            error_type="Bad Request",
+        )

@@ -1,0 +1,149 @@
+"""A model's tokenizer folder in use: text to token ids, chats to prompts, and the words that can be generated.
+
+The pods of one process share one `ModelFolder`. Only `load_model_folder` reads files, at start-up.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fastokens  # type: ignore[import-untyped]
+from tokenizers import Tokenizer
+
+from podsim.core.generate import Vocabulary
+from podsim.errors import RequestRefusedError, SettingsError
+from podsim.wire.chat_template import ChatTemplate
+
+TINY_MODEL = Path(__file__).parent / "tiny_model"
+
+_WORDS_WANTED = 2000
+_SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_PROBE = "Zwölf Boxkämpfer jagen Viktor; def f(x):\n\treturn x ** 2  # 日本語 🦊\r\n\n  12345.678 it's I'll"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """What a pod needs of a model. `fast` is the quick tokenizer, or None where it disagrees with `tokenizer`."""
+
+    path: Path
+    tokenizer: Tokenizer
+    fast: fastokens.Tokenizer | None
+    chat_template: ChatTemplate | None
+    vocabulary: Vocabulary
+    vocabulary_size: int
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids, by the quick tokenizer if it can be trusted: a request's path must be lean."""
+        if self.fast is not None:
+            token_ids: list[int] = self.fast.encode(text, add_special_tokens=add_special_tokens).ids
+            return token_ids
+        return self.encode_by_reference(text, add_special_tokens=add_special_tokens)
+
+    def encode_by_reference(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids by the `tokenizers` library: what /tokenize and /render answer, the witness of all others."""
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    def require_chat_template(self) -> ChatTemplate:
+        """The folder's template; RequestRefusedError, as vLLM words it, if there is none."""
+        if self.chat_template is None:
+            raise RequestRefusedError(
+                "As of transformers v4.44, default chat template is no longer allowed, so you must provide a "
+                "chat template if the tokenizer does not define one."
+            )
+        return self.chat_template
+
+
+def load_model_folder(path: Path) -> ModelFolder:
+    """Read tokenizer.json, tokenizer_config.json and chat_template.jinja; SettingsError if there is no tokenizer."""
+    file = path / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise SettingsError(f"no tokenizer in {path}: {error}") from error
+    config = _read_config(path / "tokenizer_config.json")
+    special_tokens = {
+        name: text for name in _SPECIAL_TOKEN_NAMES if (text := _token_text(config.get(name))) is not None
+    }
+    source = _template_source(path, config)
+    eos = special_tokens.get("eos_token")
+    return ModelFolder(
+        path=path,
+        tokenizer=tokenizer,
+        fast=_load_fast(file, reference=tokenizer),
+        chat_template=None if source is None else ChatTemplate(source, special_tokens=special_tokens),
+        vocabulary=build_vocabulary(tokenizer, end_of_turn=None if eos is None else tokenizer.token_to_id(eos)),
+        vocabulary_size=tokenizer.get_vocab_size(with_added_tokens=True),
+    )
+
+
+def build_vocabulary(tokenizer: Tokenizer, *, end_of_turn: int | None) -> Vocabulary:
+    """Tokens whose text, encoded alone, is that token again: words with a space in front, and "," and "."."""
+    words: dict[int, str] = {}
+    for token, token_id in sorted(tokenizer.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1]):
+        if not re.fullmatch(r"[Ġ▁][A-Za-z][a-z]{2,11}", token):
+            continue
+        text = f" {token[1:]}"
+        if tokenizer.encode(text, add_special_tokens=False).ids == [token_id]:
+            words[token_id] = text
+            if len(words) == _WORDS_WANTED:
+                break
+    punctuation = {
+        ids[0]: text for text in (",", ".") if len(ids := tokenizer.encode(text, add_special_tokens=False).ids) == 1
+    }
+    if not words:  # no byte-level or sentencepiece words: any token that decodes to some text
+        words = {
+            token_id: text
+            for token_id in range(tokenizer.get_vocab_size(with_added_tokens=False))
+            if (text := tokenizer.decode([token_id])) and "\ufffd" not in text
+        }
+    texts = words | punctuation | ({} if end_of_turn is None else {end_of_turn: ""})
+    return Vocabulary(words=list(words), punctuation=list(punctuation), texts=texts, end_of_turn=end_of_turn)
+
+
+def _load_fast(file: Path, *, reference: Tokenizer) -> fastokens.Tokenizer | None:
+    try:
+        fast = fastokens.Tokenizer.from_file(str(file))
+        same = all(
+            fast.encode(_PROBE, add_special_tokens=special).ids
+            == reference.encode(_PROBE, add_special_tokens=special).ids
+            for special in (True, False)
+        )
+    except Exception:  # a tokenizer.json that it does not support
+        return None
+    return fast if same else None
+
+
+def _read_config(file: Path) -> Mapping[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingsError(f"{file} is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise SettingsError(f"{file} holds no JSON object")
+    return config
+
+
+def _template_source(path: Path, config: Mapping[str, Any]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    source = config.get("chat_template")
+    if isinstance(source, list):  # named templates
+        named = {entry["name"]: entry["template"] for entry in source}
+        return named.get("default")
+    return source
+
+
+def _token_text(value: Any) -> str | None:
+    if isinstance(value, dict):  # a serialised AddedToken
+        value = value.get("content")
+    return value if isinstance(value, str) else None

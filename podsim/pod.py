@@ -1,0 +1,196 @@
+"""One simulated pod without its HTTP side: the engine's loop, its metrics and its events.
+
+The server submits prompts and awaits their progress; `run` is the engine and lives in a task.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from podsim.core.generate import Answer, Limits, generate_answer, prompt_seed
+from podsim.core.scheduler import EngineSettings, Generation, Scheduler, State, Step
+from podsim.errors import SettingsError
+from podsim.model_folder import ModelFolder
+from podsim.publisher import EventPublisher
+from podsim.wire.metrics_text import EngineState, PodMetrics
+
+_CATCH_UP_SECONDS = 0.02  # a timer that fires this late does not slow the engine down
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSettings:
+    """What one pod serves and how fast."""
+
+    model: str = "tiny"
+    max_model_len: int = 16_384  # tokens
+    seed: int = 0
+    engine: EngineSettings
+
+    def check(self) -> None:
+        """SettingsError unless the longest sequence fits into the cache, as vLLM demands."""
+        if self.engine.block_size < 1 or self.engine.total_blocks < 2:
+            raise SettingsError("the cache needs a block size of at least 1 token and at least 2 blocks")
+        if self.max_model_len > self.engine.capacity_tokens:
+            raise SettingsError(
+                f"max-model-len {self.max_model_len} does not fit into the KV cache of "
+                f"{self.engine.capacity_tokens} tokens: raise kv-blocks or lower max-model-len"
+            )
+
+
+class Ticket:
+    """A submitted prompt: what the server reads while the engine works on it."""
+
+    __slots__ = ("_waiter", "answer", "generation", "streamed")
+
+    def __init__(self, generation: Generation, answer: Answer, *, streamed: bool) -> None:
+        self.generation: Final = generation
+        self.answer: Final = answer
+        self.streamed: Final = streamed
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last token exists."""
+        return self.generation.state is State.FINISHED
+
+    async def progress(self, seen: int) -> int:
+        """Wait until more than `seen` tokens exist (or all, if not streamed) and return their number."""
+        while self.generation.produced <= seen or not (self.streamed or self.finished):
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self.generation.produced
+
+    def wake(self) -> None:
+        """Called by the engine when there is something new."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Pod:
+    """An engine that computes nothing but takes as long."""
+
+    def __init__(
+        self,
+        settings: PodSettings,
+        *,
+        folder: ModelFolder,
+        publisher: EventPublisher,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        settings.check()
+        self.settings = settings
+        self.folder = folder
+        self.publisher = publisher
+        self.scheduler = Scheduler(settings.engine)
+        self.metrics = PodMetrics(
+            model=settings.model,
+            max_model_len=settings.max_model_len,
+            block_size=settings.engine.block_size,
+            total_blocks=settings.engine.total_blocks,
+            started_at=wall_clock(),
+        )
+        self._monotonic = monotonic
+        self._wall_clock = wall_clock
+        self._tickets: dict[Generation, Ticket] = {}
+        self._work = asyncio.Event()
+
+    def submit(
+        self,
+        prompt: list[int],
+        limits: Limits,
+        *,
+        choice: int = 0,
+        cache_salt: str | None = None,
+        reports_hits: bool = False,
+        streamed: bool = False,
+    ) -> Ticket:
+        """Queue a prompt whose length the caller has checked; `choice` makes the n answers differ."""
+        rng = random.Random(prompt_seed(prompt, seed=self.settings.seed) + choice)  # noqa: S311 - reproducible text
+        answer = generate_answer(rng, self.folder.vocabulary, limits)
+        generation = Generation(
+            token_ids=prompt + answer.token_ids,
+            prompt_tokens=len(prompt),
+            arrived_at=self._monotonic(),
+            cache_salt=cache_salt,
+            reports_hits=reports_hits,
+        )
+        ticket = self._tickets[generation] = Ticket(generation, answer, streamed=streamed)
+        self.scheduler.add(generation)
+        self._work.set()
+        return ticket
+
+    def abort(self, ticket: Ticket) -> None:
+        """The client is gone: free the ticket's slot and blocks. No effect on a finished one."""
+        if self._tickets.pop(ticket.generation, None) is not None:
+            self.scheduler.abort(ticket.generation)
+            self.metrics.finished["abort"] += 1
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the cache, unless a generation runs; the event leaves with the next step, as in vLLM."""
+        return self.scheduler.pool.reset()
+
+    def engine_state(self) -> EngineState:
+        """What /metrics shows of the engine now."""
+        totals = self.scheduler.totals
+        return EngineState(
+            running=self.scheduler.running,
+            waiting=self.scheduler.waiting,
+            kv_usage=self.scheduler.pool.usage,
+            prefix_queries=totals.queried_tokens,
+            prefix_hits=totals.hit_tokens,
+            preemptions=totals.preemptions,
+        )
+
+    async def run(self) -> None:
+        """The engine's loop; runs until cancelled."""
+        due = 0.0
+        while True:
+            now = self._monotonic()
+            step = self.scheduler.begin_step(due if now - due < _CATCH_UP_SECONDS else now)
+            if step is None:
+                self._work.clear()
+                await self._work.wait()
+                due = 0.0
+                continue
+            due = step.ends_at
+            await asyncio.sleep(max(0.0, due - now))
+            self._finish(step, now=self._monotonic())
+
+    def _finish(self, step: Step, *, now: float) -> None:
+        last_tokens_at = [generation.last_token_at for generation, _ in step.work]
+        outcome = self.scheduler.finish_step(step, now)
+        self.metrics.step_tokens.observe(sum(tokens for _, tokens in step.work))
+        for (generation, _), last_token_at in zip(step.work, last_tokens_at, strict=True):
+            if last_token_at is not None and generation.last_token_at != last_token_at:
+                self.metrics.inter_token_latency.observe(now - last_token_at)
+        for generation in outcome.produced:
+            self._count_token(generation, now=now)
+            ticket = self._tickets[generation]
+            if generation.state is State.FINISHED:
+                del self._tickets[generation]
+                self._count_finished(generation, ticket.answer, now=now)
+                ticket.wake()
+            elif ticket.streamed:
+                ticket.wake()
+        if outcome.events:
+            self.publisher.publish(outcome.events, timestamp=self._wall_clock())
+
+    def _count_token(self, generation: Generation, *, now: float) -> None:
+        metrics = self.metrics
+        metrics.generation_tokens += 1
+        if generation.produced == 1:
+            metrics.prompt_tokens += generation.prompt_tokens
+            metrics.cached_prompt_tokens += generation.cached_tokens
+            metrics.time_to_first_token.observe(now - generation.arrived_at)
+
+    def _count_finished(self, generation: Generation, answer: Answer, *, now: float) -> None:
+        metrics = self.metrics
+        metrics.finished[answer.finish_reason] += 1
+        metrics.request_prompt_tokens.observe(generation.prompt_tokens)
+        metrics.request_generation_tokens.observe(generation.produced)
+        metrics.request_latency.observe(now - generation.arrived_at)
+        metrics.queue_time.observe((generation.admitted_at or now) - generation.arrived_at)

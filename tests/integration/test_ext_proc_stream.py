@@ -1,0 +1,210 @@
+"""A real gRPC server and a scripted ext_proc client in Envoy's place: answers, refusals, and that nothing leaks."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from extproc.adapters.grpc_server import ExtProcServer
+from extproc.core.exchange import BodyMode, RequestFacts
+from extproc.errors import ConfigError, MalformedRequestError
+
+DEADLINE_SECONDS = 5.0
+
+
+@dataclass
+class FakeExchange:
+    picks: "FakePicks"
+    endpoints: Sequence[str] = ("10.0.0.1:8000", "10.0.0.2:8000")
+    statuses: list[int] = field(default_factory=list)
+
+    def responded(self, status: int) -> None:
+        self.statuses.append(status)
+
+    def finish(self) -> None:
+        self.picks.open.remove(self)
+        self.picks.finished.append(self)
+
+
+@dataclass
+class FakePicks:
+    fails: Exception | None = None
+    bodies: list[bytes] = field(default_factory=list)
+    open: list[FakeExchange] = field(default_factory=list)
+    finished: list[FakeExchange] = field(default_factory=list)
+
+    async def pick(self, facts: RequestFacts, body: bytes) -> FakeExchange:
+        if self.fails is not None:
+            raise self.fails
+        self.bodies.append(body)
+        exchange = FakeExchange(self)
+        self.open.append(exchange)
+        return exchange
+
+
+@asynccontextmanager
+async def serving(picks: FakePicks, *, max_body_bytes: int = 1 << 20) -> AsyncIterator[tuple[ExtProcServer, Any, int]]:
+    server = ExtProcServer(picks=picks, max_body_bytes=max_body_bytes)
+    port = await server.start(host="127.0.0.1", port=0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        method = channel.stream_stream(
+            "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
+            request_serializer=ProcessingRequest.SerializeToString,
+            response_deserializer=ProcessingResponse.FromString,
+        )
+        yield server, method, port
+    await server.stop(grace_seconds=0)
+
+
+def headers(*, mode: BodyMode, end_of_stream: bool = False) -> ProcessingRequest:
+    message = ProcessingRequest()
+    message.request_headers.headers.headers.add(key=":method", raw_value=b"POST")
+    message.request_headers.headers.headers.add(key=":path", raw_value=b"/v1/completions")
+    message.request_headers.end_of_stream = end_of_stream
+    message.protocol_config.request_body_mode = mode
+    return message
+
+
+def body(content: bytes, *, end_of_stream: bool) -> ProcessingRequest:
+    message = ProcessingRequest()
+    message.request_body.body = content
+    message.request_body.end_of_stream = end_of_stream
+    return message
+
+
+def response_headers(status: bytes) -> ProcessingRequest:
+    message = ProcessingRequest()
+    message.response_headers.headers.headers.add(key=":status", raw_value=status)
+    return message
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def read(call: Any) -> ProcessingResponse:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        return await call.read()
+
+
+async def test_a_streamed_body_is_picked_whole_and_released_at_the_end_of_the_stream() -> None:
+    picks = FakePicks()
+    async with serving(picks) as (server, method, _):
+        call = method()
+        await call.write(headers(mode=BodyMode.FULL_DUPLEX_STREAMED))
+        await call.write(body(b'{"prompt":', end_of_stream=False))
+        await call.write(body(b'"x"}', end_of_stream=False))
+        await call.write(body(b"", end_of_stream=True))
+        answers = [(await read(call)).WhichOneof("response") for _ in range(2)]
+        assert answers == ["request_headers", "request_body"]
+        assert picks.bodies == [b'{"prompt":"x"}']
+        await call.write(response_headers(b"200"))
+        assert (await read(call)).WhichOneof("response") == "response_headers"
+        assert len(picks.open) == 1
+        await call.done_writing()
+        assert await read(call) is grpc.aio.EOF
+        await eventually(lambda: not picks.open and server.open_streams == 0)
+        assert picks.finished[0].statuses == [200]
+
+
+async def test_a_client_that_vanishes_leaves_no_booking() -> None:
+    picks = FakePicks()
+    async with serving(picks) as (server, method, _):
+        call = method()
+        await call.write(headers(mode=BodyMode.BUFFERED))
+        await read(call)
+        await call.write(body(b"{}", end_of_stream=True))
+        await read(call)
+        assert len(picks.open) == 1
+        call.cancel()
+        await eventually(lambda: not picks.open and server.open_streams == 0)
+
+
+async def test_a_client_that_vanishes_before_the_pick_leaves_no_stream() -> None:
+    picks = FakePicks()
+    async with serving(picks) as (server, method, _):
+        call = method()
+        await call.write(headers(mode=BodyMode.FULL_DUPLEX_STREAMED))
+        await eventually(lambda: server.open_streams == 1)
+        call.cancel()
+        await eventually(lambda: server.open_streams == 0)
+
+
+async def answer_to(
+    picks: FakePicks, *messages: ProcessingRequest, max_body_bytes: int = 1 << 20
+) -> ProcessingResponse:
+    """Send all messages and return the last answer, which must end the stream."""
+    async with serving(picks, max_body_bytes=max_body_bytes) as (server, method, _):
+        call = method()
+        for message in messages:
+            await call.write(message)
+        answers: list[Any] = []
+        while (answer := await read(call)) is not grpc.aio.EOF:
+            answers.append(answer)
+        await eventually(lambda: server.open_streams == 0)
+        return answers[-1]
+
+
+async def test_a_refusal_ends_the_stream_with_its_status() -> None:
+    answer = await answer_to(FakePicks(fails=MalformedRequestError("bad")), headers(mode=BodyMode.NONE))
+    assert answer.immediate_response.status.code == 400
+
+
+async def test_a_defect_is_answered_500_and_the_server_lives_on() -> None:
+    picks = FakePicks(fails=ZeroDivisionError())
+    answer = await answer_to(picks, headers(mode=BodyMode.NONE))
+    assert answer.immediate_response.status.code == 500
+    assert json.loads(answer.immediate_response.body)["error"]["type"] == "server_error"
+
+
+async def test_a_body_over_the_limit_is_answered_413_before_it_has_ended() -> None:
+    answer = await answer_to(
+        FakePicks(),
+        headers(mode=BodyMode.FULL_DUPLEX_STREAMED),
+        body(b"x" * 11, end_of_stream=False),
+        max_body_bytes=10,
+    )
+    assert answer.immediate_response.status.code == 413
+
+
+async def test_a_buffered_body_of_the_largest_size_fits_into_one_message() -> None:
+    limit = 8 << 20  # more than gRPC takes by default
+    picks = FakePicks()
+    async with serving(picks, max_body_bytes=limit) as (_, method, _):
+        call = method()
+        await call.write(headers(mode=BodyMode.BUFFERED))
+        await read(call)
+        await call.write(body(b"x" * limit, end_of_stream=True))
+        assert (await read(call)).WhichOneof("response") == "request_body"
+        call.cancel()
+
+
+@pytest.mark.parametrize("service", ["", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"])
+async def test_health_follows_readiness(service: str) -> None:
+    async with serving(FakePicks()) as (server, _, port), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        check: Callable[[Any], Awaitable[Any]] = health_pb2_grpc.HealthStub(channel).Check
+        request = health_pb2.HealthCheckRequest(service=service)
+        await server.set_serving(True)
+        serving_status = (await check(request)).status
+        await server.set_serving(False)
+        assert (serving_status, (await check(request)).status) == (
+            health_pb2.HealthCheckResponse.SERVING,
+            health_pb2.HealthCheckResponse.NOT_SERVING,
+        )
+
+
+async def test_a_port_in_use_is_named() -> None:
+    async with serving(FakePicks()) as (_, _, port):
+        second = ExtProcServer(picks=FakePicks(), max_body_bytes=10)
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
+            await second.start(host="127.0.0.1", port=port)
+        await second.stop(grace_seconds=0)

@@ -1,0 +1,188 @@
+"""What only a real Redis can show: leftovers, lost connections, deadlines, restarts, forgotten scripts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kv_indexer.adapters.redis_link import RedisLink, Script, pack
+from kv_indexer.adapters.redis_writer import RedisIndexWriter
+from kv_indexer.api import IndexUnavailableError, PrefixIndexReader, root_key
+from kv_indexer.core.index_changes import Clear
+from tests.integration.kv_redis import RedisServer, free_port
+from tests.integration.test_kv_index_contract import A, B, Index, blocks, without
+from tests.unit.kv_indexer_apply.kv_fakes import prompt
+
+ROOT = root_key(hash_seed="kvmesh", model="tiny")
+
+
+@pytest.fixture
+async def index(redis_server: RedisServer) -> AsyncIterator[Index]:
+    writer = RedisIndexWriter(url=redis_server.url, timeout_seconds=1.0)
+    reader = PrefixIndexReader(url=redis_server.url, hash_seed="kvmesh")
+    yield Index(writer=writer, reader=reader)
+    await writer.close()
+    await reader.close()
+
+
+async def test_nothing_is_left_of_removed_cleared_and_dropped_blocks(index: Index, redis_server: RedisServer) -> None:
+    await index.apply(A, blocks(1, 50), blocks(1, 9, tier="CPU"), blocks(1, 4))
+    await index.apply(B, blocks(1, 20))
+    await index.apply(B, without(*range(1, 21)))
+    await index.apply(A, Clear(), blocks(1, 5))
+    await index.apply(A, without(*range(1, 6)))
+    await index.writer.drop_stream(A)
+    await index.writer.drop_stream(B)
+    await index.sweep()
+
+    assert redis_server.client().keys() == [b"kvmesh1:{kv}:registry"]
+
+
+async def test_a_lookup_that_is_given_up_leaves_the_connection_usable(index: Index, redis_server: RedisServer) -> None:
+    await index.apply(A, blocks(1, 3))
+    assert await index.matched() == {A.endpoint: 3}
+    redis_server.freeze()
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await index.matched(2)
+    redis_server.thaw()
+
+    assert [await index.matched(number) for number in (1, 2, 3)] == [
+        {A.endpoint: 1},
+        {A.endpoint: 2},
+        {A.endpoint: 3},
+    ]
+    assert len(redis_server.client().client_list()) == 3  # writer, reader, and this one
+
+
+async def test_lookups_at_the_same_time_get_their_own_answers(index: Index) -> None:
+    await index.apply(A, blocks(1, 30))
+
+    answers = await asyncio.gather(*(index.matched(number) for number in range(1, 31)))
+
+    assert answers == [{A.endpoint: number} for number in range(1, 31)]
+
+
+async def test_redis_down_is_an_error_at_once_and_forgotten_when_it_is_back(
+    index: Index, redis_server: RedisServer
+) -> None:
+    await index.apply(A, blocks(1, 3))
+    assert await index.matched() == {A.endpoint: 3}
+    redis_server.kill()
+    for _ in range(2):
+        with pytest.raises(IndexUnavailableError):
+            await index.matched()
+        with pytest.raises(IndexUnavailableError):
+            await index.writer.ping()
+    redis_server.start()
+
+    assert await index.matched() == {}  # it came back empty
+    await index.apply(B, blocks(1, 2))
+    assert await index.matched() == {B.endpoint: 2}
+
+
+async def test_a_refilled_redis_is_not_taken_for_the_old_one(index: Index, redis_server: RedisServer) -> None:
+    await index.apply(A, blocks(1, 3))
+    assert await index.matched() == {A.endpoint: 3}
+    redis_server.client().flushall()
+    await index.apply(B, blocks(1, 3))  # same slot, same counter, another pod
+
+    assert await index.matched() == {B.endpoint: 3}
+
+
+async def test_a_reader_sees_a_change_of_slots_in_the_very_next_lookup(index: Index) -> None:
+    await index.apply(A, blocks(1, 3))
+    assert await index.matched() == {A.endpoint: 3}
+    await index.writer.drop_stream(A)
+    await index.sweep()
+    await index.apply(B, blocks(1, 2))  # takes A's slot
+
+    assert await index.matched() == {B.endpoint: 2}
+
+
+async def test_scripts_survive_a_flush_of_the_script_cache(index: Index, redis_server: RedisServer) -> None:
+    await index.apply(A, blocks(1, 1))
+    redis_server.client().script_flush()
+    await index.apply(A, blocks(2, 2))
+
+    assert await index.matched() == {A.endpoint: 2}
+
+
+async def test_a_frozen_redis_is_an_error_for_the_writer_within_its_deadline(
+    index: Index, redis_server: RedisServer
+) -> None:
+    await index.writer.ping()
+    redis_server.freeze()
+    with pytest.raises(IndexUnavailableError, match="did not answer within 1 s"):
+        await index.writer.ping()
+    redis_server.thaw()
+
+    await index.writer.ping()
+
+
+async def test_a_full_redis_refuses_writes_and_serves_lookups(index: Index, redis_server: RedisServer) -> None:
+    await index.apply(A, blocks(1, 3))
+    redis_server.client().config_set("maxmemory", 1)
+    with pytest.raises(IndexUnavailableError, match="OOM"):
+        await index.apply(A, blocks(4, 5))
+    assert await index.matched() == {A.endpoint: 3}
+    redis_server.client().config_set("maxmemory", 0)
+
+    await index.apply(A, blocks(4, 5))
+    assert await index.matched() == {A.endpoint: 5}
+
+
+async def test_a_password_is_used_and_a_missing_one_reported(redis_server: RedisServer) -> None:
+    redis_server.client().config_set("requirepass", "s3cret")
+    with_password = RedisLink(redis_server.url.replace("redis://", "redis://:s3cret@"))
+    without_password = RedisLink(redis_server.url)
+
+    assert await with_password.call("PING") == b"PONG"
+    with pytest.raises(IndexUnavailableError, match="NOAUTH"):
+        await without_password.call("PING")
+    await with_password.close()
+    await without_password.close()
+
+
+async def test_a_server_that_is_no_redis_is_reported() -> None:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    link = RedisLink(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    with pytest.raises(IndexUnavailableError):
+        await link.call("PING")
+    await link.close()
+    server.close()
+
+
+async def test_a_closed_port_is_reported_with_its_cause() -> None:
+    link = RedisLink(f"redis://127.0.0.1:{free_port()}")
+
+    with pytest.raises(IndexUnavailableError, match="cannot connect to Redis"):
+        await link.call("PING")
+
+
+async def test_pipelined_requests_are_answered_in_order(redis_server: RedisServer) -> None:
+    link = RedisLink(redis_server.url)
+    echo = Script("return ARGV[1]")
+
+    answers = await asyncio.gather(*(link.run(echo, keys=[], arguments=[number]) for number in range(100)))
+    pair = await link.request(pack("ECHO", "a") + pack("ECHO", "b"), replies=2)
+    await link.close()
+
+    assert (answers, pair) == ([b"%d" % number for number in range(100)], [b"a", b"b"])
+
+
+async def test_a_lookup_of_the_normal_length_is_one_round_trip(index: Index, redis_server: RedisServer) -> None:
+    await index.apply(A, blocks(1, 512))
+    await index.matched(1)
+    client = redis_server.client()
+    client.config_resetstat()
+    assert (await index.reader.lookup(prompt(512), root=ROOT)).matched_blocks == {A.endpoint: 512}
+
+    stats = client.info("commandstats")
+    assert {name: stats[f"cmdstat_{name}"]["calls"] for name in ("mget", "hmget")} == {"mget": 1, "hmget": 2}
+    assert "cmdstat_eval" not in stats

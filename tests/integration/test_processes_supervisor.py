@@ -1,0 +1,225 @@
+"""The supervisor of `kvmesh up` with real child processes."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from extproc.local.errors import ChildEndedError, MissingProgramError, NotReadyError
+from extproc.local.ports import pick_free_port
+from extproc.local.processes import ProcessSpec, Supervisor
+from extproc.local.readiness import HttpReady, TcpReady
+
+HOST = "127.0.0.1"
+DEADLINE_SECONDS = 20.0
+SLEEP = "import time; print('here', flush=True); time.sleep(600)"
+IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True);" + SLEEP
+LISTEN = "import socket; s = socket.create_server(('127.0.0.1', {port})); import time; time.sleep(600)"
+WITH_GRANDCHILD = (
+    "import subprocess, sys, time;"
+    "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+    "open({path!r}, 'w').write(str(p.pid)); time.sleep(600)"
+)
+
+
+def child(name: str, code: str, *, ready: tuple[TcpReady | HttpReady, ...] = (), within: float = 10.0) -> ProcessSpec:
+    return ProcessSpec(name=name, argv=(sys.executable, "-S", "-c", code), ready=ready, ready_within_seconds=within)
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie counts as alive: it has not been reaped."""
+    return Path(f"/proc/{pid}").exists()
+
+
+async def until(condition: object, what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, f"waited too long for: {what}"
+        await asyncio.sleep(0.01)
+
+
+async def run_until_ready(
+    supervisor: Supervisor, stages: Sequence[Sequence[ProcessSpec]], *, ready: asyncio.Event
+) -> None:
+    """Run the stages; set `ready` when all are; go on until cancelled."""
+
+    async def when_ready() -> None:
+        ready.set()
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await supervisor.run(stages, environment=os.environ, when_ready=when_ready)
+
+
+async def test_children_that_are_ready_are_reported_with_their_pids_and_ended_when_the_run_is_over(
+    tmp_path: Path,
+) -> None:
+    supervisor = Supervisor(log_directory=tmp_path)
+    seen: dict[str, int] = {}
+
+    async def when_ready() -> None:
+        seen.update(supervisor.pids)
+        assert all(is_alive(pid) for pid in seen.values())
+
+    await supervisor.run(
+        [[child("one", SLEEP), child("two", SLEEP)], [child("three", SLEEP)]],
+        environment=os.environ,
+        when_ready=when_ready,
+    )
+
+    assert list(seen) == ["one", "two", "three"]
+    assert [name for name, pid in seen.items() if is_alive(pid)] == []
+
+
+async def test_a_stage_starts_only_when_the_one_before_is_ready(tmp_path: Path) -> None:
+    port = pick_free_port(host=HOST, avoid=())
+    waits = "import socket; socket.create_connection(('127.0.0.1', {port})); print('reached', flush=True);" + SLEEP
+    supervisor = Supervisor(log_directory=tmp_path)
+
+    async def when_ready() -> None:
+        log = tmp_path / "client.log"
+        await until(lambda: b"reached" in log.read_bytes(), "the client's connection")
+
+    await supervisor.run(
+        [
+            [child("server", LISTEN.format(port=port), ready=(TcpReady(host=HOST, port=port),))],
+            [child("client", waits.format(port=port))],
+        ],
+        environment=os.environ,
+        when_ready=when_ready,
+    )
+
+
+async def test_a_child_that_dies_is_named_with_its_exit_code_and_last_words_and_the_others_end(tmp_path: Path) -> None:
+    supervisor = Supervisor(log_directory=tmp_path)
+    dying = "import sys; print('first'); print('cannot go on', file=sys.stderr); sys.exit(7)"
+
+    with pytest.raises(ChildEndedError) as raised:
+        await run_until_ready(supervisor, [[child("steady", SLEEP)], [child("weak", dying)]], ready=asyncio.Event())
+
+    assert raised.value.message == "weak ended with exit code 7"
+    assert set(raised.value.log_lines) == {"first", "cannot go on"}
+    assert [name for name, pid in supervisor.pids.items() if is_alive(pid)] == []
+
+
+async def test_a_child_that_is_killed_while_the_stack_runs_ends_it_and_the_signal_is_named(tmp_path: Path) -> None:
+    supervisor = Supervisor(log_directory=tmp_path)
+    ready = asyncio.Event()
+    run = asyncio.create_task(
+        run_until_ready(supervisor, [[child("steady", SLEEP), child("victim", SLEEP)]], ready=ready)
+    )
+    await ready.wait()
+
+    os.kill(supervisor.pids["victim"], signal.SIGKILL)
+
+    with pytest.raises(ChildEndedError, match=r"^victim was killed by SIGKILL$"):
+        await run
+    assert [name for name, pid in supervisor.pids.items() if is_alive(pid)] == []
+
+
+async def test_a_child_that_ignores_term_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+    supervisor = Supervisor(log_directory=tmp_path, grace_seconds=0.2)
+    log = tmp_path / "deaf.log"
+
+    async def when_ready() -> None:
+        await until(lambda: b"deaf" in log.read_bytes(), "the child to ignore TERM")
+
+    await supervisor.run([[child("deaf", IGNORE_TERM)]], environment=os.environ, when_ready=when_ready)
+
+    assert not is_alive(supervisor.pids["deaf"])
+
+
+async def test_what_a_child_has_started_itself_ends_with_it(tmp_path: Path) -> None:
+    note = tmp_path / "grandchild"
+    supervisor = Supervisor(log_directory=tmp_path)
+
+    async def when_ready() -> None:
+        await until(lambda: note.exists() and note.read_text() != "", "the grandchild")
+
+    await supervisor.run(
+        [[child("parent", WITH_GRANDCHILD.format(path=str(note)))]], environment=os.environ, when_ready=when_ready
+    )
+
+    grandchild = int(note.read_text())
+    await until(lambda: not is_alive(grandchild) or is_zombie(grandchild), "the end of the grandchild")
+
+
+def is_zombie(pid: int) -> bool:
+    """An orphan waits for process 1 to reap it; that is not ours to do."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+async def test_a_child_that_does_not_become_ready_is_named_with_what_was_asked(tmp_path: Path) -> None:
+    port = pick_free_port(host=HOST, avoid=())
+    url = f"http://{HOST}:{port}/readyz"
+    supervisor = Supervisor(log_directory=tmp_path)
+
+    with pytest.raises(NotReadyError) as raised:
+        await run_until_ready(
+            supervisor, [[child("slow", SLEEP, ready=(HttpReady(url=url),), within=0.5)]], ready=asyncio.Event()
+        )
+
+    assert raised.value.message.startswith(f"slow was not ready within 0.5 s (GET {url}: ")
+    assert [name for name, pid in supervisor.pids.items() if is_alive(pid)] == []
+
+
+async def test_a_program_that_does_not_exist_is_named_and_what_was_started_ends(tmp_path: Path) -> None:
+    supervisor = Supervisor(log_directory=tmp_path)
+    missing = ProcessSpec(name="envoy", argv=("/nonexistent/envoy",))
+
+    with pytest.raises(MissingProgramError, match=r"^envoy cannot be started: /nonexistent/envoy: No such file"):
+        await run_until_ready(supervisor, [[child("steady", SLEEP), missing]], ready=asyncio.Event())
+
+    assert [name for name, pid in supervisor.pids.items() if is_alive(pid)] == []
+
+
+async def test_cancelling_the_run_ends_the_children(tmp_path: Path) -> None:
+    supervisor = Supervisor(log_directory=tmp_path)
+    ready = asyncio.Event()
+    run = asyncio.create_task(run_until_ready(supervisor, [[child("one", SLEEP)]], ready=ready))
+    await ready.wait()
+
+    run.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert not is_alive(supervisor.pids["one"])
+
+
+async def test_the_children_die_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    script = f"""
+import asyncio, os
+from pathlib import Path
+from extproc.local.processes import ProcessSpec, Supervisor
+
+async def main():
+    supervisor = Supervisor(log_directory=Path({str(tmp_path)!r}))
+    async def when_ready():
+        Path({str(note)!r} + ".tmp").write_text(" ".join(str(pid) for pid in supervisor.pids.values()))
+        os.replace({str(note)!r} + ".tmp", {str(note)!r})
+        await asyncio.Event().wait()
+    deaf = ProcessSpec(name="deaf", argv=({sys.executable!r}, "-S", "-c", {IGNORE_TERM!r}))
+    await supervisor.run([[deaf, ProcessSpec(name="two", argv=("/bin/sleep", "600"))]],
+        environment=os.environ, when_ready=when_ready)
+
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+    try:
+        await until(note.exists, "the supervisor to be ready")
+        pids = [int(pid) for pid in note.read_text().split()]
+        assert len(pids) == 2
+    finally:
+        process.kill()
+        await process.wait()
+
+    await until(lambda: all(is_zombie(pid) for pid in pids), "the end of the orphans")

@@ -1,0 +1,109 @@
+"""Flags beat the environment, the environment beats the file, and unknown names are refused by name."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extproc import cli, service
+from extproc.config import PickerSettings, parse_endpoints, parse_weights
+from extproc.errors import ConfigError
+
+PODS = "127.0.0.1:8101,[::1]:8102"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PickerSettings]:
+    """Run `kvmesh extproc …` up to the point where it would serve, and return its settings."""
+    seen: list[PickerSettings] = []
+
+    async def serve(settings: PickerSettings, *, stop: asyncio.Event) -> None:
+        seen.append(settings)
+
+    monkeypatch.setattr(service, "serve", serve)
+    monkeypatch.delenv("KVMESH_CONFIG", raising=False)
+
+    def command(*arguments: str) -> PickerSettings:
+        root: Any = cli.build()
+        root(["extproc", *arguments], prog_name="kvmesh", standalone_mode=False)
+        return seen.pop()
+
+    return command
+
+
+def config(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "kvmesh.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_flag_beats_the_environment_and_the_file(
+    run: Callable[..., PickerSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = config(tmp_path, "index_timeout_ms: 5\nscrape_interval_ms: 50\ngrpc_port: 1111\n")
+    monkeypatch.setenv("KVMESH_SCRAPE_INTERVAL_MS", "60")
+    monkeypatch.setenv("KVMESH_GRPC_PORT", "2222")
+    settings = run("--config", path, "--endpoints", PODS, "--grpc-port", "3333")
+    assert (settings.index_timeout_seconds, settings.scrape_interval_seconds, settings.grpc_port) == (0.005, 0.06, 3333)
+
+
+def test_lists_and_mappings_may_be_written_as_yaml(run: Callable[..., PickerSettings], tmp_path: Path) -> None:
+    text = "endpoints: ['127.0.0.1:1', '[::1]:2']\nweights: {prefix: 1.5}\nsheddable_classes: [batch, crawl]\n"
+    settings = run("--config", config(tmp_path, text))
+    assert settings.endpoints == ("127.0.0.1:1", "[::1]:2")
+    assert settings.policy.weights == {"prefix": 1.5}
+    assert settings.policy.sheddable_classes == {"batch", "crawl"}
+
+
+def test_a_key_of_another_command_is_not_an_error(run: Callable[..., PickerSettings], tmp_path: Path) -> None:
+    assert run("--config", config(tmp_path, "indexer_admin_port: 9\n"), "--endpoints", PODS).endpoints
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("indx_timeout_ms: 5\n", "unknown setting 'indx_timeout_ms'; the nearest valid one is 'index_timeout_ms'"),
+        ("- a\n", "must be a mapping"),
+        ("a: [\n", "not readable as YAML"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_mistake(
+    run: Callable[..., PickerSettings], tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run("--config", config(tmp_path, text), "--endpoints", PODS)
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest_one(
+    run: Callable[..., PickerSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVMESH_GRCP_PORT", "1")
+    with pytest.raises(ConfigError, match="KVMESH_GRCP_PORT; the nearest valid one is 'KVMESH_GRPC_PORT'"):
+        run("--endpoints", PODS)
+
+
+def test_a_tokenizer_without_its_model_is_refused(run: Callable[..., PickerSettings]) -> None:
+    with pytest.raises(ConfigError, match="--tokenizer is given without --model"):
+        run("--endpoints", PODS, "--tokenizer", ".")
+
+
+@pytest.mark.parametrize("text", ["localhost", "a:0", "a:65536", "::1:80", ":80", "a:b", "a:1,a:1"])
+def test_a_bad_endpoint_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="endpoint"):
+        parse_endpoints(text)
+
+
+@pytest.mark.parametrize("text", ["prefx=1", "prefix", "prefix=x", "prefix=-1", "prefix=nan", "prefix=inf"])
+def test_bad_weights_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"scorer|weight"):
+        parse_weights(text)
+
+
+@pytest.mark.parametrize("command", ["extproc", "indexer", "sim", "up", "explain", "version"])
+def test_every_command_has_help_and_the_shared_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root: Any = cli.build()
+    root([command, "--help"], prog_name="kvmesh", standalone_mode=False)
+    text = capsys.readouterr().out
+    assert all(flag in text for flag in ("--config", "--log-format", "--log-level", "KVMESH_CONFIG"))

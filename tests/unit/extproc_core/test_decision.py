@@ -1,0 +1,179 @@
+"""Filters, scorers and their sum: which endpoint wins and what the decision says of it."""
+
+import pytest
+
+from extproc.core.admission import admit
+from extproc.core.decision import decide
+from extproc.core.endpoint import Candidate, EndpointLoad, Reachability
+from extproc.core.inflight import Bookings
+from extproc.core.policy import PickPolicy
+from extproc.core.scorers import SCORERS
+from extproc.errors import NoReadyEndpointError, RequestShedError
+
+POLICY = PickPolicy()
+
+
+def load(*, waiting: int = 0, kv_usage: float = 0.0) -> EndpointLoad:
+    return EndpointLoad(
+        waiting_requests=waiting,
+        running_requests=0,
+        kv_usage=kv_usage,
+        prefix_hit_tokens=0,
+        prefix_query_tokens=0,
+        reported_at=0.0,
+    )
+
+
+def candidate(
+    address: str,
+    *,
+    waiting: int = 0,
+    kv_usage: float = 0.0,
+    booked: int = 0,
+    matched: int = 0,
+    prompt: int = 100,
+    known: bool = True,
+    reachability: Reachability = Reachability.READY,
+) -> Candidate:
+    return Candidate(
+        address=address,
+        reachability=reachability,
+        load=load(waiting=waiting, kv_usage=kv_usage) if known else None,
+        booked_requests=booked,
+        matched_tokens=matched,
+        prompt_tokens=prompt,
+    )
+
+
+def winner(*candidates: Candidate, tie_break: float = 0.5) -> str:
+    decision = decide(candidates, policy=POLICY, prompt_tokens=100, degraded=(), tie_break=lambda: tie_break)
+    return decision.endpoints[0]
+
+
+def test_a_whole_prefix_outweighs_the_longest_queue() -> None:
+    assert winner(candidate("warm", waiting=9, matched=99), candidate("cold")) == "warm"
+
+
+def test_half_a_prefix_does_not_outweigh_the_longest_queue() -> None:
+    assert winner(candidate("warm", waiting=9, matched=50), candidate("cold")) == "cold"
+
+
+def test_requests_booked_since_the_report_count_as_waiting() -> None:
+    assert winner(candidate("booked", booked=2), candidate("waiting", waiting=1)) == "waiting"
+
+
+def test_kv_usage_orders_endpoints_that_are_otherwise_equal() -> None:
+    assert winner(candidate("full", kv_usage=0.9), candidate("empty", kv_usage=0.1)) == "empty"
+
+
+def test_unknown_load_is_never_taken_for_idle() -> None:
+    assert winner(candidate("unknown", known=False), candidate("busy", waiting=4, kv_usage=0.9)) == "busy"
+
+
+def test_an_unknown_endpoint_is_still_picked_when_it_is_all_there_is() -> None:
+    assert winner(candidate("unknown", known=False)) == "unknown"
+
+
+def test_unreachable_endpoints_are_filtered_and_named() -> None:
+    decision = decide(
+        [candidate("gone", reachability=Reachability.UNREACHABLE, matched=99), candidate("there")],
+        policy=POLICY,
+        prompt_tokens=100,
+        degraded=("no-tokenizer",),
+        tie_break=lambda: 0.0,
+    )
+    assert decision.endpoints == ("there",)
+    assert decision.rejected == {"gone": "ready: unreachable"}
+    assert decision.degraded == ("no-tokenizer",)
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_without_a_ready_endpoint_the_client_gets_503(gone: int) -> None:
+    candidates = [candidate(f"p{i}", reachability=Reachability.UNREACHABLE) for i in range(gone)]
+    with pytest.raises(NoReadyEndpointError) as refusal:
+        decide(candidates, policy=POLICY, prompt_tokens=0, degraded=(), tie_break=lambda: 0.0)
+    assert (refusal.value.http_status, refusal.value.reason) == (503, "no-ready-endpoint")
+
+
+def test_fallbacks_follow_in_the_order_of_their_totals() -> None:
+    decision = decide(
+        [candidate("c", waiting=3), candidate("a", matched=96), candidate("d", waiting=9), candidate("b", waiting=1)],
+        policy=POLICY,
+        prompt_tokens=100,
+        degraded=(),
+        tie_break=lambda: 0.0,
+    )
+    assert decision.endpoints == ("a", "b", "c")
+    assert decision.matched_tokens == 96
+
+
+def test_ties_are_broken_by_the_random_number() -> None:
+    numbers = iter([0.9, 0.1, 0.5])
+    decision = decide(
+        [candidate("a"), candidate("b"), candidate("c")],
+        policy=POLICY,
+        prompt_tokens=100,
+        degraded=(),
+        tie_break=lambda: next(numbers),
+    )
+    assert decision.endpoints == ("b", "c", "a")
+
+
+def test_the_reasons_name_the_weightiest_scorer_first() -> None:
+    decision = decide(
+        [candidate("a", matched=64, kv_usage=0.25), candidate("b", waiting=1)],
+        policy=POLICY,
+        prompt_tokens=80,
+        degraded=(),
+        tie_break=lambda: 0.0,
+    )
+    assert decision.reasons() == ["queue-depth 1.00 × 2", "prefix 0.64 × 3", "kv-usage 0.75 × 1"]
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_every_scorer_stays_between_zero_and_one(name: str) -> None:
+    pods = [candidate("a", waiting=7, kv_usage=1.0, matched=99), candidate("b", known=False), candidate("c", prompt=0)]
+    assert all(0.0 <= score <= 1.0 for score in SCORERS[name](pods))
+
+
+SHEDDABLE = PickPolicy(sheddable_classes=frozenset({"batch"}), retry_after_seconds=7)
+
+
+def test_a_sheddable_request_is_refused_while_every_endpoint_is_saturated() -> None:
+    saturated = [candidate("a", waiting=5), candidate("b", kv_usage=0.8), candidate("c", waiting=3, booked=2)]
+    with pytest.raises(RequestShedError) as refusal:
+        admit(saturated, objective="batch", policy=SHEDDABLE)
+    assert (refusal.value.http_status, refusal.value.retry_after_seconds) == (503, 7)
+
+
+@pytest.mark.parametrize(
+    ("objective", "candidates"),
+    [
+        ("batch", [candidate("a", waiting=5), candidate("b", waiting=4)]),
+        ("batch", [candidate("a", known=False)]),
+        ("batch", []),
+        ("interactive", [candidate("a", waiting=50)]),
+        (None, [candidate("a", waiting=50)]),
+    ],
+    ids=["one-has-room", "no-evidence", "no-endpoint", "other-class", "no-class"],
+)
+def test_everything_else_is_admitted(objective: str | None, candidates: list[Candidate]) -> None:
+    admit(candidates, objective=objective, policy=SHEDDABLE)
+
+
+def test_a_stale_endpoint_does_not_open_the_gate() -> None:
+    with pytest.raises(RequestShedError):
+        admit([candidate("a", waiting=5), candidate("b", known=False)], objective="batch", policy=SHEDDABLE)
+
+
+def test_bookings_since_the_report_are_counted_and_released_once() -> None:
+    bookings = Bookings()
+    early, late = bookings.book("a", now=1.0), bookings.book("a", now=3.0)
+    bookings.book("b", now=3.0)
+    assert (bookings.booked_since("a", since=0.0), bookings.booked_since("a", since=1.0)) == (2, 1)
+    assert bookings.by_endpoint() == {"a": 2, "b": 1}
+    bookings.release(late)
+    assert (bookings.booked_since("a", since=1.0), bookings.by_endpoint()) == (0, {"a": 1, "b": 1})
+    bookings.release(early)
+    with pytest.raises(KeyError):
+        bookings.release(early)

@@ -1,0 +1,119 @@
+"""One ext_proc stream as a state machine: what is answered when, in each body mode."""
+
+import pytest
+
+from extproc.core.exchange import (
+    BODY_CHUNK_BYTES,
+    Answer,
+    BodyChunk,
+    BodyMode,
+    BodyWithPick,
+    Exchange,
+    HeadersWithPick,
+    Pick,
+    RequestFacts,
+)
+from extproc.errors import BodyTooLargeError
+
+FACTS = RequestFacts(method="POST", path="/v1/completions", objective=None, request_id="r1")
+PODS = ("10.0.0.1:8000", "10.0.0.2:8000")
+
+
+def opened(mode: BodyMode, *, end_of_stream: bool = False, max_body_bytes: int = 1000) -> tuple[Exchange, list[object]]:
+    exchange = Exchange(max_body_bytes=max_body_bytes)
+    steps = exchange.request_headers(FACTS, mode=mode, response_mode=BodyMode.NONE, end_of_stream=end_of_stream)
+    return exchange, list(steps)
+
+
+def test_duplex_holds_every_answer_until_the_body_has_ended() -> None:
+    exchange, first = opened(BodyMode.FULL_DUPLEX_STREAMED)
+    steps = [
+        first,
+        list(exchange.request_body(b"ab", end_of_stream=False)),
+        list(exchange.request_body(b"cd", end_of_stream=False)),
+        list(exchange.request_body(b"", end_of_stream=True)),
+        list(exchange.picked(PODS)),
+    ]
+    assert steps == [
+        [],
+        [],
+        [],
+        [Pick(FACTS, b"abcd")],
+        [HeadersWithPick(PODS), BodyChunk(b"abcd", end_of_stream=True)],
+    ]
+
+
+def test_duplex_body_ended_by_trailers_is_sent_on_without_end_and_with_trailers() -> None:
+    exchange, _ = opened(BodyMode.FULL_DUPLEX_STREAMED)
+    exchange.request_body(b"ab", end_of_stream=False)
+    assert list(exchange.request_trailers()) == [Pick(FACTS, b"ab")]
+    assert list(exchange.picked(PODS)) == [
+        HeadersWithPick(PODS),
+        BodyChunk(b"ab", end_of_stream=False),
+        Answer.REQUEST_TRAILERS,
+    ]
+
+
+def test_duplex_body_is_sent_on_in_chunks_that_add_up_to_it() -> None:
+    body = bytes(range(256)) * 700
+    exchange, _ = opened(BodyMode.FULL_DUPLEX_STREAMED, max_body_bytes=len(body))
+    exchange.request_body(body, end_of_stream=True)
+    chunks = [step for step in exchange.picked(PODS) if isinstance(step, BodyChunk)]
+    assert b"".join(chunk.body for chunk in chunks) == body
+    assert max(len(chunk.body) for chunk in chunks) == BODY_CHUNK_BYTES
+    assert [chunk.end_of_stream for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_duplex_empty_body_is_sent_on_as_one_empty_chunk() -> None:
+    exchange, _ = opened(BodyMode.FULL_DUPLEX_STREAMED)
+    assert list(exchange.request_body(b"", end_of_stream=True)) == [Pick(FACTS, b"")]
+    assert list(exchange.picked(PODS)) == [HeadersWithPick(PODS), BodyChunk(b"", end_of_stream=True)]
+
+
+def test_buffered_answers_the_headers_at_once_and_the_body_with_the_pick() -> None:
+    exchange, first = opened(BodyMode.BUFFERED)
+    assert first == [Answer.REQUEST_HEADERS]
+    assert list(exchange.request_body(b"ab", end_of_stream=True)) == [Pick(FACTS, b"ab")]
+    assert list(exchange.picked(PODS)) == [BodyWithPick(PODS)]
+
+
+def test_buffered_body_followed_by_trailers_is_picked_at_the_body() -> None:
+    exchange, _ = opened(BodyMode.BUFFERED)
+    assert list(exchange.request_body(b"ab", end_of_stream=False)) == [Pick(FACTS, b"ab")]
+    exchange.picked(PODS)
+    assert list(exchange.request_trailers()) == [Answer.REQUEST_TRAILERS]
+
+
+@pytest.mark.parametrize("mode", list(BodyMode))
+def test_a_request_without_body_is_picked_at_its_headers(mode: BodyMode) -> None:
+    exchange, first = opened(mode, end_of_stream=True)
+    assert first == [Pick(FACTS, b"")]
+    assert list(exchange.picked(PODS)) == [HeadersWithPick(PODS)]
+
+
+@pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL])
+def test_a_body_that_cannot_be_seen_whole_is_picked_at_the_headers_and_passes(mode: BodyMode) -> None:
+    exchange, first = opened(mode)
+    assert first == [Pick(FACTS, b"")]
+    exchange.picked(PODS)
+    assert list(exchange.request_body(b"ab", end_of_stream=True)) == [Answer.REQUEST_BODY]
+
+
+def test_the_body_limit_is_enforced_on_the_chunk_that_passes_it() -> None:
+    exchange, _ = opened(BodyMode.FULL_DUPLEX_STREAMED, max_body_bytes=4)
+    exchange.request_body(b"abcd", end_of_stream=False)
+    with pytest.raises(BodyTooLargeError, match="larger than 4 bytes"):
+        exchange.request_body(b"e", end_of_stream=False)
+
+
+def test_a_duplex_response_body_is_echoed() -> None:
+    exchange = Exchange(max_body_bytes=10)
+    exchange.request_headers(FACTS, mode=BodyMode.NONE, response_mode=BodyMode.FULL_DUPLEX_STREAMED, end_of_stream=True)
+    assert list(exchange.response_body(b"sse", end_of_stream=False)) == [
+        BodyChunk(b"sse", end_of_stream=False, response=True)
+    ]
+
+
+def test_any_other_response_body_is_acknowledged() -> None:
+    exchange, _ = opened(BodyMode.BUFFERED)
+    assert list(exchange.response_body(b"x", end_of_stream=True)) == [Answer.RESPONSE_BODY]

@@ -1,0 +1,114 @@
+"""What `kvmesh up` would start, with which flags; nothing is started."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from extproc.local.body_mode import BodyMode
+from extproc.local.envoy_config import SocketAddress
+from extproc.local.ports import PortUse
+from extproc.local.stack import LocalParts, StackSettings, fixed_ports, plan
+
+KVMESH = f"{sys.executable} -m extproc"
+REAL_PODS = (SocketAddress(host="10.0.0.1", port=8000), SocketAddress(host="::1", port=8000))
+
+
+def settings(
+    *, endpoints: tuple[SocketAddress, ...] = (), model: str | None = "tiny", tokenizer: Path | None = Path("/tok")
+) -> StackSettings:
+    return StackSettings(
+        simulated_pods=2,
+        endpoints=endpoints,
+        model=model,
+        tokenizer_folder=tokenizer,
+        redis_url=None,
+        envoy_port=10000,
+        envoy_admin_port=9901,
+        picker_grpc_port=9002,
+        admin_port=9090,
+        indexer_admin_port=9091,
+        sim_port=8101,
+        body_mode=BodyMode.DUPLEX,
+    )
+
+
+def parts(*, redis_program: Path | None = Path("/bin/redis-server")) -> LocalParts:
+    return LocalParts(
+        run_directory=Path("/run"),
+        envoy_program=Path("/bin/envoy"),
+        envoy_config=Path("/run/envoy.json"),
+        redis_program=redis_program,
+        redis_url="redis://127.0.0.1:7000/0",
+        redis_port=7000,
+    )
+
+
+def test_the_whole_mesh_is_planned_in_two_stages_with_every_flag_spelled_out() -> None:
+    stages = plan(settings(), parts())
+
+    assert [{spec.name: " ".join(spec.argv) for spec in stage} for stage in stages] == [
+        {
+            "redis": "/bin/redis-server --bind 127.0.0.1 --port 7000 --save  --appendonly no --dir /run --daemonize no",
+            "pod-0": f"{KVMESH} sim --host 127.0.0.1 --port 8101 --pods 1 --model tiny --tokenizer /tok",
+            "pod-1": f"{KVMESH} sim --host 127.0.0.1 --port 8102 --pods 1 --model tiny --tokenizer /tok",
+        },
+        {
+            "indexer": f"{KVMESH} indexer --host 127.0.0.1 --indexer-admin-port 9091 --redis redis://127.0.0.1:7000/0"
+            " --endpoints 127.0.0.1:8101,127.0.0.1:8102 --model tiny",
+            "extproc": f"{KVMESH} extproc --host 127.0.0.1 --grpc-port 9002 --admin-port 9090"
+            " --redis redis://127.0.0.1:7000/0 --endpoints 127.0.0.1:8101,127.0.0.1:8102 --model tiny --tokenizer /tok",
+            "envoy": "/bin/envoy -c /run/envoy.json --log-level warning --disable-hot-restart --concurrency 2",
+        },
+    ]
+
+
+def test_every_process_has_a_condition_to_be_ready() -> None:
+    conditions = {
+        spec.name: [str(condition) for condition in spec.ready] for stage in plan(settings(), parts()) for spec in stage
+    }
+
+    assert conditions == {
+        "redis": ["PING redis://127.0.0.1:7000/0"],
+        "pod-0": ["GET http://127.0.0.1:8101/health"],
+        "pod-1": ["GET http://127.0.0.1:8102/health"],
+        "indexer": ["GET http://127.0.0.1:9091/readyz"],
+        "extproc": ["GET http://127.0.0.1:9090/readyz", "gRPC health of 127.0.0.1:9002"],
+        "envoy": ["GET http://127.0.0.1:9901/ready"],
+    }
+
+
+def test_real_pods_and_a_foreign_redis_are_used_and_not_started() -> None:
+    stages = plan(settings(endpoints=REAL_PODS, model=None, tokenizer=None), parts(redis_program=None))
+
+    assert [[spec.name for spec in stage] for stage in stages] == [[], ["indexer", "extproc", "envoy"]]
+    indexer, picker, _ = stages[1]
+    assert " ".join(indexer.argv).endswith("--endpoints 10.0.0.1:8000,[::1]:8000")
+    assert " ".join(picker.argv).endswith("--endpoints 10.0.0.1:8000,[::1]:8000")
+
+
+def test_the_ports_that_must_be_free_are_listed_with_the_flag_that_moves_them() -> None:
+    assert fixed_ports(settings()) == (
+        PortUse(port=10000, purpose="the gateway (Envoy)", flag="--envoy-port"),
+        PortUse(port=9901, purpose="Envoy's admin page", flag="--envoy-admin-port"),
+        PortUse(port=9002, purpose="the picker's gRPC", flag="--picker-grpc-port"),
+        PortUse(port=9090, purpose="the picker's admin page", flag="--admin-port"),
+        PortUse(port=9091, purpose="the indexer's admin page", flag="--indexer-admin-port"),
+        PortUse(port=8101, purpose="simulated pod 0", flag="--sim-port"),
+        PortUse(port=8102, purpose="simulated pod 1", flag="--sim-port"),
+    )
+
+
+def test_real_pods_ask_for_no_local_port() -> None:
+    assert [use.flag for use in fixed_ports(settings(endpoints=REAL_PODS))] == [
+        "--envoy-port",
+        "--envoy-admin-port",
+        "--picker-grpc-port",
+        "--admin-port",
+        "--indexer-admin-port",
+    ]
+
+
+@pytest.mark.parametrize(("mode", "file"), [(BodyMode.DUPLEX, "local.yaml"), (BodyMode.BUFFERED, "buffered.yaml")])
+def test_each_body_mode_has_its_envoy_file(mode: BodyMode, file: str) -> None:
+    assert mode.envoy_file == file

@@ -1,0 +1,124 @@
+"""Rendering of chat templates; the whole behaviour is compared with vLLM's own code in `tests/vllm`."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from extproc.core.request import ChatPrompt
+from extproc.errors import ChatTemplateError
+from extproc.wire.chat_template import ChatTemplate
+
+NOON = datetime(2026, 3, 4, 12, 0, 0)
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+
+
+def render(source: str, *messages: Any, **fields: Any) -> str:
+    template = ChatTemplate(source, special_tokens=TOKENS, now=lambda: NOON)
+    return template.render(ChatPrompt(messages=messages or ({"role": "user", "content": "x"},), **fields))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ bos_token }}{{ eos_token }}{{ unk_token is defined }}", "<s></s>False"),
+        ("{{ add_generation_prompt }} {{ tools }} {{ documents }}", "True None None"),
+        ("{% if true %}\n  a\n  {% endif %}\nb", "  a\nb"),
+        ("{{ '<b>&\"é' | tojson }}", '"<b>&\\"é"'),
+        ("{{ {'b': 1, 'a': [1.0, none]} | tojson }}", '{"b": 1, "a": [1.0, null]}'),
+        ("{{ {'b': 1} | tojson(indent=2) }}", '{\n  "b": 1\n}'),
+        ("{{ {'b': 1, 'a': 'é'} | tojson(true, none, (',', ':'), true) }}", '{"a":"\\u00e9","b":1}'),
+        ("{{ strftime_now('%d %b %Y %H:%M') }}", "04 Mar 2026 12:00"),
+        ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
+        ("{% generation %}{% set x = 1 %}in{{ x }}{% endgeneration %}{{ x }}", "in1"),
+        ("{{ messages[0].items() | list }}", "[('role', 'user'), ('content', 'x')]"),
+        ("{{ messages[0].missing is defined }}{{ messages[0].missing }}", "False"),
+    ],
+)
+def test_templates_find_what_transformers_gives_them(source: str, expected: str) -> None:
+    assert render(source) == expected
+
+
+def test_variables_of_the_request_reach_the_template_and_win_over_special_tokens() -> None:
+    kwargs = {"thinking": False, "bos_token": "!", "padding": 1, "messages_unused": 2}
+    source = "{{ thinking }} {{ bos_token }} {{ padding is defined }}"
+    assert render(source, chat_template_kwargs=kwargs) == "False ! False"
+
+
+def test_a_variable_that_the_template_only_sets_cannot_be_given() -> None:
+    source = "{% set own = 1 %}{{ own }}"
+    assert render(source, chat_template_kwargs={"own": 2}) == "1"
+
+
+def test_tools_come_from_the_template_variables_when_they_are_there() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert render("{{ tools[0].function.name }}", tools=(tool,)) == "f"
+    assert render("{{ tools }}", tools=(tool,), chat_template_kwargs={"tools": "other"}) == "other"
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "expected"),
+    [
+        (TURNS, "One, two", "[assistant]One, two"),
+        (TURNS, "One, two ", "[assistant]One, two "),
+        (TURNS, "", "[assistant]"),
+        ("{% for m in messages %}<{{ m.content | trim }}>{% endfor %}", " One, two  ", "<One, two"),
+        ("{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}", "One", "<One"),
+    ],
+)
+def test_a_continued_message_ends_where_the_model_goes_on(template: str, content: str, expected: str) -> None:
+    message = {"role": "assistant", "content": content}
+    rendered = render(template, message, add_generation_prompt=False, continue_final_message=True)
+    assert rendered == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "fields"),
+    [
+        (TURNS, [], {}),
+        (TURNS, [{"role": "user", "content": "x"}], {"continue_final_message": True}),
+        ("no such field", [{"role": "user", "content": "x"}], {"continue": True}),
+        ("{{ messages[0].content[:1] }}", [{"role": "user", "content": "abc"}], {"continue": True}),
+        (
+            "{% for m in messages %}{% for p in m.content %}{% endfor %}{% endfor %}",
+            [{"role": "a"}],
+            {"continue": True},
+        ),
+        ("{{ raise_exception('no') }}", [{"role": "user", "content": "x"}], {}),
+        ("{{ messages.append(1) }}", [{"role": "user", "content": "x"}], {}),
+        ("{{ ''.__class__.__mro__ }}", [{"role": "user", "content": "x"}], {}),
+        ("{{ 1 // 0 }}", [{"role": "user", "content": "x"}], {}),
+        ("{{ messages[0].content + 1 }}", [{"role": "user", "content": "x"}], {}),
+        ("{{ messages }}", [{"role": "user", "content": "x"}], {"chat_template_kwargs": {"messages": 1}}),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", [{"role": "user", "content": "x"}], {}),
+    ],
+)
+def test_what_vllm_would_refuse_is_an_error_with_a_reason(
+    source: str, messages: list[Any], fields: dict[str, Any]
+) -> None:
+    if fields.pop("continue", False):
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    template = ChatTemplate(source, special_tokens=TOKENS, now=lambda: NOON)
+    with pytest.raises(ChatTemplateError) as caught:
+        template.render(ChatPrompt(messages=tuple(messages), **fields))
+    assert caught.value.reason == "chat-template"
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ ", "{% unknown %}"])
+def test_a_template_that_does_not_compile_is_an_error_at_once(source: str) -> None:
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate(source, special_tokens={})
+
+
+def test_developers_become_system_unless_the_template_knows_them() -> None:
+    messages = ({"role": "user", "content": "x"}, {"role": "developer", "content": "D"})
+    assert render(TURNS, *messages) == "[system]D</s>[user]x</s>"
+    assert render("{# 'developer' #}" + TURNS, *messages) == "[user]x</s>[developer]D</s>"
+
+
+def test_one_template_renders_many_conversations_without_remembering_any() -> None:
+    template = ChatTemplate(TURNS, special_tokens=TOKENS)
+    prompts = [ChatPrompt(messages=({"role": "user", "content": str(number)},)) for number in range(3)]
+    rendered = [template.render(prompt) for prompt in prompts + prompts]
+    assert rendered == ["[user]0</s>", "[user]1</s>", "[user]2</s>"] * 2

@@ -1,0 +1,66 @@
+"""The load is read from the few lines that carry it, whatever surrounds them."""
+
+import pytest
+
+from extproc.core.endpoint import EndpointLoad
+from extproc.wire.vllm_metrics import parse_load
+
+POD = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="tiny"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="tiny"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 9.0
+vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25
+vllm:prefix_cache_queries_total{engine="0",model_name="tiny"} 1000.0
+vllm:prefix_cache_queries_created{engine="0",model_name="tiny"} 1.7e9
+vllm:prefix_cache_hits_total{engine="0",model_name="tiny"} 250.0
+"""
+
+
+def test_one_engine() -> None:
+    load = parse_load(POD, reported_at=5.0)
+    assert load == EndpointLoad(
+        waiting_requests=2,
+        running_requests=3,
+        kv_usage=0.25,
+        prefix_hit_tokens=250,
+        prefix_query_tokens=1000,
+        reported_at=5.0,
+    )
+    assert load.prefix_hit_rate == 0.25
+
+
+def test_data_parallel_engines_are_summed_and_their_kv_use_averaged() -> None:
+    text = POD + POD.replace(b'engine="0"', b'engine="1"').replace(b"} 0.25", b"} 0.75")
+    load = parse_load(text, reported_at=5.0)
+    assert load is not None
+    assert (load.waiting_requests, load.running_requests, load.kv_usage) == (4, 6, 0.5)
+
+
+def test_the_kv_use_of_older_vllm_is_found_by_its_older_name() -> None:
+    load = parse_load(POD.replace(b"kv_cache_usage_perc", b"gpu_cache_usage_perc"), reported_at=0.0)
+    assert load is not None
+    assert load.kv_usage == 0.25
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"<html>not found</html>",
+        POD.replace(b"num_requests_waiting{", b"num_requests_pending{"),
+        POD.replace(b"} 3.0", b"} NaN"),
+        POD.replace(b"} 3.0", b"} "),
+        POD.replace(b"} 0.25", b"} lots"),
+    ],
+    ids=["empty", "html", "missing", "nan", "no-value", "no-number"],
+)
+def test_a_page_without_usable_load_says_nothing(text: bytes) -> None:
+    assert parse_load(text, reported_at=0.0) is None
+
+
+def test_a_page_that_starts_with_the_series_and_has_no_labels_or_last_newline() -> None:
+    text = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.5 1700000000"
+    load = parse_load(text, reported_at=0.0)
+    assert load is not None
+    assert (load.running_requests, load.kv_usage, load.prefix_hit_rate) == (1, 0.5, None)

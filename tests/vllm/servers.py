@@ -1,0 +1,194 @@
+"""Real vLLM servers on this machine's CPU, for tests: start, wait until healthy, end for sure.
+
+Used by `conftest.py` and by anything else that needs real pods. A server takes about 35 s and 1.5 GB; two fit into
+2 cores. Every port is chosen by the operating system, and nothing outlives `stop`.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tests.vllm.environment import VllmEnvironment, offline
+
+MODEL_NAME = "tiny"
+BLOCK_SIZE = 32  # tokens; the CPU attention needs a multiple of 32
+MAX_MODEL_LEN = 4096  # tokens
+START_DEADLINE_SECONDS = 180.0
+STOP_DEADLINE_SECONDS = 20.0
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+LIBC = ctypes.CDLL(None)
+
+
+class ServerStartError(Exception):
+    """A server ended or did not become healthy in time; the message has the end of its log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmPod:
+    """One running server. `address` is HOST:PORT; `log` is the file with everything it printed."""
+
+    address: str
+    model: str
+    model_folder: Path
+    log: Path
+    process: "subprocess.Popen[bytes]"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def get(self, path: str, *, timeout_seconds: float = 30.0) -> Any:
+        """GET a JSON document."""
+        with urllib.request.urlopen(self.url + path, timeout=timeout_seconds) as answer:
+            return json.load(answer)
+
+    def get_text(self, path: str, *, timeout_seconds: float = 30.0) -> str:
+        """GET a text, for /metrics."""
+        with urllib.request.urlopen(self.url + path, timeout=timeout_seconds) as answer:
+            return bytes(answer.read()).decode()
+
+    def post(self, path: str, body: Mapping[str, Any], *, timeout_seconds: float = 60.0) -> tuple[int, Any]:
+        """POST JSON and return status and decoded answer, also for 4xx and 5xx."""
+        request = urllib.request.Request(
+            self.url + path, data=json.dumps(body).encode(), headers={"content-type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_seconds) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read() or b"null")
+
+    def kill(self) -> None:
+        """End the server and all its children at once, as a crash would."""
+        end_group(self.process, signal.SIGKILL)
+        self.process.wait(STOP_DEADLINE_SECONDS)
+
+
+@contextlib.contextmanager
+def running_pods(
+    count: int, *, environment: VllmEnvironment, model_folder: Path, logs: Path, extra_flags: Sequence[str] = ()
+) -> Iterator[tuple[VllmPod, ...]]:
+    """Start servers side by side, yield them when all are healthy, and end them whatever happens."""
+    logs.mkdir(parents=True, exist_ok=True)
+    pods: list[VllmPod] = []
+    with contextlib.ExitStack() as stack:
+        for number in range(count):
+            pod = start(
+                environment,
+                model_folder=model_folder,
+                log_file=stack.enter_context((logs / f"vllm-{number}.log").open("wb")),
+                log=logs / f"vllm-{number}.log",
+                extra_flags=extra_flags,
+            )
+            stack.callback(stop, pod)
+            pods.append(pod)
+        wait_until_healthy(pods, deadline_seconds=START_DEADLINE_SECONDS)
+        yield tuple(pods)
+
+
+def start(
+    environment: VllmEnvironment, *, model_folder: Path, log_file: IO[bytes], log: Path, extra_flags: Sequence[str]
+) -> VllmPod:
+    """Start one server in a process group of its own and return at once; it is not healthy yet."""
+    address = f"127.0.0.1:{free_port()}"
+    process = subprocess.Popen(
+        command(environment, model_folder=model_folder, address=address, extra_flags=extra_flags),
+        env=offline()
+        | {
+            "VLLM_HOST_IP": "127.0.0.1",  # what tcp://*:0 binds
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_LOGGING_LEVEL": "INFO",
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=log_file,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - one call into a library that is already loaded
+    )
+    return VllmPod(address=address, model=MODEL_NAME, model_folder=model_folder, log=log, process=process)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end the server, which ends its children, when the test run is killed and cannot clean up."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def command(environment: VllmEnvironment, *, model_folder: Path, address: str, extra_flags: Sequence[str]) -> list[str]:
+    """Return the command line; event and replay ports are 0, `GET /kv_event_sources` tells which were bound."""
+    host, port = address.rsplit(":", 1)
+    events = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "tcp://*:0",  # only with the star does vLLM tell the port that it bound
+        "replay_endpoint": "tcp://*:0",
+        "topic": f"kv@{address}@{MODEL_NAME}",
+    }
+    return [
+        *(str(environment.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_folder)),
+        *("--host", host, "--port", port, "--served-model-name", MODEL_NAME),
+        *("--max-model-len", str(MAX_MODEL_LEN), "--enforce-eager", "--block-size", str(BLOCK_SIZE)),
+        *("--enable-prefix-caching", "--num-gpu-blocks-override", "512", "--max-num-seqs", "16"),
+        *("--enable-prompt-tokens-details", "--enable-scale-out"),
+        *("--kv-events-config", json.dumps(events)),
+        *extra_flags,
+    ]
+
+
+def wait_until_healthy(pods: Sequence[VllmPod], *, deadline_seconds: float) -> None:
+    """Return when every server answers /health; raise ServerStartError with the log of the first that will not."""
+    give_up_at = time.monotonic() + deadline_seconds
+    for pod in pods:
+        while not is_healthy(pod):
+            if pod.process.poll() is not None:
+                raise ServerStartError(f"vLLM ended with {pod.process.returncode}:\n{log_tail(pod.log)}")
+            if time.monotonic() > give_up_at:
+                raise ServerStartError(f"vLLM not healthy in {deadline_seconds:.0f} s:\n{log_tail(pod.log)}")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                pod.process.wait(0.25)
+
+
+def is_healthy(pod: VllmPod) -> bool:
+    try:
+        with urllib.request.urlopen(f"{pod.url}/health", timeout=2.0) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def stop(pod: VllmPod) -> None:
+    """End a server and its children: politely, then for sure. Safe to call for one that is already gone."""
+    end_group(pod.process, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        pod.process.wait(STOP_DEADLINE_SECONDS)
+    end_group(pod.process, signal.SIGKILL)  # also reaches children that outlived their parent
+    pod.process.wait(STOP_DEADLINE_SECONDS)
+
+
+def end_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)  # its own session, so the group's number is its pid
+
+
+def log_tail(log: Path, *, lines: int = 40) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now. vLLM's HTTP server cannot tell which port it bound, so no port 0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
