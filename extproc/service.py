@@ -47,9 +47,11 @@ class BookedExchange:
     booking: Booking
     status: int = 0  # the pod's answer, 0 until it came
 
-    def responded(self, status: int) -> None:
-        """Take note of the pod's HTTP status."""
+    def responded(self, *, status: int, served_by: str | None) -> None:
+        """Take note of the pod's HTTP status; after a retry the booking moves to the pod that took the request."""
         self.status = status
+        if served_by is not None and served_by != self.booking.endpoint and served_by in self.service.picks:
+            self.service.rebook(self, served_by)
 
     def finish(self) -> None:
         """Release the booking."""
@@ -117,6 +119,12 @@ class PickerService:
         return BookedExchange(
             service=self, endpoints=decision.endpoints[:1] if one_address else decision.endpoints, booking=booking
         )
+
+    def rebook(self, exchange: BookedExchange, endpoint: str) -> None:
+        """Move a booking to the pod that Envoy's retry went to."""
+        self.telemetry.rerouted(picked=exchange.booking.endpoint, served_by=endpoint)
+        self.bookings.release(exchange.booking)
+        exchange.booking = self.bookings.book(endpoint, now=time.monotonic())
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Return whether traffic may come. A missing index does not count: the picker serves without it."""

@@ -30,7 +30,7 @@ class IndexerSettings:
     event_sources: Mapping[str, tuple[EventAddresses, ...]] = field(default_factory=dict)  # endpoint -> by rank
     recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     rediscover_seconds: float = 10.0  # a pod that is well is asked this often where it publishes
-    rediscover_lost_seconds: float = 1.0
+    rediscover_lost_seconds: float = 0.5
 
 
 def parse_endpoints(value: str | list[str]) -> tuple[str, ...]:

@@ -18,7 +18,9 @@ from extproc.wire import ext_proc
 
 log = logging.getLogger(__name__)
 
-# room for the message around a body of the largest size
+# A buffered body comes in one message. One that is too large must still arrive, or Envoy sees a gRPC error and the
+# client a 503 instead of our 413; Envoy's own buffer limit (32 MiB in envoy/buffered.yaml) ends it above that.
+MAX_MESSAGE_BYTES_PER_BODY_BYTE = 2
 MESSAGE_OVERHEAD_BYTES = 1 << 20
 # the health services that Istio's and the Gateway API's probes ask for, besides the server as a whole
 HEALTH_SERVICES = ("", "liveness", "readiness", ext_proc.PROCESSOR_SERVICE)
@@ -31,8 +33,8 @@ class OpenExchange(Protocol):
     def endpoints(self) -> Sequence[str]:
         """The winner, then the fallbacks in order."""
 
-    def responded(self, status: int) -> None:
-        """Take note of the pod's HTTP status."""
+    def responded(self, *, status: int, served_by: str | None) -> None:
+        """Take note of the pod's HTTP status and of which pod it was, where Envoy tells."""
 
     def finish(self) -> None:
         """Release what the pick holds: the exchange is over, whatever ended it. Called exactly once."""
@@ -54,7 +56,10 @@ class ExtProcServer:
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", max_body_bytes + MESSAGE_OVERHEAD_BYTES),
+                (
+                    "grpc.max_receive_message_length",
+                    MAX_MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes + MESSAGE_OVERHEAD_BYTES,
+                ),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),  # a second picker on the same port is a mistake, not a replica
             ]
@@ -99,7 +104,9 @@ class ExtProcServer:
                     picked = await self._picks.pick(pick.facts, pick.body)
                     steps = exchange.picked(picked.endpoints)
                 elif picked is not None and message.HasField("response_headers"):
-                    picked.responded(ext_proc.response_status(message.response_headers))
+                    picked.responded(
+                        status=ext_proc.response_status(message.response_headers), served_by=ext_proc.served_by(message)
+                    )
                 for step in steps:
                     await context.write(ext_proc.encode_step(step))
         except PickError as refusal:

@@ -42,6 +42,12 @@ class PickerTelemetry:
             ["endpoint", "status"],
             registry=self.registry,
         )
+        self._rerouted = Counter(
+            "kvmesh_rerouted_picks",
+            "Requests that Envoy's retry took to another pod than the one picked.",
+            ["endpoint"],
+            registry=self.registry,
+        )
         self._phase_children = {name: self._phases.labels(name) for name in ("parse", "tokenize", "lookup", "decide")}
 
     def phase(self, name: str, seconds: float) -> None:
@@ -57,6 +63,12 @@ class PickerTelemetry:
         self._predicted.inc(matched_tokens)
         for missing in degraded:
             self._degraded.labels(missing).inc()
+
+    def rerouted(self, *, picked: str, served_by: str) -> None:
+        """Count one request that a retry took to another pod than the one picked."""
+        self._bookings.labels(picked).dec()
+        self._bookings.labels(served_by).inc()
+        self._rerouted.labels(picked).inc()
 
     def refused(self, reason: str) -> None:
         """Count one request that the picker answered itself."""

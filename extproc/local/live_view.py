@@ -16,7 +16,7 @@ from rich.text import Text
 from extproc.local.picker_state import DecisionState, EndpointState, PickerState, fetch_state
 
 REFRESH_SECONDS = 0.5
-SHOWN_DECISIONS = 12
+SHOWN_DECISIONS = 8  # the addresses and commands above stay on the screen
 STATE_STYLES = {"ready": "green", "unknown": "yellow", "unreachable": "red"}
 
 
@@ -93,10 +93,10 @@ def _pods_table(endpoints: Iterable[EndpointState]) -> Table:
             endpoint.address,
             Text(endpoint.state, style=STATE_STYLES.get(endpoint.state, "")),
             f"{endpoint.cached_blocks:,}",
-            str(endpoint.running),
-            str(endpoint.waiting),
-            f"{endpoint.kv_usage:.0%}",
-            "-" if endpoint.hit_rate is None else f"{endpoint.hit_rate:.0%}",
+            _count(endpoint.running),
+            _count(endpoint.waiting),
+            _share(endpoint.kv_usage),
+            _share(endpoint.hit_rate),
             f"{endpoint.share:.0%} ({endpoint.picks})",
         )
     return table
@@ -108,7 +108,7 @@ def _decisions_table(decisions: Iterable[DecisionState], *, zone: tzinfo | None)
     table.add_column("path", no_wrap=True)
     table.add_column("endpoint", no_wrap=True)
     table.add_column("tokens matched", justify="right")
-    table.add_column("reasons", ratio=1)
+    table.add_column("reasons", ratio=1, no_wrap=True, overflow="ellipsis")
     for decision in decisions:
         reasons = Text(", ".join(decision.reasons))
         if decision.degraded:
@@ -116,6 +116,14 @@ def _decisions_table(decisions: Iterable[DecisionState], *, zone: tzinfo | None)
         where = decision.endpoint or Text(str(decision.status), style="red")
         table.add_row(_clock(decision.at, zone=zone), decision.path or "-", where, _matched(decision), reasons)
     return table
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
 
 
 def _matched(decision: DecisionState) -> str:

@@ -12,14 +12,14 @@ FETCH_SECONDS = 2.0
 
 
 class EndpointState(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod as the picker sees it; `share`, `kv_usage` and `hit_rate` are 0..1."""
+    """One pod as the picker sees it; `share`, `kv_usage` and `hit_rate` are 0..1, None is a number nobody knows."""
 
     address: str
     state: str
     cached_blocks: int = 0
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
     hit_rate: float | None = None
     bookings: int = 0
     picks: int = 0

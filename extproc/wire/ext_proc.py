@@ -39,6 +39,7 @@ from extproc.errors import PickError
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
 OBJECTIVE_HEADER = "x-gateway-inference-objective"
 REASON_HEADER = "x-kvmesh-reason"
+UPSTREAM_ADDRESS = "upstream.address"  # an Envoy attribute: host:port, IPv6 bracketed
 LOAD_BALANCING_NAMESPACE = "envoy.lb"
 
 PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -80,6 +81,14 @@ def response_status(headers: HttpHeaders) -> int:
             text = header.raw_value.decode("ascii", "replace") or header.value
             return int(text) if text.isdigit() else 0
     return 0
+
+
+def served_by(message: ProcessingRequest) -> str | None:
+    """Return the address of the pod that answered, after retries; None unless `response_attributes` asks for it."""
+    for attributes in message.attributes.values():
+        if UPSTREAM_ADDRESS in attributes.fields:
+            return str(attributes.fields[UPSTREAM_ADDRESS].string_value) or None
+    return None
 
 
 def request_body_mode(message: ProcessingRequest) -> BodyMode:

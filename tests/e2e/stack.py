@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -74,6 +75,16 @@ class Stack:
         """Return the picker's explanation for a body, without sending it."""
         async with self.http.post(f"{self.ready['admin']}/explain", json=body, params={"path": path}) as response:
             return await response.json()
+
+    async def metric(self, name: str) -> float:
+        """Return the sum over all series of one of the picker's metrics."""
+        async with self.http.get(f"{self.ready['admin']}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[ {{]", line))
+
+    async def open_bookings(self) -> int:
+        """Return the exchanges that the picker believes to be under way."""
+        return sum(pod["bookings"] for pod in (await self.state())["endpoints"])
 
     async def indexed(self, prompt: Any, *, tokens: int = 1, model: str = "tiny") -> Any:
         """Wait until the index knows at least so many of the prompt's tokens somewhere; return the explanation."""

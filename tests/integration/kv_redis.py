@@ -31,7 +31,8 @@ def free_port() -> int:
 class RedisServer:
     """One server without persistence: whoever restarts it finds it empty."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._options = options
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
@@ -40,7 +41,7 @@ class RedisServer:
     def start(self) -> None:
         """Start it and wait until it answers."""
         where = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
-        command = [str(redis_program()), *where, "--save", ""]
+        command = [str(redis_program()), *where, "--save", "", *self._options]
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + DEADLINE_SECONDS

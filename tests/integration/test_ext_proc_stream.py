@@ -23,10 +23,10 @@ DEADLINE_SECONDS = 5.0
 class FakeExchange:
     picks: "FakePicks"
     endpoints: Sequence[str] = ("10.0.0.1:8000", "10.0.0.2:8000")
-    statuses: list[int] = field(default_factory=list)
+    responses: list[tuple[int, str | None]] = field(default_factory=list)
 
-    def responded(self, status: int) -> None:
-        self.statuses.append(status)
+    def responded(self, *, status: int, served_by: str | None) -> None:
+        self.responses.append((status, served_by))
 
     def finish(self) -> None:
         self.picks.open.remove(self)
@@ -82,6 +82,7 @@ def body(content: bytes, *, end_of_stream: bool) -> ProcessingRequest:
 def response_headers(status: bytes) -> ProcessingRequest:
     message = ProcessingRequest()
     message.response_headers.headers.headers.add(key=":status", raw_value=status)
+    message.attributes["envoy.filters.http.ext_proc"].fields["upstream.address"].string_value = "10.0.0.2:8000"
     return message
 
 
@@ -113,7 +114,7 @@ async def test_a_streamed_body_is_picked_whole_and_released_at_the_end_of_the_st
         await call.done_writing()
         assert await read(call) is grpc.aio.EOF
         await eventually(lambda: not picks.open and server.open_streams == 0)
-        assert picks.finished[0].statuses == [200]
+        assert picks.finished[0].responses == [(200, "10.0.0.2:8000")]
 
 
 async def test_a_client_that_vanishes_leaves_no_booking() -> None:
@@ -186,6 +187,13 @@ async def test_a_buffered_body_of_the_largest_size_fits_into_one_message() -> No
         await call.write(body(b"x" * limit, end_of_stream=True))
         assert (await read(call)).WhichOneof("response") == "request_body"
         call.cancel()
+
+
+async def test_a_buffered_body_over_the_limit_is_answered_413() -> None:
+    limit = 4 << 20
+    body_over = body(b"x" * (limit * 2), end_of_stream=True)
+    answer = await answer_to(FakePicks(), headers(mode=BodyMode.BUFFERED), body_over, max_body_bytes=limit)
+    assert answer.immediate_response.status.code == 413
 
 
 @pytest.mark.parametrize("service", ["", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"])

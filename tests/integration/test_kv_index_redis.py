@@ -1,16 +1,21 @@
 """What only a real Redis can show: leftovers, lost connections, deadlines, restarts, forgotten scripts."""
 
 import asyncio
+import random
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kv_indexer.adapters.redis_link import RedisLink, Script, pack
 from kv_indexer.adapters.redis_writer import RedisIndexWriter
-from kv_indexer.api import IndexUnavailableError, PrefixIndexReader, root_key
-from kv_indexer.core.index_changes import Clear
+from kv_indexer.api import IndexUnavailableError, MemoryPrefixIndex, PrefixIndexReader, root_key
+from kv_indexer.core.index_changes import Clear, Operation
+from kv_indexer.core.source import Stream
 from tests.integration.kv_redis import RedisServer, free_port
-from tests.integration.test_kv_index_contract import A, B, Index, blocks, without
+from tests.integration.test_kv_index_contract import A, B, Index, blocks, change, without
 from tests.unit.kv_indexer_apply.kv_fakes import prompt
 
 ROOT = root_key(hash_seed="kvmesh", model="tiny")
@@ -186,3 +191,69 @@ async def test_a_lookup_of_the_normal_length_is_one_round_trip(index: Index, red
     stats = client.info("commandstats")
     assert {name: stats[f"cmdstat_{name}"]["calls"] for name in ("mget", "hmget")} == {"mget": 1, "hmget": 2}
     assert "cmdstat_eval" not in stats
+
+
+async def test_any_stream_of_changes_leaves_redis_and_its_twin_equal(index: Index) -> None:
+    dice = random.Random(20)
+    memory = MemoryPrefixIndex()
+    twin = Index(writer=memory, reader=memory)
+    streams = [A, B, *(Stream(endpoint="10.0.0.3:8000", dp_rank=rank) for rank in range(9))]
+
+    def operation() -> Operation:
+        where: dict[str, Any] = {"tier": dice.choice(["GPU", "GPU", "CPU"]), "group": dice.choice([0, 0, 0, 1])}
+        first = dice.randint(1, 12)
+        if dice.random() < 0.05:
+            return Clear()
+        if dice.random() < 0.55:
+            return blocks(first, first + dice.randint(0, 6), **where)
+        return without(*dice.choices(range(1, 19), k=dice.randint(1, 8)), **where)
+
+    for step in range(250):
+        stream = dice.choice(streams)
+        operations = [operation() for _ in range(dice.randint(1, 4))]
+        await index.apply(stream, *operations)
+        await twin.apply(stream, *operations)
+        if dice.random() < 0.1:
+            await asyncio.gather(index.writer.sweep(fields=3), twin.writer.sweep(fields=3))
+            await asyncio.gather(index.sweep(), twin.sweep())
+        if dice.random() < 0.02:
+            await asyncio.gather(index.writer.drop_stream(stream), twin.writer.drop_stream(stream))
+        assert await index.matched(18) == await twin.matched(18), step
+        assert await index.reader.sources() == await twin.reader.sources(), step
+
+
+async def test_without_a_free_slot_a_source_is_left_out_and_its_stream_goes_on(
+    index: Index, redis_server: RedisServer
+) -> None:
+    start = await index.writer.open_stream(A)
+    record = '{"endpoint":"x:1","rank":0,"tier":"GPU","epoch":1,"block_size":4,"state":"live"}'
+    taken: dict[Any, Any] = dict.fromkeys(map(str, range(4096)), record)
+    redis_server.client().hset("kvmesh1:{kv}:slots", mapping=taken)
+
+    applied = await index.writer.apply(A, change(start, blocks(1, 2), without(1)))
+
+    assert (applied.left_out, (await index.writer.read_position(A)).last_seq) == (1, 0)
+    assert await index.matched() == {}
+
+
+async def test_everything_works_on_a_redis_cluster_node(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, "--cluster-enabled", "yes")
+    server.start()
+    writer, reader = RedisIndexWriter(url=server.url), PrefixIndexReader(url=server.url, hash_seed="kvmesh")
+    index = Index(writer=writer, reader=reader)
+    try:
+        client: Any = server.client()
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+        deadline = time.monotonic() + 10
+        while "cluster_state:ok" not in str(client.execute_command("CLUSTER", "INFO")):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        await index.apply(A, blocks(1, 5), without(5), blocks(1, 2, tier="CPU"))
+        await index.apply(B, blocks(1, 2), Clear(), blocks(1, 1))
+
+        assert await index.matched() == {A.endpoint: 4, B.endpoint: 1}
+        assert await index.sweep() > 0
+    finally:
+        await writer.close()
+        await reader.close()
+        server.kill()
