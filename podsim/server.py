@@ -23,6 +23,7 @@ from podsim.publisher import EventPublisher, PublisherSettings
 
 log = logging.getLogger(__name__)
 
+_SHUTDOWN_SECONDS = 0.01  # answers in progress are cut off; 0 would mean to wait for them
 _LARGEST_BODY_BYTES = 64 * 1024 * 1024
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 
@@ -115,7 +116,7 @@ async def _start_pod(
         handler_cancellation=True,  # a client that goes away ends its handler
         access_log=None,
     )
-    runner = web.ServerRunner(server, shutdown_timeout=0.0)
+    runner = web.ServerRunner(server, shutdown_timeout=_SHUTDOWN_SECONDS)
     stack.push_async_callback(runner.cleanup)
     await runner.setup()
     try:

@@ -10,6 +10,9 @@ from extproc.core.exchange import RequestFacts
 from extproc.errors import ConfigError
 from extproc.wire.ext_proc import OBJECTIVE_HEADER
 
+# for answers under way; aiohttp waits a minute by default, and for ever when told 0
+SHUTDOWN_SECONDS = 1.0
+
 
 class AdminPages(Protocol):
     """What the pages show."""
@@ -42,7 +45,7 @@ class AdminServer:
                 web.post("/explain", self._explain),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
 
     async def start(self, *, host: str, port: int) -> None:
         """Listen; raise ConfigError naming the port when it is taken."""

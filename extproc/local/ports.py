@@ -4,13 +4,18 @@ Called by `command` before anything starts, so that a taken port is one clear li
 """
 
 import errno
+import random
 import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from extproc.local.errors import PortInUseError, UpError
 
 ATTEMPTS = 100
+LOWEST_FREE_PORT = 10240
+OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+USUAL_FIRST_OUTGOING_PORT = 32768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +40,34 @@ def require_free(uses: Sequence[PortUse], *, host: str) -> None:
 
 
 def pick_free_port(*, host: str, avoid: Collection[int]) -> int:
-    """A port that nobody listens on now and that is not in `avoid`."""
+    """A port that nobody listens on now and that is not in `avoid`.
+
+    It lies below the ports that the kernel gives to outgoing connections: one of those could take it before its
+    listener does.
+    """
     for _ in range(ATTEMPTS):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind((host, 0))
-            port: int = probe.getsockname()[1]
-        if port not in avoid:
+        port = random.randrange(LOWEST_FREE_PORT, _first_outgoing_port())  # noqa: S311
+        if port not in avoid and _is_free(port, host=host):
             return port
     raise UpError(f"no free port found on {host} in {ATTEMPTS} attempts")
+
+
+def _first_outgoing_port() -> int:
+    try:
+        first = int(OUTGOING_PORTS.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        first = USUAL_FIRST_OUTGOING_PORT
+    # a machine that gives away nearly all ports leaves no range of our own
+    return first if first > LOWEST_FREE_PORT + ATTEMPTS else 1 << 16
+
+
+def _is_free(port: int, *, host: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((host, port))
+    except OSError:
+        return False
+    return True
 
 
 def _require_free(use: PortUse, *, host: str) -> None:

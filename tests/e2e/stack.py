@@ -17,6 +17,8 @@ from typing import Any
 
 import aiohttp
 
+from extproc.local.ports import pick_free_port
+
 START_SECONDS = 60.0
 CONDITION_SECONDS = 15.0
 PORT_FLAGS = ("envoy-port", "picker-grpc-port", "admin-port", "indexer-admin-port", "envoy-admin-port")
@@ -103,12 +105,10 @@ async def eventually(look: Callable[[], Awaitable[Any]], holds: Callable[[Any], 
 
 def free_ports(count: int) -> list[int]:
     """Return ports that nobody uses now, all different."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [opened.getsockname()[1] for opened in sockets]
-    finally:
-        for opened in sockets:
-            opened.close()
+    ports: list[int] = []
+    while len(ports) < count:
+        ports.append(pick_free_port(host="127.0.0.1", avoid=ports))
+    return ports
 
 
 def free_port_range(count: int) -> int:
@@ -117,7 +117,7 @@ def free_port_range(count: int) -> int:
         (first,) = free_ports(1)
         try:
             opened = [socket.create_server(("127.0.0.1", first + i)) for i in range(count)]
-        except (OSError, OverflowError):
+        except OSError:
             continue
         for each in opened:
             each.close()

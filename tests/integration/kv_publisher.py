@@ -1,6 +1,7 @@
 """A scripted vLLM pod: its HTTP answers, a real PUB socket, a real replay ROUTER with every fault on demand."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,8 +10,10 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
+from tests.integration.kv_redis import free_port
 from tests.unit.kv_indexer_apply.kv_fakes import payload
 
+BIND_DEADLINE_SECONDS = 5.0
 END = b"\xff" * 8
 
 
@@ -32,7 +35,8 @@ class ScriptedPod:
         self._context = zmq.asyncio.Context()
         self._live: zmq.asyncio.Socket | None = None
         self._router: zmq.asyncio.Socket | None = None
-        self._live_address = self._replay_address = "tcp://127.0.0.1:*"
+        # not ports of the kernel's choice: while this pod is gone, an outgoing connection could take one of those
+        self._live_address, self._replay_address = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
 
     async def publish(self, *events: Mapping[str, Any], lost: bool = False) -> None:
         """Publish one batch; a lost one is only in the replay buffer."""
@@ -49,10 +53,8 @@ class ScriptedPod:
         self._live, self._router = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
         for socket in (self._live, self._router):
             socket.linger = 0
-        self._live.bind(self._live_address)
-        self._router.bind(self._replay_address)
-        self._live_address = self._live.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._replay_address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        bind(self._live, self._live_address)
+        bind(self._router, self._replay_address)
 
     def close(self) -> None:
         """Be gone."""
@@ -106,6 +108,20 @@ class ScriptedPod:
         """Free everything."""
         self.close()
         self._context.destroy(linger=0)
+
+
+def bind(socket: zmq.asyncio.Socket, address: str) -> None:
+    """Bind; the port of a socket just closed is given back by a thread of libzmq, a moment later."""
+    deadline = time.monotonic() + BIND_DEADLINE_SECONDS
+    while True:
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE or time.monotonic() > deadline:
+                raise
+            time.sleep(0.001)
+        else:
+            return
 
 
 @asynccontextmanager

@@ -2,13 +2,14 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import redis
+
+from extproc.local.ports import pick_free_port
 
 DEADLINE_SECONDS = 10.0
 
@@ -22,10 +23,8 @@ def redis_program() -> Path:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    # a cluster node also listens 10,000 above, which must not be a port of outgoing connections either
+    return pick_free_port(host="127.0.0.1", avoid=range(22_000, 1 << 16))
 
 
 class RedisServer:

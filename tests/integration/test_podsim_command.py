@@ -8,6 +8,9 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import aiohttp
+import pytest
+
 CHECKOUT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 20.0
 
@@ -59,6 +62,27 @@ def read_json(url: str) -> dict[str, list[dict[str, str]]]:
     with urllib.request.urlopen(url, timeout=DEADLINE_SECONDS) as response:
         content: dict[str, list[dict[str, str]]] = json.load(response)
         return content
+
+
+async def test_a_signal_cuts_off_the_answers_in_progress() -> None:
+    process = await start("--port", "0", "--inter-token-ms", "1000")
+    try:
+        line = await wait_for_line(process, "serves")
+        url = f"http://{line.split('pod ')[1].split(' ')[0]}/v1/completions"
+        async with aiohttp.ClientSession() as session:
+            body = {"prompt": "abc", "max_tokens": 1000, "ignore_eos": True}
+            whole = asyncio.create_task(session.post(url, json=body))
+            streamed = await session.post(url, json={**body, "stream": True})
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(5):
+                assert await process.wait() == 0
+            for request in (whole, streamed.read()):
+                with pytest.raises(aiohttp.ClientError):
+                    await request
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def test_a_port_in_use_is_one_line_that_names_it_and_a_failure() -> None:

@@ -9,7 +9,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from extproc.local.ports import pick_free_port
 from tests.vllm.environment import VllmEnvironment, offline
 
 MODEL_NAME = "tiny"
@@ -189,6 +189,4 @@ def log_tail(log: Path, *, lines: int = 40) -> str:
 
 def free_port() -> int:
     """Return a port that nobody listens on now. vLLM's HTTP server cannot tell which port it bound, so no port 0."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return pick_free_port(host="127.0.0.1", avoid=())
