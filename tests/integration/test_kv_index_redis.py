@@ -257,3 +257,40 @@ async def test_everything_works_on_a_redis_cluster_node(tmp_path: Path) -> None:
         await writer.close()
         await reader.close()
         server.kill()
+
+
+class ChangingLink:
+    """Stands between the reader and Redis, and shows another version after the first reads."""
+
+    def __init__(self, link: RedisLink, changes: int) -> None:
+        self._link = link
+        self.changes_left = changes
+        self.lookups = 0
+
+    async def request(self, commands: bytes, *, replies: int) -> list[Any]:
+        answer = await self._link.request(commands, replies=replies)
+        if b"MGET" in commands and replies > 1:
+            self.lookups += 1
+            if self.changes_left:
+                self.changes_left -= 1
+                nonce, version = answer[-1]
+                answer[-1] = [nonce, b"%d" % (int(version) + 1)]
+        return answer
+
+    async def close(self) -> None:
+        await self._link.close()
+
+
+async def test_sources_that_change_while_they_are_read_are_read_again(
+    index: Index, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await index.apply(A, blocks(1, 3))
+    link = ChangingLink(RedisLink(redis_server.url), changes=2)
+    monkeypatch.setattr(index.reader, "_link", link)
+
+    assert await index.matched() == {A.endpoint: 3}
+    assert link.lookups == 3
+    link.changes_left = 99
+    with pytest.raises(IndexUnavailableError, match="changed during each"):
+        await index.matched()
+    await link.close()

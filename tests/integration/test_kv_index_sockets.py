@@ -1,0 +1,156 @@
+"""The ZMQ adapters against real sockets: holes, silence, end markers, lost connections, malformed messages."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from kv_indexer.adapters.zmq_replay import ZmqReplaySource
+from kv_indexer.adapters.zmq_subscriber import ZmqLiveEvents
+from kv_indexer.errors import FeedLostError
+from kv_indexer.ports import ReplayAnswer
+from kv_indexer.wire.zmq_frames import Frame
+from tests.integration.kv_publisher import ScriptedPod, running_pod
+from tests.integration.kv_redis import free_port
+from tests.unit.kv_indexer_apply.kv_fakes import stored
+
+
+@pytest.fixture
+async def pod() -> AsyncIterator[ScriptedPod]:
+    async with running_pod() as pod:
+        yield pod
+
+
+@pytest.fixture
+def context() -> Any:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+class Malformed:
+    """Counts what could not be read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+def address(pod: ScriptedPod, which: str) -> str:
+    found: str = pod.config()["0"][which]
+    return found.replace("*", "127.0.0.1")
+
+
+def replay_source(context: Any, pod: ScriptedPod) -> ZmqReplaySource:
+    return ZmqReplaySource(
+        context=context,
+        address=address(pod, "replay_endpoint"),
+        on_malformed=Malformed(),
+        first_answer_seconds=1.0,
+        silence_seconds=0.1,
+    )
+
+
+def batch(pod: ScriptedPod, *numbers: int) -> tuple[Frame, ...]:
+    return tuple(Frame(seq=number, payload=pod.buffer[number][1]) for number in numbers)
+
+
+@pytest.mark.parametrize("with_topic", [True, False])
+async def test_a_replay_gives_everything_from_its_start_to_the_end(
+    pod: ScriptedPod, context: Any, with_topic: bool
+) -> None:
+    pod.replies_with_topic = with_topic
+    for number in range(5):
+        await pod.publish(stored(number + 1))
+
+    assert await replay_source(context, pod).replay(2) == ReplayAnswer(frames=batch(pod, 2, 3, 4), ended=True)
+    assert await replay_source(context, pod).replay(5) == ReplayAnswer(frames=(), ended=True)
+
+
+async def test_a_replay_is_cut_at_its_first_hole(pod: ScriptedPod, context: Any) -> None:
+    for number in range(6):
+        await pod.publish(stored(number + 1))
+    pod.lost_replies = {2, 4}
+
+    assert await replay_source(context, pod).replay(0) == ReplayAnswer(frames=batch(pod, 0, 1), ended=False, next_seq=3)
+    pod.lost_replies = {0, 1}
+    assert await replay_source(context, pod).replay(0) == ReplayAnswer(frames=(), ended=False, next_seq=2)
+
+
+async def test_a_replay_without_an_end_is_over_after_a_silence(pod: ScriptedPod, context: Any) -> None:
+    await pod.publish(stored(1))
+    pod.loses_end = True
+
+    assert await replay_source(context, pod).replay(0) == ReplayAnswer(frames=batch(pod, 0), ended=False)
+
+
+async def test_a_replay_socket_that_is_not_there_gives_nothing(context: Any) -> None:
+    nowhere = f"tcp://127.0.0.1:{free_port()}"
+    source = ZmqReplaySource(context=context, address=nowhere, on_malformed=Malformed(), first_answer_seconds=0.1)
+
+    assert await source.replay(0) == ReplayAnswer(frames=(), ended=False)
+
+
+async def test_ten_thousand_large_batches_arrive_however_much_the_router_drops(pod: ScriptedPod, context: Any) -> None:
+    pod.buffer = [(number, bytes(4000)) for number in range(10_000)]
+    source = replay_source(context, pod)
+    got, attempts = 0, 0
+    while True:
+        answer = await source.replay(got)
+        attempts += 1
+        assert [frame.seq for frame in answer.frames] == list(range(got, got + len(answer.frames)))
+        got += len(answer.frames)
+        if answer.ended:
+            break
+        assert attempts < 40
+
+    assert got == 10_000
+
+
+async def test_live_batches_are_received_and_malformed_messages_counted(context: Any) -> None:
+    publisher = zmq.asyncio.Context().socket(zmq.XPUB)
+    publisher.linger = 0
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    malformed = Malformed()
+    live = ZmqLiveEvents(context=context, address=f"tcp://127.0.0.1:{port}", on_malformed=malformed)
+    await live.connect()
+    assert await asyncio.wait_for(publisher.recv(), 5) == b"\x01"  # the subscription to everything
+
+    one = (1).to_bytes(8, "big")
+    for parts in ([b"", one, b"x"], [b"", b"\0\0\1", b"x"], [one, b"x"], [b"t", one, b"y"]):
+        await publisher.send_multipart(parts)
+    frames: list[Frame] = []
+    async with asyncio.timeout(5):
+        while len(frames) < 2:
+            frames += await live.receive(timeout_seconds=0.5)
+
+    assert (frames, malformed.count) == ([Frame(seq=1, payload=b"x"), Frame(seq=1, payload=b"y")], 2)
+    live.close()
+    publisher.close(linger=0)
+
+
+async def test_a_publisher_that_goes_away_is_noticed(pod: ScriptedPod, context: Any) -> None:
+    live = ZmqLiveEvents(context=context, address=address(pod, "endpoint"), on_malformed=Malformed())
+    await live.connect()
+    assert await live.receive(timeout_seconds=0.01) == []
+    pod.close()
+
+    with pytest.raises(FeedLostError, match="closed by the pod"):
+        async with asyncio.timeout(5):
+            while True:
+                await live.receive(timeout_seconds=1.0)
+    live.close()
+
+
+async def test_a_publisher_that_is_not_there_is_an_error_in_bounded_time(context: Any) -> None:
+    for nowhere in (f"tcp://127.0.0.1:{free_port()}", "tcp://no-such-host.invalid:1", "nonsense"):
+        live = ZmqLiveEvents(context=context, address=nowhere, on_malformed=Malformed(), connect_timeout_seconds=0.5)
+        with pytest.raises(FeedLostError):
+            async with asyncio.timeout(5):
+                await live.connect()
+        live.close()
