@@ -77,7 +77,7 @@ class MetricsScraper:
     async def _scrape(self, session: aiohttp.ClientSession, target: _Target) -> None:
         asked_at = time.monotonic()
         try:
-            async with session.get(f"http://{target.address}/metrics") as response:
+            async with session.get(f"http://{target.address}/metrics", allow_redirects=False) as response:
                 text = await response.read()
                 status = response.status
         except aiohttp.ClientConnectorError as error:
@@ -86,6 +86,9 @@ class MetricsScraper:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             target.refused = False
             self._problem(target, f"no answer from /metrics: {error or type(error).__name__}")
+        except Exception:  # whatever one pod answers must not end the scraping of all
+            target.refused = False
+            log.exception("a scrape failed", extra={"endpoint": target.address})
         else:
             target.refused = False
             load = parse_load(text, reported_at=asked_at) if status == 200 else None

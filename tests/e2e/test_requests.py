@@ -66,9 +66,16 @@ async def test_unrelated_prompts_are_spread_over_the_pods(stack: Stack) -> None:
 
 
 async def test_requests_without_a_body_are_balanced(stack: Stack) -> None:
-    answers = [await stack.send("GET", "/v1/models") for _ in range(40)]
-    assert {answer.status for answer in answers} == {200}
-    assert {answer.upstream for answer in answers} == set(stack.ready["endpoints"])
+    served: set[str] = set()
+
+    async def one_more() -> set[str]:
+        answer = await stack.send("GET", "/v1/models")
+        assert answer.status == 200
+        served.add(answer.upstream)
+        return served
+
+    # not a fixed number: until the next scrape, a pod that was busy in the last one is left alone
+    await eventually(one_more, lambda seen: seen == set(stack.ready["endpoints"]))
 
 
 async def test_a_client_cannot_steer(stack: Stack) -> None:
