@@ -39,7 +39,7 @@ unit: install ## the unit tests alone
 	@$(BIN)/python -m pytest tests/unit
 
 test: check ## everything that needs no vLLM: unit, integration, end to end
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest tests/integration tests/e2e
 
 test-vllm: install ## two real vLLM servers on the CPU behind the real stack (builds a cached environment)
 	@$(BIN)/python -m pytest tests/vllm
@@ -50,7 +50,7 @@ bench: install ## what the picker costs: latency added, CPU a request, requests/
 lock: install ## pin the development environment anew
 	@$(BIN)/python -m pip install --quiet pip-tools
 	@$(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-		--extra dev --extra local --output-file requirements-dev.lock pyproject.toml
+		--extra dev --extra local --extra otel --output-file requirements-dev.lock pyproject.toml
 
 clean: ## remove what the targets made
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,7 +1,7 @@
 """The load generator: its own process, so that measuring costs the measured nothing but CPU time.
 
-`run` starts it as `python -m bench.load`, writes one JSON job per line to its standard input and reads one JSON result
-per line. Raw HTTP/1.1 with keep-alive on asyncio streams under uvloop; each worker has one request in flight.
+`stage` starts it as `python -m bench.load`, writes one JSON job per line to its standard input and reads one JSON
+result per line. Raw HTTP/1.1 with keep-alive on asyncio streams under uvloop; each worker has one request in flight.
 """
 
 import asyncio
@@ -25,8 +25,6 @@ class Job:
     port: int
     path: str
     bodies_file: str
-    first: int
-    count: int
     concurrency: int
 
 
@@ -39,9 +37,9 @@ class JobResult:
     errors: list[str]
 
 
-async def carry_out(job: Job, bodies: list[bytes]) -> JobResult:
-    """Open the connections first, then send; every worker takes the next body until none is left."""
-    pending = list(reversed(bodies[job.first : job.first + job.count]))
+async def carry_out(job: Job) -> JobResult:
+    """Read the bodies and open the connections, then send; every worker takes the next body until none is left."""
+    pending = Path(job.bodies_file).read_bytes().splitlines()[::-1]
     latencies: list[float] = []
     errors: list[str] = []
     head = (
@@ -92,18 +90,14 @@ async def read_response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 async def serve_jobs() -> None:
     """One job per line until the input ends."""
-    cache: dict[str, list[bytes]] = {}
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         job = Job(**json.loads(line))
-        if job.bodies_file not in cache:
-            cache = {job.bodies_file: Path(job.bodies_file).read_bytes().splitlines()}
-        result = await carry_out(job, cache[job.bodies_file])
-        print(json.dumps(asdict(result)), flush=True)
+        print(json.dumps(asdict(await carry_out(job))), flush=True)
 
 
 class LoadProcess:
-    """The other end: the load generator as seen by `run`."""
+    """The other end: the load generator as seen by `stage`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -116,6 +110,7 @@ class LoadProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=64 * 2**20,  # a result is one line
+            start_new_session=True,  # Ctrl-C in the terminal reaches the bench alone, which then ends it
         )
         return cls(process)
 

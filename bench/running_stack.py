@@ -1,11 +1,14 @@
 """Starts `kvmesh up` for a measurement, as a user would, and ends it."""
 
 import asyncio
+import ctypes
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,14 @@ from extproc.local.errors import UpError
 from extproc.local.ports import PortUse, pick_free_port, require_free
 
 HOST = "127.0.0.1"
-PORT_FLAGS = ("--envoy-port", "--envoy-admin-port", "--picker-grpc-port", "--admin-port", "--indexer-admin-port")
-START_SECONDS = 120.0
+PORT_FLAGS = ("--envoy-port", "--envoy-admin-port", "--grpc-port", "--admin-port", "--indexer-admin-port")
+START_SECONDS = 60.0
 END_SECONDS = 20.0
 POLL_SECONDS = 0.1
 ATTEMPTS = 50
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @asynccontextmanager
@@ -33,16 +39,15 @@ async def running_stack(
         *port_flags(pods),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C in the terminal reaches the bench alone, which then ends it
+        preexec_fn=partial(_end_with, os.getpid()),
     )
     try:
         await _until_ready(process, ready_file)
         facts: dict[str, Any] = json.loads(ready_file.read_text())
         yield facts
     finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(END_SECONDS):
-            await process.wait()
+        await _end(process)
 
 
 def port_flags(pods: int) -> list[str]:
@@ -67,6 +72,25 @@ def _free_range(count: int, *, avoid: set[int]) -> int:
             require_free(row, host=HOST)
             return first
     raise SystemExit(f"no {count} free ports in a row found on {HOST}")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM, and SIGKILL after `END_SECONDS`: the kernel then ends its children too."""
+    if process.returncode is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(END_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _end_with(parent_pid: int) -> None:
+    """Runs in the child before exec: it is told to end when the bench dies, however that comes about."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)
 
 
 async def _until_ready(process: asyncio.subprocess.Process, ready_file: Path) -> None:

@@ -6,6 +6,7 @@ whose keys are the flags' names in one flat namespace shared by all commands. Su
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points, version
@@ -24,9 +25,13 @@ HELP = """Send LLM requests to the vLLM pod that already holds their prefix.
 A setting comes from its flag, else from the environment (KVMESH_<FLAG>), else from the YAML file of --config, whose
 keys are the flags' names in one flat namespace shared by all commands."""
 
+# where commands that start others find what was chosen
+LOG_FORMAT, LOG_LEVEL = "kvmesh.log_format", "kvmesh.log_level"
 ENVIRONMENT_PREFIX = "KVMESH_"
 # set by test runners and caches, not by flags
 OTHER_VARIABLES = frozenset({"KVMESH_CACHE"})
+# https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?$")
 
 
 def main() -> None:
@@ -82,7 +87,7 @@ def _shared_options() -> list[Any]:
         ] = LogFormat.TEXT,
         log_level: Annotated[
             LogLevel,
-            typer.Option(expose_value=False, callback=_start_logging, help="Least severity that is logged."),
+            typer.Option(expose_value=False, callback=_keep_log_level, help="Least severity that is logged."),
         ] = LogLevel.INFO,
     ) -> None: ...
 
@@ -123,9 +128,14 @@ def _flag_text(value: Any) -> Any:
 
 def _refuse_unknown_variables(environment: Mapping[str, str], *, known: set[str]) -> None:
     names = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in known} | OTHER_VARIABLES
-    for variable in environment:
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in names:
+    for variable, value in environment.items():
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in names and not _is_service_link(variable, value):
             raise ConfigError(f"unknown environment variable {variable}{_nearest(variable, names)}")
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    """Tell whether Kubernetes set the variable: it does so in every pod for a Service called kvmesh or kvmesh-…"""
+    return value.startswith(("tcp://", "udp://")) or SERVICE_LINK.search(variable) is not None
 
 
 def _nearest(name: str, known: set[str]) -> str:
@@ -134,10 +144,19 @@ def _nearest(name: str, known: set[str]) -> str:
 
 
 def _keep_log_format(context: typer.Context, value: LogFormat) -> LogFormat:
-    context.meta["kvmesh.log_format"] = value
+    context.meta[LOG_FORMAT] = value
+    _start_logging(context)
     return value
 
 
-def _start_logging(context: typer.Context, value: LogLevel) -> LogLevel:
-    configure_logging(level=value, form=context.meta.get("kvmesh.log_format", LogFormat.TEXT))
+def _keep_log_level(context: typer.Context, value: LogLevel) -> LogLevel:
+    context.meta[LOG_LEVEL] = value
+    _start_logging(context)
     return value
+
+
+def _start_logging(context: typer.Context) -> None:
+    """Configure with what is known so far: which of the two options comes first is up to the user."""
+    configure_logging(
+        level=context.meta.get(LOG_LEVEL, LogLevel.INFO), form=context.meta.get(LOG_FORMAT, LogFormat.TEXT)
+    )

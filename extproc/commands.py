@@ -33,7 +33,7 @@ app.command("up")(up)
 
 @app.command("extproc")
 def run_picker(
-    endpoints: Annotated[str, typer.Option(help="vLLM pods as HOST:PORT,HOST:PORT,… (IPv6 as [::1]:8000).")],
+    endpoints: Annotated[str, typer.Option(help="vLLM pods as IP:PORT,IP:PORT,… (IPv6 as [::1]:8000).")],
     model: Annotated[str | None, typer.Option(help="Served model name that --tokenizer belongs to.")] = None,
     tokenizer: Annotated[
         Path | None,
@@ -79,6 +79,13 @@ def run_picker(
         float,
         typer.Option(min=0, max=1, help="Share of KV cache blocks in use from which a pod is saturated."),
     ] = 0.8,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds to go on serving, as not ready, after being told to stop.")
+    ] = 5,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(help="OTLP/HTTP address for traces, like http://127.0.0.1:4318/v1/traces. Default: no traces."),
+    ] = None,
     retry_after_seconds: Annotated[int, typer.Option(min=1, help="Seconds a shed client is told to wait.")] = 2,
 ) -> None:
     """Run the endpoint picker: Envoy's ext_proc service."""
@@ -104,6 +111,8 @@ def run_picker(
         scrape_interval_seconds=scrape_interval_ms / 1000,
         scrape_timeout_seconds=scrape_timeout_ms / 1000,
         max_body_bytes=max_body_bytes,
+        drain_seconds=drain_seconds,
+        otlp_endpoint=otlp_endpoint,
         policy=PickPolicy(
             weights=parse_weights(weights),
             saturated_waiting_requests=saturated_waiting,
@@ -124,7 +133,7 @@ def explain(
         str | None, typer.Option(help="The request's path. Default: by the body, chat or completions.")
     ] = None,
     objective: Annotated[str | None, typer.Option(help="Value of the header x-gateway-inference-objective.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the picker's JSON as it is.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the picker's JSON as it is.")] = False,
     timeout_ms: Annotated[float, typer.Option(min=1, help="Milliseconds to wait for the picker.")] = 5000,
 ) -> None:
     """Show where a request would go and why, without sending it."""
@@ -135,7 +144,7 @@ def explain(
     except OSError as error:
         raise ConfigError(f"cannot read {body}: {error.strerror}") from error
     answer = asyncio.run(ask(url, body=content, path=path, objective=objective, timeout_seconds=timeout_ms / 1000))
-    if as_json:
+    if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
     else:
         render(answer)

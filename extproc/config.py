@@ -1,6 +1,7 @@
 """The picker's settings, checked once at start-up; the command line fills them, nothing changes them later."""
 
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 
 from extproc.core.policy import PickPolicy, Steering
@@ -26,6 +27,8 @@ class PickerSettings:
     scrape_interval_seconds: float
     scrape_timeout_seconds: float
     max_body_bytes: int
+    drain_seconds: float
+    otlp_endpoint: str | None
     policy: PickPolicy = field(default_factory=PickPolicy)
 
     def __post_init__(self) -> None:
@@ -34,13 +37,20 @@ class PickerSettings:
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Split `HOST:PORT,HOST:PORT`; IPv6 hosts are bracketed. Raise ConfigError naming the bad entry."""
+    """Split `IP:PORT,IP:PORT`; IPv6 is bracketed. Raise ConfigError naming the bad entry.
+
+    Names are refused: Envoy's `override_host` compares the pick with the addresses of its cluster as text.
+    """
     entries = tuple(entry.strip() for entry in text.split(",") if entry.strip())
     for entry in entries:
         host, _, port = entry.rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536 or (":" in host and not bracketed):
-            raise ConfigError(f"endpoint {entry!r} is not HOST:PORT (IPv6 as [::1]:8000)")
+        try:
+            version = ip_address(host.strip("[]")).version
+        except ValueError:
+            raise ConfigError(f"endpoint {entry!r} does not start with an IP address (IPv6 as [::1]:8000)") from None
+        if not port.isdigit() or not 0 < int(port) < 65536 or bracketed != (version == 6):
+            raise ConfigError(f"endpoint {entry!r} is not IP:PORT (IPv6 as [::1]:8000)")
     if len(set(entries)) != len(entries):
         raise ConfigError(f"an endpoint is listed twice in {text!r}")
     return entries

@@ -100,5 +100,25 @@ class ChatTemplateError(PromptTokensError):
     reason = "chat-template"
 
 
-class PrefixIndexUnavailableError(KvmeshError):
-    """The prefix index did not answer; the request is routed on load and the decision says so."""
+class PromptTooLargeError(PromptTokensError):
+    """Reading or tokenizing the prompt would hold up other requests."""
+
+    reason = "prompt-too-large"
+
+
+class PrefixIndexError(KvmeshError):
+    """The prefix index cannot be used now; the request is routed on load and the decision says so."""
+
+    reason: ClassVar[str] = "prefix-index"
+
+
+class PrefixIndexUnavailableError(PrefixIndexError):
+    """Redis is away or refuses."""
+
+    reason = "prefix-index-unavailable"
+
+
+class PrefixIndexTimeoutError(PrefixIndexError):
+    """Redis did not answer within the deadline."""
+
+    reason = "prefix-index-timeout"

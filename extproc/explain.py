@@ -1,13 +1,16 @@
 """`kvmesh explain`: asks a running picker what it would do with a request, and shows the answer as tables."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import aiohttp
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from extproc.errors import ConfigError, KvmeshError
+from extproc.plain_text import printable
 from extproc.wire.ext_proc import OBJECTIVE_HEADER
 
 
@@ -28,11 +31,15 @@ async def ask(
             ) as response,
         ):
             if response.status != 200:
-                raise KvmeshError(f"{url} answered {response.status}: {(await response.text())[:200]}")
-            answer: dict[str, Any] = msgspec.json.decode(await response.read())
+                raise KvmeshError(f"{url} answered {response.status}: {printable((await response.text())[:200])}")
+            answer = msgspec.json.decode(await response.read())
+            if not isinstance(answer, dict) or "endpoint" not in answer:
+                raise KvmeshError(f"{url} is not a picker's admin page: its answer is no explanation")
             return answer
     except aiohttp.InvalidURL as error:
         raise ConfigError(f"--url {url!r} is not a URL like http://127.0.0.1:9090") from error
+    except msgspec.DecodeError as error:
+        raise KvmeshError(f"{url} is not a picker's admin page: its answer is no JSON") from error
     except (TimeoutError, aiohttp.ClientError) as error:
         raise KvmeshError(f"the picker's admin page at {url} does not answer: {error or 'timed out'}") from error
 
@@ -46,51 +53,66 @@ def _path_of(body: bytes) -> str:
     return "/v1/completions" if is_completion else "/v1/chat/completions"
 
 
-def render(answer: dict[str, Any]) -> None:
-    """Print the explanation for a person."""
-    console = Console()
+def render(answer: Mapping[str, Any], *, console: Console | None = None) -> None:
+    """Print the explanation for a person. What it says is shown as text, never as markup."""
+    console = console or Console()
+    for line in _facts(answer):
+        console.print(Text(printable(line)))
+    if answer.get("candidates"):
+        console.print(_candidates_table(answer))
+    for rejected in answer.get("rejected", ()):
+        console.print(Text(printable(f"{rejected['endpoint']} rejected by {rejected['filter']}")))
+
+
+def _facts(answer: Mapping[str, Any]) -> Iterator[str]:
     if answer["endpoint"] is None:
-        console.print(f"refused with {answer['status']} ({answer['reason']}): {answer['message']}", markup=False)
-        return
-    fallbacks = ", ".join(answer["fallbacks"]) or "none"
-    console.print(f"winner: {answer['endpoint']}   fallbacks: {fallbacks}", markup=False, highlight=False)
-    console.print(
-        f"prompt: {answer['prompt_tokens']} tokens, {answer['matched_tokens']} expected in the winner's cache",
-        highlight=False,
-    )
-    if answer["degraded"]:
-        console.print(f"missing inputs: {', '.join(answer['degraded'])}", markup=False, highlight=False)
-    console.print(_candidates_table(answer))
+        yield f"refused with {answer['status']} ({answer['reason']}): {answer['message']}"
+    else:
+        yield f"winner: {answer['endpoint']}   fallbacks: {', '.join(answer['fallbacks']) or 'none'}"
+        yield f"prompt: {answer['prompt_tokens']} tokens, {answer['matched_tokens']} expected in the winner's cache"
+    if answer.get("degraded"):
+        yield f"missing inputs: {', '.join(answer['degraded'])}"
+    for note in answer.get("notes", ()):
+        yield f"note: {note}"
 
 
-def _candidates_table(answer: dict[str, Any]) -> Table:
+def _candidates_table(answer: Mapping[str, Any]) -> Table:
+    """A line for each candidate, the best first; a refusal may have candidates without scores."""
     table = Table(box=None, padding=(0, 1, 0, 0))  # fits a terminal of 80 columns
     table.add_column("\nendpoint", no_wrap=True)
-    scorers = list(answer["weights"])
+    weights: Mapping[str, float] = answer.get("weights", {})
     numbers = ["matched\nblocks", "\nwaiting", "\nrunning", "KV\nuse"]
-    for heading in [*numbers, *(f"{name}\n× {answer['weights'][name]:g}" for name in scorers), "\ntotal"]:
-        table.add_column(heading, justify="right")
-    for candidate in sorted(answer["candidates"], key=lambda candidate: -candidate["total"]):
-        booked = candidate["booked_since_report"]
-        table.add_row(
+    for heading in [*numbers, *(f"{printable(name)}\n× {weight:g}" for name, weight in weights.items()), "\ntotal"]:
+        table.add_column(Text(heading), justify="right")
+    for candidate in sorted(answer.get("candidates", ()), key=lambda candidate: -candidate.get("total", 0.0)):
+        scores = candidate.get("scores", {})
+        cells = [
             candidate["endpoint"] + _remarks(candidate),
             str(candidate["matched_blocks"]),
-            _known(candidate["waiting"]) + (f"+{booked}" if booked else ""),
+            _waiting(candidate),
             _known(candidate["running"]),
             "?" if candidate["kv_usage"] is None else f"{candidate['kv_usage']:.0%}",
-            *[f"{candidate['scores'][name]:.2f}" if name in candidate["scores"] else "-" for name in scorers],
-            f"{candidate['total']:.2f}",
-        )
-    for rejected in answer["rejected"]:
-        table.add_row(f"{rejected['endpoint']} rejected by {rejected['filter']}")
+            *(_score(scores.get(name)) for name in weights),
+            _score(candidate.get("total")),
+        ]
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
-def _remarks(candidate: dict[str, Any]) -> str:
+def _waiting(candidate: Mapping[str, Any]) -> str:
+    booked = candidate.get("booked_since_report")
+    return _known(candidate["waiting"]) + (f"+{booked}" if booked else "")
+
+
+def _remarks(candidate: Mapping[str, Any]) -> str:
     remarks = [candidate["state"]] if candidate["state"] != "ready" else []
-    remarks += ["saturated"] if candidate["saturated"] else []
+    remarks += ["saturated"] if candidate.get("saturated") else []
     return f" ({', '.join(remarks)})" if remarks else ""
 
 
 def _known(value: int | None) -> str:
     return "?" if value is None else str(value)
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -4,7 +4,6 @@ Called by `service` for every exchange and by the admin page's /explain; books n
 but the endpoints may be missing: the pick is then made on the rest, and `Decision.degraded` names what was missing.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,9 +13,9 @@ from extproc.core.endpoint import Candidate
 from extproc.core.exchange import RequestFacts
 from extproc.core.inflight import Bookings
 from extproc.core.policy import PickPolicy
-from extproc.core.prompt_match import BlockHits, PromptMatch, match_prompts
+from extproc.core.prompt_match import NO_HITS, IndexHits, PromptMatch, match_prompts
 from extproc.core.request import InferenceRequest
-from extproc.errors import PrefixIndexUnavailableError, PromptTokensError, UnknownModelError
+from extproc.errors import PrefixIndexError, PromptTokensError, UnknownModelError
 from extproc.ports import Endpoints, PrefixIndex, Telemetry, TokenSource
 from extproc.wire.openai import parse_request
 
@@ -38,27 +37,26 @@ class EndpointPicker:
 
     endpoints: Endpoints
     bookings: Bookings
-    index: PrefixIndex | None
+    index: PrefixIndex
     tokens: TokenSource | None
-    model: str | None  # the model that `tokens` and the index speak of
+    model: str | None  # the model that `tokens` and the index speak of; given whenever `tokens` is
     known_models: frozenset[str]  # empty: every model is accepted
     policy: PickPolicy
-    index_timeout_seconds: float
     telemetry: Telemetry
     clock: Callable[[], float]  # monotonic seconds
     random: Callable[[], float]  # breaks ties
 
-    async def pick(self, facts: RequestFacts, body: bytes) -> Picked:
-        """Decide where the request goes. Raise PickError with the answer for the client where it goes nowhere."""
+    async def pick(self, facts: RequestFacts, body: bytes | None) -> Picked:
+        """Decide where the request goes; `body` is None where Envoy does not send it.
+
+        Raise PickError with the answer for the client where it goes nowhere.
+        """
         started = self.clock()
-        request = parse_request(path=facts.path, body=body)
-        if self.known_models and request.model is not None and request.model not in self.known_models:
-            raise UnknownModelError(
-                f"the model {request.model!r} is not served here; there are {', '.join(sorted(self.known_models))}"
-            )
+        request = parse_request(method=facts.method, path=facts.path, body=body)
+        self._require_known(request.model)
         parsed = self.clock()
         self.telemetry.phase("parse", parsed - started)
-        degraded: list[str] = []
+        degraded: dict[str, str] = {}  # word -> what happened, for people
         prompts = await self._prompt_tokens(request, degraded)
         tokenized = self.clock()
         self.telemetry.phase("tokenize", tokenized - parsed)
@@ -66,9 +64,10 @@ class EndpointPicker:
         match = match_prompts([len(tokens) // 4 for tokens in prompts], hits)
         looked_up = self.clock()
         self.telemetry.phase("lookup", looked_up - tokenized)
-        candidates = self._candidates(match, now=looked_up)
-        if any(candidate.load is None for candidate in candidates):
-            degraded.append("load-unknown")
+        candidates = self.candidates(match, now=looked_up)
+        unknown = [candidate.address for candidate in candidates if candidate.load is None]
+        if unknown:
+            degraded["load-unknown"] = f"no recent report of {', '.join(unknown)}"
         admit(candidates, objective=facts.objective, policy=self.policy)
         decision = decide(
             candidates,
@@ -80,47 +79,8 @@ class EndpointPicker:
         self.telemetry.phase("decide", self.clock() - looked_up)
         return Picked(request=request, decision=decision)
 
-    async def _prompt_tokens(self, request: InferenceRequest, degraded: list[str]) -> Sequence[bytes]:
-        """Return the prompts' tokens, or nothing and a word why."""
-        if request.unsupported_reason is not None:
-            degraded.append("prompt-unsupported")
-            return ()
-        if not request.prompts:
-            return ()
-        if self.tokens is None:
-            degraded.append("no-tokenizer")
-            return ()
-        if request.model is not None and request.model != self.model:
-            degraded.append("no-tokenizer-for-model")
-            return ()
-        try:
-            return await self.tokens.tokens(request)
-        except PromptTokensError as error:
-            degraded.append(error.reason)
-            return ()
-
-    async def _lookup(
-        self, prompts: Sequence[bytes], request: InferenceRequest, degraded: list[str]
-    ) -> Sequence[BlockHits]:
-        """Look the prompts up within one deadline, or return nothing: a slow index must not delay a request."""
-        if not prompts:
-            return ()
-        if self.index is None or self.model is None:
-            degraded.append("prefix-index-disabled")
-            return ()
-        try:
-            async with asyncio.timeout(self.index_timeout_seconds):
-                return [
-                    await self.index.lookup(tokens, model=self.model, cache_salt=request.cache_salt)
-                    for tokens in prompts[:MAX_PROMPTS_LOOKED_UP]
-                ]
-        except TimeoutError:
-            degraded.append("prefix-index-timeout")
-        except PrefixIndexUnavailableError:
-            degraded.append("prefix-index-unavailable")
-        return ()
-
-    def _candidates(self, match: PromptMatch, *, now: float) -> list[Candidate]:
+    def candidates(self, match: PromptMatch, *, now: float) -> list[Candidate]:
+        """Return every endpoint as a request with this match sees it at `now`."""
         return [
             Candidate(
                 address=status.address,
@@ -134,3 +94,38 @@ class EndpointPicker:
             )
             for status in self.endpoints.snapshot(now=now)
         ]
+
+    def _require_known(self, model: str | None) -> None:
+        if self.known_models and model is not None and model not in self.known_models:
+            raise UnknownModelError(
+                f"the model {model[:100]!r} is not served here; there are {', '.join(sorted(self.known_models))}"
+            )
+
+    async def _prompt_tokens(self, request: InferenceRequest, degraded: dict[str, str]) -> Sequence[bytes]:
+        """Return the tokens of the first prompts, or nothing and a word why."""
+        if request.unsupported_reason is not None:
+            degraded["prompt-unsupported"] = request.unsupported_reason
+        elif request.prompts and self.tokens is None:
+            degraded["no-tokenizer"] = "the picker was started without --tokenizer"
+        elif request.prompts and request.model is not None and request.model != self.model:
+            degraded["no-tokenizer-for-model"] = f"--tokenizer belongs to the model {self.model!r}"
+        elif request.prompts and self.tokens is not None:
+            try:
+                return await self.tokens.tokens(request, limit=MAX_PROMPTS_LOOKED_UP)
+            except PromptTokensError as error:
+                degraded[error.reason] = str(error)
+        return ()
+
+    async def _lookup(self, prompts: Sequence[bytes], request: InferenceRequest, degraded: dict[str, str]) -> IndexHits:
+        """Ask the index, or return nothing and a word why."""
+        if not prompts:
+            return NO_HITS
+        assert self.model is not None, "a tokenizer belongs to a model"
+        try:
+            hits = await self.index.lookup(prompts, model=self.model, cache_salt=request.cache_salt)
+        except PrefixIndexError as error:
+            degraded[error.reason] = str(error)
+            return NO_HITS
+        if hits.stale_reason is not None:
+            degraded["prefix-index-stale"] = hits.stale_reason
+        return hits

@@ -4,22 +4,28 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from extproc.core.endpoint import EndpointStatus
-from extproc.core.prompt_match import BlockHits
+from extproc.core.prompt_match import IndexHits
 from extproc.core.request import InferenceRequest
 
 
 class PrefixIndex(Protocol):
     """The global prefix index."""
 
-    async def lookup(self, tokens: bytes, *, model: str, cache_salt: str | None) -> BlockHits:
-        """Find who holds the leading blocks of the prompt (little-endian uint32). Raise PrefixIndexUnavailableError."""
+    async def lookup(self, prompts: Sequence[bytes], *, model: str, cache_salt: str | None) -> IndexHits:
+        """Find who holds the leading blocks of each prompt (little-endian uint32), all within one deadline.
+
+        Raise PrefixIndexError: a slow index must not delay a request.
+        """
 
 
 class TokenSource(Protocol):
     """A model's tokenizer and chat template."""
 
-    async def tokens(self, request: InferenceRequest) -> Sequence[bytes]:
-        """Return one buffer of little-endian uint32 token ids a prompt. Raise TokenizerError or ChatTemplateError."""
+    async def tokens(self, request: InferenceRequest, *, limit: int) -> Sequence[bytes]:
+        """Return one buffer of little-endian uint32 token ids a prompt, for the first `limit` prompts.
+
+        Raise PromptTokensError.
+        """
 
 
 class Endpoints(Protocol):

@@ -6,34 +6,41 @@ import random
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from extproc.adapters.admin_http import AdminServer
+from extproc.adapters.degradation_log import DegradationLog
 from extproc.adapters.grpc_server import ExtProcServer
 from extproc.adapters.metrics_scraper import MetricsScraper
 from extproc.adapters.prefix_index import RedisPrefixIndex
-from extproc.adapters.telemetry import PickerTelemetry
+from extproc.adapters.prompt_tokens import PromptTokens
+from extproc.adapters.telemetry import NoTelemetry, PickerTelemetry
 from extproc.adapters.tokenizer import ModelTokenizer
 from extproc.config import PickerSettings
 from extproc.core.decision import Decision
 from extproc.core.exchange import RequestFacts
 from extproc.core.inflight import Booking, Bookings
 from extproc.core.policy import Steering
-from extproc.errors import PickError, PrefixIndexUnavailableError
-from extproc.pick_endpoint import EndpointPicker
+from extproc.core.prompt_match import NO_HITS, match_prompts
+from extproc.errors import ConfigError, InternalPickError, PickError, PrefixIndexUnavailableError
+from extproc.pick_endpoint import EndpointPicker, Picked
 from extproc.wire.admin_json import (
     DecisionRecord,
     decision_json,
     endpoint_json,
     explanation_json,
+    refusal_json,
     state_json,
 )
 from kv_indexer.api import SourceStatus
 
+if TYPE_CHECKING:
+    from extproc.adapters.tracing import PickTracing
+
 log = logging.getLogger(__name__)
 
-DRAIN_SECONDS = 5.0
+GRACE_SECONDS = 5.0  # for exchanges that are being picked, or wait for their pod's first byte
 RECENT_DECISIONS = 50
 ADMIN_INDEX_TIMEOUT_SECONDS = 1.0
 
@@ -75,34 +82,52 @@ class PickerService:
             timeout_seconds=settings.scrape_timeout_seconds,
             stale_after_seconds=settings.policy.stale_after_seconds,
         )
-        self.index = RedisPrefixIndex(url=settings.redis_url, hash_seed=settings.hash_seed)
+        self.index = RedisPrefixIndex(
+            url=settings.redis_url, hash_seed=settings.hash_seed, timeout_seconds=settings.index_timeout_seconds
+        )
+        self.degradations = DegradationLog()
+        self.tracing = _tracing(settings.otlp_endpoint)
         folder = settings.tokenizer_folder
-        self.tokenizer = ModelTokenizer.load(folder) if folder is not None else None
-        if self.tokenizer is None:
+        self.tokens = PromptTokens(ModelTokenizer.load(folder)) if folder is not None else None
+        if self.tokens is None:
             log.warning("no --tokenizer: prompts are not tokenized and every request is routed on load alone")
         self.picker = EndpointPicker(
             endpoints=self.endpoints,
             bookings=self.bookings,
             index=self.index,
-            tokens=self.tokenizer,
+            tokens=self.tokens,
             model=settings.model,
             known_models=settings.known_models,
             policy=settings.policy,
-            index_timeout_seconds=settings.index_timeout_seconds,
             telemetry=self.telemetry,
             clock=time.monotonic,
             random=random.random,
         )
 
-    async def pick(self, facts: RequestFacts, body: bytes) -> BookedExchange:
+    async def pick(self, facts: RequestFacts, body: bytes | None) -> BookedExchange:
         """Decide and book; raise PickError with the answer for the client."""
+        started_unix_ns = time.time_ns() if self.tracing is not None else 0
         try:
             picked = await self.picker.pick(facts, body)
         except PickError as refusal:
-            self.telemetry.refused(refusal.reason)
-            self.recent.appendleft(DecisionRecord(at=time.time(), facts=facts, model=None, outcome=refusal))
+            self._refused(facts, refusal, started_unix_ns)
             raise
+        except Exception as defect:
+            log.exception("a pick failed; the client gets a 500", extra={"request_id": facts.request_id})
+            internal = InternalPickError("kvmesh failed to route this request; its log says why")
+            self._refused(facts, internal, started_unix_ns)
+            raise internal from defect
+        return self._booked(facts, picked, started_unix_ns)
+
+    def _refused(self, facts: RequestFacts, refusal: PickError, started_unix_ns: int) -> None:
+        self._trace(facts, refusal, started_unix_ns)
+        self.telemetry.refused(refusal.reason)
+        self.recent.appendleft(DecisionRecord(at=time.time(), facts=facts, model=None, outcome=refusal))
+
+    def _booked(self, facts: RequestFacts, picked: Picked, started_unix_ns: int) -> BookedExchange:
         decision = picked.decision
+        self._trace(facts, decision, started_unix_ns)
+        self.degradations.note(decision.degraded, now=time.monotonic())
         winner = decision.endpoints[0]
         booking = self.bookings.book(winner, now=time.monotonic())
         self.picks[winner] += 1
@@ -119,6 +144,18 @@ class PickerService:
         return BookedExchange(
             service=self, endpoints=decision.endpoints[:1] if one_address else decision.endpoints, booking=booking
         )
+
+    def _trace(self, facts: RequestFacts, outcome: Decision | PickError, started_unix_ns: int) -> None:
+        if self.tracing is not None:
+            self.tracing.record(facts, outcome, started_unix_ns=started_unix_ns, ended_unix_ns=time.time_ns())
+
+    async def close(self) -> None:
+        """Let go of Redis and of the tokenizer's thread."""
+        await self.index.close()
+        if self.tokens is not None:
+            self.tokens.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)  # its last export may take a while
 
     def rebook(self, exchange: BookedExchange, endpoint: str) -> None:
         """Move a booking to the pod that Envoy's retry went to."""
@@ -161,13 +198,16 @@ class PickerService:
     async def explain(self, facts: RequestFacts, body: bytes) -> dict[str, Any]:
         """Decide without booking, and return what the decision rests on."""
         sources, _ = await self._sources()
-        outcome: Decision | PickError
+        # what nobody sent must not be in the metrics
+        picker = replace(self.picker, telemetry=NoTelemetry())
         try:
-            outcome = (await self.picker.pick(facts, body)).decision
+            picked = await picker.pick(facts, body)
         except PickError as refusal:
-            outcome = refusal
+            candidates = picker.candidates(match_prompts([], NO_HITS), now=time.monotonic())
+            return refusal_json(refusal, candidates, policy=self.settings.policy)
         return explanation_json(
-            outcome,
+            picked.request,
+            picked.decision,
             policy=self.settings.policy,
             blocks={source.endpoint: source.block_size for source in sources if source.block_size},
         )
@@ -179,6 +219,16 @@ class PickerService:
                 return await self.index.sources(), None
         except (PrefixIndexUnavailableError, TimeoutError) as error:
             return (), str(error) or "no answer in time"
+
+
+def _tracing(otlp_endpoint: str | None) -> "PickTracing | None":
+    if otlp_endpoint is None:
+        return None
+    try:
+        from extproc.adapters.tracing import PickTracing  # noqa: PLC0415 - an optional extra
+    except ImportError as error:
+        raise ConfigError(f"--otlp-endpoint needs: pip install 'kvmesh[otel]' ({error})") from error
+    return PickTracing(otlp_endpoint=otlp_endpoint)
 
 
 async def serve(settings: PickerSettings, *, stop: asyncio.Event) -> None:
@@ -197,7 +247,7 @@ async def serve(settings: PickerSettings, *, stop: asyncio.Event) -> None:
     finally:
         await server.stop(grace_seconds=0)
         await admin.stop()
-        await service.index.close()
+        await service.close()
 
 
 async def _take_traffic(service: PickerService, server: ExtProcServer, *, stop: asyncio.Event) -> None:
@@ -209,4 +259,7 @@ async def _take_traffic(service: PickerService, server: ExtProcServer, *, stop: 
     log.info("stopping", extra={"open_streams": server.open_streams})
     service.ready = False
     await server.set_serving(False)
-    await server.stop(grace_seconds=DRAIN_SECONDS)
+    # Envoys go on sending until they have seen that; an exchange that is refused meanwhile is a 503 for its client
+    await asyncio.sleep(service.settings.drain_seconds)
+    server.release_answered()
+    await server.stop(grace_seconds=GRACE_SECONDS)

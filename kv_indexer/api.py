@@ -2,8 +2,8 @@
 
 keys    root_key, block_keys, fold_features
 reader  PrefixIndexReader (Redis), MemoryPrefixIndex (its in-memory twin)
-values  PrefixLookup, EndpointCache, Registry, SourceStatus, SourceState
-errors  IndexUnavailableError
+values  PrefixLookup, EndpointCache, Registry, IndexStatus, SourceStatus, SourceState
+errors  IndexUnavailableError; RedisUrlError (a ValueError) when the reader is made
 """
 
 from kv_indexer.adapters.memory_index import MemoryPrefixIndex
@@ -12,16 +12,18 @@ from kv_indexer.core.block_keys import block_keys, root_key
 from kv_indexer.core.extra_keys import fold_features
 from kv_indexer.core.index_changes import IndexChange, Remove, Store
 from kv_indexer.core.prefix_match import PrefixLookup
-from kv_indexer.core.source import EndpointCache, Registry, SourceState, SourceStatus, Stream
-from kv_indexer.errors import IndexUnavailableError
+from kv_indexer.core.source import EndpointCache, IndexStatus, Registry, SourceState, SourceStatus, Stream
+from kv_indexer.errors import IndexUnavailableError, RedisUrlError
 
 __all__ = [
     "EndpointCache",
     "IndexChange",
+    "IndexStatus",
     "IndexUnavailableError",
     "MemoryPrefixIndex",
     "PrefixIndexReader",
     "PrefixLookup",
+    "RedisUrlError",
     "Registry",
     "Remove",
     "SourceState",

@@ -118,7 +118,7 @@ class EventApplier:
         try:
             return _Batch(frame=frame, decoded=decode_batch(frame.payload), readable=True)
         except DecodeError as error:
-            self._telemetry.skipped(self._stream, reasons={error.reason: 1})
+            self._telemetry.undecodable(self._stream, reasons={error.reason: 1})
             log.warning("batch %d of %s cannot be read: %s", frame.seq, self._stream.name, error)
             # its number is used up all the same; no time, so that it cannot look like a restart
             return _Batch(frame=frame, decoded=EventBatch(ts=0.0, events=()), readable=False)
@@ -187,9 +187,12 @@ class EventApplier:
 
     def _count(self, fresh: Sequence[_Batch], plan: Plan, *, left_out: int) -> None:
         events = Counter(type(event).__name__ for batch in fresh for event in batch.decoded.events)
-        reasons = plan.skipped + Counter({"no-free-slot": left_out})  # adding drops zeros
+        not_indexed = plan.skipped + Counter({"no-free-slot": left_out})  # adding drops zeros
+        undecodable = Counter(plan.not_understood)
         for batch in fresh:
-            reasons.update(batch.decoded.skipped)
+            undecodable.update(batch.decoded.skipped)
         self._telemetry.applied(self._stream, batches=len(fresh), events=events, last_ts=self.position.last_ts)
-        if reasons:
-            self._telemetry.skipped(self._stream, reasons=reasons)
+        if not_indexed:
+            self._telemetry.not_indexed(self._stream, reasons=not_indexed)
+        if undecodable:
+            self._telemetry.undecodable(self._stream, reasons=undecodable)

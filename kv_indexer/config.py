@@ -5,16 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kv_indexer.core.source import EventAddresses, reachable
 from kv_indexer.errors import SettingError
 from kv_indexer.follow_stream import RecoveryPolicy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventAddresses:
-    """Where one data-parallel rank of a pod publishes, as ZMQ addresses that can be connected to."""
-
-    events: str
-    replay: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +40,18 @@ def parse_endpoints(value: str | list[str]) -> tuple[str, ...]:
     return endpoints
 
 
-def parse_event_sources(value: str | Mapping[str, Any]) -> dict[str, tuple[EventAddresses, ...]]:
+def parse_event_sources(value: str | Mapping[str, Any] | None) -> dict[str, tuple[EventAddresses, ...]]:
     """Read `{"HOST:PORT": {"events": "tcp://…", "replay": "tcp://…"}}`; a list has one entry a data-parallel rank.
 
-    `replay` may be missing. Raise SettingError naming the endpoint.
+    `replay` may be missing; an empty value means none. Raise SettingError naming the endpoint.
     """
     try:
-        sources = json.loads(value) if isinstance(value, str) else value
+        # an empty YAML mapping or value arrives as an empty text
+        sources = json.loads(value.strip() or "{}") if isinstance(value, str) else value
     except ValueError as error:
         raise SettingError(f"event sources are not JSON: {error}") from None
+    if sources is None:
+        return {}
     if not isinstance(sources, Mapping):
         raise SettingError('event sources must be a mapping like {"10.0.0.1:8000": {"events": "tcp://10.0.0.1:5557"}}')
     parsed = {}
@@ -79,11 +75,3 @@ def _addresses(endpoint: str, entry: Any) -> EventAddresses:
     return EventAddresses(
         events=reachable(entry["events"], host=host), replay=reachable(replay, host=host) if replay else None
     )
-
-
-def reachable(address: str, *, host: str) -> str:
-    """Replace a wildcard, which says where the pod listens, by the host that we reach the pod at."""
-    for wildcard in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:", "tcp://:::"):
-        if address.startswith(wildcard):
-            return f"tcp://{host}:{address[len(wildcard) :]}"
-    return address

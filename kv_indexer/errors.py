@@ -19,7 +19,7 @@ class DecodeError(KvIndexerError):
 
 
 class IndexUnavailableError(KvIndexerError):
-    """Redis is unreachable, loading, out of memory, read-only or too slow; the message says which."""
+    """Redis is unreachable, loading, full, read-only, too slow or holds what is not ours; the message says which."""
 
     reason = "index-unavailable"
 
@@ -46,3 +46,13 @@ class SettingError(KvIndexerError):
     """A setting is malformed; the message names it and says what it should look like."""
 
     reason = "bad-setting"
+
+
+class RedisUrlError(SettingError, ValueError):
+    """A Redis address is malformed; the message names it without its password and shows a valid one."""
+
+
+class ListenError(KvIndexerError):
+    """The admin pages cannot be opened at their address; the message says why."""
+
+    reason = "cannot-listen"

@@ -88,8 +88,11 @@ class IndexerTelemetry(Protocol):
     def applied(self, stream: Stream, *, batches: int, events: Mapping[str, int], last_ts: float) -> None:
         """Count applied batches and their events by type."""
 
-    def skipped(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
-        """Count events and batches that were not indexed, by reason."""
+    def undecodable(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
+        """Count events, batches and messages that could not be understood, by reason: something is wrong."""
+
+    def not_indexed(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
+        """Count events that were understood and are not in the index, by reason: most of these are meant to be."""
 
     def gap(self, stream: Stream) -> None:
         """Count a gap in the live sequence."""

@@ -5,7 +5,7 @@ Called by the command line (and by tests); decides nothing about events.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ from kv_indexer.adapters.telemetry import PrometheusTelemetry
 from kv_indexer.adapters.zmq_replay import ZmqReplaySource
 from kv_indexer.adapters.zmq_subscriber import ZmqLiveEvents
 from kv_indexer.apply_events import EventApplier, root_keys
-from kv_indexer.config import EventAddresses, IndexerSettings
-from kv_indexer.core.source import SourceState, SourceStatus, Stream
+from kv_indexer.config import IndexerSettings
+from kv_indexer.core.source import EventAddresses, IndexStatus, Registry, SourceState, Stream
 from kv_indexer.errors import FeedLostError, IndexUnavailableError, NoEventSourceError
 from kv_indexer.follow_stream import StreamFollower
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 REDIS_WATCH_SECONDS = 0.5
 SWEEP_SECONDS = 0.5
 SWEEP_FIELDS = 500  # a slice: about a millisecond of Redis
+NAMED_RECORDS = 5  # unreadable records that one log line names
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,11 +53,13 @@ class IndexerService:
         self._unfound = dict.fromkeys(settings.endpoints, "not asked yet")  # endpoint -> why it has no streams
         self._tried: set[str] = set()  # endpoints of which at least the failure is known
         self._redis_trouble = "not asked yet"
+        self._unreadable: frozenset[str] = frozenset()  # records in Redis, as said last
+        self._dropped_unconfigured = False
         self.admin_port: int | None = None  # once it is open
 
     async def run(self) -> None:
-        """Run until cancelled. Raise OSError if the admin port is taken."""
-        pages = AdminPages(not_ready=self.not_ready, sources=self._read_sources, metrics=self._metrics)
+        """Run until cancelled. Raise ListenError if the admin pages cannot be opened."""
+        pages = AdminPages(not_ready=self.not_ready, status=self._status, metrics=self._metrics)
         try:
             async with AsyncExitStack() as stack:
                 self.admin_port = await stack.enter_async_context(
@@ -65,8 +68,8 @@ class IndexerService:
                 http = await stack.enter_async_context(aiohttp.ClientSession())
                 directory = EventSourceDirectory(http=http, configured=self._settings.event_sources)
                 group = await stack.enter_async_context(asyncio.TaskGroup())
-                group.create_task(self._watch_redis(), name="redis-watch")
-                group.create_task(self._sweep(), name="sweep")
+                group.create_task(_repeat(self._watch_redis), name="redis-watch")
+                group.create_task(_repeat(self._sweep), name="sweep")
                 for endpoint in self._settings.endpoints:
                     group.create_task(self._follow_endpoint(endpoint, directory, group), name=f"endpoint-{endpoint}")
         finally:
@@ -133,7 +136,7 @@ class IndexerService:
 
     def _follower(self, stream: Stream, addresses: EventAddresses) -> StreamFollower:
         def on_malformed() -> None:
-            self._telemetry.skipped(stream, reasons={"malformed-message": 1})
+            self._telemetry.undecodable(stream, reasons={"malformed-message": 1})
 
         replay = addresses.replay
         return StreamFollower(
@@ -169,41 +172,52 @@ class IndexerService:
             except IndexUnavailableError:
                 await asyncio.sleep(REDIS_WATCH_SECONDS)
 
-    async def _drop_unconfigured(self) -> None:
-        for record in (await self._writer.read_registry()).streams:
+    async def _drop_unconfigured(self, registry: Registry) -> None:
+        for record in registry.streams:
             if record.endpoint not in self._settings.endpoints:
                 await self._writer.drop_stream(Stream(endpoint=record.endpoint, dp_rank=record.dp_rank))
                 log.info("%s is no longer configured; dropped", record.endpoint)
 
-    async def _watch_redis(self) -> None:
-        dropped = False
-        while True:
-            try:
-                await self._writer.ping()
-                if not dropped:
-                    await self._drop_unconfigured()
-                    dropped = True
-                if self._redis_trouble:
-                    log.info("Redis answers")
-                self._redis_trouble = ""
-            except IndexUnavailableError as error:
-                if self._redis_trouble != str(error):
-                    log.error("Redis is unavailable, the index stands still: %s", error)
-                self._redis_trouble = str(error)
-            self._telemetry.redis(up=not self._redis_trouble)
-            await asyncio.sleep(REDIS_WATCH_SECONDS)
+    async def _watch_redis(self) -> float:
+        try:
+            await self._writer.heartbeat()
+            registry = await self._writer.read_registry()
+            self._show_unreadable(registry)
+            if not self._dropped_unconfigured:
+                await self._drop_unconfigured(registry)
+                self._dropped_unconfigured = True
+            if self._redis_trouble:
+                log.info("Redis answers")
+            self._redis_trouble = ""
+        except IndexUnavailableError as error:
+            if self._redis_trouble != str(error):
+                log.error("Redis is unavailable, the index stands still: %s", error)
+            self._redis_trouble = str(error)
+        self._telemetry.redis(up=not self._redis_trouble)
+        return REDIS_WATCH_SECONDS
 
-    async def _sweep(self) -> None:
-        while True:
-            busy = False
-            try:
-                busy = await self._writer.sweep(fields=SWEEP_FIELDS)
-            except IndexUnavailableError as error:
-                log.debug("sweep waits: %s", error)
-            await asyncio.sleep(0 if busy else SWEEP_SECONDS)
+    def _show_unreadable(self, registry: Registry) -> None:
+        """Say once what is in Redis that we cannot read: its blocks attract nobody."""
+        unreadable = frozenset(registry.unreadable)
+        fresh = sorted(unreadable - self._unreadable)
+        if fresh:
+            named = "; ".join(fresh[:NAMED_RECORDS])
+            log.error("%d records in Redis cannot be read and are not believed: %s", len(fresh), named)
+        if self._unreadable and not unreadable:
+            log.info("all records in Redis can be read again")
+        self._unreadable = unreadable
+        self._telemetry.unreadable(len(unreadable))
 
-    async def _read_sources(self) -> list[SourceStatus]:
-        return (await self._writer.read_registry()).sources()
+    async def _sweep(self) -> float:
+        busy = False
+        try:
+            busy = await self._writer.sweep(fields=SWEEP_FIELDS)
+        except IndexUnavailableError as error:
+            log.debug("sweep waits: %s", error)
+        return 0 if busy else SWEEP_SECONDS
+
+    async def _status(self) -> IndexStatus:
+        return (await self._writer.read_registry()).status()
 
     async def _metrics(self) -> bytes:
         try:
@@ -211,3 +225,17 @@ class IndexerService:
         except IndexUnavailableError as error:
             log.debug("metrics without block counts: %s", error)
         return self._telemetry.render()
+
+
+async def _repeat(step: Callable[[], Awaitable[float]]) -> None:
+    """Take a step again and again; it returns the seconds until the next."""
+    said = ""
+    while True:
+        seconds = REDIS_WATCH_SECONDS
+        try:
+            seconds = await step()
+        except Exception as error:  # a defect must not end the streams
+            if said != repr(error):
+                log.exception("a defect; going on")
+            said = repr(error)
+        await asyncio.sleep(seconds)

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from podsim.pod import PodSettings
     from podsim.publisher import PublisherSettings
 
-from podsim.errors import PodsimError
+from podsim.errors import PodsimError, PortInUseError, SettingsError
 from podsim.wire.kv_events import EventGeneration
+
+LARGEST_PORT = 65535
 
 app = typer.Typer(add_completion=False)
 
@@ -21,7 +23,9 @@ app = typer.Typer(add_completion=False)
 @app.command("sim")
 def sim(
     host: Annotated[str, typer.Option(help="Address to listen on, for HTTP and for KV events.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the first pod; pod i listens on port+i. 0: any.")] = 8101,
+    sim_port: Annotated[
+        int, typer.Option(min=0, max=LARGEST_PORT, help="Port of the first pod; pod i listens on this + i. 0: any.")
+    ] = 8101,
     pods: Annotated[int, typer.Option(min=1, help="Number of pods in this process.")] = 1,
     events_port: Annotated[
         int,
@@ -80,11 +84,13 @@ def sim(
     publisher = PublisherSettings(host=host, port=events_port, generation=event_generation, buffer_steps=buffer_steps)
     try:
         settings.check()
+        if sim_port + pods - 1 > LARGEST_PORT:
+            raise SettingsError(f"sim-port {sim_port} leaves no ports for {pods} pods: lower one of them")
         folder = load_model_folder(tokenizer or TINY_MODEL)
-        uvloop.run(_serve_until_stopped(settings, folder, publisher, port=port, count=pods))
+        uvloop.run(_serve_until_stopped(settings, folder, publisher, port=sim_port, count=pods))
     except PodsimError as error:
         typer.echo(f"podsim: {error}", err=True)
-        raise typer.Exit(1) from error
+        raise typer.Exit(2 if isinstance(error, PortInUseError) else 1) from error
 
 
 async def _serve_until_stopped(

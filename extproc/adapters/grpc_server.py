@@ -43,7 +43,7 @@ class OpenExchange(Protocol):
 class Picks(Protocol):
     """Where picks come from."""
 
-    async def pick(self, facts: RequestFacts, body: bytes) -> OpenExchange:
+    async def pick(self, facts: RequestFacts, body: bytes | None) -> OpenExchange:
         """Choose and book, or raise PickError with the answer for the client."""
 
 
@@ -62,6 +62,10 @@ class ExtProcServer:
                 ),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),  # a second picker on the same port is a mistake, not a replica
+                # an Envoy whose machine has vanished says no goodbye: without this its streams and bookings would stay
+                ("grpc.keepalive_time_ms", 30_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.max_pings_without_data", 0),
             ]
         )
         handler = grpc.stream_stream_rpc_method_handler(self._process, request_deserializer=ext_proc.parse_message)
@@ -70,6 +74,8 @@ class ExtProcServer:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.open_streams = 0
+        self._draining = False
+        self._answered: set[asyncio.Future[None]] = set()  # one for each stream that only waits for its exchange's end
 
     async def start(self, *, host: str, port: int) -> int:
         """Listen and return the port; raise ConfigError naming it when it is taken."""
@@ -92,23 +98,50 @@ class ExtProcServer:
         """Refuse new streams, let the open ones end within the grace, then cut them."""
         await self._server.stop(grace_seconds)
 
+    def release_answered(self) -> None:
+        """End each stream whose response has begun, now and from now on: Envoy finishes that exchange without us.
+
+        Cutting these streams instead would cut the answers of all their clients.
+        """
+        self._draining = True
+        for ended in self._answered:
+            _set(ended)
+
+    async def _end_of_exchange(self, context: Any) -> Any:
+        """Return the message after the response headers, or EOF when the exchange or the server ends."""
+        if self._draining:
+            return grpc.aio.EOF
+        reading = asyncio.ensure_future(context.read())
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        reading.add_done_callback(lambda _: _set(ended))
+        self._answered.add(ended)
+        try:
+            await ended
+            return reading.result() if reading.done() else grpc.aio.EOF
+        finally:
+            self._answered.discard(ended)
+            reading.cancel()
+
     async def _process(self, _: Any, context: Any) -> None:
         """Serve one stream. Its end is the end of the HTTP exchange, however that came about."""
         exchange = Exchange(max_body_bytes=self._max_body_bytes)
         picked: OpenExchange | None = None
         self.open_streams += 1
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
+            message = await context.read()
+            while message is not grpc.aio.EOF:
                 steps = _steps(exchange, message)
+                answered = message.HasField("response_headers")
                 if len(steps) == 1 and isinstance(pick := steps[0], Pick):
                     picked = await self._picks.pick(pick.facts, pick.body)
                     steps = exchange.picked(picked.endpoints)
-                elif picked is not None and message.HasField("response_headers"):
+                elif picked is not None and answered:
                     picked.responded(
                         status=ext_proc.response_status(message.response_headers), served_by=ext_proc.served_by(message)
                     )
                 for step in steps:
                     await context.write(ext_proc.encode_step(step))
+                message = await (self._end_of_exchange(context) if answered else context.read())
         except PickError as refusal:
             await context.write(ext_proc.encode_refusal(refusal))
         except (asyncio.CancelledError, grpc.RpcError):
@@ -122,6 +155,11 @@ class ExtProcServer:
             self.open_streams -= 1
             if picked is not None:
                 picked.finish()
+
+
+def _set(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
 
 
 def _steps(exchange: Exchange, message: Any) -> Sequence[Step]:

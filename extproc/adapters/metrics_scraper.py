@@ -5,6 +5,7 @@ that is slow or answers nonsense keeps its last report until that is stale, and 
 """
 
 import asyncio
+import errno
 import logging
 import random
 import time
@@ -17,6 +18,8 @@ from extproc.core.endpoint import EndpointLoad, EndpointStatus, Reachability
 from extproc.wire.vllm_metrics import parse_load
 
 log = logging.getLogger(__name__)
+
+MAX_PAGE_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
@@ -78,25 +81,16 @@ class MetricsScraper:
         asked_at = time.monotonic()
         try:
             async with session.get(f"http://{target.address}/metrics", allow_redirects=False) as response:
-                text = await response.read()
-                status = response.status
-        except aiohttp.ClientConnectorError as error:
-            target.refused = True
-            self._problem(target, f"refuses connections: {error.os_error.strerror or error}")
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+                load = parse_load(await _page(response), reported_at=asked_at) if response.status == 200 else None
             target.refused = False
-            self._problem(target, f"no answer from /metrics: {error or type(error).__name__}")
-        except Exception:  # whatever one pod answers must not end the scraping of all
-            target.refused = False
-            log.exception("a scrape failed", extra={"endpoint": target.address})
-        else:
-            target.refused = False
-            load = parse_load(text, reported_at=asked_at) if status == 200 else None
             if load is None:
-                self._problem(target, f"/metrics answered {status} without vLLM's load metrics")
+                self._problem(target, f"/metrics answered {response.status} without vLLM's load metrics")
             else:
                 target.load = load
                 self._problem(target, None)
+        except Exception as error:  # whatever one pod answers must not end the scraping of all
+            target.refused = _is_refusal(error)
+            self._problem(target, f"no load from /metrics: {error or type(error).__name__}")
         target.scraped.set()
 
     def _status(self, target: _Target, now: float) -> EndpointStatus:
@@ -115,3 +109,18 @@ class MetricsScraper:
             log.info("endpoint reports its load", extra={"endpoint": target.address})
         else:
             log.warning("endpoint: %s", problem, extra={"endpoint": target.address})
+
+
+async def _page(response: aiohttp.ClientResponse) -> bytes:
+    """Return the whole page; raise ValueError when it is larger than any vLLM's."""
+    page = bytearray()
+    async for part in response.content.iter_chunked(1 << 16):
+        page += part
+        if len(page) > MAX_PAGE_BYTES:
+            raise ValueError(f"/metrics is larger than {MAX_PAGE_BYTES} bytes")
+    return bytes(page)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Tell whether nobody listens there; names that do not resolve or routes that fail say nothing of the pod."""
+    return isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno == errno.ECONNREFUSED

@@ -1,8 +1,18 @@
 """The picker's Prometheus metrics; label values are a closed set of our own words or configured endpoints."""
 
+from collections.abc import Iterable
+from functools import cache
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+
+
+class NoTelemetry:
+    """Records nothing: for decisions that nobody asked to be carried out."""
+
+    def phase(self, name: str, seconds: float) -> None:
+        """Forget it."""
 
 
 class PickerTelemetry:
@@ -48,36 +58,43 @@ class PickerTelemetry:
             ["endpoint"],
             registry=self.registry,
         )
+        # finding a child by its labels costs more than counting; the labels are a closed set
+        self._outcomes_of = cache(self._outcomes.labels)
+        self._picks_of = cache(self._picks.labels)
+        self._degraded_of = cache(self._degraded.labels)
+        self._bookings_of = cache(self._bookings.labels)
+        self._rerouted_of = cache(self._rerouted.labels)
+        self._responses_of = cache(self._responses.labels)
         self._phase_children = {name: self._phases.labels(name) for name in ("parse", "tokenize", "lookup", "decide")}
 
     def phase(self, name: str, seconds: float) -> None:
         """Record how long one phase of a pick took."""
         self._phase_children[name].observe(seconds)
 
-    def routed(self, *, endpoint: str, prompt_tokens: int, matched_tokens: int, degraded: tuple[str, ...]) -> None:
+    def routed(self, *, endpoint: str, prompt_tokens: int, matched_tokens: int, degraded: Iterable[str]) -> None:
         """Count one routed request."""
-        self._outcomes.labels("routed").inc()
-        self._picks.labels(endpoint).inc()
-        self._bookings.labels(endpoint).inc()
+        self._outcomes_of("routed").inc()
+        self._picks_of(endpoint).inc()
+        self._bookings_of(endpoint).inc()
         self._prompt_tokens.inc(prompt_tokens)
         self._predicted.inc(matched_tokens)
         for missing in degraded:
-            self._degraded.labels(missing).inc()
+            self._degraded_of(missing).inc()
 
     def rerouted(self, *, picked: str, served_by: str) -> None:
         """Count one request that a retry took to another pod than the one picked."""
-        self._bookings.labels(picked).dec()
-        self._bookings.labels(served_by).inc()
-        self._rerouted.labels(picked).inc()
+        self._bookings_of(picked).dec()
+        self._bookings_of(served_by).inc()
+        self._rerouted_of(picked).inc()
 
     def refused(self, reason: str) -> None:
         """Count one request that the picker answered itself."""
-        self._outcomes.labels(reason).inc()
+        self._outcomes_of(reason).inc()
 
     def exchange_ended(self, *, endpoint: str, status: int) -> None:
         """Count the end of a routed request; `status` is the pod's, 0 where none came."""
-        self._bookings.labels(endpoint).dec()
-        self._responses.labels(endpoint, f"{status // 100}xx" if status else "none").inc()
+        self._bookings_of(endpoint).dec()
+        self._responses_of(endpoint, f"{status // 100}xx" if status else "none").inc()
 
     def exposition(self) -> bytes:
         """Return all metrics as Prometheus text."""

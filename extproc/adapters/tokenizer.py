@@ -4,7 +4,6 @@
 folder once and never again, and it reaches no network: an unusable folder is an error that names the file.
 """
 
-import asyncio
 import json
 import logging
 import sys
@@ -35,7 +34,7 @@ class Engine(Protocol):
     """A tokenizer library with the model's tokenizer.json in it."""
 
     name: str
-    thread_above_characters: int  # longer texts are worth a thread: both libraries let go of the GIL
+    thread_above_bytes: int  # larger bodies are worth a thread: both libraries let go of the GIL
 
     def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
         """Return the token ids as little-endian uint32."""
@@ -45,7 +44,7 @@ class _Fastokens:
     """The fast one: about 0.03 µs a token, nearly nothing for segments seen before."""
 
     name = "fastokens"
-    thread_above_characters = 200_000
+    thread_above_bytes = 200_000
 
     def __init__(self, tokenizer_json: str, *, segment_cache_bytes: int) -> None:
         self._tokenizer = fastokens.Tokenizer.from_json_str(tokenizer_json)
@@ -60,7 +59,7 @@ class _Reference:
     """The library that vLLM itself uses: about 1.4 µs a token."""
 
     name = "tokenizers"
-    thread_above_characters = 4_000
+    thread_above_bytes = 4_000
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -85,9 +84,16 @@ class ModelTokenizer:
         """Read a model's folder; raise TokenizerError or ChatTemplateError naming the file that is unusable."""
         reference = _read_tokenizer(folder)
         config = _read_json(folder / "tokenizer_config.json")
-        named = special_tokens(config, _read_json(folder / "special_tokens_map.json"))
-        _add_tokens(reference, config, named)
-        sources = chat_templates(config, _template_files(folder))
+        try:
+            named = special_tokens(config, _read_json(folder / "special_tokens_map.json"))
+            _add_tokens(reference, config, named)
+            sources = chat_templates(config, _template_files(folder))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise TokenizerError(
+                f"{folder / 'tokenizer_config.json'} is not what transformers writes ({type(error).__name__}: "
+                f"{error}); "
+                "copy it again from the model's folder"
+            ) from error
         no_template = f"{folder} has neither chat_template.jinja nor a chat_template in tokenizer_config.json"
         if own := ARCHITECTURES_WITHOUT_TEMPLATE.intersection(
             _read_json(folder / "config.json").get("architectures") or ()
@@ -104,23 +110,17 @@ class ModelTokenizer:
         """The library on the hot path."""
         return self._engine.name
 
-    def token_buffers(self, request: InferenceRequest) -> tuple[bytes, ...]:
-        """Return one buffer of little-endian uint32 token ids per prompt, none for a request without prompts.
+    def token_buffers(self, request: InferenceRequest, *, limit: int | None = None) -> tuple[bytes, ...]:
+        """Return one buffer of little-endian uint32 token ids for each of the first `limit` prompts.
 
         Raise ChatTemplateError or TokenizerError for a prompt whose tokens cannot be known.
         """
-        return tuple(self._encode(self._text(prompt)) for prompt in request.prompts)
+        return tuple(self._encode(self._text(prompt)) for prompt in request.prompts[:limit])
 
-    async def tokens(self, request: InferenceRequest) -> tuple[bytes, ...]:
-        """Do the same as `token_buffers`, with very long texts in a thread so that other requests go on."""
-        buffers = []
-        for prompt in request.prompts:
-            text = self._text(prompt)
-            if isinstance(text, TextPrompt) and len(text.text) > self._engine.thread_above_characters:
-                buffers.append(await asyncio.to_thread(self._encode, text))
-            else:
-                buffers.append(self._encode(text))
-        return tuple(buffers)
+    @property
+    def thread_above_bytes(self) -> int:
+        """The body size from which tokenizing would hold up other requests: a few milliseconds."""
+        return self._engine.thread_above_bytes
 
     def render(self, prompt: ChatPrompt) -> str:
         """Return the text that the chat template makes of a conversation; raise ChatTemplateError."""

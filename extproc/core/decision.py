@@ -22,7 +22,7 @@ class Decision:
     weights: Mapping[str, float]
     prompt_tokens: int  # 0 when unknown
     matched_tokens: int  # what the winner is predicted to find in its cache
-    degraded: tuple[str, ...]  # inputs that were missing, by name
+    degraded: Mapping[str, str]  # inputs that were missing: name -> what happened, for people
 
     def reasons(self) -> list[str]:
         """Return the winner's scores as a person reads them, the weightiest first."""
@@ -39,14 +39,14 @@ def decide(
     *,
     policy: PickPolicy,
     prompt_tokens: int,
-    degraded: Sequence[str],
+    degraded: Mapping[str, str],
     tie_break: Callable[[], float],
 ) -> Decision:
     """Filter and score the candidates and order them, best first; ties are broken by `tie_break` (a random number).
 
     Raise NoReadyEndpointError when no candidate passes the filters.
     """
-    kept, rejected = _filter(candidates)
+    kept, rejected = apply_filters(candidates)
     if not kept:
         raise NoReadyEndpointError(
             "no endpoint is ready: every one of them is unreachable"
@@ -68,11 +68,12 @@ def decide(
         weights=policy.weights,
         prompt_tokens=prompt_tokens,
         matched_tokens=kept[order[0]].matched_tokens,
-        degraded=tuple(degraded),
+        degraded=degraded,
     )
 
 
-def _filter(candidates: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
+def apply_filters(candidates: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
+    """Return the candidates that every filter keeps, and for the others the filter and its words by address."""
     kept: list[Candidate] = []
     rejected: dict[str, str] = {}
     for candidate in candidates:

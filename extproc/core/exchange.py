@@ -36,6 +36,7 @@ class RequestFacts:
     path: str
     objective: str | None  # `x-gateway-inference-objective`
     request_id: str
+    traceparent: str | None = None  # W3C trace context
 
 
 # --- steps: what the caller must do next, in order -----------------------------------------------------------------
@@ -46,7 +47,7 @@ class Pick:
     """Choose an endpoint for this request, then call `Exchange.picked`."""
 
     facts: RequestFacts
-    body: bytes
+    body: bytes | None  # None: Envoy does not send it whole
 
 
 class Answer(IntEnum):
@@ -105,12 +106,14 @@ class Exchange:
         self, facts: RequestFacts, *, mode: BodyMode, response_mode: BodyMode, end_of_stream: bool
     ) -> Sequence[Step]:
         """Take the request headers; the modes say how the bodies will come."""
+        if self._facts is not None:
+            return (Answer.REQUEST_HEADERS,)  # no Envoy does this, and a second pick would lose the first one's booking
         self._facts = facts
         self._mode = mode
         self._response_mode = response_mode
         self._header_only = end_of_stream or mode not in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)
         if self._header_only:
-            return (Pick(facts, b""),)
+            return (Pick(facts, b"" if end_of_stream else None),)
         return (Answer.REQUEST_HEADERS,) if mode is BodyMode.BUFFERED else NOTHING
 
     def request_body(self, chunk: bytes, *, end_of_stream: bool) -> Sequence[Step]:

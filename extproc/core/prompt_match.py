@@ -18,6 +18,17 @@ class BlockHits(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexHits:
+    """What the index knows of a request's prompts, in order; hits of the last ones may be missing."""
+
+    prompts: Sequence[BlockHits]
+    stale_reason: str | None = None  # why the answer may be out of date
+
+
+NO_HITS = IndexHits(prompts=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptMatch:
     """Sums over all prompts of one request."""
 
@@ -25,10 +36,10 @@ class PromptMatch:
     matched_tokens: Mapping[str, int]  # by endpoint
 
 
-def match_prompts(prompt_lengths: Sequence[int], hits: Sequence[BlockHits]) -> PromptMatch:
-    """Sum up the prompts (lengths in tokens) and their hits, in order; hits of the last ones may be missing."""
+def match_prompts(prompt_lengths: Sequence[int], hits: IndexHits) -> PromptMatch:
+    """Sum up the prompts (lengths in tokens) and their hits."""
     matched: dict[str, int] = {}
-    for hit in hits:
+    for hit in hits.prompts:
         for endpoint, blocks in hit.matched_blocks.items():
             matched[endpoint] = matched.get(endpoint, 0) + blocks * hit.block_size[endpoint]
     return PromptMatch(prompt_tokens=sum(prompt_lengths), matched_tokens=matched)

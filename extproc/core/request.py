@@ -70,9 +70,9 @@ class InferenceRequest:
     api: ApiKind
     path: str  # without the query string
     model: str | None = None  # None: the pod's default model
-    lora: str | None = None  # the adapter, once the model name is known to be one
     prompts: tuple[Prompt, ...] = ()
     stream: bool = False
     max_tokens: int | None = None  # output tokens; None: up to the model's limit
     cache_salt: str | None = None  # enters the first block's key and so the whole chain
     unsupported_reason: str | None = None
+    body_bytes: int = field(default=0, compare=False)  # what was read for it; a large body is worth a thread

@@ -4,16 +4,17 @@ Registered by `extproc.commands`; imports what is heavy only when it runs.
 """
 
 import asyncio
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from extproc.local.body_mode import BodyMode
+from extproc.local.body_delivery import BodyDelivery
 
-LOG_FORMAT_KEY = "kvmesh.log_format"  # where the root command keeps the value of --log-format
+# where the root command keeps the final values of --log-format and --log-level
+LOG_FORMAT_KEY = "kvmesh.log_format"
+LOG_LEVEL_KEY = "kvmesh.log_level"
 
 
 def up(
@@ -31,7 +32,16 @@ def up(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="Folder with the model's tokenizer.json and chat template. Default: the simulated pods' own.",
+            help="Folder with the model's tokenizer.json and chat template. Default: the simulated pods' own, or the "
+            "folder that the first pod names if it is on this machine; else no prefix routing.",
+        ),
+    ] = None,
+    event_sources: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="Where real pods publish that have no GET /kv_event_sources (vLLM < 0.31): "
+            '{"HOST:PORT": {"events": "tcp://…", "replay": "tcp://…"}}.',
         ),
     ] = None,
     redis: Annotated[
@@ -39,15 +49,17 @@ def up(
     ] = None,
     envoy_port: Annotated[int, typer.Option(min=1, max=65535, help="Gateway port, where clients connect.")] = 10000,
     envoy_admin_port: Annotated[int, typer.Option(min=1, max=65535, help="Envoy's admin port.")] = 9901,
-    picker_grpc_port: Annotated[int, typer.Option(min=1, max=65535, help="The picker's gRPC port.")] = 9002,
+    grpc_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of the picker for Envoy: ext_proc and gRPC health.")
+    ] = 9002,
     admin_port: Annotated[int, typer.Option(min=1, max=65535, help="The picker's admin HTTP port.")] = 9090,
     indexer_admin_port: Annotated[int, typer.Option(min=1, max=65535, help="The indexer's admin HTTP port.")] = 9091,
     sim_port: Annotated[
         int, typer.Option(min=1, max=65472, help="Port of the first simulated pod; pod i listens on this + i.")
     ] = 8101,
     body_mode: Annotated[
-        BodyMode, typer.Option(help="How Envoy sends request bodies to the picker.")
-    ] = BodyMode.DUPLEX,
+        BodyDelivery, typer.Option(help="How Envoy sends request bodies to the picker.")
+    ] = BodyDelivery.DUPLEX,
     ready_file: Annotated[
         Path | None,
         typer.Option(dir_okay=False, help="JSON file with all addresses and pids, there while all is healthy."),
@@ -55,7 +67,7 @@ def up(
     no_live: Annotated[bool, typer.Option("--no-live", help="No view: print the addresses, then be silent.")] = False,
 ) -> None:
     """Start Redis, pods, indexer, picker and a real Envoy on this machine; Ctrl-C ends them all."""
-    from extproc.local.addresses import resolve
+    from extproc.local.addresses import resolve, resolve_event_sources
     from extproc.local.errors import UpError
     from extproc.local.service import run, simulated_tokenizer
     from extproc.local.stack import StackSettings
@@ -64,17 +76,18 @@ def up(
         real_pods = resolve(endpoints or "")
         settings = StackSettings(
             simulated_pods=pods,
-            endpoints=real_pods,
+            endpoints=tuple(real_pods.values()),
             model=model or (None if real_pods else "tiny"),
             tokenizer_folder=tokenizer or (None if real_pods else simulated_tokenizer()),
             redis_url=redis,
+            event_sources=None if event_sources is None else resolve_event_sources(event_sources, endpoints=real_pods),
             envoy_port=envoy_port,
             envoy_admin_port=envoy_admin_port,
-            picker_grpc_port=picker_grpc_port,
+            grpc_port=grpc_port,
             admin_port=admin_port,
             indexer_admin_port=indexer_admin_port,
             sim_port=sim_port,
-            body_mode=body_mode,
+            body_delivery=body_mode,
             log_flags=_log_flags(context),
         )
         asyncio.run(run(settings, ready_path=ready_file, live=not no_live))
@@ -82,11 +95,10 @@ def up(
         print(f"kvmesh up: {error.message}", file=sys.stderr)  # noqa: T201
         for line in error.log_lines:
             print(f"    {line}", file=sys.stderr)  # noqa: T201
-        raise typer.Exit(1) from None
+        raise typer.Exit(error.exit_code) from None
 
 
 def _log_flags(context: typer.Context) -> tuple[str, ...]:
     """The children log as this process was told to."""
-    level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
-    form = context.meta.get(LOG_FORMAT_KEY)
-    return ("--log-level", level, *(("--log-format", str(form)) if form else ()))
+    flags = {"--log-level": context.meta.get(LOG_LEVEL_KEY), "--log-format": context.meta.get(LOG_FORMAT_KEY)}
+    return tuple(word for flag, value in flags.items() if value is not None for word in (flag, str(value)))

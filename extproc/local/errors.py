@@ -1,6 +1,7 @@
 """What can end `kvmesh up` early; each message is the one line that the user reads."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from extproc.errors import KvmeshError
 
@@ -8,13 +9,25 @@ from extproc.errors import KvmeshError
 class UpError(KvmeshError):
     """`kvmesh up` cannot start or go on; `log_lines` are the last words of the process that is to blame."""
 
+    exit_code: ClassVar[int] = 1
+
     def __init__(self, message: str, *, log_lines: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.log_lines = tuple(log_lines)
 
 
-class PortInUseError(UpError):
+class BadSettingError(UpError):
+    """A flag has a value that cannot be used; the message names the flag."""
+
+    exit_code = 2
+
+
+class BadEndpointError(BadSettingError):
+    """An address of --endpoints cannot be resolved."""
+
+
+class PortInUseError(BadSettingError):
     """A fixed port is taken by another program."""
 
 
@@ -30,8 +43,8 @@ class NotReadyError(UpError):
     """Something did not become ready before its deadline."""
 
 
-class BadEndpointError(UpError):
-    """An address of --endpoints cannot be resolved."""
+class UnknownModelError(UpError):
+    """No pod says which model it serves, and no flag does."""
 
 
 class BrokenTemplateError(UpError):

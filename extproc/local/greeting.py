@@ -2,36 +2,50 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from rich.table import Table
+from rich.cells import cell_len
+from rich.text import Text
+
+from extproc.plain_text import printable
 
 # long enough to fill several blocks of the prefix cache, so that the repeat has something to find there
 SYSTEM_PROMPT = (
     "You are the librarian of a small town. You answer in two sentences at most, name the shelf where the reader finds "
-    "more, and never invent a title. If you do not know the answer, you say so and point to the reading room. "
-    "Readers of all ages ask you about science, history, cooking, gardening and the sea."
+    "more, and never make up a title. If you do not know, say so and point to the reading room. Be kind to all who ask."
 )
 
 
-def address_table(facts: Mapping[str, object], *, log_directory: str) -> Table:
-    """Where everything is; `facts` as in the ready file."""
-    table = Table(title="kvmesh is up", title_justify="left", show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+def greeting(facts: Mapping[str, object], *, log_directory: str, model: str, notes: Sequence[str]) -> list[Text]:
+    """The lines to print, to be wrapped by the terminal alone; `facts` as in the ready file."""
+    commands = example_commands(str(facts["gateway"]), model=model)
+    return [
+        Text("kvmesh is up", style="bold"),
+        *(Text(printable(note), style="yellow") for note in notes),
+        *address_lines(facts, log_directory=log_directory),
+        *(line for command in commands for line in (Text(), Text(command))),
+        Text(),
+    ]
+
+
+def address_lines(facts: Mapping[str, object], *, log_directory: str) -> list[Text]:
+    """Where everything is."""
     rows = {
-        "gateway (send requests here)": facts["gateway"],
+        "gateway": f"{facts['gateway']}  (send requests here)",
         "picker admin": f"{facts['admin']}  /state /metrics /readyz",
-        "picker gRPC (ext_proc)": facts["extproc"],
+        "picker gRPC": f"{facts['extproc']}  (ext_proc)",
         "indexer admin": f"{facts['indexer_admin']}  /metrics /readyz",
         "Envoy admin": facts["envoy_admin"],
         "Redis": facts["redis"],
         "pods": ", ".join(map(str, _sequence(facts["endpoints"]))),
-        "logs, until the end": log_directory,
+        "logs": f"{log_directory}  (until the end)",
     }
-    for name, value in rows.items():
-        table.add_row(name, str(value))
-    return table
+    return [Text.assemble((f"{name:<15}", "dim"), printable(str(value))) for name, value in rows.items()]
+
+
+def lines_on_screen(lines: Sequence[Text], *, width: int) -> int:
+    """How many lines of a terminal they fill."""
+    return sum(max(1, -(-cell_len(line.plain) // width)) for line in lines)
 
 
 def example_commands(gateway_url: str, *, model: str) -> tuple[str, str, str]:

@@ -1,59 +1,94 @@
 """The terminal view of `kvmesh up`: pods and the last decisions, or plain lines where there is no terminal.
 
-Called by `command` once all is ready; reads the picker's admin page and changes nothing. Rendering is pure.
+Called by `service` once all is ready; reads the picker's admin page and changes nothing. What it shows is made in
+`live_page`; nothing that goes wrong here may end the mesh.
 """
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, tzinfo
 
 import aiohttp
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from extproc.local.picker_state import DecisionState, EndpointState, PickerState, fetch_state
+from extproc.local.greeting import lines_on_screen
+from extproc.local.live_page import decision_line, page
+from extproc.local.picker_state import DecisionState, PickerState, fetch_state
+from extproc.plain_text import printable
+
+log = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 0.5
-SHOWN_DECISIONS = 8  # the addresses and commands above stay on the screen
-STATE_STYLES = {"ready": "green", "unknown": "yellow", "unreachable": "red"}
+
+Draw = Callable[[PickerState | str], None]
 
 
-async def show_live(admin_url: str, *, console: Console) -> None:
-    """Show the state until cancelled."""
+async def show_live(admin_url: str, *, console: Console, above: Sequence[Text]) -> None:
+    """Show the state until cancelled; `above` was printed before and stays in sight where the terminal is tall."""
     zone = datetime.now(UTC).astimezone().tzinfo
-    async with aiohttp.ClientSession() as session:
-        if console.is_terminal:
-            await _redraw(session, admin_url, console=console, zone=zone)
-        else:
-            await _print_lines(session, admin_url, console=console, zone=zone)
-
-
-async def _redraw(session: aiohttp.ClientSession, admin_url: str, *, console: Console, zone: tzinfo | None) -> None:
+    if not console.is_terminal:
+        await _follow(admin_url, SafeView(draw_lines(console, zone=zone)))
+        return
     with Live(console=console, auto_refresh=False) as live:
-        while True:
-            live.update(render(await fetch_state(session, admin_url), zone=zone), refresh=True)
-            await asyncio.sleep(REFRESH_SECONDS)
+        await _follow(admin_url, SafeView(draw_pages(live, zone=zone, above=above)))
 
 
-async def _print_lines(
-    session: aiohttp.ClientSession, admin_url: str, *, console: Console, zone: tzinfo | None
-) -> None:
+class SafeView:
+    """Draws states; one that cannot be drawn is logged and becomes a plain line."""
+
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
+        self._last_problem = ""
+
+    def show(self, state: PickerState | str) -> None:
+        """Draw it. Raises nothing."""
+        try:
+            self._draw(state)
+        except Exception as error:
+            problem = f"the mesh runs, but its state cannot be shown: {type(error).__name__}: {printable(str(error))}"
+            if problem != self._last_problem:  # not twice a second
+                log.warning("the live view cannot be drawn", exc_info=error)
+            self._last_problem = problem
+            with contextlib.suppress(Exception):
+                self._draw(problem)
+        else:
+            self._last_problem = ""
+
+
+def draw_pages(live: Live, *, zone: tzinfo | None, above: Sequence[Text]) -> Draw:
+    """Draw each state over the one before."""
+
+    def draw(state: PickerState | str) -> None:
+        width, height = live.console.size
+        lines_above = lines_on_screen(above, width=width)
+        live.update(page(state, zone=zone, width=width, height=height, lines_above=lines_above), refresh=True)
+
+    return draw
+
+
+def draw_lines(console: Console, *, zone: tzinfo | None) -> Draw:
+    """Print each decision once, and each problem when it is a new one."""
     seen_until = 0.0
     last_problem = ""
-    while True:
-        state = await fetch_state(session, admin_url)
-        if isinstance(state, PickerState):
-            fresh = new_decisions(state.decisions, after=seen_until)
-            for decision in fresh:
-                console.print(decision_line(decision, zone=zone), markup=False, highlight=False, soft_wrap=True)
-                seen_until = decision.at
-            last_problem = ""
-        elif state != last_problem:
-            console.print(state, markup=False, highlight=False, soft_wrap=True)
+
+    def draw(state: PickerState | str) -> None:
+        nonlocal seen_until, last_problem
+        if isinstance(state, str):
+            if state != last_problem:
+                console.print(printable(state), markup=False, highlight=False, emoji=False, soft_wrap=True)
             last_problem = state
-        await asyncio.sleep(REFRESH_SECONDS)
+            return
+        last_problem = ""
+        for decision in new_decisions(state.decisions, after=seen_until):
+            seen_until = decision.at
+            line = decision_line(decision, zone=zone)
+            console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    return draw
 
 
 def new_decisions(decisions: Iterable[DecisionState], *, after: float) -> list[DecisionState]:
@@ -61,74 +96,8 @@ def new_decisions(decisions: Iterable[DecisionState], *, after: float) -> list[D
     return sorted((decision for decision in decisions if decision.at > after), key=lambda decision: decision.at)
 
 
-def render(state: PickerState | str, *, zone: tzinfo | None) -> Group | Text:
-    """The whole view, or the line that says why there is none."""
-    if isinstance(state, str):
-        return Text(state, style="red")
-    index = f"prefix index: {state.index.state}, {state.index.sources} sources"
-    return Group(
-        _pods_table(state.endpoints),
-        _decisions_table(state.decisions[:SHOWN_DECISIONS], zone=zone),
-        Text(f"{index}    Ctrl-C ends everything", style="dim" if state.index.state == "ok" else "yellow"),
-    )
-
-
-def decision_line(decision: DecisionState, *, zone: tzinfo | None) -> str:
-    """One decision as one plain line."""
-    parts = [_clock(decision.at, zone=zone), decision.path or "-", "->", decision.endpoint or str(decision.status)]
-    parts.append(_matched(decision))
-    parts += decision.reasons
-    parts += [f"degraded={reason}" for reason in decision.degraded]
-    return " ".join(parts)
-
-
-def _pods_table(endpoints: Iterable[EndpointState]) -> Table:
-    table = Table(title="pods", title_justify="left", expand=True)
-    table.add_column("endpoint", no_wrap=True)
-    table.add_column("state")
-    for heading in ("cached blocks", "running", "waiting", "KV in use", "hit rate", "share of picks"):
-        table.add_column(heading, justify="right")
-    for endpoint in endpoints:
-        table.add_row(
-            endpoint.address,
-            Text(endpoint.state, style=STATE_STYLES.get(endpoint.state, "")),
-            f"{endpoint.cached_blocks:,}",
-            _count(endpoint.running),
-            _count(endpoint.waiting),
-            _share(endpoint.kv_usage),
-            _share(endpoint.hit_rate),
-            f"{endpoint.share:.0%} ({endpoint.picks})",
-        )
-    return table
-
-
-def _decisions_table(decisions: Iterable[DecisionState], *, zone: tzinfo | None) -> Table:
-    table = Table(title="last decisions", title_justify="left", expand=True)
-    table.add_column("time", no_wrap=True)
-    table.add_column("path", no_wrap=True)
-    table.add_column("endpoint", no_wrap=True)
-    table.add_column("tokens matched", justify="right")
-    table.add_column("reasons", ratio=1, no_wrap=True, overflow="ellipsis")
-    for decision in decisions:
-        reasons = Text(", ".join(decision.reasons))
-        if decision.degraded:
-            reasons.append(f" degraded: {', '.join(decision.degraded)}", style="yellow")
-        where = decision.endpoint or Text(str(decision.status), style="red")
-        table.add_row(_clock(decision.at, zone=zone), decision.path or "-", where, _matched(decision), reasons)
-    return table
-
-
-def _count(number: int | None) -> str:
-    return "-" if number is None else f"{number:,}"
-
-
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
-
-
-def _matched(decision: DecisionState) -> str:
-    return f"{decision.matched_tokens}/{decision.prompt_tokens}"
-
-
-def _clock(unix_seconds: float, *, zone: tzinfo | None) -> str:
-    return datetime.fromtimestamp(unix_seconds, zone).strftime("%H:%M:%S")
+async def _follow(admin_url: str, view: SafeView) -> None:
+    async with aiohttp.ClientSession() as session:
+        while True:
+            view.show(await fetch_state(session, admin_url))
+            await asyncio.sleep(REFRESH_SECONDS)

@@ -66,5 +66,5 @@ async def fetch_state(session: aiohttp.ClientSession, admin_url: str) -> PickerS
             return msgspec.json.decode(await response.read(), type=PickerState)
     except TimeoutError:
         return f"GET {admin_url}/state: no answer in {FETCH_SECONDS:g} s"
-    except (aiohttp.ClientError, msgspec.MsgspecError, OSError) as error:
+    except (aiohttp.ClientError, msgspec.MsgspecError, OSError, ValueError) as error:
         return f"GET {admin_url}/state: {error}"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from extproc.local.errors import NotReadyError
+from extproc.local.errors import BadSettingError, NotReadyError
+from extproc.plain_text import printable
 
 ATTEMPT_SECONDS = 2.0
 POLL_SECONDS = 0.1
@@ -44,18 +45,17 @@ class GrpcReady:
         return f"gRPC health of {self.address}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TcpReady:
-    """Ready once `host`:`port` accepts a connection."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"TCP {self.host}:{self.port}"
+Condition = HttpReady | RedisReady | GrpcReady
 
 
-Condition = HttpReady | RedisReady | GrpcReady | TcpReady
+def require_redis_url(url: str, *, flag: str) -> None:
+    """Raise BadSettingError for what no Redis client could use; nothing is connected."""
+    from redis.asyncio import ConnectionPool  # noqa: PLC0415
+
+    try:
+        ConnectionPool.from_url(url).make_connection()  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError) as error:  # a bad address, an unknown setting behind `?`
+        raise BadSettingError(f"{flag} {printable(url)} cannot be used: {error}") from None
 
 
 async def wait_until_ready(condition: Condition, *, name: str, within_seconds: float) -> None:
@@ -80,8 +80,6 @@ async def _first_failure(condition: Condition) -> str:
                     return await _check_redis(url)
                 case GrpcReady(address=address):
                     return await _check_grpc(address)
-                case TcpReady(host=host, port=port):
-                    return await _check_tcp(host, port)
     except TimeoutError:
         return f"no answer in {ATTEMPT_SECONDS:g} s"
 
@@ -120,13 +118,3 @@ async def _check_grpc(address: str) -> str:
             return f"{error.code().name}: {error.details()}"
     serving = answer.status == health_pb2.HealthCheckResponse.SERVING
     return "" if serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-
-
-async def _check_tcp(host: str, port: int) -> str:
-    try:
-        _, writer = await asyncio.open_connection(host, port)
-    except OSError as error:
-        return str(error)
-    writer.close()
-    await writer.wait_closed()
-    return ""

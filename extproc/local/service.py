@@ -8,20 +8,21 @@ import importlib.util
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from extproc.local.envoy_config import fill_in, read_template
-from extproc.local.greeting import address_table, example_commands
+from extproc.local.greeting import greeting
 from extproc.local.live_view import show_live
 from extproc.local.ports import pick_free_port, require_free
 from extproc.local.processes import Supervisor
 from extproc.local.programs import find_envoy, find_redis_server
-from extproc.local.readiness import RedisReady, wait_until_ready
+from extproc.local.readiness import RedisReady, require_redis_url, wait_until_ready
 from extproc.local.ready_file import ready_facts, remove_stale, temporary_path, write_ready_file
 from extproc.local.run_directory import run_directory
-from extproc.local.served_model import first_served_model
+from extproc.local.served_model import fill_in_model, first_served_models
 from extproc.local.stack import HOST, LocalParts, StackSettings, fixed_ports, plan
 
 EXTERNAL_REDIS_SECONDS = 10.0
@@ -32,6 +33,8 @@ async def run(settings: StackSettings, *, ready_path: Path | None, live: bool) -
 
     In every case all children have ended and all files are gone when this returns.
     """
+    if settings.redis_url is not None:
+        require_redis_url(settings.redis_url, flag="--redis")
     require_free(fixed_ports(settings), host=HOST)
     doomed: tuple[Path, ...] = ()
     if ready_path is not None:
@@ -41,7 +44,10 @@ async def run(settings: StackSettings, *, ready_path: Path | None, live: bool) -
     with run_directory(also_remove=doomed) as directory:
         try:
             parts = await _prepare(settings, directory)
-            await _supervise(settings, parts, ready_path=ready_path, live=live)
+            notes: tuple[str, ...] = ()
+            if settings.endpoints and (settings.model is None or settings.tokenizer_folder is None):
+                settings, notes = fill_in_model(settings, await first_served_models(settings.endpoints))
+            await _supervise(settings, parts, notes=notes, ready_path=ready_path, live=live)
         except asyncio.CancelledError:
             if not told_to_end.is_set():
                 raise
@@ -67,7 +73,7 @@ async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
         condition = RedisReady(url=redis_url)
         await wait_until_ready(condition, name="the Redis of --redis", within_seconds=EXTERNAL_REDIS_SECONDS)
     config = fill_in(
-        read_template(settings.body_mode.envoy_file),
+        read_template(settings.body_delivery.envoy_file),
         gateway=settings.gateway,
         admin=settings.envoy_admin,
         picker=settings.picker,
@@ -85,7 +91,9 @@ async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
     )
 
 
-async def _supervise(settings: StackSettings, parts: LocalParts, *, ready_path: Path | None, live: bool) -> None:
+async def _supervise(
+    settings: StackSettings, parts: LocalParts, *, notes: Sequence[str], ready_path: Path | None, live: bool
+) -> None:
     supervisor = Supervisor(log_directory=parts.run_directory)
     console = Console()
 
@@ -93,13 +101,11 @@ async def _supervise(settings: StackSettings, parts: LocalParts, *, ready_path: 
         facts = ready_facts(settings, redis_url=parts.redis_url, pids=supervisor.pids)
         if ready_path is not None:
             write_ready_file(ready_path, facts)
-        model = settings.model or await first_served_model(settings.pods)
-        console.print(address_table(facts, log_directory=str(parts.run_directory)))
-        for line in example_commands(str(facts["gateway"]), model=model or "MODEL"):
-            console.print(f"\n{line}", soft_wrap=True, markup=False, highlight=False)
-        console.print()
+        lines = greeting(facts, log_directory=str(parts.run_directory), model=settings.model or "", notes=notes)
+        for line in lines:
+            console.print(line, soft_wrap=True)
         if live:
-            await show_live(str(facts["admin"]), console=console)
+            await show_live(str(facts["admin"]), console=console, above=lines)
         else:
             await asyncio.Event().wait()  # until a signal cancels this or a child ends
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from extproc.local.body_mode import BodyMode
+from extproc.local.body_delivery import BodyDelivery
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.ports import PortUse
 from extproc.local.processes import ProcessSpec
@@ -29,11 +29,12 @@ class StackSettings:
     redis_url: str | None
     envoy_port: int
     envoy_admin_port: int
-    picker_grpc_port: int
+    grpc_port: int
     admin_port: int
     indexer_admin_port: int
     sim_port: int
-    body_mode: BodyMode
+    body_delivery: BodyDelivery
+    event_sources: str | None = None  # JSON for the indexer, keys as in `endpoints`
     log_flags: tuple[str, ...] = ()
 
     @property
@@ -56,7 +57,7 @@ class StackSettings:
     @property
     def picker(self) -> SocketAddress:
         """Where the picker speaks ext_proc."""
-        return SocketAddress(host=HOST, port=self.picker_grpc_port)
+        return SocketAddress(host=HOST, port=self.grpc_port)
 
     @property
     def picker_admin(self) -> SocketAddress:
@@ -86,7 +87,7 @@ def fixed_ports(settings: StackSettings) -> tuple[PortUse, ...]:
     uses = [
         PortUse(port=settings.envoy_port, purpose="the gateway (Envoy)", flag="--envoy-port"),
         PortUse(port=settings.envoy_admin_port, purpose="Envoy's admin page", flag="--envoy-admin-port"),
-        PortUse(port=settings.picker_grpc_port, purpose="the picker's gRPC", flag="--picker-grpc-port"),
+        PortUse(port=settings.grpc_port, purpose="the picker's gRPC", flag="--grpc-port"),
         PortUse(port=settings.admin_port, purpose="the picker's admin page", flag="--admin-port"),
         PortUse(port=settings.indexer_admin_port, purpose="the indexer's admin page", flag="--indexer-admin-port"),
     ]
@@ -123,7 +124,7 @@ def _pod(settings: StackSettings, number: int) -> ProcessSpec:
     return ProcessSpec(
         name=f"pod-{number}",
         argv=(
-            *(*KVMESH, "sim", "--host", address.host, "--port", str(address.port), "--pods", "1"),
+            *(*KVMESH, "sim", "--host", address.host, "--sim-port", str(address.port), "--pods", "1"),
             *_model_flags(settings),
             *settings.log_flags,
         ),
@@ -138,6 +139,7 @@ def _indexer(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
             *(*KVMESH, "indexer", "--host", HOST, "--indexer-admin-port", str(settings.indexer_admin_port)),
             *("--redis", parts.redis_url, "--endpoints", _comma_list(settings.pods)),
             *(("--model", settings.model) if settings.model else ()),
+            *(("--event-sources", settings.event_sources) if settings.event_sources is not None else ()),
             *settings.log_flags,
         ),
         ready=(HttpReady(url=f"http://{settings.indexer_admin}/readyz"),),
@@ -148,10 +150,11 @@ def _picker(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
     return ProcessSpec(
         name="extproc",
         argv=(
-            *(*KVMESH, "extproc", "--host", HOST, "--grpc-port", str(settings.picker_grpc_port)),
+            *(*KVMESH, "extproc", "--host", HOST, "--grpc-port", str(settings.grpc_port)),
             *("--admin-port", str(settings.admin_port), "--redis", parts.redis_url),
             *("--endpoints", _comma_list(settings.pods)),
             *_model_flags(settings),
+            *("--drain-seconds", "0"),  # Envoy ends at the same moment: nobody is left to be told
             *settings.log_flags,
         ),
         ready=(HttpReady(url=f"http://{settings.picker_admin}/readyz"), GrpcReady(address=str(settings.picker))),

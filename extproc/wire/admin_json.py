@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from extproc.core.admission import is_saturated
-from extproc.core.decision import Decision
+from extproc.core.decision import Decision, apply_filters
 from extproc.core.endpoint import Candidate, EndpointStatus
 from extproc.core.exchange import RequestFacts
 from extproc.core.policy import PickPolicy
+from extproc.core.request import InferenceRequest
 from extproc.errors import PickError
 
 
@@ -51,23 +52,38 @@ def decision_json(record: DecisionRecord) -> dict[str, Any]:
     }
 
 
-def explanation_json(outcome: Decision | PickError, *, policy: PickPolicy, blocks: Mapping[str, int]) -> dict[str, Any]:
-    """Return everything a decision rests on; `blocks` is the block size of each endpoint in tokens."""
-    if isinstance(outcome, PickError):
-        return {
-            "endpoint": None,
-            "status": outcome.http_status,
-            "reason": outcome.reason,
-            "message": outcome.message,
-        }
-    decision = outcome
+def refusal_json(refusal: PickError, candidates: Sequence[Candidate], *, policy: PickPolicy) -> dict[str, Any]:
+    """Return why a request would be refused, and the endpoints as they are now."""
+    kept, rejected = apply_filters(candidates)
     return {
+        "endpoint": None,
+        "status": refusal.http_status,
+        "reason": refusal.reason,
+        "message": refusal.message,
+        "candidates": [_candidate_json(candidate, policy=policy, block_size=None) for candidate in kept],
+        "rejected": _rejected_json(rejected),
+    }
+
+
+def explanation_json(
+    request: InferenceRequest, decision: Decision, *, policy: PickPolicy, blocks: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return everything a decision rests on; `blocks` is the block size of each endpoint in tokens."""
+    return {
+        "request": {
+            "api": request.api.value,
+            "model": request.model,
+            "prompts": len(request.prompts),
+            "stream": request.stream,
+            "max_tokens": request.max_tokens,
+        },
         "endpoint": decision.endpoints[0],
         "status": 200,
         "fallbacks": list(decision.endpoints[1:]),
         "prompt_tokens": decision.prompt_tokens,
         "matched_tokens": decision.matched_tokens,
         "degraded": list(decision.degraded),
+        "notes": [f"{word}: {text}" for word, text in decision.degraded.items()],
         "weights": dict(decision.weights),
         "candidates": [
             _candidate_json(candidate, policy=policy, block_size=blocks.get(candidate.address))
@@ -77,8 +93,12 @@ def explanation_json(outcome: Decision | PickError, *, policy: PickPolicy, block
             }
             for i, candidate in enumerate(decision.kept)
         ],
-        "rejected": [{"endpoint": address, "filter": words} for address, words in decision.rejected.items()],
+        "rejected": _rejected_json(decision.rejected),
     }
+
+
+def _rejected_json(rejected: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"endpoint": address, "filter": words} for address, words in rejected.items()]
 
 
 def _candidate_json(candidate: Candidate, *, policy: PickPolicy, block_size: int | None) -> dict[str, Any]:

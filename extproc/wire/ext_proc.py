@@ -5,6 +5,7 @@ Field semantics: https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ext_
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -44,7 +45,7 @@ LOAD_BALANCING_NAMESPACE = "envoy.lb"
 
 PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
-_WANTED_HEADERS = frozenset({":method", ":path", "x-request-id", OBJECTIVE_HEADER})
+_WANTED_HEADERS = frozenset({":method", ":path", "x-request-id", "traceparent", OBJECTIVE_HEADER})
 
 _EMPTY_ANSWERS: Mapping[Answer, bytes] = {
     Answer.REQUEST_HEADERS: ProcessingResponse(request_headers=HeadersResponse()).SerializeToString(),
@@ -71,6 +72,7 @@ def request_facts(headers: HttpHeaders) -> RequestFacts:
         path=found.get(":path", ""),
         objective=found.get(OBJECTIVE_HEADER),
         request_id=found.get("x-request-id", ""),
+        traceparent=found.get("traceparent"),
     )
 
 
@@ -116,14 +118,20 @@ def encode_step(step: Step) -> bytes:
         return _EMPTY_ANSWERS[step]
     if isinstance(step, BodyChunk):
         return _body_chunk(step)
-    if isinstance(step, HeadersWithPick):
-        response = ProcessingResponse(request_headers=HeadersResponse(response=_with_pick(step.endpoints)))
-    elif isinstance(step, BodyWithPick):
-        response = ProcessingResponse(request_body=BodyResponse(response=_with_pick(step.endpoints)))
-    else:
-        raise TypeError(f"{type(step).__name__} is not an answer")
+    if isinstance(step, HeadersWithPick | BodyWithPick):
+        return _pick(tuple(step.endpoints), with_body=isinstance(step, BodyWithPick))
+    raise TypeError(f"{type(step).__name__} is not an answer")
+
+
+@lru_cache(maxsize=4096)  # the same few orders of pods come again and again
+def _pick(endpoints: tuple[str, ...], *, with_body: bool) -> bytes:
+    response = (
+        ProcessingResponse(request_body=BodyResponse(response=_with_pick(endpoints)))
+        if with_body
+        else ProcessingResponse(request_headers=HeadersResponse(response=_with_pick(endpoints)))
+    )
     # a string, not a list: override_host ignores anything else; it must equal the header
-    response.dynamic_metadata.CopyFrom(_destination_metadata(step.endpoints))
+    response.dynamic_metadata.CopyFrom(_destination_metadata(endpoints))
     encoded: bytes = response.SerializeToString()
     return encoded
 

@@ -18,6 +18,9 @@ _T = TypeVar("_T")
 # pydantic's words for booleans, which vLLM accepts wherever it wants one
 TRUE_WORDS = frozenset(("1", "on", "t", "true", "y", "yes"))
 FALSE_WORDS = frozenset(("0", "off", "f", "false", "n", "no"))
+BODY_BYTES_WITHOUT_LIMIT = 256 << 10
+MAX_CONTAINERS = 100_000  # objects and lists: about 0.1 s
+MAX_ELEMENTS = 1_500_000  # a million token ids and their like: about 0.1 s
 COMPLETION_MAX_TOKENS = 16  # vLLM's default in this API; chats may use up the context
 
 
@@ -70,21 +73,40 @@ class _UnsupportedError(Exception):
     """The prompt's tokens cannot be told from the body; the text says why."""
 
 
-def parse_request(*, path: str, body: bytes | bytearray | memoryview, method: str = "POST") -> InferenceRequest:
-    """Return the facts of a request; `path` may carry a prefix and a query string.
+def parse_request(*, path: str, body: bytes | None, method: str = "POST") -> InferenceRequest:
+    """Return the facts of a request; `path` may carry a prefix and a query string, `body` is None if it is not known.
 
     Raise MalformedRequestError when the body of a known API is not a JSON object or a field has a type that nobody
     can serve. A prompt whose tokens cannot be known leaves `prompts` empty and sets `unsupported_reason`.
     """
     path = path.partition("?")[0]
+    api = _api(method, path)
+    if body is None or api is ApiKind.OTHER:
+        return _other_request(path, body or b"", None if api is ApiKind.OTHER else "Envoy does not send the body")
+    if _has_too_many_parts(body):
+        return InferenceRequest(api=api, path=path, unsupported_reason="the body has too many parts to be read")
+    if api is ApiKind.CHAT_COMPLETIONS:
+        return _chat_request(path, _decode(_CHAT, body), body_bytes=len(body))
+    return _completion_request(path, _decode(_COMPLETION, body), body_bytes=len(body))
+
+
+def _api(method: str, path: str) -> ApiKind:
     if method == "POST" and path.endswith("/v1/chat/completions"):
-        return _chat_request(path, _decode(_CHAT, body))
-    if method == "POST" and path.endswith("/v1/completions"):
-        return _completion_request(path, _decode(_COMPLETION, body))
-    return _other_request(path, body)
+        return ApiKind.CHAT_COMPLETIONS
+    return ApiKind.COMPLETIONS if method == "POST" and path.endswith("/v1/completions") else ApiKind.OTHER
 
 
-def _decode(decoder: msgspec.json.Decoder[_T], body: bytes | bytearray | memoryview) -> _T:
+def _has_too_many_parts(body: bytes) -> bool:
+    """Tell whether decoding could hold up other requests: the decoder makes an object a part and keeps the GIL.
+
+    Counts what separates parts, also inside texts, so a very large text full of brackets is routed on load.
+    """
+    if len(body) <= BODY_BYTES_WITHOUT_LIMIT:
+        return False
+    return body.count(b"{") + body.count(b"[") > MAX_CONTAINERS or body.count(b",") > MAX_ELEMENTS
+
+
+def _decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -95,7 +117,7 @@ def _decode(decoder: msgspec.json.Decoder[_T], body: bytes | bytearray | memoryv
         raise MalformedRequestError("The request body is nested too deeply.") from None
 
 
-def _chat_request(path: str, body: _ChatBody) -> InferenceRequest:
+def _chat_request(path: str, body: _ChatBody, *, body_bytes: int) -> InferenceRequest:
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     prompts: tuple[Prompt, ...] = ()
     reason = None
@@ -103,7 +125,9 @@ def _chat_request(path: str, body: _ChatBody) -> InferenceRequest:
         prompts = (_chat_prompt(body),)
     except _UnsupportedError as error:
         reason = str(error)
-    return _request(ApiKind.CHAT_COMPLETIONS, path, body, prompts, reason, max_tokens=_count(limit))
+    return _request(
+        ApiKind.CHAT_COMPLETIONS, path, body, prompts, reason, max_tokens=_count(limit), body_bytes=body_bytes
+    )
 
 
 def _chat_prompt(body: _ChatBody) -> ChatPrompt:
@@ -141,7 +165,7 @@ def _template_variables(kwargs: Mapping[str, Any], reasoning_effort: Any) -> dic
     return variables
 
 
-def _completion_request(path: str, body: _CompletionBody) -> InferenceRequest:
+def _completion_request(path: str, body: _CompletionBody, *, body_bytes: int) -> InferenceRequest:
     prompts: tuple[Prompt, ...] = ()
     reason = None
     try:
@@ -149,7 +173,7 @@ def _completion_request(path: str, body: _CompletionBody) -> InferenceRequest:
     except _UnsupportedError as error:
         reason = str(error)
     limit = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return _request(ApiKind.COMPLETIONS, path, body, prompts, reason, max_tokens=_count(limit))
+    return _request(ApiKind.COMPLETIONS, path, body, prompts, reason, max_tokens=_count(limit), body_bytes=body_bytes)
 
 
 def _completion_prompts(body: _CompletionBody) -> tuple[Prompt, ...]:
@@ -187,6 +211,7 @@ def _request(
     unsupported_reason: str | None,
     *,
     max_tokens: int | None,
+    body_bytes: int,
 ) -> InferenceRequest:
     return InferenceRequest(
         api=api,
@@ -197,17 +222,24 @@ def _request(
         max_tokens=max_tokens,
         cache_salt=body.cache_salt if isinstance(body.cache_salt, str) else None,
         unsupported_reason=unsupported_reason,
+        body_bytes=body_bytes,
     )
 
 
-def _other_request(path: str, body: bytes | bytearray | memoryview) -> InferenceRequest:
+def _other_request(path: str, body: bytes, unsupported_reason: str | None) -> InferenceRequest:
     """Return what is known without understanding the API: it is routed on load whatever the body is."""
     try:
         other = _OTHER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         other = _OtherBody()
     model = other.model if isinstance(other.model, str) else None
-    return InferenceRequest(api=ApiKind.OTHER, path=path, model=model, stream=_flag(other.stream, default=False))
+    return InferenceRequest(
+        api=ApiKind.OTHER,
+        path=path,
+        model=model,
+        stream=_flag(other.stream, default=False),
+        unsupported_reason=unsupported_reason,
+    )
 
 
 def _flag(value: Any, *, default: bool) -> bool:

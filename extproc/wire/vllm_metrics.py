@@ -1,7 +1,5 @@
 """The few lines of a vLLM pod's /metrics that routing needs, found without parsing the other thousand."""
 
-import math
-
 from extproc.core.endpoint import EndpointLoad
 
 # Names of vLLM 0.8 to 0.32; one series per engine (data-parallel rank) of the pod
@@ -11,6 +9,8 @@ KV_USAGE = b"vllm:kv_cache_usage_perc"  # a share of 1 in spite of its name
 KV_USAGE_BEFORE_0_10 = b"vllm:gpu_cache_usage_perc"
 PREFIX_HITS = b"vllm:prefix_cache_hits_total"
 PREFIX_QUERIES = b"vllm:prefix_cache_queries_total"
+
+LARGEST_COUNT = 1e15  # what no pod reaches, and what sums of which are exact
 
 
 def parse_load(text: bytes, *, reported_at: float) -> EndpointLoad | None:
@@ -24,11 +24,11 @@ def parse_load(text: bytes, *, reported_at: float) -> EndpointLoad | None:
     if not waiting or not running or not usage:
         return None
     return EndpointLoad(
-        waiting_requests=int(sum(waiting)),
-        running_requests=int(sum(running)),
-        kv_usage=min(max(sum(usage) / len(usage), 0.0), 1.0),
-        prefix_hit_tokens=int(sum(_values(text, PREFIX_HITS))),
-        prefix_query_tokens=int(sum(_values(text, PREFIX_QUERIES))),
+        waiting_requests=sum(map(int, waiting)),
+        running_requests=sum(map(int, running)),
+        kv_usage=min(sum(usage) / len(usage), 1.0),
+        prefix_hit_tokens=sum(map(int, _values(text, PREFIX_HITS))),
+        prefix_query_tokens=sum(map(int, _values(text, PREFIX_QUERIES))),
         reported_at=reported_at,
     )
 
@@ -43,17 +43,17 @@ def _values(text: bytes, name: bytes) -> list[float]:
         end = text.find(b"\n", rest)
         series = text[rest : end if end >= 0 else len(text)]
         if series[:1] in (b"{", b" "):  # not a longer name that starts alike
-            number = _finite(series.rpartition(b"}")[2].split())
+            number = _count(series.rpartition(b"}")[2].split())
             if number is not None:
                 values.append(number)
         position = text.find(start_of_line, rest)
     return values
 
 
-def _finite(fields: list[bytes]) -> float | None:
+def _count(fields: list[bytes]) -> float | None:
     # the first field is the value, an optional second one its timestamp
     try:
         number = float(fields[0])
     except (ValueError, IndexError):
         return None
-    return number if math.isfinite(number) else None
+    return number if 0 <= number <= LARGEST_COUNT else None  # NaN is neither

@@ -1,5 +1,6 @@
 """The indexer's admin pages: /healthz, /readyz, /metrics, /sources. Opened by the service; changes nothing."""
 
+import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -7,8 +8,8 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
-from kv_indexer.core.source import SourceStatus
-from kv_indexer.errors import IndexUnavailableError
+from kv_indexer.core.source import IndexStatus
+from kv_indexer.errors import IndexUnavailableError, ListenError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,13 +17,13 @@ class AdminPages:
     """Where the pages get their content."""
 
     not_ready: Callable[[], Mapping[str, str]]  # what is not ready -> why
-    sources: Callable[[], Awaitable[list[SourceStatus]]]
+    status: Callable[[], Awaitable[IndexStatus]]
     metrics: Callable[[], Awaitable[bytes]]
 
 
 @asynccontextmanager
 async def serve_admin(pages: AdminPages, *, host: str, port: int) -> AsyncIterator[int]:
-    """Serve the pages while the context lasts; give the port (for when 0 was asked). Raise OSError if it is taken."""
+    """Serve the pages while the context lasts; give the port (for when 0 was asked). Raise ListenError."""
     app = web.Application()
     app.add_routes(
         [
@@ -35,10 +36,19 @@ async def serve_admin(pages: AdminPages, *, host: str, port: int) -> AsyncIterat
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except (OSError, ValueError) as error:  # the latter: a host that is no host name
+            raise ListenError(_why_not(error, host=host, port=port)) from error
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
+
+
+def _why_not(error: Exception, *, host: str, port: int) -> str:
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is already in use (choose another with --indexer-admin-port)"
+    return f"cannot listen on {host!r}, port {port}: {getattr(error, 'strerror', None) or error}"
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -66,7 +76,7 @@ def _metrics(pages: AdminPages) -> Handler:
 def _sources(pages: AdminPages) -> Handler:
     async def handle(_: web.Request) -> web.StreamResponse:
         try:
-            return _json({"sources": await pages.sources()})
+            return _json(await pages.status())
         except IndexUnavailableError as error:
             return _json({"error": str(error), "reason": error.reason}, status=503)
 

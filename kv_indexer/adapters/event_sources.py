@@ -1,12 +1,11 @@
 """Ask a pod over HTTP where it publishes KV events and which models it serves. Used by the service."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import aiohttp
 import msgspec
 
-from kv_indexer.config import EventAddresses, reachable
+from kv_indexer.core.source import EventAddresses, reachable
 from kv_indexer.errors import FeedLostError, NoEventSourceError
 
 ANSWER_LIMIT_BYTES = 1 << 20
@@ -59,7 +58,7 @@ class EventSourceDirectory:
         host = endpoint.rpartition(":")[0]
         try:
             found = {int(rank): _addresses(publisher, host) for rank, publisher in _sources.decode(body).items()}
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise NoEventSourceError(f"{endpoint}/kv_event_sources is not what vLLM answers: {error}") from error
         ranks = {rank: addresses for rank, addresses in found.items() if addresses is not None}
         if not ranks:
@@ -74,13 +73,17 @@ class EventSourceDirectory:
         status, body = await self._get(endpoint, "/v1/models")
         try:
             return {model.id for model in _models.decode(body).data} if status == 200 else set()
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise FeedLostError(f"{endpoint}/v1/models is not what vLLM answers: {error}") from error
 
     async def _get(self, endpoint: str, path: str) -> tuple[int, bytes]:
         try:
             async with self._http.get(f"http://{endpoint}{path}", timeout=self._timeout) as answer:
-                body: Any = await answer.content.read(ANSWER_LIMIT_BYTES)
+                body = bytearray()
+                async for chunk in answer.content.iter_any():
+                    body += chunk
+                    if len(body) > ANSWER_LIMIT_BYTES:
+                        raise FeedLostError(f"{endpoint}{path}: the answer is longer than {ANSWER_LIMIT_BYTES} bytes")
                 return answer.status, bytes(body)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise FeedLostError(f"{endpoint}{path}: {error or type(error).__name__}") from error

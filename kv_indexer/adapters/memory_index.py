@@ -11,6 +11,7 @@ from kv_indexer.core.block_keys import TOKEN_BYTES, block_keys, split_keys
 from kv_indexer.core.index_changes import Clear, IndexChange, Remove, Store
 from kv_indexer.core.prefix_match import PrefixLookup, match_table, prefix_lookup, runs_of, usable_tokens
 from kv_indexer.core.source import (
+    IndexStatus,
     Registry,
     SlotRecord,
     SourceState,
@@ -43,10 +44,11 @@ class _Entry:
 
 
 class MemoryPrefixIndex:
-    """Implements `ports.IndexWriter` and the reader's methods."""
+    """Implements `ports.IndexWriter` and the reader's methods; `indexer_alive` may be set at any time."""
 
-    def __init__(self, *, hash_seed: str = "kvmesh") -> None:
+    def __init__(self, *, hash_seed: str = "kvmesh", indexer_alive: bool = True) -> None:
         self.hash_seed = hash_seed
+        self.indexer_alive = indexer_alive
         self._streams: dict[Stream, _Entry] = {}
         self._slots: dict[int, _Slot] = {}
         self._bitmaps: dict[bytes, bytearray] = {}
@@ -67,11 +69,16 @@ class MemoryPrefixIndex:
         """See `PrefixIndexReader`."""
         return (await self.read_registry()).sources()
 
+    async def status(self) -> IndexStatus:
+        """See `PrefixIndexReader`."""
+        return (await self.read_registry()).status()
+
     async def close(self) -> None:
         """Do nothing."""
 
-    async def ping(self) -> None:
-        """Do nothing: memory is always there."""
+    async def heartbeat(self) -> None:
+        """Say that an indexer is alive; here it stays so until `indexer_alive` is set."""
+        self.indexer_alive = True
 
     async def open_stream(self, stream: Stream) -> StreamPosition:
         """See `ports.IndexWriter`."""
@@ -164,6 +171,7 @@ class MemoryPrefixIndex:
             version=b"%d" % self._version,
             streams=tuple(_stream_record(stream, entry) for stream, entry in self._streams.items()),
             slots=tuple(_slot_record(number, slot) for number, slot in sorted(self._slots.items()) if slot.live),
+            indexer_alive=self.indexer_alive,
         )
 
     def _store(self, stream: Stream, entry: _Entry, operation: Store) -> None:

@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import hiredis
 from redis.asyncio.connection import SSLConnection, parse_url
 
-from kv_indexer.errors import IndexUnavailableError
+from kv_indexer.errors import IndexUnavailableError, RedisUrlError
 
 Argument = bytes | str | int | float
 MAX_PENDING = 10_000  # requests under way; more means that Redis does not answer
@@ -40,11 +41,58 @@ class Script:
         object.__setattr__(self, "sha", hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest())
 
 
+def redis_target(url: str) -> dict[str, Any]:
+    """Read a redis://, rediss:// or unix:// address into what redis-py calls connection arguments.
+
+    Stricter than redis-py, which takes what it cannot read for localhost or database 0. Raise RedisUrlError.
+    """
+    try:
+        fault = _fault(urlsplit(url))
+        target = {} if fault else dict(parse_url(url))
+    except ValueError:
+        fault = "it cannot be read"  # the libraries' own words may repeat the password
+    if fault:
+        example = "redis://:PASSWORD@10.0.0.5:6379/0"
+        raise RedisUrlError(f"Redis address {_without_secrets(url)!r}: {fault}; a valid one is e.g. {example}")
+    return target
+
+
+def _fault(parts: SplitResult) -> str:
+    """Say what is wrong with an address, or ''."""
+    is_unix, database = parts.scheme == "unix", parts.path.strip("/")
+    checks = (
+        (parts.scheme not in ("redis", "rediss", "unix"), "it must begin with redis://, rediss:// or unix://"),
+        (is_unix and not parts.path, "it names no socket file"),
+        (not is_unix and not parts.hostname, "it names no host"),
+        (not is_unix and _port_is_bad(parts.netloc), "its port is not a number from 1 to 65535"),
+        (not is_unix and bool(database) and not database.isdecimal(), "its database is not a number"),
+    )
+    return next((fault for failed, fault in checks if failed), "")
+
+
+def _port_is_bad(netloc: str) -> bool:
+    _, colon, port = netloc.rpartition("@")[2].rpartition("]")[2].rpartition(":")
+    return bool(colon) and not (port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536)
+
+
+def _without_secrets(url: str) -> str:
+    """Blank out all that may be a password, also in an address that cannot be read."""
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    if "@" in rest:
+        rest = "***" if "?" in rest else f"***@{rest.rpartition('@')[2]}"
+    else:
+        rest, question, _ = rest.partition("?")
+        if _port_is_bad(rest.partition("/")[0]):
+            rest = f"{rest.rpartition(':')[0]}:***"  # perhaps USER:PASSWORD whose @HOST was forgotten
+        rest += "?***" if question else ""
+    return scheme + separator + rest
+
+
 class RedisLink:
-    """A lazily opened, self-healing, pipelined connection."""
+    """A lazily opened, self-healing, pipelined connection. Raise RedisUrlError."""
 
     def __init__(self, url: str, *, connect_timeout_seconds: float = 2.0, stall_seconds: float = 5.0) -> None:
-        self._target = parse_url(url)
+        self._target = redis_target(url)
         self._connect_timeout = connect_timeout_seconds
         self._stall = stall_seconds
         self._protocol: _Protocol | None = None
@@ -90,7 +138,7 @@ class RedisLink:
             async with asyncio.timeout(self._connect_timeout):
                 protocol = await self._open_socket()
                 await self._introduce(protocol)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:  # the last: a host that is no host name
             raise IndexUnavailableError(f"cannot connect to Redis: {error or type(error).__name__}") from error
         self._protocol = protocol
         return protocol

@@ -6,6 +6,7 @@ before and after make the answer consistent without MULTI, which Redis refuses e
 """
 
 import asyncio
+from typing import Any
 
 from kv_indexer.adapters.redis_link import RedisLink, checked, pack
 from kv_indexer.adapters.redis_scripts import SNAPSHOT
@@ -19,13 +20,13 @@ from kv_indexer.core.prefix_match import (
     runs_of,
     usable_tokens,
 )
-from kv_indexer.core.source import Registry, SourceStatus
+from kv_indexer.core.source import IndexStatus, Registry, SourceStatus
 from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.wire.redis_keys import PREFIX, REGISTRY, pack_mget, parse_registry, parse_version
+from kv_indexer.wire.redis_keys import PREFIX, REGISTRY, SNAPSHOT_PARTS, pack_mget, parse_registry, parse_version
 
 FIRST_CHUNK = 512  # blocks asked for in the first round trip; a longer prompt continues only if all are held
 NEXT_CHUNK = 2048
-SNAPSHOT_MAX_AGE_SECONDS = 1.0  # counts and states may be this old; slots never are
+SNAPSHOT_MAX_AGE_SECONDS = 1.0  # counts and the indexer's heartbeat may be this old; slots and states never are
 CONFLICT_LIMIT = 4  # a registry that changes between all round trips is not worth waiting for
 
 _VERSION = pack("HMGET", REGISTRY, "nonce", "version")
@@ -33,7 +34,7 @@ _SNAPSHOT = pack("EVAL", SNAPSHOT.source, 1, PREFIX)
 
 
 class PrefixIndexReader:
-    """Answers who holds a prompt's beginning; any number of lookups may run at a time."""
+    """Answers who holds a prompt's beginning; any number of lookups may run at a time. Raise RedisUrlError."""
 
     def __init__(self, *, url: str, hash_seed: str) -> None:
         self.hash_seed = hash_seed
@@ -62,6 +63,10 @@ class PrefixIndexReader:
         """Return the state of every source, freshly read. Raise IndexUnavailableError."""
         return (await self._refresh()).registry.sources()
 
+    async def status(self) -> IndexStatus:
+        """Return the sources, whether an indexer is alive, and what could not be read. Raise IndexUnavailableError."""
+        return (await self._refresh()).registry.status()
+
     async def close(self) -> None:
         """Close the connection."""
         await self._link.close()
@@ -76,7 +81,7 @@ class PrefixIndexReader:
 
     async def _refresh(self) -> MatchTable:
         (reply,) = await self._link.request(_SNAPSHOT, replies=1)
-        registry: Registry = parse_registry(checked(reply))
+        registry: Registry = parse_registry(_array(reply, SNAPSHOT_PARTS))
         if self._table is None or self._table.registry != registry:
             self._table = match_table(registry)
         self._read_at = asyncio.get_running_loop().time()
@@ -104,5 +109,13 @@ class PrefixIndexReader:
         """Read the chunks' bitmaps and the version that holds for all of them; None if it changed in between."""
         commands = b"".join([_VERSION, *map(pack_mget, chunks), _VERSION])
         replies = await self._link.request(commands, replies=len(chunks) + 2)
-        before, *bitmaps, after = map(checked, replies)
+        before, after = _array(replies[0], 2), _array(replies[-1], 2)
+        bitmaps = [_array(reply, len(chunk) // KEY_BYTES) for reply, chunk in zip(replies[1:-1], chunks, strict=True)]
         return parse_version(before) if before == after else None, bitmaps
+
+
+def _array(reply: Any, length: int) -> list[Any]:
+    array = checked(reply)
+    if not isinstance(array, list) or len(array) != length:
+        raise IndexUnavailableError("Redis answers something else than was asked; perhaps it is a proxy or no Redis")
+    return array

@@ -14,6 +14,7 @@ from kv_indexer.adapters.redis_scripts import (
     APPLY,
     BEGIN_EPOCH,
     DROP_STREAM,
+    HEARTBEAT,
     OPEN_STREAM,
     SET_STATE,
     SNAPSHOT,
@@ -26,9 +27,11 @@ from kv_indexer.errors import IndexUnavailableError, StreamForgottenError
 from kv_indexer.ports import Applied
 from kv_indexer.wire.redis_keys import PREFIX, change_arguments, engine_field, parse_position, parse_registry
 
+HEARTBEAT_SECONDS = 5  # without one for so long, readers take the indexer for dead
+
 
 class RedisIndexWriter:
-    """Writes the index; one instance serves all streams of a process."""
+    """Writes the index; one instance serves all streams of a process. Raise RedisUrlError."""
 
     def __init__(self, *, url: str, timeout_seconds: float = 5.0) -> None:
         self._link = RedisLink(url)
@@ -39,14 +42,14 @@ class RedisIndexWriter:
         """See `ports.IndexWriter`."""
         nonce = secrets.token_hex(8)
         reply = await self._run(OPEN_STREAM, stream.name, stream.endpoint, stream.dp_rank, nonce)
-        position = parse_position(reply)
+        position = _position(stream, reply)
         if position is None:
             raise StreamForgottenError(f"{stream.name} vanished while it was registered")
         return position
 
     async def read_position(self, stream: Stream) -> StreamPosition | None:
         """See `ports.IndexWriter`."""
-        return parse_position(await self._call(pack("HGETALL", _stream_key(stream))))
+        return _position(stream, await self._call(pack("HGETALL", _stream_key(stream))))
 
     async def find_block_keys(self, stream: Stream, hashes: AbstractSet[tuple[int, int]]) -> Mapping[int, bytes]:
         """See `ports.IndexWriter`; a parent may be held in any tier."""
@@ -58,7 +61,7 @@ class RedisIndexWriter:
         for slot in slots:
             values = await self._call(pack("HMGET", PREFIX + b"h:" + slot, *names))
             for (engine_hash, _), value in zip(wanted, values, strict=True):
-                if value is not None:
+                if value is not None and len(value) >= KEY_BYTES:
                     found.setdefault(engine_hash, value[:KEY_BYTES])
         return found
 
@@ -71,7 +74,7 @@ class RedisIndexWriter:
         self, stream: Stream, *, expected_epoch: int, last_seq: int, degraded: str
     ) -> StreamPosition | None:
         """See `ports.IndexWriter`."""
-        return parse_position(await self._run(BEGIN_EPOCH, stream.name, expected_epoch, last_seq, degraded))
+        return _position(stream, await self._run(BEGIN_EPOCH, stream.name, expected_epoch, last_seq, degraded))
 
     async def set_state(
         self, stream: Stream, *, epoch: int, state: SourceState, reason: str = "", degraded: str = ""
@@ -93,9 +96,9 @@ class RedisIndexWriter:
         """See `ports.IndexWriter`."""
         return parse_registry(await self._run(SNAPSHOT))
 
-    async def ping(self) -> None:
-        """Raise IndexUnavailableError unless Redis answers."""
-        await self._call(pack("PING"))
+    async def heartbeat(self) -> None:
+        """Say that an indexer is alive and can write. Raise IndexUnavailableError."""
+        await self._run(HEARTBEAT, HEARTBEAT_SECONDS)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -119,3 +122,11 @@ class RedisIndexWriter:
 
 def _stream_key(stream: Stream) -> bytes:
     return PREFIX + b"stream:" + stream.name.encode()
+
+
+def _position(stream: Stream, reply: Sequence[Any]) -> StreamPosition | None:
+    try:
+        return parse_position(reply)
+    except ValueError as error:
+        # perhaps a newer version's: nothing that we may overwrite
+        raise IndexUnavailableError(f"Redis has a record of {stream.name} that cannot be read: {error}") from error

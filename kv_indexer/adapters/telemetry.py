@@ -21,8 +21,17 @@ class PrometheusTelemetry:
         self._registry = registry = CollectorRegistry()
         name = "kvmesh_indexer"
         self._events = Counter(f"{name}_events", "Events read, by type.", ("type",), registry=registry)
-        self._skipped = Counter(
-            f"{name}_decode_errors", "Events and messages not indexed, by reason.", ("reason",), registry=registry
+        self._undecodable = Counter(
+            f"{name}_decode_errors",
+            "Events, batches and messages that could not be understood, by reason.",
+            ("reason",),
+            registry=registry,
+        )
+        self._not_indexed = Counter(
+            f"{name}_events_not_indexed",
+            "Events that were understood and are not in the index, by reason.",
+            ("reason",),
+            registry=registry,
         )
         self._batches = Counter(f"{name}_batches", "Event batches applied.", _STREAM, registry=registry)
         self._gaps = Counter(f"{name}_gaps", "Gaps in live sequences.", _STREAM, registry=registry)
@@ -34,7 +43,10 @@ class PrometheusTelemetry:
         self._lag = Gauge(
             f"{name}_lag_seconds", "Age of the newest batch when it was applied.", _STREAM, registry=registry
         )
-        self._redis_up = Gauge(f"{name}_redis_up", "1 while Redis answers.", registry=registry)
+        self._redis_up = Gauge(f"{name}_redis_up", "1 while Redis can be written and read.", registry=registry)
+        self._unreadable = Gauge(
+            f"{name}_unreadable_records", "Streams and slots in Redis that cannot be read.", registry=registry
+        )
 
     def applied(self, stream: Stream, *, batches: int, events: Mapping[str, int], last_ts: float) -> None:
         """See `ports.IndexerTelemetry`."""
@@ -43,10 +55,15 @@ class PrometheusTelemetry:
             self._events.labels(kind).inc(count)
         self._lag.labels(*_labels(stream)).set(max(time.time() - last_ts, 0.0))
 
-    def skipped(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:  # noqa: ARG002  one series a reason
+    def undecodable(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:  # noqa: ARG002  one series a reason
         """See `ports.IndexerTelemetry`."""
         for reason, count in reasons.items():
-            self._skipped.labels(reason).inc(count)
+            self._undecodable.labels(reason).inc(count)
+
+    def not_indexed(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:  # noqa: ARG002  one series a reason
+        """See `ports.IndexerTelemetry`."""
+        for reason, count in reasons.items():
+            self._not_indexed.labels(reason).inc(count)
 
     def gap(self, stream: Stream) -> None:
         """See `ports.IndexerTelemetry`."""
@@ -69,8 +86,12 @@ class PrometheusTelemetry:
             self._state.remove(*_labels(stream), known.value)
 
     def redis(self, *, up: bool) -> None:
-        """Show whether Redis answers."""
+        """Show whether Redis can be written and read."""
         self._redis_up.set(up)
+
+    def unreadable(self, records: int) -> None:
+        """Show how many records in Redis cannot be read."""
+        self._unreadable.set(records)
 
     def sources(self, lines: Iterable[SourceStatus]) -> None:
         """Show how many blocks each source holds."""

@@ -16,6 +16,7 @@ from kv_indexer.core.extra_keys import UnknownExtraKeyError, separate_extra_keys
 DENSE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 TIERS = frozenset({"GPU", "CPU", "STORAGE", "FS", "OBJ", "CPU_TIER1", "CPU_TIER2"})
 MAX_GROUP = 255
+NOT_UNDERSTOOD = frozenset({"extra-keys-mismatch"})  # of `skip_reason`; the others are blocks of no use here
 
 RootKeys = Callable[[str | None, str | None], bytes]  # (lora, cache_salt) -> root key
 
@@ -65,7 +66,8 @@ class Plan:
     """Operations in the making, and what was left out."""
 
     operations: list[Operation] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)  # reason -> events
+    skipped: Counter[str] = field(default_factory=Counter)  # reason -> events that we do not index
+    not_understood: Counter[str] = field(default_factory=Counter)  # reason -> events that contradict what we know
 
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:
@@ -145,13 +147,13 @@ def _store(
     if reason is None and block_sizes.get(event.medium, event.block_size) != event.block_size:
         reason = "block-size-changed"
     if reason is not None:
-        plan.skipped[reason] += 1
+        (plan.not_understood if reason in NOT_UNDERSTOOD else plan.skipped)[reason] += 1
         return
     starts_prompt = event.parent_block_hash is None
     try:
         extra = separate_extra_keys(event.extra_keys, lora_name=event.lora_name, starts_prompt=starts_prompt)
     except UnknownExtraKeyError:
-        plan.skipped["unknown-extra-key"] += 1
+        plan.not_understood["unknown-extra-key"] += 1
         return
     if event.parent_block_hash is None:
         parent: bytes | None = roots(event.lora_name, event.cache_salt or extra.cache_salt)

@@ -17,6 +17,7 @@ class PrefixLookup:
     block_size: Mapping[str, int]  # endpoint -> tokens a block of its match; of its cache where nothing matched
     endpoints: Mapping[str, EndpointCache]  # every endpoint that the index knows
     registry: Registry  # the snapshot that the answer was read against
+    indexer_alive: bool  # False: nobody keeps the index true, and the states in `endpoints` are what was true once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,13 @@ def prefix_lookup(table: MatchTable, runs: Mapping[int, Sequence[Run]]) -> Prefi
         for endpoint, blocks in found.items():
             if blocks * size > matched.get(endpoint, 0) * sizes[endpoint]:
                 matched[endpoint], sizes[endpoint] = blocks, size
-    return PrefixLookup(matched_blocks=matched, block_size=sizes, endpoints=table.endpoints, registry=table.registry)
+    return PrefixLookup(
+        matched_blocks=matched,
+        block_size=sizes,
+        endpoints=table.endpoints,
+        registry=table.registry,
+        indexer_alive=table.registry.indexer_alive,
+    )
 
 
 def usable_tokens(tokens: bytes) -> int:

@@ -37,6 +37,22 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EventAddresses:
+    """Where one stream is published, as ZMQ addresses that can be connected to."""
+
+    events: str
+    replay: str | None = None
+
+
+def reachable(address: str, *, host: str) -> str:
+    """Replace a wildcard, which says where the pod listens, by the host that we reach the pod at."""
+    for wildcard in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:", "tcp://:::"):
+        if address.startswith(wildcard):
+            return f"tcp://{host}:{address[len(wildcard) :]}"
+    return address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPosition:
     """Up to where a stream is applied; stored in Redis with the blocks, in the same atomic step."""
 
@@ -102,12 +118,27 @@ class EndpointCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexStatus:
+    """How the index stands, as pages show it."""
+
+    sources: tuple[SourceStatus, ...]
+    indexer_alive: bool  # an indexer has written its heartbeat within the last seconds
+    unreadable: tuple[str, ...]  # records that are not believed, each with the reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
     """A consistent snapshot of all streams and sources."""
 
     version: bytes  # equal versions mean equal slots
     streams: tuple[StreamRecord, ...] = ()
-    slots: tuple[SlotRecord, ...] = ()
+    slots: tuple[SlotRecord, ...] = ()  # each has its stream among `streams`
+    indexer_alive: bool = False
+    unreadable: tuple[str, ...] = ()  # what was left out above, each with the reason
+
+    def status(self) -> IndexStatus:
+        """Return what pages show."""
+        return IndexStatus(sources=tuple(self.sources()), indexer_alive=self.indexer_alive, unreadable=self.unreadable)
 
     def sources(self) -> list[SourceStatus]:
         """Return one line a source, ordered by endpoint, rank and tier."""

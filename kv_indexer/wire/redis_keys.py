@@ -5,18 +5,26 @@ them together. A change of any encoding, block keys included, is a new prefix.
 """
 
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Any, TypeVar
 
 import msgspec
 
 from kv_indexer.core.block_keys import KEY_BYTES
 from kv_indexer.core.index_changes import Clear, IndexChange, Operation, Remove, Store
-from kv_indexer.core.source import Registry, SlotRecord, SourceState, StreamPosition, StreamRecord
+from kv_indexer.core.source import Registry, SlotRecord, SourceState, Stream, StreamPosition, StreamRecord
 
 PREFIX = b"kvmesh1:{kv}:"
 REGISTRY = PREFIX + b"registry"
+MAX_SLOTS = 4096  # registry.lua gives out no more
+SNAPSHOT_PARTS = 5  # of the answer of snapshot.lua; see `parse_registry`
+SLOT_FIELDS, STREAM_FIELDS = 3, 8  # values a record in the answer of snapshot.lua
+UNKNOWN_STATE = "unknown-state"  # the reason of a stream whose state a newer version wrote
+SHOWN_LIMIT = 120  # characters of foreign text in our messages
 _BLOCK_NAME = b"$%d\r\n%sb:" % (len(PREFIX) + 2 + KEY_BYTES, PREFIX)
+
+Record = TypeVar("Record")
 
 
 class _SlotJson(msgspec.Struct):
@@ -78,15 +86,18 @@ def _operation_arguments(operation: Operation) -> tuple[bytes | str | int, ...]:
 
 
 def parse_position(reply: Sequence[Any]) -> StreamPosition | None:
-    """Read a stream's hash, as HGETALL gives it; None if there is none."""
+    """Read a stream's hash, as HGETALL gives it; None if there is none. Raise ValueError if it cannot be read."""
     fields = dict(zip(reply[::2], reply[1::2], strict=True))
-    if b"epoch" not in fields:
+    if not fields:
         return None
+    missing = [name for name in ("epoch", "last_seq", "last_ts", "last_crc", "degraded") if name.encode() not in fields]
+    if missing:
+        raise ValueError(f"no {', '.join(missing)}")
     crc: bytes = fields[b"last_crc"]
     return StreamPosition(
         epoch=int(fields[b"epoch"]),
         last_seq=int(fields[b"last_seq"]),
-        last_ts=float(fields[b"last_ts"]),
+        last_ts=_finite(fields[b"last_ts"]),
         last_crc=int(crc) if crc else None,
         degraded=fields[b"degraded"].decode(),
         block_sizes={name[5:].decode(): int(size) for name, size in fields.items() if name.startswith(b"size:")},
@@ -100,22 +111,64 @@ def parse_version(reply: Sequence[bytes | None]) -> bytes:
 
 
 def parse_registry(reply: Sequence[Any]) -> Registry:
-    """Read the answer of snapshot.lua: nonce, counter, then flat lists of slots and streams."""
-    nonce, counter, slots, streams = reply
-    slot_records = (_parse_slot(*slots[i : i + 3]) for i in range(0, len(slots), 3))
+    """Read the answer of snapshot.lua: nonce, counter, heartbeat, then flat lists of slots and streams.
+
+    Another version or another tenant may have written anything: a record that cannot be read is left out and named,
+    and so is a slot without its stream. Never raises for what a record holds.
+    """
+    nonce, counter, heartbeat, slots, streams = reply
+    unreadable: list[str] = []
+    stream_records = _readable("stream", _parse_stream, streams, STREAM_FIELDS, unreadable)
+    slot_records = _readable("slot", _parse_slot, slots, SLOT_FIELDS, unreadable)
+    epochs = {(stream.endpoint, stream.dp_rank): stream.epoch for stream in stream_records}
+    believed = []
+    for slot in slot_records:
+        if epochs.get((slot.endpoint, slot.dp_rank)) == slot.epoch:
+            believed.append(slot)
+        else:
+            unreadable.append(f"slot {slot.slot}: belongs to no readable stream's epoch")
     return Registry(
         version=parse_version((nonce, counter)),
-        streams=tuple(_parse_stream(*streams[i : i + 7]) for i in range(0, len(streams), 7)),
-        slots=tuple(record for record in slot_records if record is not None),
+        streams=tuple(stream_records),
+        slots=tuple(believed),
+        indexer_alive=bool(heartbeat),
+        unreadable=tuple(unreadable),
     )
 
 
+def _readable(
+    kind: str, parse: Callable[..., Record | None], flat: Sequence[Any], width: int, unreadable: list[str]
+) -> list[Record]:
+    records = []
+    for at in range(0, len(flat), width):
+        try:
+            record = parse(*flat[at : at + width])
+        except (ValueError, TypeError, msgspec.MsgspecError, RecursionError) as error:
+            name = flat[at][:SHOWN_LIMIT].decode(errors="backslashreplace")
+            unreadable.append(f"{kind} {name}: {str(error)[:SHOWN_LIMIT]}")
+        else:
+            if record is not None:
+                records.append(record)
+    return records
+
+
 def _parse_slot(slot: bytes, record: bytes, blocks: int) -> SlotRecord | None:
+    """Read one slot; None if it waits for its sweep."""
     value = _slot_json.decode(record)
-    if value.state != "live":
+    number = int(slot)
+    if value.state == "sweeping":
         return None
+    checks = (
+        (value.state != "live", f"unknown state {value.state!r}"),
+        (b"%d" % number != slot or not 0 <= number < MAX_SLOTS, f"not a number from 0 to {MAX_SLOTS - 1}"),
+        (value.block_size < 1, f"a block size of {value.block_size}"),
+        (blocks < 0, "its blocks are not a hash"),
+    )
+    for failed, why in checks:
+        if failed:
+            raise ValueError(why)
     return SlotRecord(
-        slot=int(slot),
+        slot=number,
         endpoint=value.endpoint,
         dp_rank=value.rank,
         tier=value.tier,
@@ -125,15 +178,39 @@ def _parse_slot(slot: bytes, record: bytes, blocks: int) -> SlotRecord | None:
     )
 
 
-def _parse_stream(
-    endpoint: bytes, rank: bytes, epoch: bytes, last_seq: bytes, last_ts: bytes, state: bytes, reason: bytes
-) -> StreamRecord:
+def _parse_stream(name: bytes, *fields: bytes | None) -> StreamRecord:
+    endpoint, rank, epoch, last_seq, last_ts, state, reason = _present(fields)
+    stream = Stream(endpoint=str(endpoint, "utf-8"), dp_rank=int(rank))
+    if stream.name.encode() != name:
+        raise ValueError(f"describes {stream.name}")
+    known_state, known_reason = _parse_state(state, reason)
     return StreamRecord(
-        endpoint=endpoint.decode(),
-        dp_rank=int(rank),
+        endpoint=stream.endpoint,
+        dp_rank=stream.dp_rank,
         epoch=int(epoch),
         last_seq=int(last_seq),
-        last_ts=float(last_ts),
-        state=SourceState(state.decode()),
-        reason=reason.decode(),
+        last_ts=_finite(last_ts),
+        state=known_state,
+        reason=known_reason,
     )
+
+
+def _present(fields: Sequence[bytes | None]) -> list[bytes]:
+    present = [field for field in fields if field is not None]
+    if len(present) < len(fields):
+        raise ValueError("is missing, no hash, or lacks fields")
+    return present
+
+
+def _parse_state(state: bytes, reason: bytes) -> tuple[SourceState, str]:
+    try:
+        return SourceState(str(state, "utf-8")), str(reason, "utf-8")
+    except ValueError:
+        return SourceState.DEGRADED, UNKNOWN_STATE  # its blocks may well be true, but we cannot tell how far
+
+
+def _finite(text: bytes) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"a time of {number}")
+    return number

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from extproc.local.ports import pick_free_port
 
 START_SECONDS = 60.0
 CONDITION_SECONDS = 15.0
-PORT_FLAGS = ("envoy-port", "picker-grpc-port", "admin-port", "indexer-admin-port", "envoy-admin-port")
+PORT_FLAGS = ("envoy-port", "grpc-port", "admin-port", "indexer-admin-port", "envoy-admin-port")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,33 @@ async def running_stack(
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=30)
+
+
+@asynccontextmanager
+async def simulated_pods(count: int) -> AsyncIterator[dict[str, subprocess.Popen[bytes]]]:
+    """Start simulated pods that `kvmesh up` did not start, by address."""
+    ports = free_ports(count)
+    pods = {
+        f"127.0.0.1:{port}": subprocess.Popen([sys.executable, "-m", "podsim", "--sim-port", str(port)])
+        for port in ports
+    }
+    try:
+        for port in ports:
+            await eventually(partial(listens, port), bool)
+        yield pods
+    finally:
+        for process in pods.values():
+            process.kill()
+            process.wait()
+
+
+async def listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 def is_running(pid: int) -> bool:

@@ -1,18 +1,24 @@
 """What happens when parts fail: requests are served, the decision says what was missing, and all recovers by itself."""
 
 import asyncio
+import os
 import signal
 import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.stack import eventually, free_ports, is_running, kill, running_stack
+from tests.e2e.stack import (
+    eventually,
+    free_ports,
+    is_running,
+    kill,
+    listens,
+    running_stack,
+    simulated_pods,
+)
 
 PROMPT = " ".join(f"word{i} of a story about the sea" for i in range(80))
 
@@ -23,15 +29,6 @@ def degraded(state: Any) -> list[str]:
 
 def holders(explanation: Any) -> set[str]:
     return {candidate["endpoint"] for candidate in explanation["candidates"] if candidate["matched_tokens"]}
-
-
-async def listens(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True
 
 
 async def start_redis(port: int, folder: Path) -> subprocess.Popen[bytes]:
@@ -77,13 +74,28 @@ async def test_redis_that_hangs_costs_a_request_no_more_than_the_deadline(tmp_pa
         await stack.complete(PROMPT)
         await stack.indexed(PROMPT)
         redis = stack.ready["pids"]["redis"]
-        subprocess.run(["kill", "-STOP", str(redis)], check=True)
+        os.kill(redis, signal.SIGSTOP)
         answers = [await stack.complete(PROMPT) for _ in range(5)]
         assert {answer.status for answer in answers} == {200}
         assert degraded(await stack.state()) == ["prefix-index-timeout"]
-        subprocess.run(["kill", "-CONT", str(redis)], check=True)
+        os.kill(redis, signal.SIGCONT)
         await stack.indexed(PROMPT)
         assert (await stack.complete(PROMPT)).cached_tokens > 0
+
+
+async def test_a_frozen_indexer_is_said_by_the_decision(tmp_path: Path) -> None:
+    async with running_stack(tmp_path) as stack:
+        await stack.complete(PROMPT)
+        await stack.indexed(PROMPT)
+        indexer = stack.ready["pids"]["indexer"]
+        os.kill(indexer, signal.SIGSTOP)
+        body = {"model": "tiny", "prompt": PROMPT}
+        stale = await eventually(lambda: stack.explain(body), lambda answer: answer["degraded"] != [])
+        assert stale["degraded"] == ["prefix-index-stale"]
+        assert stale["matched_tokens"] > 0  # what it knew is still used
+        assert (await stack.complete(PROMPT)).status == 200
+        os.kill(indexer, signal.SIGCONT)
+        await eventually(lambda: stack.explain(body), lambda answer: answer["degraded"] == [])
 
 
 async def test_sheddable_requests_get_503_while_every_pod_is_saturated(tmp_path: Path) -> None:
@@ -122,23 +134,6 @@ async def test_a_dead_pod_that_nobody_noticed_yet_costs_a_retry_and_no_error(tmp
             await eventually(stack.open_bookings, lambda count: count == 0)
             assert await stack.metric("kvmesh_rerouted_picks_total") > 0
             assert await stack.metric("kvmesh_open_bookings") == 0
-
-
-@asynccontextmanager
-async def simulated_pods(count: int) -> AsyncIterator[dict[str, subprocess.Popen[bytes]]]:
-    """Start simulated pods that `kvmesh up` did not start, by address."""
-    ports = free_ports(count)
-    pods = {
-        f"127.0.0.1:{port}": subprocess.Popen([sys.executable, "-m", "podsim", "--port", str(port)]) for port in ports
-    }
-    try:
-        for port in ports:
-            await eventually(partial(listens, port), bool)
-        yield pods
-    finally:
-        for process in pods.values():
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.parametrize("victim", ["extproc", "indexer", "envoy", "redis", "pod-1"])

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+import yarl
 
 from extproc.core.exchange import BODY_CHUNK_BYTES
 from tests.e2e.stack import Answer, Stack, eventually, running_stack
@@ -76,6 +77,21 @@ async def test_requests_without_a_body_are_balanced(stack: Stack) -> None:
 
     # not a fixed number: until the next scrape, a pod that was busy in the last one is left alone
     await eventually(one_more, lambda seen: seen == set(stack.ready["endpoints"]))
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "GET", "PUT"])
+async def test_other_methods_on_a_known_path_are_left_to_the_pod(stack: Stack, method: str) -> None:
+    answer = await stack.send(method, "/v1/chat/completions")
+    assert answer.upstream in stack.ready["endpoints"]
+    assert "x-kvmesh-reason" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/[/x]", "/%00", "/v1/completions?" + "x" * 4000, "//", "/%1b[31m"])
+async def test_strange_paths_harm_nobody(stack: Stack, path: str) -> None:
+    url = yarl.URL(stack.ready["gateway"] + path, encoded=True)
+    async with stack.http.get(url) as response:
+        assert response.status in (200, 400, 404, 405)
+    assert (await stack.complete("still there")).status == 200
 
 
 async def test_a_client_cannot_steer(stack: Stack) -> None:

@@ -157,7 +157,7 @@ def test_each_file_has_its_body_mode() -> None:
 
 
 def test_a_buffered_body_may_wait_in_the_picker_longer_than_the_default_of_200_ms() -> None:
-    assert [ext_proc(name).message_timeout for name in FILES] == [None, timedelta(seconds=60), timedelta(seconds=60)]
+    assert [ext_proc(name).message_timeout for name in FILES] == [timedelta(seconds=s) for s in (10, 60, 60)]
 
 
 @pytest.mark.parametrize("name", FILES)

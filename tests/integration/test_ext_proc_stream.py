@@ -36,11 +36,11 @@ class FakeExchange:
 @dataclass
 class FakePicks:
     fails: Exception | None = None
-    bodies: list[bytes] = field(default_factory=list)
+    bodies: list[bytes | None] = field(default_factory=list)
     open: list[FakeExchange] = field(default_factory=list)
     finished: list[FakeExchange] = field(default_factory=list)
 
-    async def pick(self, facts: RequestFacts, body: bytes) -> FakeExchange:
+    async def pick(self, facts: RequestFacts, body: bytes | None) -> FakeExchange:
         if self.fails is not None:
             raise self.fails
         self.bodies.append(body)
@@ -127,6 +127,26 @@ async def test_a_client_that_vanishes_leaves_no_booking() -> None:
         await read(call)
         assert len(picks.open) == 1
         call.cancel()
+        await eventually(lambda: not picks.open and server.open_streams == 0)
+
+
+async def test_a_stopping_server_lets_go_of_answered_exchanges_and_waits_for_the_others() -> None:
+    picks = FakePicks()
+    async with serving(picks) as (server, method, _):
+        answered, asking = method(), method()
+        for call in (answered, asking):
+            await call.write(headers(mode=BodyMode.NONE))
+            await read(call)
+        await answered.write(response_headers(b"200"))
+        await read(answered)
+        server.release_answered()
+        assert await read(answered) is grpc.aio.EOF
+        assert await answered.code() is grpc.StatusCode.OK
+        assert len(picks.open) == 1
+        await asking.write(response_headers(b"200"))
+        assert (await read(asking)).WhichOneof("response") == "response_headers"
+        assert await read(asking) is grpc.aio.EOF
+        assert await asking.code() is grpc.StatusCode.OK
         await eventually(lambda: not picks.open and server.open_streams == 0)
 
 

@@ -10,7 +10,7 @@ from kv_indexer.adapters.redis_writer import RedisIndexWriter
 from kv_indexer.api import MemoryPrefixIndex, PrefixIndexReader, PrefixLookup, block_keys, root_key
 from kv_indexer.core.block_keys import KEY_BYTES
 from kv_indexer.core.index_changes import Clear, IndexChange, Operation, Remove, Store, pack_hashes
-from kv_indexer.core.source import EndpointCache, SourceState, SourceStatus, Stream, StreamPosition
+from kv_indexer.core.source import EndpointCache, IndexStatus, SourceState, SourceStatus, Stream, StreamPosition
 from kv_indexer.ports import Applied
 from tests.integration.kv_redis import RedisServer
 from tests.unit.kv_indexer_apply.kv_fakes import BLOCK, prompt
@@ -316,6 +316,16 @@ async def test_states_and_counts_are_shown(index: Index) -> None:
     assert (await index.lookup(1)).endpoints == {
         A.endpoint: EndpointCache(cached_blocks=5, block_size=BLOCK, state=SourceState.DEGRADED, reason="why")
     }
+
+
+async def test_an_indexer_that_is_alive_is_told_with_each_lookup_and_in_the_status(index: Index) -> None:
+    await index.apply(A, blocks(1, 1))
+    await index.writer.heartbeat()
+
+    assert (await index.lookup(1)).indexer_alive
+    assert await index.reader.status() == IndexStatus(
+        sources=tuple(await index.reader.sources()), indexer_alive=True, unreadable=()
+    )
 
 
 async def test_a_degraded_epoch_stays_so_until_the_next(index: Index) -> None:

@@ -79,7 +79,7 @@ async def test_redis_down_is_an_error_at_once_and_forgotten_when_it_is_back(
         with pytest.raises(IndexUnavailableError):
             await index.matched()
         with pytest.raises(IndexUnavailableError):
-            await index.writer.ping()
+            await index.writer.heartbeat()
     redis_server.start()
 
     assert await index.matched() == {}  # it came back empty
@@ -117,13 +117,13 @@ async def test_scripts_survive_a_flush_of_the_script_cache(index: Index, redis_s
 async def test_a_frozen_redis_is_an_error_for_the_writer_within_its_deadline(
     index: Index, redis_server: RedisServer
 ) -> None:
-    await index.writer.ping()
+    await index.writer.heartbeat()
     redis_server.freeze()
     with pytest.raises(IndexUnavailableError, match="did not answer within 1 s"):
-        await index.writer.ping()
+        await index.writer.heartbeat()
     redis_server.thaw()
 
-    await index.writer.ping()
+    await index.writer.heartbeat()
 
 
 async def test_a_full_redis_refuses_writes_and_serves_lookups(index: Index, redis_server: RedisServer) -> None:

@@ -30,6 +30,17 @@ async def moved(_: web.Request) -> web.Response:
     raise web.HTTPFound("http://127.0.0.1:1/metrics")
 
 
+async def endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(b"x" * 65536)
+
+
+async def absurd(_: web.Request) -> web.Response:
+    return web.Response(text=LOAD.replace("waiting 2", "waiting 1e308") * 2)
+
+
 @asynccontextmanager
 async def pod(page: Page) -> AsyncIterator[tuple[str, web.AppRunner]]:
     app = web.Application()
@@ -71,7 +82,7 @@ async def test_a_pod_that_reports_is_ready_with_its_load() -> None:
         assert (status.load.running_requests, status.load.waiting_requests, status.load.kv_usage) == (1, 2, 0.5)
 
 
-@pytest.mark.parametrize("page", [hangs, moved], ids=["hangs", "redirects"])
+@pytest.mark.parametrize("page", [hangs, moved, endless, absurd], ids=["hangs", "redirects", "endless", "absurd"])
 async def test_a_pod_without_a_report_is_unknown_and_the_problem_is_said(page: Page) -> None:
     async with pod(page) as (address, _), scraping(address) as scraper:
         await scraper.first_scrapes()
@@ -89,6 +100,12 @@ async def test_a_pod_that_goes_is_unreachable_and_ready_again_when_it_returns() 
         host, _, port = address.rpartition(":")
         await web.TCPSite(runner, host, int(port)).start()
         await becomes(scraper, Reachability.READY)
+
+
+async def test_a_name_that_does_not_resolve_says_nothing_of_the_pod() -> None:
+    async with scraping("nosuch.invalid:80") as scraper:
+        await scraper.first_scrapes()
+        assert scraper.snapshot(now=time.monotonic())[0].reachability is Reachability.UNKNOWN
 
 
 async def test_a_report_that_is_too_old_says_nothing() -> None:

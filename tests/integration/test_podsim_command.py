@@ -43,7 +43,7 @@ async def run(*arguments: str) -> tuple[int, str]:
 
 async def test_pods_serve_until_a_signal_and_then_end_at_once_and_cleanly() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        process = await start("--port", "0", "--pods", "2", "--model", "m")
+        process = await start("--sim-port", "0", "--pods", "2", "--model", "m")
         try:
             line = await wait_for_line(process, "serves m")
             address = line.split("pod ")[1].split(" ")[0]
@@ -65,7 +65,7 @@ def read_json(url: str) -> dict[str, list[dict[str, str]]]:
 
 
 async def test_a_signal_cuts_off_the_answers_in_progress() -> None:
-    process = await start("--port", "0", "--inter-token-ms", "1000")
+    process = await start("--sim-port", "0", "--inter-token-ms", "1000")
     try:
         line = await wait_for_line(process, "serves")
         url = f"http://{line.split('pod ')[1].split(' ')[0]}/v1/completions"
@@ -88,17 +88,22 @@ async def test_a_signal_cuts_off_the_answers_in_progress() -> None:
 async def test_a_port_in_use_is_one_line_that_names_it_and_a_failure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, output = await run("--port", str(port))
-        assert code == 1
+        code, output = await run("--sim-port", str(port))
+        assert code == 2
         assert output.splitlines() == [f"podsim: cannot listen on 127.0.0.1:{port}: Address already in use"]
 
 
 async def test_an_events_port_in_use_is_one_line_that_names_it_and_a_failure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, output = await run("--port", "0", "--events-port", str(port))
-        assert code == 1
+        code, output = await run("--sim-port", "0", "--events-port", str(port))
+        assert code == 2
         assert output.splitlines() == [f"podsim: cannot bind 127.0.0.1:{port} for KV events: Address already in use"]
+
+
+async def test_ports_that_do_not_exist_are_one_line_and_a_failure() -> None:
+    code, output = await run("--sim-port", "65535", "--pods", "2")
+    assert (code, output) == (1, "podsim: sim-port 65535 leaves no ports for 2 pods: lower one of them\n")
 
 
 async def test_settings_that_contradict_each_other_are_one_line_and_a_failure() -> None:

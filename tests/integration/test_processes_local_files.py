@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
-from extproc.local.errors import MissingProgramError, NotReadyError, PortInUseError, UpError
+from extproc.local.errors import BadSettingError, MissingProgramError, NotReadyError, PortInUseError, UpError
 from extproc.local.ports import PortUse, pick_free_port, require_free
 from extproc.local.programs import find_envoy, find_redis_server
-from extproc.local.readiness import Condition, GrpcReady, HttpReady, RedisReady, TcpReady, wait_until_ready
+from extproc.local.readiness import Condition, GrpcReady, HttpReady, RedisReady, require_redis_url, wait_until_ready
 from extproc.local.run_directory import run_directory
 
 HOST = "127.0.0.1"
@@ -52,9 +53,9 @@ def test_a_port_whose_listener_has_just_ended_is_free() -> None:
 
 def test_a_port_that_is_asked_for_twice_is_an_error() -> None:
     port = pick_free_port(host=HOST, avoid=())
-    other = PortUse(port=port, purpose="the picker's gRPC", flag="--picker-grpc-port")
+    other = PortUse(port=port, purpose="the picker's gRPC", flag="--grpc-port")
 
-    with pytest.raises(UpError, match=rf"^port {port} is asked for twice: .*--envoy-port.*--picker-grpc-port"):
+    with pytest.raises(UpError, match=rf"^port {port} is asked for twice: .*--envoy-port.*--grpc-port"):
         require_free([use(port), other], host=HOST)
 
 
@@ -115,7 +116,6 @@ CONDITIONS: dict[str, Callable[[int], Condition]] = {
     "http": lambda port: HttpReady(url=f"http://{HOST}:{port}/readyz"),
     "redis": lambda port: RedisReady(url=f"redis://{HOST}:{port}/0"),
     "grpc": lambda port: GrpcReady(address=f"{HOST}:{port}"),
-    "tcp": lambda port: TcpReady(host=HOST, port=port),
 }
 
 
@@ -130,10 +130,33 @@ async def test_what_does_not_answer_is_named_at_the_deadline(kind: str) -> None:
 
 
 async def test_a_server_that_starts_late_is_waited_for() -> None:
+    async def healthy(_: web.Request) -> web.Response:
+        return web.Response()
+
     port = pick_free_port(host=HOST, avoid=())
-    waiting = asyncio.create_task(wait_until_ready(TcpReady(host=HOST, port=port), name="it", within_seconds=10))
+    condition = HttpReady(url=f"http://{HOST}:{port}/health")
+    waiting = asyncio.create_task(wait_until_ready(condition, name="it", within_seconds=10))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(waiting), 0.2)
-
-    with socket.create_server((HOST, port)):
+    app = web.Application()
+    app.router.add_get("/health", healthy)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, HOST, port).start()
         await waiting
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    "url", ["foo", "", "http://127.0.0.1:6379", "redis://127.0.0.1:99999", "redis://127.0.0.1:a", "redis://h:1?foo=1"]
+)
+def test_what_is_no_redis_url_is_refused_before_anything_is_asked(url: str) -> None:
+    with pytest.raises(BadSettingError, match=r"^--redis .* cannot be used: "):
+        require_redis_url(url, flag="--redis")
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:6379/0", "rediss://:secret@redis", "unix:///tmp/redis.sock"])
+def test_every_kind_of_redis_url_is_taken(url: str) -> None:
+    require_redis_url(url, flag="--redis")  # not raising is the behaviour

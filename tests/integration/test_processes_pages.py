@@ -10,7 +10,7 @@ from aiohttp import web
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.picker_state import DecisionState, EndpointState, IndexState, PickerState, fetch_state
 from extproc.local.ports import pick_free_port
-from extproc.local.served_model import first_served_model
+from extproc.local.served_model import ModelCard, ServedModels, first_served_models
 
 HOST = "127.0.0.1"
 
@@ -75,9 +75,17 @@ async def test_a_picker_that_is_gone_says_so() -> None:
     assert state.startswith(f"GET http://{address}/state: Cannot connect to host")
 
 
-async def test_the_first_pod_that_answers_says_which_model_is_served() -> None:
+async def test_the_first_pod_that_serves_something_says_what() -> None:
     dead = SocketAddress(host=HOST, port=pick_free_port(host=HOST, avoid=()))
-    models = {"object": "list", "data": [{"id": "tiny", "root": "/m"}, {"id": "adapter"}]}
-    async with serving("/v1/models", models) as pod, serving("/v1/models", {"data": []}) as empty:
-        assert await first_served_model([dead, empty, pod]) == "tiny"
-        assert await first_served_model([dead, empty]) is None
+    models = {"object": "list", "data": [{"id": "tiny", "root": "/m"}, {"id": "adapter", "root": None}]}
+    other = {"data": [{"id": "other"}]}
+    async with (
+        serving("/v1/models", models) as pod,
+        serving("/v1/models", {"data": []}) as empty,
+        serving("/v1/models", "no list") as odd,
+        serving("/v1/models", other) as second,
+    ):
+        assert await first_served_models([dead, odd, empty, pod, second]) == ServedModels(
+            pod=pod, cards=(ModelCard(id="tiny", root="/m"), ModelCard(id="adapter"))
+        )
+        assert await first_served_models([dead, empty]) is None

@@ -13,13 +13,16 @@ import pytest
 from extproc.local.errors import ChildEndedError, MissingProgramError, NotReadyError
 from extproc.local.ports import pick_free_port
 from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.readiness import HttpReady, TcpReady
+from extproc.local.readiness import HttpReady
 
 HOST = "127.0.0.1"
 DEADLINE_SECONDS = 20.0
 SLEEP = "import time; print('here', flush=True); time.sleep(600)"
 IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True);" + SLEEP
-LISTEN = "import socket; s = socket.create_server(('127.0.0.1', {port})); import time; time.sleep(600)"
+LISTEN = (
+    "from http.server import HTTPServer, SimpleHTTPRequestHandler;"
+    "HTTPServer(('127.0.0.1', {port}), SimpleHTTPRequestHandler).serve_forever()"
+)
 WITH_GRANDCHILD = (
     "import subprocess, sys, time;"
     "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
@@ -27,7 +30,7 @@ WITH_GRANDCHILD = (
 )
 
 
-def child(name: str, code: str, *, ready: tuple[TcpReady | HttpReady, ...] = (), within: float = 10.0) -> ProcessSpec:
+def child(name: str, code: str, *, ready: tuple[HttpReady, ...] = (), within: float = 10.0) -> ProcessSpec:
     return ProcessSpec(name=name, argv=(sys.executable, "-S", "-c", code), ready=ready, ready_within_seconds=within)
 
 
@@ -87,7 +90,7 @@ async def test_a_stage_starts_only_when_the_one_before_is_ready(tmp_path: Path) 
 
     await supervisor.run(
         [
-            [child("server", LISTEN.format(port=port), ready=(TcpReady(host=HOST, port=port),))],
+            [child("server", LISTEN.format(port=port), ready=(HttpReady(url=f"http://{HOST}:{port}/"),))],
             [child("client", waits.format(port=port))],
         ],
         environment=os.environ,

@@ -23,11 +23,13 @@ DEADLINE_SECONDS = 60.0
 PORT_FLAGS = (
     "--envoy-port",
     "--envoy-admin-port",
-    "--picker-grpc-port",
+    "--grpc-port",
     "--admin-port",
     "--indexer-admin-port",
     "--sim-port",
 )
+
+TINY_MODEL = Path(__file__).parents[2] / "podsim" / "tiny_model"
 
 app = typer.Typer()
 app.command()(up)
@@ -68,7 +70,7 @@ def is_free(port: int) -> bool:
 
 
 @contextmanager
-def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, dict[str, int]]]:
+def started(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], Path, dict[str, int]]]:
     """`kvmesh up` with one pod, whose temporary files go below `tmp_path`."""
     ready, ports = tmp_path / "ready.json", port_flags()
     (tmp_path / "tmp").mkdir()
@@ -76,7 +78,7 @@ def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, dic
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "extproc", "up", "--no-live", "--pods", "1", "--ready-file", str(ready)),
-                *arguments(ports),
+                *(*arguments(ports), *flags),
             ],
             env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
             stdout=output,
@@ -92,13 +94,13 @@ def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path, dic
 def test_a_port_in_use_is_one_line_and_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     ports = port_flags()
-    with socket.create_server((HOST, ports["--picker-grpc-port"])):
+    with socket.create_server((HOST, ports["--grpc-port"])):
         result = CliRunner().invoke(app, [*arguments(ports), "--no-live"])
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.output == (
-        f"kvmesh up: port {ports['--picker-grpc-port']} for the picker's gRPC is already in use; "
-        "choose another with --picker-grpc-port\n"
+        f"kvmesh up: port {ports['--grpc-port']} for the picker's gRPC is already in use; "
+        "choose another with --grpc-port\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -129,6 +131,94 @@ def test_a_redis_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pyte
     assert result.exit_code == 1
     assert result.output.startswith(f"kvmesh up: the Redis of --redis was not ready within 0.3 s (PING {url}: ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_redis_url_that_is_none_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    result = CliRunner().invoke(app, [*arguments(port_flags()), "--no-live", "--redis", "foo"])
+
+    assert result.exit_code == 2
+    assert result.output.startswith(
+        "kvmesh up: --redis foo cannot be used: Redis URL must specify one of the following"
+    )
+    assert len(result.output.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pods_of_which_none_says_what_it_serves_are_one_line_and_nothing_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pod = f"{HOST}:{pick_free_port(host=HOST, avoid=())}"
+
+    result = CliRunner().invoke(app, [*arguments(port_flags()), "--no-live", "--endpoints", pod])
+
+    assert (result.exit_code, result.output) == (
+        1,
+        "kvmesh up: no pod of --endpoints says which model it serves "
+        f"(GET /v1/models of {pod}); start one, or give --model\n",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_event_sources_that_are_no_json_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = CliRunner().invoke(app, ["--endpoints", f"{HOST}:1", "--event-sources", "{"])
+
+    assert result.exit_code == 2
+    assert result.output.startswith("kvmesh up: --event-sources is not JSON: ")
+
+
+@pytest.mark.parametrize(
+    "flags", [("--log-format", "json", "--log-level", "debug"), ("--log-level", "debug", "--log-format", "json")]
+)
+def test_the_children_log_as_they_are_told_to_whatever_the_order_of_the_flags(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    with started(tmp_path, *flags) as (process, _, _):
+
+        def lines() -> list[bytes]:
+            return [line for log in (tmp_path / "tmp").glob("*/pod-0.log") for line in log.read_bytes().splitlines()]
+
+        until(lambda: lines() or process.poll() is not None, "the first line of a child")
+        logged = [json.loads(line) for line in lines()[:1]]
+        assert [line["level"].lower() for line in logged] in (["debug"], ["info"])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=DEADLINE_SECONDS) == 0
+
+
+def test_pods_by_name_need_neither_model_nor_tokenizer_and_their_event_sources_are_found(tmp_path: Path) -> None:
+    """A pod that somebody else started, addressed by a name that `up` resolves."""
+    port, events = (pick_free_port(host=HOST, avoid=()) for _ in range(2))
+    sources = json.dumps({f"localhost:{port}": {"events": f"tcp://{HOST}:{events}"}})
+    pod = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "podsim", "--sim-port", str(port), "--events-port", str(events)),
+            *("--model", "somebody/model"),
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: not is_free(port), "the pod")
+        flags = ("--endpoints", f"localhost:{port}", "--event-sources", sources)
+        with started(tmp_path, *flags) as (process, ready, _):
+            until(lambda: ready.exists() or process.poll() is not None, "the ready file")
+            output = tmp_path / "output"
+            assert process.poll() is None, output.read_text()
+            facts = json.loads(ready.read_text())
+            assert (facts["model"], facts["endpoints"]) == ("somebody/model", [f"{HOST}:{port}"])
+            indexer = Path(f"/proc/{facts['pids']['indexer']}/cmdline").read_bytes().split(b"\0")
+            assert json.loads(indexer[indexer.index(b"--event-sources") + 1]) == {
+                f"{HOST}:{port}": {"events": f"tcp://{HOST}:{events}"}
+            }
+            until(lambda: "curl" in output.read_text(), "the greeting")
+            assert output.read_text().splitlines()[1:3] == [
+                f"model somebody/model, as {HOST}:{port} says",
+                f"tokenizer {TINY_MODEL}, as {HOST}:{port} says",
+            ]
+    finally:
+        pod.kill()
+        pod.wait()
 
 
 def test_a_signal_while_the_children_start_ends_them_and_leaves_nothing(tmp_path: Path) -> None:

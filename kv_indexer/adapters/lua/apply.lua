@@ -10,7 +10,7 @@ local left_out = 0
 local CHUNK = 1000 -- Lua can pass a few thousand arguments at once
 
 -- A value is the block key, followed by the count when it is not 1.
-local function count_of(value) return #value == 8 and 1 or tonumber(sub(value, 9)) end
+local function count_of(value) return #value > 8 and tonumber(sub(value, 9)) or 1 end
 
 local function set_bits(slot, names)
   if #names == 0 then return end
@@ -85,7 +85,7 @@ for i = 7, #ARGV, 6 do
   if kind == 'C' then
     epoch = new_epoch(stream, ARGV[3])
   else
-    local slot = tonumber(call('HGET', stream, 'slot:' .. tier) or nil)
+    local slot = slot_number(call('HGET', stream, 'slot:' .. tier))
     if not slot and kind == 'S' then
       slot = take_slot(stream, tier, block_size, epoch)
       if not slot then left_out = left_out + 1 end

@@ -9,16 +9,26 @@ local function bump() call('HINCRBY', REGISTRY, 'version', 1) end
 
 local function stream_key(name) return P .. 'stream:' .. name end
 
+-- A slot's number, or nil: a stream's record may hold anything if someone else has written it.
+local function slot_number(text)
+  local slot = text and string.find(text, '^%d+$') and tonumber(text)
+  return slot and slot < MAX_SLOTS and tostring(slot) == text and slot or nil -- '07' would be another field
+end
+
+-- Written anew each time, so that a record that someone else has spoilt stops nobody.
+local function put_slot(slot, endpoint, rank, tier, epoch, size, state)
+  call('HSET', SLOTS, slot, cjson.encode({endpoint = endpoint or '', rank = tonumber(rank) or 0, tier = tier,
+    epoch = tonumber(epoch) or 0, block_size = tonumber(size) or 0, state = state}))
+end
+
 -- Hide all that the stream claims, in one step whatever its size; sweep.lua removes it later.
 local function retire(key)
-  local fields = call('HKEYS', key)
-  for _, field in ipairs(fields) do
+  local who = call('HMGET', key, 'endpoint', 'rank', 'epoch')
+  for _, field in ipairs(call('HKEYS', key)) do
     local tier = string.match(field, '^slot:(.+)$')
     if tier then
-      local slot = call('HGET', key, field)
-      local record = cjson.decode(call('HGET', SLOTS, slot))
-      record.state = 'sweeping'
-      call('HSET', SLOTS, slot, cjson.encode(record))
+      local slot, size = slot_number(call('HGET', key, field)), call('HGET', key, 'size:' .. tier)
+      if slot then put_slot(slot, who[1], who[2], tier, who[3], size, 'sweeping') end
       call('HDEL', key, field, 'size:' .. tier)
     end
   end
@@ -40,8 +50,7 @@ local function take_slot(key, tier, block_size, epoch)
   while call('HEXISTS', SLOTS, slot) == 1 do slot = slot + 1 end
   if slot >= MAX_SLOTS then return nil end
   local who = call('HMGET', key, 'endpoint', 'rank')
-  call('HSET', SLOTS, slot, cjson.encode({endpoint = who[1], rank = tonumber(who[2]), tier = tier,
-    epoch = epoch, block_size = tonumber(block_size), state = 'live'}))
+  put_slot(slot, who[1], who[2], tier, epoch, block_size, 'live')
   call('HSET', key, 'slot:' .. tier, slot, 'size:' .. tier, block_size)
   bump()
   return slot

@@ -1,18 +1,31 @@
--- Read the whole registry at one instant: nonce, version, slots (number, record, blocks), streams (7 fields each).
+-- Read the whole registry at one instant: nonce, version, heartbeat (1 or 0), slots (number, record, blocks), streams
+-- (name and 7 fields each). A single stream or slot of another type is told as such (no fields, -1 blocks); what all
+-- readers need is an error that names the key.
 local P = KEYS[1]
-local call = redis.call
-local head = call('HMGET', P .. 'registry', 'nonce', 'version')
+local broken
+local function failed(answer) return type(answer) == 'table' and answer.err end
+local function need(command, key, ...)
+  local answer = redis.pcall(command, key, ...)
+  if failed(answer) then
+    broken = redis.error_reply(answer.err .. ' (' .. key .. ')')
+    return {}
+  end
+  return answer
+end
+
+local head = need('HMGET', P .. 'registry', 'nonce', 'version')
 local slots, streams = {}, {}
-local records = call('HGETALL', P .. 'slots')
+local records = need('HGETALL', P .. 'slots')
 for i = 1, #records, 2 do
+  local blocks = redis.pcall('HLEN', P .. 'h:' .. records[i])
   slots[#slots + 1] = records[i]
   slots[#slots + 1] = records[i + 1]
-  slots[#slots + 1] = call('HLEN', P .. 'h:' .. records[i])
+  slots[#slots + 1] = failed(blocks) and -1 or blocks
 end
-for _, name in ipairs(call('SMEMBERS', P .. 'streams')) do
-  local fields = call('HMGET', P .. 'stream:' .. name, 'endpoint', 'rank', 'epoch', 'last_seq', 'last_ts', 'state', 'reason')
-  if fields[1] then
-    for i = 1, 7 do streams[#streams + 1] = fields[i] end
-  end
+for _, name in ipairs(need('SMEMBERS', P .. 'streams')) do
+  local fields = redis.pcall('HMGET', P .. 'stream:' .. name, 'endpoint', 'rank', 'epoch', 'last_seq', 'last_ts', 'state', 'reason')
+  if failed(fields) then fields = {} end
+  streams[#streams + 1] = name
+  for i = 1, 7 do streams[#streams + 1] = fields[i] or false end
 end
-return {head[1], head[2], slots, streams}
+return broken or {head[1], head[2], redis.call('EXISTS', P .. 'heartbeat'), slots, streams}

@@ -1,12 +1,15 @@
 -- Clean one slice of one slot that is no longer believed, and free the slot once it is empty.
 -- ARGV: cursor of the slice before ('0' to begin), fields a slice.
--- Returns {slot, cursor for the next slice, fields removed}, or {} when nothing waits.
+-- Returns {slot, cursor for the next slice, fields removed}, or {} when nothing waits. Records that cannot be read, and
+-- slots whose blocks are of another type, are left alone: they are not ours to clean.
 local waiting
 local slots = call('HGETALL', SLOTS)
 for i = 1, #slots, 2 do
-  if cjson.decode(slots[i + 1]).state == 'sweeping' then
-    local slot = tonumber(slots[i])
-    if not waiting or slot < waiting then waiting = slot end
+  local slot, readable, record = slot_number(slots[i]), pcall(cjson.decode, slots[i + 1])
+  local void = readable and type(record) == 'table' and record.state == 'sweeping'
+  if slot and void and (not waiting or slot < waiting) then
+    local kind = call('TYPE', P .. 'h:' .. slot).ok
+    if kind == 'hash' or kind == 'none' then waiting = slot end
   end
 end
 if not waiting then return {} end

@@ -1,6 +1,8 @@
 """Flags beat the environment, the environment beats the file, and unknown names are refused by name."""
 
 import asyncio
+import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,12 +86,60 @@ def test_an_unknown_variable_is_refused_with_the_nearest_one(
         run("--endpoints", PODS)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("KVMESH_SERVICE_HOST", "10.0.0.7"),
+        ("KVMESH_REDIS_SERVICE_PORT_METRICS", "9121"),
+        ("KVMESH_PORT", "tcp://10.0.0.7:80"),
+        ("KVMESH_PICKER_PORT_9002_TCP_ADDR", "10.0.0.7"),
+    ],
+)
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_mistake(
+    run: Callable[..., PickerSettings], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert run("--endpoints", PODS).endpoints
+
+
+@pytest.mark.parametrize(
+    "flags", [("--log-format", "json", "--log-level", "warning")] * 2, ids=["format-first", "level-first"]
+)
+def test_logging_is_configured_whichever_option_comes_first(
+    run: Callable[..., PickerSettings],
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    request: pytest.FixtureRequest,
+) -> None:
+    ordered = flags if request.node.callspec.id == "format-first" else (*flags[2:], *flags[:2])
+    run("--endpoints", PODS, *ordered)
+    logging.getLogger("kvmesh.test").info("not this")
+    logging.getLogger("kvmesh.test").warning("this", extra={"pod": "a"})
+    (line,) = capsys.readouterr().err.splitlines()
+    facts = json.loads(line)
+    assert (facts["level"], facts["message"], facts["pod"]) == ("warning", "this", "a")
+
+
 def test_a_tokenizer_without_its_model_is_refused(run: Callable[..., PickerSettings]) -> None:
     with pytest.raises(ConfigError, match="--tokenizer is given without --model"):
         run("--endpoints", PODS, "--tokenizer", ".")
 
 
-@pytest.mark.parametrize("text", ["localhost", "a:0", "a:65536", "::1:80", ":80", "a:b", "a:1,a:1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "localhost",
+        "localhost:80",
+        "1.2.3.4",
+        "1.2.3.4:0",
+        "1.2.3.4:65536",
+        "::1:80",
+        "[1.2.3.4]:1",
+        ":80",
+        "1.2.3.4:b",
+        "1.2.3.4:1,1.2.3.4:1",
+    ],
+)
 def test_a_bad_endpoint_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="endpoint"):
         parse_endpoints(text)

@@ -46,7 +46,7 @@ def candidate(
 
 
 def winner(*candidates: Candidate, tie_break: float = 0.5) -> str:
-    decision = decide(candidates, policy=POLICY, prompt_tokens=100, degraded=(), tie_break=lambda: tie_break)
+    decision = decide(candidates, policy=POLICY, prompt_tokens=100, degraded={}, tie_break=lambda: tie_break)
     return decision.endpoints[0]
 
 
@@ -79,19 +79,19 @@ def test_unreachable_endpoints_are_filtered_and_named() -> None:
         [candidate("gone", reachability=Reachability.UNREACHABLE, matched=99), candidate("there")],
         policy=POLICY,
         prompt_tokens=100,
-        degraded=("no-tokenizer",),
+        degraded={"no-tokenizer": "none given"},
         tie_break=lambda: 0.0,
     )
     assert decision.endpoints == ("there",)
     assert decision.rejected == {"gone": "ready: unreachable"}
-    assert decision.degraded == ("no-tokenizer",)
+    assert decision.degraded == {"no-tokenizer": "none given"}
 
 
 @pytest.mark.parametrize("gone", [0, 2])
 def test_without_a_ready_endpoint_the_client_gets_503(gone: int) -> None:
     candidates = [candidate(f"p{i}", reachability=Reachability.UNREACHABLE) for i in range(gone)]
     with pytest.raises(NoReadyEndpointError) as refusal:
-        decide(candidates, policy=POLICY, prompt_tokens=0, degraded=(), tie_break=lambda: 0.0)
+        decide(candidates, policy=POLICY, prompt_tokens=0, degraded={}, tie_break=lambda: 0.0)
     assert (refusal.value.http_status, refusal.value.reason) == (503, "no-ready-endpoint")
 
 
@@ -100,7 +100,7 @@ def test_fallbacks_follow_in_the_order_of_their_totals() -> None:
         [candidate("c", waiting=3), candidate("a", matched=96), candidate("d", waiting=9), candidate("b", waiting=1)],
         policy=POLICY,
         prompt_tokens=100,
-        degraded=(),
+        degraded={},
         tie_break=lambda: 0.0,
     )
     assert decision.endpoints == ("a", "b", "c")
@@ -113,7 +113,7 @@ def test_ties_are_broken_by_the_random_number() -> None:
         [candidate("a"), candidate("b"), candidate("c")],
         policy=POLICY,
         prompt_tokens=100,
-        degraded=(),
+        degraded={},
         tie_break=lambda: next(numbers),
     )
     assert decision.endpoints == ("b", "c", "a")
@@ -124,7 +124,7 @@ def test_the_reasons_name_the_weightiest_scorer_first() -> None:
         [candidate("a", matched=64, kv_usage=0.25), candidate("b", waiting=1)],
         policy=POLICY,
         prompt_tokens=80,
-        degraded=(),
+        degraded={},
         tie_break=lambda: 0.0,
     )
     assert decision.reasons() == ["queue-depth 1.00 × 2", "prefix 0.64 × 3", "kv-usage 0.75 × 1"]

@@ -94,9 +94,15 @@ def test_a_request_without_body_is_picked_at_its_headers(mode: BodyMode) -> None
 @pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL])
 def test_a_body_that_cannot_be_seen_whole_is_picked_at_the_headers_and_passes(mode: BodyMode) -> None:
     exchange, first = opened(mode)
-    assert first == [Pick(FACTS, b"")]
+    assert first == [Pick(FACTS, None)]
     exchange.picked(PODS)
     assert list(exchange.request_body(b"ab", end_of_stream=True)) == [Answer.REQUEST_BODY]
+
+
+def test_a_second_request_on_one_stream_does_not_pick_again() -> None:
+    exchange, _ = opened(BodyMode.BUFFERED)
+    again = exchange.request_headers(FACTS, mode=BodyMode.NONE, response_mode=BodyMode.NONE, end_of_stream=True)
+    assert list(again) == [Answer.REQUEST_HEADERS]
 
 
 def test_the_body_limit_is_enforced_on_the_chunk_that_passes_it() -> None:

@@ -5,31 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from extproc.local.body_mode import BodyMode
 from extproc.local.errors import UpError
 from extproc.local.ready_file import ready_facts, remove_stale, write_ready_file
-from extproc.local.stack import StackSettings
-
-SETTINGS = StackSettings(
-    simulated_pods=2,
-    endpoints=(),
-    model="tiny",
-    tokenizer_folder=None,
-    redis_url=None,
-    envoy_port=10000,
-    envoy_admin_port=9901,
-    picker_grpc_port=9002,
-    admin_port=9090,
-    indexer_admin_port=9091,
-    sim_port=8101,
-    body_mode=BodyMode.DUPLEX,
-)
+from tests.unit.extproc_local_plan.local_settings import settings
 
 
 def test_it_tells_every_address_and_every_pid(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
 
-    write_ready_file(path, ready_facts(SETTINGS, redis_url="redis://127.0.0.1:7000/0", pids={"redis": 1, "envoy": 2}))
+    write_ready_file(path, ready_facts(settings(), redis_url="redis://127.0.0.1:7000/0", pids={"redis": 1, "envoy": 2}))
 
     assert json.loads(path.read_text()) == {
         "gateway": "http://127.0.0.1:10000",

@@ -5,32 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from extproc.local.body_mode import BodyMode
+from extproc.local.body_delivery import BodyDelivery
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.ports import PortUse
-from extproc.local.stack import LocalParts, StackSettings, fixed_ports, plan
+from extproc.local.stack import LocalParts, fixed_ports, plan
+from tests.unit.extproc_local_plan.local_settings import settings
 
 KVMESH = f"{sys.executable} -m extproc"
 REAL_PODS = (SocketAddress(host="10.0.0.1", port=8000), SocketAddress(host="::1", port=8000))
-
-
-def settings(
-    *, endpoints: tuple[SocketAddress, ...] = (), model: str | None = "tiny", tokenizer: Path | None = Path("/tok")
-) -> StackSettings:
-    return StackSettings(
-        simulated_pods=2,
-        endpoints=endpoints,
-        model=model,
-        tokenizer_folder=tokenizer,
-        redis_url=None,
-        envoy_port=10000,
-        envoy_admin_port=9901,
-        picker_grpc_port=9002,
-        admin_port=9090,
-        indexer_admin_port=9091,
-        sim_port=8101,
-        body_mode=BodyMode.DUPLEX,
-    )
 
 
 def parts(*, redis_program: Path | None = Path("/bin/redis-server")) -> LocalParts:
@@ -50,14 +32,15 @@ def test_the_whole_mesh_is_planned_in_two_stages_with_every_flag_spelled_out() -
     assert [{spec.name: " ".join(spec.argv) for spec in stage} for stage in stages] == [
         {
             "redis": "/bin/redis-server --bind 127.0.0.1 --port 7000 --save  --appendonly no --dir /run --daemonize no",
-            "pod-0": f"{KVMESH} sim --host 127.0.0.1 --port 8101 --pods 1 --model tiny --tokenizer /tok",
-            "pod-1": f"{KVMESH} sim --host 127.0.0.1 --port 8102 --pods 1 --model tiny --tokenizer /tok",
+            "pod-0": f"{KVMESH} sim --host 127.0.0.1 --sim-port 8101 --pods 1 --model tiny --tokenizer /tok",
+            "pod-1": f"{KVMESH} sim --host 127.0.0.1 --sim-port 8102 --pods 1 --model tiny --tokenizer /tok",
         },
         {
             "indexer": f"{KVMESH} indexer --host 127.0.0.1 --indexer-admin-port 9091 --redis redis://127.0.0.1:7000/0"
             " --endpoints 127.0.0.1:8101,127.0.0.1:8102 --model tiny",
             "extproc": f"{KVMESH} extproc --host 127.0.0.1 --grpc-port 9002 --admin-port 9090"
-            " --redis redis://127.0.0.1:7000/0 --endpoints 127.0.0.1:8101,127.0.0.1:8102 --model tiny --tokenizer /tok",
+            " --redis redis://127.0.0.1:7000/0 --endpoints 127.0.0.1:8101,127.0.0.1:8102 --model tiny --tokenizer /tok"
+            " --drain-seconds 0",
             "envoy": "/bin/envoy -c /run/envoy.json --log-level warning --disable-hot-restart --concurrency 2",
         },
     ]
@@ -84,14 +67,23 @@ def test_real_pods_and_a_foreign_redis_are_used_and_not_started() -> None:
     assert [[spec.name for spec in stage] for stage in stages] == [[], ["indexer", "extproc", "envoy"]]
     indexer, picker, _ = stages[1]
     assert " ".join(indexer.argv).endswith("--endpoints 10.0.0.1:8000,[::1]:8000")
-    assert " ".join(picker.argv).endswith("--endpoints 10.0.0.1:8000,[::1]:8000")
+    assert " ".join(picker.argv).endswith("--endpoints 10.0.0.1:8000,[::1]:8000 --drain-seconds 0")
+
+
+def test_the_indexer_gets_the_event_sources_and_every_role_the_log_flags() -> None:
+    flags = ("--log-level", "debug", "--log-format", "json")
+    stages = plan(settings(event_sources='{"10.0.0.1:8000": {}}', log_flags=flags), parts())
+
+    argv = {spec.name: spec.argv for stage in stages for spec in stage}
+    assert argv["indexer"][-6:] == ("--event-sources", '{"10.0.0.1:8000": {}}', *flags)
+    assert [name for name in argv if argv[name][-4:] == flags] == ["pod-0", "pod-1", "indexer", "extproc"]
 
 
 def test_the_ports_that_must_be_free_are_listed_with_the_flag_that_moves_them() -> None:
     assert fixed_ports(settings()) == (
         PortUse(port=10000, purpose="the gateway (Envoy)", flag="--envoy-port"),
         PortUse(port=9901, purpose="Envoy's admin page", flag="--envoy-admin-port"),
-        PortUse(port=9002, purpose="the picker's gRPC", flag="--picker-grpc-port"),
+        PortUse(port=9002, purpose="the picker's gRPC", flag="--grpc-port"),
         PortUse(port=9090, purpose="the picker's admin page", flag="--admin-port"),
         PortUse(port=9091, purpose="the indexer's admin page", flag="--indexer-admin-port"),
         PortUse(port=8101, purpose="simulated pod 0", flag="--sim-port"),
@@ -103,12 +95,14 @@ def test_real_pods_ask_for_no_local_port() -> None:
     assert [use.flag for use in fixed_ports(settings(endpoints=REAL_PODS))] == [
         "--envoy-port",
         "--envoy-admin-port",
-        "--picker-grpc-port",
+        "--grpc-port",
         "--admin-port",
         "--indexer-admin-port",
     ]
 
 
-@pytest.mark.parametrize(("mode", "file"), [(BodyMode.DUPLEX, "local.yaml"), (BodyMode.BUFFERED, "buffered.yaml")])
-def test_each_body_mode_has_its_envoy_file(mode: BodyMode, file: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "file"), [(BodyDelivery.DUPLEX, "local.yaml"), (BodyDelivery.BUFFERED, "buffered.yaml")]
+)
+def test_each_way_of_body_delivery_has_its_envoy_file(mode: BodyDelivery, file: str) -> None:
     assert mode.envoy_file == file

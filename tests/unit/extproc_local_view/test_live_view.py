@@ -1,76 +1,90 @@
-"""The terminal view of `kvmesh up`, rendered without a terminal."""
+"""What the view of `kvmesh up` draws when, and that nothing it meets ends it."""
 
+import logging
 from datetime import UTC
 from io import StringIO
 
+import pytest
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
-from extproc.local.live_view import decision_line, new_decisions, render
+from extproc.local.live_view import SafeView, draw_lines, draw_pages, new_decisions
 from extproc.local.picker_state import DecisionState, EndpointState, IndexState, PickerState
 
-PICKED = DecisionState(
-    at=1_700_000_000.0,
-    path="/v1/chat/completions",
-    endpoint="127.0.0.1:8101",
-    matched_tokens=96,
-    prompt_tokens=120,
-    reasons=("prefix 0.80", "queue-depth 1.00"),
-)
-SHED = DecisionState(at=1_700_000_001.0, path="/v1/completions", status=503, degraded=("prefix-index-timeout",))
-STATE = PickerState(
-    now=1_700_000_002.0,
-    endpoints=(
-        EndpointState(
-            address="127.0.0.1:8101", state="ready", cached_blocks=1234, running=2, waiting=1,
-            kv_usage=0.5, hit_rate=0.75, picks=9, share=0.9,
-        ),
-        EndpointState(address="127.0.0.1:8102", state="unreachable", picks=1, share=0.1),
-    ),
-    index=IndexState(state="ok", sources=2),
-    decisions=(SHED, PICKED),
-)  # fmt: skip
+FIRST = DecisionState(at=1_700_000_000.0, path="/v1/[/x]", endpoint="[fe80::1]:8000")
+SECOND = DecisionState(at=1_700_000_001.0, path="/v1/completions", status=503)
 
 
-def text_of(state: PickerState | str) -> list[str]:
-    console = Console(file=StringIO(), width=160)
-    with console.capture() as capture:
-        console.print(render(state, zone=UTC))
-    return capture.get().splitlines()
+def state(*decisions: DecisionState) -> PickerState:
+    return PickerState(
+        now=1_700_000_002.0,
+        endpoints=(EndpointState(address="[fe80::1]:8000", state="ready"),),
+        index=IndexState(state="ok"),
+        decisions=decisions,
+    )
 
 
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+def terminal() -> Console:
+    return Console(file=StringIO(), width=80, height=24, force_terminal=True, color_system=None)
 
 
-def test_each_pod_is_a_row_with_its_cache_load_and_share() -> None:
-    rows = [cells(line) for line in text_of(STATE) if "127.0.0.1:8102" in line or "1,234" in line]
-
-    assert rows == [
-        ["127.0.0.1:8101", "ready", "1,234", "2", "1", "50%", "75%", "90% (9)"],
-        ["127.0.0.1:8102", "unreachable", "0", "-", "-", "-", "-", "10% (1)"],
-    ]
+def written(console: Console) -> str:
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
 
 
-def test_each_decision_is_a_row_with_its_reasons_and_what_was_missing() -> None:
-    rows = [cells(line) for line in text_of(STATE) if "/v1/" in line]
+def test_a_path_of_brackets_is_drawn_on_a_terminal() -> None:
+    console = terminal()
+    with Live(console=console, auto_refresh=False) as live:
+        draw_pages(live, zone=UTC, above=[Text("kvmesh is up")])(state(FIRST))
 
-    assert rows == [
-        ["22:13:21", "/v1/completions", "503", "0/0", "degraded: prefix-index-timeout"],
-        ["22:13:20", "/v1/chat/completions", "127.0.0.1:8101", "96/120", "prefix 0.80, queue-depth 1.00"],
-    ]
-
-
-def test_a_picker_that_does_not_answer_is_shown_as_such() -> None:
-    assert text_of("GET http://x/state: refused") == ["GET http://x/state: refused"]
+    assert "[fe80::1]:8000  /v1/[/x]" in written(console)
 
 
-def test_a_decision_is_one_plain_line_where_there_is_no_terminal() -> None:
-    assert [decision_line(decision, zone=UTC) for decision in (PICKED, SHED)] == [
-        "22:13:20 /v1/chat/completions -> 127.0.0.1:8101 96/120 prefix 0.80 queue-depth 1.00",
-        "22:13:21 /v1/completions -> 503 0/0 degraded=prefix-index-timeout",
+def test_what_cannot_be_drawn_is_logged_once_and_becomes_a_plain_line_and_the_view_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    drawn: list[str] = []
+
+    def draw(shown: PickerState | str) -> None:
+        if isinstance(shown, PickerState) and shown.decisions == (FIRST,):
+            raise ValueError("no\nway")
+        drawn.append(shown if isinstance(shown, str) else "state")
+
+    view = SafeView(draw)
+    with caplog.at_level(logging.WARNING):
+        for shown in (state(FIRST), state(FIRST), state(SECOND)):
+            view.show(shown)
+
+    problem = "the mesh runs, but its state cannot be shown: ValueError: no way"
+    assert drawn == [problem, problem, "state"]
+    assert [record.getMessage() for record in caplog.records] == ["the live view cannot be drawn"]
+
+
+def test_a_terminal_that_takes_nothing_any_more_does_not_end_the_view() -> None:
+    def draw(_: PickerState | str) -> None:
+        raise OSError("Input/output error")
+
+    view = SafeView(draw)
+
+    view.show(state(FIRST))
+    view.show(state(SECOND))  # not raising is the behaviour
+
+
+def test_without_a_terminal_each_decision_and_each_problem_is_one_line_once() -> None:
+    console = Console(file=StringIO(), width=80)
+    draw = draw_lines(console, zone=UTC)
+    for shown in (state(FIRST), "gone [/x]", "gone [/x]", state(SECOND, FIRST)):
+        draw(shown)
+
+    assert written(console).splitlines() == [
+        "22:13:20 /v1/[/x] -> [fe80::1]:8000 0/0",
+        "gone [/x]",
+        "22:13:21 /v1/completions -> 503 0/0",
     ]
 
 
 def test_only_decisions_that_were_not_printed_yet_are_new_oldest_first() -> None:
-    assert new_decisions((SHED, PICKED), after=0) == [PICKED, SHED]
-    assert new_decisions((SHED, PICKED), after=PICKED.at) == [SHED]
+    assert new_decisions((SECOND, FIRST), after=0) == [FIRST, SECOND]
+    assert new_decisions((SECOND, FIRST), after=FIRST.at) == [SECOND]

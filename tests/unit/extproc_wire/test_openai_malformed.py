@@ -37,7 +37,7 @@ def refusal(path: str, body: bytes) -> tuple[int, str, str]:
         b'{"model": "\xff"}',
         b'\xef\xbb\xbf{"messages": []}',
         b'{"messages": ' + b"[" * 100_000,
-        b'{"unknown": ' + b'{"a":' * 100_000,
+        b'{"unknown": ' + b'{"a":' * 50_000,
         b'{"unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
@@ -114,3 +114,23 @@ def test_any_bytes_give_a_request_or_a_400(path: str, body: bytes) -> None:
         parse_request(path=path, body=body)
     except MalformedRequestError as error:
         assert error.http_status == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "m", "messages": [' + b'{"role":"user"},' * 200_000 + b"{}]}",
+        b'{"model": "m", "prompt": [' + b"[]," * 200_000 + b"[]]}",
+        b'{"model": "m", "prompt": [' + b"1," * 2_000_000 + b"1]}",
+    ],
+    ids=["messages", "lists", "tokens"],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_body_of_too_many_parts_is_not_decoded_at_all(path: str, body: bytes) -> None:
+    request = parse_request(path=path, body=body)
+    assert (request.prompts, request.unsupported_reason) == ((), "the body has too many parts to be read")
+
+
+def test_a_large_text_is_no_body_of_many_parts() -> None:
+    request = parse_request(path=COMPLETIONS, body=b'{"prompt": "' + b"words, words; " * 40_000 + b'"}')
+    assert len(request.prompts) == 1

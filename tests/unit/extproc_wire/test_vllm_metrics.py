@@ -51,9 +51,11 @@ def test_the_kv_use_of_older_vllm_is_found_by_its_older_name() -> None:
         POD.replace(b"num_requests_waiting{", b"num_requests_pending{"),
         POD.replace(b"} 3.0", b"} NaN"),
         POD.replace(b"} 3.0", b"} "),
+        POD.replace(b"} 3.0", b"} -3.0"),
+        POD.replace(b"} 2.0", b"} 1e308") + POD.replace(b"} 2.0", b"} 1e308"),
         POD.replace(b"} 0.25", b"} lots"),
     ],
-    ids=["empty", "html", "missing", "nan", "no-value", "no-number"],
+    ids=["empty", "html", "missing", "nan", "no-value", "negative", "absurd", "no-number"],
 )
 def test_a_page_without_usable_load_says_nothing(text: bytes) -> None:
     assert parse_load(text, reported_at=0.0) is None

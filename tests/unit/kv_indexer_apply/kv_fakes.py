@@ -62,15 +62,19 @@ class CountingTelemetry:
     def __init__(self) -> None:
         self.batches = self.gaps = self.replayed_batches = 0
         self.events: Counter[str] = Counter()
-        self.reasons: Counter[str] = Counter()
+        self.unindexed: Counter[str] = Counter()
+        self.decode_errors: Counter[str] = Counter()
         self.states: list[tuple[SourceState, str]] = []
 
     def applied(self, stream: Stream, *, batches: int, events: Mapping[str, int], last_ts: float) -> None:
         self.batches += batches
         self.events.update(events)
 
-    def skipped(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
-        self.reasons.update(reasons)
+    def undecodable(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
+        self.decode_errors.update(reasons)
+
+    def not_indexed(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
+        self.unindexed.update(reasons)
 
     def gap(self, stream: Stream) -> None:
         self.gaps += 1

@@ -109,7 +109,7 @@ async def test_an_undecodable_batch_uses_its_number_up_and_marks_the_source(benc
     await bench.applier.apply([frame(0, stored(1)), Frame(seq=1, payload=b"garbage"), frame(2, stored(2, parent=1))])
 
     assert await bench.matched(2) == 2
-    assert bench.telemetry.reasons == Counter({"undecodable-batch": 1})
+    assert bench.telemetry.decode_errors == Counter({"undecodable-batch": 1})
     assert [(line.state, line.reason) for line in await bench.index.sources()] == [
         (SourceState.DEGRADED, "undecodable-batch")
     ]
@@ -126,11 +126,17 @@ async def test_a_clear_begins_an_epoch_that_is_exact_again(bench: Bench) -> None
     assert bench.applier.position.degraded == ""
 
 
-async def test_events_that_are_not_indexed_are_counted_by_reason(bench: Bench) -> None:
+async def test_events_of_no_use_here_are_counted_apart_from_those_that_nobody_understands(bench: Bench) -> None:
     window: Mapping[str, Any] = {**stored(1), "kv_cache_spec_kind": "sliding_window"}
-    await bench.applier.apply([frame(0, window, stored(2, parent=77), {"type": "New"})])
+    placeholder = stored(1, token_ids=[], block_size=0)
+    odd = stored(1, extra_keys=[[{"a": 1}]])
+    events = (window, placeholder, stored(2, parent=77), odd, stored(1, extra_keys=[]), {"type": "New"})
+    await bench.applier.apply([frame(0, *events)])
 
-    assert bench.telemetry.reasons == Counter({"not-full-attention": 1, "unknown-parent": 1, "unknown-event-type": 1})
+    assert bench.telemetry.unindexed == Counter({"not-full-attention": 1, "placeholder": 1, "unknown-parent": 1})
+    assert bench.telemetry.decode_errors == Counter(
+        {"unknown-extra-key": 1, "extra-keys-mismatch": 1, "unknown-event-type": 1}
+    )
 
 
 async def test_a_stream_that_the_index_has_lost_is_an_error(bench: Bench) -> None:

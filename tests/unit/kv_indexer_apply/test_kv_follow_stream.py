@@ -152,7 +152,7 @@ async def test_a_truncated_history_is_applied_as_far_as_it_is_sound(bench: Bench
     assert await bench.matched() == 4
     assert pod.requests == [0, 0, 0, 5]
     assert bench.states()[-1] == (DEGRADED, "history-truncated")
-    assert bench.telemetry.reasons == {"unknown-parent": 1}
+    assert bench.telemetry.unindexed == {"unknown-parent": 1}
 
 
 async def test_a_hole_that_is_never_filled_voids_what_came_before(bench: Bench) -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.config import EventAddresses, parse_endpoints, parse_event_sources, reachable
+from kv_indexer.config import parse_endpoints, parse_event_sources
+from kv_indexer.core.source import EventAddresses, reachable
 from kv_indexer.errors import SettingError
 
 
@@ -39,7 +40,11 @@ def test_event_sources_are_json_or_a_mapping_with_one_entry_a_rank() -> None:
         "10.0.0.1:80": (EventAddresses(events="tcp://10.0.0.1:5", replay="tcp://10.0.0.1:6"),),
         "b:1": (EventAddresses(events="tcp://c:5"),),
     }
-    assert parse_event_sources({}) == {}
+
+
+@pytest.mark.parametrize("value", ["", "  ", "{}", "null", {}, None])
+def test_an_empty_value_names_no_event_source(value: Any) -> None:
+    assert parse_event_sources(value) == {}
 
 
 @pytest.mark.parametrize(

@@ -140,12 +140,18 @@ def test_a_missing_kind_without_a_group_is_an_older_vllm_and_is_indexed() -> Non
         ({"medium": "TAPE"}, "unknown-medium"),
         ({"locality": "REMOTE"}, "remote"),
         ({"group_idx": 256}, "group-out-of-range"),
-        ({"extra_keys": (None, None)}, "extra-keys-mismatch"),
-        ({"extra_keys": ((7,),)}, "unknown-extra-key"),
     ],
 )
 def test_what_is_not_indexed_is_counted_by_reason(changes: dict[str, Any], reason: str) -> None:
     assert plan(stored(1, **changes)) == Plan(skipped=Counter({reason: 1}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"extra_keys": (None, None)}, "extra-keys-mismatch"), ({"extra_keys": ((7,),)}, "unknown-extra-key")],
+)
+def test_what_nobody_understands_is_not_indexed_and_counted_apart(changes: dict[str, Any], reason: str) -> None:
+    assert plan(stored(1, **changes)) == Plan(not_understood=Counter({reason: 1}))
 
 
 def test_a_block_size_that_changes_within_an_epoch_is_counted() -> None:

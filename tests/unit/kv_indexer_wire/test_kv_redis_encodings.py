@@ -1,8 +1,15 @@
 """Names and encodings in Redis that reader and writer share."""
 
+from typing import Any
+
 import hiredis
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kv_indexer.core.index_changes import Clear, IndexChange, Remove, Store
+from kv_indexer.core.prefix_match import match_table
 from kv_indexer.core.source import Registry, SlotRecord, SourceState, StreamPosition, StreamRecord
 from kv_indexer.wire.redis_keys import PREFIX, change_arguments, engine_field, pack_mget, parse_position, parse_registry
 
@@ -53,20 +60,124 @@ def test_a_position_survives_its_way_through_redis_exactly() -> None:
     assert parse_position([]) is None
 
 
-def test_slots_that_wait_for_their_sweep_are_not_in_the_registry() -> None:
-    record = b'{"endpoint":"a:1","rank":0,"tier":"GPU","epoch":2,"block_size":16,"state":"%s"}'
-    stream = [b"a:1", b"0", b"2", b"5", b"1.5", b"live", b""]
+POSITION = {"epoch": "4", "last_seq": "9", "last_ts": "1.5", "last_crc": "", "degraded": ""}
 
-    assert parse_registry([b"n", b"7", [b"0", record % b"sweeping", 9, b"1", record % b"live", 4], stream]) == Registry(
-        version=b"n.7",
-        streams=(
-            StreamRecord(
-                endpoint="a:1", dp_rank=0, epoch=2, last_seq=5, last_ts=1.5, state=SourceState.LIVE, reason=""
-            ),
-        ),
-        slots=(SlotRecord(slot=1, endpoint="a:1", dp_rank=0, tier="GPU", epoch=2, block_size=16, blocks=4),),
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"epoch": "new"}, "invalid literal"),
+        ({"last_ts": "nan"}, "a time of nan"),
+        ({"size:GPU": "x"}, "invalid literal"),
+        ({"degraded": None}, "no degraded"),
+        (dict.fromkeys(POSITION, None) | {"foo": "bar"}, "no epoch, last_seq, last_ts, last_crc, degraded"),
+    ],
+)
+def test_a_position_that_someone_else_wrote_is_a_value_error_that_says_why(
+    changes: dict[str, str | None], why: str
+) -> None:
+    fields = {name: value for name, value in {**POSITION, **changes}.items() if value is not None}
+
+    with pytest.raises(ValueError, match=why):
+        parse_position([text.encode() for pair in fields.items() for text in pair])
+
+
+def test_slots_that_wait_for_their_sweep_are_not_in_the_registry() -> None:
+    slots = [b"0", slot_json(state="sweeping"), 9, b"1", slot_json(), 4]
+
+    assert parse_registry([b"n", b"7", 1, slots, STREAM]) == Registry(
+        version=b"n.7", streams=(STREAM_RECORD,), slots=(SLOT_RECORD,), indexer_alive=True
     )
 
 
 def test_an_empty_redis_is_an_empty_registry() -> None:
-    assert parse_registry([None, None, [], []]) == Registry(version=b".0")
+    assert parse_registry([None, None, 0, [], []]) == Registry(version=b".0")
+
+
+def slot_json(**changes: Any) -> bytes:
+    fields = {"endpoint": "a:1", "rank": 0, "tier": "GPU", "epoch": 2, "block_size": 16, "state": "live", **changes}
+    return msgspec.json.encode(fields)
+
+
+STREAM = [b"a:1#0", b"a:1", b"0", b"2", b"5", b"1.5", b"live", b""]
+STREAM_RECORD = StreamRecord(
+    endpoint="a:1", dp_rank=0, epoch=2, last_seq=5, last_ts=1.5, state=SourceState.LIVE, reason=""
+)
+SLOT_RECORD = SlotRecord(slot=1, endpoint="a:1", dp_rank=0, tier="GPU", epoch=2, block_size=16, blocks=4)
+
+
+@pytest.mark.parametrize(
+    ("slot", "why"),
+    [
+        ([b"7", b"garbage", 1], "slot 7: JSON is malformed: invalid character (byte 0)"),
+        ([b"7", b"5", 1], "slot 7: Expected `object`, got `int`"),
+        ([b"7", b"[" * 100_000, 1], "slot 7: "),
+        ([b"7", slot_json(epoch="x"), 1], "slot 7: Expected `int`, got `str` - at `$.epoch`"),
+        ([b"7", slot_json(state="paused"), 1], "slot 7: unknown state 'paused'"),
+        ([b"7", slot_json(block_size=0), 1], "slot 7: a block size of 0"),
+        ([b"7", slot_json(), -1], "slot 7: its blocks are not a hash"),
+        ([b"-1", slot_json(), 1], "slot -1: not a number from 0 to 4095"),
+        ([b"9999999999", slot_json(), 1], "slot 9999999999: not a number from 0 to 4095"),
+        ([b"01", slot_json(), 1], "slot 01: not a number from 0 to 4095"),
+        ([b"\xff", slot_json(), 1], "slot \\xff: "),
+        ([b"7", slot_json(endpoint="b:1"), 1], "slot 7: belongs to no readable stream's epoch"),
+        ([b"7", slot_json(epoch=1), 1], "slot 7: belongs to no readable stream's epoch"),
+    ],
+)
+def test_a_slot_that_someone_else_wrote_is_named_and_the_others_are_believed(slot: list[Any], why: str) -> None:
+    registry = parse_registry([b"n", b"7", 0, [*slot, b"1", slot_json(), 4], STREAM])
+
+    assert (registry.streams, registry.slots, len(registry.unreadable)) == ((STREAM_RECORD,), (SLOT_RECORD,), 1)
+    assert registry.unreadable[0].startswith(why)
+
+
+NAME = b"b:1#0"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "why"),
+    [
+        (NAME, [None] * 7, "stream b:1#0: is missing, no hash, or lacks fields"),
+        (NAME, [b"b:1", b"0", b"2", None, b"1.5", b"live", b""], "stream b:1#0: is missing, no hash, or lacks fields"),
+        (NAME, [b"b:1", b"0", b"x", b"5", b"1.5", b"live", b""], "stream b:1#0: invalid literal"),
+        (NAME, [b"b:1", b"0", b"2", b"5", b"nan", b"live", b""], "stream b:1#0: a time of nan"),
+        (NAME, [b"\xff", b"0", b"2", b"5", b"1.5", b"live", b""], "stream b:1#0: 'utf-8' codec"),
+        (b"other", [b"a:1", b"0", b"2", b"5", b"1.5", b"live", b""], "stream other: describes a:1#0"),
+    ],
+)
+def test_a_stream_that_someone_else_wrote_takes_its_slots_along_and_nothing_else(
+    name: bytes, fields: list[bytes | None], why: str
+) -> None:
+    slots = [b"3", slot_json(endpoint="b:1"), 1, b"1", slot_json(), 4]
+    registry = parse_registry([b"n", b"7", 0, slots, [name, *fields, *STREAM]])
+
+    assert (registry.streams, registry.slots, len(registry.unreadable)) == ((STREAM_RECORD,), (SLOT_RECORD,), 2)
+    assert registry.unreadable[0].startswith(why)
+
+
+@pytest.mark.parametrize("state", [b"paused", b"", b"\xff"])
+def test_an_unknown_state_reads_as_degraded(state: bytes) -> None:
+    registry = parse_registry([b"n", b"7", 0, [b"1", slot_json(), 4], [*STREAM[:6], state, b"for maintenance"]])
+
+    assert [(line.state, line.reason, line.cached_blocks) for line in registry.sources()] == [
+        (SourceState.DEGRADED, "unknown-state", 4)
+    ]
+    assert registry.unreadable == ()
+
+
+ANYTHING = st.one_of(st.binary(max_size=12), st.sampled_from([b"a:1", b"0", b"live", b"1e999", b"{}", slot_json()]))
+
+
+@given(
+    slots=st.lists(st.tuples(ANYTHING, ANYTHING, st.integers(-1, 9)), max_size=4),
+    streams=st.lists(st.tuples(ANYTHING, *[st.none() | ANYTHING] * 7), max_size=4),
+)
+def test_no_content_of_redis_keeps_the_rest_from_being_read(
+    slots: list[tuple[Any, ...]], streams: list[tuple[Any, ...]]
+) -> None:
+    flat_slots = [field for slot in slots for field in slot] + [b"1", slot_json(), 4]
+    registry = parse_registry([b"n", b"7", 0, flat_slots, [field for stream in streams for field in stream] + STREAM])
+
+    assert STREAM_RECORD in registry.streams
+    assert SLOT_RECORD in registry.slots
+    assert match_table(registry).masks

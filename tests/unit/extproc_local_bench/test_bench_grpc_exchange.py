@@ -1,0 +1,40 @@
+"""The scripted exchange of the gRPC comparison, and its table."""
+
+from bench.grpc_exchange import SETUPS, Script, table
+from extproc.commands import LEAN_GRPC
+from extproc.core.exchange import BODY_CHUNK_BYTES, Exchange, Pick
+from extproc.wire import ext_proc
+
+
+def test_the_script_is_what_the_product_answers_with_as_many_messages_as_the_client_waits_for() -> None:
+    for size, answers in ((1, 2), (BODY_CHUNK_BYTES, 2), (BODY_CHUNK_BYTES + 1, 3)):
+        script = Script.for_body(size)
+        headers, body, end = (ext_proc.parse_message(message) for message in script.request)
+        exchange = Exchange(max_body_bytes=1 << 20)
+        exchange.request_headers(
+            ext_proc.request_facts(headers.request_headers),
+            mode=ext_proc.request_body_mode(headers),
+            response_mode=ext_proc.response_body_mode(headers),
+            end_of_stream=False,
+        )
+        assert exchange.request_body(body.request_body.body, end_of_stream=False) == ()
+        (pick,) = exchange.request_body(end.request_body.body, end_of_stream=end.request_body.end_of_stream)
+
+        assert isinstance(pick, Pick)
+        assert (pick.facts.path, pick.body) == ("/v1/chat/completions", b"x" * size)
+        assert (len(exchange.picked(("a:1",))), script.answers) == (answers, answers)
+
+
+def test_the_first_configuration_is_the_product_s_and_the_ratios_are_taken_round_by_round() -> None:
+    costs = {setup.name: [1.5 * (i + 1), 3.0 * (i + 1), 2.0 * (i + 1)] for i, setup in enumerate(SETUPS)}
+
+    lines = table({"cpu_ms_per_exchange": {16: costs}, "loop_ns_per_iteration": [50.0, 120.0, 60.0]}).splitlines()
+
+    assert (SETUPS[0].loop, SETUPS[0].experiments) == ("uvloop", LEAN_GRPC)
+    assert [line.split()[-5:] for line in lines[1:-1]] == [
+        ["16", "2.00", "1.50", "3.00", "1.00"],
+        ["16", "4.00", "3.00", "6.00", "2.00"],
+        ["16", "6.00", "4.50", "9.00", "3.00"],
+        ["16", "8.00", "6.00", "12.00", "4.00"],
+    ]
+    assert lines[-1] == "calibration loop: 60 ns an iteration (50..120)"
