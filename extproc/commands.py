@@ -84,7 +84,9 @@ def run_picker(
     ] = 5,
     otlp_endpoint: Annotated[
         str | None,
-        typer.Option(help="OTLP/HTTP address for traces, like http://127.0.0.1:4318/v1/traces. Default: no traces."),
+        typer.Option(
+            help="OTLP/HTTP address for traces (JSON), like http://127.0.0.1:4318/v1/traces. Default: no traces."
+        ),
     ] = None,
     retry_after_seconds: Annotated[int, typer.Option(min=1, help="Seconds a shed client is told to wait.")] = 2,
 ) -> None:

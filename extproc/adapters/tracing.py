@@ -5,7 +5,7 @@ the background. They carry no part of the prompt.
 """
 
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -20,7 +20,7 @@ SPAN_NAME = "kvmesh.pick"
 
 
 class PickTracing:
-    """Exports spans to one OTLP/HTTP address; a client that has decided not to be sampled is not."""
+    """Exports spans to one OTLP/HTTP address, as JSON; a client that has decided not to be sampled is not."""
 
     def __init__(self, *, otlp_endpoint: str) -> None:
         self._provider = TracerProvider(

@@ -1,10 +1,11 @@
 """Spans arrive at an OTLP collector, as children of the client's trace, for routed and for refused requests."""
 
 import asyncio
+import json
+from typing import Any
 
 import pytest
 from aiohttp import web
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from extproc.adapters.tracing import PickTracing
 from extproc.core.decision import decide
@@ -25,11 +26,11 @@ FACTS = RequestFacts(
 
 
 async def test_a_pick_is_a_child_span_of_the_clients_trace() -> None:
-    received = ExportTraceServiceRequest()
+    received: list[Any] = []
 
     async def collect(request: web.Request) -> web.Response:
-        received.MergeFromString(await request.read())
-        return web.Response()
+        received.append(await request.json())
+        return web.json_response({})
 
     app = web.Application()
     app.router.add_post("/v1/traces", collect)
@@ -51,17 +52,16 @@ async def test_a_pick_is_a_child_span_of_the_clients_trace() -> None:
     await asyncio.to_thread(tracing.close)
     await runner.cleanup()
 
-    (scope,) = received.resource_spans[0].scope_spans
-    routed, refused = scope.spans
-    assert {(span.trace_id.hex(), span.parent_span_id.hex(), span.name) for span in scope.spans} == {
-        (TRACE_ID, PARENT_ID, "kvmesh.pick")
-    }
-    assert (routed.start_time_unix_nano, routed.end_time_unix_nano) == (1_000, 3_000)
-    values = {attribute.key: attribute.value for attribute in routed.attributes}
-    assert values["kvmesh.endpoint"].string_value == "10.0.0.1:8000"
-    assert values["kvmesh.matched_tokens"].int_value == 32
-    assert (refused.status.code, refused.status.message) == (2, "shed")
-    assert b"secret" not in received.SerializeToString()
+    (export,) = received
+    routed, refused = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    for span in (routed, refused):
+        assert (span["traceId"], span["parentSpanId"], span["name"]) == (TRACE_ID, PARENT_ID, "kvmesh.pick")
+    assert (routed["startTimeUnixNano"], routed["endTimeUnixNano"]) == ("1000", "3000")
+    values = {attribute["key"]: attribute["value"] for attribute in routed["attributes"]}
+    assert values["kvmesh.endpoint"] == {"stringValue": "10.0.0.1:8000"}
+    assert values["kvmesh.matched_tokens"] == {"intValue": "32"}
+    assert refused["status"] == {"code": 2, "message": "shed"}
+    assert "secret" not in json.dumps(export)
 
 
 def test_without_the_extra_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
