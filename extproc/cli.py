@@ -18,15 +18,13 @@ import typer
 import yaml
 
 from extproc.errors import ConfigError, KvmeshError
-from extproc.logs import LogFormat, LogLevel, configure_logging
+from extproc.logs import LOG_FORMAT, LOG_LEVEL, LogFormat, LogLevel, configure_logging
 
 HELP = """Send LLM requests to the vLLM pod that already holds their prefix.
 
 A setting comes from its flag, else from the environment (KVMESH_<FLAG>), else from the YAML file of --config, whose
 keys are the flags' names in one flat namespace shared by all commands."""
 
-# where commands that start others find what was chosen
-LOG_FORMAT, LOG_LEVEL = "kvmesh.log_format", "kvmesh.log_level"
 ENVIRONMENT_PREFIX = "KVMESH_"
 # set by test runners and caches, not by flags
 OTHER_VARIABLES = frozenset({"KVMESH_CACHE"})

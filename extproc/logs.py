@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 
+# where commands that start others find what was chosen: keys of the command line's context
+LOG_FORMAT, LOG_LEVEL = "kvmesh.log_format", "kvmesh.log_level"
+
 
 class LogFormat(enum.StrEnum):
     """How a log line is written."""

@@ -13,7 +13,7 @@ from extproc.adapters.admin_http import AdminServer
 from extproc.adapters.degradation_log import DegradationLog
 from extproc.adapters.grpc_server import ExtProcServer
 from extproc.adapters.metrics_scraper import MetricsScraper
-from extproc.adapters.prefix_index import RedisPrefixIndex
+from extproc.adapters.prefix_index import NO_INDEXER, RedisPrefixIndex
 from extproc.adapters.prompt_tokens import PromptTokens
 from extproc.adapters.telemetry import NoTelemetry, PickerTelemetry
 from extproc.adapters.tokenizer import ModelTokenizer
@@ -174,7 +174,7 @@ class PickerService:
 
     async def state(self) -> dict[str, Any]:
         """Return endpoints, index and recent decisions."""
-        sources, problem = await self._sources()
+        sources, index = await self._index()
         blocks: dict[str, int] = {}
         for source in sources:
             blocks[source.endpoint] = blocks.get(source.endpoint, 0) + source.cached_blocks
@@ -191,13 +191,13 @@ class PickerService:
                 )
                 for status in self.endpoints.snapshot(now=time.monotonic())
             ],
-            index={"state": "unavailable" if problem else "ok", "problem": problem, "sources": len(sources)},
+            index=index,
             decisions=[decision_json(record) for record in self.recent],
         )
 
     async def explain(self, facts: RequestFacts, body: bytes) -> dict[str, Any]:
         """Decide without booking, and return what the decision rests on."""
-        sources, _ = await self._sources()
+        sources, _ = await self._index()
         # what nobody sent must not be in the metrics
         picker = replace(self.picker, telemetry=NoTelemetry())
         try:
@@ -212,13 +212,16 @@ class PickerService:
             blocks={source.endpoint: source.block_size for source in sources if source.block_size},
         )
 
-    async def _sources(self) -> tuple[Sequence[SourceStatus], str | None]:
-        """Return the index's sources, or none and why."""
+    async def _index(self) -> tuple[Sequence[SourceStatus], dict[str, Any]]:
+        """Return the index's sources, none where it cannot be read, and its state for the page."""
         try:
             async with asyncio.timeout(ADMIN_INDEX_TIMEOUT_SECONDS):
-                return await self.index.sources(), None
+                status = await self.index.status()
         except (PrefixIndexUnavailableError, TimeoutError) as error:
-            return (), str(error) or "no answer in time"
+            return (), {"state": "unavailable", "problem": str(error) or "no answer in time", "sources": 0}
+        problem = None if status.indexer_alive else NO_INDEXER
+        state = {"state": "stale" if problem else "ok", "problem": problem, "sources": len(status.sources)}
+        return status.sources, state
 
 
 def _tracing(otlp_endpoint: str | None) -> "PickTracing | None":

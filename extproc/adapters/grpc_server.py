@@ -108,7 +108,7 @@ class ExtProcServer:
             _set(ended)
 
     async def _end_of_exchange(self, context: Any) -> Any:
-        """Return the message after the response headers, or EOF when the exchange or the server ends."""
+        """Return the next message after the response headers, or EOF when the exchange or the server ends."""
         if self._draining:
             return grpc.aio.EOF
         reading = asyncio.ensure_future(context.read())
@@ -128,14 +128,16 @@ class ExtProcServer:
         picked: OpenExchange | None = None
         self.open_streams += 1
         try:
+            answered = False
             message = await context.read()
             while message is not grpc.aio.EOF:
                 steps = _steps(exchange, message)
-                answered = message.HasField("response_headers")
+                is_answer = message.HasField("response_headers")
+                answered = answered or is_answer
                 if len(steps) == 1 and isinstance(pick := steps[0], Pick):
                     picked = await self._picks.pick(pick.facts, pick.body)
                     steps = exchange.picked(picked.endpoints)
-                elif picked is not None and answered:
+                elif picked is not None and is_answer:
                     picked.responded(
                         status=ext_proc.response_status(message.response_headers), served_by=ext_proc.served_by(message)
                     )

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from extproc.core.prompt_match import IndexHits
 from extproc.errors import ConfigError, PrefixIndexError, PrefixIndexTimeoutError, PrefixIndexUnavailableError
-from kv_indexer.api import IndexUnavailableError, PrefixIndexReader, RedisUrlError, SourceStatus, root_key
+from kv_indexer.api import IndexStatus, IndexUnavailableError, PrefixIndexReader, RedisUrlError, root_key
 
 log = logging.getLogger(__name__)
+
+NO_INDEXER = "no indexer is alive: the index stands still"
 
 
 class RedisPrefixIndex:
@@ -38,14 +40,14 @@ class RedisPrefixIndex:
         except TimeoutError:
             milliseconds = self._timeout_seconds * 1000
             raise self._noted(PrefixIndexTimeoutError(f"no answer within {milliseconds:g} ms")) from None
-        stale = None if found[0].indexer_alive else "no indexer is alive: the index stands still"
+        stale = None if found[0].indexer_alive else NO_INDEXER
         self._note(stale)
         return IndexHits(prompts=found, stale_reason=stale)
 
-    async def sources(self) -> Sequence[SourceStatus]:
-        """Return what the index knows of each source. Raise PrefixIndexUnavailableError."""
+    async def status(self) -> IndexStatus:
+        """Return how the index stands, source by source. Raise PrefixIndexUnavailableError."""
         try:
-            return await self._reader.sources()
+            return await self._reader.status()
         except IndexUnavailableError as error:
             raise PrefixIndexUnavailableError(str(error)) from error
 

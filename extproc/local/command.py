@@ -11,10 +11,7 @@ from typing import Annotated
 import typer
 
 from extproc.local.body_delivery import BodyDelivery
-
-# where the root command keeps the final values of --log-format and --log-level
-LOG_FORMAT_KEY = "kvmesh.log_format"
-LOG_LEVEL_KEY = "kvmesh.log_level"
+from extproc.logs import LOG_FORMAT, LOG_LEVEL
 
 
 def up(
@@ -100,5 +97,5 @@ def up(
 
 def _log_flags(context: typer.Context) -> tuple[str, ...]:
     """The children log as this process was told to."""
-    flags = {"--log-level": context.meta.get(LOG_LEVEL_KEY), "--log-format": context.meta.get(LOG_FORMAT_KEY)}
+    flags = {"--log-level": context.meta.get(LOG_LEVEL), "--log-format": context.meta.get(LOG_FORMAT)}
     return tuple(word for flag, value in flags.items() if value is not None for word in (flag, str(value)))

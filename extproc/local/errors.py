@@ -43,7 +43,7 @@ class NotReadyError(UpError):
     """Something did not become ready before its deadline."""
 
 
-class UnknownModelError(UpError):
+class UnnamedModelError(UpError):
     """No pod says which model it serves, and no flag does."""
 
 

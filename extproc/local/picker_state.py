@@ -27,7 +27,7 @@ class EndpointState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexState(msgspec.Struct, frozen=True, kw_only=True):
-    """The prefix index as the picker sees it: ok, unavailable or disabled."""
+    """The prefix index as the picker sees it: ok, stale or unavailable."""
 
     state: str
     sources: int = 0

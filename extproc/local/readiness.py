@@ -49,13 +49,17 @@ Condition = HttpReady | RedisReady | GrpcReady
 
 
 def require_redis_url(url: str, *, flag: str) -> None:
-    """Raise BadSettingError for what no Redis client could use; nothing is connected."""
+    """Raise BadSettingError for what no Redis client could use; nothing is connected, no password is shown."""
     from redis.asyncio import ConnectionPool  # noqa: PLC0415
 
+    from kv_indexer.api import redis_target  # noqa: PLC0415
+
     try:
+        redis_target(url)
+        # only a connection finds an unknown setting behind `?`
         ConnectionPool.from_url(url).make_connection()  # type: ignore[no-untyped-call]
-    except (ValueError, TypeError) as error:  # a bad address, an unknown setting behind `?`
-        raise BadSettingError(f"{flag} {printable(url)} cannot be used: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise BadSettingError(f"{flag} URL cannot be used: {printable(str(error))}") from None
 
 
 async def wait_until_ready(condition: Condition, *, name: str, within_seconds: float) -> None:

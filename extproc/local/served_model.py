@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from extproc.local.envoy_config import SocketAddress
-from extproc.local.errors import UnknownModelError
+from extproc.local.errors import UnnamedModelError
 from extproc.local.stack import StackSettings
 
 ASK_SECONDS = 2.0
@@ -50,11 +50,11 @@ async def first_served_models(pods: Sequence[SocketAddress]) -> ServedModels | N
 def fill_in_model(settings: StackSettings, served: ServedModels | None) -> tuple[StackSettings, tuple[str, ...]]:
     """Settings with a model, and with a tokenizer where the pod's model lies on this machine; and lines for the user.
 
-    Raise UnknownModelError if neither a flag nor a pod names the model.
+    Raise UnnamedModelError if neither a flag nor a pod names the model.
     """
     if settings.model is None and served is None:
         pods = ", ".join(map(str, settings.pods))
-        raise UnknownModelError(
+        raise UnnamedModelError(
             f"no pod of --endpoints says which model it serves (GET /v1/models of {pods}); start one, or give --model"
         )
     model = settings.model or (served.cards[0].id if served else "")

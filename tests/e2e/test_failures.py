@@ -93,6 +93,7 @@ async def test_a_frozen_indexer_is_said_by_the_decision(tmp_path: Path) -> None:
         stale = await eventually(lambda: stack.explain(body), lambda answer: answer["degraded"] != [])
         assert stale["degraded"] == ["prefix-index-stale"]
         assert stale["matched_tokens"] > 0  # what it knew is still used
+        assert (await stack.state())["index"]["state"] == "stale"
         assert (await stack.complete(PROMPT)).status == 200
         os.kill(indexer, signal.SIGCONT)
         await eventually(lambda: stack.explain(body), lambda answer: answer["degraded"] == [])

@@ -139,6 +139,10 @@ async def test_a_stopping_server_lets_go_of_answered_exchanges_and_waits_for_the
             await read(call)
         await answered.write(response_headers(b"200"))
         await read(answered)
+        streamed = ProcessingRequest()
+        streamed.response_body.body = b"data: 1"
+        await answered.write(streamed)
+        assert (await read(answered)).WhichOneof("response") == "response_body"
         server.release_answered()
         assert await read(answered) is grpc.aio.EOF
         assert await answered.code() is grpc.StatusCode.OK

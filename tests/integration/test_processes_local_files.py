@@ -157,6 +157,12 @@ def test_what_is_no_redis_url_is_refused_before_anything_is_asked(url: str) -> N
         require_redis_url(url, flag="--redis")
 
 
+def test_a_refused_redis_url_keeps_its_password() -> None:
+    with pytest.raises(BadSettingError) as refused:
+        require_redis_url("redis://:hunter2@127.0.0.1:99999", flag="--redis")
+    assert "hunter2" not in str(refused.value)
+
+
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:6379/0", "rediss://:secret@redis", "unix:///tmp/redis.sock"])
 def test_every_kind_of_redis_url_is_taken(url: str) -> None:
     require_redis_url(url, flag="--redis")  # not raising is the behaviour

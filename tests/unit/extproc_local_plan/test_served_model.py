@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from extproc.local.envoy_config import SocketAddress
-from extproc.local.errors import UnknownModelError
+from extproc.local.errors import UnnamedModelError
 from extproc.local.served_model import NO_PREFIX_ROUTING, ModelCard, ServedModels, fill_in_model
 from tests.unit.extproc_local_plan.local_settings import settings
 
@@ -62,7 +62,7 @@ def test_what_is_given_is_not_changed_and_needs_no_pod() -> None:
 
 
 def test_a_model_that_nobody_names_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(UnknownModelError) as raised:
+    with pytest.raises(UnnamedModelError) as raised:
         fill_in_model(OPEN, None)
 
     assert raised.value.message == (
