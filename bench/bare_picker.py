@@ -2,20 +2,24 @@
 
 The product's gRPC server, started as `kvmesh extproc` starts it, with a pick that is known beforehand: no body parsed,
 no token, no index, no scrape, no booking. What it costs is the ext_proc exchange alone; the rest is the picking.
+`--server grpc-aio` serves with what it replaced.
 """
 
 import argparse
 import asyncio
-import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from typing import TYPE_CHECKING
 
 import uvloop
 
-from extproc.commands import LEAN_GRPC
+from extproc.adapters.grpc_server import ExtProcServer
 from extproc.core.exchange import RequestFacts
+
+if TYPE_CHECKING:
+    from bench.grpc_aio_server import GrpcAioServer
 
 MAX_BODY_BYTES = 16 << 20
 
@@ -45,31 +49,36 @@ class PicksInTurn:
         return next(self._next)
 
 
-async def serve(*, host: str, port: int, pods: Sequence[str]) -> None:
+async def serve(*, host: str, port: int, pods: Sequence[str], server_name: str) -> None:
     """Serve until SIGINT or SIGTERM."""
-    # not above: grpc reads its experiments when it is imported
-    from extproc.adapters.grpc_server import ExtProcServer  # noqa: PLC0415
-
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = ExtProcServer(picks=PicksInTurn(pods), max_body_bytes=MAX_BODY_BYTES)
+    server = _server(server_name, PicksInTurn(pods))
     await server.start(host=host, port=port)
     await server.set_serving(True)
     await stop.wait()
     await server.stop(grace_seconds=0)
 
 
+def _server(name: str, picks: PicksInTurn) -> "ExtProcServer | GrpcAioServer":
+    if name == "http2":
+        return ExtProcServer(picks=picks, max_body_bytes=MAX_BODY_BYTES)
+    from bench.grpc_aio_server import GrpcAioServer  # noqa: PLC0415  (grpc stays out of the product's process)
+
+    return GrpcAioServer(picks=picks, max_body_bytes=MAX_BODY_BYTES)
+
+
 def main() -> None:
-    """Parse the flags, settle grpc's experiments, serve."""
+    """Parse the flags and serve."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--pods", required=True, help="comma-separated HOST:PORT, as the picker would name them")
     parser.add_argument("--loop", choices=("uvloop", "asyncio"), default="uvloop")
+    parser.add_argument("--server", choices=("http2", "grpc-aio"), default="http2")
     options = parser.parse_args()
-    os.environ.setdefault("GRPC_EXPERIMENTS", LEAN_GRPC)  # as `kvmesh extproc` does; an empty value is grpc's default
-    serving = serve(host=options.host, port=options.port, pods=options.pods.split(","))
+    serving = serve(host=options.host, port=options.port, pods=options.pods.split(","), server_name=options.server)
     (asyncio.run if options.loop == "asyncio" else uvloop.run)(serving)
 
 

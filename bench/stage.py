@@ -100,7 +100,6 @@ async def _beside(facts: dict[str, Any], plan: Plan, *, directory: Path, say: Sa
         await _with_load_process(with_load)
 
     children = [[_bare_process(bare_picker, facts["endpoints"])], [envoy]]
-    # the stack's picker has this environment too: an operator's GRPC_EXPERIMENTS holds for both
     await supervisor.run(children, environment=os.environ, when_ready=when_ready)
     return done[0]
 

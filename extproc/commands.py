@@ -1,7 +1,6 @@
 """The picker's subcommands: `extproc` (the role), `up` (the whole mesh on one machine), `explain`."""
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -14,18 +13,6 @@ import typer
 from extproc.core.policy import Steering
 from extproc.errors import ConfigError
 from extproc.local.command import up
-
-# One thread polls instead of a pool that hands every event on: a quarter of the futex calls or fewer, and a tenth to a
-# fifth less CPU an exchange (docs/decisions/0002-grpc-transport.md).
-LEAN_GRPC = ",".join(
-    f"-{experiment}"
-    for experiment in (
-        "event_engine_listener",
-        "event_engine_client",
-        "event_engine_for_all_other_endpoints",
-        "event_engine_callback_cq",
-    )
-)
 
 app = typer.Typer(add_completion=False)
 app.command("up")(up)
@@ -91,9 +78,6 @@ def run_picker(
     retry_after_seconds: Annotated[int, typer.Option(min=1, help="Seconds a shed client is told to wait.")] = 2,
 ) -> None:
     """Run the endpoint picker: Envoy's ext_proc service."""
-    # read when grpc is imported; an operator's own setting stands
-    os.environ.setdefault("GRPC_EXPERIMENTS", LEAN_GRPC)
-
     from extproc.config import PickerSettings, parse_endpoints, parse_names, parse_weights
     from extproc.core.policy import PickPolicy
     from extproc.service import serve

@@ -7,6 +7,8 @@ but the endpoints may be missing: the pick is then made on the rest, and `Decisi
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from extproc.core.admission import admit
 from extproc.core.decision import Decision, decide
 from extproc.core.endpoint import Candidate
@@ -23,8 +25,7 @@ from extproc.wire.openai import parse_request
 MAX_PROMPTS_LOOKED_UP = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picked:
+class Picked(msgspec.Struct, frozen=True, kw_only=True):
     """A decision and the request it was made for."""
 
     request: InferenceRequest

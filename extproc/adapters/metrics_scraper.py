@@ -5,27 +5,29 @@ that is slow or answers nonsense keeps its last report until that is stale, and 
 """
 
 import asyncio
-import errno
 import logging
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import aiohttp
-
+from extproc.adapters.metrics_page import MetricsPage
 from extproc.core.endpoint import EndpointLoad, EndpointStatus, Reachability
 from extproc.wire.vllm_metrics import parse_load
 
 log = logging.getLogger(__name__)
 
-MAX_PAGE_BYTES = 4 << 20
 
-
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Target:
     address: str
-    load: EndpointLoad | None = None
+    page: MetricsPage
+    # what a pick may be told, made once a scrape and not once a pick
+    unknown: EndpointStatus
+    unreachable: EndpointStatus
+    ready: EndpointStatus | None = None
+    load: EndpointLoad | None = None  # that `ready` has
+    text: bytes = b""  # that `load` was read from
     refused: bool = False  # by the last scrape
     last_problem: str | None = None
     scraped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,7 +44,7 @@ class MetricsScraper:
         timeout_seconds: float,
         stale_after_seconds: float,
     ) -> None:
-        self._targets = {address: _Target(address) for address in addresses}
+        self._targets = {address: _target(address, timeout_seconds=timeout_seconds) for address in addresses}
         self._interval_seconds = interval_seconds
         self._timeout_seconds = timeout_seconds
         self._stale_after_seconds = stale_after_seconds
@@ -62,44 +64,45 @@ class MetricsScraper:
 
     async def run(self) -> None:
         """Scrape until cancelled."""
-        timeout = aiohttp.ClientTimeout(total=self._timeout_seconds)
-        connector = aiohttp.TCPConnector(limit=0, force_close=False)
-        async with (
-            aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
-            asyncio.TaskGroup() as tasks,
-        ):
+        async with asyncio.TaskGroup() as tasks:
             for target in self._targets.values():
-                tasks.create_task(self._keep_fresh(session, target), name=f"scrape {target.address}")
+                tasks.create_task(self._keep_fresh(target), name=f"scrape {target.address}")
 
-    async def _keep_fresh(self, session: aiohttp.ClientSession, target: _Target) -> None:
-        while True:
-            await self._scrape(session, target)
-            # jitter keeps replicas and endpoints from falling into step
-            await asyncio.sleep(self._interval_seconds * random.uniform(0.8, 1.2))  # noqa: S311
+    async def _keep_fresh(self, target: _Target) -> None:
+        try:
+            while True:
+                await self._scrape(target)
+                # jitter keeps replicas and endpoints from falling into step
+                await asyncio.sleep(self._interval_seconds * random.uniform(0.8, 1.2))  # noqa: S311
+        finally:
+            target.page.close()
 
-    async def _scrape(self, session: aiohttp.ClientSession, target: _Target) -> None:
+    async def _scrape(self, target: _Target) -> None:
         asked_at = time.monotonic()
         try:
-            async with session.get(f"http://{target.address}/metrics", allow_redirects=False) as response:
-                load = parse_load(await _page(response), reported_at=asked_at) if response.status == 200 else None
+            async with asyncio.timeout(self._timeout_seconds):
+                response = await target.page.fetch()
+            load = _load(target, response.body, asked_at) if response.status == 200 else None
             target.refused = False
             if load is None:
                 self._problem(target, f"/metrics answered {response.status} without vLLM's load metrics")
             else:
-                target.load = load
+                target.load, target.text = load, response.body
+                target.ready = EndpointStatus(address=target.address, reachability=Reachability.READY, load=load)
                 self._problem(target, None)
         except Exception as error:  # whatever one pod answers must not end the scraping of all
-            target.refused = _is_refusal(error)
-            self._problem(target, f"no load from /metrics: {error or type(error).__name__}")
+            # nobody listens there; names that do not resolve or routes that fail say nothing of the pod
+            target.refused = isinstance(error, ConnectionRefusedError)
+            self._problem(target, f"no load from /metrics: {str(error) or type(error).__name__}")
         target.scraped.set()
 
     def _status(self, target: _Target, now: float) -> EndpointStatus:
         if target.refused:
-            return EndpointStatus(address=target.address, reachability=Reachability.UNREACHABLE, load=None)
-        load = target.load
-        if load is None or load.is_stale(now=now, limit_seconds=self._stale_after_seconds):
-            return EndpointStatus(address=target.address, reachability=Reachability.UNKNOWN, load=None)
-        return EndpointStatus(address=target.address, reachability=Reachability.READY, load=load)
+            return target.unreachable
+        load, ready = target.load, target.ready
+        if load is None or ready is None or load.is_stale(now=now, limit_seconds=self._stale_after_seconds):
+            return target.unknown
+        return ready
 
     def _problem(self, target: _Target, problem: str | None) -> None:
         if problem == target.last_problem:
@@ -111,16 +114,17 @@ class MetricsScraper:
             log.warning("endpoint: %s", problem, extra={"endpoint": target.address})
 
 
-async def _page(response: aiohttp.ClientResponse) -> bytes:
-    """Return the whole page; raise ValueError when it is larger than any vLLM's."""
-    page = bytearray()
-    async for part in response.content.iter_chunked(1 << 16):
-        page += part
-        if len(page) > MAX_PAGE_BYTES:
-            raise ValueError(f"/metrics is larger than {MAX_PAGE_BYTES} bytes")
-    return bytes(page)
+def _target(address: str, *, timeout_seconds: float) -> _Target:
+    return _Target(
+        address=address,
+        page=MetricsPage(address, timeout_seconds=timeout_seconds),
+        unknown=EndpointStatus(address=address, reachability=Reachability.UNKNOWN, load=None),
+        unreachable=EndpointStatus(address=address, reachability=Reachability.UNREACHABLE, load=None),
+    )
 
 
-def _is_refusal(error: Exception) -> bool:
-    """Tell whether nobody listens there; names that do not resolve or routes that fail say nothing of the pod."""
-    return isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno == errno.ECONNREFUSED
+def _load(target: _Target, text: bytes, asked_at: float) -> EndpointLoad | None:
+    """Read the load; a page that says what the last report said is not read again."""
+    if target.load is not None and text == target.text:
+        return replace(target.load, reported_at=asked_at)
+    return parse_load(text, reported_at=asked_at)

@@ -1,11 +1,18 @@
 """The picker's Prometheus metrics; label values are a closed set of our own words or configured endpoints."""
 
-from collections.abc import Iterable
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_BOUNDS = (*map(str, _SECONDS), "+Inf")  # as the exposition format writes them
+_PHASES = ("parse", "tokenize", "lookup", "decide")
 
 
 class NoTelemetry:
@@ -13,6 +20,43 @@ class NoTelemetry:
 
     def phase(self, name: str, seconds: float) -> None:
         """Forget it."""
+
+
+class _PhaseTimes:
+    """How long one phase took: counted four times a pick, hence without the library's locks and checks.
+
+    Only the event loop's thread may touch it.
+    """
+
+    def __init__(self, phase: str) -> None:
+        self.phase = phase
+        self.seconds = 0.0
+        self.counts = [0] * (len(_SECONDS) + 1)  # by bucket, not cumulative; the last one has no bound
+        self.created_at = time.time()
+
+    def observe(self, seconds: float) -> None:
+        """Count one pick; a bucket's bound belongs to it."""
+        self.counts[bisect_left(_SECONDS, seconds)] += 1
+        self.seconds += seconds
+
+
+class _PhaseHistogram(Collector):
+    """The phases in the shape that prometheus_client's own Histogram has."""
+
+    def __init__(self, phases: Iterable[_PhaseTimes]) -> None:
+        self._phases = tuple(phases)
+
+    def collect(self) -> Iterator[Metric]:
+        metric = Metric("kvmesh_pick_phase_seconds", "Time a pick spent in each phase.", "histogram")
+        for times in self._phases:
+            labels = {"phase": times.phase}
+            counts = tuple(accumulate(times.counts))
+            for le, count in zip(_BOUNDS, counts, strict=True):
+                metric.add_sample(f"{metric.name}_bucket", {**labels, "le": le}, float(count))
+            metric.add_sample(f"{metric.name}_count", labels, float(counts[-1]))
+            metric.add_sample(f"{metric.name}_sum", labels, times.seconds)
+            metric.add_sample(f"{metric.name}_created", labels, times.created_at)
+        yield metric
 
 
 class PickerTelemetry:
@@ -30,13 +74,8 @@ class PickerTelemetry:
             ["missing"],
             registry=self.registry,
         )
-        self._phases = Histogram(
-            "kvmesh_pick_phase_seconds",
-            "Time a pick spent in each phase.",
-            ["phase"],
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
+        self._phases = {name: _PhaseTimes(name) for name in _PHASES}
+        self.registry.register(_PhaseHistogram(self._phases.values()))
         self._prompt_tokens = Counter("kvmesh_prompt_tokens", "Tokens of routed prompts.", registry=self.registry)
         self._predicted = Counter(
             "kvmesh_predicted_cached_tokens",
@@ -65,11 +104,10 @@ class PickerTelemetry:
         self._bookings_of = cache(self._bookings.labels)
         self._rerouted_of = cache(self._rerouted.labels)
         self._responses_of = cache(self._responses.labels)
-        self._phase_children = {name: self._phases.labels(name) for name in ("parse", "tokenize", "lookup", "decide")}
 
     def phase(self, name: str, seconds: float) -> None:
         """Record how long one phase of a pick took."""
-        self._phase_children[name].observe(seconds)
+        self._phases[name].observe(seconds)
 
     def routed(self, *, endpoint: str, prompt_tokens: int, matched_tokens: int, degraded: Iterable[str]) -> None:
         """Count one routed request."""

@@ -1,7 +1,8 @@
 """From candidates to a decision: filter, score, order. A pure function, called by `pick_endpoint` once a request."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from extproc.core.endpoint import Candidate
 from extproc.core.filters import FILTERS
@@ -10,8 +11,7 @@ from extproc.core.scorers import SCORERS
 from extproc.errors import NoReadyEndpointError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request goes and everything that led there."""
 
     endpoints: tuple[str, ...]  # the winner, then the fallbacks in order

@@ -1,6 +1,7 @@
 """One HTTP exchange as Envoy's ext_proc tells it: a state machine without I/O, fed with events, answering with steps.
 
-`adapters.grpc_server` feeds it and carries out its steps; `wire.ext_proc` translates both. The protocol, mode by mode:
+`adapters.ext_proc_call` feeds it and carries out its steps; `wire.ext_proc` translates both. The protocol, mode by
+mode:
 
 * FULL_DUPLEX_STREAMED: nothing is answered until the body has ended; then headers (with the pick), the same body in
   chunks, and the trailers if there were any.

@@ -2,11 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Booking:
+class Booking(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One request on one endpoint, from the pick until its exchange ends. Compared by identity."""
 
     endpoint: str
@@ -34,8 +34,11 @@ class Bookings:
 
     def booked_since(self, endpoint: str, *, since: float) -> int:
         """Count the open bookings made after `since`: what the pod's last report cannot show yet."""
+        held = self._open.get(endpoint)
+        if held is None:
+            return 0
         count = 0
-        for booking in reversed(self._open.get(endpoint, {})):  # newest first: only those few are looked at
+        for booking in reversed(held):  # newest first: only those few are looked at
             if booking.booked_at <= since:
                 break
             count += 1

@@ -1,8 +1,9 @@
 """How many of a request's prompt tokens each endpoint is expected to find in its cache."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 
 class BlockHits(Protocol):
@@ -17,8 +18,7 @@ class BlockHits(Protocol):
         """Tokens a block, by endpoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexHits:
+class IndexHits(msgspec.Struct, frozen=True, kw_only=True):
     """What the index knows of a request's prompts, in order; hits of the last ones may be missing."""
 
     prompts: Sequence[BlockHits]
@@ -28,8 +28,7 @@ class IndexHits:
 NO_HITS = IndexHits(prompts=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptMatch:
+class PromptMatch(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over all prompts of one request."""
 
     prompt_tokens: int

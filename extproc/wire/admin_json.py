@@ -1,8 +1,9 @@
 """The JSON of the admin pages: decisions, explanations, the state of the endpoints. Shapes only, no I/O."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from extproc.core.admission import is_saturated
 from extproc.core.decision import Decision, apply_filters
@@ -13,8 +14,7 @@ from extproc.core.request import InferenceRequest
 from extproc.errors import PickError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionRecord:
+class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of one request; no part of its prompt."""
 
     at: float  # unix seconds

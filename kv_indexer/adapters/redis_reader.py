@@ -10,7 +10,8 @@ from typing import Any
 
 from kv_indexer.adapters.redis_link import RedisLink, checked, pack
 from kv_indexer.adapters.redis_scripts import SNAPSHOT
-from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES, block_keys
+from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES
+from kv_indexer.core.known_keys import KnownBlockKeys
 from kv_indexer.core.prefix_match import (
     MatchTable,
     PrefixLookup,
@@ -39,6 +40,7 @@ class PrefixIndexReader:
     def __init__(self, *, url: str, hash_seed: str) -> None:
         self.hash_seed = hash_seed
         self._link = RedisLink(url)
+        self._known = KnownBlockKeys()
         self._table: MatchTable | None = None
         self._read_at = 0.0  # loop time
 
@@ -49,10 +51,10 @@ class PrefixIndexReader:
         vLLM computes at least that one anew. One round trip for up to 512 blocks, unless the sources have just
         changed. Set a deadline: cancelling leaves the reader usable. Raise IndexUnavailableError.
         """
-        usable = memoryview(tokens)[: usable_tokens(tokens) * TOKEN_BYTES]
+        usable = tokens[: usable_tokens(tokens) * TOKEN_BYTES]
         for _ in range(CONFLICT_LIMIT):
             table = await self._current_table()
-            keys = {size: block_keys(usable, block_size=size, parent=root) for size in table.masks}
+            keys = {size: self._known.keys(usable, block_size=size, parent=root) for size in table.masks}
             runs = await self._walk(keys, table)
             if runs is not None:
                 return prefix_lookup(table, runs)

@@ -4,7 +4,6 @@ One versioned prefix with one hash tag: all keys live in one Redis Cluster slot,
 them together. A change of any encoding, block keys included, is a new prefix.
 """
 
-import struct
 from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ SLOT_FIELDS, STREAM_FIELDS = 3, 8  # values a record in the answer of snapshot.l
 UNKNOWN_STATE = "unknown-state"  # the reason of a stream whose state a newer version wrote
 SHOWN_LIMIT = 120  # characters of foreign text in our messages
 _BLOCK_NAME = b"$%d\r\n%sb:" % (len(PREFIX) + 2 + KEY_BYTES, PREFIX)
+_BLOCK_ARGUMENT = _BLOCK_NAME + bytes(KEY_BYTES) + b"\r\n"
 
 Record = TypeVar("Record")
 
@@ -42,12 +42,14 @@ _slot_json = msgspec.json.Decoder(_SlotJson)
 def pack_mget(keys: bytes) -> bytes:
     """Return the MGET command for packed 8-byte block keys, in the Redis protocol.
 
-    Written by hand: all names have one length, so one join does what a client library does argument by argument
-    (0.03 ms against 0.5 ms for 512 keys).
+    Written by hand: all names have one length, so eight strided copies (every key's first byte, second byte, …) do
+    what a client library does argument by argument (0.01 ms against 0.5 ms for 512 keys).
     """
     count = len(keys) // KEY_BYTES
-    names = (b"\r\n" + _BLOCK_NAME).join(struct.unpack(f"{KEY_BYTES}s" * count, keys))
-    return b"*%d\r\n$4\r\nMGET\r\n%s%s\r\n" % (count + 1, _BLOCK_NAME, names)
+    arguments = bytearray(_BLOCK_ARGUMENT * count)
+    for at in range(KEY_BYTES):
+        arguments[len(_BLOCK_NAME) + at :: len(_BLOCK_ARGUMENT)] = keys[at::KEY_BYTES]
+    return b"*%d\r\n$4\r\nMGET\r\n" % (count + 1) + arguments
 
 
 def group_suffix(group: int) -> bytes:

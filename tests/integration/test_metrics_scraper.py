@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -37,6 +38,19 @@ async def endless(request: web.Request) -> web.StreamResponse:
         await response.write(b"x" * 65536)
 
 
+async def chunked(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    for line in LOAD.splitlines(keepends=True):
+        await response.write(line.encode())
+    return response
+
+
+async def closes(_: web.Request) -> web.Response:
+    return web.Response(text=LOAD, headers={"Connection": "close"})
+
+
 async def absurd(_: web.Request) -> web.Response:
     return web.Response(text=LOAD.replace("waiting 2", "waiting 1e308") * 2)
 
@@ -56,9 +70,11 @@ async def pod(page: Page) -> AsyncIterator[tuple[str, web.AppRunner]]:
 
 
 @asynccontextmanager
-async def scraping(*addresses: str, stale_after_seconds: float = 0.2) -> AsyncIterator[MetricsScraper]:
+async def scraping(
+    *addresses: str, stale_after_seconds: float = 0.2, timeout_seconds: float = 0.1
+) -> AsyncIterator[MetricsScraper]:
     scraper = MetricsScraper(
-        addresses, interval_seconds=0.01, timeout_seconds=0.1, stale_after_seconds=stale_after_seconds
+        addresses, interval_seconds=0.01, timeout_seconds=timeout_seconds, stale_after_seconds=stale_after_seconds
     )
     task = asyncio.create_task(scraper.run())
     try:
@@ -75,8 +91,9 @@ async def becomes(scraper: MetricsScraper, expected: Reachability, *, index: int
     return status
 
 
-async def test_a_pod_that_reports_is_ready_with_its_load() -> None:
-    async with pod(load_page) as (address, _), scraping(address) as scraper:
+@pytest.mark.parametrize("page", [load_page, chunked, closes], ids=["plain", "chunked", "closes"])
+async def test_a_pod_that_reports_is_ready_with_its_load(page: Page) -> None:
+    async with pod(page) as (address, _), scraping(address) as scraper:
         status = await becomes(scraper, Reachability.READY)
         assert status.load is not None
         assert (status.load.running_requests, status.load.waiting_requests, status.load.kv_usage) == (1, 2, 0.5)
@@ -126,3 +143,91 @@ async def test_one_bad_pod_does_not_keep_the_others_from_reporting() -> None:
     async with pod(load_page) as (good, _), pod(hangs) as (bad, _), scraping(bad, good) as scraper:
         await becomes(scraper, Reachability.READY, index=1)
         assert scraper.snapshot(now=time.monotonic())[0].reachability is Reachability.UNKNOWN
+
+
+async def test_a_page_that_stays_the_same_is_a_new_report_each_time() -> None:
+    async with pod(load_page) as (address, _), scraping(address) as scraper:
+        first = (await becomes(scraper, Reachability.READY)).load
+        assert first is not None
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while (load := scraper.snapshot(now=time.monotonic())[0].load) is None or load == first:
+                await asyncio.sleep(0.005)
+        assert replace(load, reported_at=first.reported_at) == first
+        assert load.reported_at > first.reported_at
+
+
+async def test_one_connection_serves_all_scrapes() -> None:
+    peers = []
+
+    async def noted(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        peers.append(request.transport.get_extra_info("peername"))
+        return web.Response(text=LOAD)
+
+    async with pod(noted) as (address, _), scraping(address):
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while len(peers) < 5:
+                await asyncio.sleep(0.005)
+    assert len(set(peers)) == 1
+
+
+async def test_a_late_answer_is_never_taken_for_the_next_one() -> None:
+    asked = 0
+
+    async def late_once(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            return web.Response(text=LOAD)
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()  # until the picker has given up
+        return web.Response(text=LOAD.replace("waiting 2", "waiting 77"))
+
+    async with pod(late_once) as (address, _), scraping(address) as scraper:
+        status = await becomes(scraper, Reachability.READY)
+        assert status.load is not None
+        assert status.load.waiting_requests == 2
+
+
+@pytest.mark.parametrize("answers_first", [1, 3])
+async def test_a_pod_that_closes_a_kept_connection_is_asked_again_at_once(answers_first: int) -> None:
+    """The request meets the end of the connection, as with a server whose keep-alive time has just run out."""
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        for _ in range(answers_first):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(LOAD), LOAD.encode()))
+        with suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")  # the next request is on its way: no answer
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, scraping(address, stale_after_seconds=60, timeout_seconds=60) as scraper:
+        await scraper.first_scrapes()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while connections < 4:
+                assert scraper.problems() == {}
+                await asyncio.sleep(0)
+
+
+async def test_a_connection_that_is_cut_within_the_answer_is_a_problem() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n" + LOAD.encode())
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, scraping(address) as scraper:
+        await scraper.first_scrapes()
+        assert "ended before the response did" in scraper.problems()[address]
+        assert scraper.snapshot(now=time.monotonic())[0].reachability is Reachability.UNKNOWN
+
+
+async def test_a_name_is_asked_at_the_address_that_listens() -> None:
+    async with pod(load_page) as (address, _), scraping(address.replace("127.0.0.1", "localhost")) as scraper:
+        await becomes(scraper, Reachability.READY)

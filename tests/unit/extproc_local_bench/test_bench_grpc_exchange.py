@@ -1,7 +1,6 @@
 """The scripted exchange of the gRPC comparison, and its table."""
 
 from bench.grpc_exchange import SETUPS, Script, table
-from extproc.commands import LEAN_GRPC
 from extproc.core.exchange import BODY_CHUNK_BYTES, Exchange, Pick
 from extproc.wire import ext_proc
 
@@ -30,11 +29,9 @@ def test_the_first_configuration_is_the_product_s_and_the_ratios_are_taken_round
 
     lines = table({"cpu_ms_per_exchange": {16: costs}, "loop_ns_per_iteration": [50.0, 120.0, 60.0]}).splitlines()
 
-    assert (SETUPS[0].loop, SETUPS[0].experiments) == ("uvloop", LEAN_GRPC)
+    assert (SETUPS[0].server, SETUPS[0].loop) == ("http2", "uvloop")
     assert [line.split()[-5:] for line in lines[1:-1]] == [
-        ["16", "2.00", "1.50", "3.00", "1.00"],
-        ["16", "4.00", "3.00", "6.00", "2.00"],
-        ["16", "6.00", "4.50", "9.00", "3.00"],
-        ["16", "8.00", "6.00", "12.00", "4.00"],
+        ["16", f"{2 * (i + 1):.2f}", f"{1.5 * (i + 1):.2f}", f"{3 * (i + 1):.2f}", f"{i + 1:.2f}"]
+        for i in range(len(SETUPS))
     ]
     assert lines[-1] == "calibration loop: 60 ns an iteration (50..120)"

@@ -4,7 +4,14 @@ import json
 
 import pytest
 from envoy.config.core.v3.base_pb2 import HeaderValueOption
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    BodyMutation,
+    BodyResponse,
+    CommonResponse,
+    ProcessingRequest,
+    ProcessingResponse,
+    StreamedBodyResponse,
+)
 
 from extproc.core.exchange import Answer, BodyChunk, BodyMode, BodyWithPick, HeadersWithPick, RequestFacts
 from extproc.errors import MalformedRequestError, RequestShedError
@@ -36,6 +43,22 @@ def test_a_body_chunk_is_a_streamed_response() -> None:
     response = decoded(BodyChunk(b"abc", end_of_stream=True))
     streamed = response.request_body.response.body_mutation.streamed_response
     assert (streamed.body, streamed.end_of_stream) == (b"abc", True)
+
+
+@pytest.mark.parametrize("response", [False, True])
+@pytest.mark.parametrize("end_of_stream", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 115, 117, 119, 121, 123, 127, 128, 8000, 16_383, 16_384, 62_000, 3_000_000])
+def test_a_body_chunk_is_encoded_as_protobuf_would(size: int, end_of_stream: bool, response: bool) -> None:
+    body = BodyResponse(
+        response=CommonResponse(
+            body_mutation=BodyMutation(
+                streamed_response=StreamedBodyResponse(body=b"x" * size, end_of_stream=end_of_stream)
+            )
+        )
+    )
+    expected = ProcessingResponse(response_body=body) if response else ProcessingResponse(request_body=body)
+    chunk = BodyChunk(b"x" * size, end_of_stream=end_of_stream, response=response)
+    assert ext_proc.encode_step(chunk) == expected.SerializeToString()
 
 
 @pytest.mark.parametrize("answer", list(Answer))

@@ -1,0 +1,72 @@
+"""The ext_proc server as it was on grpc.aio, kept to be compared with: docs/decisions/0002-grpc-transport.md.
+
+`bench.bare_picker --server grpc-aio` serves with it. Import it only after GRPC_EXPERIMENTS is settled: grpc reads it
+once. One coroutine a stream; `context.read`/`write` and bytes out, because async generators cost 10-25 % more.
+"""
+
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from extproc.adapters.ext_proc_call import OpenExchange, Picks, steps_of
+from extproc.core.exchange import Exchange, Pick
+from extproc.wire import ext_proc
+
+
+class GrpcAioServer:
+    """Serves `envoy.service.ext_proc.v3.ExternalProcessor` and gRPC health on one port."""
+
+    def __init__(self, *, picks: Picks, max_body_bytes: int) -> None:
+        self._picks = picks
+        self._max_body_bytes = max_body_bytes
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", 2 * max_body_bytes + (1 << 20)),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", 30_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.max_pings_without_data", 0),
+            ]
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._process, request_deserializer=ext_proc.parse_message)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(ext_proc.PROCESSOR_SERVICE, {"Process": handler}),)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    async def start(self, *, host: str, port: int) -> int:
+        """Listen and return the port."""
+        bound: int = self._server.add_insecure_port(f"{host}:{port}")
+        await self._server.start()
+        return bound
+
+    async def set_serving(self, serving: bool) -> None:
+        """Answer health checks accordingly."""
+        status = health_pb2.HealthCheckResponse
+        await self._health.set("", status.SERVING if serving else status.NOT_SERVING)
+
+    async def stop(self, *, grace_seconds: float) -> None:
+        """Let the open streams end within the grace, then cut them."""
+        await self._server.stop(grace_seconds)
+
+    async def _process(self, _: Any, context: Any) -> None:
+        exchange = Exchange(max_body_bytes=self._max_body_bytes)
+        picked: OpenExchange | None = None
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                steps = steps_of(exchange, message)
+                if len(steps) == 1 and isinstance(pick := steps[0], Pick):
+                    picked = await self._picks.pick(pick.facts, pick.body)
+                    steps = exchange.picked(picked.endpoints)
+                elif picked is not None and message.HasField("response_headers"):
+                    picked.responded(
+                        status=ext_proc.response_status(message.response_headers), served_by=ext_proc.served_by(message)
+                    )
+                for step in steps:
+                    await context.write(ext_proc.encode_step(step))
+        finally:
+            if picked is not None:
+                picked.finish()

@@ -1,0 +1,105 @@
+"""gRPC over HTTP/2: messages with their prefix of five bytes, statuses as ready header blocks. Pure.
+
+Used by `adapters.grpc_stream`. Format: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
+"""
+
+from enum import IntEnum
+from functools import lru_cache
+from urllib.parse import quote
+
+from extproc.wire.http2 import literal
+
+PREFIX_BYTES = 5
+MAX_STATUS_TEXT = 512  # characters; peers bound what they take as trailers
+# everything printable but the escape itself stays (the specification's grammar of Status-Message)
+_UNESCAPED = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+
+
+class GrpcStatus(IntEnum):
+    """The codes that a server of ours answers (https://grpc.io/docs/guides/status-codes/)."""
+
+    OK = 0
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+class GrpcError(Exception):
+    """A stream that ends with a status other than OK; `reason` is the text beside it."""
+
+    def __init__(self, status: GrpcStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+# `:status: 200` is entry 8 of the static table
+RESPONSE_HEADERS = b"\x88" + literal(b"content-type", b"application/grpc")
+
+
+@lru_cache(maxsize=256)  # nearly always status 0; texts are ours
+def trailers(status: GrpcStatus, text: str = "") -> bytes:
+    """Return the header block that ends a stream."""
+    block = literal(b"grpc-status", str(int(status)).encode())
+    if text:
+        block += literal(b"grpc-message", quote(text[:MAX_STATUS_TEXT], safe=_UNESCAPED).encode())
+    return block
+
+
+class MessageReader:
+    """Cuts one stream's bytes into messages. Holds what was fed and not yet taken; the caller bounds that."""
+
+    __slots__ = ("_buffer", "_max_message_bytes", "_position")
+
+    def __init__(self, *, max_message_bytes: int) -> None:
+        self._max_message_bytes = max_message_bytes
+        self._buffer: bytes | bytearray = b""
+        self._position = 0
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether bytes were fed that no message has taken."""
+        return self._position < len(self._buffer)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes. The usual frame, which brings whole messages, is not copied."""
+        if self._position == len(self._buffer):
+            self._buffer = data
+        elif isinstance(self._buffer, bytearray):
+            del self._buffer[: self._position]
+            self._buffer += data
+        else:
+            self._buffer = bytearray(self._buffer[self._position :])
+            self._buffer += data
+        self._position = 0
+
+    def next_message(self) -> bytes | None:
+        """Return the next whole message, None if there is none yet, or raise GrpcError."""
+        start = self._position + PREFIX_BYTES
+        buffer = self._buffer
+        if len(buffer) < start:
+            return None
+        size = int.from_bytes(buffer[start - 4 : start], "big")
+        if buffer[self._position]:
+            raise GrpcError(GrpcStatus.UNIMPLEMENTED, "compressed messages are not supported")
+        if size > self._max_message_bytes:
+            raise GrpcError(
+                GrpcStatus.RESOURCE_EXHAUSTED,
+                f"a message of {size} bytes is over the limit of {self._max_message_bytes} bytes",
+            )
+        end = start + size
+        if len(buffer) < end:
+            return None
+        self._position = end
+        if isinstance(buffer, bytes):
+            message = buffer[start:end]
+        else:
+            with memoryview(buffer) as view:
+                message = bytes(view[start:end])
+        if end == len(buffer):
+            self._buffer = b""  # a large message must not stay until the next one
+            self._position = 0
+        return message

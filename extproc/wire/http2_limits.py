@@ -1,0 +1,70 @@
+"""How much of everything one HTTP/2 connection may ask of us, with the reasons for the numbers. Values, and a bucket.
+
+Our peer is an Envoy, which carries what strangers do: a limit that ordinary clients can reach through it would let
+them break each other's requests. What only a broken or hostile peer does ends the connection; what clients can cause
+(cancelled streams) only retires it: streams in flight go on, new ones go to another connection.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Http2Limits:
+    """Limits of one connection."""
+
+    # Each request in flight holds a stream until its last token, so an Envoy needs as many as it has requests. It opens
+    # a second connection beyond this. Envoy itself advertises 1024; a stream costs us about 3 KB after its pick.
+    max_concurrent_streams: int = 4096
+    # gRPC's own hard limit for metadata is 16 KiB, and Envoy sends less than 1 KiB.
+    max_header_list_bytes: int = 16_384
+    # A block of this many frames would be 128 KiB from an Envoy, which fills them (CVE-2024-27316).
+    max_continuations: int = 8
+    # How far a peer may run ahead of us, on one stream (a prompt of 250,000 tokens) and on all of them.
+    stream_window_bytes: int = 1 << 20
+    connection_window_bytes: int = 32 << 20
+    # Streams that the peer resets before we answered, and those we must reset for a fault of its (CVE-2023-44487 and
+    # the "made you reset" of 2025). All streams of a connection ending at once, as when a gateway's clients are cut
+    # off, must not exhaust it, twice in a row; 1000 a second are 5-10 % of a core.
+    resets: int = 10_000
+    resets_per_second: float = 1_000
+    # after that, streams opened on the retired connection: a peer that has read our GOAWAY opens none
+    streams_after_goaway: int = 1_000
+    # Frames that bring nothing: PING, SETTINGS, PRIORITY, empty DATA, WINDOW_UPDATE, frames for streams that have
+    # ended. 3 µs each. Envoy allows its peers 10 window updates a DATA frame, so do we; grpc probes the bandwidth with
+    # a PING a round trip at most.
+    idle_frames: int = 10_000
+    idle_frames_per_second: float = 1_000
+    idle_frames_per_answer: int = 10
+    # Streams that are opened from one read of the socket; then the event loop serves others first (as Envoy's
+    # max_requests_per_io_cycle).
+    streams_per_turn: int = 128
+    # nginx's client_header_timeout is 60 s for people on slow lines; our peer is in the same cluster.
+    preface_seconds: float = 10.0
+    # An Envoy whose machine has vanished says no goodbye: without this its streams and bookings would stay.
+    ping_after_seconds: float = 30.0
+    ping_timeout_seconds: float = 10.0
+    # a peer that lets us write nothing for so long has gone or wants our memory; nginx's send_timeout
+    stall_seconds: float = 60.0
+    check_every_seconds: float = 1.0  # how exactly the times above are kept
+    linger_seconds: float = 1.0  # for a peer to read our GOAWAY; closing at once could lose it
+
+
+class Allowance:
+    """A bucket of tokens that fills with time and with work done."""
+
+    __slots__ = ("_capacity", "_left", "_per_second", "_seen_at")
+
+    def __init__(self, *, capacity: float, per_second: float, now: float) -> None:
+        self._capacity = self._left = capacity
+        self._per_second = per_second
+        self._seen_at = now
+
+    def spend(self, amount: float, *, now: float) -> bool:
+        """Take tokens; return False when there are not enough."""
+        self._left = min(self._capacity, self._left + (now - self._seen_at) * self._per_second) - amount
+        self._seen_at = now
+        return self._left >= 0
+
+    def earn(self, amount: float) -> None:
+        """Put tokens back for work done. They are capped when some are spent."""
+        self._left += amount

@@ -1,0 +1,98 @@
+"""Remembered block keys: always those that would be computed anew, in bounded memory."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kv_indexer.core.known_keys as module
+from kv_indexer.core.block_keys import block_keys, root_key
+from kv_indexer.core.known_keys import STRETCH_BLOCKS, KnownBlockKeys
+
+ROOTS = tuple(root_key(hash_seed="kvmesh", model=model) for model in ("tiny", "other"))
+
+
+def tokens_of(seed: int, *, blocks: int, block_size: int = 1, more: int = 0) -> bytes:
+    return random.Random(seed).randbytes((blocks * block_size + more) * 4)
+
+
+PROMPTS = st.tuples(
+    st.integers(0, 2),  # the seed of the beginning: few, so that prompts share it
+    st.integers(0, 4 * STRETCH_BLOCKS),  # tokens that are shared
+    st.binary(max_size=40).map(lambda tail: tail[: len(tail) // 4 * 4]),
+    st.sampled_from((1, 2, 3, 16)),
+    st.sampled_from(ROOTS),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(PROMPTS, max_size=12), st.sampled_from((0, 2000, 1 << 20)))
+def test_remembered_keys_are_those_computed_anew(
+    prompts: list[tuple[int, int, bytes, int, bytes]], limit_bytes: int
+) -> None:
+    known = KnownBlockKeys(limit_bytes=limit_bytes)
+    for seed, shared, tail, block_size, root in prompts:
+        tokens = tokens_of(seed, blocks=4 * STRETCH_BLOCKS)[: shared * 4] + tail
+        expected = block_keys(tokens, block_size=block_size, parent=root)
+
+        assert known.keys(tokens, block_size=block_size, parent=root) == expected
+        assert known.held_bytes <= limit_bytes
+
+
+def test_a_known_prefix_is_not_hashed_again_and_a_new_tail_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+
+    def counted(tokens: bytes, *, block_size: int, parent: bytes) -> bytes:
+        computed.append(len(tokens) // (block_size * 4))
+        return block_keys(tokens, block_size=block_size, parent=parent)
+
+    monkeypatch.setattr(module, "block_keys", counted)
+    known = KnownBlockKeys()
+    prefix = tokens_of(1, blocks=2 * STRETCH_BLOCKS, block_size=16)
+    known.keys(prefix, block_size=16, parent=ROOTS[0])
+    computed.clear()
+    known.keys(prefix + tokens_of(2, blocks=3, block_size=16, more=5), block_size=16, parent=ROOTS[0])
+
+    assert sum(computed) == 3
+
+
+def test_equal_digests_of_different_tokens_do_not_mix_keys_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Colliding:
+        @staticmethod
+        def xxh3_64_digest(_: bytes) -> bytes:
+            return b"the same"
+
+    monkeypatch.setattr(module, "xxhash", Colliding)
+    known = KnownBlockKeys()
+    prompts = [tokens_of(seed, blocks=2 * STRETCH_BLOCKS) for seed in (1, 2, 1)]
+    # a stretch of one block size holds as many bytes as half of one of twice the size
+    asked = [(prompt, size) for prompt in prompts for size in (1, 2)]
+
+    assert [known.keys(tokens, block_size=size, parent=ROOTS[0]) for tokens, size in asked] == [
+        block_keys(tokens, block_size=size, parent=ROOTS[0]) for tokens, size in asked
+    ]
+
+
+def test_what_was_not_used_for_longest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = (tokens_of(seed, blocks=STRETCH_BLOCKS) for seed in range(3))
+    one_entry = STRETCH_BLOCKS * (4 + 8) + module.ENTRY_BYTES
+    known = KnownBlockKeys(limit_bytes=2 * one_entry)
+    for tokens in (first, second, first, third):
+        known.keys(tokens, block_size=1, parent=ROOTS[0])
+    computed: list[bytes] = []
+
+    def counted(tokens: bytes, *, block_size: int, parent: bytes) -> bytes:
+        computed.append(tokens)
+        return block_keys(tokens, block_size=block_size, parent=parent)
+
+    monkeypatch.setattr(module, "block_keys", counted)
+    for tokens in (first, third, second):
+        known.keys(tokens, block_size=1, parent=ROOTS[0])
+
+    assert [tokens for tokens in computed if tokens] == [second]
+
+
+def test_a_block_size_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 token"):
+        KnownBlockKeys().keys(tokens_of(1, blocks=1), block_size=0, parent=ROOTS[0])
