@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-vllm check unit bench lock clean
+.PHONY: help install demo test test-vllm check unit fuzz bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,11 +38,22 @@ check: install ## format, lint, types, import contracts, unit tests
 unit: install ## the unit tests alone
 	@$(BIN)/python -m pytest tests/unit
 
-test: check ## everything that needs no vLLM: unit, integration, end to end
-	@$(BIN)/python -m pytest tests/integration tests/e2e
+test: check ## everything that needs no vLLM: unit, integration, end to end, random kills
+	@$(BIN)/python -m pytest tests/integration tests/e2e tests/chaos
 
 test-vllm: install ## two real vLLM servers on the CPU behind the real stack (builds a cached environment)
 	@$(BIN)/python -m pytest tests/vllm
+
+# atheris has an environment of its own, kept beside the other caches: it instruments what it imports
+FUZZ_SECONDS ?= 60
+FUZZ_VENV = $(or $(KVMESH_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvmesh)/fuzz-$(shell "$(PYTHON)" -c 'import sys; print("py%d%d" % sys.version_info[:2])')
+
+fuzz: ## fuzz the event decoder for FUZZ_SECONDS, guided by coverage
+	@test -x $(FUZZ_VENV)/bin/python || "$(PYTHON)" -m venv $(FUZZ_VENV)
+	@$(FUZZ_VENV)/bin/python -c 'import atheris, msgspec, xxhash' 2>/dev/null || \
+		$(FUZZ_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+			--constraint requirements-dev.lock 'atheris>=3.0,<4' msgspec xxhash
+	@$(FUZZ_VENV)/bin/python -m tests.fuzz.fuzz_vllm_events -max_total_time=$(FUZZ_SECONDS) $(FUZZ_ARGS)
 
 bench: install ## what the picker costs: latency added, CPU a request, requests/s per core
 	@$(BIN)/python -m bench.run $(ARGS)

@@ -1,38 +1,47 @@
 """What one prefix lookup costs the picker and Redis, by how it is done.
 
-    python -m bench.redis_lookup [--blocks 512] [--lookups 1000]
+    python -m bench.redis_lookup [--blocks 64 512] [--lookups 1000] [--others 1000000] [--json FILE]
 
-Starts a redis-server of its own. Ways are measured in turn, three rounds, and the median is printed: milliseconds of
-CPU in this process, of CPU in Redis, and on the clock. The last lines are the product's own reader, key computation
-included.
+Starts a redis-server of its own (see `bench.redis_server`). Ways are measured in turn, three rounds, and the median is
+printed: milliseconds of CPU in this process, of CPU in Redis, and on the clock. The last rows are the product's own
+reader, key computation included.
 """
 
 import argparse
+import json
 import os
+import random
 import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import redis
 import redis.asyncio
 import uvloop
 
-from bench.kv_apply import cpu, start_redis
+from bench.machine import machine
+from bench.redis_server import cpu_seconds, start_redis, stop_redis
+from kv_indexer.adapters.redis_leases import RedisLeaseBook
 from kv_indexer.adapters.redis_link import RedisLink, Script
 from kv_indexer.adapters.redis_writer import RedisIndexWriter
-from kv_indexer.api import PrefixIndexReader, Stream, block_keys, root_key
-from kv_indexer.core.block_keys import split_keys
+from kv_indexer.api import PrefixIndexReader, PrefixLookup, Stream, block_keys, root_key
+from kv_indexer.core.block_keys import KEY_BYTES, split_keys
 from kv_indexer.core.index_changes import IndexChange, Store, pack_hashes
+from kv_indexer.core.known_keys import KnownBlockKeys
+from kv_indexer.core.prefix_depth import DepthHints
 from kv_indexer.wire.redis_keys import PREFIX, pack_mget
 
 Way = Callable[[], Awaitable[Any]]
 BLOCK_SIZE = 16
+PODS = 16
+SLICE = 1000  # blocks a change
 # the alternative: walk in chunks inside Redis and return runs
 RUNS = Script(
     """
-local prefix, packed, sub, call = KEYS[1] .. 'b:', ARGV[1], string.sub, redis.call
+local prefix, packed, sub, call = KEYS[1] .. 'b', ARGV[1], string.sub, redis.call
 local out, last, run, n, i, chunk = {}, nil, 0, #packed / 8, 0, 64
 while i < n do
   local top, names = math.min(i + chunk, n), {}
@@ -55,86 +64,137 @@ return out
 )
 
 
-async def fill(url: str, tokens: bytes, root: bytes) -> bytes:
-    """Let four pods hold the prompt, to different depths; return its keys."""
-    writer = RedisIndexWriter(url=url)
-    keys = block_keys(tokens, block_size=BLOCK_SIZE, parent=root)
-    count = len(keys) // 8
-    for pod in range(4):
-        stream = Stream(endpoint=f"10.0.0.{pod}:8000")
-        position = await writer.open_stream(stream)
-        held = count * (4 - pod) // 4
-        store = Store(
-            tier="GPU",
-            group=0,
-            block_size=BLOCK_SIZE,
-            hashes=pack_hashes(range(1, held + 1)),
-            keys=keys[: held * 8],
-        )
-        change = IndexChange(
-            epoch=position.epoch, previous_seq=-1, last_seq=0, last_ts=1.0, last_crc=0, operations=(store,)
-        )
-        assert await writer.apply(stream, change) is not None
-    await writer.close()
-    return keys
+class Filler:
+    """Writes blocks as an indexer does, under its leases."""
+
+    def __init__(self, url: str) -> None:
+        self._writer = RedisIndexWriter(url=url)
+        self._book = RedisLeaseBook(url=url, indexer="bench", endpoints=(), lease_seconds=86_400.0)
+        self._streams = [Stream(endpoint=f"10.0.0.{number}:8000") for number in range(PODS)]
+
+    async def fill(self, keys: bytes, *, others: int) -> None:
+        """Let four pods hold the prompt, to different depths, and all of them `others` blocks of other prompts."""
+        claims = await self._book.tick(set(self._streams))
+        count = len(keys) // KEY_BYTES
+        for place, stream in enumerate(self._streams):
+            position = await self._writer.read_position(stream)
+            assert position is not None
+            held = max(count * (4 - place) // 4, 0)
+            work = [(pack_hashes(range(1, held + 1)), keys[: held * KEY_BYTES])] if held else []
+            seq, left = -1, others // PODS
+            while work or left > 0:
+                hashes, of_these = work.pop() if work else (os.urandom(8 * SLICE), os.urandom(8 * SLICE))
+                left -= SLICE
+                store = Store(tier="GPU", group=0, block_size=BLOCK_SIZE, hashes=hashes, keys=of_these)
+                change = IndexChange(
+                    epoch=position.epoch,
+                    previous_seq=seq,
+                    last_seq=seq + 1,
+                    last_ts=1.0,
+                    last_crc=0,
+                    operations=(store,),
+                    events=1,
+                )
+                assert await self._writer.apply(claims[stream], change) is not None
+                seq += 1
+
+    async def close(self) -> None:
+        await self._book.close()
+        await self._writer.close()
 
 
-async def measure(way: Way, client: "redis.Redis", lookups: int) -> tuple[float, float, float]:
-    theirs, own, wall = cpu(client), time.process_time(), time.perf_counter()
+async def measure(way: Way, client: Any, lookups: int) -> dict[str, float]:
+    """Return milliseconds a lookup."""
+    theirs, own, clock = cpu_seconds(client), time.process_time(), []
     for _ in range(lookups):
+        began = time.perf_counter()
         await way()
-    wall, own, theirs = time.perf_counter() - wall, time.process_time() - own, cpu(client) - theirs
-    return own / lookups * 1e3, theirs / lookups * 1e3, wall / lookups * 1e3
+        clock.append((time.perf_counter() - began) * 1e3)
+    own, theirs = time.process_time() - own, cpu_seconds(client) - theirs
+    clock.sort()
+    return {
+        "client_cpu_ms": own / lookups * 1e3,
+        "redis_cpu_ms": theirs / lookups * 1e3,
+        "p50_ms": clock[len(clock) // 2],
+        "p99_ms": clock[len(clock) * 99 // 100],
+    }
 
 
-async def compare(url: str, *, blocks: int, lookups: int) -> None:
-    client = redis.Redis.from_url(url)
+async def compare(url: str, *, blocks: int, lookups: int, others: int, rounds: int) -> dict[str, Any]:
+    """Measure all ways in turn; the median of each figure over the rounds."""
+    client: Any = redis.Redis.from_url(url)
     root = root_key(hash_seed="kvmesh", model="bench")
-    tokens, cold = os.urandom((blocks * BLOCK_SIZE + 1) * 4), os.urandom((blocks * BLOCK_SIZE + 1) * 4)
-    keys = await fill(url, tokens, root)
-    names = [PREFIX + b"b:" + key for key in split_keys(keys)]
+    tokens = os.urandom((blocks * BLOCK_SIZE + 1) * 4)
+    keys = block_keys(tokens, block_size=BLOCK_SIZE, parent=root)[: blocks * KEY_BYTES]
+    filler = Filler(url)
+    await filler.fill(keys, others=others)
+    await filler.close()
+    names = [PREFIX + b"b" + key for key in split_keys(keys)]
+    cold = [os.urandom(len(tokens)) for _ in range(64)]
     pooled = redis.asyncio.Redis.from_url(url)
     await pooled.script_load(RUNS.source)
     link, reader = RedisLink(url), PrefixIndexReader(url=url, hash_seed="kvmesh")
     await link.run(RUNS, keys=[PREFIX], arguments=[keys])
+
+    async def stranger() -> PrefixLookup:
+        """Ask for a held prompt that this reader knows nothing of."""
+        reader._hints, reader._known = DepthHints(), KnownBlockKeys()
+        return await reader.lookup(tokens, root=root)
+
     ways: dict[str, Way] = {
         "redis-py, MGET": lambda: pooled.mget(names),
         "redis-py, Lua runs": lambda: pooled.evalsha(RUNS.sha, 1, PREFIX, keys),
         "shared link, Lua runs": lambda: link.run(RUNS, keys=[PREFIX], arguments=[keys]),
         "shared link, MGET": lambda: link.request(pack_mget(keys), replies=1),
-        "PrefixIndexReader, warm": lambda: reader.lookup(tokens, root=root),
-        "PrefixIndexReader, cold": lambda: reader.lookup(cold, root=root),
+        "PrefixIndexReader, held, seen before": lambda: reader.lookup(tokens, root=root),
+        "PrefixIndexReader, held, never seen": stranger,
+        "PrefixIndexReader, cold": lambda: reader.lookup(random.choice(cold), root=root),
     }
-    results: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
-    for _ in range(3):
+    assert max((await reader.lookup(tokens, root=root)).matched_blocks.values()) == blocks
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    for _ in range(rounds):
         for name, way in ways.items():
             results[name].append(await measure(way, client, lookups))
-    print(f"{blocks} blocks, {lookups} lookups, median of 3 rounds; Redis {client.info('server')['redis_version']}")
-    print(f"{'':26}{'client CPU ms':>15}{'Redis CPU ms':>15}{'clock ms':>12}")
-    for name, rounds in results.items():
-        own, theirs, wall = (statistics.median(column) for column in zip(*rounds, strict=True))
-        print(f"{name:26}{own:15.3f}{theirs:15.3f}{wall:12.3f}")
-    started = time.process_time()
-    for _ in range(lookups):
-        block_keys(tokens, block_size=BLOCK_SIZE, parent=root)
-    print(f"block_keys: {(time.process_time() - started) / lookups / blocks * 1e6:.3f} us a block")
     await reader.close()
     await link.close()
     await pooled.aclose()
+    size = client.dbsize()
+    rows = [
+        {"way": name} | {figure: round(statistics.median(row[figure] for row in rows), 3) for figure in rows[0]}
+        for name, rows in results.items()
+    ]
+    version = client.info("server")["redis_version"]
+    return {"blocks": blocks, "keys_in_redis": size, "lookups": lookups, "redis": version, "ways": rows}
+
+
+def show(result: dict[str, Any]) -> None:
+    print(f"{result['blocks']} blocks, {result['keys_in_redis']} keys in Redis {result['redis']}")
+    figures = [figure for figure in result["ways"][0] if figure != "way"]
+    print(f"{'':38}" + "".join(f"{figure:>15}" for figure in figures))
+    for row in result["ways"]:
+        print(f"{row['way']:38}" + "".join(f"{row[figure]:15.3f}" for figure in figures))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--blocks", type=int, default=512)
+    parser.add_argument("--blocks", type=int, nargs="*", default=[64, 512])
     parser.add_argument("--lookups", type=int, default=1000)
+    parser.add_argument("--others", type=int, default=1_000_000, help="blocks of other prompts in the index")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write the results here too")
     options = parser.parse_args()
+    results = []
     with tempfile.TemporaryDirectory() as folder:
-        server, url = start_redis(folder)
-        try:
-            uvloop.run(compare(url, blocks=options.blocks, lookups=options.lookups))
-        finally:
-            server.terminate()
-            server.wait()
+        for blocks in options.blocks:
+            server, url = start_redis(folder)
+            try:
+                shape = {"lookups": options.lookups, "others": options.others, "rounds": options.rounds}
+                results.append(uvloop.run(compare(url, blocks=blocks, **shape)))
+            finally:
+                stop_redis(server)
+            show(results[-1])
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine(), "lookup": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

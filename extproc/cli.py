@@ -27,7 +27,7 @@ keys are the flags' names in one flat namespace shared by all commands."""
 
 ENVIRONMENT_PREFIX = "KVMESH_"
 # set by test runners and caches, not by flags
-OTHER_VARIABLES = frozenset({"KVMESH_CACHE"})
+OTHER_VARIABLES = frozenset({"KVMESH_CACHE", "KVMESH_TEST_REDIS_SERVER"})
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
 SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?$")
 
@@ -44,19 +44,38 @@ def main() -> None:
 def build() -> Any:
     """Assemble the command tree from the entry points `kvmesh.commands`, so that no package imports another."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, help=HELP, rich_markup_mode=None)
+    groups: dict[str, Any] = {}
     for entry in sorted(entry_points(group="kvmesh.commands"), key=lambda entry: entry.name):
-        app.registered_commands.extend(entry.load().registered_commands)
+        package = entry.load()
+        app.registered_commands.extend(package.registered_commands)
+        for group in package.registered_groups:
+            _add_group(app, groups, group)
     app.command("version")(print_version)
     root = typer.main.get_command(app)
     shared = _shared_options()
-    commands = root.commands  # type: ignore[attr-defined]
-    for command in commands.values():
+    commands = _leaves(root)
+    for command in commands:
         command.context_settings["auto_envvar_prefix"] = ENVIRONMENT_PREFIX.rstrip("_")
         command.params.extend(shared)
-    known = {parameter.name for command in commands.values() for parameter in command.params}
+    known = {parameter.name for command in commands for parameter in command.params}
     _refuse_unknown_variables(os.environ, known=known)
     root.context_settings["obj"] = known
     return root
+
+
+def _add_group(app: typer.Typer, groups: dict[str, Any], group: Any) -> None:
+    """Add a group of commands; what several packages bring for a group of one name is one group."""
+    if group.name not in groups:
+        groups[group.name] = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+        app.add_typer(groups[group.name], name=group.name, help=group.help)
+    groups[group.name].registered_commands.extend(group.typer_instance.registered_commands)
+
+
+def _leaves(command: Any) -> list[Any]:
+    """Return the commands that do something, at any depth."""
+    if not hasattr(command, "commands"):
+        return [command]
+    return [leaf for inner in command.commands.values() for leaf in _leaves(inner)]
 
 
 def print_version() -> None:

@@ -13,6 +13,16 @@ import typer
 from extproc.core.policy import Steering
 from extproc.errors import ConfigError
 from extproc.local.command import up
+from extproc.redis_options import (
+    RedisCaFile,
+    RedisCertFile,
+    RedisKeyFile,
+    RedisPasswordFile,
+    RedisSentinelPasswordFile,
+    RedisServerName,
+    RedisUrl,
+    RedisUsername,
+)
 
 app = typer.Typer(add_completion=False)
 app.command("up")(up)
@@ -26,7 +36,14 @@ def run_picker(
         Path | None,
         typer.Option(help="Folder with the model's tokenizer.json and chat template. Without: no prefix routing."),
     ] = None,
-    redis: Annotated[str, typer.Option(help="Redis with the prefix index.")] = "redis://127.0.0.1:6379/0",
+    redis: RedisUrl = "redis://127.0.0.1:6379/0",
+    redis_username: RedisUsername = None,
+    redis_password_file: RedisPasswordFile = None,
+    redis_sentinel_password_file: RedisSentinelPasswordFile = None,
+    redis_ca_file: RedisCaFile = None,
+    redis_cert_file: RedisCertFile = None,
+    redis_key_file: RedisKeyFile = None,
+    redis_server_name: RedisServerName = None,
     host: Annotated[str, typer.Option(help="Address to listen on, for Envoy and for the admin pages.")] = "127.0.0.1",
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port for Envoy: ext_proc and gRPC health.")] = 9002,
     admin_port: Annotated[int, typer.Option(min=0, max=65535, help="Port for health, metrics, state, explain.")] = 9090,
@@ -81,12 +98,22 @@ def run_picker(
     from extproc.config import PickerSettings, parse_endpoints, parse_names, parse_weights
     from extproc.core.policy import PickPolicy
     from extproc.service import serve
+    from kv_indexer.api import RedisAccess
 
     settings = PickerSettings(
         host=host,
         grpc_port=grpc_port,
         admin_port=admin_port,
-        redis_url=redis,
+        redis_url=RedisAccess(
+            url=redis,
+            username=redis_username,
+            password_file=redis_password_file,
+            sentinel_password_file=redis_sentinel_password_file,
+            ca_file=redis_ca_file,
+            cert_file=redis_cert_file,
+            key_file=redis_key_file,
+            server_name=redis_server_name,
+        ),
         endpoints=parse_endpoints(endpoints),
         model=model,
         tokenizer_folder=tokenizer,

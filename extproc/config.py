@@ -7,6 +7,7 @@ from pathlib import Path
 from extproc.core.policy import PickPolicy, Steering
 from extproc.core.scorers import SCORERS
 from extproc.errors import ConfigError
+from kv_indexer.api import RedisAccess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class PickerSettings:
     host: str
     grpc_port: int
     admin_port: int
-    redis_url: str
+    redis_url: RedisAccess | str  # a plain address has no files beside it
     endpoints: tuple[str, ...]
     model: str | None
     tokenizer_folder: Path | None

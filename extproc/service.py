@@ -21,10 +21,12 @@ from extproc.config import PickerSettings
 from extproc.core.decision import Decision
 from extproc.core.exchange import RequestFacts
 from extproc.core.inflight import Booking, Bookings
+from extproc.core.match_watch import MatchWatch
 from extproc.core.policy import Steering
 from extproc.core.prompt_match import NO_HITS, match_prompts
 from extproc.errors import ConfigError, InternalPickError, PickError, PrefixIndexUnavailableError
 from extproc.pick_endpoint import EndpointPicker, Picked
+from extproc.watch_matches import MatchReporter
 from extproc.wire.admin_json import (
     DecisionRecord,
     decision_json,
@@ -86,6 +88,13 @@ class PickerService:
             url=settings.redis_url, hash_seed=settings.hash_seed, timeout_seconds=settings.index_timeout_seconds
         )
         self.degradations = DegradationLog()
+        self.matches = MatchWatch()
+        self.match_reporter = MatchReporter(
+            watch=self.matches,
+            endpoints=lambda now: self.endpoints.snapshot(now=now),
+            display=self.telemetry,
+            clock=time.monotonic,
+        )
         self.tracing = _tracing(settings.otlp_endpoint)
         folder = settings.tokenizer_folder
         self.tokens = PromptTokens(ModelTokenizer.load(folder)) if folder is not None else None
@@ -131,6 +140,7 @@ class PickerService:
         winner = decision.endpoints[0]
         booking = self.bookings.book(winner, now=time.monotonic())
         self.picks[winner] += 1
+        self.matches.routed(winner, prompt_tokens=decision.prompt_tokens, matched_tokens=decision.matched_tokens)
         self.telemetry.routed(
             endpoint=winner,
             prompt_tokens=decision.prompt_tokens,
@@ -243,10 +253,14 @@ async def serve(settings: PickerSettings, *, stop: asyncio.Event) -> None:
         await admin.start(host=settings.host, port=settings.admin_port)
         await server.start(host=settings.host, port=settings.grpc_port)
         async with asyncio.TaskGroup() as tasks:
-            scraping = tasks.create_task(service.endpoints.run(), name="scrape endpoints")
+            background = (
+                tasks.create_task(service.endpoints.run(), name="scrape endpoints"),
+                tasks.create_task(service.match_reporter.run(), name="watch matches"),
+            )
             await service.endpoints.first_scrapes()
             await _take_traffic(service, server, stop=stop)
-            scraping.cancel()
+            for task in background:
+                task.cancel()
     finally:
         await server.stop(grace_seconds=0)
         await admin.stop()

@@ -1,13 +1,15 @@
 """All of the indexer that other packages may import: block keys and the index, read.
 
 keys    root_key, block_keys, fold_features
-reader  redis_target (judges an address), PrefixIndexReader (Redis), MemoryPrefixIndex (its in-memory twin)
+redis   RedisAccess (how to reach it), read_address (judges one), ping
+reader  PrefixIndexReader (Redis), MemoryPrefixIndex (its in-memory twin)
 values  PrefixLookup, EndpointCache, Registry, IndexStatus, SourceStatus, SourceState
 errors  IndexUnavailableError; RedisUrlError (a ValueError) when the reader is made
 """
 
 from kv_indexer.adapters.memory_index import MemoryPrefixIndex
-from kv_indexer.adapters.redis_link import redis_target
+from kv_indexer.adapters.redis_address import RedisAccess, read_address
+from kv_indexer.adapters.redis_link import ping
 from kv_indexer.adapters.redis_reader import PrefixIndexReader
 from kv_indexer.core.block_keys import block_keys, root_key
 from kv_indexer.core.extra_keys import fold_features
@@ -24,6 +26,7 @@ __all__ = [
     "MemoryPrefixIndex",
     "PrefixIndexReader",
     "PrefixLookup",
+    "RedisAccess",
     "RedisUrlError",
     "Registry",
     "Remove",
@@ -33,6 +36,7 @@ __all__ = [
     "Stream",
     "block_keys",
     "fold_features",
-    "redis_target",
+    "ping",
+    "read_address",
     "root_key",
 ]

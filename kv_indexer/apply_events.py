@@ -1,22 +1,34 @@
 """Use case: one stream's frames -> ordered events -> one atomic index change.
 
-The page to read first. `follow_stream` feeds it live and replayed frames alike; it decides nothing about sockets and
-knows Redis only as `ports.IndexWriter`.
+The page to read first. `follow_stream` and `catch_up` feed it live and replayed frames alike; it decides nothing about
+sockets and knows Redis only as `ports.IndexWriter`.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from zlib import crc32
 
 from kv_indexer.core.block_keys import root_key
-from kv_indexer.core.events import Event, EventBatch
-from kv_indexer.core.index_changes import Clear, IndexChange, Plan, RootKeys, parents_to_look_up, plan_change
+from kv_indexer.core.change_plan import (
+    SIZE_CHANGED,
+    Knowledge,
+    Plan,
+    RootKeys,
+    first_blocks_to_look_up,
+    first_size_change,
+    hashes_to_look_up,
+    plan_adoption,
+    plan_change,
+)
+from kv_indexer.core.events import AllBlocksCleared, Event, EventBatch
+from kv_indexer.core.groups import CacheGroup
+from kv_indexer.core.index_changes import Clear, IndexChange
 from kv_indexer.core.sequence import Verdict, judge
-from kv_indexer.core.source import SourceState, Stream, StreamPosition
+from kv_indexer.core.source import Claim, Stream, StreamPosition
 from kv_indexer.errors import DecodeError, IndexUnavailableError, StreamForgottenError
 from kv_indexer.ports import IndexerTelemetry, IndexWriter
 from kv_indexer.wire.vllm_events import decode_batch
@@ -24,8 +36,22 @@ from kv_indexer.wire.zmq_frames import Frame
 
 log = logging.getLogger(__name__)
 
-KNOWN_KEYS_LIMIT = 65_536  # engine hashes remembered a stream; Redis has them all
 OUT_OF_STEP_LIMIT = 5  # another writer that overtakes us this often in a row is not coming to rest
+RECENT_LIMIT = 1024  # batches whose checksum is remembered
+WITNESS_LIMIT = 64  # of our own blocks, to compare with another stream's
+# reasons of skipped events that may have been removals: without those the index would claim too much
+MAY_BE_REMOVALS = frozenset(
+    {
+        "bad-block-hash",
+        "bad-medium",
+        "bad-group",
+        "bad-locality",
+        "bad-ownership",
+        "too-few-fields",
+        "undecodable-event",
+    }
+)
+LOST_EVENT = "undecodable-event"  # why a source is degraded then
 
 
 def root_keys(*, hash_seed: str, model: str) -> RootKeys:
@@ -44,6 +70,12 @@ class Halt:
 
     verdict: Verdict  # GAP or RESTART
     frames: Sequence[Frame]  # from the offending one on
+    sign: str = ""  # what gave a restart away
+
+
+OLD_NUMBER = "an old number with a later time"
+OTHER_CONTENT = "an old number with other content"
+OTHER_SIZE = "another block size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,65 +86,134 @@ class _Batch:
 
 
 class EventApplier:
-    """Applies one stream's batches exactly once and in order; keeps no state that Redis does not have."""
+    """Applies one stream's batches exactly once and in order.
 
-    def __init__(self, *, stream: Stream, roots: RootKeys, writer: IndexWriter, telemetry: IndexerTelemetry) -> None:
-        self._stream = stream
+    All that must survive a crash is in Redis, but for two things. Orphans (`core.orphans`) cost hits alone. That the
+    publisher reports hits anew (`core.change_plan`) is learned again from a report of several blocks; a single first
+    block that is reported before that counts twice, so that it may be claimed although it is gone, until a reset.
+    """
+
+    def __init__(self, *, claim: Claim, roots: RootKeys, writer: IndexWriter, telemetry: IndexerTelemetry) -> None:
+        self._claim = claim
+        self._stream = claim.stream
         self._roots = roots
         self._writer = writer
         self._telemetry = telemetry
-        self._known: dict[int, bytes] = {}
+        self._knowledge = Knowledge()
+        self._recent: dict[int, int] = {}  # number -> checksum of what we applied under it
+        self._verdicts: dict[Stream, tuple[int, bool]] = {}  # other stream -> (its epoch, whether its hashes are ours)
         self.position = StreamPosition(epoch=0)
 
+    @property
+    def orphans(self) -> int:
+        """How many stores wait for their parents."""
+        return len(self._knowledge.orphans)
+
     async def resume(self) -> None:
-        """Take up the stream where the index has it, registering it if it is new. Raise IndexUnavailableError."""
-        self.position = await self._writer.open_stream(self._stream)
-        self._known.clear()  # another epoch may have other engine hashes
+        """Take up the stream where the index has it. Raise StreamForgottenError, IndexUnavailableError."""
+        self._adopt(await self._writer.read_position(self._stream))
+        self._forget()
 
     async def is_in_step(self) -> bool:
         """Tell whether the index had the stream where we left it; we go on from where it has it.
 
-        It moves under us when another indexer follows the same pod, or when Redis fails over to a replica that lags.
+        It moves under us when someone clears it by hand, or when Redis fails over to a replica that lags.
         Raise StreamForgottenError if it is gone.
         """
         before = self.position
         self._adopt(await self._writer.read_position(self._stream))
-        if self.position.epoch != before.epoch:
-            self._known.clear()
-        return (self.position.epoch, self.position.last_seq) == (before.epoch, before.last_seq)
+        if (self.position.epoch, self.position.last_seq) == (before.epoch, before.last_seq):
+            return True
+        self._forget()
+        return False
 
     async def begin_epoch(self, *, last_seq: int = -1, degraded: str = "") -> None:
         """Void all that the stream claims; `degraded` says what the new epoch will lack."""
         self._adopt(
             await self._writer.begin_epoch(
-                self._stream, expected_epoch=self.position.epoch, last_seq=last_seq, degraded=degraded
+                self._claim, expected_epoch=self.position.epoch, last_seq=last_seq, degraded=degraded
             )
         )
-        self._known.clear()
+        self._forget()
+
+    def accept_block_sizes(self) -> None:
+        """Take a change of block size for what this publisher does, no longer for a sign of a restart."""
+        self._knowledge.mixes_sizes = True
 
     async def apply(self, frames: Sequence[Frame]) -> Halt | None:
         """Apply what follows, drop what is known, and stop at the first gap or restart.
 
-        Raise IndexUnavailableError, or StreamForgottenError if the index has lost the stream.
+        Raise IndexUnavailableError, LeaseLostError, or StreamForgottenError if the index has lost the stream.
         """
         batches = [self._decode(frame) for frame in frames]
         for _ in range(OUT_OF_STEP_LIMIT):
             fresh, halt = self._judge(batches)
+            fresh, halt = self._stop_at_other_size(fresh, halt)
             if not fresh:
                 return halt
-            sizes = dict(self.position.block_sizes)
-            plan = await self._plan(fresh, sizes)
-            if await self._write(fresh, plan, sizes):
-                await self._mark_undecodable(fresh)
+            groups = self._knowledge.groups
+            plan = await self._plan(fresh)
+            if await self._write(plan, fresh, groups):
                 return halt
-            # another indexer was faster, or Redis lost its last writes: judge the same frames anew
+            # Redis lost its last writes, or someone cleared the stream: judge the same frames anew
             self._adopt(await self._writer.read_position(self._stream))
-        raise IndexUnavailableError(f"{self._stream.name}: another indexer keeps changing this stream")
+            self._forget()
+        raise IndexUnavailableError(f"{self._stream.name}: something keeps changing this stream")
+
+    async def adopt_orphans(self) -> bool:
+        """Ask other streams for the parents that ours never told of; tell whether any was found.
+
+        Where engine hashes are content-addressed (vLLM >= 0.29 by default) another pod's block of the same hash has
+        the same key. That is believed of a stream only if it has at least one of our own blocks under the same key,
+        and none under another.
+        """
+        orphans, witnesses = self._knowledge.orphans, self._witnesses()
+        if not len(orphans) or not witnesses or self.position.last_crc is None:
+            return False
+        wanted = set(islice(orphans.parents(), RECENT_LIMIT))
+        elsewhere = await self._writer.find_block_keys_elsewhere(self._stream, wanted | witnesses.keys())
+        for other, keys in elsewhere.items():
+            found = {parent: keys[parent] for parent in wanted & keys.keys()}
+            if found and await self._agrees(other, keys, witnesses):
+                self._knowledge.keys.update(found)
+        plan = plan_adoption(knowledge=self._knowledge, roots=self._roots)
+        if not plan.operations:
+            return False
+        if not await self._write(plan, (), self._knowledge.groups):
+            self._knowledge.orphans.clear()  # out of step; the next look at the position tells
+            return False
+        return True
+
+    async def _agrees(self, other: Stream, keys: Mapping[int, bytes], witnesses: Mapping[int, bytes]) -> bool:
+        position = await self._writer.read_position(other)
+        if position is None:
+            return False
+        common = keys.keys() & witnesses.keys()
+        if common:
+            self._verdicts[other] = (position.epoch, all(keys[each] == witnesses[each] for each in common))
+        epoch, verdict = self._verdicts.get(other, (None, False))
+        return verdict and epoch == position.epoch
+
+    def _witnesses(self) -> dict[int, bytes]:
+        """Return blocks whose keys we know from their own tokens, not by hearsay: the newest first blocks."""
+        keys, newest = self._knowledge.keys, reversed(self._knowledge.first_blocks)
+        return dict(islice(((each, keys[each]) for each in newest if each in keys), WITNESS_LIMIT))
 
     def _adopt(self, position: StreamPosition | None) -> None:
         if position is None:
             raise StreamForgottenError(f"Redis does not know {self._stream.name} any more; it was emptied")
         self.position = position
+
+    def _forget(self) -> None:
+        """Begin to know anew, from where the index stands."""
+        position = self.position
+        self._knowledge = Knowledge(
+            block_sizes=dict(position.block_sizes),
+            groups=position.groups,
+            mixes_sizes=self._knowledge.mixes_sizes,
+        )
+        self._recent.clear()
+        self._verdicts.clear()
 
     def _decode(self, frame: Frame) -> _Batch:
         try:
@@ -129,70 +230,115 @@ class EventApplier:
         for index, batch in enumerate(batches):
             seq, ts = batch.frame.seq, batch.decoded.ts
             verdict = judge(seq=seq, ts=ts, last_seq=last_seq, last_ts=last_ts)
+            sign = OLD_NUMBER if verdict is Verdict.RESTART else ""
+            if verdict is Verdict.DUPLICATE and self._recent.get(seq) not in (None, crc32(batch.frame.payload)):
+                verdict, sign = Verdict.RESTART, OTHER_CONTENT
             if verdict is Verdict.APPLY:
                 fresh.append(batch)
                 last_seq, last_ts = seq, max(ts, last_ts)
             elif verdict is not Verdict.DUPLICATE:
-                return fresh, Halt(verdict=verdict, frames=[later.frame for later in batches[index:]])
+                return fresh, Halt(verdict=verdict, frames=_frames(batches[index:]), sign=sign)
         return fresh, None
 
-    async def _plan(self, fresh: Sequence[_Batch], sizes: dict[str, int]) -> Plan:
-        events: list[Event] = [event for batch in fresh for event in batch.decoded.events]
-        unknown = parents_to_look_up(events, known=self._known)
-        if unknown:
-            self._known.update(await self._writer.find_block_keys(self._stream, unknown))
-        return plan_change(events, known=self._known, roots=self._roots, block_sizes=sizes)
+    def _stop_at_other_size(self, fresh: list[_Batch], halt: Halt | None) -> tuple[list[_Batch], Halt | None]:
+        if self._knowledge.mixes_sizes:
+            return fresh, halt
+        index = first_size_change((batch.decoded.events for batch in fresh), self._knowledge)
+        if index is None:
+            return fresh, halt
+        self._telemetry.not_indexed(self._stream, reasons={SIZE_CHANGED: 1})
+        later = _frames(fresh[index:]) + (list(halt.frames) if halt else [])
+        return fresh[:index], Halt(verdict=Verdict.RESTART, frames=later, sign=OTHER_SIZE)
 
-    async def _write(self, fresh: Sequence[_Batch], plan: Plan, sizes: dict[str, int]) -> bool:
-        last = fresh[-1].frame
-        last_ts = max(self.position.last_ts, *(batch.decoded.ts for batch in fresh))
+    async def _plan(self, fresh: Sequence[_Batch]) -> Plan:
+        events: list[Event] = [event for batch in fresh for event in batch.decoded.events]
+        knowledge = self._knowledge
+        knowledge.is_exact = not self.position.degraded
+        unknown, first_blocks = hashes_to_look_up(events, knowledge), first_blocks_to_look_up(events, knowledge)
+        if unknown or first_blocks:
+            found = await self._writer.find_block_keys(self._stream, unknown | first_blocks)
+            knowledge.keys.update(found)
+            knowledge.first_blocks.update({each: 1 for each, _ in first_blocks if each in found})
+        return plan_change(events, knowledge=knowledge, roots=self._roots)
+
+    async def _write(self, plan: Plan, fresh: Sequence[_Batch], groups: Mapping[int, CacheGroup]) -> bool:
+        """Apply the plan of these batches (none: what became known since); False if the index is elsewhere."""
+        position, knowledge = self.position, self._knowledge
+        checksums = {batch.frame.seq: crc32(batch.frame.payload) for batch in fresh}
+        last_seq = fresh[-1].frame.seq if fresh else position.last_seq
         change = IndexChange(
-            epoch=self.position.epoch,
-            previous_seq=self.position.last_seq,
-            last_seq=last.seq,
-            last_ts=last_ts,
-            last_crc=crc32(last.payload),
+            epoch=position.epoch,
+            previous_seq=position.last_seq,
+            last_seq=last_seq,
+            last_ts=max([position.last_ts, *(batch.decoded.ts for batch in fresh)]),
+            last_crc=checksums[last_seq] if fresh else position.last_crc or 0,
             operations=tuple(plan.operations),
+            events=sum(len(batch.decoded.events) for batch in fresh),
+            groups=knowledge.groups if knowledge.groups is not groups else None,
+            degraded=_doubt(fresh, plan),
         )
-        applied = await self._writer.apply(self._stream, change)
+        applied = await self._writer.apply(self._claim, change)
         if applied is None:
             return False
+        if applied.epoch != position.epoch:
+            self._verdicts.clear()
         cleared = any(isinstance(operation, Clear) for operation in plan.operations)
         self.position = replace(
-            self.position,
+            position,
             epoch=applied.epoch,
             last_seq=change.last_seq,
             last_ts=change.last_ts,
             last_crc=change.last_crc,
-            degraded="" if cleared else self.position.degraded,  # from a reset on we know all there is
-            block_sizes=sizes,
+            # from a reset on we know all there is
+            degraded=("" if cleared else position.degraded) or change.degraded,
+            block_sizes=dict(knowledge.block_sizes),
+            groups=knowledge.groups,
         )
-        self._forget_oldest()
+        self._recent.update(checksums)
+        knowledge.forget_oldest()
+        for seq in list(islice(self._recent, max(len(self._recent) - RECENT_LIMIT, 0))):
+            del self._recent[seq]
         self._count(fresh, plan, left_out=applied.left_out)
+        if applied.left_out and not self.position.degraded:
+            await self._read_doubt()
         return True
 
-    async def _mark_undecodable(self, fresh: Sequence[_Batch]) -> None:
-        if not self.position.degraded and not all(batch.readable for batch in fresh):
-            reason = DecodeError.reason
-            self.position = replace(self.position, degraded=reason)
-            await self._writer.set_state(
-                self._stream, epoch=self.position.epoch, state=SourceState.DEGRADED, reason=reason, degraded=reason
-            )
+    async def _read_doubt(self) -> None:
+        """Take over how the index has marked what it left out: it alone knows what a clear has made good."""
+        now = await self._writer.read_position(self._stream)
+        if now is not None and now.epoch == self.position.epoch:
+            self.position = replace(self.position, degraded=now.degraded)
 
-    def _forget_oldest(self) -> None:
-        surplus = len(self._known) - KNOWN_KEYS_LIMIT
-        if surplus > 0:
-            for engine_hash in list(islice(self._known, surplus + KNOWN_KEYS_LIMIT // 4)):
-                del self._known[engine_hash]
-
-    def _count(self, fresh: Sequence[_Batch], plan: Plan, *, left_out: int) -> None:
-        events = Counter(type(event).__name__ for batch in fresh for event in batch.decoded.events)
-        not_indexed = plan.skipped + Counter({"no-free-slot": left_out})  # adding drops zeros
-        undecodable = Counter(plan.not_understood)
+    def _count(self, fresh: Sequence[_Batch], plan: Plan, *, left_out: Mapping[str, int]) -> None:
+        # once a batch: a Counter that stays empty costs as much as the rest
+        events: dict[str, int] = {}
+        undecodable = plan.not_understood
         for batch in fresh:
-            undecodable.update(batch.decoded.skipped)
+            for event in batch.decoded.events:
+                kind = type(event).__name__
+                events[kind] = events.get(kind, 0) + 1
+            if batch.decoded.skipped:
+                undecodable = undecodable + Counter(batch.decoded.skipped)
+        not_indexed = plan.skipped + Counter(left_out) if left_out else plan.skipped
         self._telemetry.applied(self._stream, batches=len(fresh), events=events, last_ts=self.position.last_ts)
         if not_indexed:
             self._telemetry.not_indexed(self._stream, reasons=not_indexed)
         if undecodable:
             self._telemetry.undecodable(self._stream, reasons=undecodable)
+
+
+def _frames(batches: Sequence[_Batch]) -> list[Frame]:
+    return [batch.frame for batch in batches]
+
+
+def _doubt(fresh: Sequence[_Batch], plan: Plan) -> str:
+    """Return why the index is no longer exact after these batches, or ""; what came before a clear does not count."""
+    doubt = SIZE_CHANGED if plan.skipped[SIZE_CHANGED] else ""
+    for batch in fresh:
+        if any(isinstance(event, AllBlocksCleared) for event in batch.decoded.events):
+            doubt = ""
+        if not batch.readable:
+            doubt = DecodeError.reason
+        elif not MAY_BE_REMOVALS.isdisjoint(batch.decoded.skipped):  # nobody can tell on which side of the clear
+            doubt = doubt or LOST_EVENT
+    return doubt

@@ -4,6 +4,17 @@ from typing import Annotated, Any
 
 import typer
 
+from kv_indexer.redis_options import (
+    RedisCaFile,
+    RedisCertFile,
+    RedisKeyFile,
+    RedisPasswordFile,
+    RedisSentinelPasswordFile,
+    RedisServerName,
+    RedisUrl,
+    RedisUsername,
+)
+
 app = typer.Typer()
 
 
@@ -21,9 +32,14 @@ def indexer(
         int,
         typer.Option(min=0, max=65535, help="Port of /healthz, /readyz, /metrics and /sources; 0 takes a free one."),
     ] = 9091,
-    redis: Annotated[
-        str, typer.Option(help="Redis or Valkey that holds the index: redis://, rediss:// or unix://.")
-    ] = "redis://127.0.0.1:6379",
+    redis: RedisUrl = "redis://127.0.0.1:6379/0",
+    redis_username: RedisUsername = None,
+    redis_password_file: RedisPasswordFile = None,
+    redis_sentinel_password_file: RedisSentinelPasswordFile = None,
+    redis_ca_file: RedisCaFile = None,
+    redis_cert_file: RedisCertFile = None,
+    redis_key_file: RedisKeyFile = None,
+    redis_server_name: RedisServerName = None,
     hash_seed: Annotated[str, typer.Option(help="Part of every block key; the picker must have the same.")] = "kvmesh",
     event_sources: Annotated[
         str,
@@ -33,20 +49,48 @@ def indexer(
             '{"HOST:PORT": {"events": "tcp://…", "replay": "tcp://…"}}.',
         ),
     ] = "{}",
+    indexer_id: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Name under which this indexer owns streams, in logs and on /sources; a random part is added, so that "
+            "no two processes are taken for one. Default: HOST:PID.",
+        ),
+    ] = "",
+    lease_seconds: Annotated[
+        float,
+        typer.Option(
+            min=1.0,
+            max=60.0,
+            help="Seconds of silence after which another indexer takes over what this one follows.",
+        ),
+    ] = 2.0,
 ) -> None:
     """Follow the KV events of vLLM pods and keep the prefix index in Redis true."""
-    from kv_indexer.config import IndexerSettings, parse_endpoints, parse_event_sources
+    from kv_indexer.adapters.redis_address import RedisAccess
+    from kv_indexer.config import IndexerSettings, parse_endpoints, parse_event_sources, unique_indexer_id
     from kv_indexer.errors import ListenError, SettingError
 
     try:
         settings = IndexerSettings(
             host=host,
             admin_port=indexer_admin_port,
-            redis_url=redis,
+            redis_url=RedisAccess(
+                url=redis,
+                username=redis_username,
+                password_file=redis_password_file,
+                sentinel_password_file=redis_sentinel_password_file,
+                ca_file=redis_ca_file,
+                cert_file=redis_cert_file,
+                key_file=redis_key_file,
+                server_name=redis_server_name,
+            ),
             endpoints=parse_endpoints(endpoints),
             model=model,
             hash_seed=hash_seed,
             event_sources=parse_event_sources(event_sources),
+            indexer_id=unique_indexer_id(indexer_id),
+            lease_seconds=lease_seconds,
         )
         _run(settings)
     except (SettingError, ListenError) as error:

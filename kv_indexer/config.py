@@ -1,13 +1,29 @@
 """The indexer's settings, checked once at start-up; the command line fills them, nothing changes them later."""
 
 import json
+import os
+import re
+import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.core.source import EventAddresses, reachable
+from kv_indexer.core.stream_facts import FindingPolicy
 from kv_indexer.errors import SettingError
 from kv_indexer.follow_stream import RecoveryPolicy
+
+
+def unique_indexer_id(name: str = "") -> str:
+    """Return a name that no other process has, nor this one after a restart: leases are given to it.
+
+    `name` is only its readable part, by default HOST:PID. Raise SettingError.
+    """
+    if name and not re.fullmatch(r"[A-Za-z0-9._:\[\]-]{1,64}", name):
+        raise SettingError(f"indexer id {name!r} is not 1 to 64 letters, digits and . : _ - [ ]")
+    return f"{name or f'{socket.gethostname()}:{os.getpid()}'}-{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +32,7 @@ class IndexerSettings:
 
     host: str
     admin_port: int
-    redis_url: str
+    redis_url: RedisAccess | str  # a plain address has no files beside it
     endpoints: tuple[str, ...]
     model: str
     hash_seed: str
@@ -24,6 +40,10 @@ class IndexerSettings:
     recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     rediscover_seconds: float = 10.0  # a pod that is well is asked this often where it publishes
     rediscover_lost_seconds: float = 0.5
+    indexer_id: str = field(default_factory=unique_indexer_id)  # differs between any two processes
+    findings: FindingPolicy = field(default_factory=FindingPolicy)  # when a pod's behaviour counts as wrong
+    scrape_seconds: float = 5.0  # between two looks at a pod's /metrics
+    lease_seconds: float = 2.0  # a stream whose indexer is silent for so long passes to another
 
 
 def parse_endpoints(value: str | list[str]) -> tuple[str, ...]:

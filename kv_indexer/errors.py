@@ -30,10 +30,26 @@ class StreamForgottenError(KvIndexerError):
     reason = "stream-forgotten"
 
 
+class LeaseLostError(KvIndexerError):
+    """Another indexer follows this stream now, or our lease on it has run out: nothing may be written any more."""
+
+    reason = "lease-lost"
+
+
 class FeedLostError(KvIndexerError):
     """A pod's event socket cannot be reached or has gone away."""
 
     reason = "unreachable"
+
+
+class UnstablePublisherError(KvIndexerError):
+    """A publisher contradicts itself faster than we care to start over; the session ends, to be tried again later."""
+
+    reason = "unstable-publisher"
+
+    def __init__(self, message: str, *, wait_seconds: float) -> None:
+        super().__init__(f"{message}; trying again in {wait_seconds:g} s")
+        self.wait_seconds = wait_seconds
 
 
 class NoEventSourceError(KvIndexerError):
@@ -56,3 +72,9 @@ class ListenError(KvIndexerError):
     """The admin pages cannot be opened at their address; the message says why."""
 
     reason = "cannot-listen"
+
+
+class UnknownSourceError(KvIndexerError):
+    """A command names a source that the index does not have; the message names those that it has."""
+
+    reason = "unknown-source"

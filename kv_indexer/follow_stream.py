@@ -1,4 +1,4 @@
-"""Use case: keep one stream of one pod true in the index, for as long as it is configured.
+"""Use case: keep one stream of one pod true in the index, for as long as this indexer holds the claim on it.
 
 Subscribe first, then replay, then live, so that nothing falls between the two. Every way a stream can go wrong leads
 back to one of three steps: replay from the first missing batch, a new epoch, or a new session.
@@ -6,101 +6,172 @@ back to one of three steps: replay from the first missing batch, a new epoch, or
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from zlib import crc32
 
 from kv_indexer.apply_events import EventApplier
-from kv_indexer.core.sequence import Probe, Verdict, judge_probe
-from kv_indexer.core.source import SourceState, Stream
-from kv_indexer.errors import FeedLostError, IndexUnavailableError, StreamForgottenError
-from kv_indexer.ports import IndexerTelemetry, IndexWriter, LiveEvents, ReplayAnswer, ReplaySource
+from kv_indexer.catch_up import TRUNCATED, UNANSWERED, CatchUp, RecoveryPolicy
+from kv_indexer.core.sequence import Restraint, Verdict, is_another_process, is_same_process
+from kv_indexer.core.source import Claim, SourceState, StreamPosition
+from kv_indexer.errors import (
+    FeedLostError,
+    IndexUnavailableError,
+    KvIndexerError,
+    LeaseLostError,
+    StreamForgottenError,
+    UnstablePublisherError,
+)
+from kv_indexer.ports import IndexerTelemetry, IndexWriter, LiveEvents, PublisherIdentity, ReplaySource
 from kv_indexer.wire.zmq_frames import Frame
+
+__all__ = ["RecoveryPolicy", "StreamFollower"]
 
 log = logging.getLogger(__name__)
 
-NO_REPLAY = "no-replay-endpoint"
-UNANSWERED = "replay-unanswered"
-TRUNCATED = "history-truncated"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryPolicy:
-    """How hard to try."""
-
-    attempts_without_progress: int = 3  # replays that bring nothing new, before a batch counts as lost for good
-    batches_per_change: int = 64  # applied in one atomic step, at most
-    idle_seconds: float = 1.0  # without a batch; then the stored position is checked
-    idle_probes: int = 10  # idle spells before the publisher itself is asked for what we may have missed
-    retry_seconds: float = 0.25  # after a lost pod; doubles up to the limit
-    retry_limit_seconds: float = 2.0
+_Shown = tuple[int, SourceState, str]  # epoch, state, reason
 
 
 class StreamFollower:
-    """Follows one stream; `run` ends only by cancellation."""
+    """Follows one stream; `run` ends when the claim is lost, or by cancellation."""
 
     def __init__(
         self,
         *,
-        stream: Stream,
+        claim: Claim,
         live: LiveEvents,
         replay: ReplaySource | None,
         applier: EventApplier,
         writer: IndexWriter,
         telemetry: IndexerTelemetry,
         policy: RecoveryPolicy,
+        identity: PublisherIdentity | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream = stream
+        self._claim = claim
+        self._name = claim.stream.name
         self._live = live
-        self._replay = replay
         self._applier = applier
         self._writer = writer
         self._telemetry = telemetry
         self._policy = policy
+        self._identity = identity
         self._sleep = sleep
-        self._shown: tuple[int, SourceState, str] | None = None
-        self._replay_is_silent = False
+        self._clock = clock
+        self._catch_up = CatchUp(
+            stream=claim.stream,
+            live=live,
+            replay=replay,
+            applier=applier,
+            telemetry=telemetry,
+            policy=policy,
+            on_epoch=self._restrain_restarts,
+        )
+        self._said: _Shown | None = None  # in the log and to telemetry
+        self._recorded: _Shown | None = None  # in the index; None: unknown
         self._delay = policy.retry_seconds
+        self._restarts, self._gaps = (self._restraint(free) for free in (policy.free_restarts, policy.free_gaps))
+        self._started_at: float | None = None  # of the process whose blocks the index has
+        self._seen_started_at: float | None = None  # as it says now
+        self._asked_started_at: float | None = None  # as it said before the replay
+        self._heal_at = self._orphans_at = 0.0
+        self._heal_delay, self._orphan_delay = policy.heal_seconds, policy.orphan_seconds
+        self._orphans = 0
 
     async def run(self) -> None:
-        """Follow the stream through every failure."""
-        while True:
+        """Follow the stream through every failure, until the claim has passed to another indexer."""
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(self._watch_identity(), name=f"identity-{self._name}")
             try:
-                await self._session()
-            except StreamForgottenError as error:
-                log.error("%s; rebuilding by replay", error)
-            except IndexUnavailableError as error:
-                # what the pod says meanwhile is replayed afterwards
-                await self._lost(f"cannot write the index, waiting: {error}", error.reason)
-            except FeedLostError as error:
-                await self._lost(str(error), error.reason)
-            except Exception:  # a defect must not end the other streams
-                log.exception("following %s failed; starting over", self._stream.name)
-                await self._lost("a defect, see the traceback", "internal-error")
-            await self._sleep(self._delay)
-            self._delay = min(self._delay * 2, self._policy.retry_limit_seconds)
+                while True:
+                    await self._sleep(await self._attempt())
+            except LeaseLostError as error:
+                log.info("%s", error)
+            watch.cancel()
+
+    async def _attempt(self) -> float:
+        """Hold one session; return how long to wait before the next."""
+        try:
+            await self._session()
+        except LeaseLostError:
+            raise
+        except StreamForgottenError as error:
+            # whoever grants the claims registers it again; then it is rebuilt by replay
+            await self._lost(str(error), error.reason)
+        except IndexUnavailableError as error:
+            # what the pod says meanwhile is replayed afterwards
+            await self._lost(f"cannot write the index, waiting: {error}", error.reason)
+        except UnstablePublisherError as error:
+            await self._lost(str(error), error.reason)
+            return error.wait_seconds
+        except FeedLostError as error:
+            await self._lost(str(error), error.reason)
+        except Exception:  # a defect must not end the other streams
+            log.exception("following %s failed; starting over", self._name)
+            await self._lost("a defect, see the traceback", KvIndexerError.reason)
+        delay = self._delay
+        self._delay = min(delay * 2, self._policy.retry_limit_seconds)
+        return delay
 
     async def _session(self) -> None:
         try:
             await self._applier.resume()
+            self._note_recorded()
             await self._live.connect()
             await self._show(SourceState.REPLAYING)
-            await self._catch_up(probe=True)
+            await self._take_up()
             await self._show_caught_up()
             self._delay = self._policy.retry_seconds
-            idle = 0
+            self._heal_at = self._clock() + self._heal_delay
+            stale_since = self._clock()
             while True:
+                before = self._applier.position
                 frames = await self._live.receive(timeout_seconds=self._policy.idle_seconds)
-                idle = 0 if frames else idle + 1
                 if frames:
                     await self._advance(frames)
-                elif not await self._applier.is_in_step() or idle % self._policy.idle_probes == 0:
-                    # a lost last batch has no follower that would show the gap
-                    await self._catch_up(probe=True)
+                else:
+                    await self._check_step()
+                stale_since = await self._check_progress(before, stale_since)
+                await self._look_after()
                 await self._show_caught_up()
         finally:
             self._live.close()
+
+    async def _check_step(self) -> None:
+        is_in_step = await self._applier.is_in_step()
+        self._note_recorded()
+        if not is_in_step:
+            await self._catch_up.complete(probe=True)
+
+    async def _check_progress(self, before: StreamPosition, stale_since: float) -> float:
+        """Ask who is there after a while without a new batch; return since when there is none.
+
+        A lost last batch has no follower that would show the gap, and what another process says may look like what is
+        known already.
+        """
+        now, position = self._clock(), self._applier.position
+        if (position.epoch, position.last_seq) != (before.epoch, before.last_seq):
+            return now
+        if now - stale_since < self._policy.idle_seconds * self._policy.idle_probes:
+            return stale_since
+        await self._catch_up.complete(probe=True)
+        return self._clock()
+
+    async def _take_up(self) -> None:
+        """Find out whether the publisher is still the one whose blocks the index has, and get what is missing."""
+        position = self._applier.position
+        before = position.started_at if position.started_at is not None else self._started_at
+        now = self._seen_started_at = self._asked_started_at = await self._ask_started_at()
+        if is_another_process(before, now):
+            await self._catch_up.restart("its process has another start time")
+        else:
+            same = is_same_process(before, now)
+            epoch = position.epoch
+            await self._catch_up.complete(probe=True, same_process=same)
+            unproven = self._catch_up.trouble
+            if unproven and not same and position.last_seq >= 0 and self._applier.position.epoch == epoch:
+                await self._catch_up.void(unproven)
+        await self._note_started_at()
 
     async def _advance(self, frames: Sequence[Frame]) -> None:
         while frames:
@@ -108,107 +179,112 @@ class StreamFollower:
             if halt is None:
                 return
             frames = halt.frames
+            await self._show(SourceState.REPLAYING)  # what is claimed now may be gone
             if halt.verdict is Verdict.RESTART:
-                await self._restart("an old number with a later time")
+                await self._catch_up.restart(halt.sign)
             else:
-                await self._close_gap(frames[0].seq)
+                self._restrain(self._gaps)
+                await self._catch_up.close_gap(frames[0].seq)
 
-    async def _close_gap(self, seq: int) -> None:
-        position = self._applier.position
-        self._telemetry.gap(self._stream)
-        log.warning("%s: batches %d to %d are missing", self._stream.name, position.last_seq + 1, seq - 1)
-        await self._catch_up(probe=False)
-        if self._applier.position.last_seq < seq - 1:
-            await self._give_up_before(seq, NO_REPLAY if self._replay is None else UNANSWERED)
+    async def _look_after(self) -> None:
+        """Do what is due beside the batches."""
+        if is_another_process(self._started_at, self._seen_started_at):
+            await self._show(SourceState.REPLAYING)
+            await self._catch_up.restart("its process has another start time")
+        now = self._clock()
+        if now >= self._orphans_at and self._applier.orphans:
+            await self._adopt_orphans(now)
+        if now >= self._heal_at and (
+            self._catch_up.trouble == UNANSWERED or self._applier.position.degraded in (TRUNCATED, UNANSWERED)
+        ):
+            await self._catch_up.heal()
+            self._heal_delay = min(self._heal_delay * 2, self._policy.heal_limit_seconds)
+            self._heal_at = self._clock() + self._heal_delay
 
-    async def _restart(self, sign: str) -> None:
-        log.warning("%s: the publisher has restarted (%s); its old blocks are void", self._stream.name, sign)
-        await self._applier.begin_epoch()
+    async def _adopt_orphans(self, now: float) -> None:
+        """Look for lost parents elsewhere, ever more rarely while that leads nowhere and nothing new waits."""
+        waiting = self._applier.orphans
+        if await self._applier.adopt_orphans() or waiting > self._orphans:
+            self._orphan_delay = self._policy.orphan_seconds
+        else:
+            self._orphan_delay = min(self._orphan_delay * 2, self._policy.orphan_limit_seconds)
+        self._orphans = self._applier.orphans
+        self._orphans_at = now + self._orphan_delay
+
+    async def _watch_identity(self) -> None:
+        while self._identity is not None:
+            await asyncio.sleep(self._policy.identity_seconds)
+            seen = await self._ask_started_at()
+            if seen is not None:
+                self._seen_started_at = seen
+
+    async def _ask_started_at(self) -> float | None:
+        return await self._identity.started_at() if self._identity is not None else None
+
+    async def _note_started_at(self) -> None:
+        """Record whose blocks the index has from here on: not whose start time came in during the replay."""
+        seen = self._asked_started_at
+        if seen is not None and is_another_process(self._applier.position.started_at, seen) | (
+            self._applier.position.started_at is None and self._started_at is None
+        ):
+            await self._writer.set_started_at(self._claim, started_at=seen)
+        self._started_at = seen if seen is not None else self._started_at
+
+    async def _restrain_restarts(self) -> None:
         await self._show(SourceState.REPLAYING)
-        await self._catch_up(probe=False)
+        self._asked_started_at = self._seen_started_at
+        await self._note_started_at()  # first, or else the same sign would begin the next epoch, too
+        self._restrain(self._restarts)
 
-    async def _give_up_before(self, seq: int, reason: str) -> None:
-        """Batches before `seq` are lost, and with them the proof that older blocks are still there."""
-        log.error(
-            "%s: batch %d and all before it are lost for good (%s); keeping only what follows",
-            self._stream.name,
-            seq - 1,
-            reason,
+    def _restrain(self, restraint: Restraint) -> None:
+        wait = restraint.disturb(now=self._clock())
+        if wait:
+            raise UnstablePublisherError(f"{self._name} keeps contradicting itself", wait_seconds=wait)
+
+    def _restraint(self, free: int) -> Restraint:
+        policy = self._policy
+        return Restraint(
+            free=free,
+            first_seconds=policy.retry_seconds,
+            limit_seconds=policy.unstable_limit_seconds,
+            calm_seconds=policy.calm_seconds,
         )
-        await self._applier.begin_epoch(last_seq=seq - 1, degraded=reason)
-
-    async def _catch_up(self, *, probe: bool) -> None:
-        """Replay until the publisher has no more. A probe starts at our own last batch to see who is there."""
-        if self._replay is None:
-            return
-        probe = probe and self._applier.position.last_seq >= 0
-        fruitless = 0
-        while fruitless < self._policy.attempts_without_progress:
-            last_seq = self._applier.position.last_seq
-            answer = await self._replay.replay(last_seq if probe else last_seq + 1)
-            if probe and (answer.ended or answer.frames):
-                probe = False
-                if self._is_restart(answer):
-                    await self._restart("its replay does not continue ours")
-                    return
-            await self._apply_replay(answer.frames)
-            self._replay_is_silent = False
-            if answer.ended:
-                return
-            fruitless = 0 if self._applier.position.last_seq > last_seq else fruitless + 1
-            if fruitless == self._policy.attempts_without_progress and answer.next_seq is not None:
-                await self._give_up_before(answer.next_seq, TRUNCATED)
-                fruitless, probe = 0, False
-        if not self._replay_is_silent:
-            log.error("%s: the replay socket does not answer; relying on live batches alone", self._stream.name)
-        self._replay_is_silent = True
-
-    def _is_restart(self, answer: ReplayAnswer) -> bool:
-        position = self._applier.position
-        first = answer.frames[0] if answer.frames else None
-        verdict = judge_probe(
-            last_seq=position.last_seq,
-            last_crc=position.last_crc,
-            first_seq=first.seq if first else None,
-            first_crc=crc32(first.payload) if first else None,
-        )
-        return verdict is Probe.RESTARTED
-
-    async def _apply_replay(self, frames: Sequence[Frame]) -> None:
-        step = self._policy.batches_per_change
-        before = self._applier.position.last_seq
-        for first in range(0, len(frames), step):
-            halt = await self._applier.apply(frames[first : first + step])
-            if halt is not None:  # the publisher restarted between two answers, or another indexer moved on
-                return
-        self._telemetry.replayed(self._stream, batches=max(self._applier.position.last_seq - before, 0))
 
     async def _show_caught_up(self) -> None:
-        degraded = self._applier.position.degraded
-        if self._replay is None:
-            degraded = degraded or NO_REPLAY
-        elif self._replay_is_silent:
-            degraded = degraded or UNANSWERED
+        degraded = self._applier.position.degraded or self._catch_up.trouble
         await self._show(SourceState.DEGRADED if degraded else SourceState.LIVE, degraded)
 
     async def _show(self, state: SourceState, reason: str = "") -> None:
-        epoch = self._applier.position.epoch
-        if self._shown == (epoch, state, reason):
+        shown = (self._applier.position.epoch, state, reason)
+        await self._record(shown)
+        if self._said == shown:
             return
-        await self._writer.set_state(self._stream, epoch=epoch, state=state, reason=reason)
-        self._shown = (epoch, state, reason)
-        self._telemetry.state(self._stream, state=state, reason=reason)
+        self._said = shown
+        self._telemetry.state(self._claim.stream, state=state, reason=reason)
         level = logging.WARNING if state is SourceState.DEGRADED else logging.INFO
-        log.log(level, "%s is %s", self._stream.name, f"{state} ({reason})" if reason else state)
+        log.log(level, "%s is %s", self._name, f"{state} ({reason})" if reason else state)
 
     async def _lost(self, message: str, reason: str) -> None:
         shown = (self._applier.position.epoch, SourceState.LOST, reason)
-        if self._shown == shown:
-            return  # said once; the retries are silent
-        log.error("%s is lost: %s", self._stream.name, message)
-        self._telemetry.state(self._stream, state=SourceState.LOST, reason=reason)
-        self._shown = shown
+        if self._said != shown:  # said once; the retries are silent
+            self._said = shown
+            log.error("%s is lost: %s", self._name, message)
+            self._telemetry.state(self._claim.stream, state=SourceState.LOST, reason=reason)
         try:
-            await self._writer.set_state(self._stream, epoch=shown[0], state=SourceState.LOST, reason=reason)
+            await self._record(shown)
         except IndexUnavailableError as error:
-            log.debug("cannot record that %s is lost: %s", self._stream.name, error)
+            log.debug("cannot record yet that %s is lost: %s", self._name, error)
+
+    async def _record(self, shown: _Shown) -> None:
+        """Have the index say so, unless it does already; what fails is tried again with the next call."""
+        if self._recorded == shown:
+            return
+        epoch, state, reason = shown
+        self._recorded = None  # until there is an answer
+        await self._writer.set_state(self._claim, epoch=epoch, state=state, reason=reason)
+        self._recorded = shown
+
+    def _note_recorded(self) -> None:
+        """Take note of what the index says now: what we recorded may have been overwritten, or lost in a failover."""
+        position = self._applier.position
+        self._recorded = (position.epoch, position.state, position.reason) if position.state is not None else None

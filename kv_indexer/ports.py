@@ -1,12 +1,14 @@
 """What the use cases need from the outside world; adapters implement these, tests fake them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
+from kv_indexer.core.findings import Finding
 from kv_indexer.core.index_changes import IndexChange
-from kv_indexer.core.source import Registry, SourceState, Stream, StreamPosition
+from kv_indexer.core.pod_report import PodReport
+from kv_indexer.core.source import Claim, EventAddresses, Registry, SourceState, Stream, StreamPosition
 from kv_indexer.wire.zmq_frames import Frame
 
 
@@ -15,14 +17,15 @@ class Applied:
     """A change is in the index."""
 
     epoch: int  # of the stream after the change: a clear begins a new one
-    left_out: int  # operations that found no free slot
+    left_out: Mapping[str, int]  # reason (`no-free-slot`, `source-full`) -> operations not applied, or applied in part
 
 
 class IndexWriter(Protocol):
-    """The shared index, written. Every method raises IndexUnavailableError within a bounded time."""
+    """The shared index, written. Every method raises IndexUnavailableError within a bounded time.
 
-    async def open_stream(self, stream: Stream) -> StreamPosition:
-        """Register the stream if it is new, and return where it stands."""
+    Methods that take a claim raise LeaseLostError and change nothing once the claim has passed to another indexer or
+    has expired.
+    """
 
     async def read_position(self, stream: Stream) -> StreamPosition | None:
         """Return where the stream stands; None if the index does not know it."""
@@ -30,27 +33,62 @@ class IndexWriter(Protocol):
     async def find_block_keys(self, stream: Stream, hashes: AbstractSet[tuple[int, int]]) -> Mapping[int, bytes]:
         """Return engine hash -> block key for those of the given (hash, group) that the stream holds."""
 
-    async def apply(self, stream: Stream, change: IndexChange) -> Applied | None:
+    async def find_block_keys_elsewhere(
+        self, stream: Stream, hashes: AbstractSet[int]
+    ) -> Mapping[Stream, Mapping[int, bytes]]:
+        """Return, by other stream, engine hash -> block key for those hashes that it holds in group 0."""
+
+    async def apply(self, claim: Claim, change: IndexChange) -> Applied | None:
         """Apply the change and advance the stream, or return None and do nothing: it does not follow."""
 
     async def begin_epoch(
-        self, stream: Stream, *, expected_epoch: int, last_seq: int, degraded: str
+        self, claim: Claim, *, expected_epoch: int, last_seq: int, degraded: str
     ) -> StreamPosition | None:
         """Void what the stream claims, unless its epoch is not the expected one; return where it stands then."""
 
     async def set_state(
-        self, stream: Stream, *, epoch: int, state: SourceState, reason: str = "", degraded: str = ""
+        self, claim: Claim, *, epoch: int, state: SourceState, reason: str = "", degraded: str = ""
     ) -> None:
         """Record the state; nothing happens if the epoch has passed. `degraded` marks the epoch for good."""
 
-    async def drop_stream(self, stream: Stream) -> None:
-        """Forget the stream and void what it claims."""
+    async def set_started_at(self, claim: Claim, *, started_at: float) -> None:
+        """Record when the publisher's process started, in its own unix seconds."""
 
     async def sweep(self, *, fields: int) -> bool:
         """Clean one slice of what is void; tell whether more waits."""
 
     async def read_registry(self) -> Registry:
         """Return a consistent snapshot."""
+
+
+class LeaseBook(Protocol):
+    """Which indexer follows which stream; kept in Redis, judged by its clock."""
+
+    async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
+        """Say that this indexer lives, renew what it holds, take what is free; return all it holds now.
+
+        `candidates` are the streams that it could follow. A stream that the index does not know is registered when it
+        is taken. Raise IndexUnavailableError.
+        """
+
+    async def drop(self, claim: Claim) -> None:
+        """Forget a stream that its pod no longer has, and void what it claims.
+
+        Raise IndexUnavailableError, or LeaseLostError if the stream is another's by now.
+        """
+
+    async def release(self) -> None:
+        """Give everything back at once: this indexer ends. Raise IndexUnavailableError."""
+
+
+class EventDirectory(Protocol):
+    """Where pods publish their events."""
+
+    async def find(self, endpoint: str) -> Mapping[int, EventAddresses]:
+        """Return data-parallel rank -> addresses. Raise FeedLostError, or NoEventSourceError if there are none."""
+
+    async def served_models(self, endpoint: str) -> AbstractSet[str]:
+        """Return the model names that the pod answers to. Raise FeedLostError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +116,18 @@ class LiveEvents(Protocol):
     async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
         """Return what has arrived, at most a few dozen batches; empty on timeout. Raise FeedLostError."""
 
+    def check(self) -> None:
+        """Raise FeedLostError if the connection has gone since `connect`: who is there now may be another process."""
+
     def close(self) -> None:
         """Close at once."""
+
+
+class PublisherIdentity(Protocol):
+    """What tells one publisher process from the next on the same address."""
+
+    async def started_at(self) -> float | None:
+        """Ask when its process started, in its own unix seconds; None within a bounded time if it does not say."""
 
 
 class IndexerTelemetry(Protocol):
@@ -105,3 +153,29 @@ class IndexerTelemetry(Protocol):
 
     def forget(self, stream: Stream) -> None:
         """Stop showing a stream."""
+
+
+class PodReports(Protocol):
+    """What the pods say of themselves."""
+
+    def latest(self, endpoint: str) -> PodReport | None:
+        """Return the last report, however old; None if there was none."""
+
+
+class FindingShelf(Protocol):
+    """Where all indexers keep what they have found, for the command line to read."""
+
+    async def share(self, standing: Collection[Finding], *, healed: Collection[Finding]) -> tuple[Finding, ...]:
+        """Confirm what stands, take away what has healed; return what any indexer stands by.
+
+        What is not confirmed for a while is void. Raise IndexUnavailableError.
+        """
+
+
+class FindingDisplay(Protocol):
+    """Where this indexer shows its own findings."""
+
+    def findings(
+        self, standing: Collection[Finding], *, appeared: Collection[Finding], endpoints: Collection[str]
+    ) -> None:
+        """Show what stands, of all the endpoints that are watched; count what has just appeared."""

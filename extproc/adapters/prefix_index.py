@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from extproc.core.prompt_match import IndexHits
 from extproc.errors import ConfigError, PrefixIndexError, PrefixIndexTimeoutError, PrefixIndexUnavailableError
-from kv_indexer.api import IndexStatus, IndexUnavailableError, PrefixIndexReader, RedisUrlError, root_key
+from kv_indexer.api import (
+    IndexStatus,
+    IndexUnavailableError,
+    PrefixIndexReader,
+    RedisAccess,
+    RedisUrlError,
+    root_key,
+)
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +23,7 @@ NO_INDEXER = "no indexer is alive: the index stands still"
 class RedisPrefixIndex:
     """Looks prompts up; remembers whether the last lookup worked so that pages and logs can say so."""
 
-    def __init__(self, *, url: str, hash_seed: str, timeout_seconds: float) -> None:
+    def __init__(self, *, url: RedisAccess | str, hash_seed: str, timeout_seconds: float) -> None:
         try:
             self._reader = PrefixIndexReader(url=url, hash_seed=hash_seed)
         except RedisUrlError as error:

@@ -97,6 +97,12 @@ class PickerTelemetry:
             ["endpoint"],
             registry=self.registry,
         )
+        self._findings = Gauge(
+            "kvmesh_extproc_finding",
+            "1 while something is wrong with an endpoint although nothing has failed (docs/findings.md).",
+            ["reason", "endpoint"],
+            registry=self.registry,
+        )
         # finding a child by its labels costs more than counting; the labels are a closed set
         self._outcomes_of = cache(self._outcomes.labels)
         self._picks_of = cache(self._picks.labels)
@@ -133,6 +139,10 @@ class PickerTelemetry:
         """Count the end of a routed request; `status` is the pod's, 0 where none came."""
         self._bookings_of(endpoint).dec()
         self._responses_of(endpoint, f"{status // 100}xx" if status else "none").inc()
+
+    def finding(self, *, endpoint: str, reason: str, stands: bool) -> None:
+        """Show that a finding has appeared or healed."""
+        self._findings.labels(reason, endpoint).set(int(stands))
 
     def exposition(self) -> bytes:
         """Return all metrics as Prometheus text."""

@@ -12,6 +12,15 @@ import typer
 
 from extproc.local.body_delivery import BodyDelivery
 from extproc.logs import LOG_FORMAT, LOG_LEVEL
+from extproc.redis_options import (
+    RedisCaFile,
+    RedisCertFile,
+    RedisKeyFile,
+    RedisPasswordFile,
+    RedisSentinelPasswordFile,
+    RedisServerName,
+    RedisUsername,
+)
 
 
 def up(
@@ -42,8 +51,20 @@ def up(
         ),
     ] = None,
     redis: Annotated[
-        str | None, typer.Option(help="redis:// URL to use. Default: start one on a free port, without persistence.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Redis to use: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://. "
+            "Default: start one on a free port, without persistence.",
+        ),
     ] = None,
+    redis_username: RedisUsername = None,
+    redis_password_file: RedisPasswordFile = None,
+    redis_sentinel_password_file: RedisSentinelPasswordFile = None,
+    redis_ca_file: RedisCaFile = None,
+    redis_cert_file: RedisCertFile = None,
+    redis_key_file: RedisKeyFile = None,
+    redis_server_name: RedisServerName = None,
     envoy_port: Annotated[int, typer.Option(min=1, max=65535, help="Gateway port, where clients connect.")] = 10000,
     envoy_admin_port: Annotated[int, typer.Option(min=1, max=65535, help="Envoy's admin port.")] = 9901,
     grpc_port: Annotated[
@@ -66,6 +87,7 @@ def up(
     """Start Redis, pods, indexer, picker and a real Envoy on this machine; Ctrl-C ends them all."""
     from extproc.local.addresses import resolve, resolve_event_sources
     from extproc.local.errors import UpError
+    from extproc.local.redis_choice import foreign_redis
     from extproc.local.service import run, simulated_tokenizer
     from extproc.local.stack import StackSettings
 
@@ -76,7 +98,16 @@ def up(
             endpoints=tuple(real_pods.values()),
             model=model or (None if real_pods else "tiny"),
             tokenizer_folder=tokenizer or (None if real_pods else simulated_tokenizer()),
-            redis_url=redis,
+            redis=foreign_redis(
+                redis,
+                username=redis_username,
+                password_file=redis_password_file,
+                sentinel_password_file=redis_sentinel_password_file,
+                ca_file=redis_ca_file,
+                cert_file=redis_cert_file,
+                key_file=redis_key_file,
+                server_name=redis_server_name,
+            ),
             event_sources=None if event_sources is None else resolve_event_sources(event_sources, endpoints=real_pods),
             envoy_port=envoy_port,
             envoy_admin_port=envoy_admin_port,

@@ -11,7 +11,7 @@ import os
 import signal
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from extproc.local.child_log import ChildLog
@@ -32,6 +32,8 @@ class ProcessSpec:
 
     name: str
     argv: tuple[str, ...]
+    # beside what all children get; for secrets, because everybody can read the flags of a process
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     ready: tuple[Condition, ...] = ()
     ready_within_seconds: float = 60.0
 
@@ -93,7 +95,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=dict(environment),
+                env={**environment, **spec.environment},
                 start_new_session=True,  # Ctrl-C in the terminal reaches the supervisor alone; and one group to end
                 preexec_fn=lambda: _die_with(supervisor_pid),
             )

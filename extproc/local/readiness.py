@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from extproc.local.errors import BadSettingError, NotReadyError
+from extproc.local.errors import NotReadyError
+from extproc.local.redis_choice import redis_label
 from extproc.plain_text import printable
+from kv_indexer.api import IndexUnavailableError, RedisAccess, RedisUrlError, ping
 
 ATTEMPT_SECONDS = 2.0
 POLL_SECONDS = 0.1
@@ -29,10 +31,10 @@ class HttpReady:
 class RedisReady:
     """Ready once Redis answers PING."""
 
-    url: str
+    access: RedisAccess
 
     def __str__(self) -> str:
-        return f"PING {self.url}"
+        return f"PING {redis_label(self.access)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +48,6 @@ class GrpcReady:
 
 
 Condition = HttpReady | RedisReady | GrpcReady
-
-
-def require_redis_url(url: str, *, flag: str) -> None:
-    """Raise BadSettingError for what no Redis client could use; nothing is connected, no password is shown."""
-    from redis.asyncio import ConnectionPool  # noqa: PLC0415
-
-    from kv_indexer.api import redis_target  # noqa: PLC0415
-
-    try:
-        redis_target(url)
-        # only a connection finds an unknown setting behind `?`
-        ConnectionPool.from_url(url).make_connection()  # type: ignore[no-untyped-call]
-    except (ValueError, TypeError) as error:
-        raise BadSettingError(f"{flag} URL cannot be used: {printable(str(error))}") from None
 
 
 async def wait_until_ready(condition: Condition, *, name: str, within_seconds: float) -> None:
@@ -80,8 +68,8 @@ async def _first_failure(condition: Condition) -> str:
             match condition:
                 case HttpReady(url=url):
                     return await _check_http(url)
-                case RedisReady(url=url):
-                    return await _check_redis(url)
+                case RedisReady(access=access):
+                    return await _check_redis(access)
                 case GrpcReady(address=address):
                     return await _check_grpc(address)
     except TimeoutError:
@@ -96,17 +84,11 @@ async def _check_http(url: str) -> str:
         return str(error)
 
 
-async def _check_redis(url: str) -> str:
-    from redis.asyncio import Redis  # noqa: PLC0415  (heavy, and not needed by every caller)
-    from redis.exceptions import RedisError  # noqa: PLC0415
-
-    client = Redis.from_url(url, socket_timeout=ATTEMPT_SECONDS, socket_connect_timeout=ATTEMPT_SECONDS)
+async def _check_redis(access: RedisAccess) -> str:
     try:
-        await client.ping()
-    except (RedisError, OSError) as error:
-        return str(error)
-    finally:
-        await client.aclose()
+        await ping(access, timeout_seconds=ATTEMPT_SECONDS)
+    except (IndexUnavailableError, RedisUrlError) as error:
+        return printable(str(error))
     return ""
 
 

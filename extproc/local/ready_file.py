@@ -17,14 +17,14 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
-def ready_facts(settings: StackSettings, *, redis_url: str, pids: Mapping[str, int]) -> dict[str, object]:
-    """The content: URLs, except `extproc` (gRPC) and `endpoints`, which are ip:port."""
+def ready_facts(settings: StackSettings, *, redis: str, pids: Mapping[str, int]) -> dict[str, object]:
+    """The content: URLs, except `extproc` (gRPC) and `endpoints`, which are ip:port; `redis` names no password."""
     return {
         "gateway": f"http://{settings.gateway}",
         "admin": f"http://{settings.picker_admin}",
         "extproc": str(settings.picker),
         "indexer_admin": f"http://{settings.indexer_admin}",
-        "redis": redis_url,
+        "redis": redis,
         "envoy_admin": f"http://{settings.envoy_admin}",
         "endpoints": [str(pod) for pod in settings.pods],
         "model": settings.model,

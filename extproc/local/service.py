@@ -19,11 +19,13 @@ from extproc.local.live_view import show_live
 from extproc.local.ports import pick_free_port, require_free
 from extproc.local.processes import Supervisor
 from extproc.local.programs import find_envoy, find_redis_server
-from extproc.local.readiness import RedisReady, require_redis_url, wait_until_ready
+from extproc.local.readiness import RedisReady, wait_until_ready
 from extproc.local.ready_file import ready_facts, remove_stale, temporary_path, write_ready_file
+from extproc.local.redis_choice import redis_label, require_redis
 from extproc.local.run_directory import run_directory
 from extproc.local.served_model import fill_in_model, first_served_models
 from extproc.local.stack import HOST, LocalParts, StackSettings, fixed_ports, plan
+from kv_indexer.api import RedisAccess
 
 EXTERNAL_REDIS_SECONDS = 10.0
 
@@ -33,8 +35,8 @@ async def run(settings: StackSettings, *, ready_path: Path | None, live: bool) -
 
     In every case all children have ended and all files are gone when this returns.
     """
-    if settings.redis_url is not None:
-        require_redis_url(settings.redis_url, flag="--redis")
+    if settings.redis is not None:
+        require_redis(settings.redis, flag="--redis")
     require_free(fixed_ports(settings), host=HOST)
     doomed: tuple[Path, ...] = ()
     if ready_path is not None:
@@ -65,12 +67,12 @@ def simulated_tokenizer() -> Path:
 async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
     """Find the programs, choose Redis, write Envoy's configuration."""
     envoy_program = find_envoy()
-    redis_program = None if settings.redis_url else find_redis_server()
+    redis_program = None if settings.redis else find_redis_server()
     taken = {use.port for use in fixed_ports(settings)}
     redis_port = pick_free_port(host=HOST, avoid=taken)
-    redis_url = settings.redis_url or f"redis://{HOST}:{redis_port}/0"
-    if settings.redis_url:
-        condition = RedisReady(url=redis_url)
+    redis = settings.redis or RedisAccess(url=f"redis://{HOST}:{redis_port}/0")
+    if settings.redis:
+        condition = RedisReady(access=redis)
         await wait_until_ready(condition, name="the Redis of --redis", within_seconds=EXTERNAL_REDIS_SECONDS)
     config = fill_in(
         read_template(settings.body_delivery.envoy_file),
@@ -86,7 +88,7 @@ async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
         envoy_program=envoy_program,
         envoy_config=envoy_config,
         redis_program=redis_program,
-        redis_url=redis_url,
+        redis=redis,
         redis_port=redis_port,
     )
 
@@ -98,7 +100,7 @@ async def _supervise(
     console = Console()
 
     async def when_ready() -> None:
-        facts = ready_facts(settings, redis_url=parts.redis_url, pids=supervisor.pids)
+        facts = ready_facts(settings, redis=redis_label(parts.redis), pids=supervisor.pids)
         if ready_path is not None:
             write_ready_file(ready_path, facts)
         lines = greeting(facts, log_directory=str(parts.run_directory), model=settings.model or "", notes=notes)

@@ -13,6 +13,8 @@ from extproc.local.envoy_config import SocketAddress
 from extproc.local.ports import PortUse
 from extproc.local.processes import ProcessSpec
 from extproc.local.readiness import GrpcReady, HttpReady, RedisReady
+from extproc.local.redis_choice import redis_environment
+from kv_indexer.api import RedisAccess
 
 HOST = "127.0.0.1"
 KVMESH = (sys.executable, "-m", "extproc")
@@ -26,7 +28,7 @@ class StackSettings:
     endpoints: tuple[SocketAddress, ...]
     model: str | None
     tokenizer_folder: Path | None
-    redis_url: str | None
+    redis: RedisAccess | None  # None: one of our own
     envoy_port: int
     envoy_admin_port: int
     grpc_port: int
@@ -78,7 +80,7 @@ class LocalParts:
     envoy_program: Path
     envoy_config: Path
     redis_program: Path | None  # None: Redis is somebody else's
-    redis_url: str
+    redis: RedisAccess
     redis_port: int
 
 
@@ -114,7 +116,7 @@ def _redis(parts: LocalParts) -> ProcessSpec:
             *(str(parts.redis_program), "--bind", HOST, "--port", str(parts.redis_port)),
             *("--save", "", "--appendonly", "no", "--dir", str(parts.run_directory), "--daemonize", "no"),
         ),
-        ready=(RedisReady(url=parts.redis_url),),
+        ready=(RedisReady(access=parts.redis),),
     )
 
 
@@ -137,11 +139,12 @@ def _indexer(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
         name="indexer",
         argv=(
             *(*KVMESH, "indexer", "--host", HOST, "--indexer-admin-port", str(settings.indexer_admin_port)),
-            *("--redis", parts.redis_url, "--endpoints", _comma_list(settings.pods)),
+            *("--endpoints", _comma_list(settings.pods)),
             *(("--model", settings.model) if settings.model else ()),
             *(("--event-sources", settings.event_sources) if settings.event_sources is not None else ()),
             *settings.log_flags,
         ),
+        environment=redis_environment(parts.redis),
         ready=(HttpReady(url=f"http://{settings.indexer_admin}/readyz"),),
     )
 
@@ -151,12 +154,13 @@ def _picker(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
         name="extproc",
         argv=(
             *(*KVMESH, "extproc", "--host", HOST, "--grpc-port", str(settings.grpc_port)),
-            *("--admin-port", str(settings.admin_port), "--redis", parts.redis_url),
+            *("--admin-port", str(settings.admin_port)),
             *("--endpoints", _comma_list(settings.pods)),
             *_model_flags(settings),
             *("--drain-seconds", "0"),  # Envoy ends at the same moment: nobody is left to be told
             *settings.log_flags,
         ),
+        environment=redis_environment(parts.redis),
         ready=(HttpReady(url=f"http://{settings.picker_admin}/readyz"), GrpcReady(address=str(settings.picker))),
     )
 

@@ -9,6 +9,7 @@ from kv_indexer.core.source import EventAddresses, reachable
 from kv_indexer.errors import FeedLostError, NoEventSourceError
 
 ANSWER_LIMIT_BYTES = 1 << 20
+MAX_RANKS = 1024
 
 
 class _Publisher(msgspec.Struct):
@@ -57,7 +58,7 @@ class EventSourceDirectory:
             raise FeedLostError(f"{endpoint}/kv_event_sources answers {status}")
         host = endpoint.rpartition(":")[0]
         try:
-            found = {int(rank): _addresses(publisher, host) for rank, publisher in _sources.decode(body).items()}
+            found = {_rank(name): _addresses(publisher, host) for name, publisher in _sources.decode(body).items()}
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise NoEventSourceError(f"{endpoint}/kv_event_sources is not what vLLM answers: {error}") from error
         ranks = {rank: addresses for rank, addresses in found.items() if addresses is not None}
@@ -87,6 +88,14 @@ class EventSourceDirectory:
                 return answer.status, bytes(body)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise FeedLostError(f"{endpoint}{path}: {error or type(error).__name__}") from error
+
+
+def _rank(name: str) -> int:
+    # each rank becomes a stream with sockets of its own
+    rank = int(name)
+    if str(rank) != name or not 0 <= rank < MAX_RANKS:
+        raise ValueError(f"{name[:20]!r} is no data-parallel rank from 0 to {MAX_RANKS - 1}")
+    return rank
 
 
 def _addresses(publisher: _Publisher | None, host: str) -> EventAddresses | None:

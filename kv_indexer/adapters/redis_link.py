@@ -2,31 +2,35 @@
 
 Requests are written as they come and answered in order. A caller that gives up (deadline, cancellation) just loses
 interest in its answer: nothing has to be reconnected, which a pooled client must do. Measured in
-`docs/decisions/0001-redis-lookup.md`.
+`docs/decisions/0001-redis-lookup.md`. Which server it is, and how it is found again, is `redis_route`'s part.
 """
 
 import asyncio
 import hashlib
-import ssl
-from collections import deque
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 import hiredis
-from redis.asyncio.connection import SSLConnection, parse_url
 
+from kv_indexer.adapters.redis_address import RedisAccess, RedisNode, read_address
+from kv_indexer.adapters.redis_protocol import Argument, RedisProtocol, checked, pack
+from kv_indexer.adapters.redis_refusals import Reaction, explained, reaction, refusal_word
+from kv_indexer.adapters.redis_route import RedisRoute, read_secrets
 from kv_indexer.errors import IndexUnavailableError, RedisUrlError
 
-Argument = bytes | str | int | float
-MAX_PENDING = 10_000  # requests under way; more means that Redis does not answer
+__all__ = ["Argument", "RedisLink", "Script", "checked", "pack", "ping"]
 
+log = logging.getLogger(__name__)
 
-def pack(*arguments: Argument) -> bytes:
-    """Return one command in the Redis protocol."""
-    packed: bytes = hiredis.pack_command(arguments)  # type: ignore[arg-type]  # its stub takes 1-tuples only
-    return packed
+HOPS = 4  # a request that was sent on so often runs in circles
+FIRST_PAUSE_SECONDS = 0.01  # between attempts to connect; doubles up to the longest
+LONGEST_PAUSE_SECONDS = 0.5
+WORTH_WAITING_SECONDS = 0.05  # a caller waits for an attempt that begins this soon, and fails at once otherwise
+SHORT_LIFE_SECONDS = 1.0  # a connection that ends so soon counts as a failed attempt
+LEAVE_SECONDS = 0.1  # before the right server is looked for: who has just been elected needs a moment, too
+RECHECK_SECONDS = 10.0  # a master that was cut off from the others does not know that it is none any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,70 +45,62 @@ class Script:
         object.__setattr__(self, "sha", hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest())
 
 
-def redis_target(url: str) -> dict[str, Any]:
-    """Read a redis://, rediss:// or unix:// address into what redis-py calls connection arguments.
-
-    Stricter than redis-py, which takes what it cannot read for localhost or database 0. Raise RedisUrlError.
-    """
-    try:
-        fault = _fault(urlsplit(url))
-        target = {} if fault else dict(parse_url(url))
-    except ValueError:
-        fault = "it cannot be read"  # the libraries' own words may repeat the password
-    if fault:
-        example = "redis://:PASSWORD@10.0.0.5:6379/0"
-        raise RedisUrlError(f"Redis address {_without_secrets(url)!r}: {fault}; a valid one is e.g. {example}")
-    return target
-
-
-def _fault(parts: SplitResult) -> str:
-    """Say what is wrong with an address, or ''."""
-    is_unix, database = parts.scheme == "unix", parts.path.strip("/")
-    checks = (
-        (parts.scheme not in ("redis", "rediss", "unix"), "it must begin with redis://, rediss:// or unix://"),
-        (is_unix and not parts.path, "it names no socket file"),
-        (not is_unix and not parts.hostname, "it names no host"),
-        (not is_unix and _port_is_bad(parts.netloc), "its port is not a number from 1 to 65535"),
-        (not is_unix and bool(database) and not database.isdecimal(), "its database is not a number"),
-    )
-    return next((fault for failed, fault in checks if failed), "")
-
-
-def _port_is_bad(netloc: str) -> bool:
-    _, colon, port = netloc.rpartition("@")[2].rpartition("]")[2].rpartition(":")
-    return bool(colon) and not (port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536)
-
-
-def _without_secrets(url: str) -> str:
-    """Blank out all that may be a password, also in an address that cannot be read."""
-    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
-    if "@" in rest:
-        rest = "***" if "?" in rest else f"***@{rest.rpartition('@')[2]}"
-    else:
-        rest, question, _ = rest.partition("?")
-        if _port_is_bad(rest.partition("/")[0]):
-            rest = f"{rest.rpartition(':')[0]}:***"  # perhaps USER:PASSWORD whose @HOST was forgotten
-        rest += "?***" if question else ""
-    return scheme + separator + rest
-
-
 class RedisLink:
-    """A lazily opened, self-healing, pipelined connection. Raise RedisUrlError."""
+    """A lazily opened, self-healing, pipelined connection. Raise RedisUrlError, also for a file that cannot be read.
 
-    def __init__(self, url: str, *, connect_timeout_seconds: float = 2.0, stall_seconds: float = 5.0) -> None:
-        self._target = redis_target(url)
+    It leads to a master, always; with `reads_only` a redis:// address may also name a replica.
+    """
+
+    def __init__(
+        self,
+        url: RedisAccess | str,
+        *,
+        reads_only: bool = False,
+        connect_timeout_seconds: float = 2.0,
+        stall_seconds: float = 5.0,
+        recheck_seconds: float = RECHECK_SECONDS,
+    ) -> None:
+        address = read_address(url)
+        try:
+            read_secrets(address)  # later it would be an outage, now it is a mistake
+        except IndexUnavailableError as error:
+            raise RedisUrlError(str(error)) from None
+        self._route = RedisRoute(address, reads_only=reads_only)
+        self._in_cluster = self._route.in_cluster
         self._connect_timeout = connect_timeout_seconds
         self._stall = stall_seconds
-        self._protocol: _Protocol | None = None
-        self._connecting: asyncio.Task[_Protocol] | None = None
+        self._recheck_seconds = recheck_seconds
+        self._protocol: RedisProtocol | None = None
+        self._connecting: asyncio.Task[RedisProtocol] | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
+        self._hint: RedisNode | None = None  # where a MOVED points to
+        self._led_to: RedisNode | None = None  # the server of the connection before
+        self._opened_at = 0.0  # loop time
+        self._setbacks = 0  # attempts in a row that failed, or whose connection ended at once
+        self._connect_at = 0.0  # loop time of the next attempt
+        self._trouble = ""
 
     async def request(self, commands: bytes, *, replies: int) -> list[Any]:
         """Write packed commands and return that many replies. Raise IndexUnavailableError; error replies are values."""
         protocol = self._protocol
         if protocol is None or protocol.closed:
             protocol = await self._connect()
-        protocol.drop_if_stalled(self._stall)
-        return await protocol.request(commands, replies)
+        got = await protocol.request(commands, replies)
+        return got if protocol.leave is None else await self._elsewhere(protocol, got, commands)
+
+    async def _elsewhere(self, protocol: RedisProtocol, got: list[Any], commands: bytes) -> list[Any]:
+        """Leave a connection that was the wrong one, and send again what belongs elsewhere."""
+        for _ in range(HOPS):
+            self._leave(protocol, protocol.leave or "")
+            if not self._sent_on(got):
+                return got
+            protocol = self._protocol if self._protocol and not self._protocol.closed else await self._connect()
+            got = await protocol.request(commands, len(got))
+            if protocol.leave is None:
+                return got
+        self._set_back("the nodes of the Redis Cluster send us round in circles", at_least_seconds=LEAVE_SECONDS)
+        raise IndexUnavailableError(self._trouble)
 
     async def call(self, *arguments: Argument) -> Any:
         """Run one command. Raise IndexUnavailableError, also for an error reply."""
@@ -120,131 +116,120 @@ class RedisLink:
 
     async def close(self) -> None:
         """Close the connection; requests under way fail."""
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+        tasks = [task for task in (self._connecting, self._checking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._protocol is not None:
             self._protocol.abort()
 
-    async def _connect(self) -> "_Protocol":
+    async def _connect(self) -> RedisProtocol:
         # one attempt for all callers, and it outlives a caller with a short deadline
         if self._connecting is None or self._connecting.done():
-            self._connecting = asyncio.create_task(self._open(), name="redis-connect")
+            self._judge_the_last()
+            pause = self._connect_at - asyncio.get_running_loop().time()
+            if pause > WORTH_WAITING_SECONDS:
+                raise IndexUnavailableError(self._trouble)
+            self._connecting = asyncio.create_task(self._open(max(pause, 0.0)), name="redis-connect")
             self._connecting.add_done_callback(_mark_seen)
         return await asyncio.shield(self._connecting)
 
-    async def _open(self) -> "_Protocol":
+    async def _open(self, pause_seconds: float) -> RedisProtocol:
+        await asyncio.sleep(pause_seconds)
+        hint, self._hint = self._hint, None
         try:
             async with asyncio.timeout(self._connect_timeout):
-                protocol = await self._open_socket()
-                await self._introduce(protocol)
-        except (OSError, TimeoutError, ValueError) as error:  # the last: a host that is no host name
-            raise IndexUnavailableError(f"cannot connect to Redis: {error or type(error).__name__}") from error
+                protocol = await self._route.open(hint)
+        except TimeoutError:
+            perhaps = "; perhaps it speaks no TLS" if self._route.address.secure else ""
+            self._set_back(f"cannot connect to Redis: no answer within {self._connect_timeout:g} s{perhaps}")
+            raise IndexUnavailableError(self._trouble) from None
+        except IndexUnavailableError as error:
+            self._set_back(f"cannot connect to Redis: {error}")
+            raise IndexUnavailableError(self._trouble) from error
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            self._set_back("cannot connect to Redis: it answers like something else; perhaps it is a proxy or no Redis")
+            raise IndexUnavailableError(self._trouble) from error
+        self._opened_at = asyncio.get_running_loop().time()
         self._protocol = protocol
+        protocol.watch(self._stall)
+        self._check_later(protocol)
+        if self._route.node != self._led_to:
+            if self._led_to is not None:
+                log.warning("the index is now on the Redis at %s; it was on %s", self._route.node, self._led_to)
+            self._led_to = self._route.node
         return protocol
 
-    async def _open_socket(self) -> "_Protocol":
-        loop = asyncio.get_running_loop()
-        path = self._target.get("path")
-        if path:
-            _, protocol = await loop.create_unix_connection(_Protocol, path)
-            return protocol
-        host, port = self._target.get("host", "localhost"), self._target.get("port", 6379)
-        secure = self._target.get("connection_class") is SSLConnection
-        context = ssl.create_default_context() if secure else None
-        _, protocol = await loop.create_connection(_Protocol, host, port, ssl=context)
-        return protocol
+    def _judge_the_last(self) -> None:
+        """See whether the connection that has ended was worth anything."""
+        protocol, self._protocol = self._protocol, None
+        if protocol is None:
+            return
+        if asyncio.get_running_loop().time() - self._opened_at > SHORT_LIFE_SECONDS:
+            self._setbacks = 0
+        else:
+            self._set_back(f"Redis closed the connection: {protocol.last_error or 'end of stream'}")
 
-    async def _introduce(self, protocol: "_Protocol") -> None:
-        commands: list[bytes] = []
-        password = self._target.get("password")
-        if password:
-            user = self._target.get("username")
-            commands.append(pack("AUTH", user, password) if user else pack("AUTH", password))
-        if self._target.get("db"):
-            commands.append(pack("SELECT", self._target["db"]))
-        try:
-            for reply in await protocol.request(b"".join(commands), len(commands)) if commands else []:
-                checked(reply)
-        except BaseException:
-            protocol.abort()
-            raise
+    def _set_back(self, trouble: str, *, at_least_seconds: float = 0.0) -> None:
+        """Remember the trouble, and do not try again at once: there may be a thousand callers a second."""
+        self._trouble = trouble
+        pause = max(min(FIRST_PAUSE_SECONDS * 2**self._setbacks, LONGEST_PAUSE_SECONDS), at_least_seconds)
+        self._setbacks = min(self._setbacks + 1, 16)
+        self._connect_at = asyncio.get_running_loop().time() + pause
+
+    def _leave(self, protocol: RedisProtocol, error: str) -> None:
+        """Have the next request look for the right server."""
+        if self._protocol is not protocol:
+            return  # another caller was told the same
+        self._protocol = None
+        protocol.retire(within_seconds=self._stall)
+        if reaction(error, in_cluster=self._in_cluster) is Reaction.FOLLOW:
+            self._hint = self._route.moved_to(error)
+        else:
+            self._set_back(f"Redis refuses: {explained(error)}", at_least_seconds=LEAVE_SECONDS)
+
+    def _sent_on(self, replies: Sequence[Any]) -> bool:
+        """Tell whether nothing was done and the same request belongs elsewhere."""
+        return self._in_cluster and all(
+            isinstance(reply, hiredis.ReplyError) and refusal_word(str(reply)) == "MOVED" for reply in replies
+        )
+
+    def _check_later(self, protocol: RedisProtocol) -> None:
+        def begin() -> None:
+            self._checking = asyncio.create_task(self._check(protocol), name="redis-check")
+
+        if self._route.can_move:
+            if self._check_timer is not None:
+                self._check_timer.cancel()
+            self._check_timer = asyncio.get_running_loop().call_later(self._recheck_seconds, begin)
+
+    async def _check(self, protocol: RedisProtocol) -> None:
+        """Leave a server that most others do not take for the master any more."""
+        elsewhere = await self._route.is_elsewhere()
+        if self._protocol is not protocol or protocol.closed:
+            return
+        if elsewhere:
+            self._protocol = None
+            protocol.retire(within_seconds=self._stall)
+        else:
+            self._check_later(protocol)
 
 
-def checked(reply: Any) -> Any:
-    """Return the reply, or raise IndexUnavailableError if it is an error (LOADING, READONLY, OOM, NOAUTH, …)."""
-    if isinstance(reply, hiredis.ReplyError):
-        raise IndexUnavailableError(f"Redis refuses: {reply}")
-    return reply
+async def ping(url: RedisAccess | str, *, timeout_seconds: float) -> None:
+    """Return if the Redis of an address answers. Raise RedisUrlError or IndexUnavailableError, without passwords."""
+    link = RedisLink(url, connect_timeout_seconds=timeout_seconds)
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await link.call("PING")
+    except TimeoutError:
+        raise IndexUnavailableError(f"no answer in {timeout_seconds:g} s") from None
+    finally:
+        await link.close()
 
 
-def _mark_seen(task: "asyncio.Task[_Protocol]") -> None:
+def _mark_seen(task: "asyncio.Task[RedisProtocol]") -> None:
     # a failed attempt whose callers have all given up is no news to anyone
     if not task.cancelled():
         task.exception()
-
-
-@dataclass(slots=True, kw_only=True)
-class _Pending:
-    """A request under way."""
-
-    future: asyncio.Future[list[Any]]
-    replies: int
-    sent_at: float  # loop time
-    got: list[Any] = field(default_factory=list)
-
-
-class _Protocol(asyncio.Protocol):
-    """Matches answers with requests, in order."""
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._loop = asyncio.get_running_loop()
-        self._reader = hiredis.Reader()
-        self._pending: deque[_Pending] = deque()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
-
-    def request(self, commands: bytes, replies: int) -> asyncio.Future[list[Any]]:
-        """Send at once; the future fails with IndexUnavailableError if the connection ends before the answer."""
-        future: asyncio.Future[list[Any]] = self._loop.create_future()
-        if self.closed or self._transport is None or len(self._pending) >= MAX_PENDING:
-            why = "the connection is closed" if self.closed else "too many requests wait"
-            future.set_exception(IndexUnavailableError(f"Redis: {why}"))
-            return future
-        self._pending.append(_Pending(future=future, replies=replies, sent_at=self._loop.time()))
-        self._transport.write(commands)
-        return future
-
-    def drop_if_stalled(self, seconds: float) -> None:
-        """Give a connection up that answers nobody (a half-open one looks like this)."""
-        if self._pending and self._loop.time() - self._pending[0].sent_at > seconds:
-            self.abort()
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._reader.feed(data)
-            while (reply := self._reader.gets()) is not False:
-                request = self._pending[0]
-                request.got.append(reply)
-                if len(request.got) == request.replies:
-                    self._pending.popleft()
-                    if not request.future.done():
-                        request.future.set_result(request.got)
-        except (hiredis.ProtocolError, IndexError):
-            self.abort()  # not a Redis server, or no longer in step
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
-        while self._pending:
-            future = self._pending.popleft().future
-            if not future.done():
-                future.set_exception(IndexUnavailableError(f"Redis closed the connection: {exc or 'end of stream'}"))
-
-    def abort(self) -> None:
-        """Close at once."""
-        self.closed = True
-        if self._transport is not None:
-            self._transport.abort()

@@ -8,25 +8,24 @@ before and after make the answer consistent without MULTI, which Redis refuses e
 import asyncio
 from typing import Any
 
+from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_link import RedisLink, checked, pack
 from kv_indexer.adapters.redis_scripts import SNAPSHOT
 from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES
 from kv_indexer.core.known_keys import KnownBlockKeys
+from kv_indexer.core.prefix_depth import DepthHints, next_chunk
 from kv_indexer.core.prefix_match import (
     MatchTable,
     PrefixLookup,
-    Run,
+    PrefixWalk,
     match_table,
     prefix_lookup,
-    runs_of,
     usable_tokens,
 )
 from kv_indexer.core.source import IndexStatus, Registry, SourceStatus
 from kv_indexer.errors import IndexUnavailableError
 from kv_indexer.wire.redis_keys import PREFIX, REGISTRY, SNAPSHOT_PARTS, pack_mget, parse_registry, parse_version
 
-FIRST_CHUNK = 512  # blocks asked for in the first round trip; a longer prompt continues only if all are held
-NEXT_CHUNK = 2048
 SNAPSHOT_MAX_AGE_SECONDS = 1.0  # counts and the indexer's heartbeat may be this old; slots and states never are
 CONFLICT_LIMIT = 4  # a registry that changes between all round trips is not worth waiting for
 
@@ -37,10 +36,11 @@ _SNAPSHOT = pack("EVAL", SNAPSHOT.source, 1, PREFIX)
 class PrefixIndexReader:
     """Answers who holds a prompt's beginning; any number of lookups may run at a time. Raise RedisUrlError."""
 
-    def __init__(self, *, url: str, hash_seed: str) -> None:
+    def __init__(self, *, url: RedisAccess | str, hash_seed: str) -> None:
         self.hash_seed = hash_seed
-        self._link = RedisLink(url)
+        self._link = RedisLink(url, reads_only=True)
         self._known = KnownBlockKeys()
+        self._hints = DepthHints()
         self._table: MatchTable | None = None
         self._read_at = 0.0  # loop time
 
@@ -48,16 +48,17 @@ class PrefixIndexReader:
         """Return each endpoint's longest cached prefix of a prompt.
 
         `tokens` is a buffer of little-endian uint32, `root` comes from `root_key`. A match never covers the last token:
-        vLLM computes at least that one anew. One round trip for up to 512 blocks, unless the sources have just
-        changed. Set a deadline: cancelling leaves the reader usable. Raise IndexUnavailableError.
+        vLLM computes at least that one anew. One round trip for a prompt that is cold or was seen before, a few for
+        one that only others have seen. Set a deadline: cancelling leaves the reader usable.
+        Raise IndexUnavailableError.
         """
         usable = tokens[: usable_tokens(tokens) * TOKEN_BYTES]
         for _ in range(CONFLICT_LIMIT):
             table = await self._current_table()
             keys = {size: self._known.keys(usable, block_size=size, parent=root) for size in table.masks}
-            runs = await self._walk(keys, table)
-            if runs is not None:
-                return prefix_lookup(table, runs)
+            walks = await self._walk(keys, table)
+            if walks is not None:
+                return prefix_lookup(table, walks)
             self._table = None
         raise IndexUnavailableError("the sources changed during each of several attempts")
 
@@ -89,31 +90,35 @@ class PrefixIndexReader:
         self._read_at = asyncio.get_running_loop().time()
         return self._table
 
-    async def _walk(self, keys: dict[int, bytes], table: MatchTable) -> dict[int, list[Run]] | None:
-        """Read block size -> runs, in growing chunks while every block is held; None if the registry has changed."""
-        bitmaps: dict[int, list[bytes | None]] = {size: [] for size in keys}
-        wanted = {size: packed[: FIRST_CHUNK * KEY_BYTES] for size, packed in keys.items() if packed}
-        while True:
+    async def _walk(self, keys: dict[int, bytes], table: MatchTable) -> dict[int, PrefixWalk] | None:
+        """Walk each block size in growing chunks, while anyone holds every block; None if the registry has changed."""
+        walks = {size: PrefixWalk(streams, width=table.width) for size, streams in table.masks.items()}
+        wanted = {size: some[: self._hints.first_chunk(some) * KEY_BYTES] for size, some in keys.items() if some}
+        asked = dict.fromkeys(keys, 0)
+        while True:  # at least once: with no source yet, the version tells whether there are any now
             version, answers = await self._read(list(wanted.values()))
             if version != table.registry.version:
                 return None
             following: dict[int, bytes] = {}
-            for size, answer in zip(wanted, answers, strict=True):
-                bitmaps[size] += answer
-                at = len(bitmaps[size]) * KEY_BYTES
-                if at < len(keys[size]) and answer[-1] is not None:
-                    following[size] = keys[size][at : at + NEXT_CHUNK * KEY_BYTES]
+            for size, values in zip(wanted, answers, strict=True):
+                asked[size] += len(values)
+                at = asked[size] * KEY_BYTES
+                if walks[size].feed(values) and at < len(keys[size]):
+                    following[size] = keys[size][at : at + next_chunk(len(values)) * KEY_BYTES]
             if not following:
-                return {size: runs_of(values) for size, values in bitmaps.items()}
+                break
             wanted = following
+        for size, walk in walks.items():
+            self._hints.learn(keys[size], matched=walk.blocks)
+        return walks
 
     async def _read(self, chunks: list[bytes]) -> tuple[bytes | None, list[list[bytes | None]]]:
-        """Read the chunks' bitmaps and the version that holds for all of them; None if it changed in between."""
+        """Read the chunks' values and the version that holds for all of them; None if it changed in between."""
         commands = b"".join([_VERSION, *map(pack_mget, chunks), _VERSION])
         replies = await self._link.request(commands, replies=len(chunks) + 2)
         before, after = _array(replies[0], 2), _array(replies[-1], 2)
-        bitmaps = [_array(reply, len(chunk) // KEY_BYTES) for reply, chunk in zip(replies[1:-1], chunks, strict=True)]
-        return parse_version(before) if before == after else None, bitmaps
+        values = [_array(reply, len(chunk) // KEY_BYTES) for reply, chunk in zip(replies[1:-1], chunks, strict=True)]
+        return parse_version(before) if before == after else None, values
 
 
 def _array(reply: Any, length: int) -> list[Any]:

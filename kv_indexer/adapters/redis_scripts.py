@@ -1,4 +1,4 @@
-"""The Lua scripts, loaded from the files beside this module. Used by the reader (snapshot only) and the writer."""
+"""The Lua scripts, loaded from the files beside this module. Used by the reader (snapshot only), writer and leases."""
 
 from importlib.resources import files
 
@@ -15,10 +15,13 @@ def _writing(name: str) -> Script:
 
 
 APPLY = _writing("apply")
-OPEN_STREAM = _writing("open_stream")
 BEGIN_EPOCH = _writing("begin_epoch")
 SET_STATE = _writing("set_state")
+SET_STARTED_AT = _writing("set_started_at")
 DROP_STREAM = _writing("drop_stream")
+FIND_ELSEWHERE = _writing("find_elsewhere")
 SWEEP = _writing("sweep")
-HEARTBEAT = Script(_lua("heartbeat"))
+TICK = _writing("tick")
+RELEASE = _writing("release")
+ADMIN_CLEAR = _writing("admin_clear")
 SNAPSHOT = Script(_lua("snapshot"))

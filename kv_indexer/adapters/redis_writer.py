@@ -1,127 +1,151 @@
 """The index in Redis, written: implements `ports.IndexWriter` with one script a change. Used by the indexer alone.
 
-Atomicity, order and slots live in the Lua files beside this module; what they store is in `docs/redis.md`.
+Atomicity, order, claims and slots live in the Lua files beside this module; what they store is in `docs/redis.md`.
 """
 
-import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from itertools import product
+from typing import Any, TypeVar
 
-from kv_indexer.adapters.redis_link import Argument, RedisLink, Script, checked, pack
+from kv_indexer.adapters.redis_address import RedisAccess
+from kv_indexer.adapters.redis_calls import RedisCalls
+from kv_indexer.adapters.redis_link import Argument, pack
 from kv_indexer.adapters.redis_scripts import (
     APPLY,
     BEGIN_EPOCH,
-    DROP_STREAM,
-    HEARTBEAT,
-    OPEN_STREAM,
+    FIND_ELSEWHERE,
+    SET_STARTED_AT,
     SET_STATE,
     SNAPSHOT,
     SWEEP,
 )
 from kv_indexer.core.block_keys import KEY_BYTES
-from kv_indexer.core.index_changes import IndexChange
-from kv_indexer.core.source import Registry, SourceState, Stream, StreamPosition
-from kv_indexer.errors import IndexUnavailableError, StreamForgottenError
+from kv_indexer.core.index_changes import IndexChange, pack_hashes
+from kv_indexer.core.source import Claim, Registry, SourceState, Stream, StreamPosition
+from kv_indexer.errors import IndexUnavailableError
 from kv_indexer.ports import Applied
-from kv_indexer.wire.redis_keys import PREFIX, change_arguments, engine_field, parse_position, parse_registry
+from kv_indexer.wire.redis_keys import (
+    PREFIX,
+    change_arguments,
+    engine_field,
+    live_slots,
+    parse_position,
+    parse_registry,
+)
 
-HEARTBEAT_SECONDS = 5  # without one for so long, readers take the indexer for dead
+MAX_BLOCKS_PER_SOURCE = 4_000_000
+TIER_TTL_SECONDS = 3600.0
+# of a search among other streams: 16 sources times 32 hashes hold Redis for about a millisecond
+SLOTS_A_CALL, HASHES_A_CALL = 16, 32
+
+Name = TypeVar("Name")
 
 
 class RedisIndexWriter:
-    """Writes the index; one instance serves all streams of a process. Raise RedisUrlError."""
+    """Writes the index; one instance serves all streams of a process. Raise RedisUrlError.
 
-    def __init__(self, *, url: str, timeout_seconds: float = 5.0) -> None:
-        self._link = RedisLink(url)
-        self._timeout = timeout_seconds
+    A source holds `max_blocks_per_source` at most. Blocks of a tier that never reports removals are forgotten after one
+    to two times `tier_ttl_seconds`, unless they are stored again.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: RedisAccess | str,
+        timeout_seconds: float = 5.0,
+        max_blocks_per_source: int = MAX_BLOCKS_PER_SOURCE,
+        tier_ttl_seconds: float = TIER_TTL_SECONDS,
+    ) -> None:
+        self._redis = RedisCalls(url=url, timeout_seconds=timeout_seconds)
+        self._max_blocks = max_blocks_per_source
+        self._tier_ttl = tier_ttl_seconds
         self._sweep_cursor: Argument = "0"
-
-    async def open_stream(self, stream: Stream) -> StreamPosition:
-        """See `ports.IndexWriter`."""
-        nonce = secrets.token_hex(8)
-        reply = await self._run(OPEN_STREAM, stream.name, stream.endpoint, stream.dp_rank, nonce)
-        position = _position(stream, reply)
-        if position is None:
-            raise StreamForgottenError(f"{stream.name} vanished while it was registered")
-        return position
+        self._sweeper = secrets.token_hex(8)
 
     async def read_position(self, stream: Stream) -> StreamPosition | None:
         """See `ports.IndexWriter`."""
-        return _position(stream, await self._call(pack("HGETALL", _stream_key(stream))))
+        return _position(stream, await self._redis.call(pack("HGETALL", _stream_key(stream))))
 
     async def find_block_keys(self, stream: Stream, hashes: AbstractSet[tuple[int, int]]) -> Mapping[int, bytes]:
         """See `ports.IndexWriter`; a parent may be held in any tier."""
         wanted = sorted(hashes)
-        fields = await self._call(pack("HGETALL", _stream_key(stream)))
-        slots = [slot for name, slot in zip(fields[::2], fields[1::2], strict=True) if name.startswith(b"slot:")]
+        fields = await self._redis.call(pack("HGETALL", _stream_key(stream)))
+        is_slot = (b"slot:", b"old:")
+        slots = [slot for name, slot in zip(fields[::2], fields[1::2], strict=True) if name.startswith(is_slot)]
         names = [engine_field(engine_hash, group) for engine_hash, group in wanted]
         found: dict[int, bytes] = {}
-        for slot in slots:
-            values = await self._call(pack("HMGET", PREFIX + b"h:" + slot, *names))
-            for (engine_hash, _), value in zip(wanted, values, strict=True):
-                if value is not None and len(value) >= KEY_BYTES:
-                    found.setdefault(engine_hash, value[:KEY_BYTES])
+        for slot in slots if names else ():
+            values = await self._redis.call(pack("HMGET", PREFIX + b"h" + slot, *names))
+            for (engine_hash, _), key in _block_keys(wanted, values):
+                found.setdefault(engine_hash, key)
         return found
 
-    async def apply(self, stream: Stream, change: IndexChange) -> Applied | None:
+    async def find_block_keys_elsewhere(
+        self, stream: Stream, hashes: AbstractSet[int]
+    ) -> Mapping[Stream, Mapping[int, bytes]]:
+        """See `ports.IndexWriter`; asked in slices, so that lookups need not wait."""
+        found: dict[Stream, dict[int, bytes]] = {}
+        every = sorted(hashes)
+        slots = live_slots(await self._redis.call(pack("HGETALL", PREFIX + b"slots"))) if every else []
+        for first, at in product(range(0, len(slots), SLOTS_A_CALL), range(0, len(every), HASHES_A_CALL)):
+            wanted, where = every[at : at + HASHES_A_CALL], slots[first : first + SLOTS_A_CALL]
+            reply = await self._redis.run(FIND_ELSEWHERE, stream.name, pack_hashes(wanted), *where)
+            for endpoint, rank, values in reply:
+                holder = Stream(endpoint=str(endpoint, "utf-8", "replace"), dp_rank=rank)
+                for engine_hash, key in _block_keys(wanted, values):
+                    found.setdefault(holder, {}).setdefault(engine_hash, key)
+        return found
+
+    async def apply(self, claim: Claim, change: IndexChange) -> Applied | None:
         """See `ports.IndexWriter`."""
-        reply = await self._run(APPLY, stream.name, *change_arguments(change))
-        return Applied(epoch=reply[1], left_out=reply[2]) if reply[0] == 1 else None
+        arguments = change_arguments(change, max_blocks=self._max_blocks, tier_ttl_seconds=self._tier_ttl)
+        reply = await self._redis.run_claimed(APPLY, claim, *arguments)
+        if reply[0] != 1:
+            return None
+        left_out = {str(reason, "ascii"): count for reason, count in zip(reply[2][::2], reply[2][1::2], strict=True)}
+        return Applied(epoch=reply[1], left_out=left_out)
 
     async def begin_epoch(
-        self, stream: Stream, *, expected_epoch: int, last_seq: int, degraded: str
+        self, claim: Claim, *, expected_epoch: int, last_seq: int, degraded: str
     ) -> StreamPosition | None:
         """See `ports.IndexWriter`."""
-        return _position(stream, await self._run(BEGIN_EPOCH, stream.name, expected_epoch, last_seq, degraded))
+        reply = await self._redis.run_claimed(BEGIN_EPOCH, claim, expected_epoch, last_seq, degraded)
+        return _position(claim.stream, reply[1])
 
     async def set_state(
-        self, stream: Stream, *, epoch: int, state: SourceState, reason: str = "", degraded: str = ""
+        self, claim: Claim, *, epoch: int, state: SourceState, reason: str = "", degraded: str = ""
     ) -> None:
         """See `ports.IndexWriter`."""
-        await self._run(SET_STATE, stream.name, epoch, state.value, reason, degraded)
+        await self._redis.run_claimed(SET_STATE, claim, epoch, state.value, reason, degraded)
 
-    async def drop_stream(self, stream: Stream) -> None:
+    async def set_started_at(self, claim: Claim, *, started_at: float) -> None:
         """See `ports.IndexWriter`."""
-        await self._run(DROP_STREAM, stream.name)
+        await self._redis.run_claimed(SET_STARTED_AT, claim, repr(started_at))
 
     async def sweep(self, *, fields: int) -> bool:
         """See `ports.IndexWriter`."""
-        reply = await self._run(SWEEP, self._sweep_cursor, fields)
+        reply = await self._redis.run(SWEEP, self._sweep_cursor, fields, repr(self._tier_ttl), self._sweeper)
         self._sweep_cursor = reply[1] if reply else "0"
         return bool(reply)
 
     async def read_registry(self) -> Registry:
         """See `ports.IndexWriter`."""
-        return parse_registry(await self._run(SNAPSHOT))
-
-    async def heartbeat(self) -> None:
-        """Say that an indexer is alive and can write. Raise IndexUnavailableError."""
-        await self._run(HEARTBEAT, HEARTBEAT_SECONDS)
+        return parse_registry(await self._redis.run(SNAPSHOT))
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._link.close()
-
-    async def _run(self, script: Script, *arguments: Argument) -> Any:
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await self._link.run(script, keys=[PREFIX], arguments=arguments)
-        except TimeoutError:
-            raise IndexUnavailableError(f"Redis did not answer within {self._timeout:g} s") from None
-
-    async def _call(self, command: bytes) -> Any:
-        try:
-            async with asyncio.timeout(self._timeout):
-                replies: Sequence[Any] = await self._link.request(command, replies=1)
-        except TimeoutError:
-            raise IndexUnavailableError(f"Redis did not answer within {self._timeout:g} s") from None
-        return checked(replies[0])
+        await self._redis.close()
 
 
 def _stream_key(stream: Stream) -> bytes:
     return PREFIX + b"stream:" + stream.name.encode()
+
+
+def _block_keys(names: Sequence[Name], values: Sequence[bytes | None]) -> list[tuple[Name, bytes]]:
+    pairs = zip(names, values, strict=True)
+    return [(name, value[:KEY_BYTES]) for name, value in pairs if value is not None and len(value) >= KEY_BYTES]
 
 
 def _position(stream: Stream, reply: Sequence[Any]) -> StreamPosition | None:

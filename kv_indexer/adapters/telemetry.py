@@ -1,14 +1,16 @@
-"""The indexer's metrics and its memory of each stream's state: implements `ports.IndexerTelemetry` for Prometheus.
+"""The indexer's metrics, and its memory of what each stream did lately: `ports.IndexerTelemetry` for Prometheus.
 
 Every instance has a registry of its own, so that tests and several indexers in one process do not meet.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from kv_indexer.core.findings import Finding, FindingReason
 from kv_indexer.core.source import SourceState, SourceStatus, Stream
+from kv_indexer.core.stream_activity import StreamActivity
 
 _STREAM = ("endpoint", "dp_rank")
 
@@ -16,7 +18,9 @@ _STREAM = ("endpoint", "dp_rank")
 class PrometheusTelemetry:
     """Counts what the indexer does."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.activities: dict[Stream, StreamActivity] = {}
+        self._clock = clock
         self.states: dict[Stream, tuple[SourceState, str]] = {}
         self._registry = registry = CollectorRegistry()
         name = "kvmesh_indexer"
@@ -44,25 +48,42 @@ class PrometheusTelemetry:
             f"{name}_lag_seconds", "Age of the newest batch when it was applied.", _STREAM, registry=registry
         )
         self._redis_up = Gauge(f"{name}_redis_up", "1 while Redis can be written and read.", registry=registry)
+        self._eviction = Gauge(
+            f"{name}_redis_eviction_policy",
+            "1 for what Redis does when its memory is full; must be noeviction.",
+            ("policy",),
+            registry=registry,
+        )
         self._unreadable = Gauge(
             f"{name}_unreadable_records", "Streams and slots in Redis that cannot be read.", registry=registry
         )
+        self._held = Gauge(f"{name}_streams_held", "Streams that this indexer follows.", registry=registry)
+        self._finding = Gauge(
+            f"{name}_finding",
+            "1 while something is wrong with a pod although nothing has failed; docs/findings.md says what to do.",
+            ("reason", "endpoint"),
+            registry=registry,
+        )
+        self._findings = Counter(f"{name}_findings", "Findings that have appeared.", ("reason",), registry=registry)
 
     def applied(self, stream: Stream, *, batches: int, events: Mapping[str, int], last_ts: float) -> None:
         """See `ports.IndexerTelemetry`."""
+        self._activity(stream).received(batches, now=self._clock())
         self._batches.labels(*_labels(stream)).inc(batches)
         for kind, count in events.items():
             self._events.labels(kind).inc(count)
         self._lag.labels(*_labels(stream)).set(max(time.time() - last_ts, 0.0))
 
-    def undecodable(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:  # noqa: ARG002  one series a reason
-        """See `ports.IndexerTelemetry`."""
+    def undecodable(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
+        """See `ports.IndexerTelemetry`. The metric has one series a reason."""
         for reason, count in reasons.items():
+            self._activity(stream).undecodable.add(reason, count, now=self._clock())
             self._undecodable.labels(reason).inc(count)
 
-    def not_indexed(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:  # noqa: ARG002  one series a reason
-        """See `ports.IndexerTelemetry`."""
+    def not_indexed(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
+        """See `ports.IndexerTelemetry`. The metric has one series a reason."""
         for reason, count in reasons.items():
+            self._activity(stream).not_indexed.add(reason, count, now=self._clock())
             self._not_indexed.labels(reason).inc(count)
 
     def gap(self, stream: Stream) -> None:
@@ -76,18 +97,41 @@ class PrometheusTelemetry:
     def state(self, stream: Stream, *, state: SourceState, reason: str) -> None:
         """See `ports.IndexerTelemetry`."""
         self.states[stream] = (state, reason)
+        self._activity(stream).became(state, reason, now=self._clock())
         for known in SourceState:
             self._state.labels(*_labels(stream), known.value).set(known is state)
 
     def forget(self, stream: Stream) -> None:
         """See `ports.IndexerTelemetry`."""
         self.states.pop(stream, None)
+        self.activities.pop(stream, None)
         for known in SourceState:
             self._state.remove(*_labels(stream), known.value)
+        self._lag.remove(*_labels(stream))
+
+    def findings(
+        self, standing: Collection[Finding], *, appeared: Collection[Finding], endpoints: Collection[str]
+    ) -> None:
+        """See `ports.FindingDisplay`. A gauge of 0 tells that the endpoint is watched, and well."""
+        found = {(finding.reason, finding.endpoint) for finding in standing}
+        for endpoint in endpoints:
+            for reason in FindingReason:
+                self._finding.labels(reason.value, endpoint).set((reason.value, endpoint) in found)
+        for finding in appeared:
+            self._findings.labels(finding.reason).inc()
+
+    def held(self, streams: int) -> None:
+        """Show how many streams this indexer follows."""
+        self._held.set(streams)
 
     def redis(self, *, up: bool) -> None:
         """Show whether Redis can be written and read."""
         self._redis_up.set(up)
+
+    def eviction_policy(self, policy: str) -> None:
+        """Show what Redis does when its memory is full."""
+        self._eviction.clear()
+        self._eviction.labels(policy).set(1)
 
     def unreadable(self, records: int) -> None:
         """Show how many records in Redis cannot be read."""
@@ -103,6 +147,9 @@ class PrometheusTelemetry:
     def render(self) -> bytes:
         """Return the text that Prometheus scrapes."""
         return generate_latest(self._registry)
+
+    def _activity(self, stream: Stream) -> StreamActivity:
+        return self.activities.setdefault(stream, StreamActivity())
 
 
 def _labels(stream: Stream) -> tuple[str, str]:

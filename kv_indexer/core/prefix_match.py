@@ -1,12 +1,16 @@
-"""The longest cached prefix of each endpoint, from the slots that hold each leading block. Pure; used by readers."""
+"""The longest cached prefix of each endpoint, from the slots that hold each leading block. Pure; used by readers.
+
+A *value* is what Redis has for a block: one slot in decimal, or `B` and a bitmap of slots, bit 0 first.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
-from kv_indexer.core.source import EndpointCache, Registry, SlotRecord
+from kv_indexer.core.source import EndpointCache, Registry, SlotRecord, SourceState
+from kv_indexer.core.tiers import tier_weight, weighted_blocks
 
-Run = tuple[bytes, int]  # (bitmap of slots, number of consecutive blocks that have it)
+SLOT_DIGITS = 4  # of the greatest slot, 4095
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,17 +19,20 @@ class PrefixLookup:
 
     matched_blocks: Mapping[str, int]  # endpoint -> consecutive cached blocks from the first; absent means 0
     block_size: Mapping[str, int]  # endpoint -> tokens a block of its match; of its cache where nothing matched
-    endpoints: Mapping[str, EndpointCache]  # every endpoint that the index knows
+    endpoints: Mapping[str, EndpointCache]  # every endpoint that the index knows, with its state
     registry: Registry  # the snapshot that the answer was read against
     indexer_alive: bool  # False: nobody keeps the index true, and the states in `endpoints` are what was true once
+    # endpoint -> tier -> blocks of its match, each counted in its best tier; `core.tiers` says what they are worth
+    tiers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotMask:
+class StreamMask:
     """The slots of one stream that share a block size: its tiers, whose blocks complete each other."""
 
     endpoint: str
-    mask: int
+    mask: int  # all of them
+    tiers: tuple[tuple[str, int], ...]  # (tier, its slots), best first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,25 +42,35 @@ class MatchTable:
     registry: Registry
     endpoints: Mapping[str, EndpointCache]
     block_sizes: Mapping[str, int]
-    masks: Mapping[int, tuple[SlotMask, ...]]  # block size -> streams
+    masks: Mapping[int, tuple[StreamMask, ...]]  # block size -> streams
     width: int  # bytes of a bitmap that can matter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """How much of a prompt one endpoint holds."""
+
+    blocks: int
+    tiers: Mapping[str, int]  # tier -> blocks
 
 
 def match_table(registry: Registry) -> MatchTable:
     """Prepare a registry snapshot; once a registry version, not once a lookup."""
     width = max((slot.slot // 8 + 1 for slot in registry.slots), default=0)
-    masks: dict[int, dict[tuple[str, int], int]] = {}
+    lost = {(s.endpoint, s.dp_rank) for s in registry.streams if s.state is SourceState.LOST}
+    masks: dict[int, dict[tuple[str, int], dict[str, int]]] = {}
     for slot in registry.slots:
-        streams = masks.setdefault(slot.block_size, {})
-        stream = (slot.endpoint, slot.dp_rank)
-        streams[stream] = streams.get(stream, 0) | _bit(slot, width=width)
+        if (slot.endpoint, slot.dp_rank) in lost:
+            continue  # what it has evicted since nobody has heard; the blocks count again once it is followed
+        tiers = masks.setdefault(slot.block_size, {}).setdefault((slot.endpoint, slot.dp_rank), {})
+        tiers[slot.tier] = tiers.get(slot.tier, 0) | _bit(slot, width=width)
     endpoints = registry.endpoints()
     return MatchTable(
         registry=registry,
         endpoints=endpoints,
         block_sizes={name: cache.block_size for name, cache in endpoints.items() if cache.block_size},
         masks={
-            size: tuple(SlotMask(endpoint=endpoint, mask=mask) for (endpoint, _), mask in streams.items())
+            size: tuple(_stream_mask(endpoint, tiers) for (endpoint, _), tiers in streams.items())
             for size, streams in masks.items()
         },
         width=width,
@@ -61,55 +78,110 @@ def match_table(registry: Registry) -> MatchTable:
 
 
 def _bit(slot: SlotRecord, *, width: int) -> int:
-    # SETBIT counts from the most significant bit of the first byte
+    # bitmaps count from the most significant bit of the first byte, as SETBIT does
     return 1 << (8 * width - 1 - slot.slot)
 
 
-def runs_of(bitmaps: Iterable[bytes | None]) -> list[Run]:
-    """Compress the bitmaps of consecutive blocks, up to the first block that nobody holds."""
-    runs: list[Run] = []
-    for bitmap, blocks in groupby(bitmaps):
-        if not bitmap:
-            break
-        runs.append((bitmap, len(list(blocks))))
-    return runs
+def _stream_mask(endpoint: str, tiers: Mapping[str, int]) -> StreamMask:
+    best_first = sorted(tiers.items(), key=lambda tier: (-tier_weight(tier[0]), tier[0]))
+    mask = 0
+    for slots in tiers.values():
+        mask |= slots
+    return StreamMask(endpoint=endpoint, mask=mask, tiers=tuple(best_first))
 
 
-def longest_prefixes(runs: Sequence[Run], *, streams: Sequence[SlotMask], width: int) -> dict[str, int]:
-    """Return endpoint -> leading blocks held without a hole; over an endpoint's ranks the longest counts.
+def held_mask(value: bytes, *, width: int) -> int:
+    """Return the slots of a value; those that cannot matter, and what is not ours to read, are left out."""
+    if value[:1] == b"B":
+        return int.from_bytes(value[1 : width + 1].ljust(width, b"\0"), "big")
+    if value.isdigit() and len(value) <= SLOT_DIGITS and int(value) < 8 * width:
+        return 1 << (8 * width - 1 - int(value))
+    return 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Progress:
+    """How far one stream has come."""
+
+    stream: StreamMask
+    blocks: int = 0
+    tiers: dict[str, int] = field(default_factory=dict)  # of streams with several
+
+    def advance(self, held: int, *, count: int) -> None:
+        self.blocks += count
+        if len(self.stream.tiers) > 1:
+            tier = next(tier for tier, slots in self.stream.tiers if held & slots)
+            self.tiers[tier] = self.tiers.get(tier, 0) + count
+
+    def match(self) -> Match:
+        return Match(blocks=self.blocks, tiers=self.tiers or {self.stream.tiers[0][0]: self.blocks})
+
+
+class PrefixWalk:
+    """Follows one prompt through the values of its blocks, chunk by chunk.
 
     A stream that joins after the first block never starts: vLLM can only reuse a prefix.
     """
-    matched: dict[str, int] = {}
-    alive = list(streams)
-    total = 0
-    for bitmap, count in runs:
-        held = int.from_bytes(bitmap[:width].ljust(width, b"\0"), "big")
-        alive = [stream for stream in alive if held & stream.mask]
-        if not alive:
-            break
-        total += count
-        for stream in alive:
-            # totals only grow, so the last stream of an endpoint to survive decides
-            matched[stream.endpoint] = total
-    return matched
+
+    def __init__(self, streams: Sequence[StreamMask], *, width: int) -> None:
+        self.blocks = 0  # that the longest stream holds
+        self._width = width
+        self._started: list[_Progress] | None = None
+        self._alive = [_Progress(stream=stream) for stream in streams]
+
+    def feed(self, values: Iterable[bytes | None]) -> bool:
+        """Take the values of the next blocks; tell whether any stream holds all blocks so far."""
+        for value, run in groupby(values):
+            held = held_mask(value, width=self._width) if value else 0
+            self._alive = [progress for progress in self._alive if progress.stream.mask & held]
+            if self._started is None:
+                self._started = self._alive
+            if not self._alive:
+                return False
+            count = len(list(run))
+            self.blocks += count
+            for progress in self._alive:
+                progress.advance(held, count=count)
+        return bool(self._alive)
+
+    def matches(self) -> dict[str, Match]:
+        """Return endpoint -> match; over an endpoint's ranks the longest counts, of equals the better tiers."""
+        best: dict[str, Match] = {}
+        for progress in self._started or ():
+            match, other = progress.match(), best.get(progress.stream.endpoint)
+            if other is None or _worth(match) > _worth(other):
+                best[progress.stream.endpoint] = match
+        return best
 
 
-def prefix_lookup(table: MatchTable, runs: Mapping[int, Sequence[Run]]) -> PrefixLookup:
-    """Combine the walks of all block sizes (`runs`: block size -> runs); most matched tokens win."""
+def _worth(match: Match) -> tuple[int, float]:
+    return match.blocks, weighted_blocks(match.tiers)
+
+
+def match_prompt(table: MatchTable, values: Mapping[int, Iterable[bytes | None]]) -> PrefixLookup:
+    """Match a prompt whose values are all at hand (`values`: block size -> values)."""
+    walks = {size: PrefixWalk(streams, width=table.width) for size, streams in table.masks.items()}
+    for size, walk in walks.items():
+        walk.feed(values.get(size, ()))
+    return prefix_lookup(table, walks)
+
+
+def prefix_lookup(table: MatchTable, walks: Mapping[int, PrefixWalk]) -> PrefixLookup:
+    """Combine the walks of all block sizes (`walks`: block size -> walk); most matched tokens win."""
     matched: dict[str, int] = {}
+    tiers: dict[str, Mapping[str, int]] = {}
     sizes = dict(table.block_sizes)
-    for size, of_size in runs.items():
-        found = longest_prefixes(of_size, streams=table.masks.get(size, ()), width=table.width)
-        for endpoint, blocks in found.items():
-            if blocks * size > matched.get(endpoint, 0) * sizes[endpoint]:
-                matched[endpoint], sizes[endpoint] = blocks, size
+    for size, walk in walks.items():
+        for endpoint, match in walk.matches().items():
+            if match.blocks * size > matched.get(endpoint, 0) * sizes[endpoint]:
+                matched[endpoint], tiers[endpoint], sizes[endpoint] = match.blocks, match.tiers, size
     return PrefixLookup(
         matched_blocks=matched,
         block_size=sizes,
         endpoints=table.endpoints,
         registry=table.registry,
         indexer_alive=table.registry.indexer_alive,
+        tiers=tiers,
     )
 
 

@@ -1,10 +1,13 @@
-"""The rules of one event sequence: what a batch's number and time say about it. Pure; used by `apply_events`.
+"""The rules of one event sequence: what numbers, times and start times say about a publisher. Pure.
 
-The publisher counts batches from 0 and its time stamps never fall while it lives
-(`ZmqEventPublisher` in vllm/distributed/kv_events.py).
+Used by `apply_events`, `catch_up` and `follow_stream`. The publisher counts batches from 0 and its time stamps never
+fall while it lives (`ZmqEventPublisher` in vllm/distributed/kv_events.py).
 """
 
+from dataclasses import dataclass
 from enum import Enum, auto
+
+SAME_START_SECONDS = 1.0  # start times that differ by less are one: clocks and their texts are rounded
 
 
 class Verdict(Enum):
@@ -30,17 +33,51 @@ class Probe(Enum):
     """What a replay that starts at our own last batch says about the publisher."""
 
     SAME = auto()  # it still has our last batch: the same process
-    RESTARTED = auto()  # it has less than we applied, or something else under that number
+    RESTARTED = auto()  # something else under that number
+    EMPTY = auto()  # nothing from there on: a new process, or an answer of which all was dropped on the way
     UNKNOWN = auto()  # its buffer starts later: no proof either way, and a gap in any case
 
 
 def judge_probe(*, last_seq: int, last_crc: int | None, first_seq: int | None, first_crc: int | None) -> Probe:
     """Judge the first batch of a replay from `last_seq`; `first_seq` None means that the replay was empty.
 
-    A living publisher keeps its newest batch in the buffer, so an empty answer comes from a new process.
+    A living publisher keeps its newest batch in the buffer, so an answer that stays empty comes from a new process.
     """
     if first_seq is None:
-        return Probe.RESTARTED
+        return Probe.EMPTY
     if first_seq != last_seq:
         return Probe.UNKNOWN
     return Probe.SAME if last_crc is None or last_crc == first_crc else Probe.RESTARTED
+
+
+def is_another_process(before: float | None, now: float | None) -> bool:
+    """Tell whether two start times (unix seconds of the publisher) belong to different processes; None says nothing."""
+    return before is not None and now is not None and abs(before - now) >= SAME_START_SECONDS
+
+
+def is_same_process(before: float | None, now: float | None) -> bool:
+    """Tell whether two start times prove that the process is the same; None proves nothing."""
+    return before is not None and now is not None and abs(before - now) < SAME_START_SECONDS
+
+
+@dataclass(slots=True, kw_only=True)
+class Restraint:
+    """Slows down what a publisher may make us do: some times are free, then each has to wait longer than the last.
+
+    Times are monotonic seconds, given by the caller.
+    """
+
+    free: int
+    first_seconds: float
+    limit_seconds: float
+    calm_seconds: float  # without a disturbance, after which all is forgiven
+    _count: int = 0
+    _last: float = float("-inf")
+
+    def disturb(self, *, now: float) -> float:
+        """Take note of a disturbance; return how many seconds to wait for it."""
+        if now - self._last > self.calm_seconds:
+            self._count = 0
+        self._count, self._last = self._count + 1, now
+        surplus = self._count - self.free
+        return min(self.first_seconds * 2.0 ** min(surplus - 1, 32), self.limit_seconds) if surplus > 0 else 0.0

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kv_indexer.core.findings import Finding
+from kv_indexer.core.groups import CacheGroup
+
 
 class SourceState(StrEnum):
     """How far a stream's sources can be trusted."""
@@ -37,6 +40,14 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One indexer's right to write a stream; a later claim on it has a greater fence and voids this one."""
+
+    stream: Stream
+    fence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventAddresses:
     """Where one stream is published, as ZMQ addresses that can be connected to."""
 
@@ -62,6 +73,10 @@ class StreamPosition:
     last_crc: int | None = None  # crc32 of the payload of `last_seq`; None if never seen
     degraded: str = ""  # why this epoch is not exact, or ""
     block_sizes: Mapping[str, int] = field(default_factory=dict)  # tier -> tokens a block
+    groups: Mapping[int, CacheGroup] = field(default_factory=dict)  # KV cache groups, as far as stores have told
+    started_at: float | None = None  # the publisher's process, in its unix seconds; None if it never said
+    state: SourceState | None = None  # as it is recorded; None if that cannot be read
+    reason: str = ""  # of the state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +90,10 @@ class StreamRecord:
     last_ts: float
     state: SourceState
     reason: str
+    owner: str = ""  # the indexer that follows it; "" when nobody does
+    fence: int = 0
+    applied_at: float = 0.0  # Redis' unix seconds of the last change; 0.0 before the first
+    events: int = 0  # applied in all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +124,9 @@ class SourceStatus:
     last_batch_at: float  # the publisher's unix seconds; 0.0 before the first batch
     block_size: int | None
     cached_blocks: int
+    owner: str = ""  # the indexer that follows the stream
+    applied_at: float = 0.0  # Redis' unix seconds of the last change
+    events: int = 0  # of the stream, applied in all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +146,7 @@ class IndexStatus:
     sources: tuple[SourceStatus, ...]
     indexer_alive: bool  # an indexer has written its heartbeat within the last seconds
     unreadable: tuple[str, ...]  # records that are not believed, each with the reason
+    findings: tuple[Finding, ...] = ()  # what is wrong although nothing has failed; known to indexers alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +194,9 @@ def _line(stream: StreamRecord, slot: SlotRecord | None) -> SourceStatus:
         last_batch_at=stream.last_ts,
         block_size=slot.block_size if slot else None,
         cached_blocks=slot.blocks if slot else 0,
+        owner=stream.owner,
+        applied_at=stream.applied_at,
+        events=stream.events,
     )
 
 

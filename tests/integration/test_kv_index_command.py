@@ -88,9 +88,10 @@ async def test_a_setting_that_cannot_be_is_one_line_and_wrong_usage(options: tup
     assert errors.count(b"\n") == 1
 
 
-async def test_a_port_that_cannot_be_is_refused() -> None:
-    process = await start("--endpoints", "a:1", "--indexer-admin-port", "70000")
+@pytest.mark.parametrize("option", [("--indexer-admin-port", "70000"), ("--lease-seconds", "0.5")])
+async def test_a_number_that_cannot_be_is_refused(option: tuple[str, str]) -> None:
+    process = await start("--endpoints", "a:1", *option)
     _, errors = await asyncio.wait_for(process.communicate(), 20)
 
     assert process.returncode == 2
-    assert "Invalid value for '--indexer-admin-port'" in errors.decode()
+    assert f"Invalid value for '{option[0]}'" in errors.decode()

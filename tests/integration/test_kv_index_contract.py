@@ -1,92 +1,34 @@
 """What every index must do; run against Redis and against its in-memory twin."""
 
+import random
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from kv_indexer.adapters.redis_writer import RedisIndexWriter
-from kv_indexer.api import MemoryPrefixIndex, PrefixIndexReader, PrefixLookup, block_keys, root_key
-from kv_indexer.core.block_keys import KEY_BYTES
-from kv_indexer.core.index_changes import Clear, IndexChange, Operation, Remove, Store, pack_hashes
-from kv_indexer.core.source import EndpointCache, IndexStatus, SourceState, SourceStatus, Stream, StreamPosition
+from kv_indexer.api import block_keys, root_key
+from kv_indexer.core.groups import CacheGroup
+from kv_indexer.core.index_changes import Clear, Operation, Store
+from kv_indexer.core.source import (
+    EndpointCache,
+    IndexStatus,
+    SourceState,
+    SourceStatus,
+    Stream,
+    StreamPosition,
+)
 from kv_indexer.ports import Applied
-from tests.integration.kv_redis import RedisServer
+from tests.integration.kv_index import A1, ROOT, A, B, Index, blocks, change, memory_index, redis_index, without
 from tests.unit.kv_indexer_apply.kv_fakes import BLOCK, prompt
 
-ROOT = root_key(hash_seed="kvmesh", model="tiny")
-A, B = Stream(endpoint="10.0.0.1:8000"), Stream(endpoint="10.0.0.2:8000")
-A1 = Stream(endpoint="10.0.0.1:8000", dp_rank=1)
-
-
-@dataclass
-class Index:
-    """Writer and reader of one index, with short ways to say things."""
-
-    writer: Any
-    reader: Any
-
-    async def lookup(self, blocks: int) -> PrefixLookup:
-        lookup: PrefixLookup = await self.reader.lookup(prompt(blocks), root=ROOT)
-        return lookup
-
-    async def matched(self, blocks: int = 5) -> dict[str, int]:
-        return dict((await self.lookup(blocks)).matched_blocks)
-
-    async def apply(self, stream: Stream, *operations: Operation) -> int:
-        """Apply one batch where the stream stands; return its epoch."""
-        position: StreamPosition = await self.writer.open_stream(stream)
-        applied = await self.writer.apply(stream, change(position, *operations))
-        assert applied is not None
-        epoch: int = applied.epoch
-        return epoch
-
-    async def sweep(self, fields: int = 1000) -> int:
-        slices = 0
-        while await self.writer.sweep(fields=fields):
-            slices += 1
-        return slices
+C = Stream(endpoint="10.0.0.3:8000")
 
 
 @pytest.fixture(params=["memory", "redis"])
 async def index(request: pytest.FixtureRequest) -> AsyncIterator[Index]:
-    if request.param == "memory":
-        memory = MemoryPrefixIndex(hash_seed="kvmesh")
-        yield Index(writer=memory, reader=memory)
-        return
-    server: RedisServer = request.getfixturevalue("redis_server")
-    writer, reader = RedisIndexWriter(url=server.url), PrefixIndexReader(url=server.url, hash_seed="kvmesh")
-    yield Index(writer=writer, reader=reader)
-    await writer.close()
-    await reader.close()
-
-
-def change(position: StreamPosition, *operations: Operation) -> IndexChange:
-    return IndexChange(
-        epoch=position.epoch,
-        previous_seq=position.last_seq,
-        last_seq=position.last_seq + 1,
-        last_ts=1.25,
-        last_crc=7,
-        operations=operations,
-    )
-
-
-def blocks(first: int, last: int, *, block_size: int = BLOCK, **more: Any) -> Store:
-    """Store blocks first … last (from 1) of the prompt; the engine hash of a block is its place."""
-    keys = block_keys(prompt(last * block_size // BLOCK), block_size=block_size, parent=ROOT)
-    fields = {"tier": "GPU", "group": 0, **more}
-    return Store(
-        hashes=pack_hashes(range(first, last + 1)),
-        keys=keys[(first - 1) * KEY_BYTES : last * KEY_BYTES],
-        block_size=block_size,
-        **fields,
-    )
-
-
-def without(*hashes: int, **more: Any) -> Remove:
-    return Remove(hashes=pack_hashes(hashes), **{"tier": "GPU", "group": 0, **more})
+    opened = memory_index() if request.param == "memory" else redis_index(request.getfixturevalue("redis_server"))
+    async with opened as one:
+        yield one
 
 
 async def test_an_empty_index_matches_nothing(index: Index) -> None:
@@ -203,16 +145,16 @@ async def test_a_prompt_longer_than_any_chunk_is_found_to_its_end(index: Index) 
 
 
 async def test_a_change_that_does_not_follow_is_refused_and_does_nothing(index: Index) -> None:
-    start = await index.writer.open_stream(A)
+    start = await index.position(A)
+    claim = await index.claim(A)
     first = change(start, blocks(1, 1))
 
-    assert await index.writer.apply(A, first) == Applied(epoch=start.epoch, left_out=0)
-    assert await index.writer.apply(A, first) is None  # again: a crash before the answer
+    assert await index.writer.apply(claim, first) == Applied(epoch=start.epoch, left_out={})
+    assert await index.writer.apply(claim, first) is None  # again: a crash before the answer
     ahead = StreamPosition(epoch=start.epoch, last_seq=5)
-    assert await index.writer.apply(A, change(ahead, blocks(2, 2))) is None
+    assert await index.writer.apply(claim, change(ahead, blocks(2, 2))) is None
     stale = StreamPosition(epoch=start.epoch - 1, last_seq=0)
-    assert await index.writer.apply(A, change(stale, blocks(2, 2))) is None
-    assert await index.writer.apply(B, change(start, blocks(1, 1))) is None  # never opened
+    assert await index.writer.apply(claim, change(stale, blocks(2, 2))) is None
     assert await index.matched() == {A.endpoint: 1}
 
 
@@ -221,10 +163,15 @@ async def test_the_position_is_stored_with_the_blocks(index: Index) -> None:
     epoch = await index.apply(A, blocks(1, 1), blocks(1, 1, tier="CPU"))
 
     expected = StreamPosition(
-        epoch=epoch, last_seq=0, last_ts=1.25, last_crc=7, block_sizes={"GPU": BLOCK, "CPU": BLOCK}
+        epoch=epoch,
+        last_seq=0,
+        last_ts=1.25,
+        last_crc=7,
+        block_sizes={"GPU": BLOCK, "CPU": BLOCK},
+        state=SourceState.REPLAYING,
     )
     assert await index.writer.read_position(A) == expected
-    assert await index.writer.open_stream(A) == expected
+    assert await index.position(A) == expected
 
 
 async def test_a_clear_hides_what_came_before_it_and_nothing_after(index: Index) -> None:
@@ -240,25 +187,27 @@ async def test_a_clear_hides_what_came_before_it_and_nothing_after(index: Index)
 
 async def test_a_new_epoch_hides_the_old_one_at_once(index: Index) -> None:
     epoch = await index.apply(A, blocks(1, 3))
-    position = await index.writer.begin_epoch(A, expected_epoch=epoch, last_seq=41, degraded="history-truncated")
+    claim, why = await index.claim(A), "history-truncated"
+    position = await index.writer.begin_epoch(claim, expected_epoch=epoch, last_seq=41, degraded=why)
 
-    assert position == StreamPosition(epoch=position.epoch, last_seq=41, degraded="history-truncated")
+    expected = StreamPosition(epoch=position.epoch, last_seq=41, degraded=why, state=SourceState.REPLAYING)
+    assert position == expected
     assert position.epoch > epoch
     assert await index.matched() == {}
 
 
 async def test_whoever_begins_an_epoch_second_only_learns_of_it(index: Index) -> None:
     epoch = await index.apply(A, blocks(1, 3))
-    first = await index.writer.begin_epoch(A, expected_epoch=epoch, last_seq=-1, degraded="")
-    second = await index.writer.begin_epoch(A, expected_epoch=epoch, last_seq=9, degraded="other")
+    first = await index.writer.begin_epoch(await index.claim(A), expected_epoch=epoch, last_seq=-1, degraded="")
+    second = await index.writer.begin_epoch(await index.claim(A), expected_epoch=epoch, last_seq=9, degraded="other")
 
     assert first == second
-    assert await index.writer.begin_epoch(B, expected_epoch=1, last_seq=-1, degraded="") is None
+    assert first == await index.writer.read_position(A)
 
 
 async def test_a_slot_is_reused_only_after_its_sweep(index: Index) -> None:
     epoch = await index.apply(A, blocks(1, 3))
-    await index.writer.begin_epoch(A, expected_epoch=epoch, last_seq=-1, degraded="")
+    await index.writer.begin_epoch(await index.claim(A), expected_epoch=epoch, last_seq=-1, degraded="")
     await index.apply(B, blocks(1, 1))
     assert [line.slot for line in await index.reader.sources()] == [None, 1]
     assert await index.matched() == {B.endpoint: 1}
@@ -272,7 +221,7 @@ async def test_a_slot_is_reused_only_after_its_sweep(index: Index) -> None:
 async def test_a_sweep_proceeds_in_bounded_slices_and_ends(index: Index) -> None:
     await index.apply(A, blocks(1, 2500))
     await index.apply(B, blocks(1, 10))
-    await index.writer.drop_stream(A)
+    await index.drop(A)
 
     assert await index.sweep(fields=500) >= 5
     assert await index.matched(2500) == {B.endpoint: 10}
@@ -281,8 +230,8 @@ async def test_a_sweep_proceeds_in_bounded_slices_and_ends(index: Index) -> None
 
 async def test_a_dropped_stream_is_forgotten(index: Index) -> None:
     await index.apply(A, blocks(1, 3))
-    await index.writer.drop_stream(A)
-    await index.writer.drop_stream(A)
+    await index.drop(A)
+    await index.drop(A)
 
     assert await index.matched() == {}
     assert await index.reader.sources() == []
@@ -303,13 +252,17 @@ async def test_parents_are_found_in_every_tier_and_only_in_their_group(index: In
 
 async def test_states_and_counts_are_shown(index: Index) -> None:
     epoch = await index.apply(A, blocks(1, 3), blocks(1, 1), blocks(1, 2, tier="CPU"))
-    await index.writer.set_state(A, epoch=epoch, state=SourceState.DEGRADED, reason="why")
-    await index.writer.set_state(A, epoch=epoch - 1, state=SourceState.LIVE)  # from a past epoch: ignored
-    await index.writer.set_state(B, epoch=1, state=SourceState.LIVE)  # never opened: ignored
+    claim = await index.claim(A)
+    await index.writer.set_state(claim, epoch=epoch, state=SourceState.DEGRADED, reason="why")
+    await index.writer.set_state(claim, epoch=epoch - 1, state=SourceState.LIVE)  # from a past epoch: ignored
+    position = await index.position(A)
+    assert (position.state, position.reason) == (SourceState.DEGRADED, "why")
 
     common: dict[str, Any] = {"endpoint": A.endpoint, "dp_rank": 0, "epoch": epoch, "state": SourceState.DEGRADED}
     common |= {"reason": "why", "last_seq": 0, "last_batch_at": 1.25, "block_size": BLOCK}
-    assert await index.reader.sources() == [
+    lines = await index.reader.sources()
+    common |= {"owner": lines[0].owner, "applied_at": lines[0].applied_at, "events": 1}
+    assert lines == [
         SourceStatus(tier="CPU", slot=1, cached_blocks=2, **common),
         SourceStatus(tier="GPU", slot=0, cached_blocks=3, **common),
     ]
@@ -319,8 +272,7 @@ async def test_states_and_counts_are_shown(index: Index) -> None:
 
 
 async def test_an_indexer_that_is_alive_is_told_with_each_lookup_and_in_the_status(index: Index) -> None:
-    await index.apply(A, blocks(1, 1))
-    await index.writer.heartbeat()
+    await index.apply(A, blocks(1, 1))  # with a lease, whose every beat says so
 
     assert (await index.lookup(1)).indexer_alive
     assert await index.reader.status() == IndexStatus(
@@ -330,11 +282,132 @@ async def test_an_indexer_that_is_alive_is_told_with_each_lookup_and_in_the_stat
 
 async def test_a_degraded_epoch_stays_so_until_the_next(index: Index) -> None:
     epoch = await index.apply(A, blocks(1, 1))
+    claim = await index.claim(A)
     await index.writer.set_state(
-        A, epoch=epoch, state=SourceState.DEGRADED, reason="undecodable-batch", degraded="undecodable-batch"
+        claim, epoch=epoch, state=SourceState.DEGRADED, reason="undecodable-batch", degraded="undecodable-batch"
     )
-    await index.writer.set_state(A, epoch=epoch, state=SourceState.LOST, reason="unreachable")
-    assert (await index.writer.open_stream(A)).degraded == "undecodable-batch"
+    await index.writer.set_state(claim, epoch=epoch, state=SourceState.LOST, reason="unreachable")
+    assert (await index.position(A)).degraded == "undecodable-batch"
 
     await index.apply(A, Clear())
-    assert (await index.writer.open_stream(A)).degraded == ""
+    assert (await index.position(A)).degraded == ""
+
+
+async def apply_doubtful(index: Index, why: str, *operations: Operation) -> StreamPosition:
+    doubtful = change(await index.position(A), *operations, degraded=why)
+    assert await index.writer.apply(await index.claim(A), doubtful) is not None
+    return await index.position(A)
+
+
+async def test_a_change_that_leaves_doubt_degrades_the_epoch_in_the_same_step(index: Index) -> None:
+    start = await index.position(A)
+    await index.writer.set_state(await index.claim(A), epoch=start.epoch, state=SourceState.LIVE)
+    first = await apply_doubtful(index, "undecodable-event", blocks(1, 2))
+    second = await apply_doubtful(index, "undecodable-batch", blocks(3, 3))
+    third = await apply_doubtful(index, "")
+
+    seen = [(each.last_seq, each.degraded, each.state, each.reason) for each in (first, second, third)]
+    assert seen == [(seq, "undecodable-event", SourceState.DEGRADED, "undecodable-event") for seq in range(3)]
+    assert (await index.lookup(3)).endpoints[A.endpoint].state is SourceState.DEGRADED
+
+
+async def test_doubt_that_is_told_with_a_clear_is_of_the_new_epoch(index: Index) -> None:
+    await apply_doubtful(index, "old", blocks(1, 2))
+    assert (await apply_doubtful(index, "", Clear(), blocks(1, 1))).degraded == ""
+    assert (await apply_doubtful(index, "new", Clear(), blocks(1, 1))).degraded == "new"
+
+
+async def test_groups_and_the_start_of_the_publisher_are_kept_with_the_position(index: Index) -> None:
+    groups = {0: CacheGroup(kind="full_attention", block_size=BLOCK), 1: CacheGroup(kind=None, block_size=8)}
+    claim, start = await index.claim(A), await index.position(A)
+    await index.writer.apply(claim, change(start, blocks(1, 1), groups=groups))
+    await index.writer.set_started_at(claim, started_at=1758.125)
+    await index.apply(A, Clear(), blocks(1, 1))
+    kept = await index.position(A)
+    assert (kept.groups, kept.started_at) == (groups, 1758.125)  # a clear is no restart
+
+    await index.writer.begin_epoch(claim, expected_epoch=kept.epoch, last_seq=-1, degraded="")
+    after = await index.position(A)
+    assert (after.groups, after.started_at) == ({}, 1758.125)
+
+
+async def test_what_is_held_already_is_set_and_not_counted_by_a_restore(index: Index) -> None:
+    await index.apply(A, blocks(1, 2), blocks(1, 3, set_only=True), blocks(3, 3, set_only=True))
+    assert await index.matched() == {A.endpoint: 3}
+    await index.apply(A, without(1, 2, 3))
+    assert await index.matched() == {}
+
+    await index.apply(A, blocks(1, 1), blocks(1, 1), blocks(1, 1, set_only=True), without(1))
+    assert await index.matched() == {A.endpoint: 1}  # the restore kept the count of two
+
+
+async def test_a_block_that_many_hold_is_found_while_any_of_them_is_left(index: Index) -> None:
+    pods = [Stream(endpoint=f"10.0.1.{number}:8000") for number in range(20)]
+    for pod in pods:
+        await index.apply(pod, blocks(1, 2))
+    dice = random.Random(7)
+    dice.shuffle(pods)
+    while pods:
+        assert await index.matched(2) == {pod.endpoint: 2 for pod in pods}
+        await index.apply(pods.pop(), without(2, 1))
+    assert await index.matched(2) == {}
+    await index.apply(A, blocks(1, 2))
+    assert await index.matched(2) == {A.endpoint: 2}
+
+
+async def test_several_groups_of_one_source_are_counted_apart_and_the_first_removal_hides_the_block(
+    index: Index,
+) -> None:
+    await index.apply(A, blocks(1, 3), blocks(1, 3, group=1), blocks(1, 1, group=255))
+    assert await index.matched() == {A.endpoint: 3}
+    await index.apply(A, without(3, group=1), without(3, group=1))
+    assert await index.matched() == {A.endpoint: 2}
+    await index.apply(A, without(3), blocks(3, 3))
+    assert await index.matched() == {A.endpoint: 3}
+
+
+async def test_hashes_that_repeat_across_operations_and_sources_are_each_counted(index: Index) -> None:
+    again = blocks(1, 2)
+    mixed = Store(tier="GPU", group=0, block_size=BLOCK, hashes=again.hashes * 3, keys=again.keys * 3)
+    await index.apply(A, blocks(1, 1), mixed, without(1, 1), again)
+    await index.apply(B, mixed, without(1, 2, 1, 2))
+    assert await index.matched() == {A.endpoint: 2, B.endpoint: 2}
+
+    await index.apply(A, without(1, 1, 1))  # 1 + 3 + 1 references, 2 + 3 removals
+    await index.apply(B, without(1, 2))
+    assert await index.matched() == {}
+
+
+async def test_the_tiers_of_a_match_are_told_each_block_in_its_best(index: Index) -> None:
+    await index.apply(A, blocks(1, 2), blocks(2, 3, tier="CPU"), blocks(1, 4, tier="STORAGE"))
+    await index.apply(B, blocks(1, 1, tier="FS"), blocks(2, 2, tier="unheard-of"))
+    lookup = await index.lookup(5)
+
+    assert lookup.tiers == {A.endpoint: {"GPU": 2, "CPU": 1, "STORAGE": 1}, B.endpoint: {"FS": 1, "unheard-of": 1}}
+    assert lookup.matched_blocks == {A.endpoint: 4, B.endpoint: 2}
+
+
+async def test_block_keys_are_found_in_other_streams_with_their_owner(index: Index) -> None:
+    keys = block_keys(prompt(3), block_size=BLOCK, parent=ROOT)
+    await index.apply(A, blocks(1, 2), blocks(3, 3, tier="CPU"))
+    await index.apply(A1, blocks(1, 1), blocks(2, 2, group=1))
+    await index.apply(B, blocks(1, 3))
+    epoch = await index.apply(C, blocks(1, 3))
+    await index.writer.begin_epoch(await index.claim(C), expected_epoch=epoch, last_seq=-1, degraded="")
+
+    assert await index.writer.find_block_keys_elsewhere(B, {1, 2, 3, 99}) == {
+        A: {1: keys[:8], 2: keys[8:16], 3: keys[16:24]},
+        A1: {1: keys[:8]},
+    }
+    assert await index.writer.find_block_keys_elsewhere(B, set()) == {}
+    many = set(range(1, 2500))
+    assert (await index.writer.find_block_keys_elsewhere(A, many))[B].keys() == {1, 2, 3}
+
+
+async def test_block_keys_are_found_in_many_other_streams(index: Index) -> None:
+    pods = [Stream(endpoint=f"10.0.4.{number}:8000") for number in range(20)]
+    for pod in pods:
+        await index.apply(pod, blocks(1, 100), blocks(101, 101, tier="CPU"))
+
+    found = await index.writer.find_block_keys_elsewhere(pods[0], set(range(1, 200)))
+    assert {pod: set(keys) for pod, keys in found.items()} == {pod: set(range(1, 102)) for pod in pods[1:]}

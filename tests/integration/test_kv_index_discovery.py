@@ -64,3 +64,11 @@ async def test_an_answer_that_is_not_vllms_is_an_error_of_ours(
     async with pod_that_answers(body) as (directory, endpoint):
         with pytest.raises(error):
             await ask(directory, endpoint)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("rank", ["-1", "1024", "007", "1" * 5000])
+async def test_a_rank_that_cannot_be_is_refused(rank: str) -> None:
+    body = b'{"%s": {"endpoint": "tcp://*:5557"}}' % rank.encode()
+    async with pod_that_answers(body) as (directory, endpoint):
+        with pytest.raises(NoEventSourceError, match="is not what vLLM answers"):
+            await directory.find(endpoint)

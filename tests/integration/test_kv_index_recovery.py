@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -61,10 +62,7 @@ class Mesh:
                 endpoints=endpoints,
                 model="tiny",
                 hash_seed="kvmesh",
-                recovery=QUICK,
-                rediscover_seconds=0.2,
-                rediscover_lost_seconds=0.05,
-                **more,
+                **{"recovery": QUICK, "rediscover_seconds": 0.2, "rediscover_lost_seconds": 0.05, **more},
             )
         )
         task = asyncio.create_task(service.run(), name="indexer")
@@ -174,6 +172,77 @@ async def test_a_restarted_pod_loses_its_old_blocks_before_it_says_anything(mesh
         await eventually(mesh.states, [(SourceState.LIVE, "")])
         await pod.publish(stored(1))
         await mesh.becomes({pod: 1})
+
+
+async def test_a_restarted_pod_that_is_already_past_our_last_batch_is_found_out(mesh: Mesh) -> None:
+    pod = await mesh.pod()
+    pod.started_at = None  # the batches alone must tell
+    async with mesh.indexer(pod):
+        await pod.publish(stored(1, 2, 3))
+        await mesh.becomes({pod: 3})
+        pod.restart(seconds_back=500.0)  # nor does the clock help
+        for _ in range(5):
+            await pod.publish(stored(1))
+        await mesh.becomes({pod: 1})
+        await eventually(mesh.states, [(SourceState.LIVE, "")])
+
+
+async def test_a_pod_that_moves_elsewhere_is_another_process(mesh: Mesh) -> None:
+    pod = await mesh.pod()
+    async with mesh.indexer(pod):
+        await pod.publish(stored(1, 2, 3))
+        await mesh.becomes({pod: 3})
+        pod.move()
+        await pod.publish(stored(1))
+        await mesh.becomes({pod: 1})
+
+
+async def test_a_new_start_time_voids_old_blocks_though_the_connection_stands(mesh: Mesh) -> None:
+    pod = await mesh.pod()
+    async with mesh.indexer(pod, recovery=replace(QUICK, identity_seconds=0.05, idle_probes=10_000)):
+        await pod.publish(stored(1, 2, 3))
+        await mesh.becomes({pod: 3})
+        pod.forget_quietly()
+        pod.started_at = 5000.0
+        await mesh.becomes({})
+        await eventually(mesh.states, [(SourceState.LIVE, "")])
+
+
+async def test_a_batch_that_can_never_be_had_degrades_the_source_until_the_cache_is_reset(mesh: Mesh) -> None:
+    pod = await mesh.pod()
+    for block in (1, 2, 3):
+        await pod.publish(stored(block, parent=block - 1 or None))
+    await pod.publish(stored(1, 2))
+    pod.lost_for_good = {1}
+    async with mesh.indexer(pod):
+        await mesh.becomes({pod: 3})  # the third block had waited for the second
+        await eventually(mesh.states, [(SourceState.DEGRADED, "history-truncated")])
+        await pod.publish(CLEARED, stored(1))
+        await mesh.becomes({pod: 1})
+        await eventually(mesh.states, [(SourceState.LIVE, "")])
+
+
+async def test_a_truncated_history_is_completed_by_what_another_pod_knows(mesh: Mesh) -> None:
+    whole, cut = await mesh.pod(), await mesh.pod()
+    await whole.publish(stored(1, 2, 3))
+    cut.buffer_steps = 2
+    for event in (stored(1, 2, 3), stored(4, parent=3), stored(1, 2)):
+        await cut.publish(event)
+    async with mesh.indexer(whole, cut, recovery=replace(QUICK, orphan_seconds=0.05)):
+        await mesh.becomes({whole: 3, cut: 2})
+        await cut.publish(stored(3, parent=2))
+        await mesh.becomes({whole: 3, cut: 4})  # the fourth block had lost its parent
+
+
+async def test_a_replay_socket_that_comes_back_makes_the_source_exact_again(mesh: Mesh) -> None:
+    pod = await mesh.pod()
+    pod.answers_replay = False
+    await pod.publish(stored(1, 2))
+    async with mesh.indexer(pod, ready=False, recovery=replace(QUICK, heal_seconds=0.1, heal_limit_seconds=0.1)):
+        await eventually(mesh.states, [(SourceState.DEGRADED, "replay-unanswered")])
+        pod.answers_replay = True
+        await mesh.becomes({pod: 2})
+        await eventually(mesh.states, [(SourceState.LIVE, "")])
 
 
 async def test_a_pod_without_replay_is_followed_live_and_shown_as_degraded(mesh: Mesh) -> None:

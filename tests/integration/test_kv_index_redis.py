@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,17 @@ import pytest
 
 from kv_indexer.adapters.redis_link import RedisLink, Script, pack
 from kv_indexer.adapters.redis_writer import RedisIndexWriter
-from kv_indexer.api import IndexUnavailableError, MemoryPrefixIndex, PrefixIndexReader, root_key
+from kv_indexer.api import IndexUnavailableError
 from kv_indexer.core.index_changes import Clear, Operation
-from kv_indexer.core.source import Stream
+from kv_indexer.core.source import SourceStatus, Stream
+from tests.integration.kv_index import A, B, Index, P, blocks, change, memory_index, redis_index, without
 from tests.integration.kv_redis import RedisServer, free_port
-from tests.integration.test_kv_index_contract import A, B, Index, blocks, change, without
-from tests.unit.kv_indexer_apply.kv_fakes import prompt
-
-ROOT = root_key(hash_seed="kvmesh", model="tiny")
 
 
 @pytest.fixture
 async def index(redis_server: RedisServer) -> AsyncIterator[Index]:
-    writer = RedisIndexWriter(url=redis_server.url, timeout_seconds=1.0)
-    reader = PrefixIndexReader(url=redis_server.url, hash_seed="kvmesh")
-    yield Index(writer=writer, reader=reader)
-    await writer.close()
-    await reader.close()
+    async with redis_index(redis_server) as one:
+        yield one
 
 
 async def test_nothing_is_left_of_removed_cleared_and_dropped_blocks(index: Index, redis_server: RedisServer) -> None:
@@ -36,11 +31,13 @@ async def test_nothing_is_left_of_removed_cleared_and_dropped_blocks(index: Inde
     await index.apply(B, without(*range(1, 21)))
     await index.apply(A, Clear(), blocks(1, 5))
     await index.apply(A, without(*range(1, 6)))
-    await index.writer.drop_stream(A)
-    await index.writer.drop_stream(B)
+    await index.drop(A)
+    await index.drop(B)
     await index.sweep()
 
-    assert redis_server.client().keys() == [b"kvmesh1:{kv}:registry"]
+    client: Any = redis_server.client()
+    assert sorted(client.keys()) == [f"{P}{name}".encode() for name in ("heartbeat", "indexers", "registry")]
+    assert int(client.hget(f"{P}registry", "swept")) == 50 + 9  # the others were removed one by one
 
 
 async def test_a_lookup_that_is_given_up_leaves_the_connection_usable(index: Index, redis_server: RedisServer) -> None:
@@ -79,8 +76,9 @@ async def test_redis_down_is_an_error_at_once_and_forgotten_when_it_is_back(
         with pytest.raises(IndexUnavailableError):
             await index.matched()
         with pytest.raises(IndexUnavailableError):
-            await index.writer.heartbeat()
+            await index.writer.sweep(fields=1)
     redis_server.start()
+    index.claims.clear()
 
     assert await index.matched() == {}  # it came back empty
     await index.apply(B, blocks(1, 2))
@@ -91,6 +89,7 @@ async def test_a_refilled_redis_is_not_taken_for_the_old_one(index: Index, redis
     await index.apply(A, blocks(1, 3))
     assert await index.matched() == {A.endpoint: 3}
     redis_server.client().flushall()
+    index.claims.clear()
     await index.apply(B, blocks(1, 3))  # same slot, same counter, another pod
 
     assert await index.matched() == {B.endpoint: 3}
@@ -99,7 +98,7 @@ async def test_a_refilled_redis_is_not_taken_for_the_old_one(index: Index, redis
 async def test_a_reader_sees_a_change_of_slots_in_the_very_next_lookup(index: Index) -> None:
     await index.apply(A, blocks(1, 3))
     assert await index.matched() == {A.endpoint: 3}
-    await index.writer.drop_stream(A)
+    await index.drop(A)
     await index.sweep()
     await index.apply(B, blocks(1, 2))  # takes A's slot
 
@@ -117,13 +116,13 @@ async def test_scripts_survive_a_flush_of_the_script_cache(index: Index, redis_s
 async def test_a_frozen_redis_is_an_error_for_the_writer_within_its_deadline(
     index: Index, redis_server: RedisServer
 ) -> None:
-    await index.writer.heartbeat()
+    await index.writer.sweep(fields=1)
     redis_server.freeze()
     with pytest.raises(IndexUnavailableError, match="did not answer within 1 s"):
-        await index.writer.heartbeat()
+        await index.writer.sweep(fields=1)
     redis_server.thaw()
 
-    await index.writer.heartbeat()
+    await index.writer.sweep(fields=1)
 
 
 async def test_a_full_redis_refuses_writes_and_serves_lookups(index: Index, redis_server: RedisServer) -> None:
@@ -181,22 +180,59 @@ async def test_pipelined_requests_are_answered_in_order(redis_server: RedisServe
     assert (answers, pair) == ([b"%d" % number for number in range(100)], [b"a", b"b"])
 
 
-async def test_a_lookup_of_the_normal_length_is_one_round_trip(index: Index, redis_server: RedisServer) -> None:
+async def test_a_warm_prompt_is_one_round_trip(index: Index, redis_server: RedisServer) -> None:
+    await index.apply(A, blocks(1, 512))
+    assert await index.matched(512) == {A.endpoint: 512}
+    assert await round_trips(index, redis_server, 512) == {"mget": 1, "hmget": 2}
+
+
+async def round_trips(index: Index, redis_server: RedisServer, blocks_: int) -> dict[str, int]:
+    """What one lookup asks Redis for."""
+    client: Any = redis_server.client()
+    client.config_resetstat()
+    await index.matched(blocks_)
+    stats = client.info("commandstats")
+    return {name: stats[f"cmdstat_{name}"]["calls"] for name in ("mget", "hmget", "eval") if f"cmdstat_{name}" in stats}
+
+
+async def test_a_cold_prompt_costs_one_small_chunk(index: Index, redis_server: RedisServer) -> None:
+    await index.apply(B, blocks(600, 600))  # there is something in the index
+    await index.matched(1)
+    client: Any = redis_server.client()
+    before = client.info("stats")["keyspace_misses"]
+    assert await round_trips(index, redis_server, 512) == {"mget": 1, "hmget": 2}
+    assert await round_trips(index, redis_server, 512) == {"mget": 1, "hmget": 2}  # and it stays so
+
+    assert client.info("stats")["keyspace_misses"] - before <= 2 * 32
+
+
+async def test_a_warm_prompt_that_this_reader_has_not_seen_takes_a_few_round_trips(
+    index: Index, redis_server: RedisServer
+) -> None:
     await index.apply(A, blocks(1, 512))
     await index.matched(1)
-    client = redis_server.client()
-    client.config_resetstat()
-    assert (await index.reader.lookup(prompt(512), root=ROOT)).matched_blocks == {A.endpoint: 512}
+    async with redis_index(redis_server) as other:
+        await other.matched(1)
+        assert await round_trips(other, redis_server, 512) == {"mget": 3, "hmget": 6}
+        assert await round_trips(other, redis_server, 512) == {"mget": 1, "hmget": 2}
 
-    stats = client.info("commandstats")
-    assert {name: stats[f"cmdstat_{name}"]["calls"] for name in ("mget", "hmget")} == {"mget": 1, "hmget": 2}
-    assert "cmdstat_eval" not in stats
+
+async def test_a_walk_ends_where_only_pods_go_on_that_joined_later(index: Index, redis_server: RedisServer) -> None:
+    await index.apply(A, blocks(1, 10))
+    await index.apply(B, blocks(2, 2000))
+    await index.matched(1)
+
+    assert await round_trips(index, redis_server, 2000) == {"mget": 1, "hmget": 2}
+    assert await index.matched(2000) == {A.endpoint: 10}
 
 
 async def test_any_stream_of_changes_leaves_redis_and_its_twin_equal(index: Index) -> None:
+    async with memory_index() as twin:
+        await compare(index, twin)
+
+
+async def compare(index: Index, twin: Index) -> None:
     dice = random.Random(20)
-    memory = MemoryPrefixIndex()
-    twin = Index(writer=memory, reader=memory)
     streams = [A, B, *(Stream(endpoint="10.0.0.3:8000", dp_rank=rank) for rank in range(9))]
 
     def operation() -> Operation:
@@ -217,30 +253,62 @@ async def test_any_stream_of_changes_leaves_redis_and_its_twin_equal(index: Inde
             await asyncio.gather(index.writer.sweep(fields=3), twin.writer.sweep(fields=3))
             await asyncio.gather(index.sweep(), twin.sweep())
         if dice.random() < 0.02:
-            await asyncio.gather(index.writer.drop_stream(stream), twin.writer.drop_stream(stream))
+            await asyncio.gather(index.drop(stream), twin.drop(stream))
         assert await index.matched(18) == await twin.matched(18), step
-        assert await index.reader.sources() == await twin.reader.sources(), step
+        assert await index.position(stream) == await twin.position(stream), step
+        assert lines_of(await index.reader.sources()) == lines_of(await twin.reader.sources()), step
+
+
+def lines_of(lines: list[SourceStatus]) -> list[SourceStatus]:
+    """Without what depends on the clock."""
+    return [replace(line, applied_at=0.0, owner="") for line in lines]
+
+
+async def test_one_indexer_sweeps_at_a_time_and_a_silent_one_gives_way(index: Index, redis_server: RedisServer) -> None:
+    await index.apply(A, blocks(1, 1000))
+    await index.drop(A)
+    other = RedisIndexWriter(url=redis_server.url)
+    assert [await each.sweep(fields=100) for each in (index.writer, other, index.writer)] == [True, False, True]
+
+    redis_server.client().hset(f"{P}registry", "sweeper_until", 0)  # instead of waiting for its 2 s
+    assert [await each.sweep(fields=100) for each in (other, index.writer)] == [True, False]
+    while await other.sweep(fields=100):
+        pass
+    assert not redis_server.client().hexists(f"{P}registry", "sweeper")
+    await index.apply(B, blocks(1, 10))
+    await index.drop(B)
+    assert await index.sweep() > 0
+    await other.close()
+
+
+async def test_a_search_among_other_streams_comes_in_slices(index: Index, redis_server: RedisServer) -> None:
+    for number in range(20):
+        await index.apply(Stream(endpoint=f"10.0.4.{number}:8000"), blocks(1, 2))
+    redis_server.client().config_resetstat()
+    await index.writer.find_block_keys_elsewhere(A, set(range(64)))
+
+    stats: dict[str, Any] = redis_server.client().info("commandstats")
+    assert sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha")) >= 4
 
 
 async def test_without_a_free_slot_a_source_is_left_out_and_its_stream_goes_on(
     index: Index, redis_server: RedisServer
 ) -> None:
-    start = await index.writer.open_stream(A)
+    start = await index.position(A)
     record = '{"endpoint":"x:1","rank":0,"tier":"GPU","epoch":1,"block_size":4,"state":"live"}'
     taken: dict[Any, Any] = dict.fromkeys(map(str, range(4096)), record)
-    redis_server.client().hset("kvmesh1:{kv}:slots", mapping=taken)
+    redis_server.client().hset(f"{P}slots", mapping=taken)
 
-    applied = await index.writer.apply(A, change(start, blocks(1, 2), without(1)))
+    applied = await index.writer.apply(await index.claim(A), change(start, blocks(1, 2), without(1)))
 
-    assert (applied.left_out, (await index.writer.read_position(A)).last_seq) == (1, 0)
+    assert (applied.left_out, (await index.position(A)).last_seq) == ({"no-free-slot": 1}, 0)
+    assert (await index.position(A)).degraded == "no-free-slot"
     assert await index.matched() == {}
 
 
 async def test_everything_works_on_a_redis_cluster_node(tmp_path: Path) -> None:
     server = RedisServer(tmp_path, "--cluster-enabled", "yes")
     server.start()
-    writer, reader = RedisIndexWriter(url=server.url), PrefixIndexReader(url=server.url, hash_seed="kvmesh")
-    index = Index(writer=writer, reader=reader)
     try:
         client: Any = server.client()
         client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
@@ -248,14 +316,13 @@ async def test_everything_works_on_a_redis_cluster_node(tmp_path: Path) -> None:
         while "cluster_state:ok" not in str(client.execute_command("CLUSTER", "INFO")):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
-        await index.apply(A, blocks(1, 5), without(5), blocks(1, 2, tier="CPU"))
-        await index.apply(B, blocks(1, 2), Clear(), blocks(1, 1))
+        async with redis_index(server) as index:
+            await index.apply(A, blocks(1, 5), without(5), blocks(1, 2, tier="CPU"))
+            await index.apply(B, blocks(1, 2), Clear(), blocks(1, 1))
 
-        assert await index.matched() == {A.endpoint: 4, B.endpoint: 1}
-        assert await index.sweep() > 0
+            assert await index.matched() == {A.endpoint: 4, B.endpoint: 1}
+            assert await index.sweep() > 0
     finally:
-        await writer.close()
-        await reader.close()
         server.kill()
 
 

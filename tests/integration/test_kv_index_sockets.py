@@ -8,7 +8,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from kv_indexer.adapters.zmq_replay import ZmqReplaySource
+from kv_indexer.adapters.zmq_replay import History, ZmqReplaySource
 from kv_indexer.adapters.zmq_subscriber import ZmqLiveEvents
 from kv_indexer.errors import FeedLostError
 from kv_indexer.ports import ReplayAnswer
@@ -72,21 +72,103 @@ async def test_a_replay_gives_everything_from_its_start_to_the_end(
     assert await replay_source(context, pod).replay(5) == ReplayAnswer(frames=(), ended=True)
 
 
-async def test_a_replay_is_cut_at_its_first_hole(pod: ScriptedPod, context: Any) -> None:
+async def test_a_replay_asks_again_for_what_was_dropped_and_keeps_the_rest(pod: ScriptedPod, context: Any) -> None:
     for number in range(6):
         await pod.publish(stored(number + 1))
     pod.lost_replies = {2, 4}
 
+    assert await replay_source(context, pod).replay(0) == ReplayAnswer(frames=batch(pod, *range(6)), ended=True)
+    assert pod.requests == [0, 2]
+
+
+async def test_a_replay_is_cut_at_a_hole_that_nothing_fills(pod: ScriptedPod, context: Any) -> None:
+    for number in range(6):
+        await pod.publish(stored(number + 1))
+    pod.lost_for_good = {2, 4}
+
     assert await replay_source(context, pod).replay(0) == ReplayAnswer(frames=batch(pod, 0, 1), ended=False, next_seq=3)
-    pod.lost_replies = {0, 1}
+    assert pod.requests == [0, 2, 2]
+    pod.lost_for_good = {0, 1}
     assert await replay_source(context, pod).replay(0) == ReplayAnswer(frames=(), ended=False, next_seq=2)
 
 
-async def test_a_replay_without_an_end_is_over_after_a_silence(pod: ScriptedPod, context: Any) -> None:
+async def test_a_router_that_drops_a_third_of_everything_is_drained_in_a_few_rounds(
+    pod: ScriptedPod, context: Any
+) -> None:
+    pod.buffer = [(number, bytes(100)) for number in range(3000)]
+    pod.drop_share = 0.35
+    source, got, ended = replay_source(context, pod), 0, False
+    while not ended:
+        answer = await source.replay(got)
+        got, ended = got + len(answer.frames), answer.ended
+        assert len(pod.requests) < 60
+
+    assert got == 3000
+
+
+async def test_a_slow_publisher_is_waited_for_and_not_asked_ever_more_often(pod: ScriptedPod, context: Any) -> None:
+    for number in range(8):
+        await pod.publish(stored(number + 1))
+    pod.answer_seconds = 0.15  # a message; longer than the usual silence
+    source, got, ended = replay_source(context, pod), 0, False
+    while not ended:
+        answer = await source.replay(got)
+        got, ended = got + len(answer.frames), answer.ended
+
+    assert (got, len(pod.requests) <= 4) == (8, True)
+
+
+async def test_a_replay_of_nothing_but_old_numbers_ends_by_itself(context: Any) -> None:
+    router = zmq.asyncio.Context().socket(zmq.ROUTER)
+    router.linger = 0
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+
+    async def repeat_for_ever() -> None:
+        client, _, _ = await router.recv_multipart()
+        while True:
+            await router.send_multipart([client, b"", b"", (3).to_bytes(8, "big"), b"x"])
+            await asyncio.sleep(0)  # a send that need not wait gives nobody a turn
+
+    task = asyncio.create_task(repeat_for_ever(), name="liar")
+    source = ZmqReplaySource(
+        context=context, address=f"tcp://127.0.0.1:{port}", on_malformed=Malformed(), first_answer_seconds=0.2
+    )
+    async with asyncio.timeout(10):
+        assert await source.replay(9) == ReplayAnswer(frames=(), ended=False)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    router.close(linger=0)
+
+
+def test_two_different_batches_under_one_number_are_another_process_and_nothing_is_believed() -> None:
+    history = History(0)
+    for frame in (Frame(seq=0, payload=b"a"), Frame(seq=2, payload=b"c"), Frame(seq=2, payload=b"C")):
+        history.add(frame)
+
+    assert history.answer() == ReplayAnswer(frames=(), ended=False)
+
+
+def test_a_history_ends_with_its_last_hole() -> None:
+    history = History(5)
+    assert [history.add(Frame(seq=seq, payload=b"")) for seq in (4, 5, 7, 9, 10, 7)] == [
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert (history.next_seq, history.last_hole(), history.is_complete) == (6, None, False)
+    history.ended = True
+    assert (history.last_hole(), history.answer().next_seq) == (8, 7)
+
+
+async def test_an_end_that_was_lost_is_asked_for_again(pod: ScriptedPod, context: Any) -> None:
     await pod.publish(stored(1))
     pod.loses_end = True
 
-    assert await replay_source(context, pod).replay(0) == ReplayAnswer(frames=batch(pod, 0), ended=False)
+    assert await replay_source(context, pod).replay(0) == ReplayAnswer(frames=batch(pod, 0), ended=True)
+    assert pod.requests == [0, 1]
 
 
 async def test_a_replay_socket_that_is_not_there_gives_nothing(context: Any) -> None:
@@ -144,6 +226,43 @@ async def test_a_publisher_that_goes_away_is_noticed(pod: ScriptedPod, context: 
         async with asyncio.timeout(5):
             while True:
                 await live.receive(timeout_seconds=1.0)
+    live.close()
+
+
+async def test_a_flood_of_malformed_messages_is_no_silence_and_no_batch(context: Any) -> None:
+    publisher = zmq.asyncio.Context().socket(zmq.XPUB)
+    publisher.linger = 0
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    live = ZmqLiveEvents(context=context, address=f"tcp://127.0.0.1:{port}", on_malformed=Malformed())
+    await live.connect()
+    assert await asyncio.wait_for(publisher.recv(), 5) == b"\x01"
+
+    async def flood() -> None:
+        while True:
+            await publisher.send_multipart([b"no batch"])
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(flood(), name="flood")
+    started = asyncio.get_running_loop().time()
+    assert await live.receive(timeout_seconds=0.2) == []
+    assert asyncio.get_running_loop().time() - started >= 0.19  # whoever asks often must be told "nothing" rarely
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    live.close()
+    publisher.close(linger=0)
+
+
+async def test_a_lost_connection_is_seen_by_a_look_without_reading(pod: ScriptedPod, context: Any) -> None:
+    live = ZmqLiveEvents(context=context, address=address(pod, "endpoint"), on_malformed=Malformed())
+    await live.connect()
+    live.check()
+    pod.close()
+
+    with pytest.raises(FeedLostError):
+        async with asyncio.timeout(5):
+            while True:
+                live.check()
+                await asyncio.sleep(0)
     live.close()
 
 

@@ -9,22 +9,18 @@ import pytest
 
 from kv_indexer.adapters.redis_writer import RedisIndexWriter
 from kv_indexer.api import IndexUnavailableError, PrefixIndexReader, SourceState
+from kv_indexer.core.source import Registry
 from kv_indexer.service import IndexerService
+from tests.integration.kv_index import A1, ALL_DAY, A, B, Index, P, blocks, change, redis_index, without
 from tests.integration.kv_redis import RedisServer
-from tests.integration.test_kv_index_contract import A1, A, B, Index, blocks, without
 from tests.integration.test_kv_index_recovery import Mesh, eventually, is_logged, mesh, page  # noqa: F401  a fixture
 from tests.unit.kv_indexer_apply.kv_fakes import stored
-
-P = "kvmesh1:{kv}:"
 
 
 @pytest.fixture
 async def index(redis_server: RedisServer) -> AsyncIterator[Index]:
-    writer = RedisIndexWriter(url=redis_server.url, timeout_seconds=1.0)
-    reader = PrefixIndexReader(url=redis_server.url, hash_seed="kvmesh")
-    yield Index(writer=writer, reader=reader)
-    await writer.close()
-    await reader.close()
+    async with redis_index(redis_server) as one:
+        yield one
 
 
 async def reread(index: Index) -> dict[str, int]:
@@ -70,7 +66,7 @@ async def test_a_foreign_record_among_the_slots_is_skipped_and_sweeps_go_on(
     redis_server.client().hset(f"{P}slots", mapping={"0": record, "foreign": record})
     await index.apply(A, blocks(1, 3))
     await index.apply(B, blocks(1, 2))
-    await index.writer.drop_stream(A)
+    await index.drop(A)
 
     assert await reread(index) == {B.endpoint: 2}
     assert await index.sweep() > 0
@@ -85,7 +81,7 @@ async def test_a_spoilt_slot_record_is_replaced_when_its_stream_gives_the_slot_b
     redis_server.client().hset(f"{P}slots", "0", "garbage")
     assert await reread(index) == {}
 
-    await index.writer.begin_epoch(A, expected_epoch=epoch, last_seq=-1, degraded="")
+    await index.writer.begin_epoch(await index.claim(A), expected_epoch=epoch, last_seq=-1, degraded="")
     await index.sweep()
     await index.apply(A, blocks(1, 2))
     assert await reread(index) == {A.endpoint: 2}
@@ -105,14 +101,107 @@ async def test_a_slot_whose_sweep_finds_another_type_keeps_no_other_from_being_s
 ) -> None:
     await index.apply(A, blocks(1, 3))
     await index.apply(B, blocks(1, 3))
-    redis_server.client().delete(f"{P}h:0")
-    redis_server.client().set(f"{P}h:0", "foreign")
+    redis_server.client().delete(f"{P}h0")
+    redis_server.client().set(f"{P}h0", "foreign")
     assert await reread(index) == {B.endpoint: 3}
-    await index.writer.drop_stream(A)
-    await index.writer.drop_stream(B)
+    await index.drop(A)
+    await index.drop(B)
     await index.sweep()
 
     assert redis_server.client().hkeys(f"{P}slots") == [b"0"]
+
+
+async def test_lost_slots_make_no_false_claims_and_their_streams_begin_anew(
+    index: Index, redis_server: RedisServer
+) -> None:
+    await index.apply(A, blocks(1, 5))
+    before = await index.position(A)
+    redis_server.client().delete(f"{P}slots")
+    await index.apply(B, blocks(7, 8))  # takes a slot whose number nobody has left blocks under
+    assert await reread(index) == {}
+
+    assert await index.writer.apply(await index.claim(A), change(before, blocks(6, 6))) is None
+    after = await index.position(A)
+    assert (after.epoch > before.epoch, after.last_seq, after.state, after.reason) == (
+        True,
+        -1,
+        SourceState.REPLAYING,
+        "registry-damaged",
+    )
+    await index.apply(A, blocks(1, 2))
+    await index.sweep()
+    assert await index.matched() == {A.endpoint: 2}
+    client: Any = redis_server.client()
+    assert sorted(client.keys(f"{P}h[0-9]*")) == sorted(f"{P}h".encode() + slot for slot in client.hkeys(f"{P}slots"))
+
+
+async def test_a_record_that_another_stream_has_by_now_is_not_voided_with_the_stream_that_lost_it(
+    index: Index, redis_server: RedisServer
+) -> None:
+    await index.claim(B)
+    await index.apply(A, blocks(1, 1))
+    before = await index.position(A)
+    await index.apply(A, without(1))  # nothing is left under its number
+    redis_server.client().delete(f"{P}slots")
+    await index.apply(B, blocks(1, 3))
+    assert await reread(index) == {B.endpoint: 3}
+
+    book = index.lease_book("test", lease_seconds=ALL_DAY, endpoints=(A.endpoint, B.endpoint))
+    await book.tick({A, B})  # the pod of A is silent: a beat notices
+    await book.close()
+    assert (await index.position(A)).epoch > before.epoch
+    assert (await index.matched(), await index.sweep()) == ({B.endpoint: 3}, 0)
+
+
+async def test_what_lost_slots_left_behind_is_swept_though_nobody_takes_its_number(
+    index: Index, redis_server: RedisServer
+) -> None:
+    await index.apply(A, blocks(1, 5))
+    await index.drop(A)
+    redis_server.client().delete(f"{P}slots")
+    for _ in range(2 * 4096 // 64):
+        await index.sweep()
+
+    assert redis_server.client().keys(f"{P}h[0-9]*") == redis_server.client().keys(f"{P}b????????") == []
+
+
+async def test_a_stream_that_the_lost_list_named_is_listed_again_under_a_new_epoch(
+    index: Index, redis_server: RedisServer
+) -> None:
+    await index.apply(A, blocks(1, 5))
+    before, claim = await index.position(A), await index.claim(A)
+    redis_server.client().delete(f"{P}streams")
+    assert await reread(index) == {}
+
+    book = index.lease_book("test", lease_seconds=ALL_DAY)
+    assert await book.tick({A}) == {A: claim}
+    await book.close()
+    assert await index.writer.apply(claim, change(before, blocks(6, 6))) is None
+    await index.apply(A, blocks(1, 2))
+    assert (await index.matched(), (await index.position(A)).epoch > before.epoch) == ({A.endpoint: 2}, True)
+
+
+@pytest.mark.parametrize("key", ["slots", "streams"])
+async def test_losing_one_key_of_the_registry_heals_by_itself_though_the_pod_is_silent(
+    mesh: Mesh,  # noqa: F811
+    key: str,
+) -> None:
+    client: Any = mesh.redis.client()
+    pod = await mesh.pod()
+    async with mesh.indexer(pod):
+        await pod.publish(stored(1, 2))
+        await mesh.becomes({pod: 2})
+        epoch = client.hget(f"{P}stream:{pod.endpoint}#0", "epoch")
+        client.delete(P + key)
+        await eventually(lambda: has_epoch_after(mesh, pod.endpoint, epoch), True)
+        await mesh.becomes({pod: 2})
+        await pod.publish(stored(3, parent=2))
+        await mesh.becomes({pod: 3})
+
+
+async def has_epoch_after(mesh: Mesh, endpoint: str, epoch: bytes) -> bool:  # noqa: F811
+    client: Any = mesh.redis.client()
+    return int(client.hget(f"{P}stream:{endpoint}#0", "epoch")) > int(epoch)
 
 
 async def test_a_value_that_is_no_block_record_explains_no_parent_and_can_be_removed(
@@ -120,11 +209,11 @@ async def test_a_value_that_is_no_block_record_explains_no_parent_and_can_be_rem
 ) -> None:
     await index.apply(A, blocks(1, 1))
     field = (2).to_bytes(8, "big")
-    redis_server.client().hset(f"{P}h:0", field, b"short")
+    redis_server.client().hset(f"{P}h0", field, b"short")
 
     assert (await index.writer.find_block_keys(A, {(1, 0), (2, 0)})).keys() == {1}
     await index.apply(A, without(2))
-    assert not redis_server.client().hexists(f"{P}h:0", field)
+    assert not redis_server.client().hexists(f"{P}h0", field)
     assert await index.matched() == {A.endpoint: 1}
 
 
@@ -167,16 +256,20 @@ async def test_a_stream_record_that_is_none_stops_its_stream_alone_and_is_named(
     if spoil == "text":
         redis_server.client().set(key, "foreign")
     else:
-        redis_server.client().hset(key, "owner", "foreign")
+        redis_server.client().hset(key, "note", "foreign")
 
     assert await reread(index) == {A.endpoint: 1}  # of the other rank
-    for ask in (index.writer.open_stream, index.writer.read_position):
-        with pytest.raises(
-            IndexUnavailableError, match="WRONGTYPE" if spoil == "text" else f"{A.name} that cannot be read"
-        ):
-            await ask(A)
+    with pytest.raises(
+        IndexUnavailableError, match="WRONGTYPE" if spoil == "text" else f"{A.name} that cannot be read"
+    ):
+        await index.position(A)
     await index.apply(A1, blocks(2, 2))
     assert await index.matched() == {A.endpoint: 2}
+    book = index.lease_book("other")
+    await index.pass_time(100_000)
+    assert (await book.tick({A, A1})).keys() == {A1}  # and the stranger's record is left alone
+    await book.close()
+    assert redis_server.client().exists(key)
 
 
 async def test_a_host_that_is_no_host_name_is_an_unavailable_index() -> None:
@@ -288,12 +381,12 @@ async def test_a_defect_in_watching_redis_ends_no_stream(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def fail(_: RedisIndexWriter) -> None:
+    async def fail(_: RedisIndexWriter) -> Registry:
         raise RuntimeError("a defect of ours")
 
     pod = await mesh.pod()
     async with mesh.indexer(pod):
-        monkeypatch.setattr(RedisIndexWriter, "heartbeat", fail)
+        monkeypatch.setattr(RedisIndexWriter, "read_registry", fail)
         await eventually(lambda: is_logged(caplog, "a defect of ours"), True)
         await pod.publish(stored(1, 2))
         await mesh.becomes({pod: 2})

@@ -16,8 +16,10 @@ from aiohttp import web
 from extproc.local.errors import BadSettingError, MissingProgramError, NotReadyError, PortInUseError, UpError
 from extproc.local.ports import PortUse, pick_free_port, require_free
 from extproc.local.programs import find_envoy, find_redis_server
-from extproc.local.readiness import Condition, GrpcReady, HttpReady, RedisReady, require_redis_url, wait_until_ready
+from extproc.local.readiness import Condition, GrpcReady, HttpReady, RedisReady, wait_until_ready
+from extproc.local.redis_choice import require_redis
 from extproc.local.run_directory import run_directory
+from kv_indexer.api import RedisAccess
 
 HOST = "127.0.0.1"
 DEADLINE_SECONDS = 10.0
@@ -114,7 +116,7 @@ def test_the_run_directory_is_removed_also_when_its_owner_is_killed(tmp_path: Pa
 
 CONDITIONS: dict[str, Callable[[int], Condition]] = {
     "http": lambda port: HttpReady(url=f"http://{HOST}:{port}/readyz"),
-    "redis": lambda port: RedisReady(url=f"redis://{HOST}:{port}/0"),
+    "redis": lambda port: RedisReady(access=RedisAccess(url=f"redis://me:hunter2@{HOST}:{port}/0")),
     "grpc": lambda port: GrpcReady(address=f"{HOST}:{port}"),
 }
 
@@ -127,6 +129,7 @@ async def test_what_does_not_answer_is_named_at_the_deadline(kind: str) -> None:
         await wait_until_ready(unanswered, name="it", within_seconds=0.4)
 
     assert raised.value.message.startswith(f"it was not ready within 0.4 s ({unanswered}: ")
+    assert "hunter2" not in raised.value.message
 
 
 async def test_a_server_that_starts_late_is_waited_for() -> None:
@@ -153,16 +156,25 @@ async def test_a_server_that_starts_late_is_waited_for() -> None:
     "url", ["foo", "", "http://127.0.0.1:6379", "redis://127.0.0.1:99999", "redis://127.0.0.1:a", "redis://h:1?foo=1"]
 )
 def test_what_is_no_redis_url_is_refused_before_anything_is_asked(url: str) -> None:
-    with pytest.raises(BadSettingError, match=r"^--redis .* cannot be used: "):
-        require_redis_url(url, flag="--redis")
+    with pytest.raises(BadSettingError, match=r"^--redis cannot be used: "):
+        require_redis(RedisAccess(url=url), flag="--redis")
 
 
 def test_a_refused_redis_url_keeps_its_password() -> None:
     with pytest.raises(BadSettingError) as refused:
-        require_redis_url("redis://:hunter2@127.0.0.1:99999", flag="--redis")
+        require_redis(RedisAccess(url="redis://:hunter2@127.0.0.1:99999"), flag="--redis")
     assert "hunter2" not in str(refused.value)
 
 
-@pytest.mark.parametrize("url", ["redis://127.0.0.1:6379/0", "rediss://:secret@redis", "unix:///tmp/redis.sock"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:6379/0",
+        "rediss://:secret@redis",
+        "unix:///tmp/redis.sock",
+        "redis+sentinel://:secret@10.0.0.1,10.0.0.2:26380/mymaster/0",
+        "rediss+cluster://10.0.0.1:7000",
+    ],
+)
 def test_every_kind_of_redis_url_is_taken(url: str) -> None:
-    require_redis_url(url, flag="--redis")  # not raising is the behaviour
+    require_redis(RedisAccess(url=url), flag="--redis")  # not raising is the behaviour

@@ -140,7 +140,7 @@ def test_a_redis_url_that_is_none_is_one_line(tmp_path: Path, monkeypatch: pytes
 
     assert result.exit_code == 2
     assert result.output.startswith(
-        "kvmesh up: --redis URL cannot be used: Redis address 'foo': it must begin with redis://"
+        "kvmesh up: --redis cannot be used: Redis address 'foo': it must begin with redis://"
     )
     assert len(result.output.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ live through the whole session, so a test must not rely on an empty cache: send 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,16 +44,22 @@ def vllm_pods(
 @pytest.fixture
 def fresh_vllm_pods(
     vllm_environment: VllmEnvironment, tiny_model: Path, tmp_path: Path
-) -> Iterator[Callable[[int], tuple[VllmPod, ...]]]:
-    """Call it with a count; memory allows one or two beside the session's pods."""
+) -> Iterator[Callable[..., tuple[VllmPod, ...]]]:
+    """Call it with a count, and addresses where they matter; memory allows one or two beside the session's pods."""
     with contextlib.ExitStack() as stack:
         started = 0
 
-        def start(count: int) -> tuple[VllmPod, ...]:
+        def start(count: int, addresses: Sequence[str] = ()) -> tuple[VllmPod, ...]:
             nonlocal started
             started += 1
             return stack.enter_context(
-                running_pods(count, environment=vllm_environment, model_folder=tiny_model, logs=tmp_path / str(started))
+                running_pods(
+                    count,
+                    environment=vllm_environment,
+                    model_folder=tiny_model,
+                    logs=tmp_path / str(started),
+                    addresses=addresses,
+                )
             )
 
         yield start

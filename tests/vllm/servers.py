@@ -78,15 +78,25 @@ class VllmPod:
 
 @contextlib.contextmanager
 def running_pods(
-    count: int, *, environment: VllmEnvironment, model_folder: Path, logs: Path, extra_flags: Sequence[str] = ()
+    count: int,
+    *,
+    environment: VllmEnvironment,
+    model_folder: Path,
+    logs: Path,
+    extra_flags: Sequence[str] = (),
+    addresses: Sequence[str] = (),
 ) -> Iterator[tuple[VllmPod, ...]]:
-    """Start servers side by side, yield them when all are healthy, and end them whatever happens."""
+    """Start servers side by side, yield them when all are healthy, and end them whatever happens.
+
+    `addresses` are HOST:PORT for the first of them, as for a pod that comes back where it was; others get free ones.
+    """
     logs.mkdir(parents=True, exist_ok=True)
     pods: list[VllmPod] = []
     with contextlib.ExitStack() as stack:
         for number in range(count):
             pod = start(
                 environment,
+                address=addresses[number] if number < len(addresses) else f"127.0.0.1:{free_port()}",
                 model_folder=model_folder,
                 log_file=stack.enter_context((logs / f"vllm-{number}.log").open("wb")),
                 log=logs / f"vllm-{number}.log",
@@ -99,10 +109,15 @@ def running_pods(
 
 
 def start(
-    environment: VllmEnvironment, *, model_folder: Path, log_file: IO[bytes], log: Path, extra_flags: Sequence[str]
+    environment: VllmEnvironment,
+    *,
+    address: str,
+    model_folder: Path,
+    log_file: IO[bytes],
+    log: Path,
+    extra_flags: Sequence[str],
 ) -> VllmPod:
     """Start one server in a process group of its own and return at once; it is not healthy yet."""
-    address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
         command(environment, model_folder=model_folder, address=address, extra_flags=extra_flags),
         env=offline()

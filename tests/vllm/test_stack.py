@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import re
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from tests.e2e.stack import Stack, eventually, running_stack
 from tests.vllm.servers import BLOCK_SIZE, MODEL_NAME, VllmPod
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+SEEN_WITHIN_SECONDS = 2.0  # what is promised of a restart, from the moment the pod serves again
 
 
 @asynccontextmanager
@@ -142,6 +144,39 @@ async def test_a_pod_that_dies_costs_its_clients_no_error(
             victim.address: "unreachable",
             survivor.address: "ready",
         }
+
+
+async def test_a_restarted_pod_attracts_nothing_by_its_old_blocks(
+    fresh_vllm_pods: Callable[..., tuple[VllmPod, ...]], tmp_path: Path
+) -> None:
+    pods = await asyncio.to_thread(fresh_vllm_pods, 2)
+    async with stack_before(pods, tmp_path) as stack:
+        client = Client(stack)
+        messages = [{"role": "system", "content": text(30)}, {"role": "user", "content": "Why?"}]
+        holder = (await client.send(CHAT, messages=messages)).pod
+        victim = next(pod for pod in pods if pod.address == holder)
+        assert (await client.send(CHAT, messages=messages)).cached > 0
+
+        await asyncio.to_thread(victim.kill)
+        await asyncio.to_thread(fresh_vllm_pods, 1, [victim.address])
+        healthy_at = time.monotonic()
+
+        def forgotten(explanation: Any) -> bool:
+            (pod,) = (each for each in explanation["candidates"] if each["endpoint"] == victim.address)
+            return (explanation["degraded"], pod["state"], pod["matched_blocks"]) == ([], "ready", 0)
+
+        body = {"model": MODEL_NAME, "messages": messages}
+        await eventually(lambda: stack.explain(body, path=CHAT), forgotten)
+        seen_after_seconds = time.monotonic() - healthy_at
+        assert seen_after_seconds < SEEN_WITHIN_SECONDS
+
+        client.served.clear()
+        for turn in range(6):
+            messages.append({"role": "user", "content": f"Question {turn}: {text(4)}"})
+            await client.send(CHAT, messages=messages)
+            await client.send(COMPLETION, prompt=text(20 + turn))
+        assert [each.predicted for each in client.served] == [each.cached for each in client.served]
+        assert {each.pod for each in client.served} == {pod.address for pod in pods}
 
 
 async def test_awkward_bodies_are_judged_by_vllm_itself(vllm_pods: tuple[VllmPod, ...], tmp_path: Path) -> None:

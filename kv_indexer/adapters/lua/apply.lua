@@ -1,103 +1,198 @@
 -- Apply one index change if it follows what is applied, and advance the stream in the same step.
--- ARGV: stream, epoch, previous seq, last seq, last ts, last crc, then per operation:
---   kind (S, R, C), tier, block size, group suffix, packed engine hashes, packed block keys
--- Returns {1, epoch, operations left out because no slot is free}, or {0}: does not follow, re-read the position.
-local stream = stream_key(ARGV[1])
-local at = call('HMGET', stream, 'epoch', 'last_seq')
-if not at[1] or at[1] ~= ARGV[2] or at[2] ~= ARGV[3] then return {0} end
-local epoch = tonumber(at[1])
-local left_out = 0
-local CHUNK = 1000 -- Lua can pass a few thousand arguments at once
+-- ARGV: stream, fence, epoch, previous seq, last seq, last ts, last crc, events, groups (JSON or ''),
+--   blocks a source may hold, seconds a generation lasts, why the epoch is not exact after it or '', then per operation:
+--   kind (S store, F store of what may be held already, R remove, C clear), tier, block size, group suffix,
+--   packed engine hashes, packed block keys
+-- Returns {1, epoch, {reason, operations left out, …}}, {0}: does not follow, re-read the position, or {-1}: not yours.
+-- A stream whose slots are not on record any more does not follow either: it has begun a new epoch by then.
+local CHUNK, FIRST = 1000, 13 -- Lua can pass a few thousand arguments at once
+local stream, now, cap = stream_key(ARGV[1]), now_ms(), tonumber(ARGV[10])
+
+local names, tiers = {'fence', 'lease_until', 'epoch', 'last_seq', 'events', 'degraded', 'state', 'endpoint', 'rank'}, {}
+for i = FIRST, #ARGV, 6 do
+  local tier = ARGV[i + 1]
+  if tier ~= '' and not tiers[tier] then
+    local n = #names
+    tiers[tier] = n
+    names[n + 1], names[n + 2], names[n + 3], names[n + 4] =
+      'slot:' .. tier, 'old:' .. tier, 'since:' .. tier, 'removes:' .. tier
+  end
+end
+local at = call('HMGET', stream, unpack(names))
+if not is_held(ARGV[2], at[1], at[2], now) then return {-1} end
+if at[3] ~= ARGV[3] or at[4] ~= ARGV[4] then return {0} end
+local epoch, full, no_slot, doubt = tonumber(at[3]), 0, 0, ''
+
+-- What each tier has, read before anything is written: a key of another type must not stop us half way.
+local sources = {}
+for tier, n in pairs(tiers) do
+  local slot, old = slot_number(at[n + 1]), slot_number(at[n + 2])
+  for _, number in pairs({slot, old}) do
+    if not is_recorded(call('HGET', SLOTS, number), at[8], at[9], tier, at[3]) then
+      rebuild(stream)
+      return {0}
+    end
+  end
+  sources[tier] = {slot = slot, old = old, since = tonumber(at[n + 3]) or 0, removes = at[n + 4],
+    blocks = slot and call('HLEN', held_key(slot)) or 0}
+end
 
 -- A value is the block key, followed by the count when it is not 1.
 local function count_of(value) return #value > 8 and tonumber(sub(value, 9)) or 1 end
 
-local function set_bits(slot, names)
-  if #names == 0 then return end
-  local index, mask = math.floor(slot / 8) + 1, 2 ^ (7 - slot % 8)
-  local fresh = rep('\0', index - 1) .. char(mask)
-  local maps, pairs_, n = call('MGET', unpack(names)), {}, 0
-  for i = 1, #names do
-    local map, new = maps[i], nil
-    if not map then
-      new = fresh
-    elseif #map < index then
-      new = map .. rep('\0', index - 1 - #map) .. char(mask)
-    else
-      local old = byte(map, index)
-      if bit.band(old, mask) == 0 then new = sub(map, 1, index - 1) .. char(bit.bor(old, mask)) .. sub(map, index + 1) end
-    end
-    if new then pairs_[n + 1] = names[i]; pairs_[n + 2] = new; n = n + 2 end
-  end
-  if n > 0 then call('MSET', unpack(pairs_)) end
-end
-
-local function store(slot, suffix, hashes, keys, first, last)
-  local held_key, blocks = P .. 'h:' .. slot, P .. 'b:'
-  local fields = {}
-  for i = first, last do fields[#fields + 1] = sub(hashes, i * 8 - 7, i * 8) .. suffix end
-  local held, now, hset, names = call('HMGET', held_key, unpack(fields)), {}, {}, {}
-  for i, field in ipairs(fields) do
-    local value = now[field] or held[i]
+-- Some are held already, or twice in this operation, or too many. Returns whether any was left out.
+local function store_counting(source, set_only, held, fields, pairs_)
+  local now_, hset, fresh, left_out = {}, {}, {}, false
+  for j = 1, #fields do
+    local field = fields[j]
+    local value = now_[field] or held[j]
     if value then
-      now[field] = sub(value, 1, 8) .. (count_of(value) + 1)
+      if not set_only then now_[field] = sub(value, 1, 8) .. (count_of(value) + 1) end
+    elseif source.blocks >= cap then
+      left_out = true
     else
-      local block = sub(keys, (first + i) * 8 - 15, (first + i) * 8 - 8)
-      now[field] = block
-      names[#names + 1] = blocks .. block
+      source.blocks = source.blocks + 1
+      now_[field] = pairs_[2 * j]
+      fresh[#fresh + 1] = BLOCKS .. pairs_[2 * j]
     end
   end
-  for field, value in pairs(now) do hset[#hset + 1] = field; hset[#hset + 1] = value end
-  call('HSET', held_key, unpack(hset))
-  set_bits(slot, names)
+  for field, value in pairs(now_) do hset[#hset + 1] = field; hset[#hset + 1] = value end
+  if #hset > 0 then call('HSET', held_key(source.slot), unpack(hset)) end
+  if #fresh > 0 then add_holder(source.slot, fresh) end
+  return left_out
 end
 
-local function remove(slot, suffix, hashes, first, last)
-  local held_key, blocks = P .. 'h:' .. slot, P .. 'b:'
-  local fields = {}
-  for i = first, last do fields[#fields + 1] = sub(hashes, i * 8 - 7, i * 8) .. suffix end
-  local held, now, hset, hdel, names = call('HMGET', held_key, unpack(fields)), {}, {}, {}, {}
+local function store(source, set_only, suffix, hashes, keys, first, last)
+  local held_in, me, n = held_key(source.slot), tostring(source.slot), last - first + 1
+  local fields, pairs_, holders, j = {}, {}, {}, 0
+  for i = first * 8 - 7, last * 8, 8 do
+    local field, key = sub(hashes, i, i + 7) .. suffix, sub(keys, i, i + 7)
+    fields[j / 2 + 1] = field
+    pairs_[j + 1] = field; pairs_[j + 2] = key
+    holders[j + 1] = BLOCKS .. key; holders[j + 2] = me
+    j = j + 2
+  end
+  local held = call('HMGET', held_in, unpack(fields))
+  local fresh = source.blocks + n <= cap
+  for i = 1, n do
+    if held[i] then fresh = false; break end
+  end
+  if fresh then -- the common case: three commands, whatever the number of blocks
+    if call('HSET', held_in, unpack(pairs_)) == n then
+      source.blocks = source.blocks + n
+      if call('MSETNX', unpack(holders)) == 0 then
+        local blocks = {}
+        for i = 1, n do blocks[i] = holders[2 * i - 1] end
+        add_holder(source.slot, blocks)
+      end
+      return false
+    end
+    call('HDEL', held_in, unpack(fields)) -- a hash came twice: count one by one
+  end
+  return store_counting(source, set_only, held, fields, pairs_)
+end
+
+local function remove(source, suffix, hashes, first, last)
+  local held_in, fields, blocks, single, n = held_key(source.slot), {}, {}, true, 0
+  for i = first * 8 - 7, last * 8, 8 do
+    n = n + 1
+    fields[n] = sub(hashes, i, i + 7) .. suffix
+  end
+  local held = call('HMGET', held_in, unpack(fields))
+  for i = 1, n do
+    local value = held[i]
+    if not value or #value ~= 8 then single = false; break end
+    blocks[i] = BLOCKS .. value
+  end
+  if single then -- the common case: all are held once
+    source.blocks = source.blocks - call('HDEL', held_in, unpack(fields))
+    remove_holder(source.slot, blocks)
+    return
+  end
+  local now_, hset, hdel = {}, {}, {}
+  blocks = {}
   for i, field in ipairs(fields) do
-    local value = now[field]
+    local value = now_[field]
     if value == nil then value = held[i] end
-    if value then -- a hash that we do not hold is no error: its store may have been skipped
+    if value then -- a hash that we do not hold is no error: its store may have been left out
       local count = count_of(value)
       if count > 2 then
-        now[field] = sub(value, 1, 8) .. (count - 1)
+        now_[field] = sub(value, 1, 8) .. (count - 1)
       elseif count == 2 then
-        now[field] = sub(value, 1, 8)
+        now_[field] = sub(value, 1, 8)
       else
-        now[field] = false
-        names[#names + 1] = blocks .. sub(value, 1, 8)
+        now_[field] = false
+        blocks[#blocks + 1] = BLOCKS .. sub(value, 1, 8)
       end
     end
   end
-  for field, value in pairs(now) do
+  for field, value in pairs(now_) do
     if value then hset[#hset + 1] = field; hset[#hset + 1] = value else hdel[#hdel + 1] = field end
   end
-  if #hset > 0 then call('HSET', held_key, unpack(hset)) end
-  if #hdel > 0 then call('HDEL', held_key, unpack(hdel)) end
-  clear_bits(slot, names)
+  if #hset > 0 then call('HSET', held_in, unpack(hset)) end
+  if #hdel > 0 then source.blocks = source.blocks - call('HDEL', held_in, unpack(hdel)) end
+  remove_holder(source.slot, blocks)
 end
 
-for i = 7, #ARGV, 6 do
-  local kind, tier, block_size, suffix, hashes, keys = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
-  if kind == 'C' then
-    epoch = new_epoch(stream, ARGV[3])
-  else
-    local slot = slot_number(call('HGET', stream, 'slot:' .. tier))
-    if not slot and kind == 'S' then
-      slot = take_slot(stream, tier, block_size, epoch)
-      if not slot then left_out = left_out + 1 end
-    end
-    if slot then
-      for first = 1, #hashes / 8, CHUNK do
-        local last = math.min(first + CHUNK - 1, #hashes / 8)
-        if kind == 'S' then store(slot, suffix, hashes, keys, first, last)
-        else remove(slot, suffix, hashes, first, last) end
-      end
-    end
+-- Who removes tells the truth from here on: what an earlier generation holds was never removed, so it is not believed.
+local function mark_removing(source, tier)
+  source.removes = '1'
+  call('HSET', stream, 'removes:' .. tier, 1)
+  if source.old then
+    retire_slot(stream, source.old, tier)
+    call('HDEL', stream, 'old:' .. tier)
+    source.old = nil
   end
 end
-call('HSET', stream, 'last_seq', ARGV[4], 'last_ts', ARGV[5], 'last_crc', ARGV[6])
+
+local function ready_to_store(source, tier, block_size)
+  if source.slot and not source.removes and tier ~= 'GPU' and now - source.since * 1000 >= ARGV[11] * 1000 then
+    rotate(stream, tier, source.slot, source.old)
+    source.old, source.slot = source.slot, nil
+  end
+  if not source.slot then
+    source.slot, source.since, source.blocks = take_slot(stream, tier, block_size, epoch, now), now / 1000, 0
+  end
+  return source.slot
+end
+
+for i = FIRST, #ARGV, 6 do
+  local kind, tier, suffix, hashes, keys = ARGV[i], ARGV[i + 1], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
+  local count = #hashes / 8
+  if kind == 'C' then
+    epoch = new_epoch(stream, ARGV[4])
+    for name in pairs(sources) do sources[name] = {blocks = 0} end
+    at[6], doubt = '', '' -- what was left out before is void anyway
+  elseif kind == 'R' then
+    local source = sources[tier]
+    if not source.removes then mark_removing(source, tier) end
+    if source.slot then
+      for first = 1, count, CHUNK do remove(source, suffix, hashes, first, math.min(first + CHUNK - 1, count)) end
+    end
+  elseif ready_to_store(sources[tier], tier, ARGV[i + 2]) then
+    local left_out = false
+    for first = 1, count, CHUNK do
+      local last = math.min(first + CHUNK - 1, count)
+      left_out = store(sources[tier], kind == 'F', suffix, hashes, keys, first, last) or left_out
+    end
+    if left_out then full, doubt = full + 1, doubt ~= '' and doubt or 'source-full' end
+  else
+    no_slot, doubt = no_slot + 1, doubt ~= '' and doubt or 'no-free-slot'
+  end
+end
+local more = {}
+if ARGV[9] ~= '' then more = {'groups', ARGV[9]} end
+if ARGV[12] ~= '' then doubt = ARGV[12] end
+if doubt ~= '' and (at[6] or '') == '' then
+  more[#more + 1] = 'degraded'; more[#more + 1] = doubt
+  if at[7] == 'live' then
+    call('HSET', stream, 'state', 'degraded', 'reason', doubt)
+    bump()
+  end
+end
+call('HSET', stream, 'last_seq', ARGV[5], 'last_ts', ARGV[6], 'last_crc', ARGV[7],
+  'applied_at', format('%.3f', now / 1000), 'events', (tonumber(at[5]) or 0) + ARGV[8], unpack(more))
+local left_out = {}
+if no_slot > 0 then left_out = {'no-free-slot', no_slot} end
+if full > 0 then left_out[#left_out + 1] = 'source-full'; left_out[#left_out + 1] = full end
 return {1, epoch, left_out}

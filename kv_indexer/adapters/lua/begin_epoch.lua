@@ -1,8 +1,10 @@
--- Void all that a stream has claimed. ARGV: stream, expected epoch, last seq of the new epoch, why it is degraded or ''.
--- Whoever comes second (expected epoch gone) changes nothing. Returns the stream's fields, empty if it is unknown.
+-- Void all that a stream has claimed. ARGV: stream, fence, expected epoch, last seq of the new epoch, why it is degraded
+-- or ''. Whoever comes second (expected epoch gone) changes nothing. Returns {1, the stream's fields}, or {-1}: not yours.
 local key = stream_key(ARGV[1])
-if call('HGET', key, 'epoch') == ARGV[2] then
-  new_epoch(key, ARGV[3])
-  call('HSET', key, 'degraded', ARGV[4])
+if not may_write(key, ARGV[2]) then return {-1} end
+if call('HGET', key, 'epoch') == ARGV[3] then
+  new_epoch(key, ARGV[4])
+  call('HSET', key, 'degraded', ARGV[5])
+  call('HDEL', key, 'groups') -- another process may have others; `started_at` stays until the new one is known
 end
-return call('HGETALL', key)
+return {1, call('HGETALL', key)}

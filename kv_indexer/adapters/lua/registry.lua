@@ -1,13 +1,30 @@
--- Shared by all scripts that write: slots and epochs. Every block of code below runs atomically.
+-- Shared by all scripts that write: claims, slots, epochs, and who holds a block. Each script runs atomically.
 local P = KEYS[1]
-local REGISTRY, SLOTS, STREAMS = P .. 'registry', P .. 'slots', P .. 'streams'
+local REGISTRY, SLOTS, STREAMS, INDEXERS = P .. 'registry', P .. 'slots', P .. 'streams', P .. 'indexers'
+local BLOCKS = P .. 'b'
 local MAX_SLOTS = 4096 -- a bitmap is at most 512 bytes long
-local call, sub, rep, char, byte = redis.call, string.sub, string.rep, string.char, string.byte
+local call, sub, rep, char, byte, format = redis.call, string.sub, string.rep, string.char, string.byte, string.format
 
 -- readers compare versions: any change of what a slot means must come through here
 local function bump() call('HINCRBY', REGISTRY, 'version', 1) end
 
 local function stream_key(name) return P .. 'stream:' .. name end
+local function held_key(slot) return P .. 'h' .. slot end
+
+local function now_ms()
+  local time = call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Whoever took the stream later has another fence; whoever was silent for too long may not write, even if nobody has.
+local function is_held(fence, stored_fence, lease_until, now)
+  return stored_fence == fence and (tonumber(lease_until) or 0) > now
+end
+
+local function may_write(key, fence)
+  local lease = call('HMGET', key, 'fence', 'lease_until')
+  return is_held(fence, lease[1], lease[2], now_ms())
+end
 
 -- A slot's number, or nil: a stream's record may hold anything if someone else has written it.
 local function slot_number(text)
@@ -21,60 +38,139 @@ local function put_slot(slot, endpoint, rank, tier, epoch, size, state)
     epoch = tonumber(epoch) or 0, block_size = tonumber(size) or 0, state = state}))
 end
 
--- Hide all that the stream claims, in one step whatever its size; sweep.lua removes it later.
-local function retire(key)
-  local who = call('HMGET', key, 'endpoint', 'rank', 'epoch')
-  for _, field in ipairs(call('HKEYS', key)) do
-    local tier = string.match(field, '^slot:(.+)$')
-    if tier then
-      local slot, size = slot_number(call('HGET', key, field)), call('HGET', key, 'size:' .. tier)
-      if slot then put_slot(slot, who[1], who[2], tier, who[3], size, 'sweeping') end
-      call('HDEL', key, field, 'size:' .. tier)
-    end
-  end
+-- A slot's record, or nil if it is not ours to read.
+local function slot_record(text)
+  local readable, record = pcall(cjson.decode, text or '')
+  return readable and type(record) == 'table' and record or nil
+end
+
+-- Whether `slots` says of a slot what its stream says: without that the number may be given to another.
+local function is_recorded(text, endpoint, rank, tier, epoch)
+  local record = slot_record(text)
+  return record and record.state == 'live' and record.tier == tier and record.endpoint == endpoint
+    and record.rank == tonumber(rank) and record.epoch == tonumber(epoch)
+end
+
+-- Hide one slot of a stream, in one step whatever it holds; sweep.lua removes its blocks later. What has become
+-- another's is left alone.
+local function retire_slot(key, slot, tier)
+  local who = call('HMGET', key, 'endpoint', 'rank', 'epoch', 'size:' .. tier)
+  local now = slot_record(call('HGET', SLOTS, slot))
+  if now and now.state == 'live' and (now.endpoint ~= who[1] or now.rank ~= tonumber(who[2])) then return end
+  put_slot(slot, who[1], who[2], tier, who[3], who[4], 'sweeping')
   bump()
 end
 
-local function next_epoch() return call('HINCRBY', REGISTRY, 'epochs', 1) end
+-- Hide all that the stream claims.
+local function retire(key)
+  local record, gone = call('HGETALL', key), {}
+  for i = 1, #record, 2 do
+    local kind, tier = string.match(record[i], '^(%l+):(.+)$')
+    if kind == 'slot' or kind == 'old' then
+      local slot = slot_number(record[i + 1])
+      if slot then retire_slot(key, slot, tier) end
+    end
+    if kind then gone[#gone + 1] = record[i] end
+  end
+  if #gone > 0 then call('HDEL', key, unpack(gone)) end
+  bump()
+end
 
 local function new_epoch(key, last_seq)
   retire(key)
-  local epoch = next_epoch()
+  local epoch = call('HINCRBY', REGISTRY, 'epochs', 1)
   call('HSET', key, 'epoch', epoch, 'last_seq', last_seq, 'last_ts', '0.0', 'last_crc', '', 'degraded', '')
   return epoch
 end
 
+-- Void all that a stream has claimed because what the registry had of it is gone: its follower replays.
+local function rebuild(key)
+  new_epoch(key, -1)
+  call('HSET', key, 'state', 'replaying', 'reason', 'registry-damaged')
+  call('HDEL', key, 'groups')
+  bump()
+end
+
+-- Blocks without a record: `slots` was lost, or part of it. They must be gone before the number is given out.
+local function is_leftover(slot)
+  if call('EXISTS', held_key(slot)) == 0 then return false end
+  put_slot(slot, '', 0, '', 0, 0, 'sweeping')
+  return true
+end
+
 -- The lowest number that no source uses and no sweep is still cleaning.
-local function take_slot(key, tier, block_size, epoch)
-  local slot = 0
-  while call('HEXISTS', SLOTS, slot) == 1 do slot = slot + 1 end
+local function take_slot(key, tier, block_size, epoch, now)
+  local used, slot = {}, 0
+  for _, number in ipairs(call('HKEYS', SLOTS)) do used[number] = true end
+  while slot < MAX_SLOTS and (used[tostring(slot)] or is_leftover(slot)) do slot = slot + 1 end
   if slot >= MAX_SLOTS then return nil end
   local who = call('HMGET', key, 'endpoint', 'rank')
   put_slot(slot, who[1], who[2], tier, epoch, block_size, 'live')
-  call('HSET', key, 'slot:' .. tier, slot, 'size:' .. tier, block_size)
+  call('HSET', key, 'slot:' .. tier, slot, 'size:' .. tier, block_size, 'since:' .. tier, format('%.3f', now / 1000))
   bump()
   return slot
 end
 
--- Clear bit `slot` in the bitmaps of the named blocks; a block that nobody holds is deleted.
-local function clear_bits(slot, names)
+-- Begin another generation of a tier: the last becomes the old one, the old one is hidden.
+local function rotate(key, tier, slot, old)
+  if old then retire_slot(key, old, tier) end
+  call('HDEL', key, 'slot:' .. tier)
+  call('HSET', key, 'old:' .. tier, slot)
+end
+
+-- Who holds a block: one slot in decimal, which costs Redis no memory, or 'B' and a bitmap, bit 0 first.
+local ONE_BIT = {}
+for bit_ = 0, 7 do ONE_BIT[2 ^ (7 - bit_)] = bit_ end
+
+local function bitmap_of(value)
+  if byte(value) == 66 then return sub(value, 2) end
+  local slot = slot_number(value)
+  return slot and rep('\0', math.floor(slot / 8)) .. char(2 ^ (7 - slot % 8)) or '' -- '' if it is not ours to read
+end
+
+local function add_holder(slot, names)
+  local me, at, mask = tostring(slot), math.floor(slot / 8) + 1, 2 ^ (7 - slot % 8)
+  local values, pairs_, n = call('MGET', unpack(names)), {}, 0
+  for i = 1, #names do
+    local value, new = values[i], me
+    if value and value ~= me then
+      local map = bitmap_of(value)
+      local old = byte(map, at) or 0
+      if map ~= '' then
+        new = 'B' .. sub(map, 1, at - 1) .. rep('\0', at - 1 - #map) .. char(bit.bor(old, mask)) .. sub(map, at + 1)
+      end
+    end
+    if new ~= value then pairs_[n + 1] = names[i]; pairs_[n + 2] = new; n = n + 2 end
+  end
+  if n > 0 then call('MSET', unpack(pairs_)) end
+end
+
+-- A block that nobody holds any more is deleted.
+local function remove_holder(slot, names)
   if #names == 0 then return end
-  local at, mask = math.floor(slot / 8) + 1, 2 ^ (7 - slot % 8)
-  local maps, pairs_, gone = call('MGET', unpack(names)), {}, {}
-  local done = {}
-  for i, name in ipairs(names) do
-    local map = maps[i]
-    local old = map and byte(map, at)
-    if not done[name] and old and bit.band(old, mask) ~= 0 then
-      done[name] = true
-      local new = sub(map, 1, at - 1) .. char(bit.band(old, bit.bnot(mask))) .. sub(map, at + 1)
-      if string.find(new, '[^%z]') then
-        pairs_[#pairs_ + 1] = name; pairs_[#pairs_ + 1] = new
-      else
-        gone[#gone + 1] = name
+  local me, at, mask = tostring(slot), math.floor(slot / 8) + 1, 2 ^ (7 - slot % 8)
+  local values, pairs_, gone, n = call('MGET', unpack(names)), {}, {}, 0
+  for i = 1, #names do
+    local value = values[i]
+    if value == me then
+      gone[#gone + 1] = names[i]
+    elseif value and byte(value) == 66 then
+      local old = byte(value, at + 1)
+      if old and bit.band(old, mask) ~= 0 then
+        local map = sub(value, 2, at) .. char(bit.band(old, bit.bnot(mask))) .. sub(value, at + 2)
+        map = string.match(map, '^(.*[^%z])%z*$') or ''
+        local first, _, only = string.find(map, '^%z*([^%z])$')
+        local left = first and ONE_BIT[byte(only)]
+        if map == '' then
+          gone[#gone + 1] = names[i]
+        else
+          pairs_[n + 1] = names[i]
+          pairs_[n + 2] = left and tostring((#map - 1) * 8 + left) or 'B' .. map
+          n = n + 2
+        end
       end
     end
   end
-  if #pairs_ > 0 then call('MSET', unpack(pairs_)) end
+  if n > 0 then call('MSET', unpack(pairs_)) end
   if #gone > 0 then call('DEL', unpack(gone)) end
 end

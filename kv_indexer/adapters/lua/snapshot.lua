@@ -1,6 +1,6 @@
 -- Read the whole registry at one instant: nonce, version, heartbeat (1 or 0), slots (number, record, blocks), streams
--- (name and 7 fields each). A single stream or slot of another type is told as such (no fields, -1 blocks); what all
--- readers need is an error that names the key.
+-- (name and 12 fields each, the last tells whether its lease holds). A single stream or slot of another type is told as
+-- such (no fields, -1 blocks); what all readers need is an error that names the key.
 local P = KEYS[1]
 local broken
 local function failed(answer) return type(answer) == 'table' and answer.err end
@@ -13,19 +13,23 @@ local function need(command, key, ...)
   return answer
 end
 
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local head = need('HMGET', P .. 'registry', 'nonce', 'version')
 local slots, streams = {}, {}
 local records = need('HGETALL', P .. 'slots')
 for i = 1, #records, 2 do
-  local blocks = redis.pcall('HLEN', P .. 'h:' .. records[i])
+  local blocks = redis.pcall('HLEN', P .. 'h' .. records[i])
   slots[#slots + 1] = records[i]
   slots[#slots + 1] = records[i + 1]
   slots[#slots + 1] = failed(blocks) and -1 or blocks
 end
 for _, name in ipairs(need('SMEMBERS', P .. 'streams')) do
-  local fields = redis.pcall('HMGET', P .. 'stream:' .. name, 'endpoint', 'rank', 'epoch', 'last_seq', 'last_ts', 'state', 'reason')
+  local fields = redis.pcall('HMGET', P .. 'stream:' .. name, 'endpoint', 'rank', 'epoch', 'last_seq', 'last_ts', 'state',
+    'reason', 'owner', 'fence', 'applied_at', 'events', 'lease_until')
   if failed(fields) then fields = {} end
   streams[#streams + 1] = name
-  for i = 1, 7 do streams[#streams + 1] = fields[i] or false end
+  for i = 1, 11 do streams[#streams + 1] = fields[i] or false end
+  streams[#streams + 1] = (tonumber(fields[12]) or 0) > now and 1 or 0
 end
 return broken or {head[1], head[2], redis.call('EXISTS', P .. 'heartbeat'), slots, streams}

@@ -1,32 +1,79 @@
--- Clean one slice of one slot that is no longer believed, and free the slot once it is empty.
--- ARGV: cursor of the slice before ('0' to begin), fields a slice.
--- Returns {slot, cursor for the next slice, fields removed}, or {} when nothing waits. Records that cannot be read, and
+-- Clean one slice of one slot that is no longer believed, and free the slot once it is empty; let tiers that never
+-- report removals grow old. ARGV: cursor of the slice before ('0' to begin), fields a slice, seconds a generation lasts, who sweeps.
+-- Returns {slot, cursor for the next slice, fields removed}, or {} when nothing waits or another sweeps. Records that cannot be read, and
 -- slots whose blocks are of another type, are left alone: they are not ours to clean.
+local now = now_ms()
+local TURN_MS = 2000 -- a sweeper that says nothing for so long is taken for dead
+local LOOKED_AT = 64 -- numbers a call
+
+-- one at a time, whatever the number of indexers: each pauses by its own clock
+local turn = call('HMGET', REGISTRY, 'sweeper', 'sweeper_until')
+if turn[1] and turn[1] ~= ARGV[4] and (tonumber(turn[2]) or 0) > now then return {} end
+
+-- apply.lua begins generations when it stores; this is for tiers in which nothing is stored any more
+local function age(key)
+  local record, fields = redis.pcall('HGETALL', key), {}
+  for i = 1, #record, 2 do fields[record[i]] = record[i + 1] end
+  for field, value in pairs(fields) do
+    local tier = string.match(field, '^since:(.+)$')
+    local void = tier and tier ~= 'GPU' and not fields['removes:' .. tier]
+      and now - (tonumber(value) or 0) * 1000 >= ARGV[3] * 1000
+    if void then
+      local slot, old = slot_number(fields['slot:' .. tier]), slot_number(fields['old:' .. tier])
+      if slot then
+        rotate(key, tier, slot, old)
+        call('HSET', key, field, format('%.3f', now / 1000))
+      elseif old then
+        retire_slot(key, old, tier)
+        call('HDEL', key, 'old:' .. tier, field)
+      end
+    end
+  end
+end
+
+local aged_at = tonumber(call('HGET', REGISTRY, 'aged_at')) or 0
+if now - aged_at * 1000 >= math.min(ARGV[3] / 4, 60) * 1000 then
+  call('HSET', REGISTRY, 'aged_at', format('%.3f', now / 1000))
+  for _, name in ipairs(call('SMEMBERS', STREAMS)) do age(stream_key(name)) end
+end
+
 local waiting
 local slots = call('HGETALL', SLOTS)
 for i = 1, #slots, 2 do
-  local slot, readable, record = slot_number(slots[i]), pcall(cjson.decode, slots[i + 1])
-  local void = readable and type(record) == 'table' and record.state == 'sweeping'
-  if slot and void and (not waiting or slot < waiting) then
-    local kind = call('TYPE', P .. 'h:' .. slot).ok
+  local slot = slot_number(slots[i])
+  local record = slot and string.find(slots[i + 1], 'sweeping', 1, true) and slot_record(slots[i + 1])
+  if record and record.state == 'sweeping' and (not waiting or slot < waiting) then
+    local kind = call('TYPE', held_key(slot)).ok
     if kind == 'hash' or kind == 'none' then waiting = slot end
   end
 end
-if not waiting then return {} end
-local held_key = P .. 'h:' .. waiting
-local page = call('HSCAN', held_key, ARGV[1], 'COUNT', ARGV[2])
-local fields, names = {}, {}
+if not waiting then
+  if turn[1] == ARGV[4] then call('HDEL', REGISTRY, 'sweeper', 'sweeper_until') end
+  -- what a lost `slots` has left behind is found in turn
+  local used, first = {}, (tonumber(call('HGET', REGISTRY, 'looked_at')) or 0) % MAX_SLOTS
+  for i = 1, #slots, 2 do used[slots[i]] = true end
+  for slot = first, math.min(first + LOOKED_AT, MAX_SLOTS) - 1 do
+    if not used[tostring(slot)] then is_leftover(slot) end
+  end
+  call('HSET', REGISTRY, 'looked_at', (first + LOOKED_AT) % MAX_SLOTS)
+  return {}
+end
+call('HSET', REGISTRY, 'sweeper', ARGV[4], 'sweeper_until', format('%.0f', now + TURN_MS))
+local held_in = held_key(waiting)
+local page = call('HSCAN', held_in, ARGV[1], 'COUNT', ARGV[2])
+local fields, names, removed = {}, {}, 0
 for i = 1, #page[2], 2 do
   fields[#fields + 1] = page[2][i]
-  names[#names + 1] = P .. 'b:' .. sub(page[2][i + 1], 1, 8)
+  names[#names + 1] = BLOCKS .. sub(page[2][i + 1], 1, 8)
 end
 for first = 1, #fields, 1000 do
   local last = math.min(first + 999, #fields)
-  clear_bits(waiting, {unpack(names, first, last)})
-  call('HDEL', held_key, unpack(fields, first, last))
+  remove_holder(waiting, {unpack(names, first, last)})
+  removed = removed + call('HDEL', held_in, unpack(fields, first, last))
 end
-if call('EXISTS', held_key) == 0 then
+if removed > 0 then call('HINCRBY', REGISTRY, 'swept', removed) end
+if call('EXISTS', held_in) == 0 then
   call('HDEL', SLOTS, waiting)
   page[1] = '0'
 end
-return {waiting, page[1], #fields}
+return {waiting, page[1], removed}

@@ -13,7 +13,7 @@ from tests.unit.extproc_local_plan.local_settings import settings
 def test_it_tells_every_address_and_every_pid(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
 
-    write_ready_file(path, ready_facts(settings(), redis_url="redis://127.0.0.1:7000/0", pids={"redis": 1, "envoy": 2}))
+    write_ready_file(path, ready_facts(settings(), redis="redis://127.0.0.1:7000/0", pids={"redis": 1, "envoy": 2}))
 
     assert json.loads(path.read_text()) == {
         "gateway": "http://127.0.0.1:10000",

@@ -20,7 +20,7 @@ def settings(
         endpoints=endpoints,
         model=model,
         tokenizer_folder=tokenizer,
-        redis_url=None,
+        redis=None,
         envoy_port=10000,
         envoy_admin_port=9901,
         grpc_port=9002,

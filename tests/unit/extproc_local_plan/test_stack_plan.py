@@ -9,6 +9,7 @@ from extproc.local.body_delivery import BodyDelivery
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.ports import PortUse
 from extproc.local.stack import LocalParts, fixed_ports, plan
+from kv_indexer.api import RedisAccess
 from tests.unit.extproc_local_plan.local_settings import settings
 
 KVMESH = f"{sys.executable} -m extproc"
@@ -21,7 +22,7 @@ def parts(*, redis_program: Path | None = Path("/bin/redis-server")) -> LocalPar
         envoy_program=Path("/bin/envoy"),
         envoy_config=Path("/run/envoy.json"),
         redis_program=redis_program,
-        redis_url="redis://127.0.0.1:7000/0",
+        redis=RedisAccess(url="rediss://:hunter2@127.0.0.1:7000/0", ca_file=Path("/tls/ca.pem")),
         redis_port=7000,
     )
 
@@ -36,10 +37,10 @@ def test_the_whole_mesh_is_planned_in_two_stages_with_every_flag_spelled_out() -
             "pod-1": f"{KVMESH} sim --host 127.0.0.1 --sim-port 8102 --pods 1 --model tiny --tokenizer /tok",
         },
         {
-            "indexer": f"{KVMESH} indexer --host 127.0.0.1 --indexer-admin-port 9091 --redis redis://127.0.0.1:7000/0"
+            "indexer": f"{KVMESH} indexer --host 127.0.0.1 --indexer-admin-port 9091"
             " --endpoints 127.0.0.1:8101,127.0.0.1:8102 --model tiny",
             "extproc": f"{KVMESH} extproc --host 127.0.0.1 --grpc-port 9002 --admin-port 9090"
-            " --redis redis://127.0.0.1:7000/0 --endpoints 127.0.0.1:8101,127.0.0.1:8102 --model tiny --tokenizer /tok"
+            " --endpoints 127.0.0.1:8101,127.0.0.1:8102 --model tiny --tokenizer /tok"
             " --drain-seconds 0",
             "envoy": "/bin/envoy -c /run/envoy.json --log-level warning --disable-hot-restart --concurrency 2",
         },
@@ -52,13 +53,24 @@ def test_every_process_has_a_condition_to_be_ready() -> None:
     }
 
     assert conditions == {
-        "redis": ["PING redis://127.0.0.1:7000/0"],
+        "redis": ["PING rediss://127.0.0.1:7000/0"],
         "pod-0": ["GET http://127.0.0.1:8101/health"],
         "pod-1": ["GET http://127.0.0.1:8102/health"],
         "indexer": ["GET http://127.0.0.1:9091/readyz"],
         "extproc": ["GET http://127.0.0.1:9090/readyz", "gRPC health of 127.0.0.1:9002"],
         "envoy": ["GET http://127.0.0.1:9901/ready"],
     }
+
+
+def test_children_get_redis_through_their_environment_where_no_other_user_reads_its_password() -> None:
+    specs = [spec for stage in plan(settings(), parts()) for spec in stage]
+
+    expected = {"KVMESH_REDIS": "rediss://:hunter2@127.0.0.1:7000/0", "KVMESH_REDIS_CA_FILE": "/tls/ca.pem"}
+    assert {spec.name: spec.environment for spec in specs if spec.environment} == {
+        "indexer": expected,
+        "extproc": expected,
+    }
+    assert "hunter2" not in f"{specs}"
 
 
 def test_real_pods_and_a_foreign_redis_are_used_and_not_started() -> None:

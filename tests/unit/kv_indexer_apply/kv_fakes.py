@@ -1,14 +1,15 @@
 """Hand-written fakes and short ways to say events; shared by unit and integration tests of the indexer."""
 
+import asyncio
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from kv_indexer.core.source import SourceState, Stream
-from kv_indexer.errors import FeedLostError
+from kv_indexer.errors import FeedLostError, LeaseLostError
 from kv_indexer.ports import ReplayAnswer
 from kv_indexer.wire.zmq_frames import Frame
 
@@ -89,8 +90,16 @@ class CountingTelemetry:
         self.states.clear()
 
 
-class ScriptEndedError(Exception):
-    """The fake pod has nothing more to say; ends the follower under test."""
+class FakeIdentity:
+    """When the publisher's process started, as its /metrics say."""
+
+    def __init__(self, started_at: float | None = None) -> None:
+        self.value = started_at
+        self.asked = 0
+
+    async def started_at(self) -> float | None:
+        self.asked += 1
+        return self.value
 
 
 class FakePod:
@@ -107,6 +116,11 @@ class FakePod:
         self.answers_replay = True
         self.longest_answer = 1_000_000
         self.connects = 0
+        self.died = False  # the live connection has gone; noticed at the next look
+        self.reborn: list[Frame] | None = None  # the buffer of who answers the next replay, after this pod's death
+        self.cut_once: int | None = None  # the next answer lacks all from here on, but has an end
+        self.receive_yields = 0
+        self.on_receive: Callable[[], None] = lambda: None
 
     async def connect(self) -> None:
         self.connects += 1
@@ -114,15 +128,23 @@ class FakePod:
             raise self.script.pop(0)
 
     async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
+        for _ in range(self.receive_yields):
+            await asyncio.sleep(0)
         while self.script and callable(self.script[0]):
             self.script.pop(0)()
+        self.on_receive()
         if not self.script:
-            raise ScriptEndedError
+            raise LeaseLostError("the script has ended")  # ends the follower under test
         step = self.script.pop(0)
         if isinstance(step, Exception):
             raise step
         frames: Sequence[Frame] = step
         return frames
+
+    def check(self) -> None:
+        if self.died:
+            self.died = False
+            raise FeedLostError("closed by the pod")
 
     def close(self) -> None:
         pass
@@ -131,8 +153,14 @@ class FakePod:
         """Be another process."""
         self.buffer = list(buffer)
 
+    def die_into(self, buffer: Sequence[Frame]) -> None:
+        """Be another process from the next replay on, as if this one had died just before."""
+        self.reborn = list(buffer)
+
     async def replay(self, start_seq: int) -> ReplayAnswer:
         self.requests.append(start_seq)
+        if self.reborn is not None:
+            self.buffer, self.reborn, self.died = self.reborn, None, True
         if not self.answers_replay:
             return ReplayAnswer(frames=(), ended=False)
         lost, self.dropped_once = self.dropped_once, set()
@@ -140,9 +168,12 @@ class FakePod:
         for each in self.buffer:
             if each.seq < start_seq or each.seq in lost:
                 continue
+            if self.cut_once is not None and each.seq >= self.cut_once:
+                break
             if each.seq != start_seq + len(frames):
                 return ReplayAnswer(frames=tuple(frames), ended=False, next_seq=each.seq)
             if len(frames) == self.longest_answer:
                 return ReplayAnswer(frames=tuple(frames), ended=False)
             frames.append(each)
+        self.cut_once = None
         return ReplayAnswer(frames=tuple(frames), ended=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.config import parse_endpoints, parse_event_sources
+from kv_indexer.config import parse_endpoints, parse_event_sources, unique_indexer_id
 from kv_indexer.core.source import EventAddresses, reachable
 from kv_indexer.errors import SettingError
 
@@ -61,3 +61,17 @@ def test_an_empty_value_names_no_event_source(value: Any) -> None:
 def test_a_malformed_event_source_is_refused(value: Any) -> None:
     with pytest.raises(SettingError):
         parse_event_sources(value)
+
+
+@pytest.mark.parametrize("name", ["", "indexer-0", "10.0.0.1:9091", "x" * 64])
+def test_two_indexers_of_one_name_are_told_apart(name: str) -> None:
+    ids = {unique_indexer_id(name) for _ in range(3)}
+
+    assert len(ids) == 3
+    assert not name or {each.rpartition("-")[0] for each in ids} == {name}
+
+
+@pytest.mark.parametrize("name", ["a b", "a\n", "#", "x" * 65])
+def test_an_indexer_name_that_would_spoil_logs_and_tables_is_refused(name: str) -> None:
+    with pytest.raises(SettingError):
+        unique_indexer_id(name)

@@ -45,6 +45,27 @@ def test_different_features_never_share_an_encoding() -> None:
     assert fold_features([]) is None
 
 
+def test_tagged_values_mean_what_plain_ones_do() -> None:
+    tagged = [(("lora", "ad", "/adapters/ad"), ("mm", "mm-1", 0), ("cache_salt", "s"), ("prompt_embeds", b"\1"))]
+    plain = [("ad", IMAGE, "s", b"\1")]
+
+    assert separate_extra_keys(tagged, lora_name="ad", starts_prompt=True) == separate_extra_keys(
+        plain, lora_name="ad", starts_prompt=True
+    )
+    assert separate_extra_keys([(("cache_salt", "ad"),)], lora_name=None, starts_prompt=True).cache_salt == "ad"
+
+
+@pytest.mark.parametrize("entry", [(("lora", "other", "/a"),), (("mm", "mm-1"),), (("mm", "mm-1", "0"),)])
+def test_a_tagged_value_that_fits_nothing_is_refused(entry: tuple[Any, ...]) -> None:
+    with pytest.raises(UnknownExtraKeyError):
+        separate_extra_keys([entry], lora_name="ad", starts_prompt=True)
+
+
+def test_a_salt_belongs_to_the_first_block_alone() -> None:
+    with pytest.raises(UnknownExtraKeyError):
+        separate_extra_keys([(("cache_salt", "s"),)], lora_name=None, starts_prompt=False)
+
+
 @pytest.mark.parametrize("feature", [7, None, ("a", "b"), ("a", True), ("a", 1, 2), ("a", 1 << 63)])
 def test_an_unknown_feature_is_refused_rather_than_ignored(feature: object) -> None:
     with pytest.raises(UnknownExtraKeyError):

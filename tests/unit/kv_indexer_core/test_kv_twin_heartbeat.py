@@ -7,7 +7,7 @@ POD = Stream(endpoint="10.0.0.1:8000")
 
 async def test_a_test_decides_whether_the_indexer_of_the_twin_is_alive() -> None:
     index = MemoryPrefixIndex(indexer_alive=False)
-    await index.open_stream(POD)
+    await index.claim(POD)
     root = root_key(hash_seed="kvmesh", model="tiny")
     dead = await index.lookup(b"", root=root)
     index.indexer_alive = True

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_indexer.core.groups import CacheGroup
 from kv_indexer.core.index_changes import Clear, IndexChange, Remove, Store
 from kv_indexer.core.prefix_match import match_table
 from kv_indexer.core.source import Registry, SlotRecord, SourceState, StreamPosition, StreamRecord
@@ -17,7 +18,7 @@ from kv_indexer.wire.redis_keys import PREFIX, change_arguments, engine_field, p
 def test_the_handwritten_mget_is_what_a_client_library_writes() -> None:
     keys = [bytes([value]) * 8 for value in range(200)] + [b"\r\n$4\r\nAB"]
 
-    assert pack_mget(b"".join(keys)) == hiredis.pack_command(("MGET", *(PREFIX + b"b:" + key for key in keys)))  # type: ignore[arg-type]
+    assert pack_mget(b"".join(keys)) == hiredis.pack_command(("MGET", *(PREFIX + b"b" + key for key in keys)))  # type: ignore[arg-type]
 
 
 def test_all_keys_share_one_hash_tag() -> None:
@@ -36,19 +37,34 @@ def test_a_change_becomes_script_arguments_in_order() -> None:
         last_seq=1,
         last_ts=1.1,
         last_crc=5,
+        events=4,
+        degraded="undecodable-event",
         operations=(
             Store(tier="GPU", group=0, block_size=16, hashes=b"h" * 8, keys=b"k" * 8),
             Clear(),
             Remove(tier="CPU", group=2, hashes=b"r" * 8),
+            Store(tier="CPU", group=2, block_size=16, hashes=b"h" * 8, keys=b"k" * 8, set_only=True),
         ),
     )
 
-    assert change_arguments(change) == [
-        *(3, -1, 1, "1.1", 5),
+    assert change_arguments(change, max_blocks=9, tier_ttl_seconds=1.5) == [
+        *(3, -1, 1, "1.1", 5, 4, b"", 9, "1.5", "undecodable-event"),
         *("S", "GPU", 16, b"", b"h" * 8, b"k" * 8),
         *("C", "", 0, b"", b"", b""),
         *("R", "CPU", 0, b"\2", b"r" * 8, b""),
+        *("F", "CPU", 16, b"\2", b"h" * 8, b"k" * 8),
     ]
+
+
+def test_a_catalogue_of_groups_survives_its_way_through_redis() -> None:
+    groups = {0: CacheGroup(kind="full_attention", block_size=16), 3: CacheGroup(kind=None, block_size=8)}
+    change = IndexChange(epoch=1, previous_seq=-1, last_seq=0, last_ts=1.0, last_crc=0, groups=groups)
+    written = change_arguments(change, max_blocks=9, tier_ttl_seconds=1.0)[6]
+    fields = [text.encode() for pair in POSITION.items() for text in pair]
+
+    position = parse_position([*fields, b"groups", written, b"started_at", b"1758.5"])
+    assert position is not None
+    assert (position.groups, position.started_at) == (groups, 1758.5)
 
 
 def test_a_position_survives_its_way_through_redis_exactly() -> None:
@@ -57,6 +73,12 @@ def test_a_position_survives_its_way_through_redis_exactly() -> None:
     assert parse_position([*fields, b"degraded", b"x", b"size:GPU", b"16", b"slot:GPU", b"0"]) == StreamPosition(
         epoch=4, last_seq=9, last_ts=1758.123456789, last_crc=77, degraded="x", block_sizes={"GPU": 16}
     )
+    shown = parse_position([*fields, b"degraded", b"x", b"state", b"lost", b"reason", b"unreachable"])
+    assert shown is not None
+    assert (shown.state, shown.reason) == (SourceState.LOST, "unreachable")
+    strange = parse_position([*fields, b"degraded", b"x", b"state", b"paused"])
+    assert strange is not None
+    assert (strange.state, strange.reason) == (None, "")
     assert parse_position([]) is None
 
 
@@ -69,6 +91,9 @@ POSITION = {"epoch": "4", "last_seq": "9", "last_ts": "1.5", "last_crc": "", "de
         ({"epoch": "new"}, "invalid literal"),
         ({"last_ts": "nan"}, "a time of nan"),
         ({"size:GPU": "x"}, "invalid literal"),
+        ({"groups": "{"}, "groups: "),
+        ({"groups": '{"x": 1}'}, "groups: "),
+        ({"started_at": "inf"}, "a time of inf"),
         ({"degraded": None}, "no degraded"),
         (dict.fromkeys(POSITION, None) | {"foo": "bar"}, "no epoch, last_seq, last_ts, last_crc, degraded"),
     ],
@@ -99,9 +124,20 @@ def slot_json(**changes: Any) -> bytes:
     return msgspec.json.encode(fields)
 
 
-STREAM = [b"a:1#0", b"a:1", b"0", b"2", b"5", b"1.5", b"live", b""]
+LEASE: list[Any] = [b"indexer-1", b"1763726400123", b"1763726401.500", b"77", 1]
+STREAM: list[Any] = [b"a:1#0", b"a:1", b"0", b"2", b"5", b"1.5", b"live", b"", *LEASE]
 STREAM_RECORD = StreamRecord(
-    endpoint="a:1", dp_rank=0, epoch=2, last_seq=5, last_ts=1.5, state=SourceState.LIVE, reason=""
+    endpoint="a:1",
+    dp_rank=0,
+    epoch=2,
+    last_seq=5,
+    last_ts=1.5,
+    state=SourceState.LIVE,
+    reason="",
+    owner="indexer-1",
+    fence=1763726400123,
+    applied_at=1763726401.5,
+    events=77,
 )
 SLOT_RECORD = SlotRecord(slot=1, endpoint="a:1", dp_rank=0, tier="GPU", epoch=2, block_size=16, blocks=4)
 
@@ -132,17 +168,22 @@ def test_a_slot_that_someone_else_wrote_is_named_and_the_others_are_believed(slo
 
 
 NAME = b"b:1#0"
+LACKS = "stream b:1#0: is missing, no hash, or lacks fields"
 
 
 @pytest.mark.parametrize(
     ("name", "fields", "why"),
     [
-        (NAME, [None] * 7, "stream b:1#0: is missing, no hash, or lacks fields"),
-        (NAME, [b"b:1", b"0", b"2", None, b"1.5", b"live", b""], "stream b:1#0: is missing, no hash, or lacks fields"),
-        (NAME, [b"b:1", b"0", b"x", b"5", b"1.5", b"live", b""], "stream b:1#0: invalid literal"),
-        (NAME, [b"b:1", b"0", b"2", b"5", b"nan", b"live", b""], "stream b:1#0: a time of nan"),
-        (NAME, [b"\xff", b"0", b"2", b"5", b"1.5", b"live", b""], "stream b:1#0: 'utf-8' codec"),
-        (b"other", [b"a:1", b"0", b"2", b"5", b"1.5", b"live", b""], "stream other: describes a:1#0"),
+        (NAME, [None] * 12, LACKS),
+        (
+            NAME,
+            [b"b:1", b"0", b"2", None, b"1.5", b"live", b"", *LEASE],
+            LACKS,
+        ),
+        (NAME, [b"b:1", b"0", b"x", b"5", b"1.5", b"live", b"", *LEASE], "stream b:1#0: invalid literal"),
+        (NAME, [b"b:1", b"0", b"2", b"5", b"nan", b"live", b"", *LEASE], "stream b:1#0: a time of nan"),
+        (NAME, [b"\xff", b"0", b"2", b"5", b"1.5", b"live", b"", *LEASE], "stream b:1#0: 'utf-8' codec"),
+        (b"other", [b"a:1", b"0", b"2", b"5", b"1.5", b"live", b"", *LEASE], "stream other: describes a:1#0"),
     ],
 )
 def test_a_stream_that_someone_else_wrote_takes_its_slots_along_and_nothing_else(
@@ -157,7 +198,8 @@ def test_a_stream_that_someone_else_wrote_takes_its_slots_along_and_nothing_else
 
 @pytest.mark.parametrize("state", [b"paused", b"", b"\xff"])
 def test_an_unknown_state_reads_as_degraded(state: bytes) -> None:
-    registry = parse_registry([b"n", b"7", 0, [b"1", slot_json(), 4], [*STREAM[:6], state, b"for maintenance"]])
+    stream = [*STREAM[:6], state, b"for maintenance", *LEASE]
+    registry = parse_registry([b"n", b"7", 0, [b"1", slot_json(), 4], stream])
 
     assert [(line.state, line.reason, line.cached_blocks) for line in registry.sources()] == [
         (SourceState.DEGRADED, "unknown-state", 4)
@@ -170,7 +212,7 @@ ANYTHING = st.one_of(st.binary(max_size=12), st.sampled_from([b"a:1", b"0", b"li
 
 @given(
     slots=st.lists(st.tuples(ANYTHING, ANYTHING, st.integers(-1, 9)), max_size=4),
-    streams=st.lists(st.tuples(ANYTHING, *[st.none() | ANYTHING] * 7), max_size=4),
+    streams=st.lists(st.tuples(ANYTHING, *[st.none() | ANYTHING] * 11, st.integers(0, 1)), max_size=4),
 )
 def test_no_content_of_redis_keeps_the_rest_from_being_read(
     slots: list[tuple[Any, ...]], streams: list[tuple[Any, ...]]
@@ -181,3 +223,16 @@ def test_no_content_of_redis_keeps_the_rest_from_being_read(
     assert STREAM_RECORD in registry.streams
     assert SLOT_RECORD in registry.slots
     assert match_table(registry).masks
+
+
+def test_a_stream_whose_lease_has_run_out_has_no_owner() -> None:
+    registry = parse_registry([b"n", b"7", 0, [], [*STREAM[:-1], 0]])
+
+    assert [stream.owner for stream in registry.streams] == [""]
+
+
+def test_a_stream_that_lacks_what_is_only_shown_is_believed() -> None:
+    registry = parse_registry([b"n", b"7", 0, [], [*STREAM[:8], None, None, None, None, 0]])
+
+    (stream,) = registry.streams
+    assert (stream.owner, stream.fence, stream.applied_at, stream.events) == ("", 0, 0.0, 0)

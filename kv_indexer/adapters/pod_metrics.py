@@ -1,0 +1,112 @@
+"""Scrapes every pod's /metrics and keeps the last report of each: implements `ports.PodReports`. One task a pod.
+
+Who needs a fresher answer asks for it; several who ask share one scrape. Nothing here judges what a report says.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from kv_indexer.core.pod_report import PodReport
+from kv_indexer.wire.vllm_counters import parse_pod_report
+
+log = logging.getLogger(__name__)
+
+MAX_PAGE_BYTES = 4 << 20
+
+
+@dataclass(slots=True)
+class _Target:
+    endpoint: str
+    report: PodReport | None = None
+    is_ill: bool = False  # and that was said
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one scrape at a time
+
+
+class PodMetrics:
+    """The pods' reports; `run` keeps them fresh, and nothing is asked before or after it."""
+
+    def __init__(
+        self, endpoints: Collection[str], *, interval_seconds: float = 5.0, timeout_seconds: float = 2.0
+    ) -> None:
+        self._targets = {endpoint: _Target(endpoint) for endpoint in endpoints}
+        self._interval_seconds = interval_seconds
+        self._timeout_seconds = timeout_seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    def latest(self, endpoint: str) -> PodReport | None:
+        """Return the last report, however old; None if there was none, or if the endpoint is not among ours."""
+        target = self._targets.get(endpoint)
+        return target.report if target else None
+
+    async def fresh(self, endpoint: str, *, max_age_seconds: float) -> PodReport | None:
+        """Return a report that is no older, asking for it if need be; None if the pod gives none in time."""
+        target = self._targets.get(endpoint)
+        oldest = time.monotonic() - max_age_seconds
+        if target is None:
+            return None
+        if target.report is None or target.report.scraped_at < oldest:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2 * self._timeout_seconds), target.lock:
+                    if target.report is None or target.report.scraped_at < oldest:
+                        await self._scrape(target)
+        report = target.report
+        return report if report is not None and report.scraped_at >= oldest else None
+
+    async def started_at(self, endpoint: str, *, max_age_seconds: float = 2.0) -> float | None:
+        """Return when the pod's process started, in its unix seconds; None if it does not say."""
+        report = await self.fresh(endpoint, max_age_seconds=max_age_seconds)
+        return report.started_at if report else None
+
+    async def run(self) -> None:
+        """Scrape until cancelled."""
+        timeout = aiohttp.ClientTimeout(total=self._timeout_seconds)
+        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+            self._session = session
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for target in self._targets.values():
+                        tasks.create_task(self._keep_fresh(target), name=f"scrape-{target.endpoint}")
+            finally:
+                self._session = None
+
+    async def _keep_fresh(self, target: _Target) -> None:
+        while True:
+            async with target.lock:
+                await self._scrape(target)
+            # jitter keeps indexers and pods from falling into step
+            await asyncio.sleep(self._interval_seconds * random.uniform(0.8, 1.2))  # noqa: S311
+
+    async def _scrape(self, target: _Target) -> None:
+        asked_at = time.monotonic()
+        if self._session is None:
+            return
+        try:
+            async with self._session.get(f"http://{target.endpoint}/metrics", allow_redirects=False) as answer:
+                page = await _page(answer)
+                problem = "" if answer.status == 200 else f"/metrics answers {answer.status}"
+        except Exception as error:  # whatever one pod answers must not end the scraping of all
+            problem = f"no /metrics: {error or type(error).__name__}"
+        if not problem:
+            target.report = parse_pod_report(page, scraped_at=asked_at)
+            problem = "" if target.report.engines else "its /metrics has no request counters (--disable-log-stats?)"
+        if problem and not target.is_ill:
+            log.warning("%s: %s; a pod that sends no events cannot be told from an idle one", target.endpoint, problem)
+        elif target.is_ill and not problem:
+            log.info("%s reports its counters", target.endpoint)
+        target.is_ill = bool(problem)
+
+
+async def _page(answer: aiohttp.ClientResponse) -> bytes:
+    page = bytearray()
+    async for part in answer.content.iter_any():
+        page += part
+        if len(page) > MAX_PAGE_BYTES:
+            raise ValueError(f"longer than {MAX_PAGE_BYTES} bytes")
+    return bytes(page)

@@ -1,0 +1,95 @@
+"""What is wrong although nothing has failed: findings, and the book that tells when one appears and when it heals.
+
+Values and bookkeeping only; what amounts to a finding is decided in `finding_rules`. `docs/findings.md` explains each
+reason to whoever has to act on it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+HEAL_SECONDS = 3.0  # a finding must be away this long, so that it does not flicker
+
+
+class FindingReason(StrEnum):
+    """What can be found; also the metric's label."""
+
+    NO_EVENTS = "no-events"  # requests are served, events are due, none come
+    SHORT_PROMPTS = "short-prompts"  # blocks so large that no prompt fills one: no event is due, nothing can match
+    NOTHING_INDEXED = "nothing-indexed"  # the pod's own cache is hit, the index holds none of it
+    BLOCK_SIZE_CHANGED = "block-size-changed"
+    DECODE_ERRORS = "decode-errors"
+    STUCK_IN_REPLAY = "stuck-in-replay"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that somebody should look at."""
+
+    endpoint: str
+    dp_rank: int | None  # None: the pod as a whole
+    reason: str  # a FindingReason, or one that a later version knows
+    message: str  # what is wrong, then what to do
+    since: float  # unix seconds
+
+    @property
+    def subject(self) -> str:
+        """Return what it is about: `HOST:PORT`, or `HOST:PORT#RANK` for one stream."""
+        return self.endpoint if self.dp_rank is None else f"{self.endpoint}#{self.dp_rank}"
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return what makes it the same finding as one before."""
+        return self.subject, self.reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingNews:
+    """What has changed since the last look."""
+
+    appeared: tuple[Finding, ...] = ()
+    healed: tuple[Finding, ...] = ()
+
+
+class FindingBook:
+    """The findings that stand."""
+
+    def __init__(self, *, heal_seconds: float = HEAL_SECONDS) -> None:
+        self._heal_seconds = heal_seconds
+        self._standing: dict[tuple[str, str], Finding] = {}
+        self._seen_at: dict[tuple[str, str], float] = {}
+
+    @property
+    def standing(self) -> tuple[Finding, ...]:
+        """Return what stands, each with its latest message and its first `since`."""
+        return tuple(self._standing.values())
+
+    def look(self, found: Iterable[Finding], *, now: float) -> FindingNews:
+        """Take what was found at `now` (monotonic seconds)."""
+        appeared = []
+        for finding in found:
+            before = self._standing.get(finding.key)
+            if before is None:
+                appeared.append(finding)
+            since = before.since if before else finding.since
+            self._standing[finding.key] = Finding(
+                endpoint=finding.endpoint,
+                dp_rank=finding.dp_rank,
+                reason=finding.reason,
+                message=finding.message,
+                since=since,
+            )
+            self._seen_at[finding.key] = now
+        gone = [key for key, seen_at in self._seen_at.items() if now - seen_at >= self._heal_seconds]
+        healed = tuple(self._drop(key) for key in gone)
+        return FindingNews(appeared=tuple(appeared), healed=healed)
+
+    def forget(self, subjects: Iterable[str]) -> None:
+        """Drop what is not ours to judge any more; it has not healed."""
+        away = frozenset(subjects)
+        for key in [key for key in self._standing if key[0] in away]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[str, str]) -> Finding:
+        del self._seen_at[key]
+        return self._standing.pop(key)

@@ -1,0 +1,112 @@
+"""Use case: ask every configured pod, again and again, where it publishes its events.
+
+Every indexer asks every pod, so that it could take any stream over at once; who follows which is the business of
+`share_streams`. Run by the service, one task an endpoint.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+
+from kv_indexer.core.source import SourceState, Stream
+from kv_indexer.core.whereabouts import PodAnswer
+from kv_indexer.errors import FeedLostError, NoEventSourceError
+from kv_indexer.ports import EventDirectory, IndexerTelemetry
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoveryPolicy:
+    """How often to ask."""
+
+    well_seconds: float = 10.0  # a pod that is well
+    lost_seconds: float = 0.5  # one that does not answer, or whose events are lost
+
+
+class StreamFinder:
+    """Knows what the pods said last. An answer stays true while the pod does not answer again."""
+
+    def __init__(
+        self,
+        *,
+        endpoints: Collection[str],
+        model: str,
+        telemetry: IndexerTelemetry,
+        is_lost: Callable[[str], bool],
+        changed: Callable[[], None],
+        policy: DiscoveryPolicy,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take `is_lost` to ask whether an endpoint's events are lost, and `changed` to call when an answer differs."""
+        self.answers: dict[str, PodAnswer] = {}
+        self.waiting = dict.fromkeys(endpoints, "not asked yet")  # endpoints of which nothing is known yet -> why
+        self._model = model
+        self._telemetry = telemetry
+        self._is_lost = is_lost
+        self._changed = changed
+        self._policy = policy
+        self._sleep = sleep
+        self._clock = clock
+        self._trouble: dict[str, str] = {}  # endpoint -> what was said last
+        self._shown_lost: set[str] = set()  # endpoints without any stream to be shown lost under a name of its own
+
+    async def watch(self, endpoint: str, directory: EventDirectory) -> None:
+        """Ask one pod for ever."""
+        is_model_checked = False
+        while True:
+            is_well = await self._ask(endpoint, directory)
+            if is_well and not is_model_checked:
+                await self._check_model(endpoint, directory)
+            is_model_checked = is_well
+            is_well = is_well and not self._is_lost(endpoint)
+            await self._sleep(self._policy.well_seconds if is_well else self._policy.lost_seconds)
+
+    async def _ask(self, endpoint: str, directory: EventDirectory) -> bool:
+        asked_at = self._clock()
+        try:
+            answer = PodAnswer(asked_at=asked_at, ranks=await directory.find(endpoint))
+            self._learn(endpoint, answer)
+            if self._trouble.pop(endpoint, ""):
+                log.info("%s says where it publishes", endpoint)
+            if endpoint in self._shown_lost:
+                self._shown_lost.remove(endpoint)
+                self._telemetry.forget(Stream(endpoint=endpoint))
+            return True
+        except FeedLostError as error:
+            self._tell(endpoint, str(error), error.reason)
+        except NoEventSourceError as error:
+            self._learn(endpoint, PodAnswer(asked_at=asked_at, ranks={}))
+            self._tell(endpoint, str(error), error.reason)
+        finally:
+            self.waiting.pop(endpoint, None)
+        return False
+
+    def _learn(self, endpoint: str, answer: PodAnswer) -> None:
+        known = self.answers.get(endpoint)
+        self.answers[endpoint] = answer
+        if known is None or known.ranks != answer.ranks:
+            self._changed()
+
+    def _tell(self, endpoint: str, message: str, reason: str) -> None:
+        """Say it once; streams that are known to exist have an opinion of their own."""
+        if self._trouble.get(endpoint) != message:
+            log.error("%s", message)
+        self._trouble[endpoint] = message
+        answer = self.answers.get(endpoint)
+        if answer is None or not answer.ranks:
+            self._shown_lost.add(endpoint)
+            self._telemetry.state(Stream(endpoint=endpoint), state=SourceState.LOST, reason=reason)
+
+    async def _check_model(self, endpoint: str, directory: EventDirectory) -> None:
+        try:
+            served = await directory.served_models(endpoint)
+        except FeedLostError as error:
+            log.warning("cannot compare the model name with what the pod serves: %s", error)
+            return
+        if self._model not in served:
+            names = ", ".join(sorted(served)) or "none"
+            log.error("%s does not serve --model %s but %s: nothing will match", endpoint, self._model, names)

@@ -1,0 +1,82 @@
+"""Use case: watch over the shared index: is it there, can all of it be read, does void content wait for the sweep?
+
+Run by the service; every indexer watches, whatever it follows.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from kv_indexer.core.source import Registry, Stream
+from kv_indexer.errors import IndexUnavailableError
+from kv_indexer.ports import IndexWriter
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 0.5
+SWEEP_FIELDS = 150  # a slice: about a millisecond of Redis
+SWEEP_PAUSE = 4  # times as long as the slice took: lookups come first
+LEAST_PAUSE_SECONDS = 0.004
+NAMED_RECORDS = 5  # unreadable records that one log line names
+
+
+class IndexWatch:
+    """What is known of the index as a whole."""
+
+    def __init__(
+        self,
+        *,
+        writer: IndexWriter,
+        seen: Callable[[Collection[Stream]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take `seen` to tell which streams the registry has."""
+        self.trouble = "not asked yet"  # why the index cannot be used, or ""
+        self.registry = Registry(version=b"")  # as read last
+        self._writer = writer
+        self._seen = seen
+        self._clock = clock
+
+    async def look(self) -> float:
+        """Read the registry once; return the seconds until the next time."""
+        try:
+            registry = await self._writer.read_registry()
+        except IndexUnavailableError as error:
+            if self.trouble != str(error):
+                log.error("Redis is unavailable, the index stands still: %s", error)
+            self.trouble = str(error)
+            return WATCH_SECONDS
+        if self.trouble:
+            log.info("Redis answers")
+        self.trouble = ""
+        self._tell_unreadable(registry)
+        self._seen([Stream(endpoint=record.endpoint, dp_rank=record.dp_rank) for record in registry.streams])
+        self.registry = registry
+        return WATCH_SECONDS
+
+    def owner(self, stream: Stream) -> str:
+        """Return which indexer followed the stream when the registry was read last, or ''."""
+        wanted = (stream.endpoint, stream.dp_rank)
+        records = self.registry.streams
+        return next((record.owner for record in records if (record.endpoint, record.dp_rank) == wanted), "")
+
+    async def sweep(self) -> float:
+        """Clean one slice of what is void; return the seconds until the next."""
+        began = self._clock()
+        try:
+            if not await self._writer.sweep(fields=SWEEP_FIELDS):
+                return WATCH_SECONDS
+            return max((self._clock() - began) * SWEEP_PAUSE, LEAST_PAUSE_SECONDS)
+        except IndexUnavailableError as error:
+            log.debug("sweep waits: %s", error)
+            return WATCH_SECONDS
+
+    def _tell_unreadable(self, registry: Registry) -> None:
+        """Say once what is in Redis that we cannot read: its blocks attract nobody."""
+        before, now = frozenset(self.registry.unreadable), frozenset(registry.unreadable)
+        fresh = sorted(now - before)
+        if fresh:
+            named = "; ".join(fresh[:NAMED_RECORDS])
+            log.error("%d records in Redis cannot be read and are not believed: %s", len(fresh), named)
+        if before and not now:
+            log.info("all records in Redis can be read again")

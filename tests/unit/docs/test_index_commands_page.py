@@ -1,0 +1,40 @@
+"""docs/index-commands.md explains every kind of difference and every field that `--json` prints."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extproc.index_lookup import EndpointHolding, LookupReport, PromptHolding
+from kv_indexer.core.findings import Finding
+from kv_indexer.core.index_audit import KINDS, Difference
+from kv_indexer.core.index_report import SizeReport, SlotSize, SourceLine, SourcesReport
+from kv_indexer.inspect_index import Cleared
+from kv_indexer.verify_index import Audit
+
+PAGE = Path(__file__).parents[3] / "docs" / "index-commands.md"
+
+
+def test_every_kind_has_a_row_with_its_meaning() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert dict(rows) == KINDS
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("sources", (SourcesReport, SourceLine, Finding)),
+        ("lookup", (LookupReport, PromptHolding, EndpointHolding)),
+        ("verify", (Audit, Difference)),
+        ("size", (SizeReport, SlotSize)),
+        ("clear", (Cleared,)),
+    ],
+)
+def test_every_field_is_named_in_its_section(section: str, values: tuple[Any, ...]) -> None:
+    text = PAGE.read_text(encoding="utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([a-z_]+)(?:\[\])?`", text))
+
+    assert {field.name for value in values for field in fields(value)} <= named

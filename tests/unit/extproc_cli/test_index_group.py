@@ -1,0 +1,55 @@
+"""`kvmesh index` is one group of commands from two packages, with the settings that every command has."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extproc import cli
+
+
+def run(*arguments: str) -> int:
+    """Run `kvmesh …` and return its exit code."""
+    root: Any = cli.build()
+    return root(list(arguments), prog_name="kvmesh", standalone_mode=False) or 0
+
+
+@pytest.fixture(autouse=True)
+def no_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVMESH_CONFIG", raising=False)
+
+
+def test_the_group_has_the_commands_of_both_packages() -> None:
+    root: Any = cli.build()
+
+    assert sorted(root.commands["index"].commands) == ["clear", "lookup", "size", "sources", "verify"]
+    assert {"extproc", "indexer", "up", "index", "sim", "version"} <= set(root.commands)
+
+
+def test_every_command_of_the_group_has_the_options_for_redis_json_config_and_logs() -> None:
+    root: Any = cli.build()
+
+    for command in root.commands["index"].commands.values():
+        names = {parameter.name for parameter in command.params}
+        assert {"redis", "redis_password_file", "redis_ca_file", "json", "config", "log_level"} <= names, command.name
+
+
+def test_a_command_of_the_group_takes_its_settings_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVMESH_REDIS", "telnet://nowhere")
+
+    assert run("index", "size") == 2
+    assert "kvmesh index size: Redis address 'telnet://nowhere'" in capsys.readouterr().err
+
+
+def test_a_command_of_the_group_takes_its_settings_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVMESH_CONFIG", "")  # the command sets it, and the test's end takes it back
+    monkeypatch.delenv("KVMESH_CONFIG")
+    path = tmp_path / "kvmesh.yaml"
+    path.write_text("redis: telnet://file\ngrpc_port: 1\n", encoding="utf-8")  # one namespace for all commands
+
+    assert run("index", "verify", "--config", str(path)) == 2
+    assert "telnet://file" in capsys.readouterr().err
