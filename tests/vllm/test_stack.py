@@ -20,9 +20,11 @@ SEEN_WITHIN_SECONDS = 2.0  # what is promised of a restart, from the moment the 
 
 @asynccontextmanager
 async def stack_before(pods: Sequence[VllmPod], folder: Path) -> AsyncIterator[Stack]:
-    """Start the stack with nothing but the pods' addresses, a tokenizer folder and a model name."""
+    """Start the stack with the pods' addresses, a tokenizer folder, a model name, and more patience than by default."""
     flags = ("--model", MODEL_NAME, "--tokenizer", str(pods[0].model_folder))
-    async with running_stack(folder, *flags, endpoints=[pod.address for pod in pods]) as stack:
+    # two vLLM servers fill this machine's cores: what is tested here is the prediction, not the deadline of a lookup
+    patient = "index_timeout_ms: 2000\n"
+    async with running_stack(folder, *flags, settings=patient, endpoints=[pod.address for pod in pods]) as stack:
         yield stack
 
 
@@ -162,8 +164,12 @@ async def test_a_restarted_pod_attracts_nothing_by_its_old_blocks(
         healthy_at = time.monotonic()
 
         def forgotten(explanation: Any) -> bool:
-            (pod,) = (each for each in explanation["candidates"] if each["endpoint"] == victim.address)
-            return (explanation["degraded"], pod["state"], pod["matched_blocks"]) == ([], "ready", 0)
+            seen = [
+                (each["state"], each["matched_blocks"])
+                for each in explanation["candidates"]  # without those that nobody listens at
+                if each["endpoint"] == victim.address
+            ]
+            return (explanation["degraded"], seen) == ([], [("ready", 0)])
 
         body = {"model": MODEL_NAME, "messages": messages}
         await eventually(lambda: stack.explain(body, path=CHAT), forgotten)
