@@ -1,7 +1,7 @@
 """Our index in Redis beside Dynamo's `RadixTree`, in one run on one machine: applying, looking up, bytes a block.
 
-    python -m venv /tmp/radix && /tmp/radix/bin/pip install ai-dynamo-runtime
-    python -m bench.index_compare --radix-python /tmp/radix/bin/python [--blocks 512000] [--json FILE]
+    python -m venv radix-venv && radix-venv/bin/pip install ai-dynamo-runtime
+    python -m bench.index_compare --radix-python radix-venv/bin/python [--blocks 512000] [--json FILE]
 
 The two do different things: theirs is Rust in the memory of one router, is told hashes, counts no references and is
 gone with its process; ours is shared by all pickers, survives restarts, counts references, fences writers and begins

@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -13,37 +13,25 @@ import typer
 from extproc.core.policy import Steering
 from extproc.errors import ConfigError
 from extproc.local.command import up
-from extproc.redis_options import (
-    RedisCaFile,
-    RedisCertFile,
-    RedisKeyFile,
-    RedisPasswordFile,
-    RedisSentinelPasswordFile,
-    RedisServerName,
-    RedisUrl,
-    RedisUsername,
-)
+from kv_indexer.redis_options import with_redis
+
+if TYPE_CHECKING:
+    from kv_indexer.api import RedisAccess
 
 app = typer.Typer(add_completion=False)
 app.command("up")(up)
 
 
 @app.command("extproc")
+@with_redis
 def run_picker(
+    access: "RedisAccess",
     endpoints: Annotated[str, typer.Option(help="vLLM pods as IP:PORT,IP:PORT,… (IPv6 as [::1]:8000).")],
     model: Annotated[str | None, typer.Option(help="Served model name that --tokenizer belongs to.")] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="Folder with the model's tokenizer.json and chat template. Without: no prefix routing."),
     ] = None,
-    redis: RedisUrl = "redis://127.0.0.1:6379/0",
-    redis_username: RedisUsername = None,
-    redis_password_file: RedisPasswordFile = None,
-    redis_sentinel_password_file: RedisSentinelPasswordFile = None,
-    redis_ca_file: RedisCaFile = None,
-    redis_cert_file: RedisCertFile = None,
-    redis_key_file: RedisKeyFile = None,
-    redis_server_name: RedisServerName = None,
     host: Annotated[str, typer.Option(help="Address to listen on, for Envoy and for the admin pages.")] = "127.0.0.1",
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port for Envoy: ext_proc and gRPC health.")] = 9002,
     admin_port: Annotated[int, typer.Option(min=0, max=65535, help="Port for health, metrics, state, explain.")] = 9090,
@@ -98,22 +86,12 @@ def run_picker(
     from extproc.config import PickerSettings, parse_endpoints, parse_names, parse_weights
     from extproc.core.policy import PickPolicy
     from extproc.service import serve
-    from kv_indexer.api import RedisAccess
 
     settings = PickerSettings(
         host=host,
         grpc_port=grpc_port,
         admin_port=admin_port,
-        redis_url=RedisAccess(
-            url=redis,
-            username=redis_username,
-            password_file=redis_password_file,
-            sentinel_password_file=redis_sentinel_password_file,
-            ca_file=redis_ca_file,
-            cert_file=redis_cert_file,
-            key_file=redis_key_file,
-            server_name=redis_server_name,
-        ),
+        redis_url=access,
         endpoints=parse_endpoints(endpoints),
         model=model,
         tokenizer_folder=tokenizer,

@@ -3,21 +3,15 @@
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from extproc.errors import ConfigError
-from extproc.redis_options import (
-    RedisCaFile,
-    RedisCertFile,
-    RedisKeyFile,
-    RedisPasswordFile,
-    RedisSentinelPasswordFile,
-    RedisServerName,
-    RedisUrl,
-    RedisUsername,
-)
+from kv_indexer.redis_options import with_redis
+
+if TYPE_CHECKING:
+    from kv_indexer.api import RedisAccess
 
 app = typer.Typer()
 index = typer.Typer()
@@ -25,7 +19,9 @@ app.add_typer(index, name="index")
 
 
 @index.command("lookup")
+@with_redis
 def lookup(
+    access: "RedisAccess",
     prompt: Annotated[
         str,
         typer.Argument(metavar="FILE|-", help="File with a request body, or with a JSON list of token ids; -: stdin."),
@@ -35,14 +31,6 @@ def lookup(
         Path | None, typer.Option(help="Folder with the model's tokenizer.json; token ids need none.")
     ] = None,
     hash_seed: Annotated[str, typer.Option(help="Seed of the block keys; the same as the indexer's.")] = "kvmesh",
-    redis: RedisUrl = "redis://127.0.0.1:6379/0",
-    redis_username: RedisUsername = None,
-    redis_password_file: RedisPasswordFile = None,
-    redis_sentinel_password_file: RedisSentinelPasswordFile = None,
-    redis_ca_file: RedisCaFile = None,
-    redis_cert_file: RedisCertFile = None,
-    redis_key_file: RedisKeyFile = None,
-    redis_server_name: RedisServerName = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print JSON with stable field names instead of a table.")
     ] = False,
@@ -53,22 +41,11 @@ def lookup(
     from rich.console import Console
 
     from extproc.index_lookup import look_up, read_token_ids, render
-    from kv_indexer.api import RedisAccess
 
     try:
         content = sys.stdin.buffer.read() if prompt == "-" else Path(prompt).read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {prompt}: {error.strerror}") from error
-    access = RedisAccess(
-        url=redis,
-        username=redis_username,
-        password_file=redis_password_file,
-        sentinel_password_file=redis_sentinel_password_file,
-        ca_file=redis_ca_file,
-        cert_file=redis_cert_file,
-        key_file=redis_key_file,
-        server_name=redis_server_name,
-    )
     prompts = read_token_ids(content, model=model, tokenizer=tokenizer)
     report = asyncio.run(look_up(access, prompts, model=model, hash_seed=hash_seed, timeout_seconds=timeout_ms / 1000))
     if json:

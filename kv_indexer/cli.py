@@ -1,19 +1,13 @@
 """The command `kvmesh indexer`; gathered by the root command through its entry point. Imports late, to start fast."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kv_indexer.redis_options import (
-    RedisCaFile,
-    RedisCertFile,
-    RedisKeyFile,
-    RedisPasswordFile,
-    RedisSentinelPasswordFile,
-    RedisServerName,
-    RedisUrl,
-    RedisUsername,
-)
+from kv_indexer.redis_options import with_redis
+
+if TYPE_CHECKING:
+    from kv_indexer.adapters.redis_address import RedisAccess
 
 app = typer.Typer()
 
@@ -24,7 +18,9 @@ def _group() -> None:
 
 
 @app.command("indexer")
+@with_redis
 def indexer(
+    access: "RedisAccess",
     model: Annotated[str, typer.Option(help="Model name as clients write it; part of every block key.")],
     endpoints: Annotated[str, typer.Option(metavar="HOST:PORT,…", help="vLLM pods to follow, by their API address.")],
     host: Annotated[str, typer.Option(help="Address that the admin pages listen on.")] = "127.0.0.1",
@@ -32,14 +28,6 @@ def indexer(
         int,
         typer.Option(min=0, max=65535, help="Port of /healthz, /readyz, /metrics and /sources; 0 takes a free one."),
     ] = 9091,
-    redis: RedisUrl = "redis://127.0.0.1:6379/0",
-    redis_username: RedisUsername = None,
-    redis_password_file: RedisPasswordFile = None,
-    redis_sentinel_password_file: RedisSentinelPasswordFile = None,
-    redis_ca_file: RedisCaFile = None,
-    redis_cert_file: RedisCertFile = None,
-    redis_key_file: RedisKeyFile = None,
-    redis_server_name: RedisServerName = None,
     hash_seed: Annotated[str, typer.Option(help="Part of every block key; the picker must have the same.")] = "kvmesh",
     event_sources: Annotated[
         str,
@@ -67,7 +55,6 @@ def indexer(
     ] = 2.0,
 ) -> None:
     """Follow the KV events of vLLM pods and keep the prefix index in Redis true."""
-    from kv_indexer.adapters.redis_address import RedisAccess
     from kv_indexer.config import IndexerSettings, parse_endpoints, parse_event_sources, unique_indexer_id
     from kv_indexer.errors import ListenError, SettingError
 
@@ -75,16 +62,7 @@ def indexer(
         settings = IndexerSettings(
             host=host,
             admin_port=indexer_admin_port,
-            redis_url=RedisAccess(
-                url=redis,
-                username=redis_username,
-                password_file=redis_password_file,
-                sentinel_password_file=redis_sentinel_password_file,
-                ca_file=redis_ca_file,
-                cert_file=redis_cert_file,
-                key_file=redis_key_file,
-                server_name=redis_server_name,
-            ),
+            redis_url=access,
             endpoints=parse_endpoints(endpoints),
             model=model,
             hash_seed=hash_seed,

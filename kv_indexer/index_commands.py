@@ -5,24 +5,13 @@ Exit codes: 0; 1 for a failure, or for differences that `verify` has found; 2 fo
 could not be made.
 """
 
-import inspect
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
-from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kv_indexer.redis_options import (
-    RedisCaFile,
-    RedisCertFile,
-    RedisKeyFile,
-    RedisPasswordFile,
-    RedisSentinelPasswordFile,
-    RedisServerName,
-    RedisUrl,
-    RedisUsername,
-)
+from kv_indexer.redis_options import with_redis
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,17 +20,6 @@ if TYPE_CHECKING:
     from kv_indexer.adapters.redis_inspect import RedisInspector
 
 FAILURE, WRONG_USAGE = 1, 2
-CONNECTION: dict[str, tuple[Any, Any]] = {  # field of RedisAccess -> its option and default
-    "redis": (RedisUrl, "redis://127.0.0.1:6379/0"),
-    "redis_username": (RedisUsername, None),
-    "redis_password_file": (RedisPasswordFile, None),
-    "redis_sentinel_password_file": (RedisSentinelPasswordFile, None),
-    "redis_ca_file": (RedisCaFile, None),
-    "redis_cert_file": (RedisCertFile, None),
-    "redis_key_file": (RedisKeyFile, None),
-    "redis_server_name": (RedisServerName, None),
-}
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable field names instead of a table.")]
 TimeoutMs = Annotated[float, typer.Option(min=1, help="Milliseconds to wait for each answer of Redis.")]
 
@@ -50,31 +28,8 @@ index = typer.Typer()
 app.add_typer(index, name="index", help="Look into the prefix index in Redis, check it, begin a source anew.")
 
 
-def _with_redis(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say how to reach Redis, and hand it one RedisAccess for them."""
-
-    @wraps(command)
-    def run(**values: Any) -> None:
-        from kv_indexer.adapters.redis_address import RedisAccess
-
-        connection = {name: values.pop(name) for name in CONNECTION}
-        url = connection.pop("redis")
-        fields = {name.removeprefix("redis_"): value for name, value in connection.items()}
-        command(RedisAccess(url=url, **fields), **values)
-
-    kind = inspect.Parameter.KEYWORD_ONLY
-    own = [each.replace(kind=kind) for each in inspect.signature(command).parameters.values() if each.name != "access"]
-    options = [
-        inspect.Parameter(name, kind, annotation=annotation, default=default)
-        for name, (annotation, default) in CONNECTION.items()
-    ]
-    run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in (*own, *options)}
-    return run
-
-
 @index.command("sources")
-@_with_redis
+@with_redis
 def sources(
     access: "RedisAccess",
     interval_ms: Annotated[
@@ -101,7 +56,7 @@ def sources(
 
 
 @index.command("verify")
-@_with_redis
+@with_redis
 def verify(
     access: "RedisAccess",
     listed: Annotated[int, typer.Option(min=0, help="Differences to list; all are counted.")] = 100,
@@ -125,7 +80,7 @@ def verify(
 
 
 @index.command("size")
-@_with_redis
+@with_redis
 def size(access: "RedisAccess", json: Json = False, timeout_ms: TimeoutMs = 5000) -> None:
     """Show what each source takes in Redis: estimated from samples, and by the formula of docs/redis.md."""
     from kv_indexer.index_pages import show_sizes
@@ -136,7 +91,7 @@ def size(access: "RedisAccess", json: Json = False, timeout_ms: TimeoutMs = 5000
 
 
 @index.command("clear")
-@_with_redis
+@with_redis
 def clear(
     access: "RedisAccess",
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="HOST:PORT#RANK, or HOST:PORT for all its ranks.")],

@@ -46,10 +46,8 @@ class IndexWriter(Protocol):
     ) -> StreamPosition | None:
         """Void what the stream claims, unless its epoch is not the expected one; return where it stands then."""
 
-    async def set_state(
-        self, claim: Claim, *, epoch: int, state: SourceState, reason: str = "", degraded: str = ""
-    ) -> None:
-        """Record the state; nothing happens if the epoch has passed. `degraded` marks the epoch for good."""
+    async def set_state(self, claim: Claim, *, epoch: int, state: SourceState, reason: str = "") -> None:
+        """Record the state; nothing happens if the epoch has passed."""
 
     async def set_started_at(self, claim: Claim, *, started_at: float) -> None:
         """Record when the publisher's process started, in its own unix seconds."""

@@ -1,10 +1,13 @@
-"""How to reach Redis, as options that every command of this package takes. Imports nothing heavy.
+"""How to reach Redis, as options that every command of `kvmesh` takes. Imports nothing heavy.
 
-The picker's commands have the same options in a file of their own; a test keeps the two equal.
+The one module beside `api` that the picker imports: its commands need these options before anything is loaded.
 """
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,3 +39,36 @@ RedisKeyFile = Annotated[
 RedisServerName = Annotated[
     str | None, typer.Option(help="Name that Redis' certificate must have. Default: the host that is connected to.")
 ]
+CONNECTION: dict[str, tuple[Any, Any]] = {  # field of RedisAccess -> its option and default
+    "redis": (RedisUrl, "redis://127.0.0.1:6379/0"),
+    "redis_username": (RedisUsername, None),
+    "redis_password_file": (RedisPasswordFile, None),
+    "redis_sentinel_password_file": (RedisSentinelPasswordFile, None),
+    "redis_ca_file": (RedisCaFile, None),
+    "redis_cert_file": (RedisCertFile, None),
+    "redis_key_file": (RedisKeyFile, None),
+    "redis_server_name": (RedisServerName, None),
+}
+
+
+def with_redis(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say how to reach Redis, and hand it one RedisAccess for them, as `access`."""
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        from kv_indexer.adapters.redis_address import RedisAccess
+
+        connection = {name: values.pop(name) for name in CONNECTION}
+        url = connection.pop("redis")
+        fields = {name.removeprefix("redis_"): value for name, value in connection.items()}
+        command(RedisAccess(url=url, **fields), **values)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    own = [each.replace(kind=kind) for each in inspect.signature(command).parameters.values() if each.name != "access"]
+    options = [
+        inspect.Parameter(name, kind, annotation=annotation, default=default)
+        for name, (annotation, default) in CONNECTION.items()
+    ]
+    run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in (*own, *options)}
+    return run

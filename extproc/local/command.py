@@ -12,7 +12,7 @@ import typer
 
 from extproc.local.body_delivery import BodyDelivery
 from extproc.logs import LOG_FORMAT, LOG_LEVEL
-from extproc.redis_options import (
+from kv_indexer.redis_options import (
     RedisCaFile,
     RedisCertFile,
     RedisKeyFile,

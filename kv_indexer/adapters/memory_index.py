@@ -208,15 +208,11 @@ class MemoryPrefixIndex:
             entry.position = replace(entry.position, degraded=degraded, groups={})
         return _position(entry)
 
-    async def set_state(
-        self, claim: Claim, *, epoch: int, state: SourceState, reason: str = "", degraded: str = ""
-    ) -> None:
+    async def set_state(self, claim: Claim, *, epoch: int, state: SourceState, reason: str = "") -> None:
         """See `ports.IndexWriter`."""
         entry = self.held_by(claim)
         if entry.position.epoch != epoch:
             return
-        if degraded:
-            entry.position = replace(entry.position, degraded=degraded)
         entry.state, entry.reason = state, reason
         self._version += 1
 

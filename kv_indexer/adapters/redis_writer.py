@@ -114,11 +114,9 @@ class RedisIndexWriter:
         reply = await self._redis.run_claimed(BEGIN_EPOCH, claim, expected_epoch, last_seq, degraded)
         return _position(claim.stream, reply[1])
 
-    async def set_state(
-        self, claim: Claim, *, epoch: int, state: SourceState, reason: str = "", degraded: str = ""
-    ) -> None:
+    async def set_state(self, claim: Claim, *, epoch: int, state: SourceState, reason: str = "") -> None:
         """See `ports.IndexWriter`."""
-        await self._redis.run_claimed(SET_STATE, claim, epoch, state.value, reason, degraded)
+        await self._redis.run_claimed(SET_STATE, claim, epoch, state.value, reason)
 
     async def set_started_at(self, claim: Claim, *, started_at: float) -> None:
         """See `ports.IndexWriter`."""

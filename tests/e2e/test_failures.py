@@ -91,8 +91,10 @@ async def test_a_frozen_indexer_is_said_by_the_decision(tmp_path: Path) -> None:
         indexer = stack.ready["pids"]["indexer"]
         os.kill(indexer, signal.SIGSTOP)
         body = {"model": "tiny", "prompt": PROMPT}
-        stale = await eventually(lambda: stack.explain(body), lambda answer: answer["degraded"] != [])
-        assert stale["degraded"] == ["prefix-index-stale"]
+        # one look among the hundreds until then may also miss its deadline, on a busy machine
+        stale = await eventually(
+            lambda: stack.explain(body), lambda answer: answer["degraded"] == ["prefix-index-stale"]
+        )
         assert stale["matched_tokens"] > 0  # what it knew is still used
         assert (await stack.state())["index"]["state"] == "stale"
         assert (await stack.complete(PROMPT)).status == 200

@@ -280,23 +280,20 @@ async def test_an_indexer_that_is_alive_is_told_with_each_lookup_and_in_the_stat
     )
 
 
-async def test_a_degraded_epoch_stays_so_until_the_next(index: Index) -> None:
-    epoch = await index.apply(A, blocks(1, 1))
-    claim = await index.claim(A)
-    await index.writer.set_state(
-        claim, epoch=epoch, state=SourceState.DEGRADED, reason="undecodable-batch", degraded="undecodable-batch"
-    )
-    await index.writer.set_state(claim, epoch=epoch, state=SourceState.LOST, reason="unreachable")
-    assert (await index.position(A)).degraded == "undecodable-batch"
-
-    await index.apply(A, Clear())
-    assert (await index.position(A)).degraded == ""
-
-
 async def apply_doubtful(index: Index, why: str, *operations: Operation) -> StreamPosition:
     doubtful = change(await index.position(A), *operations, degraded=why)
     assert await index.writer.apply(await index.claim(A), doubtful) is not None
     return await index.position(A)
+
+
+async def test_a_degraded_epoch_stays_so_until_the_next(index: Index) -> None:
+    doubted = await apply_doubtful(index, "undecodable-batch", blocks(1, 1))
+    claim = await index.claim(A)
+    await index.writer.set_state(claim, epoch=doubted.epoch, state=SourceState.LOST, reason="unreachable")
+    assert (await index.position(A)).degraded == "undecodable-batch"
+
+    await index.apply(A, Clear())
+    assert (await index.position(A)).degraded == ""
 
 
 async def test_a_change_that_leaves_doubt_degrades_the_epoch_in_the_same_step(index: Index) -> None:

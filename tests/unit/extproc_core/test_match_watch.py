@@ -121,14 +121,6 @@ def test_a_restart_of_the_pod_heals_and_begins_anew(traffic: Traffic) -> None:
     assert traffic.found() == [NEVER_MATCHES]
 
 
-def test_a_pod_that_is_gone_is_forgotten(traffic: Traffic) -> None:
-    traffic.send(50, hit=80)
-    traffic.scrape(seconds=30)
-    traffic.watch.forget(POD)
-
-    assert traffic.found() == []
-
-
 def test_a_quiet_window_ends_after_ten_minutes_so_that_old_traffic_is_not_compared_with_new(traffic: Traffic) -> None:
     traffic.send(40, hit=80)
     traffic.scrape(seconds=600)

@@ -1,32 +1,27 @@
 """The options that lead to Redis are the same in every command."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import typer
-
-from extproc import redis_options as of_the_picker
 from extproc.cli import build
-from kv_indexer import redis_options as of_the_indexer
 
 NAMES = ("ca_file", "cert_file", "key_file", "password_file", "sentinel_password_file", "server_name", "username")
 
 
-def described(module: Any) -> dict[str, tuple[Any, str | None]]:
-    options = {name: value for name, value in vars(module).items() if name.startswith("Redis")}
-    return {name: (value.__origin__, value.__metadata__[0].help) for name, value in options.items()}
+def commands(group: Any, name: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every command of a group and of the groups in it, with its options by name."""
+    for word, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{name}{word} ")
+        else:
+            yield name + word, {option.name: option for option in command.params}
 
 
-def test_picker_and_indexer_describe_them_alike() -> None:
-    assert described(of_the_picker) == described(of_the_indexer)
-    assert len(described(of_the_indexer)) == len(NAMES) + 1
+def test_every_command_that_takes_an_address_takes_what_belongs_to_it_and_says_the_same_of_it() -> None:
+    with_redis = {name: options for name, options in commands(build()) if "redis" in options}
 
-
-def test_every_command_that_takes_an_address_takes_what_belongs_to_it() -> None:
-    root: Any = build()
-    commands = {name: {option.name for option in command.params} for name, command in root.commands.items()}
-
-    with_redis = {name for name, options in commands.items() if "redis" in options}
-    assert {"extproc", "indexer", "up"} <= with_redis
-    for name in with_redis:
-        assert commands[name] >= {f"redis_{option}" for option in NAMES}, name
-    assert isinstance(root, typer.core.TyperGroup)
+    looking = {f"index {word}" for word in ("sources", "lookup", "verify", "size", "clear")}
+    assert set(with_redis) == {"extproc", "indexer", "up", *looking}
+    for name, options in with_redis.items():
+        for option in (f"redis_{each}" for each in NAMES):
+            assert options[option].help == with_redis["indexer"][option].help, name
