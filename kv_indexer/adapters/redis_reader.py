@@ -50,8 +50,8 @@ class PrefixIndexReader:
         """Return each endpoint's longest cached prefix of a prompt.
 
         `tokens` is a buffer of little-endian uint32, `root` comes from `root_key`. A match never covers the last token:
-        vLLM computes at least that one anew. One round trip for a prompt that is cold or was seen before, a few for
-        one that only others have seen. Set a deadline: cancelling leaves the reader usable.
+        vLLM computes at least that one anew. One round trip for a prompt that is cold or was seen before, two
+        or more for one that only others have seen. Set a deadline: cancelling leaves the reader usable.
         Raise IndexUnavailableError.
         """
         usable = tokens[: usable_tokens(tokens) * TOKEN_BYTES]
