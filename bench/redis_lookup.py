@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from kv_indexer.adapters.redis_leases import RedisLeaseBook
 from kv_indexer.adapters.redis_link import RedisLink, Script
 from kv_indexer.adapters.redis_writer import RedisIndexWriter
 from kv_indexer.api import PrefixIndexReader, PrefixLookup, Stream, block_keys, root_key
-from kv_indexer.core.block_keys import KEY_BYTES, split_keys
+from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES, split_keys
 from kv_indexer.core.index_changes import IndexChange, Store, pack_hashes
 from kv_indexer.core.known_keys import KnownBlockKeys
 from kv_indexer.core.prefix_depth import DepthHints
@@ -131,6 +132,8 @@ async def compare(url: str, *, blocks: int, lookups: int, others: int, rounds: i
     await filler.close()
     names = [PREFIX + b"b" + key for key in split_keys(keys)]
     cold = [os.urandom(len(tokens)) for _ in range(64)]
+    shared = tokens[: blocks * 9 // 10 * BLOCK_SIZE * TOKEN_BYTES]
+    grown = cycle([shared + os.urandom(len(tokens) - len(shared)) for _ in range(1000)])
     pooled = redis.asyncio.Redis.from_url(url)
     await pooled.script_load(RUNS.source)
     link, reader = RedisLink(url), PrefixIndexReader(url=url, hash_seed="kvmesh")
@@ -147,6 +150,7 @@ async def compare(url: str, *, blocks: int, lookups: int, others: int, rounds: i
         "shared link, Lua runs": lambda: link.run(RUNS, keys=[PREFIX], arguments=[keys]),
         "shared link, MGET": lambda: link.request(pack_mget(keys), replies=1),
         "PrefixIndexReader, held, seen before": lambda: reader.lookup(tokens, root=root),
+        "PrefixIndexReader, nine tenths seen before": lambda: reader.lookup(next(grown), root=root),
         "PrefixIndexReader, held, never seen": stranger,
         "PrefixIndexReader, cold": lambda: reader.lookup(random.choice(cold), root=root),
     }
@@ -170,9 +174,9 @@ async def compare(url: str, *, blocks: int, lookups: int, others: int, rounds: i
 def show(result: dict[str, Any]) -> None:
     print(f"{result['blocks']} blocks, {result['keys_in_redis']} keys in Redis {result['redis']}")
     figures = [figure for figure in result["ways"][0] if figure != "way"]
-    print(f"{'':38}" + "".join(f"{figure:>15}" for figure in figures))
+    print(f"{'':44}" + "".join(f"{figure:>15}" for figure in figures))
     for row in result["ways"]:
-        print(f"{row['way']:38}" + "".join(f"{row[figure]:15.3f}" for figure in figures))
+        print(f"{row['way']:44}" + "".join(f"{row[figure]:15.3f}" for figure in figures))
 
 
 def main() -> None:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from extproc.errors import ConfigError
+from extproc.errors import ConfigError, KvmeshError
 from kv_indexer.redis_options import with_redis
 
 if TYPE_CHECKING:
     from kv_indexer.api import RedisAccess
+
+FAILURE, WRONG_USAGE = 1, 2
 
 app = typer.Typer()
 index = typer.Typer()
@@ -43,12 +45,21 @@ def lookup(
     from extproc.index_lookup import look_up, read_token_ids, render
 
     try:
-        content = sys.stdin.buffer.read() if prompt == "-" else Path(prompt).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {prompt}: {error.strerror}") from error
-    prompts = read_token_ids(content, model=model, tokenizer=tokenizer)
-    report = asyncio.run(look_up(access, prompts, model=model, hash_seed=hash_seed, timeout_seconds=timeout_ms / 1000))
+        prompts = read_token_ids(_read(prompt), model=model, tokenizer=tokenizer)
+        report = asyncio.run(
+            look_up(access, prompts, model=model, hash_seed=hash_seed, timeout_seconds=timeout_ms / 1000)
+        )
+    except KvmeshError as error:
+        typer.echo(f"kvmesh index lookup: {error}", err=True)  # as the other commands of the group say it
+        raise typer.Exit(WRONG_USAGE if isinstance(error, ConfigError) else FAILURE) from None
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
         render(report, console=Console(highlight=False))
+
+
+def _read(prompt: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if prompt == "-" else Path(prompt).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {prompt}: {error.strerror}") from error

@@ -126,7 +126,7 @@ async def look_up(
     try:
         reader = PrefixIndexReader(url=access, hash_seed=hash_seed)
     except RedisUrlError as error:
-        raise ConfigError(f"--redis: {error}") from error
+        raise ConfigError(str(error)) from error
     try:
         async with asyncio.timeout(timeout_seconds):
             found = [await reader.lookup(tokens, root=root) for tokens in prompts.buffers]

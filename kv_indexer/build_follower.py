@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from functools import partial
 
-import aiohttp
 import zmq
 
-from kv_indexer.adapters.publisher_identity import HttpPublisherIdentity
+from kv_indexer.adapters.pod_metrics import PodMetrics
 from kv_indexer.adapters.zmq_replay import ZmqReplaySource
 from kv_indexer.adapters.zmq_subscriber import ZmqLiveEvents
 from kv_indexer.apply_events import EventApplier
@@ -21,7 +20,7 @@ class FollowerParts:
     """What all followers of a process share."""
 
     context: zmq.Context[zmq.Socket[bytes]]
-    http: aiohttp.ClientSession
+    pods: PodMetrics
     writer: IndexWriter
     telemetry: IndexerTelemetry
     roots: RootKeys
@@ -40,6 +39,5 @@ class FollowerParts:
             writer=self.writer,
             telemetry=self.telemetry,
             policy=self.policy,
-            # asked anew each time: a report of some seconds ago could vouch for a process that has died since
-            identity=HttpPublisherIdentity(http=self.http, endpoint=stream.endpoint),
+            identity=self.pods.identity(stream.endpoint),
         )

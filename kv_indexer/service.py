@@ -104,12 +104,12 @@ class IndexerService:
                 directory = EventSourceDirectory(http=http, configured=settings.event_sources)
                 stack.push_async_callback(self._sharer.release)  # once all tasks have ended
                 group = await stack.enter_async_context(asyncio.TaskGroup())
+                group.create_task(self._pods.run(), name="scrape-pods")  # first: followers ask it who a pod is
                 group.create_task(_repeat(self._watch_index), name="watch-index")
                 group.create_task(_repeat(self._watch.sweep), name="sweep")
                 group.create_task(_repeat(self._eviction.look), name="watch-eviction")
-                group.create_task(_repeat(partial(self._share, group, self._parts(http))), name="share-streams")
+                group.create_task(_repeat(partial(self._share, group, self._parts())), name="share-streams")
                 group.create_task(_repeat(self._pod_watch.look), name="watch-pods")
-                group.create_task(self._pods.run(), name="scrape-pods")
                 for endpoint in settings.endpoints:
                     group.create_task(self._finder.watch(endpoint, directory), name=f"find-{endpoint}")
         finally:
@@ -139,10 +139,10 @@ class IndexerService:
         states = [state for stream, (state, _) in self._telemetry.states.items() if stream.endpoint == endpoint]
         return SourceState.LOST in states
 
-    def _parts(self, http: aiohttp.ClientSession) -> FollowerParts:
+    def _parts(self) -> FollowerParts:
         return FollowerParts(
             context=self._context,
-            http=http,
+            pods=self._pods,
             writer=self._writer,
             telemetry=self._telemetry,
             roots=root_keys(hash_seed=self._settings.hash_seed, model=self._settings.model),

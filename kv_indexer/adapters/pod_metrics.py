@@ -1,6 +1,8 @@
 """Scrapes every pod's /metrics and keeps the last report of each: implements `ports.PodReports`. One task a pod.
 
-Who needs a fresher answer asks for it; several who ask share one scrape. Nothing here judges what a report says.
+Who needs a fresher answer asks for it, as the follower of a pod's stream does for its start time
+(`ports.PublisherIdentity`). Several who ask share one scrape, and what they have asked for is not asked again.
+Nothing here judges what a report says.
 """
 
 import asyncio
@@ -19,12 +21,14 @@ from kv_indexer.wire.vllm_counters import parse_pod_report
 log = logging.getLogger(__name__)
 
 MAX_PAGE_BYTES = 4 << 20
+IDENTITY_TIMEOUT_SECONDS = 1.0  # a follower has better things to do than to wait for a start time
 
 
 @dataclass(slots=True)
 class _Target:
     endpoint: str
     report: PodReport | None = None
+    scrapes: int = 0  # that have come to an end, well or not
     is_ill: bool = False  # and that was said
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one scrape at a time
 
@@ -59,10 +63,9 @@ class PodMetrics:
         report = target.report
         return report if report is not None and report.scraped_at >= oldest else None
 
-    async def started_at(self, endpoint: str, *, max_age_seconds: float = 2.0) -> float | None:
-        """Return when the pod's process started, in its unix seconds; None if it does not say."""
-        report = await self.fresh(endpoint, max_age_seconds=max_age_seconds)
-        return report.started_at if report else None
+    def identity(self, endpoint: str, *, timeout_seconds: float = IDENTITY_TIMEOUT_SECONDS) -> "PodIdentity":
+        """Return what tells one process of a pod from the next."""
+        return PodIdentity(self, endpoint, timeout_seconds=timeout_seconds)
 
     async def run(self) -> None:
         """Scrape until cancelled."""
@@ -77,11 +80,16 @@ class PodMetrics:
                 self._session = None
 
     async def _keep_fresh(self, target: _Target) -> None:
+        seen = 0
         while True:
             async with target.lock:
-                await self._scrape(target)
-            # jitter keeps indexers and pods from falling into step
-            await asyncio.sleep(self._interval_seconds * random.uniform(0.8, 1.2))  # noqa: S311
+                others_ask = target.scrapes != seen
+                if not others_ask:
+                    await self._scrape(target)
+            seen = target.scrapes
+            # jitter keeps indexers and pods from falling into step; who asks at about our pace is left the first word
+            pace = random.uniform(1.1, 1.4) if others_ask else random.uniform(0.8, 1.2)  # noqa: S311
+            await asyncio.sleep(self._interval_seconds * pace)
 
     async def _scrape(self, target: _Target) -> None:
         asked_at = time.monotonic()
@@ -101,6 +109,26 @@ class PodMetrics:
         elif target.is_ill and not problem:
             log.info("%s reports its counters", target.endpoint)
         target.is_ill = bool(problem)
+        target.scrapes += 1
+
+
+class PodIdentity:
+    """Asks one pod when its process started: implements `ports.PublisherIdentity`. Never raises."""
+
+    def __init__(self, pods: PodMetrics, endpoint: str, *, timeout_seconds: float) -> None:
+        self._pods = pods
+        self._endpoint = endpoint
+        self._timeout_seconds = timeout_seconds
+
+    async def started_at(self) -> float | None:
+        """See `ports.PublisherIdentity`."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                # asked anew each time: an older report could vouch for a process that has died since
+                report = await self._pods.fresh(self._endpoint, max_age_seconds=0)
+        except TimeoutError:
+            return None
+        return report.started_at if report else None
 
 
 async def _page(answer: aiohttp.ClientResponse) -> bytes:

@@ -12,14 +12,16 @@ from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_link import RedisLink, checked, pack
 from kv_indexer.adapters.redis_scripts import SNAPSHOT
 from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES
-from kv_indexer.core.known_keys import KnownBlockKeys
+from kv_indexer.core.known_keys import KnownBlockKeys, PromptKeys
 from kv_indexer.core.prefix_depth import DepthHints, next_chunk
 from kv_indexer.core.prefix_match import (
     MatchTable,
     PrefixLookup,
     PrefixWalk,
+    Run,
     match_table,
     prefix_lookup,
+    runs_of,
     usable_tokens,
 )
 from kv_indexer.core.source import IndexStatus, Registry, SourceStatus
@@ -48,14 +50,14 @@ class PrefixIndexReader:
         """Return each endpoint's longest cached prefix of a prompt.
 
         `tokens` is a buffer of little-endian uint32, `root` comes from `root_key`. A match never covers the last token:
-        vLLM computes at least that one anew. One round trip for a prompt that is cold or was seen before, a few for
-        one that only others have seen. Set a deadline: cancelling leaves the reader usable.
+        vLLM computes at least that one anew. One round trip for a prompt that is cold or was seen before, two
+        or more for one that only others have seen. Set a deadline: cancelling leaves the reader usable.
         Raise IndexUnavailableError.
         """
         usable = tokens[: usable_tokens(tokens) * TOKEN_BYTES]
         for _ in range(CONFLICT_LIMIT):
             table = await self._current_table()
-            keys = {size: self._known.keys(usable, block_size=size, parent=root) for size in table.masks}
+            keys = {size: PromptKeys(self._known, usable, block_size=size, parent=root) for size in table.masks}
             walks = await self._walk(keys, table)
             if walks is not None:
                 return prefix_lookup(table, walks)
@@ -90,35 +92,43 @@ class PrefixIndexReader:
         self._read_at = asyncio.get_running_loop().time()
         return self._table
 
-    async def _walk(self, keys: dict[int, bytes], table: MatchTable) -> dict[int, PrefixWalk] | None:
+    async def _walk(self, keys: dict[int, PromptKeys], table: MatchTable) -> dict[int, PrefixWalk] | None:
         """Walk each block size in growing chunks, while anyone holds every block; None if the registry has changed."""
         walks = {size: PrefixWalk(streams, width=table.width) for size, streams in table.masks.items()}
-        wanted = {size: some[: self._hints.first_chunk(some) * KEY_BYTES] for size, some in keys.items() if some}
-        asked = dict.fromkeys(keys, 0)
+        wanted = {size: self._first_keys(prompt) for size, prompt in keys.items() if prompt.blocks}
+        asked = dict.fromkeys(keys, 0)  # blocks
         while True:  # at least once: with no source yet, the version tells whether there are any now
             version, answers = await self._read(list(wanted.values()))
             if version != table.registry.version:
                 return None
             following: dict[int, bytes] = {}
-            for size, values in zip(wanted, answers, strict=True):
-                asked[size] += len(values)
-                at = asked[size] * KEY_BYTES
-                if walks[size].feed(values) and at < len(keys[size]):
-                    following[size] = keys[size][at : at + next_chunk(len(values)) * KEY_BYTES]
+            for size, runs in zip(wanted, answers, strict=True):
+                count = len(wanted[size]) // KEY_BYTES
+                asked[size] += count
+                if walks[size].feed(runs) and asked[size] < keys[size].blocks:
+                    end = asked[size] + next_chunk(count)
+                    following[size] = keys[size].reach(end)[asked[size] * KEY_BYTES : end * KEY_BYTES]
             if not following:
                 break
             wanted = following
         for size, walk in walks.items():
-            self._hints.learn(keys[size], matched=walk.blocks)
+            if walk.blocks:  # of a cold prompt, nothing more is computed than was asked for
+                self._hints.learn(keys[size].reach(keys[size].blocks), matched=walk.blocks)
         return walks
 
-    async def _read(self, chunks: list[bytes]) -> tuple[bytes | None, list[list[bytes | None]]]:
+    def _first_keys(self, prompt: PromptKeys) -> bytes:
+        # who has asked deeper before has computed the keys up to there, so what was never seen needs no hint
+        count = self._hints.first_chunk(prompt.reach_unknown(), blocks=prompt.blocks)
+        return prompt.reach(count)[: count * KEY_BYTES]
+
+    async def _read(self, chunks: list[bytes]) -> tuple[bytes | None, list[list[Run]]]:
         """Read the chunks' values and the version that holds for all of them; None if it changed in between."""
         commands = b"".join([_VERSION, *map(pack_mget, chunks), _VERSION])
+        counts = [len(chunk) // KEY_BYTES for chunk in chunks]
         replies = await self._link.request(commands, replies=len(chunks) + 2)
         before, after = _array(replies[0], 2), _array(replies[-1], 2)
-        values = [_array(reply, len(chunk) // KEY_BYTES) for reply, chunk in zip(replies[1:-1], chunks, strict=True)]
-        return parse_version(before) if before == after else None, values
+        runs = [runs_of(_array(reply, count)) for reply, count in zip(replies[1:-1], counts, strict=True)]
+        return parse_version(before) if before == after else None, runs
 
 
 def _array(reply: Any, length: int) -> list[Any]:

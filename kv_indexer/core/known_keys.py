@@ -32,28 +32,20 @@ class KnownBlockKeys:
 
     def keys(self, tokens: bytes, *, block_size: int, parent: bytes) -> bytes:
         """Return `block_keys(tokens, block_size=block_size, parent=parent)`."""
-        step = STRETCH_BLOCKS * block_size * TOKEN_BYTES
-        if step < 1:
-            return block_keys(tokens, block_size=block_size, parent=parent)  # which says what is wrong
-        whole = len(tokens) - len(tokens) % step
-        pieces = []
-        for at in range(0, whole, step):
-            keys = self._stretch(tokens[at : at + step], block_size, parent)
-            pieces.append(keys)
-            parent = keys[-KEY_BYTES:]
-        pieces.append(block_keys(tokens[whole:], block_size=block_size, parent=parent))
-        return b"".join(pieces)
+        prompt = PromptKeys(self, tokens, block_size=block_size, parent=parent)
+        return prompt.reach(prompt.blocks)
 
-    def _stretch(self, tokens: bytes, block_size: int, parent: bytes) -> bytes:
+    def stretch(self, tokens: bytes, *, block_size: int, parent: bytes) -> tuple[bytes, bool]:
+        """Return the keys of a stretch, and whether they were remembered; they are from now on."""
         name = parent + xxhash.xxh3_64_digest(tokens)
         entry = self._entries.get(name)
         # equal tokens of equal length are equally many blocks, hence blocks of one size
         if entry is not None and entry[0] == tokens:
             self._entries.move_to_end(name)
-            return entry[1]
+            return entry[1], True
         keys = block_keys(tokens, block_size=block_size, parent=parent)
         self._remember(name, (tokens, keys))
-        return keys
+        return keys, False
 
     def _remember(self, name: bytes, entry: _Entry) -> None:
         replaced = self._entries.pop(name, None)
@@ -64,6 +56,52 @@ class KnownBlockKeys:
         while self._held_bytes > self._limit_bytes:
             _, oldest = self._entries.popitem(last=False)
             self._held_bytes -= _size(oldest)
+
+
+class PromptKeys:
+    """The keys of one prompt, computed no further than asked for. Raise ValueError for a block size below 1."""
+
+    def __init__(self, known: KnownBlockKeys, tokens: bytes, *, block_size: int, parent: bytes) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1 token, not {block_size}")
+        self.blocks = len(tokens) // (block_size * TOKEN_BYTES)
+        self._known = known
+        self._tokens = tokens
+        self._block_size = block_size
+        self._parent = parent  # of the next block
+        self._pieces: list[bytes] = []
+        self._reached = 0  # blocks
+
+    def reach(self, blocks: int) -> bytes:
+        """Return the packed keys of at least so many first blocks, or of all there are."""
+        while self._reached < min(blocks, self.blocks):
+            self._go_on()
+        return self._packed()
+
+    def reach_unknown(self) -> bytes:
+        """Return the packed keys of what was seen before, and of one stretch more."""
+        while self._reached < self.blocks and self._go_on():
+            pass
+        return self._packed()
+
+    def _packed(self) -> bytes:
+        if len(self._pieces) > 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0] if self._pieces else b""
+
+    def _go_on(self) -> bool:
+        """Add the keys of one stretch; tell whether they were remembered."""
+        width = self._block_size * TOKEN_BYTES
+        at = self._reached * width
+        tokens = self._tokens[at : at + STRETCH_BLOCKS * width]
+        if len(tokens) == STRETCH_BLOCKS * width:
+            keys, remembered = self._known.stretch(tokens, block_size=self._block_size, parent=self._parent)
+        else:  # the end, where a longer prompt with this beginning goes on
+            keys, remembered = block_keys(tokens, block_size=self._block_size, parent=self._parent), False
+        self._pieces.append(keys)
+        self._parent = keys[-KEY_BYTES:]
+        self._reached += len(keys) // KEY_BYTES
+        return remembered
 
 
 def _size(entry: _Entry) -> int:

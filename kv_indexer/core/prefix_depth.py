@@ -7,7 +7,7 @@ A cold prompt should cost a few misses, a warm one a single round trip. Block ke
 from kv_indexer.core.block_keys import KEY_BYTES
 
 FIRST_CHUNK = 32  # blocks asked for of a prompt that we know nothing of
-GROWTH = 4  # each further chunk is so many times as long
+GROWTH = 16  # each further chunk is so many times as long
 LARGEST_CHUNK = 2048  # Redis serves nobody else meanwhile: some 0.7 ms
 REMEMBERED = 16_384  # checkpoints, a few a prompt: some 3 MB
 _CHECKPOINTS = (0, *(FIRST_CHUNK << power for power in range(13)))
@@ -20,10 +20,10 @@ class DepthHints:
         self._limit = limit
         self._depths: dict[bytes, int] = {}  # block key at a checkpoint -> blocks of the last prompt through it
 
-    def first_chunk(self, keys: bytes) -> int:
-        """Return how many of a prompt's packed keys to ask for first."""
+    def first_chunk(self, keys: bytes, *, blocks: int) -> int:
+        """Return how many of a prompt's blocks to ask for first; `keys` may end before the prompt does."""
         beyond = _CHECKPOINTS[-1]
-        for checkpoint in _within(keys):
+        for checkpoint in _within(blocks):
             depth = self._depths.get(keys[checkpoint * KEY_BYTES : (checkpoint + 1) * KEY_BYTES])
             if depth is not None:
                 # prompts that went on alike would be known at the next checkpoint too
@@ -36,7 +36,7 @@ class DepthHints:
         if not matched:
             return
         blocks = len(keys) // KEY_BYTES
-        for checkpoint in _within(keys):
+        for checkpoint in _within(blocks):
             key = keys[checkpoint * KEY_BYTES : (checkpoint + 1) * KEY_BYTES]
             self._depths.pop(key, None)  # the latest goes last
             self._depths[key] = blocks
@@ -49,7 +49,6 @@ def next_chunk(asked: int) -> int:
     return min(max(asked, FIRST_CHUNK) * GROWTH, LARGEST_CHUNK)
 
 
-def _within(keys: bytes) -> list[int]:
+def _within(blocks: int) -> list[int]:
     """Return the checkpoints of a prompt, the deepest first."""
-    blocks = len(keys) // KEY_BYTES
     return [checkpoint for checkpoint in reversed(_CHECKPOINTS) if checkpoint < blocks]

@@ -12,6 +12,8 @@ from kv_indexer.core.tiers import tier_weight, weighted_blocks
 
 SLOT_DIGITS = 4  # of the greatest slot, 4095
 
+Run = tuple[bytes | None, int]  # a value, and how many blocks in a row have it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixLookup:
@@ -90,6 +92,11 @@ def _stream_mask(endpoint: str, tiers: Mapping[str, int]) -> StreamMask:
     return StreamMask(endpoint=endpoint, mask=mask, tiers=tuple(best_first))
 
 
+def runs_of(values: Iterable[bytes | None]) -> list[Run]:
+    """Put equal values in a row together."""
+    return [(value, len(list(run))) for value, run in groupby(values)]
+
+
 def held_mask(value: bytes, *, width: int) -> int:
     """Return the slots of a value; those that cannot matter, and what is not ours to read, are left out."""
     if value[:1] == b"B":
@@ -107,11 +114,9 @@ class _Progress:
     blocks: int = 0
     tiers: dict[str, int] = field(default_factory=dict)  # of streams with several
 
-    def advance(self, held: int, *, count: int) -> None:
-        self.blocks += count
-        if len(self.stream.tiers) > 1:
-            tier = next(tier for tier, slots in self.stream.tiers if held & slots)
-            self.tiers[tier] = self.tiers.get(tier, 0) + count
+    def count_tier(self, held: int, *, count: int) -> None:
+        tier = next(tier for tier, slots in self.stream.tiers if held & slots)
+        self.tiers[tier] = self.tiers.get(tier, 0) + count
 
     def match(self) -> Match:
         return Match(blocks=self.blocks, tiers=self.tiers or {self.stream.tiers[0][0]: self.blocks})
@@ -126,22 +131,25 @@ class PrefixWalk:
     def __init__(self, streams: Sequence[StreamMask], *, width: int) -> None:
         self.blocks = 0  # that the longest stream holds
         self._width = width
-        self._started: list[_Progress] | None = None
-        self._alive = [_Progress(stream=stream) for stream in streams]
+        self._streams = streams
+        self._started: list[_Progress] | None = None  # who holds the first block
+        self._alive: list[_Progress] = []
 
-    def feed(self, values: Iterable[bytes | None]) -> bool:
+    def feed(self, runs: Iterable[Run]) -> bool:
         """Take the values of the next blocks; tell whether any stream holds all blocks so far."""
-        for value, run in groupby(values):
+        for value, count in runs:
             held = held_mask(value, width=self._width) if value else 0
-            self._alive = [progress for progress in self._alive if progress.stream.mask & held]
             if self._started is None:
-                self._started = self._alive
+                self._alive = self._started = [_Progress(stream=each) for each in self._streams if each.mask & held]
+            else:
+                self._alive = [progress for progress in self._alive if progress.stream.mask & held]
             if not self._alive:
                 return False
-            count = len(list(run))
             self.blocks += count
             for progress in self._alive:
-                progress.advance(held, count=count)
+                progress.blocks = self.blocks
+                if len(progress.stream.tiers) > 1:
+                    progress.count_tier(held, count=count)
         return bool(self._alive)
 
     def matches(self) -> dict[str, Match]:
@@ -162,7 +170,7 @@ def match_prompt(table: MatchTable, values: Mapping[int, Iterable[bytes | None]]
     """Match a prompt whose values are all at hand (`values`: block size -> values)."""
     walks = {size: PrefixWalk(streams, width=table.width) for size, streams in table.masks.items()}
     for size, walk in walks.items():
-        walk.feed(values.get(size, ()))
+        walk.feed(runs_of(values.get(size, ())))
     return prefix_lookup(table, walks)
 
 

@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any
 from zlib import crc32
 
-import aiohttp
 import pytest
 import zmq
 
 from kv_indexer.adapters.memory_leases import MemoryLeaseBook
-from kv_indexer.adapters.publisher_identity import HttpPublisherIdentity
+from kv_indexer.adapters.pod_metrics import PodMetrics
 from kv_indexer.adapters.redis_leases import RedisLeaseBook
 from kv_indexer.adapters.redis_writer import RedisIndexWriter
 from kv_indexer.adapters.zmq_replay import ZmqReplaySource
@@ -114,7 +113,9 @@ async def running_bench(
         claim = (await leases.tick({stream}))[stream]
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
-        http = await stack.enter_async_context(aiohttp.ClientSession())
+        pods = PodMetrics([pod.endpoint], interval_seconds=3600.0)
+        scraping = asyncio.create_task(pods.run(), name="scrape")
+        stack.callback(scraping.cancel)
         source = pod.config()["0"]
         on_malformed = partial(telemetry.undecodable, stream, reasons={"malformed-message": 1})
         follower = StreamFollower(
@@ -135,7 +136,7 @@ async def running_bench(
             writer=writer,
             telemetry=telemetry,
             policy=QUICK,
-            identity=HttpPublisherIdentity(http=http, endpoint=pod.endpoint),
+            identity=pods.identity(pod.endpoint),
         )
         task = asyncio.create_task(follower.run(), name="follower")
         try:

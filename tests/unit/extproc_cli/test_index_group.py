@@ -53,3 +53,30 @@ def test_a_command_of_the_group_takes_its_settings_from_the_file(
 
     assert run("index", "verify", "--config", str(path)) == 2
     assert "telnet://file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "code", "complaint"),
+    [
+        (["--redis", "telnet://nowhere"], "[1]", 2, "Redis address 'telnet://nowhere'"),
+        (["--redis", "redis://127.0.0.1:1"], "[1]", 1, "cannot connect to Redis"),
+        ([], "{", 2, "the file is no JSON"),
+        ([], None, 2, "cannot read"),
+    ],
+)
+def test_lookup_says_what_is_wrong_as_the_other_commands_do(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    content: str | None,
+    code: int,
+    complaint: str,
+) -> None:
+    path = tmp_path / "prompt.json"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+
+    assert run("index", "lookup", str(path), "--model", "tiny", *options) == code
+    said = capsys.readouterr().err
+    assert said.startswith(f"kvmesh index lookup: {complaint}")
+    assert said.count("\n") == 1

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import kv_indexer.core.known_keys as module
 from kv_indexer.core.block_keys import block_keys, root_key
-from kv_indexer.core.known_keys import STRETCH_BLOCKS, KnownBlockKeys
+from kv_indexer.core.known_keys import STRETCH_BLOCKS, KnownBlockKeys, PromptKeys
 
 ROOTS = tuple(root_key(hash_seed="kvmesh", model=model) for model in ("tiny", "other"))
 
@@ -38,6 +38,36 @@ def test_remembered_keys_are_those_computed_anew(
 
         assert known.keys(tokens, block_size=block_size, parent=root) == expected
         assert known.held_bytes <= limit_bytes
+
+
+@given(
+    st.integers(0, 4 * STRETCH_BLOCKS),
+    st.integers(0, 4 * STRETCH_BLOCKS),
+    st.lists(st.one_of(st.none(), st.integers(0, 5 * STRETCH_BLOCKS)), max_size=6),
+)
+def test_keys_reached_in_any_steps_are_the_first_of_those_computed_anew(
+    blocks: int, seen: int, steps: list[int | None]
+) -> None:
+    tokens, known = tokens_of(1, blocks=blocks), KnownBlockKeys()
+    expected = block_keys(tokens, block_size=1, parent=ROOTS[0])
+    known.keys(tokens[: seen * 4], block_size=1, parent=ROOTS[0])
+    prompt = PromptKeys(known, tokens, block_size=1, parent=ROOTS[0])
+    for step in steps:
+        got = prompt.reach_unknown() if step is None else prompt.reach(step)
+        least = min(seen // STRETCH_BLOCKS + 1, 1 + blocks // STRETCH_BLOCKS) * STRETCH_BLOCKS if step is None else step
+
+        assert got == expected[: len(got)]
+        assert len(got) >= 8 * min(least, blocks)
+    assert prompt.blocks == blocks
+
+
+def test_a_prompt_never_seen_is_hashed_no_further_than_a_stretch_beyond_what_is_asked_for() -> None:
+    prompt = PromptKeys(
+        KnownBlockKeys(), tokens_of(1, blocks=10 * STRETCH_BLOCKS, block_size=16), block_size=16, parent=ROOTS[0]
+    )
+
+    assert len(prompt.reach_unknown()) == 8 * STRETCH_BLOCKS
+    assert len(prompt.reach(STRETCH_BLOCKS + 1)) == 8 * 2 * STRETCH_BLOCKS
 
 
 def test_a_known_prefix_is_not_hashed_again_and_a_new_tail_is(monkeypatch: pytest.MonkeyPatch) -> None:

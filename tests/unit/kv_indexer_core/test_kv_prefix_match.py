@@ -62,9 +62,11 @@ def test_a_prompt_may_be_fed_in_chunks_until_nobody_holds_it() -> None:
     table = match_table(registry(slot(0, "a:1"), slot(1, "b:1")))
     walk = PrefixWalk(table.masks[16], width=table.width)
 
-    assert [walk.feed([bitmap(0, 1)] * 2), walk.feed([bitmap(0)]), walk.feed([bitmap(1), bitmap(0)])] == [
-        *(True, True, False)
-    ]
+    assert [
+        walk.feed([(bitmap(0, 1), 2)]),
+        walk.feed([(bitmap(0), 1)]),
+        walk.feed([(bitmap(1), 1), (bitmap(0), 1)]),
+    ] == [*(True, True, False)]
     assert ({name: match.blocks for name, match in walk.matches().items()}, walk.blocks) == ({"a:1": 3, "b:1": 2}, 3)
 
 
