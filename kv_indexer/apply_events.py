@@ -7,10 +7,13 @@ sockets and knows Redis only as `ports.IndexWriter`.
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from zlib import crc32
+
+import msgspec
+from msgspec.structs import replace
 
 from kv_indexer.core.block_keys import root_key
 from kv_indexer.core.change_plan import (
@@ -79,8 +82,7 @@ OTHER_CONTENT = "an old number with other content"
 OTHER_SIZE = "another block size"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
+class _Batch(msgspec.Struct, frozen=True, kw_only=True):
     frame: Frame
     decoded: EventBatch
     readable: bool
