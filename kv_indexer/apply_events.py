@@ -34,6 +34,7 @@ from kv_indexer.core.sequence import Verdict, judge
 from kv_indexer.core.source import Claim, Stream, StreamPosition
 from kv_indexer.errors import DecodeError, IndexUnavailableError, StreamForgottenError
 from kv_indexer.ports import IndexerTelemetry, IndexWriter
+from kv_indexer.wire.event_fields import Fault
 from kv_indexer.wire.vllm_events import decode_batch
 from kv_indexer.wire.zmq_frames import Frame
 
@@ -44,7 +45,7 @@ BLOCKS_A_CHANGE = 2000  # named by one change, if it holds several batches; Redi
 RECENT_LIMIT = 1024  # batches whose checksum is remembered
 WITNESS_LIMIT = 64  # of our own blocks, to compare with another stream's
 # reasons of skipped events that may have been removals: without those the index would claim too much
-MAY_BE_REMOVALS = frozenset(
+MAY_BE_REMOVALS: frozenset[Fault] = frozenset(
     {
         "bad-block-hash",
         "bad-medium",
