@@ -1,4 +1,4 @@
-"""Use case: one stream's frames -> ordered events -> one atomic index change.
+"""Use case: one stream's frames -> ordered events -> atomic index changes.
 
 The page to read first. `follow_stream` and `catch_up` feed it live and replayed frames alike; it decides nothing about
 sockets and knows Redis only as `ports.IndexWriter`.
@@ -6,11 +6,14 @@ sockets and knows Redis only as `ports.IndexWriter`.
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from zlib import crc32
+
+import msgspec
+from msgspec.structs import replace
 
 from kv_indexer.core.block_keys import root_key
 from kv_indexer.core.change_plan import (
@@ -31,16 +34,18 @@ from kv_indexer.core.sequence import Verdict, judge
 from kv_indexer.core.source import Claim, Stream, StreamPosition
 from kv_indexer.errors import DecodeError, IndexUnavailableError, StreamForgottenError
 from kv_indexer.ports import IndexerTelemetry, IndexWriter
+from kv_indexer.wire.event_fields import Fault
 from kv_indexer.wire.vllm_events import decode_batch
 from kv_indexer.wire.zmq_frames import Frame
 
 log = logging.getLogger(__name__)
 
 OUT_OF_STEP_LIMIT = 5  # another writer that overtakes us this often in a row is not coming to rest
+BLOCKS_A_CHANGE = 2000  # named by one change, if it holds several batches; Redis serves nobody else meanwhile
 RECENT_LIMIT = 1024  # batches whose checksum is remembered
 WITNESS_LIMIT = 64  # of our own blocks, to compare with another stream's
 # reasons of skipped events that may have been removals: without those the index would claim too much
-MAY_BE_REMOVALS = frozenset(
+MAY_BE_REMOVALS: frozenset[Fault] = frozenset(
     {
         "bad-block-hash",
         "bad-medium",
@@ -78,8 +83,7 @@ OTHER_CONTENT = "an old number with other content"
 OTHER_SIZE = "another block size"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
+class _Batch(msgspec.Struct, frozen=True, kw_only=True):
     frame: Frame
     decoded: EventBatch
     readable: bool
@@ -149,11 +153,7 @@ class EventApplier:
         for _ in range(OUT_OF_STEP_LIMIT):
             fresh, halt = self._judge(batches)
             fresh, halt = self._stop_at_other_size(fresh, halt)
-            if not fresh:
-                return halt
-            groups = self._knowledge.groups
-            plan = await self._plan(fresh)
-            if await self._write(plan, fresh, groups):
+            if await self._write_all(fresh):
                 return halt
             # Redis lost its last writes, or someone cleared the stream: judge the same frames anew
             self._adopt(await self._writer.read_position(self._stream))
@@ -250,6 +250,15 @@ class EventApplier:
         later = _frames(fresh[index:]) + (list(halt.frames) if halt else [])
         return fresh[:index], Halt(verdict=Verdict.RESTART, frames=later, sign=OTHER_SIZE)
 
+    async def _write_all(self, fresh: Sequence[_Batch]) -> bool:
+        """Apply these batches in as many changes as keep each short; False if the index is elsewhere."""
+        for portion in _portions(fresh):
+            groups = self._knowledge.groups
+            plan = await self._plan(portion)
+            if not await self._write(plan, portion, groups):
+                return False
+        return True
+
     async def _plan(self, fresh: Sequence[_Batch]) -> Plan:
         events: list[Event] = [event for batch in fresh for event in batch.decoded.events]
         knowledge = self._knowledge
@@ -329,6 +338,25 @@ class EventApplier:
 
 def _frames(batches: Sequence[_Batch]) -> list[Frame]:
     return [batch.frame for batch in batches]
+
+
+def _portions(batches: Sequence[_Batch]) -> Iterator[Sequence[_Batch]]:
+    """Cut between batches, so that each portion names BLOCKS_A_CHANGE blocks at most, or is one batch.
+
+    Never within a batch: the index knows its place by batches, and what the second half of one means (is it a report,
+    what is its parent) is decided from what the first has told, which a successor would not know.
+    """
+    first, blocks = 0, 0
+    for number, batch in enumerate(batches):
+        more = sum(
+            0 if isinstance(event, AllBlocksCleared) else len(event.block_hashes) for event in batch.decoded.events
+        )
+        if number > first and blocks + more > BLOCKS_A_CHANGE:
+            yield batches[first:number]
+            first, blocks = number, 0
+        blocks += more
+    if batches:
+        yield batches[first:]
 
 
 def _doubt(fresh: Sequence[_Batch], plan: Plan) -> str:

@@ -6,7 +6,9 @@ lease book is `memory_leases`.
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from kv_indexer.core.block_keys import TOKEN_BYTES, block_keys, split_keys
 from kv_indexer.core.index_changes import Clear, IndexChange, Operation, Remove, Store

@@ -5,6 +5,7 @@ Every instance has a registry of its own, so that tests and several indexers in 
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -15,11 +16,21 @@ from kv_indexer.core.stream_activity import StreamActivity
 _STREAM = ("endpoint", "dp_rank")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Series:
+    """One stream's part of the metrics that each change touches: looking them up by label costs more than counting."""
+
+    batches: Counter
+    lag: Gauge
+
+
 class PrometheusTelemetry:
     """Counts what the indexer does."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.activities: dict[Stream, StreamActivity] = {}
+        self._series: dict[Stream, _Series] = {}
+        self._events_by_type: dict[str, Counter] = {}
         self._clock = clock
         self.states: dict[Stream, tuple[SourceState, str]] = {}
         self._registry = registry = CollectorRegistry()
@@ -69,10 +80,14 @@ class PrometheusTelemetry:
     def applied(self, stream: Stream, *, batches: int, events: Mapping[str, int], last_ts: float) -> None:
         """See `ports.IndexerTelemetry`."""
         self._activity(stream).received(batches, now=self._clock())
-        self._batches.labels(*_labels(stream)).inc(batches)
+        series = self._series.get(stream) or self._add_series(stream)
+        series.batches.inc(batches)
+        series.lag.set(max(time.time() - last_ts, 0.0))
         for kind, count in events.items():
-            self._events.labels(kind).inc(count)
-        self._lag.labels(*_labels(stream)).set(max(time.time() - last_ts, 0.0))
+            counter = self._events_by_type.get(kind)
+            if counter is None:
+                counter = self._events_by_type[kind] = self._events.labels(kind)
+            counter.inc(count)
 
     def undecodable(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
         """See `ports.IndexerTelemetry`. The metric has one series a reason."""
@@ -105,6 +120,7 @@ class PrometheusTelemetry:
         """See `ports.IndexerTelemetry`."""
         self.states.pop(stream, None)
         self.activities.pop(stream, None)
+        self._series.pop(stream, None)  # what is removed below would be counted into the void
         for known in SourceState:
             self._state.remove(*_labels(stream), known.value)
         self._lag.remove(*_labels(stream))
@@ -149,7 +165,13 @@ class PrometheusTelemetry:
         return generate_latest(self._registry)
 
     def _activity(self, stream: Stream) -> StreamActivity:
-        return self.activities.setdefault(stream, StreamActivity())
+        return self.activities.get(stream) or self.activities.setdefault(stream, StreamActivity())
+
+    def _add_series(self, stream: Stream) -> _Series:
+        labels = _labels(stream)
+        series = _Series(batches=self._batches.labels(*labels), lag=self._lag.labels(*labels))
+        self._series[stream] = series
+        return series
 
 
 def _labels(stream: Stream) -> tuple[str, str]:

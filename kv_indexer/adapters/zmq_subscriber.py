@@ -18,6 +18,8 @@ RECEIVE_LIMIT = 64  # batches handed over at once
 DRAIN_LIMIT = 1024  # messages looked at in one go, malformed ones included
 QUEUE_LIMIT = 10_000  # batches that may wait unread, as many as a publisher's replay buffer has by default
 MESSAGE_LIMIT = 32 << 20  # bytes of one message; a step of 8,192 tokens has 40 kB
+HEARTBEAT_SECONDS = 5.0
+HEARTBEATS_MISSED = 3  # then the publisher is gone, or the way to it; libzmq answers by itself, however busy the pod is
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _WATCHED = _GONE | zmq.EVENT_HANDSHAKE_SUCCEEDED
 _READABLE = int(zmq.POLLIN)  # plain integers: with pyzmq's enums the test costs more than what it tests
@@ -33,11 +35,13 @@ class ZmqLiveEvents:
         address: str,
         on_malformed: Callable[[], None],
         connect_timeout_seconds: float = 2.0,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
         self._context = context
         self._address = address
         self._on_malformed = on_malformed
         self._connect_timeout = connect_timeout_seconds
+        self._heartbeat_ms = round(heartbeat_seconds * 1000)
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._signals: SocketSignals | None = None
@@ -51,6 +55,9 @@ class ZmqLiveEvents:
         socket.maxmsgsize = MESSAGE_LIMIT
         socket.ipv6 = True
         socket.reconnect_ivl = -1  # see the module's docstring
+        # a peer that vanished without a word (power, network) leaves a connection that looks merely quiet
+        socket.heartbeat_ivl = self._heartbeat_ms
+        socket.heartbeat_timeout = self._heartbeat_ms * HEARTBEATS_MISSED
         socket.subscribe(b"")
         self._monitor = socket.get_monitor_socket(_WATCHED)
         self._signals = signals = SocketSignals(socket, self._monitor)
@@ -101,7 +108,7 @@ class ZmqLiveEvents:
         while _is_readable(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
             if event & _GONE:
-                raise FeedLostError(f"events at {self._address}: connection refused or closed by the pod")
+                raise FeedLostError(f"events at {self._address}: connection refused, closed by the pod, or silent")
             shook = shook or event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         return shook
 

@@ -1,20 +1,20 @@
 """One change of the index, as `core.change_plan` makes it and the writers apply it: values only.
 
 A change keeps the order of the events; counting references is left to whoever applies it, because only the index
-knows the counts.
+knows the counts. One or more are made a batch, so they are structs: a frozen dataclass takes ten times as long.
 """
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from kv_indexer.core.groups import CacheGroup
 
 TIERS = frozenset({"GPU", "CPU", "STORAGE", "FS", "OBJ", "CPU_TIER1", "CPU_TIER2"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
+class Store(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that gained one reference each."""
 
     tier: str
@@ -25,8 +25,7 @@ class Store:
     set_only: bool = False  # a re-store that reports what is held already: no reference more where there is one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remove:
+class Remove(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that lost one reference each."""
 
     tier: str
@@ -34,16 +33,14 @@ class Remove:
     hashes: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clear:
+class Clear(msgspec.Struct, frozen=True, kw_only=True):
     """All of the stream's blocks are gone: a new epoch begins here."""
 
 
 Operation = Store | Remove | Clear
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexChange:
+class IndexChange(msgspec.Struct, frozen=True, kw_only=True):
     """The effect of the batches `previous_seq + 1 … last_seq`, applied as a whole or not at all."""
 
     epoch: int

@@ -6,8 +6,10 @@ claimed is invisible at once. Values only; used by every layer.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from kv_indexer.core.findings import Finding
 from kv_indexer.core.groups import CacheGroup
@@ -63,8 +65,7 @@ def reachable(address: str, *, host: str) -> str:
     return address
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPosition:
+class StreamPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Up to where a stream is applied; stored in Redis with the blocks, in the same atomic step."""
 
     epoch: int
@@ -72,8 +73,8 @@ class StreamPosition:
     last_ts: float = 0.0  # the publisher's unix seconds
     last_crc: int | None = None  # crc32 of the payload of `last_seq`; None if never seen
     degraded: str = ""  # why this epoch is not exact, or ""
-    block_sizes: Mapping[str, int] = field(default_factory=dict)  # tier -> tokens a block
-    groups: Mapping[int, CacheGroup] = field(default_factory=dict)  # KV cache groups, as far as stores have told
+    block_sizes: Mapping[str, int] = {}  # tier -> tokens a block
+    groups: Mapping[int, CacheGroup] = {}  # KV cache groups, as far as stores have told
     started_at: float | None = None  # the publisher's process, in its unix seconds; None if it never said
     state: SourceState | None = None  # as it is recorded; None if that cannot be read
     reason: str = ""  # of the state

@@ -8,7 +8,7 @@ import sys
 from array import array
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec.msgpack import Decoder
@@ -21,6 +21,26 @@ UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueErro
 ABSENT = msgspec.Raw(b"\xc0")  # msgpack's nil
 _MAP_BYTES = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))  # msgpack begins each map with one of these
 
+# why an event cannot be read: all that the metric's label can say, because nothing else passes the type checker
+Fault = Literal[
+    "bad-block-hash",
+    "bad-block-size",
+    "bad-cache-salt",
+    "bad-extra-keys",
+    "bad-group",
+    "bad-kind",
+    "bad-locality",
+    "bad-lora",
+    "bad-medium",
+    "bad-mm-keys",
+    "bad-ownership",
+    "bad-token-ids",
+    "bad-window",
+    "event-without-type",
+    "too-few-fields",
+    "undecodable-event",
+    "unknown-event-type",
+]
 T = TypeVar("T")
 Raw = msgspec.Raw
 Features = tuple[tuple[Any, ...] | None, ...]  # one entry a block
@@ -48,14 +68,14 @@ _metadata = Decoder(dict[str, Raw])
 
 
 class BadEventError(Exception):
-    """One event cannot be read; the reason is the metric label, out of a fixed set."""
+    """One event cannot be read; the reason is the metric's label."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: Fault) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason: Fault = reason
 
 
-def _read(decoder: Decoder[T], raw: Raw, reason: str) -> T:
+def _read(decoder: Decoder[T], raw: Raw, reason: Fault) -> T:
     try:
         return decoder.decode(raw)
     except UNREADABLE:
@@ -147,12 +167,12 @@ def kind(raw: Raw) -> str | None:
     return _read(_short_name, raw, "bad-kind")
 
 
-def short_name(raw: Raw, reason: str) -> str | None:
+def short_name(raw: Raw, reason: Fault) -> str | None:
     """Read a text that is one of a few."""
     return _read(_short_name, raw, reason)
 
 
-def text(raw: Raw, reason: str) -> str | None:
+def text(raw: Raw, reason: Fault) -> str | None:
     """Read a text that a user chose."""
     return _read(_text, raw, reason)
 

@@ -18,27 +18,6 @@ from kv_indexer.wire.event_fields import ABSENT, UNREADABLE, BadEventError
 
 MAX_PAYLOAD_BYTES = 64 << 20  # a step that fills a cache of a million tokens has 5 MiB
 MAX_EVENTS = 1_000_000  # a batch
-REASONS = frozenset(
-    {
-        "bad-block-hash",
-        "bad-block-size",
-        "bad-cache-salt",
-        "bad-extra-keys",
-        "bad-group",
-        "bad-kind",
-        "bad-locality",
-        "bad-lora",
-        "bad-medium",
-        "bad-mm-keys",
-        "bad-ownership",
-        "bad-token-ids",
-        "bad-window",
-        "event-without-type",
-        "too-few-fields",
-        "undecodable-event",
-        "unknown-event-type",
-    }
-)  # all that `EventBatch.skipped` can name
 _BATCH_FIELDS = ("ts", "events", "data_parallel_rank")
 # positions of the array forms; the map form (vLLM >= 0.24) uses these names
 _STORED_FIELDS = (

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kv_indexer.adapters.memory_index import MemoryPrefixIndex
-from kv_indexer.apply_events import EventApplier, Halt, root_keys
+from kv_indexer.apply_events import BLOCKS_A_CHANGE, EventApplier, Halt, root_keys
 from kv_indexer.core.block_keys import root_key
 from kv_indexer.core.groups import CacheGroup
 from kv_indexer.core.index_changes import IndexChange
@@ -377,3 +377,22 @@ async def test_a_removal_of_a_block_that_is_not_there_changes_nothing(bench: Ben
     await bench.applier.apply([frame(0, removed(1), stored(1), removed(2), removed(2))])
 
     assert await bench.matched(1) == 1
+
+
+async def test_one_change_holds_no_more_batches_than_keep_it_short(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: list[tuple[int, int]] = []
+    apply = bench.index.apply
+
+    async def noting(claim: Claim, change: IndexChange) -> Any:
+        changes.append((change.previous_seq, change.last_seq))
+        return await apply(claim, change)
+
+    monkeypatch.setattr(bench.index, "apply", noting)
+    half = BLOCKS_A_CHANGE // 2
+    long = [stored(*range(first, first + half)) for first in (1, half + 1, 2 * half + 1)]
+    first_two = [frame(0, long[0]), frame(1, removed(*range(1, half + 1)))]  # removals take their time, too
+    await bench.applier.apply([*first_two, frame(2, long[1]), frame(3), frame(4, long[2], stored(1), stored(2))])
+
+    assert changes == [(-1, 1), (1, 3), (3, 4)]

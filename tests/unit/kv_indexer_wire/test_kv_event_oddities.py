@@ -223,9 +223,15 @@ def test_a_batch_of_a_hundred_thousand_events_is_read_in_order() -> None:
     ]
 
 
-def test_a_payload_or_a_batch_beyond_the_limit_is_refused_before_it_is_read() -> None:
-    with pytest.raises(DecodeError, match="bytes"):
-        decode_batch(bytes(MAX_PAYLOAD_BYTES + 1))
+def test_a_payload_up_to_the_limit_is_read_and_a_longer_one_refused() -> None:
+    room = MAX_PAYLOAD_BYTES - len(pack([1.5, [], None, bytes(1 << 16)])) + (1 << 16)
+
+    assert decode_batch(pack([1.5, [], None, bytes(room)])) == EventBatch(ts=1.5, events=())
+    with pytest.raises(DecodeError, match="are not read"):
+        decode_batch(pack([1.5, [], None, bytes(room + 1)]))
+
+
+def test_a_batch_of_more_events_than_the_limit_is_refused_before_it_is_read() -> None:
     with pytest.raises(DecodeError, match=str(MAX_EVENTS)):
         decode_batch(b"\x92\xcb\x3f\xf8\0\0\0\0\0\0\xdd" + (MAX_EVENTS + 1).to_bytes(4, "big") + bytes(MAX_EVENTS + 1))
 

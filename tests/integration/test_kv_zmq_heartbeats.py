@@ -1,0 +1,63 @@
+"""A publisher that vanishes without closing its connection is noticed, and one that is merely quiet is kept."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from kv_indexer.adapters.zmq_subscriber import HEARTBEATS_MISSED, ZmqLiveEvents
+from kv_indexer.errors import FeedLostError
+
+HEARTBEAT_SECONDS = 0.05
+DEADLINE_SECONDS = 10.0
+# ZMTP 3.1 without security: signature, version, mechanism, not a server, filler; then a READY command
+GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY_BODY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
+READY = b"\x04" + bytes([len(READY_BODY)]) + READY_BODY
+
+
+@pytest.fixture
+def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def live_events(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> ZmqLiveEvents:
+    return ZmqLiveEvents(
+        context=context, address=address, on_malformed=lambda: None, heartbeat_seconds=HEARTBEAT_SECONDS
+    )
+
+
+async def test_a_publisher_that_vanished_without_closing_is_lost(
+    context: "zmq.Context[zmq.Socket[bytes]]",
+) -> None:
+    async def greet_and_vanish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING + READY)
+        while await reader.read(4096):  # what comes is taken, as by a kernel whose process hangs; nothing is answered
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(greet_and_vanish, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    live = live_events(context, f"tcp://{host}:{port}")
+    try:
+        await live.connect()
+        with pytest.raises(FeedLostError):
+            assert await live.receive(timeout_seconds=DEADLINE_SECONDS)
+    finally:
+        live.close()
+        server.close()
+        await server.wait_closed()
+
+
+async def test_a_publisher_that_has_nothing_to_say_is_kept(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    quiet = context.socket(zmq.PUB)
+    live = live_events(context, f"tcp://127.0.0.1:{quiet.bind_to_random_port('tcp://127.0.0.1')}")
+    try:
+        await live.connect()
+        assert await live.receive(timeout_seconds=HEARTBEAT_SECONDS * HEARTBEATS_MISSED * 4) == []
+    finally:
+        live.close()
+        quiet.close(linger=0)
