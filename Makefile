@@ -9,10 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-vllm check unit fuzz bench lock clean
+.PHONY: help install demo test test-vllm check unit fuzz bench bench-routing bench-routing-peers lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 install: $(INSTALLED) ## create .venv and install kvmesh into it, once
 
@@ -57,6 +57,12 @@ fuzz: ## fuzz the event decoder for FUZZ_SECONDS, guided by coverage
 
 bench: install ## what the picker costs: latency added, CPU a request, requests/s per core
 	@$(BIN)/python -m bench.run $(ARGS)
+
+bench-routing: install ## which routing is best: kvmesh, Envoy's own balancing, other routers, on the same load
+	@$(BIN)/python -m bench.routing.run $(ARGS)
+
+bench-routing-peers: install ## install vllm-router and smg for bench-routing, into an environment of their own
+	@$(BIN)/python -m bench.routing.peers
 
 lock: install ## pin the development environment anew
 	@$(BIN)/python -m pip install --quiet pip-tools

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from extproc.adapters.ext_proc_call import OpenResponse
 from extproc.adapters.grpc_server import ExtProcServer
 from extproc.core.exchange import RequestFacts
+from extproc.core.response_plan import PASS_PLAN, ResponsePlan
 
 if TYPE_CHECKING:
     from bench.grpc_aio_server import GrpcAioServer
@@ -24,14 +26,20 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class UnbookedExchange:
     """A pick that holds nothing."""
 
     endpoints: Sequence[str]
+    body: bytes | None = None
+    removed_headers: tuple[str, ...] = ()
+    plan: ResponsePlan = PASS_PLAN
 
-    def responded(self, *, status: int, served_by: str | None) -> None:
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool) -> None:
         """Take no note."""
+
+    def response_missed(self, why: str) -> None:
+        """Miss nothing."""
 
     def finish(self) -> None:
         """Release nothing."""
@@ -47,6 +55,10 @@ class PicksInTurn:
     async def pick(self, facts: RequestFacts, body: bytes | None) -> UnbookedExchange:  # noqa: ARG002  (the point of it)
         """The next one; nothing is read."""
         return next(self._next)
+
+    def response(self, plan: ResponsePlan) -> OpenResponse:
+        """No response is asked for."""
+        raise AssertionError(f"nobody has made a plan: {plan}")
 
 
 async def serve(*, host: str, port: int, pods: Sequence[str], server_name: str) -> None:

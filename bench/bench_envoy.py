@@ -45,12 +45,12 @@ def three_route_config(
     config = fill_in(template, gateway=addresses.picker, admin=addresses.admin, picker=picker, pods=pods)
     second = fill_in(template, gateway=addresses.bare, admin=addresses.admin, picker=bare_picker, pods=pods)
     bare, manager = _renamed(second["static_resources"]["listeners"], BARE_LISTENER)
-    _ext_proc(manager)["typed_config"]["grpc_service"]["envoy_grpc"]["cluster_name"] = BARE_CLUSTER
+    _picking(manager)["typed_config"]["grpc_service"]["envoy_grpc"]["cluster_name"] = BARE_CLUSTER
     cluster = named(second["static_resources"]["clusters"], PICKER_CLUSTER)
     cluster["name"] = cluster["load_assignment"]["cluster_name"] = BARE_CLUSTER
     direct, manager = _renamed(config["static_resources"]["listeners"], DIRECT_LISTENER)
     direct["address"] = {"socket_address": {"address": addresses.direct.host, "port_value": addresses.direct.port}}
-    manager["http_filters"].remove(_ext_proc(manager))
+    manager["http_filters"] = [part for part in manager["http_filters"] if "ext_proc" not in part["name"]]
     config["static_resources"]["listeners"] += [bare, direct]
     config["static_resources"]["clusters"].append(cluster)
     return config
@@ -64,9 +64,10 @@ def _renamed(listeners: list[dict[str, Any]], name: str) -> tuple[dict[str, Any]
     return listener, manager
 
 
-def _ext_proc(manager: dict[str, Any]) -> dict[str, Any]:
+def _picking(manager: dict[str, Any]) -> dict[str, Any]:
+    """The filter that asks for a pick; the other one is for responses that the picker has left a note for."""
     filters: list[dict[str, Any]] = manager["http_filters"]
-    return next(part for part in filters if "ext_proc" in part["name"])
+    return named(filters, "envoy.filters.http.ext_proc.kvmesh")
 
 
 def envoy_process(

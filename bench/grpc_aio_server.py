@@ -60,10 +60,12 @@ class GrpcAioServer:
                 steps = steps_of(exchange, message)
                 if len(steps) == 1 and isinstance(pick := steps[0], Pick):
                     picked = await self._picks.pick(pick.facts, pick.body)
-                    steps = exchange.picked(picked.endpoints)
+                    steps = exchange.picked(picked.endpoints, body=picked.body, removed_headers=picked.removed_headers)
                 elif picked is not None and message.HasField("response_headers"):
                     picked.responded(
-                        status=ext_proc.response_status(message.response_headers), served_by=ext_proc.served_by(message)
+                        status=ext_proc.response_status(message.response_headers),
+                        served_by=ext_proc.served_by(message),
+                        from_pod=ext_proc.is_from_pod(message),
                     )
                 for step in steps:
                     await context.write(ext_proc.encode_step(step))

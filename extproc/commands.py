@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from extproc.core.policy import Steering
+from extproc.core.policy import Steering, Strategy
 from extproc.errors import ConfigError
 from extproc.local.command import up
 from kv_indexer.redis_options import with_redis
@@ -49,9 +49,11 @@ def run_picker(
     ] = 200,
     scrape_timeout_ms: Annotated[float, typer.Option(min=10, help="Milliseconds until a scrape is given up.")] = 1000,
     stale_after_ms: Annotated[
-        float,
-        typer.Option(min=10, help="Milliseconds after which a pod's last report counts as unknown load."),
-    ] = 2000,
+        float | None,
+        typer.Option(
+            min=10, help="Milliseconds after which a pod's last report counts as unknown load. Default: 2000."
+        ),
+    ] = None,
     max_body_bytes: Annotated[
         int, typer.Option(min=1, help="Bytes of the largest request body; more is answered 413.")
     ] = 16 << 20,
@@ -59,18 +61,44 @@ def run_picker(
         Steering,
         typer.Option(help="override-host: a list that retries walk; original-dst: exactly one address."),
     ] = Steering.OVERRIDE_HOST,
-    weights: Annotated[str, typer.Option(help="Scorers and their weights.")] = "prefix=3,queue-depth=2,kv-usage=1",
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|JSON",
+            help="How endpoints are compared (docs/policy.md): a YAML or JSON file, or the mapping itself. "
+            "Default: strategy kv-aware.",
+        ),
+    ] = None,
+    strategy: Annotated[
+        Strategy | None, typer.Option(help="Preset of the weights. Goes before --policy. Default: kv-aware.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Scorers and their weights, as prefix=3,queue-depth=2; those left out count 0. Goes before --policy "
+            "and --strategy."
+        ),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|JSON",
+            help="Models, aliases, rewrites and splits (docs/models.md): a YAML or JSON file, or the mapping itself.",
+        ),
+    ] = None,
     sheddable_classes: Annotated[
         str | None,
         typer.Option(
             help="Comma-separated values of x-gateway-inference-objective that get 503 while all pods are saturated."
         ),
     ] = None,
-    saturated_waiting: Annotated[int, typer.Option(min=1, help="Waiting requests from which a pod is saturated.")] = 5,
+    saturated_waiting: Annotated[
+        int | None, typer.Option(min=1, help="Waiting requests from which a pod is saturated. Default: 5.")
+    ] = None,
     saturated_kv_usage: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Share of KV cache blocks in use from which a pod is saturated."),
-    ] = 0.8,
+        float | None,
+        typer.Option(min=0, max=1, help="Share of KV cache blocks in use from which a pod is saturated. Default: 0.8."),
+    ] = None,
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds to go on serving, as not ready, after being told to stop.")
     ] = 5,
@@ -80,13 +108,46 @@ def run_picker(
             help="OTLP/HTTP address for traces (JSON), like http://127.0.0.1:4318/v1/traces. Default: no traces."
         ),
     ] = None,
-    retry_after_seconds: Annotated[int, typer.Option(min=1, help="Seconds a shed client is told to wait.")] = 2,
+    retry_after_seconds: Annotated[
+        int | None, typer.Option(min=1, help="Seconds a shed client is told to wait. Default: 2.")
+    ] = None,
+    share_load: Annotated[
+        bool, typer.Option(help="Tell other replicas through Redis what is booked, and hear it from them.")
+    ] = True,
+    sample_share: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of the responses that are read to compare cached tokens as predicted."),
+    ] = 0.02,
+    token_budget: Annotated[
+        int, typer.Option(min=1, help="Tokens of one request that are tokenized; what is beyond is not looked up.")
+    ] = 500_000,
+    render_timeout_ms: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            help="Milliseconds to wait for a pod's tokens where it renders prompts; with media four times as long.",
+        ),
+    ] = 500,
+    read_below_bytes: Annotated[
+        int, typer.Option(min=0, help="Responses that are no streams are read, too, up to so many bytes. 0: none.")
+    ] = 16384,
+    reads_per_second: Annotated[
+        float, typer.Option(min=0, help="How many of these are read a second, at most; samples come on top.")
+    ] = 20,
 ) -> None:
     """Run the endpoint picker: Envoy's ext_proc service."""
-    from extproc.config import PickerSettings, parse_endpoints, parse_names, parse_weights
-    from extproc.core.policy import PickPolicy
+    from extproc.config import PickerSettings, parse_endpoints, parse_names, parse_weights, read_models, read_policy
     from extproc.service import serve
 
+    flags = {
+        "strategy": strategy,
+        "weights": parse_weights(weights) if weights is not None else None,
+        "saturated_waiting_requests": saturated_waiting,
+        "saturated_kv_usage": saturated_kv_usage,
+        "stale_after_seconds": stale_after_ms / 1000 if stale_after_ms is not None else None,
+        "sheddable_classes": sorted(parse_names(sheddable_classes)) if sheddable_classes is not None else None,
+        "retry_after_seconds": retry_after_seconds,
+    }
     settings = PickerSettings(
         host=host,
         grpc_port=grpc_port,
@@ -104,14 +165,14 @@ def run_picker(
         max_body_bytes=max_body_bytes,
         drain_seconds=drain_seconds,
         otlp_endpoint=otlp_endpoint,
-        policy=PickPolicy(
-            weights=parse_weights(weights),
-            saturated_waiting_requests=saturated_waiting,
-            saturated_kv_usage=saturated_kv_usage,
-            stale_after_seconds=stale_after_ms / 1000,
-            sheddable_classes=parse_names(sheddable_classes),
-            retry_after_seconds=retry_after_seconds,
-        ),
+        policy=read_policy(policy, flags),
+        models=read_models(models),
+        shares_load=share_load,
+        sample_share=sample_share,
+        read_below_bytes=read_below_bytes,
+        reads_per_second=reads_per_second,
+        token_budget=token_budget,
+        render_timeout_seconds=render_timeout_ms / 1000,
     )
     _run(lambda stop: serve(settings, stop=stop))
 

@@ -1,12 +1,19 @@
 """The picker's settings, checked once at start-up; the command line fills them, nothing changes them later."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from extproc.core.models import ModelTable, ServedModel, TokensFrom
 from extproc.core.policy import PickPolicy, Steering
 from extproc.core.scorers import SCORERS
 from extproc.errors import ConfigError
+from extproc.wire.models_document import parse_models
+from extproc.wire.policy_document import parse_policy
 from kv_indexer.api import RedisAccess
 
 
@@ -31,10 +38,32 @@ class PickerSettings:
     drain_seconds: float
     otlp_endpoint: str | None
     policy: PickPolicy = field(default_factory=PickPolicy)
+    models: ModelTable = field(default_factory=ModelTable)
+    shares_load: bool = True  # tell other replicas what is booked, and hear it from them
+    sample_share: float = 0.02  # of the responses, 0..1, read for usage whatever their size
+    token_budget: int = 500_000  # tokens of one request that are tokenized; what is beyond is not looked up
+    render_timeout_seconds: float = 0.5  # for a pod's answer to /render; prompts with media have four times as long
+    read_below_bytes: int = 16384  # a response that is no stream and at most so long is read for usage; 0: none
+    reads_per_second: float = 20.0  # of these, at most: reading one costs as much as a fifth of a pick
+
+    @property
+    def model_table(self) -> ModelTable:
+        """Return the models with the one of `--model`, unless they name it already."""
+        if self.model is None or self.models.served_as(self.model) is not None:
+            return self.models
+        one = ServedModel(
+            name=self.model,
+            tokens_from=TokensFrom.TEXT if self.tokenizer_folder is None else TokensFrom.TOKENIZER,
+            tokenizer_folder=self.tokenizer_folder,
+        )
+        return replace(self.models, served=(one, *self.models.served))
 
     def __post_init__(self) -> None:
         if self.tokenizer_folder is not None and self.model is None:
             raise ConfigError("--tokenizer is given without --model: name the model whose tokenizer it is")
+        for name, addresses in (("cordoned", self.policy.cordoned), ("roles", self.policy.roles)):
+            if strangers := sorted(set(addresses).difference(self.endpoints)):
+                raise ConfigError(f"policy.{name}: {strangers[0]!r} is none of --endpoints")
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
@@ -50,7 +79,7 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
             version = ip_address(host.strip("[]")).version
         except ValueError:
             raise ConfigError(f"endpoint {entry!r} does not start with an IP address (IPv6 as [::1]:8000)") from None
-        if not port.isdigit() or not 0 < int(port) < 65536 or bracketed != (version == 6):
+        if not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536 or bracketed != (version == 6):
             raise ConfigError(f"endpoint {entry!r} is not IP:PORT (IPv6 as [::1]:8000)")
     if len(set(entries)) != len(entries):
         raise ConfigError(f"an endpoint is listed twice in {text!r}")
@@ -63,7 +92,7 @@ def parse_names(text: str | None) -> frozenset[str]:
 
 
 def parse_weights(text: str) -> dict[str, float]:
-    """Read `scorer=weight,…`; scorers left out keep weight 0. Raise ConfigError for an unknown scorer."""
+    """Read `scorer=weight,…`; scorers left out get weight 0. Raise ConfigError for an unknown scorer."""
     weights: dict[str, float] = {}
     for entry in text.split(","):
         name, separator, value = (part.strip() for part in entry.partition("="))
@@ -76,3 +105,46 @@ def parse_weights(text: str) -> dict[str, float]:
         if not separator or not 0 <= weights[name] < float("inf"):
             raise ConfigError(f"the weight of {name!r} must be a number >= 0, not {value!r}")
     return weights
+
+
+def read_policy(text: str | None, flags: Mapping[str, Any]) -> PickPolicy:
+    """Read `--policy` and the flags of single fields, which go before it. Raise ConfigError."""
+    policy = parse_policy(_document(text, flag="--policy"), path="policy") if text else PickPolicy()
+    given = {name: value for name, value in flags.items() if value is not None}
+    if "weights" in given:  # the flag names all that count
+        given["weights"] = dict.fromkeys(SCORERS, 0.0) | given["weights"]
+    return parse_policy(given, path="policy", base=policy) if given else policy
+
+
+def read_models(text: str | None) -> ModelTable:
+    """Read `--models`. Raise ConfigError."""
+    return parse_models(_document(text, flag="--models"), path="models") if text else ModelTable()
+
+
+def _document(text: str, *, flag: str) -> object:
+    """Return what a setting says: a file's path, JSON, or `name=value,…`, which is how a flat YAML mapping arrives."""
+    if text.lstrip().startswith(("{", "[")):
+        return _yaml(text, where=flag)
+    path = Path(text)
+    if "=" not in text or _is_file(path):
+        try:
+            return _yaml(path.read_text(encoding="utf-8"), where=f"{flag} {text}")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{flag}: cannot read {text}: {error}") from error
+    return {
+        name.strip(): _yaml(value, where=flag) for name, _, value in (part.partition("=") for part in text.split(","))
+    }
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a long `name=value,…` is no name that a file may have
+        return False
+
+
+def _yaml(text: str, *, where: str) -> object:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not readable as YAML: {error}") from error

@@ -13,6 +13,8 @@ from extproc.errors import ConfigError, KvmeshError
 from extproc.plain_text import printable
 from extproc.wire.ext_proc import OBJECTIVE_HEADER
 
+FEW_SCORERS = 4
+
 
 async def ask(
     url: str, *, body: bytes, path: str | None, objective: str | None, timeout_seconds: float
@@ -24,7 +26,7 @@ async def ask(
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
             session.post(
-                f"{url.rstrip('/')}/explain",
+                f"{url.rstrip('/')}/v1/explain",
                 data=body,
                 headers=headers,
                 params={"path": path or _path_of(body)},
@@ -80,7 +82,7 @@ def _candidates_table(answer: Mapping[str, Any]) -> Table:
     """A line for each candidate, the best first; a refusal may have candidates without scores."""
     table = Table(box=None, padding=(0, 1, 0, 0))  # fits a terminal of 80 columns
     table.add_column("\nendpoint", no_wrap=True)
-    weights: Mapping[str, float] = answer.get("weights", {})
+    weights = _telling(answer)
     numbers = ["matched\nblocks", "\nwaiting", "\nrunning", "KV\nuse"]
     for heading in [*numbers, *(f"{printable(name)}\n× {weight:g}" for name, weight in weights.items()), "\ntotal"]:
         table.add_column(Text(heading), justify="right")
@@ -97,6 +99,19 @@ def _candidates_table(answer: Mapping[str, Any]) -> Table:
         ]
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
+
+
+def _telling(answer: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return the scorers that tell the candidates apart, with their weights; few are shown as they are."""
+    weights: Mapping[str, float] = answer.get("weights", {})
+    if len(weights) <= FEW_SCORERS:
+        return weights
+    candidates = answer.get("candidates", ())
+
+    def differs(name: str) -> bool:
+        return len({_score(candidate.get("scores", {}).get(name)) for candidate in candidates}) > 1
+
+    return {name: weight for name, weight in weights.items() if differs(name)}
 
 
 def _waiting(candidate: Mapping[str, Any]) -> str:

@@ -1,30 +1,49 @@
 """What the use case needs from outside, as protocols: adapters implement them, tests put fakes in their place."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from extproc.core.endpoint import EndpointStatus
+from extproc.core.models import ServedModel
 from extproc.core.prompt_match import IndexHits
+from extproc.core.prompt_tokens import PromptTokens, TokenizedPrompt
 from extproc.core.request import InferenceRequest
 
 
 class PrefixIndex(Protocol):
-    """The global prefix index."""
+    """The global prefix index, and with it what the other replicas have booked."""
 
-    async def lookup(self, prompts: Sequence[bytes], *, model: str, cache_salt: str | None) -> IndexHits:
-        """Find who holds the leading blocks of each prompt (little-endian uint32), all within one deadline.
+    async def lookup(
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        *,
+        model: str,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        session: str | None = None,
+    ) -> IndexHits:
+        """Find who holds the leading blocks of each prompt, all within one deadline.
 
-        Raise PrefixIndexError: a slow index must not delay a request.
+        Never raises: a slow index must not delay a request, and `IndexHits.degraded` says what is missing. `session`
+        and `adapter` are asked for among the other replicas' placements.
         """
 
 
-class TokenSource(Protocol):
-    """A model's tokenizer and chat template."""
+class PromptSource(Protocol):
+    """The models' tokenizers and chat templates, and what stands in for them."""
 
-    async def tokens(self, request: InferenceRequest, *, limit: int) -> Sequence[bytes]:
-        """Return one buffer of little-endian uint32 token ids a prompt, for the first `limit` prompts.
+    async def prompts(
+        self,
+        request: InferenceRequest,
+        body: bytes | None,
+        *,
+        model: ServedModel,
+        limit: int,
+        adapter: str | None = None,
+    ) -> PromptTokens:
+        """Return the tokens of the first `limit` prompts, or what else predicts a shared prefix.
 
-        Raise PromptTokensError.
+        `body` is what the pod will get, decoded. Raise PromptTokensError for a model that was not set up.
         """
 
 
@@ -33,6 +52,10 @@ class Endpoints(Protocol):
 
     def snapshot(self, *, now: float) -> Sequence[EndpointStatus]:
         """Return every configured endpoint as it is known at `now` (monotonic seconds)."""
+
+    @property
+    def learned_adapters(self) -> Mapping[str, str]:
+        """LoRA adapter -> its base model's name, as the pods tell."""
 
 
 class Telemetry(Protocol):

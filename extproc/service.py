@@ -1,117 +1,128 @@
-"""Connects the picker: builds the adapters, runs them until told to stop, and keeps the books of what was picked."""
+"""Connects the picker: builds the adapters, runs them until told to stop, and opens an exchange for each pick."""
 
 import asyncio
 import logging
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from extproc.adapters.admin_http import AdminServer
 from extproc.adapters.degradation_log import DegradationLog
 from extproc.adapters.grpc_server import ExtProcServer
 from extproc.adapters.metrics_scraper import MetricsScraper
-from extproc.adapters.prefix_index import NO_INDEXER, RedisPrefixIndex
-from extproc.adapters.prompt_tokens import PromptTokens
-from extproc.adapters.telemetry import NoTelemetry, PickerTelemetry
-from extproc.adapters.tokenizer import ModelTokenizer
+from extproc.adapters.pod_render import PodRender, RenderSettings
+from extproc.adapters.prefix_index import RedisPrefixIndex
+from extproc.adapters.prompt_tokens import PromptTokenSource, TokenSettings
+from extproc.adapters.shared_state import SharedState, SharedStateSettings
+from extproc.adapters.telemetry import PickerTelemetry
+from extproc.admin_pages import RECENT_DECISIONS, PickerPages, record_of
+from extproc.booked_exchange import BookedExchange, ReadResponse
 from extproc.config import PickerSettings
 from extproc.core.decision import Decision
+from extproc.core.endpoint import Reachability
 from extproc.core.exchange import RequestFacts
-from extproc.core.inflight import Booking, Bookings
-from extproc.core.match_watch import MatchWatch
+from extproc.core.hotspot import HotPrefixes
+from extproc.core.models import ModelTable, ServedModel, TokensFrom
+from extproc.core.pace import Pace
 from extproc.core.policy import Steering
-from extproc.core.prompt_match import NO_HITS, match_prompts
-from extproc.errors import ConfigError, InternalPickError, PickError, PrefixIndexUnavailableError
+from extproc.core.response_plan import PASS_PLAN, Prediction, ResponsePlan
+from extproc.doctor.examine import run_startup_checks
+from extproc.errors import ConfigError, InternalPickError, PickError, PromptTokensError
 from extproc.pick_endpoint import EndpointPicker, Picked
+from extproc.picker_books import PickerBooks
 from extproc.watch_matches import MatchReporter
-from extproc.wire.admin_json import (
-    DecisionRecord,
-    decision_json,
-    endpoint_json,
-    explanation_json,
-    refusal_json,
-    state_json,
-)
-from kv_indexer.api import SourceStatus
+from extproc.watch_realised import RealisedReporter
+from extproc.wire.admin_json import DecisionRecord
 
 if TYPE_CHECKING:
     from extproc.adapters.tracing import PickTracing
 
 log = logging.getLogger(__name__)
 
+READS_BURST_SECONDS = 5.0  # so many seconds' worth of reads may come at once
 GRACE_SECONDS = 5.0  # for exchanges that are being picked, or wait for their pod's first byte
-RECENT_DECISIONS = 50
-ADMIN_INDEX_TIMEOUT_SECONDS = 1.0
-
-
-@dataclass(slots=True, kw_only=True)
-class BookedExchange:
-    """One routed request until its exchange ends."""
-
-    service: "PickerService"
-    endpoints: Sequence[str]
-    booking: Booking
-    status: int = 0  # the pod's answer, 0 until it came
-
-    def responded(self, *, status: int, served_by: str | None) -> None:
-        """Take note of the pod's HTTP status; after a retry the booking moves to the pod that took the request."""
-        self.status = status
-        if served_by is not None and served_by != self.booking.endpoint and served_by in self.service.picks:
-            self.service.rebook(self, served_by)
-
-    def finish(self) -> None:
-        """Release the booking."""
-        self.service.bookings.release(self.booking)
-        self.service.telemetry.exchange_ended(endpoint=self.booking.endpoint, status=self.status)
 
 
 class PickerService:
-    """Picks, books, counts; what the gRPC server and the admin pages talk to."""
+    """Picks, books, counts; what the gRPC server talks to."""
 
     def __init__(self, settings: PickerSettings) -> None:
         self.settings = settings
-        self.ready = False
         self.telemetry = PickerTelemetry()
-        self.bookings = Bookings()
-        self.picks: dict[str, int] = dict.fromkeys(settings.endpoints, 0)
+        self.models = settings.model_table
         self.recent: deque[DecisionRecord] = deque(maxlen=RECENT_DECISIONS)
+        self.degradations = DegradationLog()
+        self.books = PickerBooks(
+            settings.endpoints, policy=settings.policy, telemetry=self.telemetry, degradations=self.degradations
+        )
         self.endpoints = MetricsScraper(
             settings.endpoints,
             interval_seconds=settings.scrape_interval_seconds,
             timeout_seconds=settings.scrape_timeout_seconds,
             stale_after_seconds=settings.policy.stale_after_seconds,
+            restarted=self.books.restarted,
+            trend=self.books.trend,
         )
+        self.shared = _shared(settings, self.books)
         self.index = RedisPrefixIndex(
-            url=settings.redis_url, hash_seed=settings.hash_seed, timeout_seconds=settings.index_timeout_seconds
+            url=settings.redis_url,
+            hash_seed=settings.hash_seed,
+            timeout_seconds=settings.index_timeout_seconds,
+            shared=self.shared,
         )
-        self.degradations = DegradationLog()
-        self.matches = MatchWatch()
         self.match_reporter = MatchReporter(
-            watch=self.matches,
+            watch=self.books.matches,
             endpoints=lambda now: self.endpoints.snapshot(now=now),
             display=self.telemetry,
             clock=time.monotonic,
         )
+        self.realised_reporter = RealisedReporter(
+            watch=self.books.realised_watch, display=self.telemetry, clock=time.monotonic
+        )
         self.tracing = _tracing(settings.otlp_endpoint)
-        folder = settings.tokenizer_folder
-        self.tokens = PromptTokens(ModelTokenizer.load(folder)) if folder is not None else None
-        if self.tokens is None:
-            log.warning("no --tokenizer: prompts are not tokenized and every request is routed on load alone")
+        self.render = PodRender(
+            endpoints=self._rendering_endpoints,
+            settings=RenderSettings(
+                timeout_seconds=settings.render_timeout_seconds,
+                media_timeout_seconds=4 * settings.render_timeout_seconds,
+            ),
+        )
+        self.prompts = _prompt_source(self.models, self.render, budget_tokens=settings.token_budget)
         self.picker = EndpointPicker(
             endpoints=self.endpoints,
-            bookings=self.bookings,
+            bookings=self.books.bookings,
             index=self.index,
-            tokens=self.tokens,
-            model=settings.model,
+            prompts=self.prompts,
+            models=self.models,
             known_models=settings.known_models,
             policy=settings.policy,
+            health=self.books.health,
+            memory=self.books.memory,
+            hot=HotPrefixes(settings.policy.hotspot),
             telemetry=self.telemetry,
             clock=time.monotonic,
             random=random.random,
+            turns=count().__next__,
+            max_body_bytes=settings.max_body_bytes,
         )
+        self.pages = PickerPages(
+            picker=self.picker,
+            books=self.books,
+            index=self.index,
+            endpoints=self.endpoints,
+            telemetry=self.telemetry,
+            recent=self.recent,
+            render=self.render,
+            prompts=self.prompts,
+        )
+        self._labels = self.models.names()
+        self._reads = Pace(per_second=settings.reads_per_second, burst_seconds=READS_BURST_SECONDS)
+        self._one_address = settings.steering is Steering.ORIGINAL_DST
+
+    # --- ext_proc_call.Picks --------------------------------------------------------------------------------------
 
     async def pick(self, facts: RequestFacts, body: bytes | None) -> BookedExchange:
         """Decide and book; raise PickError with the answer for the client."""
@@ -126,112 +137,126 @@ class PickerService:
             internal = InternalPickError("kvmesh failed to route this request; its log says why")
             self._refused(facts, internal, started_unix_ns)
             raise internal from defect
-        return self._booked(facts, picked, started_unix_ns)
+        self._trace(facts, picked.decision, started_unix_ns)
+        return self._booked(facts, picked)
+
+    def response(self, plan: ResponsePlan) -> ReadResponse:
+        """Open a response whose pick, here or on another picker, made this plan."""
+        return ReadResponse(books=self.books, plan=plan)
+
+    # --------------------------------------------------------------------------------------------------------------
 
     def _refused(self, facts: RequestFacts, refusal: PickError, started_unix_ns: int) -> None:
         self._trace(facts, refusal, started_unix_ns)
         self.telemetry.refused(refusal.reason)
         self.recent.appendleft(DecisionRecord(at=time.time(), facts=facts, model=None, outcome=refusal))
 
-    def _booked(self, facts: RequestFacts, picked: Picked, started_unix_ns: int) -> BookedExchange:
-        decision = picked.decision
-        self._trace(facts, decision, started_unix_ns)
-        self.degradations.note(decision.degraded, now=time.monotonic())
-        winner = decision.endpoints[0]
-        booking = self.bookings.book(winner, now=time.monotonic())
-        self.picks[winner] += 1
-        self.matches.routed(winner, prompt_tokens=decision.prompt_tokens, matched_tokens=decision.matched_tokens)
-        self.telemetry.routed(
-            endpoint=winner,
-            prompt_tokens=decision.prompt_tokens,
-            matched_tokens=decision.matched_tokens,
-            degraded=decision.degraded,
-        )
-        self.recent.appendleft(
-            DecisionRecord(at=time.time(), facts=facts, model=picked.request.model, outcome=decision)
-        )
-        one_address = self.settings.steering is Steering.ORIGINAL_DST
+    def _booked(self, facts: RequestFacts, picked: Picked) -> BookedExchange:
+        decision, resolved = picked.decision, picked.resolved
+        booking = self.books.book(picked)
+        # the answer leaves in this turn of the loop; what nobody waits for comes after it
+        asyncio.get_running_loop().call_soon(self._remember, facts, picked)
         return BookedExchange(
-            service=self, endpoints=decision.endpoints[:1] if one_address else decision.endpoints, booking=booking
+            books=self.books,
+            endpoints=decision.endpoints[:1] if self._one_address else decision.endpoints,
+            booking=booking,
+            model=resolved.requested if resolved.requested is not None and resolved.requested in self._labels else "",
+            arm=resolved.arm,
+            body=picked.body,
+            removed_headers=picked.removed_headers,
+            plan=self._plan(picked),
+        )
+
+    def _remember(self, facts: RequestFacts, picked: Picked) -> None:
+        decision = picked.decision
+        if decision.degraded:
+            self.degradations.note(decision.degraded, now=time.monotonic())
+        self.books.remember(picked)
+        self.recent.appendleft(record_of(picked, facts, at=time.time()))
+
+    def _plan(self, picked: Picked) -> ResponsePlan:
+        """Return what is to be done with the response; mostly nothing."""
+        settings, resolved, decision = self.settings, picked.resolved, picked.decision
+        rewritten = resolved.requested if picked.body is not None else None
+        sampled = random.random() < settings.sample_share  # noqa: S311
+        read_below = 0 if picked.request.stream else settings.read_below_bytes
+        if read_below and not sampled and not (picked.is_comparable and self._reads.take(now=time.monotonic())):
+            read_below = 0
+        prediction = None
+        if picked.is_comparable and (sampled or read_below):
+            prediction = Prediction(
+                model=resolved.base.name if resolved.base is not None else "",
+                arm=resolved.arm,
+                endpoint=decision.endpoints[0],
+                prompt_tokens=decision.prompt_tokens,
+                matched_tokens=decision.matched_tokens,
+                best_matched_tokens=decision.best_matched_tokens,
+            )
+        if rewritten is None and prediction is None:
+            return PASS_PLAN
+        return ResponsePlan(
+            requested_model=rewritten, prediction=prediction, sampled=sampled, read_below_bytes=read_below
         )
 
     def _trace(self, facts: RequestFacts, outcome: Decision | PickError, started_unix_ns: int) -> None:
         if self.tracing is not None:
             self.tracing.record(facts, outcome, started_unix_ns=started_unix_ns, ended_unix_ns=time.time_ns())
 
+    def _rendering_endpoints(self, model: ServedModel) -> Sequence[str]:
+        """Return the pods that report and serve the model: one that does not answer would cost the deadline."""
+        return [
+            status.address
+            for status in self.endpoints.snapshot(now=time.monotonic())
+            if status.reachability is Reachability.READY and (status.models is None or status.models.serves(model.name))
+        ]
+
+    def background(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Return what runs beside the requests, by name."""
+        tasks = {
+            "scrape endpoints": self.endpoints.run(),
+            "watch matches": self.match_reporter.run(),
+            "watch realised": self.realised_reporter.run(),
+            "check once": self._check_once(),
+        }
+        return tasks if self.shared is None else tasks | {"share load": self.shared.run()}
+
+    async def _check_once(self) -> None:
+        """Look for what is wrong though everything runs, once the pods have had time to start."""
+        self.pages.findings = await run_startup_checks(self.settings, tokenizers=self.prompts.tokenizers)
+
     async def close(self) -> None:
-        """Let go of Redis and of the tokenizer's thread."""
+        """Let go of Redis, of the pods and of the tokenizers' thread."""
         await self.index.close()
-        if self.tokens is not None:
-            self.tokens.close()
+        if self.shared is not None:
+            await self.shared.close()
+        await self.render.close()
+        self.prompts.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)  # its last export may take a while
 
-    def rebook(self, exchange: BookedExchange, endpoint: str) -> None:
-        """Move a booking to the pod that Envoy's retry went to."""
-        self.telemetry.rerouted(picked=exchange.booking.endpoint, served_by=endpoint)
-        self.bookings.release(exchange.booking)
-        exchange.booking = self.bookings.book(endpoint, now=time.monotonic())
 
-    def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether traffic may come. A missing index does not count: the picker serves without it."""
-        facts = {"endpoint_problems": self.endpoints.problems(), "index_problem": self.index.problem}
-        return self.ready, facts
+def _shared(settings: PickerSettings, books: PickerBooks) -> SharedState | None:
+    if not settings.shares_load:
+        return None
+    shared = SharedState(
+        url=settings.redis_url,
+        hash_seed=settings.hash_seed,
+        bookings=books.own_bookings,
+        settings=SharedStateSettings(session_ttl_seconds=settings.policy.session_seconds),
+    )
+    books.shared = shared
+    return shared
 
-    def metrics(self) -> bytes:
-        """Return Prometheus text."""
-        return self.telemetry.exposition()
 
-    async def state(self) -> dict[str, Any]:
-        """Return endpoints, index and recent decisions."""
-        sources, index = await self._index()
-        blocks: dict[str, int] = {}
-        for source in sources:
-            blocks[source.endpoint] = blocks.get(source.endpoint, 0) + source.cached_blocks
-        bookings = self.bookings.by_endpoint()
-        return state_json(
-            now=time.time(),
-            endpoints=[
-                endpoint_json(
-                    status,
-                    cached_blocks=blocks.get(status.address, 0),
-                    bookings=bookings.get(status.address, 0),
-                    picks=self.picks[status.address],
-                    all_picks=sum(self.picks.values()),
-                )
-                for status in self.endpoints.snapshot(now=time.monotonic())
-            ],
-            index=index,
-            decisions=[decision_json(record) for record in self.recent],
+def _prompt_source(models: ModelTable, render: PodRender, *, budget_tokens: int) -> PromptTokenSource:
+    if all(model.tokens_from is TokensFrom.TEXT for model in models.served):
+        log.warning(
+            "no tokenizer: prompts are not tokenized, requests are routed on load and on what was routed before"
         )
-
-    async def explain(self, facts: RequestFacts, body: bytes) -> dict[str, Any]:
-        """Decide without booking, and return what the decision rests on."""
-        sources, _ = await self._index()
-        # what nobody sent must not be in the metrics
-        picker = replace(self.picker, telemetry=NoTelemetry())
-        try:
-            picked = await picker.pick(facts, body)
-        except PickError as refusal:
-            candidates = picker.candidates(match_prompts([], NO_HITS), now=time.monotonic())
-            return refusal_json(refusal, candidates, policy=self.settings.policy)
-        return explanation_json(
-            picked.request,
-            picked.decision,
-            policy=self.settings.policy,
-            blocks={source.endpoint: source.block_size for source in sources if source.block_size},
-        )
-
-    async def _index(self) -> tuple[Sequence[SourceStatus], dict[str, Any]]:
-        """Return the index's sources, none where it cannot be read, and its state for the page."""
-        try:
-            async with asyncio.timeout(ADMIN_INDEX_TIMEOUT_SECONDS):
-                status = await self.index.status()
-        except (PrefixIndexUnavailableError, TimeoutError) as error:
-            return (), {"state": "unavailable", "problem": str(error) or "no answer in time", "sources": 0}
-        problem = None if status.indexer_alive else NO_INDEXER
-        state = {"state": "stale" if problem else "ok", "problem": problem, "sources": len(status.sources)}
-        return status.sources, state
+    try:
+        return PromptTokenSource(models.served, render=render, settings=TokenSettings(budget_tokens=budget_tokens))
+    except PromptTokensError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _tracing(otlp_endpoint: str | None) -> "PickTracing | None":
@@ -247,16 +272,15 @@ def _tracing(otlp_endpoint: str | None) -> "PickTracing | None":
 async def serve(settings: PickerSettings, *, stop: asyncio.Event) -> None:
     """Run the picker until `stop` is set. Raise ConfigError where a port is taken or a tokenizer cannot be used."""
     service = PickerService(settings)
-    server = ExtProcServer(picks=service, max_body_bytes=settings.max_body_bytes)
-    admin = AdminServer(service, max_body_bytes=settings.max_body_bytes)
+    server = ExtProcServer(
+        picks=service, max_body_bytes=settings.max_body_bytes, further_headers=service.models.sticky_headers()
+    )
+    admin = AdminServer(service.pages, max_body_bytes=settings.max_body_bytes)
     try:
         await admin.start(host=settings.host, port=settings.admin_port)
         await server.start(host=settings.host, port=settings.grpc_port)
         async with asyncio.TaskGroup() as tasks:
-            background = (
-                tasks.create_task(service.endpoints.run(), name="scrape endpoints"),
-                tasks.create_task(service.match_reporter.run(), name="watch matches"),
-            )
+            background = [tasks.create_task(work, name=name) for name, work in service.background().items()]
             await service.endpoints.first_scrapes()
             await _take_traffic(service, server, stop=stop)
             for task in background:
@@ -269,12 +293,12 @@ async def serve(settings: PickerSettings, *, stop: asyncio.Event) -> None:
 
 async def _take_traffic(service: PickerService, server: ExtProcServer, *, stop: asyncio.Event) -> None:
     """Be ready until `stop` is set, then let the open exchanges end within the grace."""
-    service.ready = True
+    service.pages.ready = True
     await server.set_serving(True)
     log.info("ready", extra={"grpc_port": service.settings.grpc_port, "endpoints": len(service.settings.endpoints)})
     await stop.wait()
     log.info("stopping", extra={"open_streams": server.open_streams})
-    service.ready = False
+    service.pages.ready = False
     await server.set_serving(False)
     # Envoys go on sending until they have seen that; an exchange that is refused meanwhile is a 503 for its client
     await asyncio.sleep(service.settings.drain_seconds)

@@ -19,6 +19,7 @@ from kv_indexer.core.index_audit import (
     read_owner,
 )
 from kv_indexer.core.source import Registry
+from kv_indexer.wire.redis_keys import PICKERS
 from kv_indexer.wire.redis_raw import (
     BLOCKS,
     FIXED_KEYS,
@@ -235,8 +236,12 @@ class IndexVerifier:
             suspects.add((key, slot))
 
     async def _judge_names(self, names: Sequence[bytes]) -> None:
-        """Judge keys that are neither blocks nor sources."""
-        others = [name for name in set(names) if block_key_of(name) is None and slot_of(name) is None]
+        """Judge keys that are neither blocks nor sources; the pickers' own are theirs to judge."""
+        others = [
+            name
+            for name in set(names)
+            if block_key_of(name) is None and slot_of(name) is None and not name.startswith(PICKERS)
+        ]
         known = await self._index.stream_records() if any(name not in FIXED_KEYS for name in others) else {}
         for name in sorted(others):
             if name.startswith(STREAM):

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from podsim.answering import answer_chat, answer_completion, request_id
-from podsim.errors import MalformedRequestError, RequestRefusedError
+from podsim.errors import MalformedRequestError, RequestRefusedError, ScaleOutDisabledError
 from podsim.model_folder import ModelFolder
 from podsim.pod import Pod
 from podsim.prompts import bounded_prompt, chat_token_ids, completion_token_ids, limits_for
@@ -54,11 +54,12 @@ class PodApi:
         self._pod = pod
         self._created = int(pod.metrics.started_at)
         self._in_flight = 0
+        scale_out = pod.settings.scale_out
         self._routes: dict[str, tuple[str, _Handler]] = {
             "/v1/chat/completions": ("POST", self._chat),
             "/v1/completions": ("POST", self._completion),
-            "/v1/chat/completions/render": ("POST", self._render_chat),
-            "/v1/completions/render": ("POST", self._render_completion),
+            "/v1/chat/completions/render": ("POST", self._render_chat if scale_out else _refuse_scale_out),
+            "/v1/completions/render": ("POST", self._render_completion if scale_out else _refuse_scale_out),
             "/tokenize": ("POST", self._tokenize),
             "/detokenize": ("POST", self._detokenize),
             "/reset_prefix_cache": ("POST", self._reset_prefix_cache),
@@ -240,6 +241,10 @@ class PodApi:
     @property
     def _model(self) -> str:
         return self._pod.settings.model
+
+
+async def _refuse_scale_out(_: web.BaseRequest) -> web.StreamResponse:
+    raise ScaleOutDisabledError
 
 
 async def _body(request: web.BaseRequest) -> bytes:

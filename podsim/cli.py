@@ -63,6 +63,9 @@ def sim(
     ] = EventGeneration.G5,
     buffer_steps: Annotated[int, typer.Option(min=1, help="Event batches kept for replay.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Changes what is generated for a prompt.")] = 0,
+    enable_scale_out: Annotated[
+        bool, typer.Option(help="Answer /render, as vLLM does with this flag; without: 403, vLLM's default.")
+    ] = True,
 ) -> None:
     """Run simulated vLLM pods: OpenAI API, prefix cache, KV events and metrics as vLLM 0.32, without a model."""
     # loaded here so that other commands do not pay for them
@@ -80,7 +83,9 @@ def sim(
         prefill_tokens_per_second=prefill_tokens_per_second,
         inter_token_seconds=inter_token_ms / 1000,
     )
-    settings = PodSettings(model=model, max_model_len=max_model_len, seed=seed, engine=engine)
+    settings = PodSettings(
+        model=model, max_model_len=max_model_len, seed=seed, scale_out=enable_scale_out, engine=engine
+    )
     publisher = PublisherSettings(host=host, port=events_port, generation=event_generation, buffer_steps=buffer_steps)
     try:
         settings.check()

@@ -56,6 +56,19 @@ class UnknownModelError(RequestRefusedError):
         )
 
 
+class ScaleOutDisabledError(RequestRefusedError):
+    """/render of a pod that was started without --enable-scale-out."""
+
+    reason = "scale-out-disabled"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.",
+            http_status=403,
+            error_type="PermissionDeniedError",
+        )
+
+
 class MalformedRequestError(RequestRefusedError):
     """The body is no JSON, or a field has the wrong type; `location` is the dotted path, as in "body.prompt"."""
 

@@ -27,6 +27,7 @@ class PodSettings:
     model: str = "tiny"
     max_model_len: int = 16_384  # tokens
     seed: int = 0
+    scale_out: bool = True  # whether /render answers, as with vLLM's --enable-scale-out
     engine: EngineSettings
 
     def check(self) -> None:

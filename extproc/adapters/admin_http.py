@@ -12,6 +12,7 @@ from extproc.wire.ext_proc import OBJECTIVE_HEADER
 
 # for answers under way; aiohttp waits a minute by default, and for ever when told 0
 SHUTDOWN_SECONDS = 1.0
+OF_THE_BODY = ("content-type", "content-encoding", "content-length", "transfer-encoding")
 
 
 class AdminPages(Protocol):
@@ -25,6 +26,9 @@ class AdminPages(Protocol):
 
     async def state(self) -> dict[str, Any]:
         """Return endpoints, index and recent decisions."""
+
+    def decisions(self, *, limit: int, request_id: str | None) -> list[dict[str, Any]]:
+        """Return the last decisions with all that they rest on, newest first."""
 
     async def explain(self, facts: RequestFacts, body: bytes) -> dict[str, Any]:
         """Decide without booking, and return what the decision rests on."""
@@ -42,7 +46,9 @@ class AdminServer:
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._metrics),
                 web.get("/state", self._state),
-                web.post("/explain", self._explain),
+                web.get("/v1/decisions", self._decisions),
+                web.post("/v1/explain", self._explain),
+                web.post("/explain", self._explain),  # as it was called first
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
@@ -72,13 +78,27 @@ class AdminServer:
     async def _state(self, _: web.Request) -> web.Response:
         return _json(await self._pages.state())
 
+    async def _decisions(self, request: web.Request) -> web.Response:
+        """`?limit=` so many, by default 10; `?request_id=` only this request's."""
+        limit = request.query.get("limit", "10")
+        if not (limit.isascii() and limit.isdigit()) or len(limit) > 6:
+            return _json({"error": f"limit must be a number of decisions, not {limit[:20]!r}"}, status=400)
+        return _json(self._pages.decisions(limit=int(limit), request_id=request.query.get("request_id")))
+
     async def _explain(self, request: web.Request) -> web.Response:
-        """Take the request body as a client would send it; `?path=` is its path, by default the chat one."""
+        """Take the request body as a client would send it; `?path=` is its path, by default the chat one.
+
+        The headers count as the client's, but for those of the body, which is read as JSON here.
+        """
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        for name in OF_THE_BODY:
+            headers.pop(name, None)
         facts = RequestFacts(
             method="POST",
             path=request.query.get("path", "/v1/chat/completions"),
             objective=request.headers.get(OBJECTIVE_HEADER),
             request_id="explain",
+            headers=headers | {"content-type": "application/json"},
         )
         return _json(await self._pages.explain(facts, await request.read()))
 

@@ -14,11 +14,15 @@ from google.protobuf.message import DecodeError
 
 from extproc.adapters.grpc_stream import GrpcStream
 from extproc.core.exchange import Answer, Exchange, Pick, RequestFacts, Step
+from extproc.core.response_plan import ResponseHandling, ResponsePlan
 from extproc.errors import InternalPickError, PickError
 from extproc.wire import ext_proc
 from extproc.wire.grpc_messages import GrpcError, GrpcStatus
 
 log = logging.getLogger(__name__)
+
+# With ten pickers, one gets none of a hundred responses once in 40,000 times.
+NOTES_WITHOUT_RESPONSE = 100
 
 
 class OpenExchange(Protocol):
@@ -28,11 +32,42 @@ class OpenExchange(Protocol):
     def endpoints(self) -> Sequence[str]:
         """The winner, then the fallbacks in order."""
 
-    def responded(self, *, status: int, served_by: str | None) -> None:
-        """Take note of the pod's HTTP status and of which pod it was, where Envoy tells."""
+    body: bytes | None
+    """What goes to the pod in place of the client's body; None: that body, unchanged. Let go of once it is sent."""
+
+    @property
+    def removed_headers(self) -> tuple[str, ...]:
+        """Request headers that do not go to the pod, because they tell of the client's body."""
+
+    @property
+    def plan(self) -> ResponsePlan:
+        """What is to be done with the response."""
+
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool) -> None:
+        """Take note of the HTTP status and of the pod (where Envoy tells), or that Envoy answered in a pod's place."""
+
+    def response_missed(self, why: str) -> None:
+        """Take note that the plan cannot be carried out."""
 
     def finish(self) -> None:
         """Release what the pick holds: the exchange is over, whatever ended it. Called exactly once."""
+
+
+class OpenResponse(Protocol):
+    """What carries out the plan for one response."""
+
+    def begin(self, head: ext_proc.ResponseHead, *, served_by: str | None) -> ResponseHandling:
+        """Return what is needed of the body."""
+
+    def chunk(self, content: bytes, *, end_of_stream: bool) -> bytes:
+        """Take a part of the body and return what goes to the client now; by the end, all of it."""
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether bytes were taken that have not been given back."""
+
+    def finish(self) -> None:
+        """Conclude: the exchange is over, whatever ended it. Called exactly once."""
 
 
 class Picks(Protocol):
@@ -41,16 +76,38 @@ class Picks(Protocol):
     async def pick(self, facts: RequestFacts, body: bytes | None) -> OpenExchange:
         """Choose and book, or raise PickError with the answer for the client."""
 
+    def response(self, plan: ResponsePlan) -> OpenResponse:
+        """Open a response whose pick, here or on another picker, made this plan."""
+
 
 class ExtProcCalls:
     """What all ext_proc streams of a server share."""
 
-    def __init__(self, *, picks: Picks, max_body_bytes: int) -> None:
+    def __init__(
+        self, *, picks: Picks, max_body_bytes: int, further_headers: frozenset[str] = ext_proc.FURTHER_HEADERS
+    ) -> None:
         self.picks = picks
         self.max_body_bytes = max_body_bytes
+        self.further_headers = further_headers  # of a request, handed to the pick
         self.releasing = False  # streams whose response has begun are ended
+        self._unseen = 0  # responses meant to come on a stream of their own since the last one that did
         self.open: set[ExtProcCall] = set()
         self.tasks: set[asyncio.Task[None]] = set()  # one a pick that is awaited; ended with its stream
+
+    def response_is_missed(self) -> bool:
+        """Note a response that comes on a stream of its own, here or on another picker; tell whether none does.
+
+        This stream sees the response's headers first and cannot tell of one; of so many, some would have come here.
+        """
+        self._unseen += 1
+        if self._unseen < NOTES_WITHOUT_RESPONSE:
+            return False
+        self._unseen = 0
+        return True
+
+    def response_came(self) -> None:
+        """Note that a response has come on a stream of its own: Envoy has the filter for it."""
+        self._unseen = 0
 
     def serve(self, stream: GrpcStream) -> "ExtProcCall":
         """Serve a stream."""
@@ -66,13 +123,14 @@ class ExtProcCalls:
 class ExtProcCall:
     """One HTTP exchange. Its stream's end is the end of the exchange, however that came about."""
 
-    __slots__ = ("_answered", "_calls", "_exchange", "_over", "_picked", "_stream", "_task")
+    __slots__ = ("_answered", "_calls", "_exchange", "_over", "_picked", "_response", "_stream", "_task")
 
     def __init__(self, stream: GrpcStream, calls: ExtProcCalls) -> None:
         self._stream = stream
         self._calls = calls
         self._exchange = Exchange(max_body_bytes=calls.max_body_bytes)
         self._picked: OpenExchange | None = None
+        self._response: OpenResponse | None = None
         self._task: asyncio.Task[None] | None = None
         self._answered = False
         self._over = False
@@ -87,9 +145,13 @@ class ExtProcCall:
         except DecodeError as error:
             raise GrpcError(GrpcStatus.INTERNAL, "the message cannot be decoded as a ProcessingRequest") from error
         try:
-            steps = steps_of(self._exchange, message)
-            if message.HasField("response_headers"):
-                self._note_response(message)
+            kind = message.WhichOneof("request")
+            if kind == "response_headers":
+                steps = self._response_headers(message)
+            elif kind == "response_body":
+                steps = self._response_body(message.response_body)
+            else:
+                steps = steps_of(self._exchange, message, further_headers=self._calls.further_headers)
             if len(steps) == 1 and isinstance(pick := steps[0], Pick):
                 self._start(pick)
                 return
@@ -98,7 +160,7 @@ class ExtProcCall:
             self._refuse(refusal)
         except Exception:
             self._fail()
-        if self._answered and self._calls.releasing:
+        if self._answered and self._calls.releasing and not self._holds_back():
             self._stream.finish()
 
     def half_closed(self) -> None:
@@ -111,14 +173,18 @@ class ExtProcCall:
         self._calls.open.discard(self)
         if self._task is not None:
             self._task.cancel()
-        if self._picked is not None:
-            self._picked.finish()
+        try:
+            if self._response is not None:
+                self._response.finish()
+        finally:
+            if self._picked is not None:
+                self._picked.finish()
 
     # --------------------------------------------------------------------------------------------------------------
 
     def release_if_answered(self) -> None:
         """Let go of the exchange if its response has begun: Envoy finishes it without us."""
-        if self._answered:
+        if self._answered and not self._holds_back():
             self._stream.finish()
             self._stream.flush()
 
@@ -137,7 +203,13 @@ class ExtProcCall:
                 picked.finish()  # a pick that would not be cancelled
                 return
             self._picked = picked
-            self._carry_out(self._exchange.picked(picked.endpoints))
+            self._carry_out(
+                self._exchange.picked(
+                    picked.endpoints, body=picked.body, removed_headers=picked.removed_headers, plan=picked.plan
+                )
+            )
+            if picked.body is not None:
+                picked.body = None  # the exchange may last for minutes, and the body be of megabytes
         except PickError as refusal:
             self._refuse(refusal)
         except asyncio.CancelledError:
@@ -151,12 +223,57 @@ class ExtProcCall:
             self._stream.release()
             self._stream.flush()
 
-    def _note_response(self, message: Any) -> None:
+    def _response_headers(self, message: Any) -> Sequence[Step]:
         self._answered = True
-        if self._picked is not None:
-            self._picked.responded(
-                status=ext_proc.response_status(message.response_headers), served_by=ext_proc.served_by(message)
-            )
+        if self._exchange.is_response_alone:
+            return self._response_alone(message)
+        picked = self._picked
+        if picked is None:
+            return (Answer.RESPONSE_HEADERS,)
+        headers, served_by = message.response_headers, ext_proc.served_by(message)
+        from_pod = ext_proc.is_from_pod(message)
+        picked.responded(status=ext_proc.response_status(headers), served_by=served_by, from_pod=from_pod)
+        handling = ResponseHandling.PASS
+        if picked.plan.wants_body and from_pod and not headers.end_of_stream:
+            if not self._exchange.response_comes_elsewhere:
+                handling = self._open_response(picked.plan, headers, served_by)
+            elif self._calls.response_is_missed():
+                picked.response_missed("no-response-filter")
+        return self._exchange.response_headers(handling, end_of_stream=headers.end_of_stream)
+
+    def _response_alone(self, message: Any) -> Sequence[Step]:
+        """Serve the filter that sees only responses: a pick, here or on another picker, has left its plan."""
+        plan = ext_proc.response_plan(message)
+        headers = message.response_headers
+        if plan is None:
+            return self._let_go()
+        self._calls.response_came()
+        if headers.end_of_stream:
+            return self._let_go()
+        handling = self._open_response(plan, headers, ext_proc.served_by(message))
+        if handling is ResponseHandling.PASS:
+            return self._let_go()
+        return self._exchange.response_headers(handling, end_of_stream=False)
+
+    def _let_go(self) -> Sequence[Step]:
+        """Answer for the last time: Envoy goes on without us."""
+        self._carry_out((Answer.RESPONSE_HEADERS,))
+        self._stream.finish()
+        return ()
+
+    def _open_response(self, plan: ResponsePlan, headers: Any, served_by: str | None) -> ResponseHandling:
+        response = self._calls.picks.response(plan)
+        self._response = response
+        return response.begin(ext_proc.response_head(headers), served_by=served_by)
+
+    def _response_body(self, body: Any) -> Sequence[Step]:
+        changed = None
+        if self._response is not None:
+            changed = self._response.chunk(body.body, end_of_stream=body.end_of_stream)
+        return self._exchange.response_body(body.body, end_of_stream=body.end_of_stream, changed=changed)
+
+    def _holds_back(self) -> bool:
+        return self._response is not None and self._response.holds_back
 
     def _carry_out(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -172,13 +289,15 @@ class ExtProcCall:
         self._refuse(InternalPickError("kvmesh failed to route this request; its log says why"))
 
 
-def steps_of(exchange: Exchange, message: Any) -> Sequence[Step]:
-    """Feed one message to the exchange."""
+def steps_of(
+    exchange: Exchange, message: Any, *, further_headers: frozenset[str] = ext_proc.FURTHER_HEADERS
+) -> Sequence[Step]:
+    """Feed one message to the exchange; responses pass unchanged."""
     kind = message.WhichOneof("request")
     if kind == "request_headers":
         headers = message.request_headers
         return exchange.request_headers(
-            ext_proc.request_facts(headers),
+            ext_proc.request_facts(message, further=further_headers),
             mode=ext_proc.request_body_mode(message),
             response_mode=ext_proc.response_body_mode(message),
             end_of_stream=headers.end_of_stream,

@@ -28,10 +28,22 @@ CLOSE_SECONDS = 2.0  # for peers to take our last bytes
 class ExtProcServer:
     """Serves `envoy.service.ext_proc.v3.ExternalProcessor` and gRPC health on one port."""
 
-    def __init__(self, *, picks: Picks, max_body_bytes: int, limits: Http2Limits | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        picks: Picks,
+        max_body_bytes: int,
+        further_headers: frozenset[str] = frozenset(),
+        limits: Http2Limits | None = None,
+    ) -> None:
+        """`further_headers`: request headers (lowercase) that the pick wants besides the usual ones."""
         self._limits = limits or Http2Limits()
         self._max_message_bytes = MAX_MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes + MESSAGE_OVERHEAD_BYTES
-        self._calls = ExtProcCalls(picks=picks, max_body_bytes=max_body_bytes)
+        self._calls = ExtProcCalls(
+            picks=picks,
+            max_body_bytes=max_body_bytes,
+            further_headers=ext_proc.FURTHER_HEADERS | further_headers,
+        )
         self._health = Health(HEALTH_SERVICES)
         self._health.set("liveness", serving=True)
         self._methods = {

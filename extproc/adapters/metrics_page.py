@@ -17,12 +17,10 @@ MAX_PAGE_BYTES = 4 << 20
 class MetricsPage:
     """One endpoint's page; one fetch at a time. `address` is host:port, IPv6 bracketed."""
 
-    def __init__(self, address: str, *, timeout_seconds: float) -> None:
+    def __init__(self, address: str, *, timeout_seconds: float, path: str = "/metrics") -> None:
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
-        self._request = (
-            f"GET /metrics HTTP/1.1\r\nHost: {address}\r\nAccept: */*\r\nUser-Agent: kvmesh\r\n\r\n".encode()
-        )
+        self._request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nAccept: */*\r\nUser-Agent: kvmesh\r\n\r\n".encode()
         self._timeout_seconds = timeout_seconds
         self._connection: _Connection | None = None
 

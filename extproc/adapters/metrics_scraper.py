@@ -2,31 +2,39 @@
 
 The picker reads `snapshot`. An endpoint that refuses connections is unreachable at once (nobody listens there); one
 that is slow or answers nonsense keeps its last report until that is stale, and is then of unknown load: never idle.
+Now and then its /v1/models is read, too: which models and LoRA adapters it serves, and how long a prompt may be.
 """
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from extproc.adapters.metrics_page import MetricsPage
-from extproc.core.endpoint import EndpointLoad, EndpointStatus, Reachability
+from extproc.core.endpoint import EndpointLoad, EndpointModels, EndpointStatus, EndpointTrend, Reachability
+from extproc.core.prefill_rate import TrendWatch, restarted
+from extproc.wire.served_models import parse_served_models
 from extproc.wire.vllm_metrics import parse_load
 
 log = logging.getLogger(__name__)
+
+MODELS_INTERVAL_SECONDS = 5.0  # an adapter that a pod has just loaded is known so much later at most
 
 
 @dataclass(slots=True, kw_only=True)
 class _Target:
     address: str
     page: MetricsPage
+    models_page: MetricsPage
     # what a pick may be told, made once a scrape and not once a pick
     unknown: EndpointStatus
     unreachable: EndpointStatus
     ready: EndpointStatus | None = None
     load: EndpointLoad | None = None  # that `ready` has
+    models: EndpointModels | None = None
+    trends: TrendWatch = field(default_factory=TrendWatch)
     text: bytes = b""  # that `load` was read from
     refused: bool = False  # by the last scrape
     last_problem: str | None = None
@@ -43,7 +51,15 @@ class MetricsScraper:
         interval_seconds: float,
         timeout_seconds: float,
         stale_after_seconds: float,
+        models_interval_seconds: float = MODELS_INTERVAL_SECONDS,
+        restarted: Callable[[str], None] | None = None,
+        trend: Callable[[str, EndpointTrend], None] | None = None,
     ) -> None:
+        """`restarted` is told of each endpoint that is another process now, `trend` of each new trend."""
+        self._models_interval_seconds = models_interval_seconds
+        self._restarted = restarted
+        self._trend = trend
+        self._learned_adapters: Mapping[str, str] = {}
         self._targets = {address: _target(address, timeout_seconds=timeout_seconds) for address in addresses}
         self._interval_seconds = interval_seconds
         self._timeout_seconds = timeout_seconds
@@ -52,6 +68,11 @@ class MetricsScraper:
     def snapshot(self, *, now: float) -> Sequence[EndpointStatus]:
         """Return every endpoint as it is known at `now` (monotonic seconds)."""
         return [self._status(target, now) for target in self._targets.values()]
+
+    @property
+    def learned_adapters(self) -> Mapping[str, str]:
+        """LoRA adapter -> its base model's name, as the pods tell."""
+        return self._learned_adapters
 
     async def first_scrapes(self) -> None:
         """Wait until every endpoint was scraped once, with whatever outcome; each scrape has its deadline."""
@@ -67,6 +88,7 @@ class MetricsScraper:
         async with asyncio.TaskGroup() as tasks:
             for target in self._targets.values():
                 tasks.create_task(self._keep_fresh(target), name=f"scrape {target.address}")
+                tasks.create_task(self._keep_models(target), name=f"models of {target.address}")
 
     async def _keep_fresh(self, target: _Target) -> None:
         try:
@@ -84,17 +106,67 @@ class MetricsScraper:
                 response = await target.page.fetch()
             load = _load(target, response.body, asked_at) if response.status == 200 else None
             target.refused = False
+            if load is not None and target.load is not None and restarted(target.load, load):
+                self._is_another(target)
             if load is None:
                 self._problem(target, f"/metrics answered {response.status} without vLLM's load metrics")
             else:
                 target.load, target.text = load, response.body
-                target.ready = EndpointStatus(address=target.address, reachability=Reachability.READY, load=load)
+                self._ready(target, load)
                 self._problem(target, None)
         except Exception as error:  # whatever one pod answers must not end the scraping of all
             # nobody listens there; names that do not resolve or routes that fail say nothing of the pod
-            target.refused = isinstance(error, ConnectionRefusedError)
+            refused = isinstance(error, ConnectionRefusedError)
+            if refused and not target.refused:
+                self._is_another(target)  # whoever listens there next has an empty cache
+            target.refused = refused
             self._problem(target, f"no load from /metrics: {str(error) or type(error).__name__}")
         target.scraped.set()
+
+    def _ready(self, target: _Target, load: EndpointLoad) -> None:
+        before = target.trends.trend
+        trend = target.trends.report(load)
+        if trend is not before and self._trend is not None:
+            self._trend(target.address, trend)
+        target.ready = EndpointStatus(
+            address=target.address, reachability=Reachability.READY, load=load, trend=trend, models=target.models
+        )
+
+    def _is_another(self, target: _Target) -> None:
+        target.models = None
+        if self._restarted is not None:
+            self._restarted(target.address)
+
+    async def _keep_models(self, target: _Target) -> None:
+        try:
+            while True:
+                await self._read_models(target)
+                await asyncio.sleep(self._models_interval_seconds * random.uniform(0.8, 1.2))  # noqa: S311
+        finally:
+            target.models_page.close()
+
+    async def _read_models(self, target: _Target) -> None:
+        """Keep what was known where the pod does not answer; where it does not tell, every model may be there."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                response = await target.models_page.fetch()
+        except Exception as error:  # whatever one pod answers must not end the scraping of all
+            log.debug("no models from /v1/models: %s", error, extra={"endpoint": target.address})
+            return
+        models = parse_served_models(response.body) if response.status == 200 else None
+        if models == target.models:
+            return
+        target.models = models
+        target.unknown = replace(target.unknown, models=models)
+        if target.ready is not None:
+            target.ready = replace(target.ready, models=models)
+        self._learned_adapters = {
+            adapter: base
+            for other in self._targets.values()
+            if other.models is not None
+            for adapter, base in other.models.adapters.items()
+            if base is not None
+        }
 
     def _status(self, target: _Target, now: float) -> EndpointStatus:
         if target.refused:
@@ -118,6 +190,7 @@ def _target(address: str, *, timeout_seconds: float) -> _Target:
     return _Target(
         address=address,
         page=MetricsPage(address, timeout_seconds=timeout_seconds),
+        models_page=MetricsPage(address, timeout_seconds=timeout_seconds, path="/v1/models"),
         unknown=EndpointStatus(address=address, reachability=Reachability.UNKNOWN, load=None),
         unreachable=EndpointStatus(address=address, reachability=Reachability.UNREACHABLE, load=None),
     )

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from extproc.core.realised import Comparison
+
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _BOUNDS = (*map(str, _SECONDS), "+Inf")  # as the exposition format writes them
+_ERROR_TOKENS = (-4096, -1024, -256, -64, -16, -1, 0, 16, 64, 256, 1024, 4096)
 _PHASES = ("parse", "tokenize", "lookup", "decide")
 
 
@@ -97,10 +100,56 @@ class PickerTelemetry:
             ["endpoint"],
             registry=self.registry,
         )
+        self._by_model = Counter(
+            "kvmesh_model_requests",
+            "Ended exchanges by model as the client asked for it, arm of its split, and the pod's status.",
+            ["model", "arm", "status"],
+            registry=self.registry,
+        )
+        self._regret = Counter(
+            "kvmesh_regret_tokens",
+            "Cached prompt tokens that were given up: held by the best endpoint and not by the one picked.",
+            registry=self.registry,
+        )
+        self._failures = Counter(
+            "kvmesh_endpoint_failures",
+            "Requests that an endpoint failed: a 5xx of its own, broken off, or not reached.",
+            ["endpoint"],
+            registry=self.registry,
+        )
+        self._realised = {
+            name: Counter(f"kvmesh_realised_{name}", text, ["model"], registry=self.registry)
+            for name, text in {
+                "requests": "Responses whose usage was compared with what was predicted.",
+                "prompt_tokens": "Prompt tokens of these responses.",
+                "predicted_tokens": "Of these, tokens that were predicted to be cached.",
+                "cached_tokens": "Of these, tokens that the pod found in its cache.",
+                "regret_tokens": "Tokens that another endpoint was known to hold beyond the one picked.",
+            }.items()
+        }
+        self._prediction_error = Histogram(
+            "kvmesh_prediction_error_tokens",
+            "Cached tokens as the pod reports them less those predicted.",
+            ["model"],
+            buckets=_ERROR_TOKENS,
+            registry=self.registry,
+        )
+        self._missed = Counter(
+            "kvmesh_responses_missed",
+            "Responses that were to be read or changed and were not.",
+            ["why"],
+            registry=self.registry,
+        )
         self._findings = Gauge(
             "kvmesh_extproc_finding",
             "1 while something is wrong with an endpoint although nothing has failed (docs/findings.md).",
             ["reason", "endpoint"],
+            registry=self.registry,
+        )
+        self._model_findings = Gauge(
+            "kvmesh_extproc_model_finding",
+            "1 while predictions for a model do not come true (docs/findings.md).",
+            ["reason", "model"],
             registry=self.registry,
         )
         # finding a child by its labels costs more than counting; the labels are a closed set
@@ -110,18 +159,29 @@ class PickerTelemetry:
         self._bookings_of = cache(self._bookings.labels)
         self._rerouted_of = cache(self._rerouted.labels)
         self._responses_of = cache(self._responses.labels)
+        self._by_model_of = cache(self._by_model.labels)
 
     def phase(self, name: str, seconds: float) -> None:
         """Record how long one phase of a pick took."""
         self._phases[name].observe(seconds)
 
-    def routed(self, *, endpoint: str, prompt_tokens: int, matched_tokens: int, degraded: Iterable[str]) -> None:
+    def routed(
+        self,
+        *,
+        endpoint: str,
+        prompt_tokens: int,
+        matched_tokens: int,
+        degraded: Iterable[str],
+        best_matched_tokens: int = 0,
+    ) -> None:
         """Count one routed request."""
         self._outcomes_of("routed").inc()
         self._picks_of(endpoint).inc()
         self._bookings_of(endpoint).inc()
         self._prompt_tokens.inc(prompt_tokens)
         self._predicted.inc(matched_tokens)
+        if best_matched_tokens > matched_tokens:
+            self._regret.inc(best_matched_tokens - matched_tokens)
         for missing in degraded:
             self._degraded_of(missing).inc()
 
@@ -135,14 +195,41 @@ class PickerTelemetry:
         """Count one request that the picker answered itself."""
         self._outcomes_of(reason).inc()
 
-    def exchange_ended(self, *, endpoint: str, status: int) -> None:
-        """Count the end of a routed request; `status` is the pod's, 0 where none came."""
+    def exchange_ended(self, *, endpoint: str, status: int, model: str = "", arm: str = "") -> None:
+        """Count the end of a routed request; `status` is the pod's, 0 where none came; names are configured ones."""
         self._bookings_of(endpoint).dec()
-        self._responses_of(endpoint, f"{status // 100}xx" if status else "none").inc()
+        outcome = f"{status // 100}xx" if status else "none"
+        self._responses_of(endpoint, outcome).inc()
+        if model:
+            self._by_model_of(model, arm, outcome).inc()
+
+    def endpoint_failed(self, endpoint: str) -> None:
+        """Count one request that an endpoint failed."""
+        self._failures.labels(endpoint).inc()
+
+    def realised(self, comparison: Comparison) -> None:
+        """Count one response's usage beside what was predicted."""
+        for name, tokens in (
+            ("requests", 1),
+            ("prompt_tokens", comparison.prompt_tokens),
+            ("predicted_tokens", comparison.predicted_tokens),
+            ("cached_tokens", comparison.realised_tokens),
+            ("regret_tokens", comparison.regret_tokens),
+        ):
+            self._realised[name].labels(comparison.model).inc(tokens)
+        self._prediction_error.labels(comparison.model).observe(comparison.error_tokens)
+
+    def response_missed(self, why: str) -> None:
+        """Count one response that was to be read or changed and was not; `why` is of a closed set."""
+        self._missed.labels(why).inc()
 
     def finding(self, *, endpoint: str, reason: str, stands: bool) -> None:
         """Show that a finding has appeared or healed."""
         self._findings.labels(reason, endpoint).set(int(stands))
+
+    def model_finding(self, *, model: str, reason: str, stands: bool) -> None:
+        """Show that a finding about a model's predictions has appeared or healed."""
+        self._model_findings.labels(reason, model).set(int(stands))
 
     def exposition(self) -> bytes:
         """Return all metrics as Prometheus text."""

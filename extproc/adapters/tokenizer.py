@@ -9,15 +9,19 @@ import logging
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import fastokens  # type: ignore[import-untyped]
 import tokenizers
 
-from extproc.core.request import ChatPrompt, InferenceRequest, Prompt, TextPrompt, TokenPrompt
+from extproc.core.request import ChatPrompt, InferenceRequest, Prompt, TextPrompt, TokenPrompt, Truncation
+from extproc.core.text_chunks import BYTES_PER_TOKEN, estimated_tokens
+from extproc.core.token_cut import NO_FRAME, Frame, cut_tokens, kept_tokens
 from extproc.errors import ChatTemplateError, TokenizerError
 from extproc.wire.chat_template import ChatTemplate
+from extproc.wire.template_habits import cannot_disable_thinking, refuses_later_system
 from extproc.wire.tokenizer_config import (
     ARCHITECTURES_WITHOUT_TEMPLATE,
     added_tokens,
@@ -74,20 +78,38 @@ class _Reference:
 class ModelTokenizer:
     """The tokenizer and the chat template of one model. `engine` is "fastokens" or "tokenizers"."""
 
-    def __init__(self, *, engine: Engine, templates: Mapping[str, ChatTemplate], no_template: str) -> None:
+    def __init__(
+        self, *, engine: Engine, templates: Mapping[str, ChatTemplate], no_template: str, system_first: bool = False
+    ) -> None:
         self._engine = engine
         self._templates = templates
         self._no_template = no_template  # what to say to a chat when there is no template for it
+        self._frame = _frame(engine)
+        self._system_first = system_first  # the template refuses later system messages: vLLM moves them to the front
+        self._low_effort = cannot_disable_thinking(self._rendered)
 
     @classmethod
-    def load(cls, folder: Path, *, segment_cache_bytes: int = SEGMENT_CACHE_BYTES) -> "ModelTokenizer":
-        """Read a model's folder; raise TokenizerError or ChatTemplateError naming the file that is unusable."""
+    def load(
+        cls,
+        folder: Path,
+        *,
+        chat_template: Path | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        segment_cache_bytes: int = SEGMENT_CACHE_BYTES,
+    ) -> "ModelTokenizer":
+        """Read a model's folder; raise TokenizerError or ChatTemplateError naming the file that is unusable.
+
+        `chat_template` is a Jinja file in place of the folder's own, `chat_template_kwargs` are defaults beneath each
+        request's: what the pods have as --chat-template and --default-chat-template-kwargs.
+        """
         reference = _read_tokenizer(folder)
         config = _read_json(folder / "tokenizer_config.json")
         try:
             named = special_tokens(config, _read_json(folder / "special_tokens_map.json"))
             _add_tokens(reference, config, named)
             sources = chat_templates(config, _template_files(folder))
+            if chat_template is not None:
+                sources = {"default": _read_template(chat_template)}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TokenizerError(
                 f"{folder / 'tokenizer_config.json'} is not what transformers writes ({type(error).__name__}: "
@@ -101,8 +123,12 @@ class ModelTokenizer:
             sources, no_template = {}, f"vLLM renders chats for {', '.join(own)} without a template"
         return cls(
             engine=_choose_engine(reference, tuple(named.values()), folder, segment_cache_bytes),
-            templates={name: ChatTemplate(text, special_tokens=named) for name, text in sorted(sources.items())},
+            templates={
+                name: ChatTemplate(text, special_tokens=named, defaults=chat_template_kwargs)
+                for name, text in sorted(sources.items())
+            },
             no_template=no_template,
+            system_first=any(refuses_later_system(source) for source in sources.values()) or not sources,
         )
 
     @property
@@ -110,12 +136,52 @@ class ModelTokenizer:
         """The library on the hot path."""
         return self._engine.name
 
-    def token_buffers(self, request: InferenceRequest, *, limit: int | None = None) -> tuple[bytes, ...]:
+    @property
+    def renders_chats(self) -> bool:
+        """Whether there is a chat template: without one only a pod can tell a conversation's tokens."""
+        return bool(self._templates)
+
+    def token_buffers(
+        self, request: InferenceRequest, *, limit: int | None = None, max_model_len: int | None = None
+    ) -> tuple[bytes, ...]:
         """Return one buffer of little-endian uint32 token ids for each of the first `limit` prompts.
 
+        `max_model_len` (tokens) is what `truncate_prompt_tokens: -1` cuts to; None leaves such prompts whole.
         Raise ChatTemplateError or TokenizerError for a prompt whose tokens cannot be known.
         """
-        return tuple(self._encode(self._text(prompt)) for prompt in request.prompts[:limit])
+        truncation = request.truncation
+        if truncation is None:
+            return tuple([self._encode(self._text(prompt)) for prompt in request.prompts[:limit]])
+        keep = kept_tokens(truncation, max_model_len=max_model_len)
+        return tuple([self._cut(self._text(prompt), truncation, keep) for prompt in request.prompts[:limit]])
+
+    def leading_tokens(
+        self, request: InferenceRequest, *, limit: int | None = None, budget_tokens: int
+    ) -> tuple[tuple[bytes, ...], int]:
+        """Return the buffers up to `budget_tokens` in all, and about how many tokens were left out.
+
+        The text is cut before it is tokenized, so the last word may be another than in the whole prompt: that is the
+        last block at most, and a block that differs is found nowhere. Raise as `token_buffers`, also for a truncation.
+        """
+        if request.truncation is not None:
+            raise TokenizerError("a prompt over the token budget that is to be truncated has no known beginning")
+        buffers: list[bytes] = []
+        left, left_out = budget_tokens, 0
+        for prompt in request.prompts[:limit]:
+            text = self._text(prompt)
+            if left <= 0:
+                left_out += estimated_tokens((text,))
+                continue
+            share = 1.0  # of the prompt that is tokenized
+            if isinstance(text, TextPrompt) and len(text.text) > left * BYTES_PER_TOKEN:
+                share = left * BYTES_PER_TOKEN / len(text.text)
+                text = TextPrompt(text=text.text[: left * BYTES_PER_TOKEN], add_special_tokens=text.add_special_tokens)
+            tokens = self._encode(text)
+            buffers.append(tokens[: left * 4])
+            count = len(buffers[-1]) // 4
+            left_out += int(len(tokens) // 4 / share) - count  # the rest is taken to be like the beginning
+            left -= count
+        return tuple(buffers), left_out
 
     @property
     def thread_above_bytes(self) -> int:
@@ -124,6 +190,13 @@ class ModelTokenizer:
 
     def render(self, prompt: ChatPrompt) -> str:
         """Return the text that the chat template makes of a conversation; raise ChatTemplateError."""
+        if self._system_first and prompt.messages_system_first is not None:
+            prompt = replace(prompt, messages=prompt.messages_system_first)
+        if self._low_effort and prompt.kwargs_low_effort is not None:
+            prompt = replace(prompt, chat_template_kwargs=prompt.kwargs_low_effort)
+        return self._rendered(prompt)
+
+    def _rendered(self, prompt: ChatPrompt) -> str:
         name = "tool_use" if prompt.tools is not None and "tool_use" in self._templates else "default"
         template = self._templates.get(name)
         if template is None:
@@ -142,6 +215,35 @@ class ModelTokenizer:
             return self._engine.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:  # half of a surrogate pair, from tool call arguments
             raise TokenizerError(f"the prompt is not valid Unicode text: {error}") from error
+
+    def _cut(self, prompt: TextPrompt | TokenPrompt, truncation: Truncation, keep: int | None) -> bytes:
+        tokens = self._encode(prompt)
+        if keep is None:
+            return tokens
+        framed = isinstance(prompt, TextPrompt) and prompt.add_special_tokens and truncation.keeps_special_tokens
+        try:
+            return cut_tokens(tokens, keep=keep, side=truncation.side, frame=self._frame if framed else NO_FRAME)
+        except ValueError as error:
+            raise TokenizerError(f"truncate_prompt_tokens: {error}") from error
+
+
+def _frame(engine: Engine) -> Frame:
+    """Count the special tokens that stand before and after a text."""
+    bare = engine.encode("a", add_special_tokens=False)
+    framed = engine.encode("a", add_special_tokens=True)
+    for before in range((len(framed) - len(bare)) // 4 + 1):
+        if framed[before * 4 :].startswith(bare):
+            return Frame(before, (len(framed) - len(bare)) // 4 - before)
+    return NO_FRAME
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise TokenizerError(
+            f"the chat template {path} cannot be read: {error}; give the file that the pods have as --chat-template"
+        ) from error
 
 
 def _read_tokenizer(folder: Path) -> tokenizers.Tokenizer:

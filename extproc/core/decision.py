@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from extproc.core.endpoint import Candidate
-from extproc.core.filters import FILTERS
+from extproc.core.endpoint import NOTHING_ASKED, Ask, Candidate
+from extproc.core.filters import FILTERS, LENIENT
 from extproc.core.policy import PickPolicy
 from extproc.core.scorers import SCORERS
 from extproc.errors import NoReadyEndpointError
@@ -23,6 +23,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int  # 0 when unknown
     matched_tokens: int  # what the winner is predicted to find in its cache
     degraded: Mapping[str, str]  # inputs that were missing: name -> what happened, for people
+    best_matched_tokens: int = 0  # of all kept candidates; less the matched ones: what the pick gave up
+    notes: tuple[str, ...] = ()  # what else was done and is no fault, for people
+
+    @property
+    def winner(self) -> Candidate:
+        """The candidate that was picked."""
+        return next(candidate for candidate in self.kept if candidate.address == self.endpoints[0])
 
     def reasons(self) -> list[str]:
         """Return the winner's scores as a person reads them, the weightiest first."""
@@ -41,47 +48,71 @@ def decide(
     prompt_tokens: int,
     degraded: Mapping[str, str],
     tie_break: Callable[[], float],
+    ask: Ask = NOTHING_ASKED,
+    strict: frozenset[str] = frozenset(),
+    notes: Sequence[str] = (),
 ) -> Decision:
     """Filter and score the candidates and order them, best first; ties are broken by `tie_break` (a random number).
 
-    Raise NoReadyEndpointError when no candidate passes the filters.
+    `strict` names filters that do not give way here. Raise NoReadyEndpointError when no candidate passes the filters.
     """
-    kept, rejected = apply_filters(candidates)
+    kept, rejected = apply_filters(candidates, ask=ask, strict=strict)
     if not kept:
-        raise NoReadyEndpointError(
-            "no endpoint is ready: every one of them is unreachable"
-            if candidates
-            else "no endpoint is configured for this picker"
-        )
-    scores = {name: SCORERS[name](kept) for name, weight in policy.weights.items() if weight > 0}
+        raise NoReadyEndpointError(_nobody(rejected))
+    scores = {name: SCORERS[name](kept, ask, policy.scales) for name, weight in policy.weights.items() if weight > 0}
     totals = [0.0] * len(kept)
-    for name, values in scores.items():
+    for name, column in scores.items():
         weight = policy.weights[name]
-        totals = [total + weight * value for total, value in zip(totals, values, strict=True)]
-    order = sorted(range(len(kept)), key=lambda i: (-totals[i], tie_break()))
+        totals = [total + weight * score for total, score in zip(totals, column)]  # noqa: B905 - once a scorer, hot
+    # equal but for the noise of adding floats is equal
+    order = sorted(range(len(kept)), key=lambda i: (-round(totals[i], 9), tie_break()))
+    winner = kept[order[0]]
+    missing = dict(degraded)
+    if winner.source_state:
+        missing["prefix-source-" + winner.source_state] = (
+            f"the index's blocks of {winner.address} may not be all that it holds"
+        )
     return Decision(
-        endpoints=tuple(kept[i].address for i in order[: 1 + policy.fallbacks]),
+        endpoints=tuple([kept[i].address for i in order[: 1 + policy.fallbacks]]),
         kept=tuple(kept),
         rejected=rejected,
         scores=scores,
         totals=totals,
         weights=policy.weights,
         prompt_tokens=prompt_tokens,
-        matched_tokens=kept[order[0]].matched_tokens,
-        degraded=degraded,
+        matched_tokens=winner.matched_tokens,
+        degraded=missing,
+        best_matched_tokens=max([candidate.matched_tokens for candidate in kept]),
+        notes=tuple(notes),
     )
 
 
-def apply_filters(candidates: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the candidates that every filter keeps, and for the others the filter and its words by address."""
-    kept: list[Candidate] = []
+def apply_filters(
+    candidates: Sequence[Candidate], *, ask: Ask = NOTHING_ASKED, strict: frozenset[str] = frozenset()
+) -> tuple[Sequence[Candidate], dict[str, str]]:
+    """Return the candidates that every filter keeps, and for the others the filter and its words by address.
+
+    A lenient filter that would leave nobody gives way, unless `strict` names it.
+    """
+    kept: Sequence[Candidate] = candidates
     rejected: dict[str, str] = {}
-    for candidate in candidates:
-        for name, keep in FILTERS.items():
-            objection = keep(candidate)
+    for name, keep in FILTERS.items():
+        objections = [keep(candidate, ask) for candidate in kept]
+        if not any(objections):
+            continue
+        if all(objections) and name in LENIENT and name not in strict:
+            continue
+        for candidate, objection in zip(kept, objections, strict=True):
             if objection is not None:
                 rejected[candidate.address] = f"{name}: {objection}"
-                break
-        else:
-            kept.append(candidate)
+        kept = [candidate for candidate, objection in zip(kept, objections, strict=True) if objection is None]
     return kept, rejected
+
+
+def _nobody(rejected: Mapping[str, str]) -> str:
+    if not rejected:
+        return "no endpoint is configured for this picker"
+    words = {why.partition(": ")[0] for why in rejected.values()}
+    if words == {"ready"}:
+        return "no endpoint is ready: every one of them is unreachable"
+    return "no endpoint may serve this request: " + ", ".join(sorted({f"{why}" for why in rejected.values()}))

@@ -1,7 +1,10 @@
 """Endpoints as the picker knows them: what each pod reported, what was booked since, what of the prompt it holds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class Reachability(StrEnum):
@@ -10,6 +13,14 @@ class Reachability(StrEnum):
     READY = "ready"  # it reported its load recently
     UNKNOWN = "unknown"  # it is there as far as we know, but its load is not known: never taken for idle
     UNREACHABLE = "unreachable"  # nobody listens
+
+
+class Role(StrEnum):
+    """What an endpoint is for, where prefill and decode are split."""
+
+    BOTH = "both"
+    PREFILL = "prefill"  # computes prompts for others; takes no client's request
+    DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +33,14 @@ class EndpointLoad:
     prefix_hit_tokens: int  # since the pod started
     prefix_query_tokens: int  # since the pod started
     reported_at: float  # monotonic seconds at which the report was asked for
+    kv_capacity_tokens: int | None = None  # tokens that the pod's cache blocks hold; None: it does not say
+    preemptions: int = 0  # since the pod started
+    running_adapters: frozenset[str] = frozenset()  # LoRA adapters in use now
+    waiting_adapters: frozenset[str] = frozenset()
+    max_adapters: int | None = None  # adapters at a time; None: LoRA is off, or never used since the start
+    inter_token_seconds_sum: float = 0.0  # since the pod started
+    inter_token_count: int = 0
+    memory_bytes_moved: float | None = None  # since the pod started; None: no MFU metrics
 
     def is_stale(self, *, now: float, limit_seconds: float) -> bool:
         """Tell whether the report is too old to say anything."""
@@ -34,26 +53,93 @@ class EndpointLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointTrend:
+    """How two reports of one pod differ: rates, which a single report cannot tell."""
+
+    inter_token_seconds: float | None = None  # mean of the last window; None: too few tokens to say
+    memory_bytes_per_second: float | None = None
+    prefill_tokens_per_second: float | None = None  # what the pod manages when it has enough to do
+
+
+NO_TREND = EndpointTrend()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointModels:
+    """What a pod's /v1/models says it serves."""
+
+    models: frozenset[str]  # base models under all their served names
+    adapters: Mapping[str, str | None]  # LoRA adapter -> its base model, where the pod tells
+    max_model_len: int | None = None  # tokens of prompt and output
+
+    def serves(self, name: str) -> bool:
+        """Tell whether requests for the name are answered."""
+        return name in self.models or name in self.adapters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointStatus:
     """One endpoint between two scrapes."""
 
     address: str  # host:port, IPv6 bracketed
     reachability: Reachability
     load: EndpointLoad | None  # None: never reported, or too old to be used
+    trend: EndpointTrend = NO_TREND
+    models: EndpointModels | None = None  # None: not known; every model may be there
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One endpoint as one request sees it: the input of filters and scorers."""
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One endpoint as one request sees it: the input of filters and scorers. Made once a request and endpoint."""
 
     address: str
     reachability: Reachability
     load: EndpointLoad | None
-    booked_requests: int  # sent by this picker since the report
-    matched_tokens: int  # leading prompt tokens that the endpoint is known to hold, at most prompt_tokens - 1
-    prompt_tokens: int  # 0 when the prompt's tokens are not known
+    booked_requests: int  # sent by all pickers and not yet in the report
+    matched_tokens: int  # leading prompt tokens that the endpoint is expected to hold, at most prompt_tokens - 1
+    prompt_tokens: int  # 0 when neither the prompt's tokens nor their number are known
+    worth_tokens: float | None = None  # the same as GPU tokens: a hit in a slower tier counts less; None: all of them
+    indexed_tokens: int = 0  # what the index alone says
+    recent_tokens: int = 0  # what recent routing alone says
+    open_requests: int = 0  # sent by all pickers and not ended
+    backlog_tokens: float = 0.0  # uncached prompt tokens sent there that are not computed yet, all pickers
+    context_tokens: int = 0  # prompt tokens of the open requests: what decoding there reads again and again
+    filled_tokens: float = 0.0  # prompt tokens computed there of late: what has taken room in its cache
+    trend: EndpointTrend = NO_TREND
+    models: EndpointModels | None = None
+    role: Role = Role.BOTH
+    cordoned: bool = False  # the operator keeps new requests away
+    unhealthy: str | None = None  # why it is avoided, in a few words
+    session: bool = False  # this session's last request went there
+    adapter_placed: bool = False  # the request's LoRA adapter was sent there lately
+    source_state: str = ""  # what the index says of the endpoint's events where that is not "live", "" else
 
     @property
     def queue_depth(self) -> int | None:
         """Requests waiting there plus those that were sent since, or None when the load is unknown."""
         return None if self.load is None else self.load.waiting_requests + self.booked_requests
+
+    @property
+    def active_requests(self) -> int | None:
+        """Requests waiting, running or on their way there, or None when the load is unknown."""
+        if self.load is None:
+            return None
+        return max(self.load.waiting_requests + self.load.running_requests + self.booked_requests, self.open_requests)
+
+    @property
+    def saved_tokens(self) -> float:
+        """Matched tokens in the worth of GPU hits."""
+        return self.matched_tokens if self.worth_tokens is None else self.worth_tokens
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a request the filters and scorers look at."""
+
+    model: str | None = None  # the name that the pod gets
+    adapter: str | None = None  # the same name where it is a LoRA adapter's
+    prompt_tokens: int = 0  # of the longest prompt; 0 when unknown, an estimate where only the text is known
+    subset: frozenset[str] | None = None  # endpoints that the route allows (`envoy.lb.subset_hint`); None: all
+    max_model_len: int | None = None  # from the configuration, where the pods do not tell
+    turn: int = 0  # counts requests: what round robin goes by
+
+
+NOTHING_ASKED = Ask()

@@ -7,12 +7,17 @@ mode:
   chunks, and the trailers if there were any.
 * BUFFERED: the headers are answered at once, the pick rides on the answer to the body.
 * any other mode, and requests without a body: the pick rides on the answer to the headers.
+
+Response bodies do not come by default. A response that must be read or changed is asked for in the answer to its
+headers; Envoy refuses that where request bodies are FULL_DUPLEX_STREAMED, and there a second ext_proc filter, which
+Envoy enters only where the pick left a note, has the response on a stream of its own.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 
+from extproc.core.response_plan import ResponseHandling, ResponsePlan
 from extproc.errors import BodyTooLargeError
 
 # Envoy recommends at most 64 KiB a message in full-duplex mode; a little room is left for the message's own fields
@@ -38,6 +43,8 @@ class RequestFacts:
     objective: str | None  # `x-gateway-inference-objective`
     request_id: str
     traceparent: str | None = None  # W3C trace context
+    headers: Mapping[str, str] = field(default_factory=dict)  # further ones that were asked for; lowercase names
+    subset: frozenset[str] | None = None  # the route's candidates; None: all. Empty: none may serve
 
 
 # --- steps: what the caller must do next, in order -----------------------------------------------------------------
@@ -67,13 +74,31 @@ class HeadersWithPick:
     """Answer the request headers with the chosen endpoints."""
 
     endpoints: Sequence[str]
+    removed_headers: tuple[str, ...] = ()
+    note: ResponsePlan | None = None  # for the filter that will have the response
 
 
 @dataclass(frozen=True, slots=True)
 class BodyWithPick:
-    """Answer the buffered body, unchanged, with the chosen endpoints."""
+    """Answer the buffered body with the chosen endpoints."""
 
     endpoints: Sequence[str]
+    removed_headers: tuple[str, ...] = ()
+    body: bytes | None = None  # in place of what came; None: unchanged
+
+
+@dataclass(frozen=True, slots=True)
+class AskForResponse:
+    """Answer the response headers and have the body sent in the chunks in which it comes."""
+
+    changes: bool  # the body will have another length
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedResponse:
+    """Answer a part of the response's body with other bytes, perhaps none."""
+
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +110,7 @@ class BodyChunk:
     response: bool = False  # part of the response's body, echoed where Envoy is set up to send it
 
 
-Step = Pick | Answer | HeadersWithPick | BodyWithPick | BodyChunk
+Step = Pick | Answer | HeadersWithPick | BodyWithPick | BodyChunk | AskForResponse | ChangedResponse
 NOTHING: tuple[Step, ...] = ()
 
 
@@ -139,23 +164,58 @@ class Exchange:
             return self._ask()
         return (Answer.REQUEST_TRAILERS,)
 
-    def picked(self, endpoints: Sequence[str]) -> Sequence[Step]:
-        """Take the pick that was asked for and return the answers that were held back for it."""
+    def picked(
+        self,
+        endpoints: Sequence[str],
+        *,
+        body: bytes | None = None,
+        removed_headers: tuple[str, ...] = (),
+        plan: ResponsePlan | None = None,
+    ) -> Sequence[Step]:
+        """Take the pick that was asked for and return the answers that were held back for it.
+
+        `body` goes to the pod in place of the client's; `plan` is for the response.
+        """
         self._picked = True
+        note = plan if plan is not None and plan.wants_body and self.response_comes_elsewhere else None
         if self._header_only:
-            return (HeadersWithPick(endpoints),)
+            return (HeadersWithPick(endpoints, note=note),)
         if self._mode is BodyMode.BUFFERED:
-            return (BodyWithPick(endpoints),)
-        steps: list[Step] = [HeadersWithPick(endpoints), *self._held_body()]
+            self._chunks = []
+            return (BodyWithPick(endpoints, removed_headers, body),)
+        if body is not None:
+            self._chunks = [body]
+        steps: list[Step] = [HeadersWithPick(endpoints, removed_headers, note), *self._held_body()]
         if self._ended_by_trailers:
             steps.append(Answer.REQUEST_TRAILERS)
         return steps
 
-    def response_body(self, chunk: bytes, *, end_of_stream: bool) -> Sequence[Step]:
-        """Let a part of the response pass unchanged."""
-        if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:
-            return (BodyChunk(chunk, end_of_stream=end_of_stream, response=True),)
-        return (Answer.RESPONSE_BODY,)
+    @property
+    def is_response_alone(self) -> bool:
+        """Tell whether this stream has had no request: it belongs to the filter that sees responses only."""
+        return self._facts is None
+
+    @property
+    def response_comes_elsewhere(self) -> bool:
+        """Tell whether the response's body cannot be had on this stream."""
+        return self._mode is BodyMode.FULL_DUPLEX_STREAMED and self._response_mode is BodyMode.NONE
+
+    def response_headers(self, handling: ResponseHandling, *, end_of_stream: bool) -> Sequence[Step]:
+        """Take the response headers, and what is wanted of the body behind them."""
+        if handling is ResponseHandling.PASS or end_of_stream or self.response_comes_elsewhere:
+            return (Answer.RESPONSE_HEADERS,)
+        if self._response_mode is BodyMode.NONE:
+            self._response_mode = BodyMode.STREAMED
+        return (AskForResponse(changes=handling is ResponseHandling.REWRITE),)
+
+    def response_body(self, chunk: bytes, *, end_of_stream: bool, changed: bytes | None = None) -> Sequence[Step]:
+        """Let a part of the response pass, or `changed` in its place."""
+        if self._response_mode is not BodyMode.FULL_DUPLEX_STREAMED:
+            return (Answer.RESPONSE_BODY if changed is None or changed == chunk else ChangedResponse(changed),)
+        body = chunk if changed is None else changed
+        if not body and not end_of_stream:
+            return NOTHING
+        return chunks_of(body, end_of_stream=end_of_stream, response=True)
 
     def _ask(self) -> Sequence[Step]:
         assert self._facts is not None, "Envoy sends the headers first"
@@ -164,14 +224,22 @@ class Exchange:
         self._chunks = [body]
         return (Pick(self._facts, body),)
 
-    def _held_body(self) -> list[Step]:
+    def _held_body(self) -> Sequence[BodyChunk]:
         body = self._chunks[0]
         self._chunks = []
-        last = max(len(body) - 1, 0) // BODY_CHUNK_BYTES
-        return [
-            BodyChunk(
-                body[i * BODY_CHUNK_BYTES : (i + 1) * BODY_CHUNK_BYTES],
-                end_of_stream=i == last and not self._ended_by_trailers,
-            )
-            for i in range(last + 1)
-        ]
+        return chunks_of(body, end_of_stream=not self._ended_by_trailers)
+
+
+def chunks_of(body: bytes, *, end_of_stream: bool, response: bool = False) -> Sequence[BodyChunk]:
+    """Cut a body into messages; at least one, which may be empty."""
+    if len(body) <= BODY_CHUNK_BYTES:
+        return (BodyChunk(body, end_of_stream=end_of_stream, response=response),)
+    last = (len(body) - 1) // BODY_CHUNK_BYTES
+    return [
+        BodyChunk(
+            body[i * BODY_CHUNK_BYTES : (i + 1) * BODY_CHUNK_BYTES],
+            end_of_stream=end_of_stream and i == last,
+            response=response,
+        )
+        for i in range(last + 1)
+    ]

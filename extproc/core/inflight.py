@@ -1,49 +1,187 @@
-"""Bookings: what this picker has sent to each endpoint and has not seen the end of."""
+"""Bookings: what this picker has sent to each endpoint and has not seen the end of, in requests and in tokens."""
 
-from collections import defaultdict
 from collections.abc import Mapping
+from math import exp
+from statistics import median
 
 import msgspec
 
 
-class Booking(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Booking(msgspec.Struct, kw_only=True, eq=False):
     """One request on one endpoint, from the pick until its exchange ends. Compared by identity."""
 
     endpoint: str
     booked_at: float  # monotonic seconds
+    uncached_tokens: int = 0  # of its prompt, expected to be computed there
+    context_tokens: int = 0  # of its prompt altogether
+    queued_tokens: float = 0.0  # of the uncached ones, those not computed yet as far as we can tell
+
+
+class EndpointTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """The open bookings of one endpoint."""
+
+    requests: int = 0
+    uncached_tokens: float = 0.0  # expected not to be computed yet
+    context_tokens: int = 0
+    filled_tokens: float = 0.0  # computed there of late, open or not: what has filled its cache; fades
+
+
+NO_BOOKINGS = EndpointTotals()
 
 
 class Bookings:
     """All open bookings by endpoint, in the order in which they were made."""
 
-    def __init__(self) -> None:
-        self._open: defaultdict[str, dict[Booking, None]] = defaultdict(dict)
+    def __init__(self, *, tokens_per_second: float = 8000.0, fill_seconds: float = 60.0) -> None:
+        """Until `prefill_rate` is told, an endpoint computes `tokens_per_second`.
 
-    def book(self, endpoint: str, *, now: float) -> Booking:
+        What it has computed fades to a third in `fill_seconds`.
+        """
+        self._fill_seconds = fill_seconds
+        self._lines: dict[str, _Line] = {}
+        self._rates: dict[str, float] = {}
+        self._tokens_per_second = tokens_per_second
+
+    def book(self, endpoint: str, *, now: float, uncached_tokens: int = 0, context_tokens: int = 0) -> Booking:
         """Count one more request on the endpoint; every booking must be released exactly once."""
-        booking = Booking(endpoint=endpoint, booked_at=now)
-        self._open[endpoint][booking] = None
+        booking = Booking(
+            endpoint=endpoint,
+            booked_at=now,
+            uncached_tokens=uncached_tokens,
+            context_tokens=context_tokens,
+            queued_tokens=float(uncached_tokens),
+        )
+        line = self._lines.get(endpoint)
+        if line is None:
+            line = self._lines[endpoint] = _Line(drained_at=now, tokens_per_second=self._tokens_per_second)
+        line.add(booking, now=now)
+        line.filled_tokens = line.faded(now, self._fill_seconds) + uncached_tokens
+        line.filled_at = now
         return booking
 
     def release(self, booking: Booking) -> None:
         """Forget the booking; raise KeyError if it was released before."""
-        held = self._open[booking.endpoint]
-        del held[booking]
-        if not held:
-            del self._open[booking.endpoint]
+        self._lines[booking.endpoint].remove(booking)
 
     def booked_since(self, endpoint: str, *, since: float) -> int:
         """Count the open bookings made after `since`: what the pod's last report cannot show yet."""
-        held = self._open.get(endpoint)
-        if held is None:
+        line = self._lines.get(endpoint)
+        if line is None:
             return 0
         count = 0
-        for booking in reversed(held):  # newest first: only those few are looked at
+        for booking in reversed(line.open):  # newest first: only those few are looked at
             if booking.booked_at <= since:
                 break
             count += 1
         return count
 
+    def totals(self, endpoint: str, *, now: float, others_tokens: float | None = None) -> EndpointTotals:
+        """Return what is open there; uncached tokens shrink at the endpoint's rate, oldest first.
+
+        `others_tokens`: what other replicas have waiting there; the endpoint's rate is shared with it from then on.
+        """
+        line = self._lines.get(endpoint)
+        if line is None:
+            return NO_BOOKINGS
+        line.drain(now)
+        if others_tokens is not None:
+            line.others_tokens = others_tokens
+        return EndpointTotals(
+            requests=len(line.open),
+            uncached_tokens=line.queued_tokens,
+            context_tokens=line.context_tokens,
+            filled_tokens=line.faded(now, self._fill_seconds) if line.filled_tokens else 0.0,
+        )
+
+    def all_totals(self, *, now: float) -> Mapping[str, EndpointTotals]:
+        """Return what is open on each endpoint that has any booking: what other replicas are told."""
+        return {endpoint: self.totals(endpoint, now=now) for endpoint, line in self._lines.items() if line.open}
+
+    def emptied(self, endpoint: str) -> None:
+        """Note that the endpoint's cache is empty: it is another process."""
+        line = self._lines.get(endpoint)
+        if line is not None:
+            line.filled_tokens = 0.0
+
     def by_endpoint(self) -> Mapping[str, int]:
         """Count the open bookings of each endpoint that has any."""
-        return {endpoint: len(held) for endpoint, held in self._open.items()}
+        return {endpoint: len(line.open) for endpoint, line in self._lines.items() if line.open}
+
+    def prefill_rate(self, endpoint: str, *, tokens_per_second: float, now: float) -> None:
+        """Take how fast the endpoint computes prompts when it has enough to do.
+
+        The median of all counts for each: a rate is learned under load only, and a pod that is thought slow gets none.
+        """
+        self._rates[endpoint] = tokens_per_second
+        self._tokens_per_second = median(self._rates.values())
+        for line in self._lines.values():
+            line.drain(now)
+            line.tokens_per_second = self._tokens_per_second
+
+
+class _Line:
+    """One endpoint: its open bookings, oldest first, and the prompts among them that wait to be computed."""
+
+    __slots__ = (
+        "context_tokens",
+        "drained_at",
+        "filled_at",
+        "filled_tokens",
+        "open",
+        "others_tokens",
+        "queued",
+        "queued_tokens",
+        "tokens_per_second",
+    )
+
+    def __init__(self, *, drained_at: float, tokens_per_second: float) -> None:
+        self.open: dict[Booking, None] = {}
+        self.queued: dict[Booking, None] = {}
+        self.queued_tokens = 0.0
+        self.others_tokens = 0.0  # of other replicas, waiting there too
+        self.context_tokens = 0
+        self.filled_tokens = 0.0
+        self.filled_at = drained_at
+        self.drained_at = drained_at
+        self.tokens_per_second = tokens_per_second
+
+    def add(self, booking: Booking, *, now: float) -> None:
+        self.drain(now)
+        self.open[booking] = None
+        self.context_tokens += booking.context_tokens
+        if booking.queued_tokens > 0:
+            self.queued[booking] = None
+            self.queued_tokens += booking.queued_tokens
+
+    def remove(self, booking: Booking) -> None:
+        del self.open[booking]
+        self.context_tokens -= booking.context_tokens
+        self.computed(booking)
+
+    def computed(self, booking: Booking) -> None:
+        if booking in self.queued:
+            del self.queued[booking]
+            # a sum of floats drifts: nothing queued is exactly nothing
+            self.queued_tokens = self.queued_tokens - booking.queued_tokens if self.queued else 0.0
+            booking.queued_tokens = 0.0
+
+    def faded(self, now: float, fill_seconds: float) -> float:
+        return self.filled_tokens * exp(min(self.filled_at - now, 0.0) / fill_seconds)
+
+    def drain(self, now: float) -> None:
+        """Let the oldest prompts be computed at the endpoint's rate: pods tell no token counts of their queue."""
+        computed = (now - self.drained_at) * self.tokens_per_second
+        self.drained_at = max(now, self.drained_at)
+        if self.others_tokens > 0 and self.queued_tokens > 0 and computed > 0:
+            # one pod computes for all: each replica that took its whole rate for itself would think it idle too soon
+            ours = computed * self.queued_tokens / (self.queued_tokens + self.others_tokens)
+            self.others_tokens = max(self.others_tokens - (computed - ours), 0.0)
+            computed = ours
+        while self.queued and computed > 0:
+            oldest = next(iter(self.queued))
+            if oldest.queued_tokens > computed:
+                oldest.queued_tokens -= computed
+                self.queued_tokens -= computed
+                return
+            computed -= oldest.queued_tokens
+            self.computed(oldest)

@@ -17,6 +17,14 @@ class ApiKind(Enum):
 
     CHAT_COMPLETIONS = "chat-completions"
     COMPLETIONS = "completions"
+    RESPONSES = "responses"  # /v1/responses
+    MESSAGES = "messages"  # Anthropic's /v1/messages
+    EMBEDDINGS = "embeddings"
+    POOLING = "pooling"  # /pooling, /classify
+    SCORE = "score"  # /score, /v1/score: pairs of texts
+    RERANK = "rerank"
+    GENERATE = "generate"  # /inference/v1/generate: token ids in, token ids out
+    TOKENIZE = "tokenize"  # /tokenize, /detokenize, count_tokens, …/render: costs no GPU
     OTHER = "other"
 
 
@@ -35,6 +43,8 @@ class ChatPrompt:
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # extra variables for the template
+    messages_system_first: tuple[Any, ...] | None = None  # in place of messages, if a later system message is refused
+    kwargs_low_effort: Mapping[str, Any] | None = None  # in place of the kwargs, if thinking cannot be switched off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +73,23 @@ class TokenPrompt:
 Prompt: TypeAlias = ChatPrompt | TextPrompt | TokenPrompt
 
 
+class TruncationSide(Enum):
+    """Which end of a prompt vLLM keeps."""
+
+    LEFT = "left"  # cut from the left: the last tokens are kept (vLLM's default)
+    RIGHT = "right"  # cut from the right: the first tokens are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """`truncate_prompt_tokens`: the prompt is cut to so many tokens before it is served."""
+
+    tokens: int  # -1: the model's context length less `held_back`
+    side: TruncationSide = TruncationSide.LEFT
+    held_back: int = 0  # tokens of the context kept for output; counts only with tokens = -1
+    keeps_special_tokens: bool = True  # the tokenizer cuts, around the special tokens that it adds; else any token goes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRequest:
     """The facts of one request. Without prompts it is routed on load, and `unsupported_reason` says why."""
@@ -74,5 +101,8 @@ class InferenceRequest:
     stream: bool = False
     max_tokens: int | None = None  # output tokens; None: up to the model's limit
     cache_salt: str | None = None  # enters the first block's key and so the whole chain
+    truncation: Truncation | None = None
+    user: str | None = None  # `user`, `safety_identifier` or `metadata.user_id`: sticks experiments to people
+    has_media: bool = False  # images, audio, video among the messages: only a pod's render endpoint knows their tokens
     unsupported_reason: str | None = None
     body_bytes: int = field(default=0, compare=False)  # what was read for it; a large body is worth a thread

@@ -10,17 +10,31 @@ from extproc.core.decision import Decision, apply_filters
 from extproc.core.endpoint import Candidate, EndpointStatus
 from extproc.core.exchange import RequestFacts
 from extproc.core.policy import PickPolicy
-from extproc.core.request import InferenceRequest
 from extproc.errors import PickError
 
 
+class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of a request; no part of its prompt."""
+
+    api: str
+    model: str | None  # as the client wrote it
+    served_model: str | None  # what the pod gets
+    adapter: str | None
+    arm: str
+    prompts: int
+    stream: bool
+    max_tokens: int | None
+    block_tokens: int  # 0 where tokens are unknown
+
+
 class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of one request; no part of its prompt."""
+    """One answered request; no part of its prompt."""
 
     at: float  # unix seconds
     facts: RequestFacts
     model: str | None
     outcome: Decision | PickError
+    asked: AskedFor | None = None  # None: it was refused
 
 
 def decision_json(record: DecisionRecord) -> dict[str, Any]:
@@ -52,6 +66,21 @@ def decision_json(record: DecisionRecord) -> dict[str, Any]:
     }
 
 
+def record_json(record: DecisionRecord, *, policy: PickPolicy) -> dict[str, Any]:
+    """Return the whole explanation of an answered request."""
+    common = {"at": record.at, "request_id": record.facts.request_id, "path": record.facts.path}
+    if isinstance(record.outcome, PickError):
+        refusal = record.outcome
+        return common | {
+            "endpoint": None,
+            "status": refusal.http_status,
+            "reason": refusal.reason,
+            "message": refusal.message,
+        }
+    assert record.asked is not None, "what was routed was asked for"
+    return common | explanation_json(record.asked, record.outcome, policy=policy)
+
+
 def refusal_json(refusal: PickError, candidates: Sequence[Candidate], *, policy: PickPolicy) -> dict[str, Any]:
     """Return why a request would be refused, and the endpoints as they are now."""
     kept, rejected = apply_filters(candidates)
@@ -66,27 +95,35 @@ def refusal_json(refusal: PickError, candidates: Sequence[Candidate], *, policy:
 
 
 def explanation_json(
-    request: InferenceRequest, decision: Decision, *, policy: PickPolicy, blocks: Mapping[str, int]
+    asked: AskedFor, decision: Decision, *, policy: PickPolicy, blocks: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """Return everything a decision rests on; `blocks` is the block size of each endpoint in tokens."""
+    sizes = blocks or {}
     return {
         "request": {
-            "api": request.api.value,
-            "model": request.model,
-            "prompts": len(request.prompts),
-            "stream": request.stream,
-            "max_tokens": request.max_tokens,
+            "api": asked.api,
+            "model": asked.model,
+            "served_model": asked.served_model,
+            "adapter": asked.adapter,
+            "arm": asked.arm,
+            "prompts": asked.prompts,
+            "stream": asked.stream,
+            "max_tokens": asked.max_tokens,
         },
         "endpoint": decision.endpoints[0],
         "status": 200,
         "fallbacks": list(decision.endpoints[1:]),
         "prompt_tokens": decision.prompt_tokens,
         "matched_tokens": decision.matched_tokens,
+        "best_matched_tokens": decision.best_matched_tokens,
         "degraded": list(decision.degraded),
-        "notes": [f"{word}: {text}" for word, text in decision.degraded.items()],
+        "notes": [*(f"{word}: {text}" for word, text in decision.degraded.items()), *decision.notes],
+        "strategy": policy.strategy.value,
         "weights": dict(decision.weights),
         "candidates": [
-            _candidate_json(candidate, policy=policy, block_size=blocks.get(candidate.address))
+            _candidate_json(
+                candidate, policy=policy, block_size=sizes.get(candidate.address, asked.block_tokens or None)
+            )
             | {
                 "scores": {name: scores[i] for name, scores in decision.scores.items()},
                 "total": decision.totals[i],
@@ -109,18 +146,34 @@ def _candidate_json(candidate: Candidate, *, policy: PickPolicy, block_size: int
         "saturated": is_saturated(candidate, policy=policy),
         "matched_tokens": candidate.matched_tokens,
         "matched_blocks": candidate.matched_tokens // block_size if block_size else 0,
+        "indexed_tokens": candidate.indexed_tokens,
+        "recent_tokens": candidate.recent_tokens,
+        "worth_tokens": round(candidate.saved_tokens, 1),
         "waiting": load.waiting_requests if load else None,
         "running": load.running_requests if load else None,
         "kv_usage": load.kv_usage if load else None,
         "booked_since_report": candidate.booked_requests,
+        "open_requests": candidate.open_requests,
+        "backlog_tokens": round(candidate.backlog_tokens),
+        "context_tokens": candidate.context_tokens,
+        "filled_tokens": round(candidate.filled_tokens),
+        "prefill_tokens_per_second": _rounded(candidate.trend.prefill_tokens_per_second),
+        "inter_token_ms": _rounded(candidate.trend.inter_token_seconds, times=1000.0),
+        "session": candidate.session,
+        "unhealthy": candidate.unhealthy,
+        "index_state": candidate.source_state or None,
     }
 
 
+def _rounded(value: float | None, *, times: float = 1.0) -> float | None:
+    return None if value is None else round(value * times, 1)
+
+
 def endpoint_json(
-    status: EndpointStatus, *, cached_blocks: int, bookings: int, picks: int, all_picks: int
+    status: EndpointStatus, *, cached_blocks: int, bookings: int, picks: int, all_picks: int, avoided: str | None = None
 ) -> dict[str, Any]:
     """Return one endpoint's line of the state; numbers that are not known are null."""
-    load = status.load
+    load, models = status.load, status.models
     return {
         "address": status.address,
         "state": status.reachability.value,
@@ -132,11 +185,30 @@ def endpoint_json(
         "bookings": bookings,
         "picks": picks,
         "share": picks / all_picks if all_picks else 0.0,
+        "avoided": avoided,
+        "models": sorted(models.models) if models else None,
+        "adapters": sorted(models.adapters) if models else None,
+        "max_model_len": models.max_model_len if models else None,
+        "prefill_tokens_per_second": _rounded(status.trend.prefill_tokens_per_second),
+        "inter_token_ms": _rounded(status.trend.inter_token_seconds, times=1000.0),
     }
 
 
 def state_json(
-    *, now: float, endpoints: Sequence[Mapping[str, Any]], index: Mapping[str, Any], decisions: Sequence[Any]
+    *,
+    now: float,
+    endpoints: Sequence[Mapping[str, Any]],
+    index: Mapping[str, Any],
+    decisions: Sequence[Any],
+    replicas: Mapping[str, Any] | None = None,
+    findings: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the whole state; `now` is unix seconds."""
-    return {"now": now, "endpoints": list(endpoints), "index": dict(index), "decisions": list(decisions)}
+    """Return the whole state; `now` is unix seconds; `replicas` null where no load is shared."""
+    return {
+        "now": now,
+        "endpoints": list(endpoints),
+        "index": dict(index),
+        "replicas": replicas,
+        "findings": findings,
+        "decisions": list(decisions),
+    }

@@ -1,7 +1,8 @@
 """Chat messages and tools in the shape in which vLLM 0.32 hands them to a chat template.
 
-Called by `chat_template`. It decides nothing about validity: what vLLM would answer with a 400 either passes
-through or raises ChatTemplateError, and the pod answers. The caller's objects are never changed.
+Called by `chat_template`, and by readers of APIs that become chats. It decides nothing about validity: what vLLM would
+answer with a 400 either passes through or raises ChatTemplateError, and the pod answers. The caller's objects are
+never changed.
 """
 
 import json
@@ -125,23 +126,27 @@ def _add_assistant_fields(result: Message, message: Mapping[str, Any]) -> None:
         result["reasoning"] = result["reasoning_content"] = reasoning
 
 
-def _tool_call(call: Any) -> dict[str, Any]:
+def _tool_call(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise ChatTemplateError("tool_calls must be of type function")
-    arguments = {"arguments": _arguments(function.get("arguments"))}
+    if isinstance(function.get("arguments"), dict):
+        return call  # made by the reader of another API, in vLLM's order; a client's arguments are a text
+    arguments = {"arguments": call_arguments(function.get("arguments"))}
     return _ordered(call, first=("id", "function", "type")) | {
         "function": _ordered(function | arguments, first=("arguments", "name"))
     }
 
 
-def _arguments(arguments: Any) -> dict[str, Any]:
+def call_arguments(arguments: Any) -> dict[str, Any]:
     """Return the call's arguments as a mapping, as templates expect them; nonsense becomes an empty one."""
     if isinstance(arguments, str) and arguments:
         try:  # the standard parser on purpose: it also takes NaN and lone surrogates, as vLLM does
             arguments = json.loads(arguments)
         except json.JSONDecodeError:
             return {}
+        except ValueError as error:  # a number of more digits than Python reads
+            raise ChatTemplateError(f"tool call arguments cannot be read: {error}") from None
         except RecursionError:
             raise ChatTemplateError("tool call arguments are nested too deeply") from None
     return arguments if isinstance(arguments, dict) else {}

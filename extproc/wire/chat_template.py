@@ -40,12 +40,18 @@ CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # with the space: shows whether th
 class ChatTemplate:
     """One compiled template; create it once per model, it may be used from several threads.
 
-    `special_tokens` are the variables bos_token, eos_token and so on. `now` is the local time that
-    `strftime_now` formats: pods in another time zone render another date.
+    `special_tokens` are the variables bos_token, eos_token and so on. `defaults` are the server's
+    (--default-chat-template-kwargs): a request's own variables win. `now` is the local time that `strftime_now`
+    formats: pods in another time zone render another date.
     """
 
     def __init__(
-        self, source: str, *, special_tokens: Mapping[str, str], now: Callable[[], datetime] = datetime.now
+        self,
+        source: str,
+        *,
+        special_tokens: Mapping[str, str],
+        defaults: Mapping[str, Any] | None = None,
+        now: Callable[[], datetime] = datetime.now,
     ) -> None:
         environment = _environment(now)
         try:
@@ -58,6 +64,7 @@ class ChatTemplate:
         self.content_format = content_format(tree)
         self._variables = meta.find_undeclared_variables(tree) - NOT_VARIABLES
         self._special_tokens = dict(special_tokens)
+        self._defaults = dict(defaults or {})
         self._knows_developer = '"developer"' in source or "'developer'" in source
         self._mentions_content = "content" in source
 
@@ -75,10 +82,12 @@ class ChatTemplate:
         return self._continued(messages, prompt)
 
     def _apply(self, messages: Sequence[Message], prompt: ChatPrompt) -> str:
-        kwargs = prompt.chat_template_kwargs
+        kwargs = {**self._defaults, **prompt.chat_template_kwargs} if self._defaults else prompt.chat_template_kwargs
         variables = self._special_tokens | {key: kwargs[key] for key in kwargs.keys() & self._variables}
         # vLLM lets these two names in a request's kwargs win over, or stand in for, the request's own fields
-        tools = kwargs["tools"] if "tools" in kwargs else function_tools(prompt.tools)
+        tools = prompt.chat_template_kwargs.get("tools", function_tools(prompt.tools))
+        if tools is None:
+            tools = self._defaults.get("tools")
         documents = kwargs.get("documents") if prompt.documents is None else list(prompt.documents)
         try:
             return self._template.render(

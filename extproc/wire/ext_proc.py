@@ -5,12 +5,14 @@ Field semantics: https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ext_
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import msgspec
 from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    BodyMutation,
     BodyResponse,
     CommonResponse,
     HeaderMutation,
@@ -26,25 +28,40 @@ from google.protobuf.struct_pb2 import Struct
 
 from extproc.core.exchange import (
     Answer,
+    AskForResponse,
     BodyChunk,
     BodyMode,
     BodyWithPick,
+    ChangedResponse,
     HeadersWithPick,
     RequestFacts,
     Step,
 )
+from extproc.core.response_plan import ResponsePlan
 from extproc.errors import PickError
+from extproc.wire.response_note import NOTE_KEY, NOTE_NAMESPACE, decode_note, encode_note
 
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
 OBJECTIVE_HEADER = "x-gateway-inference-objective"
 REASON_HEADER = "x-kvmesh-reason"
 UPSTREAM_ADDRESS = "upstream.address"  # an Envoy attribute: host:port, IPv6 bracketed
+CODE_DETAILS = "response.code_details"  # an Envoy attribute: who made the response, and why
+VIA_UPSTREAM = "via_upstream"  # a pod made it
+SUBSET_NAMESPACE, SUBSET_KEY = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 LOAD_BALANCING_NAMESPACE = "envoy.lb"
 
 PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 _MODES: Mapping[int, BodyMode] = {int(mode): mode for mode in BodyMode}
-_WANTED_HEADERS = frozenset({":method", ":path", "x-request-id", "traceparent", OBJECTIVE_HEADER})
+_OWN_HEADERS = frozenset({":method", ":path", "x-request-id", "traceparent", OBJECTIVE_HEADER})
+# what the picker reads of a request besides: the body's form, and what names a session
+FURTHER_HEADERS = frozenset(
+    {
+        *("content-type", "content-encoding"),
+        *("x-session-id", "session-id", "x-session-affinity", "x-claude-code-session-id"),
+    }
+)
+_RESPONSE_HEADERS = frozenset({":status", "content-type", "content-encoding", "content-length"})
 
 _EMPTY_ANSWERS: Mapping[Answer, bytes] = {
     Answer.REQUEST_HEADERS: ProcessingResponse(request_headers=HeadersResponse()).SerializeToString(),
@@ -59,19 +76,65 @@ _EMPTY_ANSWERS: Mapping[Answer, bytes] = {
 parse_message = ProcessingRequest.FromString
 
 
-def request_facts(headers: HttpHeaders) -> RequestFacts:
-    """Take the few headers that the picker needs. Envoy fills `raw_value`, other data planes `value`."""
-    found = {
+def request_facts(message: ProcessingRequest, *, further: frozenset[str] = FURTHER_HEADERS) -> RequestFacts:
+    """Take the few headers that the picker needs, and the route's candidates."""
+    found = _found(message.request_headers, _wanted(further))
+    return RequestFacts(
+        method=found.pop(":method", ""),
+        path=found.pop(":path", ""),
+        objective=found.pop(OBJECTIVE_HEADER, None),
+        request_id=found.pop("x-request-id", ""),
+        traceparent=found.pop("traceparent", None),
+        headers=found,
+        subset=_subset(message),
+    )
+
+
+@cache
+def _wanted(further: frozenset[str]) -> frozenset[str]:
+    return _OWN_HEADERS | further
+
+
+def _found(headers: HttpHeaders, wanted: frozenset[str]) -> dict[str, str]:
+    # Envoy fills `raw_value`, other data planes `value`
+    return {
         header.key: (header.raw_value.decode("utf-8", "replace") or header.value)
         for header in headers.headers.headers
-        if header.key in _WANTED_HEADERS
+        if header.key in wanted
     }
-    return RequestFacts(
-        method=found.get(":method", ""),
-        path=found.get(":path", ""),
-        objective=found.get(OBJECTIVE_HEADER),
-        request_id=found.get("x-request-id", ""),
-        traceparent=found.get("traceparent"),
+
+
+def _subset(message: ProcessingRequest) -> frozenset[str] | None:
+    """Return the addresses that the route allows: a list, or one text with commas; None where it says nothing."""
+    metadata = message.metadata_context.filter_metadata
+    if SUBSET_NAMESPACE not in metadata or SUBSET_KEY not in metadata[SUBSET_NAMESPACE].fields:
+        return None
+    value = metadata[SUBSET_NAMESPACE].fields[SUBSET_KEY]
+    if value.WhichOneof("kind") == "list_value":
+        texts = [item.string_value for item in value.list_value.values]
+    else:
+        texts = value.string_value.split(",")
+    return frozenset(text.strip() for text in texts if text.strip())
+
+
+class ResponseHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What the response headers say."""
+
+    status: int  # 0: not there
+    content_type: str
+    content_encoding: str
+    content_length: int | None
+
+
+def response_head(headers: HttpHeaders) -> ResponseHead:
+    """Take the few response headers that matter to whoever reads the body."""
+    found = _found(headers, _RESPONSE_HEADERS)
+    status, length = found.get(":status", ""), found.get("content-length", "")
+    return ResponseHead(
+        status=int(status) if status.isdecimal() else 0,
+        content_type=found.get("content-type", ""),
+        content_encoding=found.get("content-encoding", ""),
+        content_length=int(length) if length.isdecimal() else None,
     )
 
 
@@ -82,6 +145,22 @@ def response_status(headers: HttpHeaders) -> int:
             text = header.raw_value.decode("ascii", "replace") or header.value
             return int(text) if text.isdigit() else 0
     return 0
+
+
+def is_from_pod(message: ProcessingRequest) -> bool:
+    """Tell whether a pod made the response, and not Envoy in its place; True unless `response_attributes` tells."""
+    for attributes in message.attributes.values():
+        if CODE_DETAILS in attributes.fields:
+            return bool(attributes.fields[CODE_DETAILS].string_value == VIA_UPSTREAM)
+    return True
+
+
+def response_plan(message: ProcessingRequest) -> ResponsePlan | None:
+    """Return the plan that a pick left for the filter that sees the response."""
+    metadata = message.metadata_context.filter_metadata
+    if NOTE_NAMESPACE not in metadata or NOTE_KEY not in metadata[NOTE_NAMESPACE].fields:
+        return None
+    return decode_note(metadata[NOTE_NAMESPACE].fields[NOTE_KEY].string_value)
 
 
 def served_by(message: ProcessingRequest) -> str | None:
@@ -114,8 +193,16 @@ def encode_step(step: Step) -> bytes:
         return _EMPTY_ANSWERS[step]
     if isinstance(step, BodyChunk):
         return _body_chunk(step)
-    if isinstance(step, HeadersWithPick | BodyWithPick):
-        return _pick(tuple(step.endpoints), with_body=isinstance(step, BodyWithPick))
+    if isinstance(step, HeadersWithPick):
+        encoded = _pick(tuple(step.endpoints), with_body=False)
+        return encoded + _further_headers(step) if step.removed_headers or step.note is not None else encoded
+    if isinstance(step, BodyWithPick):
+        encoded = _pick(tuple(step.endpoints), with_body=True)
+        return encoded + _changed_body(step) if step.removed_headers or step.body is not None else encoded
+    if isinstance(step, AskForResponse):
+        return _ASK_TO_CHANGE if step.changes else _ASK_TO_READ
+    if isinstance(step, ChangedResponse):
+        return _changed_response(step.body)
     raise TypeError(f"{type(step).__name__} is not an answer")
 
 
@@ -129,6 +216,27 @@ def _pick(endpoints: tuple[str, ...], *, with_body: bool) -> bytes:
     # a string, not a list: override_host ignores anything else; it must equal the header
     response.dynamic_metadata.CopyFrom(_destination_metadata(endpoints))
     encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+# What is appended to an encoded message is merged with it: lists grow, fields are set.
+
+
+def _further_headers(step: HeadersWithPick) -> bytes:
+    encoded = b"" if step.note is None else _note(step.note)
+    if step.removed_headers:
+        removal = CommonResponse(header_mutation=HeaderMutation(remove_headers=step.removed_headers))
+        encoded += ProcessingResponse(request_headers=HeadersResponse(response=removal)).SerializeToString()
+    return encoded
+
+
+def _changed_body(step: BodyWithPick) -> bytes:
+    change = CommonResponse(header_mutation=HeaderMutation(remove_headers=step.removed_headers))
+    if step.body is not None:
+        change.body_mutation.body = step.body
+        # Envoy answers 500 where it does not agree with the body
+        change.header_mutation.set_headers.append(_set("content-length", str(len(step.body))))
+    encoded: bytes = ProcessingResponse(request_body=BodyResponse(response=change)).SerializeToString()
     return encoded
 
 
@@ -181,6 +289,33 @@ def _set(name: str, value: str) -> HeaderValueOption:
     )
 
 
+def _ask(*, changes: bool) -> bytes:
+    response = ProcessingResponse(
+        response_headers=HeadersResponse(),
+        # response trailers as the filter has them: their message keeps the stream open to the end of the exchange
+        mode_override=ProcessingMode(
+            response_header_mode=ProcessingMode.SEND,
+            response_body_mode=ProcessingMode.STREAMED,
+            response_trailer_mode=ProcessingMode.SEND,
+        ),
+    )
+    if changes:
+        # left in place it would cut the client short, or make Envoy refuse the change
+        response.response_headers.response.header_mutation.remove_headers.append("content-length")
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+_ASK_TO_READ, _ASK_TO_CHANGE = _ask(changes=False), _ask(changes=True)
+
+
+def _changed_response(body: bytes) -> bytes:
+    mutation = BodyMutation(body=body) if body else BodyMutation(clear_body=True)
+    response = ProcessingResponse(response_body=BodyResponse(response=CommonResponse(body_mutation=mutation)))
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
 # Protobuf's tags: a field's number shifted by 3, plus 2 for what has a length. A test compares with its own encoding.
 _CONTENT_TAG, _END_OF_STREAM = b"\x0a", b"\x10\x01"  # StreamedBodyResponse.body, and .end_of_stream = true
 # BodyMutation.streamed_response, CommonResponse.body_mutation, BodyResponse.response
@@ -198,6 +333,22 @@ def _body_chunk(chunk: BodyChunk) -> bytes:
     for tag in _AROUND_RESPONSE if chunk.response else _AROUND_REQUEST:
         head = tag + _varint(len(head) + size) + head
     return b"".join((head, body, tail))
+
+
+# Struct.fields is a map: entries (field 1) of key (1) and value (2). Value.string_value is 3, Value.struct_value 5
+_NAMESPACE_ENTRY = b"\x0a" + bytes((len(NOTE_NAMESPACE),)) + NOTE_NAMESPACE.encode()
+_NOTE_ENTRY = b"\x0a" + bytes((len(NOTE_KEY),)) + NOTE_KEY.encode()
+
+
+def _note(plan: ResponsePlan) -> bytes:
+    """Encode dynamic metadata {namespace: {key: note}}; by hand as well: most requests that do not stream have one."""
+    fields = _field(b"\x0a", _NOTE_ENTRY + _field(b"\x12", _field(b"\x1a", encode_note(plan))))
+    namespaces = _field(b"\x0a", _NAMESPACE_ENTRY + _field(b"\x12", _field(b"\x2a", fields)))
+    return _field(b"\x42", namespaces)  # ProcessingResponse.dynamic_metadata
+
+
+def _field(tag: bytes, content: bytes) -> bytes:
+    return tag + _varint(len(content)) + content
 
 
 def _varint(number: int) -> bytes:

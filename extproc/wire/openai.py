@@ -1,62 +1,73 @@
-"""Read OpenAI-style request bodies, in all prompt forms that vLLM 0.32 takes.
+"""Read the request bodies of all APIs that vLLM 0.32 serves, OpenAI's and others: the entry for every one of them.
 
 Called by the use case with the buffered body, which is only read: the bytes go to the pod unchanged. Only bodies
 that no pod could answer are refused here. Everything else that is odd is left for vLLM to judge, on the pod that the
 load suggests.
 """
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from extproc.core.request import ApiKind, ChatPrompt, InferenceRequest, Prompt, TextPrompt, TokenPrompt
-from extproc.errors import MalformedRequestError
+from extproc.core.request import ApiKind, InferenceRequest
+from extproc.errors import MalformedRequestError, PickError
+from extproc.wire.anthropic_messages import MessagesBody, messages_request
+from extproc.wire.content_encoding import UnknownContentEncodingError, decoded_body
+from extproc.wire.json_body import BodyNotReadError, MalformedFieldError, decode_body
+from extproc.wire.openai_chat import ChatBody, chat_batch_request, chat_request
+from extproc.wire.openai_completions import CompletionBody, GenerateBody, completion_request, generate_request
+from extproc.wire.pooling_apis import (
+    PoolingBody,
+    cohere_embed_request,
+    embeddings_request,
+    pooling_request,
+    rerank_request,
+    score_request,
+)
+from extproc.wire.request_fields import Body, flag, is_unicode
+from extproc.wire.responses_api import ResponsesBody, responses_request
 
-_T = TypeVar("_T")
+_B = TypeVar("_B", bound=Body)
 
-# pydantic's words for booleans, which vLLM accepts wherever it wants one
-TRUE_WORDS = frozenset(("1", "on", "t", "true", "y", "yes"))
-FALSE_WORDS = frozenset(("0", "off", "f", "false", "n", "no"))
-BODY_BYTES_WITHOUT_LIMIT = 256 << 10
-MAX_CONTAINERS = 100_000  # objects and lists: about 0.1 s
-MAX_ELEMENTS = 1_500_000  # a million token ids and their like: about 0.1 s
-COMPLETION_MAX_TOKENS = 16  # vLLM's default in this API; chats may use up the context
-
-
-class MalformedFieldError(MalformedRequestError):
-    """The body is JSON, but a field that the picker must read has the wrong type."""
-
-    reason = "malformed-request"
-
-
-class _Body(msgspec.Struct, kw_only=True):
-    """What both APIs share. Fields are typed where another type leaves nothing to route or to serve."""
-
-    model: str | None = None
-    stream: Any = None
-    max_tokens: Any = None
-    cache_salt: Any = None
-    add_special_tokens: Any = None
-    truncate_prompt_tokens: Any = None
+MAX_DECODED_BYTES = 16 << 20
+JSON_TYPE = "application/json"  # all that vLLM takes; a charset or the like may follow
 
 
-class _ChatBody(_Body, kw_only=True):
-    messages: list[Any]
-    tools: Any = None
-    documents: Any = None
-    max_completion_tokens: Any = None
-    add_generation_prompt: Any = None
-    continue_final_message: Any = None
-    chat_template: Any = None
-    chat_template_kwargs: Any = None
-    reasoning_effort: Any = None
+class _Api(Generic[_B]):
+    """How one API's bodies are read. A `strict` one is refused here when no pod could answer it."""
+
+    __slots__ = ("decoder", "kind", "read", "strict")
+
+    def __init__(
+        self, kind: ApiKind, body: type[_B], read: Callable[[str, _B], InferenceRequest], *, strict: bool = True
+    ) -> None:
+        self.kind = kind
+        self.decoder = msgspec.json.Decoder(body)
+        self.read = read
+        self.strict = strict
 
 
-class _CompletionBody(_Body, kw_only=True):
-    prompt: Any = None
-    prompt_embeds: Any = None
-    suffix: Any = None
+# Paths by their end (a gateway may serve them under a prefix), grouped by the last segment, more specific ones first.
+# The short ones of pooling models are not strict: another application may have them, too.
+_APIS: dict[str, tuple[tuple[str, _Api[Any]], ...]] = {
+    "completions": (
+        ("/v1/chat/completions", _Api(ApiKind.CHAT_COMPLETIONS, ChatBody, chat_request)),
+        ("/v1/completions", _Api(ApiKind.COMPLETIONS, CompletionBody, completion_request)),
+    ),
+    "batch": (("/v1/chat/completions/batch", _Api(ApiKind.CHAT_COMPLETIONS, ChatBody, chat_batch_request)),),
+    "responses": (("/v1/responses", _Api(ApiKind.RESPONSES, ResponsesBody, responses_request)),),
+    "messages": (("/v1/messages", _Api(ApiKind.MESSAGES, MessagesBody, messages_request)),),
+    "generate": (("/inference/v1/generate", _Api(ApiKind.GENERATE, GenerateBody, generate_request)),),
+    "embeddings": (("/v1/embeddings", _Api(ApiKind.EMBEDDINGS, PoolingBody, embeddings_request)),),
+    "embed": (("/v2/embed", _Api(ApiKind.EMBEDDINGS, PoolingBody, cohere_embed_request, strict=False)),),
+    "pooling": (("/pooling", _Api(ApiKind.POOLING, PoolingBody, pooling_request, strict=False)),),
+    "classify": (("/classify", _Api(ApiKind.POOLING, PoolingBody, pooling_request, strict=False)),),
+    "score": (("/score", _Api(ApiKind.SCORE, PoolingBody, score_request, strict=False)),),
+    "rerank": (("/rerank", _Api(ApiKind.RERANK, PoolingBody, rerank_request, strict=False)),),
+}
+# the last segments of paths that only turn texts into tokens or back
+_NO_GPU = frozenset(("tokenize", "detokenize", "count_tokens", "render", "derender"))
 
 
 class _OtherBody(msgspec.Struct, kw_only=True):
@@ -64,193 +75,93 @@ class _OtherBody(msgspec.Struct, kw_only=True):
     stream: Any = None
 
 
-_CHAT = msgspec.json.Decoder(_ChatBody)
-_COMPLETION = msgspec.json.Decoder(_CompletionBody)
 _OTHER = msgspec.json.Decoder(_OtherBody)
 
 
-class _UnsupportedError(Exception):
-    """The prompt's tokens cannot be told from the body; the text says why."""
-
-
-def parse_request(*, path: str, body: bytes | None, method: str = "POST") -> InferenceRequest:
+def parse_request(
+    *,
+    path: str,
+    body: bytes | None,
+    method: str = "POST",
+    content_type: str | None = None,
+    content_encoding: str | None = None,
+    max_decoded_bytes: int = MAX_DECODED_BYTES,
+) -> InferenceRequest:
     """Return the facts of a request; `path` may carry a prefix and a query string, `body` is None if it is not known.
 
-    Raise MalformedRequestError when the body of a known API is not a JSON object or a field has a type that nobody
-    can serve. A prompt whose tokens cannot be known leaves `prompts` empty and sets `unsupported_reason`.
+    `content_type` and `content_encoding` are the headers' values, None where there is none. Raise
+    MalformedRequestError when the body of a known API is not a JSON object or a field has a type that nobody can
+    serve, BodyTooLargeError when it unpacks to more than `max_decoded_bytes`. A prompt whose tokens cannot be known
+    leaves `prompts` empty and sets `unsupported_reason`.
     """
     path = path.partition("?")[0]
-    api = _api(method, path)
-    if body is None or api is ApiKind.OTHER:
-        return _other_request(path, body or b"", None if api is ApiKind.OTHER else "Envoy does not send the body")
-    if _has_too_many_parts(body):
-        return InferenceRequest(api=api, path=path, unsupported_reason="the body has too many parts to be read")
-    if api is ApiKind.CHAT_COMPLETIONS:
-        return _chat_request(path, _decode(_CHAT, body), body_bytes=len(body))
-    return _completion_request(path, _decode(_COMPLETION, body), body_bytes=len(body))
-
-
-def _api(method: str, path: str) -> ApiKind:
-    if method == "POST" and path.endswith("/v1/chat/completions"):
-        return ApiKind.CHAT_COMPLETIONS
-    return ApiKind.COMPLETIONS if method == "POST" and path.endswith("/v1/completions") else ApiKind.OTHER
-
-
-def _has_too_many_parts(body: bytes) -> bool:
-    """Tell whether decoding could hold up other requests: the decoder makes an object a part and keeps the GIL.
-
-    Counts what separates parts, also inside texts, so a very large text full of brackets is routed on load.
-    """
-    if len(body) <= BODY_BYTES_WITHOUT_LIMIT:
-        return False
-    return body.count(b"{") + body.count(b"[") > MAX_CONTAINERS or body.count(b",") > MAX_ELEMENTS
-
-
-def _decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+    if body is not None and type(body) is not bytes:
+        body = bytes(body)
+    api, kind = _api(path) if method == "POST" else (None, ApiKind.OTHER)
+    if api is None:
+        return _other_request(kind, path, _plain_or_nothing(body, content_encoding, max_decoded_bytes))
+    if body is None:
+        return _other_request(kind, path, b"", "Envoy does not send the body")
+    if not _is_json(content_type):
+        why = "the content-type is not application/json, all that vLLM takes"
+        return _other_request(kind, path, _plain_or_nothing(body, content_encoding, max_decoded_bytes), why)
     try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise MalformedFieldError(f"The request body has a field of the wrong type: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedRequestError(f"The request body is not a valid JSON object: {error}") from error
-    except RecursionError:
-        raise MalformedRequestError("The request body is nested too deeply.") from None
+        if content_encoding:
+            body = decoded_body(body, content_encoding=content_encoding, max_bytes=max_decoded_bytes)
+        return _read(api, path, body)
+    except (UnknownContentEncodingError, BodyNotReadError) as error:
+        return InferenceRequest(api=kind, path=path, unsupported_reason=str(error))
+    except MalformedRequestError:
+        if api.strict:
+            raise
+        return _other_request(kind, path, body, "the body is not what this API takes")
 
 
-def _chat_request(path: str, body: _ChatBody, *, body_bytes: int) -> InferenceRequest:
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    prompts: tuple[Prompt, ...] = ()
-    reason = None
+def _api(path: str) -> tuple[_Api[Any] | None, ApiKind]:
+    last = path.rpartition("/")[2]
+    for end, api in _APIS.get(last, ()):
+        if path.endswith(end):
+            return api, api.kind
+    return None, ApiKind.TOKENIZE if last in _NO_GPU else ApiKind.OTHER
+
+
+def _is_json(content_type: str | None) -> bool:
+    return content_type is None or content_type == JSON_TYPE or content_type.partition(";")[0].lower() == JSON_TYPE
+
+
+def _read(api: _Api[Any], path: str, body: bytes) -> InferenceRequest:
+    fields = decode_body(api.decoder, body)
+    if fields.model is not None and not is_unicode(fields.model):
+        raise MalformedFieldError("The request body has a model whose name is not valid Unicode.")
+    fields.body_bytes = len(body)
+    return api.read(path, fields)
+
+
+def _plain_or_nothing(body: bytes | None, content_encoding: str | None, max_bytes: int) -> bytes:
+    """Return the body without its codings, or nothing where that fails: an unknown API is routed all the same."""
     try:
-        prompts = (_chat_prompt(body),)
-    except _UnsupportedError as error:
-        reason = str(error)
-    return _request(
-        ApiKind.CHAT_COMPLETIONS, path, body, prompts, reason, max_tokens=_count(limit), body_bytes=body_bytes
-    )
+        return decoded_body(body or b"", content_encoding=content_encoding, max_bytes=max_bytes)
+    except (UnknownContentEncodingError, PickError):
+        return b""
 
 
-def _chat_prompt(body: _ChatBody) -> ChatPrompt:
-    kwargs = {} if body.chat_template_kwargs is None else body.chat_template_kwargs
-    if not isinstance(kwargs, dict):
-        raise _UnsupportedError("chat_template_kwargs must be an object")
-    if body.chat_template is not None or kwargs.get("chat_template") is not None:
-        raise _UnsupportedError("the request brings a chat template of its own")
-    if body.truncate_prompt_tokens is not None:
-        raise _UnsupportedError("truncate_prompt_tokens cuts the prompt to a length that only the pod knows")
-    return ChatPrompt(
-        messages=tuple(body.messages),
-        tools=_objects(body.tools, "tools"),
-        documents=_objects(body.documents, "documents"),
-        add_generation_prompt=_flag(body.add_generation_prompt, default=True),
-        continue_final_message=_flag(body.continue_final_message, default=False),
-        add_special_tokens=_flag(body.add_special_tokens, default=False),
-        chat_template_kwargs=_template_variables(kwargs, body.reasoning_effort),
-    )
-
-
-def _objects(value: Any, name: str) -> tuple[Any, ...] | None:
-    if value is not None and not isinstance(value, list):
-        raise _UnsupportedError(f"{name} must be a list of objects")
-    return None if value is None else tuple(value)
-
-
-def _template_variables(kwargs: Mapping[str, Any], reasoning_effort: Any) -> dict[str, Any]:
-    """Merge as vLLM does: null and "auto" count as not given, an effort also switches thinking on or off."""
-    variables = {name: value for name, value in kwargs.items() if value is not None and value != "auto"}
-    if reasoning_effort is not None:
-        variables["reasoning_effort"] = reasoning_effort
-        if "enable_thinking" not in kwargs:
-            variables["enable_thinking"] = reasoning_effort != "none"
-    return variables
-
-
-def _completion_request(path: str, body: _CompletionBody, *, body_bytes: int) -> InferenceRequest:
-    prompts: tuple[Prompt, ...] = ()
-    reason = None
+def _other_request(kind: ApiKind, path: str, body: bytes, unsupported_reason: str | None = None) -> InferenceRequest:
+    """Return what is known without understanding the body: it is routed on load whatever it is."""
     try:
-        prompts = _completion_prompts(body)
-    except _UnsupportedError as error:
-        reason = str(error)
-    limit = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return _request(ApiKind.COMPLETIONS, path, body, prompts, reason, max_tokens=_count(limit), body_bytes=body_bytes)
-
-
-def _completion_prompts(body: _CompletionBody) -> tuple[Prompt, ...]:
-    for name in ("prompt_embeds", "suffix", "truncate_prompt_tokens"):
-        if getattr(body, name) is not None:
-            raise _UnsupportedError(f"{name} gives the prompt tokens that only the pod knows")
-    special = _flag(body.add_special_tokens, default=True)
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return (TextPrompt(text=prompt, add_special_tokens=special),)
-    if not isinstance(prompt, list) or not prompt:
-        raise _UnsupportedError("prompt must be a text, a list of texts, token ids or a list of token ids")
-    if isinstance(prompt[0], int):
-        return (_token_prompt(prompt),)
-    if all(isinstance(item, str) for item in prompt):
-        return tuple(TextPrompt(text=item, add_special_tokens=special) for item in prompt)
-    return tuple(_token_prompt(item) for item in prompt)
-
-
-def _token_prompt(ids: Any) -> TokenPrompt:
-    """Pack token ids. true and false count as 1 and 0, as in vLLM; floats, texts and negative ids are refused."""
-    try:
-        if isinstance(ids, list):
-            return TokenPrompt.of(ids)
-    except (TypeError, OverflowError):
-        pass
-    raise _UnsupportedError("prompt token ids must be integers from 0 to 4294967295")
-
-
-def _request(
-    api: ApiKind,
-    path: str,
-    body: _Body,
-    prompts: tuple[Prompt, ...],
-    unsupported_reason: str | None,
-    *,
-    max_tokens: int | None,
-    body_bytes: int,
-) -> InferenceRequest:
-    return InferenceRequest(
-        api=api,
-        path=path,
-        model=body.model,
-        prompts=prompts,
-        stream=_flag(body.stream, default=False),
-        max_tokens=max_tokens,
-        cache_salt=body.cache_salt if isinstance(body.cache_salt, str) else None,
-        unsupported_reason=unsupported_reason,
-        body_bytes=body_bytes,
-    )
-
-
-def _other_request(path: str, body: bytes, unsupported_reason: str | None) -> InferenceRequest:
-    """Return what is known without understanding the API: it is routed on load whatever the body is."""
-    try:
-        other = _OTHER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        other = decode_body(_OTHER, body) if _may_be_object(body) else _OtherBody()
+    except (MalformedRequestError, BodyNotReadError):
         other = _OtherBody()
-    model = other.model if isinstance(other.model, str) else None
+    model = other.model if isinstance(other.model, str) and is_unicode(other.model) else None
     return InferenceRequest(
-        api=ApiKind.OTHER,
+        api=kind,
         path=path,
         model=model,
-        stream=_flag(other.stream, default=False),
+        stream=flag(other.stream, default=False),
+        max_tokens=0 if kind is ApiKind.TOKENIZE else None,
         unsupported_reason=unsupported_reason,
     )
 
 
-def _flag(value: Any, *, default: bool) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = str(value).lower() if isinstance(value, str | int) else ""
-    return word in TRUE_WORDS or (default and word not in FALSE_WORDS)
-
-
-def _count(value: Any) -> int | None:
-    """Return a whole number of tokens, also from its text form, as pydantic takes it; None for anything else."""
-    if isinstance(value, str) and value.isdecimal() and len(value) < 20:
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+def _may_be_object(body: bytes) -> bool:
+    """Tell uploads and the like from JSON objects without reading them."""
+    return body[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{"

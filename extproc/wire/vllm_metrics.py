@@ -1,5 +1,7 @@
 """The few lines of a vLLM pod's /metrics that routing needs, found without parsing the other thousand."""
 
+import re
+
 from extproc.core.endpoint import EndpointLoad
 
 # Names of vLLM 0.8 to 0.32; one series per engine (data-parallel rank) of the pod. Names that begin alike are found in
@@ -8,6 +10,16 @@ REQUESTS, WAITING, RUNNING = b"vllm:num_requests_", b"waiting", b"running"
 PREFIX_CACHE, HITS, QUERIES = b"vllm:prefix_cache_", b"hits_total", b"queries_total"
 KV_USAGE = b"vllm:kv_cache_usage_perc"  # a share of 1 in spite of its name
 KV_USAGE_BEFORE_0_10 = b"vllm:gpu_cache_usage_perc"
+
+PREEMPTIONS = b"vllm:num_preemptions"
+INTER_TOKEN = b"vllm:inter_token_latency_seconds_"
+SUM, COUNT, TOTAL = b"sum", b"count", b"_total"
+# with --enable-mfu-metrics only
+READ_BYTES, WRITTEN_BYTES = b"vllm:estimated_read_bytes_per_gpu", b"vllm:estimated_write_bytes_per_gpu"
+CACHE_CONFIG = b"\nvllm:cache_config_info{"
+ADAPTERS = b"\nvllm:lora_requests_info{"
+# begins at a word's start only: what is no label costs one look, however long it is
+LABEL = re.compile(rb'\b(\w+)="((?:[^"\\]|\\.)*)"')
 
 LARGEST_COUNT = 1e15  # what no pod reaches, and what sums of which are exact
 
@@ -25,6 +37,10 @@ def parse_load(text: bytes, *, reported_at: float) -> EndpointLoad | None:
     if not waiting or not running or not usage:
         return None
     hits, queries = _values(text, PREFIX_CACHE, HITS, QUERIES)
+    inter_token_sums, inter_token_counts = _values(text, INTER_TOKEN, SUM, COUNT)
+    (preemptions,) = _values(text, PREEMPTIONS, TOTAL)
+    (read,), (written,) = _values(text, READ_BYTES, TOTAL), _values(text, WRITTEN_BYTES, TOTAL)
+    running_adapters, waiting_adapters, max_adapters = _adapters(text)
     return EndpointLoad(
         waiting_requests=sum(map(int, waiting)),
         running_requests=sum(map(int, running)),
@@ -32,7 +48,67 @@ def parse_load(text: bytes, *, reported_at: float) -> EndpointLoad | None:
         prefix_hit_tokens=sum(map(int, hits)),
         prefix_query_tokens=sum(map(int, queries)),
         reported_at=reported_at,
+        kv_capacity_tokens=_capacity(text),
+        preemptions=sum(map(int, preemptions)),
+        running_adapters=running_adapters,
+        waiting_adapters=waiting_adapters,
+        max_adapters=max_adapters,
+        inter_token_seconds_sum=sum(inter_token_sums),
+        inter_token_count=sum(map(int, inter_token_counts)),
+        memory_bytes_moved=sum(read) + sum(written) if read or written else None,
     )
+
+
+def _capacity(text: bytes) -> int | None:
+    """Return the tokens that the pod's KV cache takes, over all engines: blocks x block size."""
+    tokens = 0
+    for line, _ in _series(text, CACHE_CONFIG):
+        labels = _labels(line)
+        size, blocks = labels.get(b"block_size", b""), labels.get(b"num_gpu_blocks", b"")
+        if not size.isdigit() or not blocks.isdigit():
+            return None
+        tokens += int(size) * int(blocks)
+    return tokens if 0 < tokens <= LARGEST_COUNT else None
+
+
+def _adapters(text: bytes) -> tuple[frozenset[str], frozenset[str], int | None]:
+    """Return the LoRA adapters that run and wait, and how many may be loaded.
+
+    The gauge has a series for each combination that there has been; its value is the time, so the greatest is now.
+    """
+    series = _series(text, ADAPTERS)
+    if not series:
+        return frozenset(), frozenset(), None
+    found = _labels(max(series, key=lambda line_and_value: line_and_value[1])[0])
+    most = found.get(b"max_lora", b"")
+    return (
+        _names(found.get(b"running_lora_adapters", b"")),
+        _names(found.get(b"waiting_lora_adapters", b"")),
+        int(most) if most.isdigit() and len(most) < 6 else None,
+    )
+
+
+def _names(text: bytes) -> frozenset[str]:
+    return frozenset(name.strip() for name in text.decode("utf-8", "replace").split(",") if name.strip())
+
+
+def _labels(line: bytes) -> dict[bytes, bytes]:
+    return dict(LABEL.findall(line))
+
+
+def _series(text: bytes, start: bytes) -> list[tuple[bytes, float]]:
+    """Return the labels, not read yet, and the value of each series that begins so."""
+    series = []
+    position = text.find(start)
+    while position >= 0:
+        rest = position + len(start)
+        end = text.find(b"\n", rest)
+        line = text[rest : end if end >= 0 else len(text)]
+        number = _count(line.rpartition(b"}")[2].split())
+        if number is not None:
+            series.append((line, number))
+        position = text.find(start, rest)
+    return series
 
 
 def _values(text: bytes, stem: bytes, *endings: bytes) -> tuple[list[float], ...]:

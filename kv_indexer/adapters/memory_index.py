@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from kv_indexer.core.block_keys import TOKEN_BYTES, block_keys, split_keys
+from kv_indexer.core.block_keys import TOKEN_BYTES, BlockExtras, block_keys, split_keys
 from kv_indexer.core.index_changes import Clear, IndexChange, Operation, Remove, Store
 from kv_indexer.core.prefix_match import PrefixLookup, match_prompt, match_table, usable_tokens
 from kv_indexer.core.source import (
@@ -93,15 +93,18 @@ class MemoryPrefixIndex:
         self._holders: dict[bytes, set[int]] = {}  # block key -> slots
         self._epochs = self._fences = self._version = 0
 
-    async def lookup(self, tokens: bytes, *, root: bytes) -> PrefixLookup:
-        """See `PrefixIndexReader`."""
+    async def lookup(self, tokens: bytes, *, root: bytes, extra: BlockExtras | None = None) -> PrefixLookup:
+        """See `PrefixIndexReader`; there is no Redis here that anything could be passed through to."""
         table = match_table(await self.read_registry())
         usable = memoryview(tokens)[: usable_tokens(tokens) * TOKEN_BYTES]
-        values = {}
-        for size in table.masks:
-            keys = split_keys(block_keys(usable, block_size=size, parent=root))
-            values[size] = [bitmap(self._holders.get(key, ())) for key in keys]
-        return match_prompt(table, values)
+        keys = {
+            size: block_keys(usable, block_size=size, parent=root, extra=extra(size) if extra else None)
+            for size in table.masks
+        }
+        values = {
+            size: [bitmap(self._holders.get(key, ())) for key in split_keys(packed)] for size, packed in keys.items()
+        }
+        return match_prompt(table, values, keys=keys)
 
     async def sources(self) -> list[SourceStatus]:
         """See `PrefixIndexReader`."""

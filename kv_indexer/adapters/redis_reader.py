@@ -6,12 +6,14 @@ before and after make the answer consistent without MULTI, which Redis refuses e
 """
 
 import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_link import RedisLink, checked, pack
 from kv_indexer.adapters.redis_scripts import SNAPSHOT
-from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES
+from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES, BlockExtras, block_keys
 from kv_indexer.core.known_keys import KnownBlockKeys, PromptKeys
 from kv_indexer.core.prefix_depth import DepthHints, next_chunk
 from kv_indexer.core.prefix_match import (
@@ -46,23 +48,39 @@ class PrefixIndexReader:
         self._table: MatchTable | None = None
         self._read_at = 0.0  # loop time
 
-    async def lookup(self, tokens: bytes, *, root: bytes) -> PrefixLookup:
+    async def lookup(
+        self,
+        tokens: bytes,
+        *,
+        root: bytes,
+        extra: BlockExtras | None = None,
+        also: bytes = b"",
+        also_replies: int = 0,
+    ) -> PrefixLookup:
         """Return each endpoint's longest cached prefix of a prompt.
 
         `tokens` is a buffer of little-endian uint32, `root` comes from `root_key`. A match never covers the last token:
         vLLM computes at least that one anew. One round trip for a prompt that is cold or was seen before, two
         or more for one that only others have seen. Set a deadline: cancelling leaves the reader usable.
+        `also` are packed commands of the caller that go along in the first round trip, on keys with our hash tag; what
+        Redis answers to them (`also_replies` values) is in the result as it is.
         Raise IndexUnavailableError.
         """
         usable = tokens[: usable_tokens(tokens) * TOKEN_BYTES]
+        passed = _PassedThrough(commands=also, replies=also_replies)
         for _ in range(CONFLICT_LIMIT):
             table = await self._current_table()
-            keys = {size: PromptKeys(self._known, usable, block_size=size, parent=root) for size in table.masks}
-            walks = await self._walk(keys, table)
+            keys = {size: self._keys(usable, size, root, extra) for size in table.masks}
+            walks = await self._walk(keys, table, passed)
             if walks is not None:
-                return prefix_lookup(table, walks)
+                return prefix_lookup(table, walks, keys=_WholeKeys(keys), also=passed.got)
             self._table = None
         raise IndexUnavailableError("the sources changed during each of several attempts")
+
+    def block_keys(self, tokens: bytes, *, root: bytes, block_size: int) -> bytes:
+        """Return the packed keys of a prompt's usable blocks, for whoever must go on without an answer."""
+        usable = tokens[: usable_tokens(tokens) * TOKEN_BYTES]
+        return self._known.keys(usable, block_size=block_size, parent=root)
 
     async def sources(self) -> list[SourceStatus]:
         """Return the state of every source, freshly read. Raise IndexUnavailableError."""
@@ -92,13 +110,24 @@ class PrefixIndexReader:
         self._read_at = asyncio.get_running_loop().time()
         return self._table
 
-    async def _walk(self, keys: dict[int, PromptKeys], table: MatchTable) -> dict[int, PrefixWalk] | None:
+    def _keys(
+        self, tokens: bytes, block_size: int, root: bytes, extra: BlockExtras | None
+    ) -> "PromptKeys | _ComputedKeys":
+        more = extra(block_size) if extra is not None else None
+        if more is None:
+            return PromptKeys(self._known, tokens, block_size=block_size, parent=root)
+        # what is remembered goes by tokens alone
+        return _ComputedKeys(block_keys(tokens, block_size=block_size, parent=root, extra=more))
+
+    async def _walk(
+        self, keys: "_KeysBySize", table: MatchTable, passed: "_PassedThrough"
+    ) -> dict[int, PrefixWalk] | None:
         """Walk each block size in growing chunks, while anyone holds every block; None if the registry has changed."""
         walks = {size: PrefixWalk(streams, width=table.width) for size, streams in table.masks.items()}
         wanted = {size: self._first_keys(prompt) for size, prompt in keys.items() if prompt.blocks}
         asked = dict.fromkeys(keys, 0)  # blocks
         while True:  # at least once: with no source yet, the version tells whether there are any now
-            version, answers = await self._read(list(wanted.values()))
+            version, answers = await self._read(list(wanted.values()), passed)
             if version != table.registry.version:
                 return None
             following: dict[int, bytes] = {}
@@ -116,19 +145,72 @@ class PrefixIndexReader:
                 self._hints.learn(keys[size].reach(keys[size].blocks), matched=walk.blocks)
         return walks
 
-    def _first_keys(self, prompt: PromptKeys) -> bytes:
+    def _first_keys(self, prompt: "PromptKeys | _ComputedKeys") -> bytes:
         # who has asked deeper before has computed the keys up to there, so what was never seen needs no hint
         count = self._hints.first_chunk(prompt.reach_unknown(), blocks=prompt.blocks)
         return prompt.reach(count)[: count * KEY_BYTES]
 
-    async def _read(self, chunks: list[bytes]) -> tuple[bytes | None, list[list[Run]]]:
+    async def _read(self, chunks: list[bytes], passed: "_PassedThrough") -> tuple[bytes | None, list[list[Run]]]:
         """Read the chunks' values and the version that holds for all of them; None if it changed in between."""
-        commands = b"".join([_VERSION, *map(pack_mget, chunks), _VERSION])
+        more, more_replies = passed.pending()
+        commands = b"".join([_VERSION, *map(pack_mget, chunks), _VERSION, more])
         counts = [len(chunk) // KEY_BYTES for chunk in chunks]
-        replies = await self._link.request(commands, replies=len(chunks) + 2)
+        replies = await self._link.request(commands, replies=len(chunks) + 2 + more_replies)
+        if more_replies:
+            passed.got = replies[-more_replies:]
+            del replies[-more_replies:]
         before, after = _array(replies[0], 2), _array(replies[-1], 2)
         runs = [runs_of(_array(reply, count)) for reply, count in zip(replies[1:-1], counts, strict=True)]
         return parse_version(before) if before == after else None, runs
+
+
+@dataclass(frozen=True, slots=True)
+class _ComputedKeys:
+    """The keys of one prompt, all at hand; beside `PromptKeys`, whose methods see there."""
+
+    packed: bytes
+
+    @property
+    def blocks(self) -> int:
+        return len(self.packed) // KEY_BYTES
+
+    def reach(self, _: int) -> bytes:
+        return self.packed
+
+    def reach_unknown(self) -> bytes:
+        return self.packed
+
+
+_KeysBySize = Mapping[int, PromptKeys | _ComputedKeys]
+
+
+class _WholeKeys(Mapping[int, bytes]):
+    """The packed keys of whole prompts, computed when somebody looks: few callers do."""
+
+    def __init__(self, keys: _KeysBySize) -> None:
+        self._keys = keys
+
+    def __getitem__(self, block_size: int) -> bytes:
+        prompt = self._keys[block_size]
+        return prompt.reach(prompt.blocks)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+@dataclass(slots=True, kw_only=True)
+class _PassedThrough:
+    """A caller's own commands, until they have been answered."""
+
+    commands: bytes
+    replies: int
+    got: Sequence[Any] = ()
+
+    def pending(self) -> tuple[bytes, int]:
+        return (b"", 0) if self.got else (self.commands, self.replies)
 
 
 def _array(reply: Any, length: int) -> list[Any]:

@@ -5,12 +5,15 @@ the key itself. Both sides must agree on every byte here; a change is a new sche
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import xxhash
 
 KEY_BYTES = 8
 TOKEN_BYTES = 4
+
+# block size -> what enters each full block's key beside its tokens (see `core.extra_keys`); None: nothing anywhere
+BlockExtras = Callable[[int], Sequence[bytes | None] | None]
 
 
 def root_key(*, hash_seed: str, model: str, lora: str | None = None, cache_salt: str | None = None) -> bytes:

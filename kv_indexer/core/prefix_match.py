@@ -6,6 +6,7 @@ A *value* is what Redis has for a block: one slot in decimal, or `B` and a bitma
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
 from kv_indexer.core.source import EndpointCache, Registry, SlotRecord, SourceState
 from kv_indexer.core.tiers import tier_weight, weighted_blocks
@@ -26,6 +27,8 @@ class PrefixLookup:
     indexer_alive: bool  # False: nobody keeps the index true, and the states in `endpoints` are what was true once
     # endpoint -> tier -> blocks of its match, each counted in its best tier; `core.tiers` says what they are worth
     tiers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    keys: Mapping[int, bytes] = field(default_factory=dict)  # block size -> packed keys of all of the prompt's blocks
+    also: Sequence[Any] = ()  # Redis' replies to the commands that were passed through, error replies included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,15 +169,23 @@ def _worth(match: Match) -> tuple[int, float]:
     return match.blocks, weighted_blocks(match.tiers)
 
 
-def match_prompt(table: MatchTable, values: Mapping[int, Iterable[bytes | None]]) -> PrefixLookup:
+def match_prompt(
+    table: MatchTable, values: Mapping[int, Iterable[bytes | None]], *, keys: Mapping[int, bytes] | None = None
+) -> PrefixLookup:
     """Match a prompt whose values are all at hand (`values`: block size -> values)."""
     walks = {size: PrefixWalk(streams, width=table.width) for size, streams in table.masks.items()}
     for size, walk in walks.items():
         walk.feed(runs_of(values.get(size, ())))
-    return prefix_lookup(table, walks)
+    return prefix_lookup(table, walks, keys=keys or {})
 
 
-def prefix_lookup(table: MatchTable, walks: Mapping[int, PrefixWalk]) -> PrefixLookup:
+def prefix_lookup(
+    table: MatchTable,
+    walks: Mapping[int, PrefixWalk],
+    *,
+    keys: Mapping[int, bytes],
+    also: Sequence[Any] = (),
+) -> PrefixLookup:
     """Combine the walks of all block sizes (`walks`: block size -> walk); most matched tokens win."""
     matched: dict[str, int] = {}
     tiers: dict[str, Mapping[str, int]] = {}
@@ -190,6 +201,8 @@ def prefix_lookup(table: MatchTable, walks: Mapping[int, PrefixWalk]) -> PrefixL
         registry=table.registry,
         indexer_alive=table.registry.indexer_alive,
         tiers=tiers,
+        keys=keys,
+        also=also,
     )
 
 

@@ -17,6 +17,7 @@ from kv_indexer.core.source import Registry, SlotRecord, SourceState, Stream, St
 
 PREFIX = b"{kv2}"
 REGISTRY = PREFIX + b"registry"
+PICKERS = PREFIX + b"picker:"  # what picker replicas tell each other; the index neither reads nor writes it
 MAX_SLOTS = 4096  # registry.lua gives out no more
 SNAPSHOT_PARTS = 5  # of the answer of snapshot.lua; see `parse_registry`
 SLOT_FIELDS, STREAM_FIELDS = 3, 13  # values a record in the answer of snapshot.lua

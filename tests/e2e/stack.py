@@ -92,7 +92,10 @@ class Stack:
     async def indexed(self, prompt: Any, *, tokens: int = 1, model: str = "tiny") -> Any:
         """Wait until the index knows at least so many of the prompt's tokens somewhere; return the explanation."""
         body = {"model": model, "prompt": prompt}
-        return await eventually(lambda: self.explain(body), lambda answer: answer["matched_tokens"] >= tokens)
+        return await eventually(
+            lambda: self.explain(body),
+            lambda answer: any(candidate["indexed_tokens"] >= tokens for candidate in answer["candidates"]),
+        )
 
 
 async def eventually(look: Callable[[], Awaitable[Any]], holds: Callable[[Any], bool]) -> Any:

@@ -28,7 +28,7 @@ def degraded(state: Any) -> list[str]:
 
 
 def holders(explanation: Any) -> set[str]:
-    return {candidate["endpoint"] for candidate in explanation["candidates"] if candidate["matched_tokens"]}
+    return {candidate["endpoint"] for candidate in explanation["candidates"] if candidate["indexed_tokens"]}
 
 
 async def start_redis(port: int, folder: Path) -> subprocess.Popen[bytes]:

@@ -13,6 +13,7 @@ import pytest
 import yarl
 
 from extproc.core.exchange import BODY_CHUNK_BYTES
+from extproc.core.policy import PickPolicy
 from tests.e2e.stack import Answer, Stack, eventually, running_stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -111,7 +112,7 @@ def error_of(answer: Answer) -> tuple[int, str, str, str]:
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"nonsense", b"\xff\xfe", b"[" * 100_000], ids=repr)
 async def test_malformed_json_is_answered_400(stack: Stack, body: bytes) -> None:
-    answer = await stack.send("POST", "/v1/chat/completions", data=body)
+    answer = await stack.send("POST", "/v1/chat/completions", data=body, headers={"content-type": "application/json"})
     assert answer.status == 400
     assert answer.headers["x-kvmesh-reason"].startswith("malformed")
     assert answer.json["error"]["type"] == "invalid_request_error"
@@ -184,7 +185,7 @@ async def test_explain_says_what_each_scorer_said_without_booking(stack: Stack) 
     winner = next(candidate for candidate in answer["candidates"] if candidate["endpoint"] == answer["endpoint"])
     assert answer["endpoint"] == holder
     assert winner["matched_blocks"] * 16 == winner["matched_tokens"] > 0
-    assert set(winner["scores"]) == {"prefix", "queue-depth", "kv-usage"}
+    assert set(winner["scores"]) == set(PickPolicy().weights)
     assert len(answer["fallbacks"]) == 2
     assert [pod["picks"] for pod in before["endpoints"]] == [pod["picks"] for pod in after["endpoints"]]
 

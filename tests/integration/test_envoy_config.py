@@ -65,7 +65,7 @@ def connection_manager(name: str) -> Any:
 
 
 def ext_proc(name: str) -> Any:
-    return unpacked(connection_manager(name).http_filters[0], "ExternalProcessor")
+    return unpacked(connection_manager(name).http_filters[-2], "ExternalProcessor")
 
 
 def route_action(name: str) -> Any:
@@ -164,7 +164,7 @@ def test_a_buffered_body_may_wait_in_the_picker_longer_than_the_default_of_200_m
 def test_the_pickers_metadata_is_received_and_a_lost_picker_is_answered_503(name: str) -> None:
     processor = ext_proc(name)
 
-    assert processor.metadata_options.receiving_namespaces.untyped == ["envoy.lb"]
+    assert processor.metadata_options.receiving_namespaces.untyped[0] == "envoy.lb"
     assert processor.failure_mode_allow is False
     assert processor.status_on_error.code == 503
     assert processor.grpc_service.envoy_grpc.cluster_name == "picker"
@@ -249,12 +249,63 @@ def test_original_dst_takes_its_one_address_from_metadata_and_never_from_a_heade
     assert route_action("original-dst.yaml").retry_policy is None
 
 
-def test_the_buffered_file_differs_from_the_local_one_in_the_body_mode_alone() -> None:
+def test_the_buffered_file_differs_from_the_local_one_in_how_bodies_reach_the_picker_alone() -> None:
     local, buffered = read("local.yaml"), read("buffered.yaml")
     for config in (local, buffered):
         manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+        manager["http_filters"] = manager["http_filters"][-2:]
         processor = manager["http_filters"][0]["typed_config"]
         processor["processing_mode"].pop("request_body_mode")
         processor.pop("message_timeout", None)
+        processor.pop("allow_mode_override", None)
+        for namespaces in processor["metadata_options"].values():
+            namespaces["untyped"] = [name for name in namespaces["untyped"] if name != "kvmesh"]
 
     assert buffered == local
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_picker_is_told_who_answered(name: str) -> None:
+    assert ext_proc(name).response_attributes == ["upstream.address", "response.code_details"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_picker_is_told_the_routes_candidates(name: str) -> None:
+    picking = [
+        part for part in connection_manager(name).http_filters if part.name == "envoy.filters.http.ext_proc.kvmesh"
+    ]
+    [processor] = [unpacked(part, "ExternalProcessor") for part in picking]
+    assert "envoy.lb.subset_hint" in processor.metadata_options.forwarding_namespaces.untyped
+
+
+@pytest.mark.parametrize("name", ["buffered.yaml", "original-dst.yaml"])
+def test_buffered_files_let_the_picker_ask_for_a_response(name: str) -> None:
+    assert ext_proc(name).allow_mode_override is True
+    assert len(connection_manager(name).http_filters) == 2
+
+
+def test_the_duplex_file_has_a_filter_of_its_own_for_responses_with_a_note_that_fails_open() -> None:
+    # first in the list is last on the way back: whoever came behind it would hold back headers that it has let go
+    responses, picking, _ = connection_manager("local.yaml").http_filters
+    matching = unpacked(responses, "ExtensionWithMatcher")
+    processor = unpacked(matching.extension_config, "ExternalProcessor")
+    modes = processor.processing_mode
+    [matcher] = matching.xds_matcher.matcher_list.matchers
+    status, without_note = matcher.predicate.and_matcher.predicate
+    single = without_note.not_matcher.single_predicate
+    note = single.input.typed_config.unpack()
+
+    assert (picking.name, responses.name) == (
+        "envoy.filters.http.ext_proc.kvmesh",
+        "envoy.filters.http.ext_proc.kvmesh-response",
+    )
+    # there is no status before the response, so that nothing is judged before the pick has left its note
+    assert status.single_predicate.input.typed_config.unpack().header_name == ":status"
+    assert (note.filter, [segment.key for segment in note.path]) == ("kvmesh", ["response"])
+    assert single.custom_match.typed_config.unpack().value.present_match is True
+    assert type(matcher.on_match.action.typed_config.unpack()).__name__ == "SkipFilter"
+    assert (modes.request_header_mode.name, modes.request_body_mode.name) == ("SKIP", "NONE")
+    assert (modes.response_header_mode.name, modes.response_body_mode.name) == ("SEND", "NONE")
+    assert (processor.allow_mode_override, processor.failure_mode_allow) == (True, True)
+    namespaces = processor.metadata_options
+    assert namespaces.forwarding_namespaces.untyped == namespaces.receiving_namespaces.untyped == ["kvmesh"]

@@ -16,8 +16,10 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame, SettingsFrame
 
+from extproc.adapters.ext_proc_call import OpenResponse
 from extproc.adapters.grpc_server import ExtProcServer
 from extproc.core.exchange import BodyMode, RequestFacts
+from extproc.core.response_plan import PASS_PLAN, ResponsePlan
 from extproc.wire import http2
 from extproc.wire.http2_limits import Http2Limits
 
@@ -55,7 +57,14 @@ class FakeExchange:
     picks: "FakePicks"
     endpoints: Sequence[str] = ("10.0.0.1:8000",)
 
-    def responded(self, *, status: int, served_by: str | None) -> None:
+    body: bytes | None = None
+    removed_headers: tuple[str, ...] = ()
+    plan: ResponsePlan = PASS_PLAN
+
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool) -> None:
+        pass
+
+    def response_missed(self, why: str) -> None:
         pass
 
     def finish(self) -> None:
@@ -76,6 +85,9 @@ class FakePicks:
         await self.gate.wait()
         self.picked += 1
         return FakeExchange(self)
+
+    def response(self, plan: ResponsePlan) -> OpenResponse:
+        raise NotImplementedError
 
 
 @dataclass(kw_only=True)

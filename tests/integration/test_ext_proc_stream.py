@@ -12,9 +12,12 @@ import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from extproc.adapters.ext_proc_call import OpenResponse
 from extproc.adapters.grpc_server import ExtProcServer
 from extproc.core.exchange import BodyMode, RequestFacts
+from extproc.core.response_plan import PASS_PLAN, ResponsePlan
 from extproc.errors import ConfigError, MalformedRequestError
+from extproc.wire.response_note import encode_note
 
 DEADLINE_SECONDS = 5.0
 
@@ -23,10 +26,17 @@ DEADLINE_SECONDS = 5.0
 class FakeExchange:
     picks: "FakePicks"
     endpoints: Sequence[str] = ("10.0.0.1:8000", "10.0.0.2:8000")
+    body: bytes | None = None
+    removed_headers: tuple[str, ...] = ()
+    plan: ResponsePlan = PASS_PLAN
     responses: list[tuple[int, str | None]] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
 
-    def responded(self, *, status: int, served_by: str | None) -> None:
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool) -> None:
         self.responses.append((status, served_by))
+
+    def response_missed(self, why: str) -> None:
+        self.missed.append(why)
 
     def finish(self) -> None:
         self.picks.open.remove(self)
@@ -36,6 +46,8 @@ class FakeExchange:
 @dataclass
 class FakePicks:
     fails: Exception | None = None
+    change: bytes | None = None  # goes to the pod in place of the client's body
+    plan: ResponsePlan = PASS_PLAN
     bodies: list[bytes | None] = field(default_factory=list)
     open: list[FakeExchange] = field(default_factory=list)
     finished: list[FakeExchange] = field(default_factory=list)
@@ -44,9 +56,12 @@ class FakePicks:
         if self.fails is not None:
             raise self.fails
         self.bodies.append(body)
-        exchange = FakeExchange(self)
+        exchange = FakeExchange(self, body=self.change, plan=self.plan)
         self.open.append(exchange)
         return exchange
+
+    def response(self, plan: ResponsePlan) -> OpenResponse:
+        raise NotImplementedError
 
 
 @asynccontextmanager
@@ -210,6 +225,41 @@ async def test_a_buffered_body_of_the_largest_size_fits_into_one_message() -> No
         await read(call)
         await call.write(body(b"x" * limit, end_of_stream=True))
         assert (await read(call)).WhichOneof("response") == "request_body"
+        call.cancel()
+
+
+async def test_a_changed_body_is_not_kept_for_as_long_as_the_exchange_lasts() -> None:
+    picks = FakePicks(change=b"changed")
+    async with serving(picks) as (_, method, _):
+        call = method()
+        await call.write(headers(mode=BodyMode.BUFFERED))
+        await read(call)
+        await call.write(body(b"x", end_of_stream=True))
+        answer = await read(call)
+        assert answer.request_body.response.body_mutation.body == b"changed"
+        assert [exchange.body for exchange in picks.open] == [None]
+        call.cancel()
+
+
+async def test_a_response_without_a_body_is_not_waited_for_and_so_not_missed() -> None:
+    picks = FakePicks(plan=ResponsePlan(requested_model="gpt-x"))  # it opens no response: that would be a defect
+    async with serving(picks) as (_, method, _):
+        call = method()
+        await call.write(headers(mode=BodyMode.BUFFERED))
+        await read(call)
+        await call.write(body(b"x", end_of_stream=True))
+        await read(call)
+        message = response_headers(b"204")
+        message.response_headers.end_of_stream = True
+        await call.write(message)
+        assert (await read(call)).WhichOneof("response") == "response_headers"
+        alone = method()
+        namespace = message.metadata_context.filter_metadata["kvmesh"]
+        namespace.fields["response"].string_value = encode_note(picks.plan).decode()
+        await alone.write(message)
+        assert (await read(alone)).WhichOneof("response") == "response_headers"
+        assert await read(alone) is grpc.aio.EOF
+        assert picks.open[0].missed == []
         call.cancel()
 
 

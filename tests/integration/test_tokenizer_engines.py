@@ -12,8 +12,9 @@ import fastokens  # type: ignore[import-untyped]
 import pytest
 import tokenizers
 
-from extproc.adapters.prompt_tokens import PromptTokens
+from extproc.adapters.prompt_tokens import PromptTokenSource
 from extproc.adapters.tokenizer import ModelTokenizer
+from extproc.core.models import ServedModel, TokensFrom
 from extproc.core.request import InferenceRequest
 from extproc.errors import TokenizerError
 from extproc.wire.openai import parse_request
@@ -28,6 +29,15 @@ def completion(prompt: Any, **fields: Any) -> InferenceRequest:
 
 def chat(**body: Any) -> InferenceRequest:
     return parse_request(path="/v1/chat/completions", body=json.dumps(body).encode())
+
+
+TINY = ServedModel(name="tiny", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=TINY_MODEL)
+
+
+async def source_buffers(source: PromptTokenSource, request: InferenceRequest) -> tuple[bytes, ...]:
+    known = await source.prompts(request, None, model=TINY, limit=1)
+    assert known.degraded is None
+    return tuple(prompt.tokens for prompt in known.prompts)
 
 
 def ids(buffer: bytes) -> list[int]:
@@ -86,16 +96,20 @@ def test_the_cache_of_segments_never_changes_the_ids(fast: ModelTokenizer, refer
 async def test_long_texts_in_threads_give_the_same_ids(fast: ModelTokenizer, reference: tokenizers.Tokenizer) -> None:
     texts = [f"{number} tokens and 字 " * 15_000 for number in range(4)]
     assert all(len(text) > 200_000 for text in texts)
-    buffers = await asyncio.gather(*(PromptTokens(fast).tokens(completion(text), limit=1) for text in texts))
+    source = PromptTokenSource([TINY])
+    buffers = await asyncio.gather(*(source_buffers(source, completion(text)) for text in texts))
+    source.close()
     assert [ids(buffer) for (buffer,) in buffers] == [reference.encode(text).ids for text in texts]
 
 
 async def test_both_ways_to_ask_agree_on_every_awkward_chat(fast: ModelTokenizer) -> None:
+    source = PromptTokenSource([TINY])
     for case in CHATS:
         if case["name"].startswith("refused:"):
             continue
         request = chat(**case["request"])
-        assert await PromptTokens(fast).tokens(request, limit=1) == fast.token_buffers(request), case["name"]
+        assert await source_buffers(source, request) == fast.token_buffers(request), case["name"]
+    source.close()
 
 
 def test_text_that_is_not_unicode_is_an_error_with_a_reason(fast: ModelTokenizer) -> None:
@@ -151,8 +165,9 @@ async def test_the_reference_library_gives_the_same_ids_for_every_awkward_chat(
     fast: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fastokens, "Tokenizer", Unable)
-    slow = ModelTokenizer.load(TINY_MODEL)
+    slow = PromptTokenSource([TINY])
     for case in CHATS:
         if not case["name"].startswith("refused:"):
             request = chat(**case["request"])
-            assert await PromptTokens(slow).tokens(request, limit=1) == fast.token_buffers(request), case["name"]
+            assert await source_buffers(slow, request) == fast.token_buffers(request), case["name"]
+    slow.close()

@@ -10,9 +10,10 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.adapters.ext_proc_call import ExtProcCalls
+from extproc.adapters.ext_proc_call import ExtProcCalls, OpenResponse
 from extproc.adapters.http2_connection import Http2Connection
 from extproc.core.exchange import BodyMode, RequestFacts
+from extproc.core.response_plan import PASS_PLAN, ResponsePlan
 from extproc.errors import MalformedRequestError
 from extproc.wire import http2
 from extproc.wire.http2_limits import Http2Limits
@@ -71,7 +72,14 @@ class FakeExchange:
     endpoints: Sequence[str] = ("10.0.0.1:8000",)
     finishes: int = 0
 
-    def responded(self, *, status: int, served_by: str | None) -> None:
+    body: bytes | None = None
+    removed_headers: tuple[str, ...] = ()
+    plan: ResponsePlan = PASS_PLAN
+
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool) -> None:
+        pass
+
+    def response_missed(self, why: str) -> None:
         pass
 
     def finish(self) -> None:
@@ -102,6 +110,9 @@ class FakePicks:
                 raise
         self.exchanges.append(FakeExchange())
         return self.exchanges[-1]
+
+    def response(self, plan: ResponsePlan) -> OpenResponse:
+        raise NotImplementedError
 
 
 class Rig:

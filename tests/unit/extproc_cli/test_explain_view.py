@@ -117,3 +117,11 @@ def test_a_refusal_shows_its_candidates_and_why_others_were_rejected_where_the_p
         ["127.0.0.1:8101", "(saturated)", "6", "1+3", "2", "25%", "-"],
         ["127.0.0.1:8102", "rejected", "by", "reachable:", "timed", "out"],
     ]
+
+
+def test_of_many_scorers_those_that_tell_the_candidates_apart_are_shown() -> None:
+    weights = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 1.0}
+    same = dict.fromkeys(weights, 1.0)
+    candidates = [WINNER | {"scores": same}, UNKNOWN | {"scores": same | {"d": 0.5}}]
+    heading = " ".join(shown(ROUTED | {"weights": weights, "candidates": candidates}, width=100)[2:4]).split()
+    assert [name for name in weights if name in heading] == ["d"]

@@ -126,6 +126,22 @@ def test_a_tokenizer_without_its_model_is_refused(run: Callable[..., PickerSetti
 
 
 @pytest.mark.parametrize(
+    ("policy", "field"),
+    [('{"cordoned": ["127.0.0.1"]}', "policy.cordoned"), ('{"roles": {"[::1]:8103": "prefill"}}', "policy.roles")],
+)
+def test_a_policy_for_an_endpoint_that_there_is_not_is_refused(
+    run: Callable[..., PickerSettings], policy: str, field: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{field}: .* is none of --endpoints"):
+        run("--endpoints", PODS, "--policy", policy)
+
+
+def test_a_long_flat_policy_is_not_taken_for_a_file_s_name(run: Callable[..., PickerSettings]) -> None:
+    long = ",".join(["stale_after_seconds=3"] * 20)
+    assert run("--endpoints", PODS, "--policy", long).policy.stale_after_seconds == 3
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "localhost",
@@ -137,6 +153,7 @@ def test_a_tokenizer_without_its_model_is_refused(run: Callable[..., PickerSetti
         "[1.2.3.4]:1",
         ":80",
         "1.2.3.4:b",
+        "1.2.3.4:\N{SUPERSCRIPT TWO}",
         "1.2.3.4:1,1.2.3.4:1",
     ],
 )
@@ -157,3 +174,52 @@ def test_every_command_has_help_and_the_shared_options(command: str, capsys: pyt
     root([command, "--help"], prog_name="kvmesh", standalone_mode=False)
     text = capsys.readouterr().out
     assert all(flag in text for flag in ("--config", "--log-format", "--log-level", "KVMESH_CONFIG"))
+
+
+def test_flags_go_before_the_policy_s_file_and_the_file_before_the_defaults(
+    run: Callable[..., PickerSettings], tmp_path: Path
+) -> None:
+    file = config(tmp_path, "strategy: prefix-aware\nretry_after_seconds: 9\nfallbacks: 1\n")
+    policy = run("--endpoints", PODS, "--policy", file, "--retry-after-seconds", "3").policy
+    assert (policy.strategy, policy.weights["prefix"]) == ("prefix-aware", 3.0)
+    assert (policy.retry_after_seconds, policy.fallbacks, policy.saturated_waiting_requests) == (3, 1, 5)
+    assert run("--endpoints", PODS, "--policy", file, "--weights", "turn=1").policy.weights == {"turn": 1.0}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policy: {strategy: least-request}\n",
+        "policy:\n  strategy: least-request\n  health: {slow_factor: 3}\n",
+        'policy: \'{"strategy": "least-request"}\'\n',
+        "strategy: least-request\n",
+    ],
+)
+def test_the_policy_may_stand_in_the_configuration_file(
+    run: Callable[..., PickerSettings], tmp_path: Path, text: str
+) -> None:
+    settings = run("--config", config(tmp_path, text), "--endpoints", PODS)
+    assert settings.policy.weights == {"active-requests": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--policy", "no-such-file.yaml"), "--policy: cannot read no-such-file.yaml"),
+        (("--policy", '{"weights": {"prefx": 1}}'), "policy.weights.prefx: unknown scorer"),
+        (("--policy", "{"), "--policy: not readable as YAML"),
+        (("--models", '{"served": [{}]}'), "models.served"),
+    ],
+)
+def test_a_policy_that_cannot_be_read_is_refused(
+    run: Callable[..., PickerSettings], flags: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run("--endpoints", PODS, *flags)
+
+
+def test_the_model_of_the_flags_joins_those_of_the_table(run: Callable[..., PickerSettings]) -> None:
+    models = '{"served": [{"name": "big", "aliases": ["b"]}]}'
+    settings = run("--endpoints", PODS, "--model", "tiny", "--models", models)
+    assert [model.name for model in settings.model_table.served] == ["tiny", "big"]
+    assert run("--endpoints", PODS, "--model", "b", "--models", models).model_table.served[0].name == "big"

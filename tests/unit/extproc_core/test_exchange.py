@@ -1,18 +1,23 @@
 """One ext_proc stream as a state machine: what is answered when, in each body mode."""
 
+from typing import Any
+
 import pytest
 
 from extproc.core.exchange import (
     BODY_CHUNK_BYTES,
     Answer,
+    AskForResponse,
     BodyChunk,
     BodyMode,
     BodyWithPick,
+    ChangedResponse,
     Exchange,
     HeadersWithPick,
     Pick,
     RequestFacts,
 )
+from extproc.core.response_plan import ResponseHandling, ResponsePlan
 from extproc.errors import BodyTooLargeError
 
 FACTS = RequestFacts(method="POST", path="/v1/completions", objective=None, request_id="r1")
@@ -123,3 +128,98 @@ def test_a_duplex_response_body_is_echoed() -> None:
 def test_any_other_response_body_is_acknowledged() -> None:
     exchange, _ = opened(BodyMode.BUFFERED)
     assert list(exchange.response_body(b"x", end_of_stream=True)) == [Answer.RESPONSE_BODY]
+
+
+# --- bodies that change, responses that are wanted -------------------------------------------------------------------
+
+PASS, READ, REWRITE = ResponseHandling.PASS, ResponseHandling.READ, ResponseHandling.REWRITE
+PLAN = ResponsePlan(requested_model="gpt-x")
+
+
+def picked(mode: BodyMode, *, response_mode: BodyMode = BodyMode.NONE, **pick: Any) -> tuple[Exchange, list[object]]:
+    """An exchange whose body has ended and been picked, and the answers to that."""
+    exchange = Exchange(max_body_bytes=1000)
+    exchange.request_headers(FACTS, mode=mode, response_mode=response_mode, end_of_stream=False)
+    exchange.request_body(b"ab", end_of_stream=True)
+    return exchange, list(exchange.picked(PODS, **pick))
+
+
+def test_a_changed_body_goes_in_place_of_the_clients() -> None:
+    pick: dict[str, Any] = {"body": b"changed", "removed_headers": ("content-encoding",)}
+    _, duplex = picked(BodyMode.FULL_DUPLEX_STREAMED, **pick)
+    _, buffered = picked(BodyMode.BUFFERED, **pick)
+    assert duplex == [HeadersWithPick(PODS, ("content-encoding",)), BodyChunk(b"changed", end_of_stream=True)]
+    assert buffered == [BodyWithPick(PODS, ("content-encoding",), b"changed")]
+
+
+def test_a_body_that_envoy_keeps_to_itself_is_not_changed() -> None:
+    _, steps = picked(BodyMode.NONE, body=b"changed", removed_headers=("content-encoding",))
+    assert steps == [HeadersWithPick(PODS)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "response_mode", "noted"),
+    [
+        (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.NONE, True),
+        (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.STREAMED, False),
+        (BodyMode.NONE, BodyMode.NONE, False),
+    ],
+)
+def test_a_note_is_left_only_where_the_response_comes_on_another_stream(
+    mode: BodyMode, response_mode: BodyMode, noted: bool
+) -> None:
+    _, steps = picked(mode, response_mode=response_mode, plan=PLAN)
+    assert steps[0] == HeadersWithPick(PODS, note=PLAN if noted else None)
+
+
+def test_a_plan_that_needs_no_body_leaves_no_note() -> None:
+    _, steps = picked(BodyMode.FULL_DUPLEX_STREAMED, plan=ResponsePlan())
+    assert steps[0] == HeadersWithPick(PODS)
+
+
+@pytest.mark.parametrize(
+    ("handling", "step"),
+    [(PASS, Answer.RESPONSE_HEADERS), (READ, AskForResponse(changes=False)), (REWRITE, AskForResponse(changes=True))],
+)
+def test_a_response_is_asked_for_where_it_is_wanted(handling: ResponseHandling, step: object) -> None:
+    buffered, _ = picked(BodyMode.BUFFERED)
+    alone = Exchange(max_body_bytes=10)
+    duplex, _ = picked(BodyMode.FULL_DUPLEX_STREAMED)
+    assert [
+        list(exchange.response_headers(handling, end_of_stream=False)) for exchange in (buffered, alone, duplex)
+    ] == [
+        [step],
+        [step],
+        [Answer.RESPONSE_HEADERS],
+    ]
+    assert [exchange.is_response_alone for exchange in (buffered, alone, duplex)] == [False, True, False]
+
+
+def test_a_response_without_body_is_not_asked_for() -> None:
+    exchange, _ = picked(BodyMode.BUFFERED)
+    assert list(exchange.response_headers(REWRITE, end_of_stream=True)) == [Answer.RESPONSE_HEADERS]
+
+
+def test_a_part_of_a_response_is_answered_with_what_changed_in_it() -> None:
+    exchange, _ = picked(BodyMode.BUFFERED)
+    exchange.response_headers(REWRITE, end_of_stream=False)
+    assert [
+        list(exchange.response_body(b"ab", end_of_stream=False, changed=changed)) for changed in (b"ab", b"", b"x")
+    ] == [[Answer.RESPONSE_BODY], [ChangedResponse(b"")], [ChangedResponse(b"x")]]
+
+
+def test_a_duplex_response_body_is_sent_on_as_it_became_in_chunks() -> None:
+    exchange, _ = picked(BodyMode.FULL_DUPLEX_STREAMED, response_mode=BodyMode.FULL_DUPLEX_STREAMED)
+    exchange.response_headers(REWRITE, end_of_stream=False)
+    large = b"y" * (BODY_CHUNK_BYTES + 1)
+    assert [
+        list(exchange.response_body(b"ab", end_of_stream=end, changed=changed))
+        for changed, end in ((b"", False), (large, True), (b"", True))
+    ] == [
+        [],
+        [
+            BodyChunk(large[:-1], end_of_stream=False, response=True),
+            BodyChunk(b"y", end_of_stream=True, response=True),
+        ],
+        [BodyChunk(b"", end_of_stream=True, response=True)],
+    ]

@@ -11,7 +11,7 @@ def test_the_script_is_what_the_product_answers_with_as_many_messages_as_the_cli
         headers, body, end = (ext_proc.parse_message(message) for message in script.request)
         exchange = Exchange(max_body_bytes=1 << 20)
         exchange.request_headers(
-            ext_proc.request_facts(headers.request_headers),
+            ext_proc.request_facts(headers),
             mode=ext_proc.request_body_mode(headers),
             response_mode=ext_proc.response_body_mode(headers),
             end_of_stream=False,

@@ -202,3 +202,9 @@ def test_the_clients_objects_are_not_changed() -> None:
     before = copy.deepcopy(messages)
     conversation(messages, content_format="openai")
     assert messages == before
+
+
+def test_arguments_with_a_number_too_long_to_be_read_are_no_crash() -> None:
+    message = {"role": "assistant", "content": "x", "tool_calls": [call('{"a": ' + "1" * 5_000 + "}")]}
+    with pytest.raises(ChatTemplateError, match="arguments cannot be read"):
+        conversation([message], content_format="string")

@@ -46,6 +46,24 @@ def test_variables_of_the_request_reach_the_template_and_win_over_special_tokens
     assert render(source, chat_template_kwargs=kwargs) == "False ! False"
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, "brief low served ['d']"),
+        ({"chat_template_kwargs": {"style": "long", "tools": ["own"]}}, "long low ['own'] ['d']"),
+        ({"documents": ("mine",)}, "brief low served ['mine']"),
+        ({"tools": ()}, "brief low [] ['d']"),
+    ],
+)
+def test_the_servers_defaults_lie_beneath_what_the_request_says(fields: dict[str, Any], expected: str) -> None:
+    template = ChatTemplate(
+        "{{ style }} {{ effort }} {{ tools }} {{ documents }}",
+        special_tokens=TOKENS,
+        defaults={"style": "brief", "effort": "low", "tools": "served", "documents": ["d"], "messages": "never"},
+    )
+    assert template.render(ChatPrompt(messages=({"role": "user", "content": "x"},), **fields)) == expected
+
+
 def test_a_variable_that_the_template_only_sets_cannot_be_given() -> None:
     source = "{% set own = 1 %}{{ own }}"
     assert render(source, chat_template_kwargs={"own": 2}) == "1"

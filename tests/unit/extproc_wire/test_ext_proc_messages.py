@@ -13,7 +13,17 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
     StreamedBodyResponse,
 )
 
-from extproc.core.exchange import Answer, BodyChunk, BodyMode, BodyWithPick, HeadersWithPick, RequestFacts
+from extproc.core.exchange import (
+    Answer,
+    AskForResponse,
+    BodyChunk,
+    BodyMode,
+    BodyWithPick,
+    ChangedResponse,
+    HeadersWithPick,
+    RequestFacts,
+)
+from extproc.core.response_plan import Prediction, ResponsePlan
 from extproc.errors import MalformedRequestError, RequestShedError
 from extproc.wire import ext_proc
 
@@ -93,7 +103,7 @@ def test_request_facts_are_read_from_raw_or_plain_values() -> None:
         ("authorization", b"secret", ""),
     ]:
         message.request_headers.headers.headers.add(key=key, raw_value=raw, value=plain)
-    assert ext_proc.request_facts(message.request_headers) == RequestFacts(
+    assert ext_proc.request_facts(message) == RequestFacts(
         method="POST", path="/v1/completions?x=1", objective="batch", request_id="r-1"
     )
 
@@ -113,3 +123,120 @@ def test_the_pods_status_is_read_from_its_pseudo_header(value: bytes, expected: 
     message = ProcessingRequest()
     message.response_headers.headers.headers.add(key=":status", raw_value=value)
     assert ext_proc.response_status(message.response_headers) == expected
+
+
+def test_further_headers_are_those_that_were_asked_for() -> None:
+    message = ProcessingRequest()
+    for key in ("content-type", "x-session-id", "x-tenant", "cookie"):
+        message.request_headers.headers.headers.add(key=key, raw_value=key.encode())
+    usual = ext_proc.request_facts(message).headers
+    further = ext_proc.request_facts(message, further=ext_proc.FURTHER_HEADERS | {"x-tenant"}).headers
+    assert usual == {"content-type": "content-type", "x-session-id": "x-session-id"}
+    assert further == {**usual, "x-tenant": "x-tenant"}
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        (["10.0.0.1:80", " 10.0.0.2:80 "], {"10.0.0.1:80", "10.0.0.2:80"}),
+        ("10.0.0.1:80, 10.0.0.2:80,", {"10.0.0.1:80", "10.0.0.2:80"}),
+        ([], set()),
+        ("", set()),
+    ],
+)
+def test_the_routes_candidates_are_a_list_or_a_text_and_may_be_none(hint: object, expected: object) -> None:
+    message = ProcessingRequest()
+    metadata = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+    metadata.update({"x-gateway-destination-endpoint-subset": hint})
+    assert ext_proc.request_facts(message).subset == expected
+
+
+def test_a_route_that_says_nothing_allows_all_candidates() -> None:
+    message = ProcessingRequest()
+    message.metadata_context.filter_metadata["envoy.lb.subset_hint"].update({"other": "x"})
+    assert (ext_proc.request_facts(message).subset, ext_proc.request_facts(ProcessingRequest()).subset) == (None, None)
+
+
+# --- bodies and responses that change --------------------------------------------------------------------------------
+
+
+def test_a_changed_buffered_body_comes_with_its_length_beside_the_pick() -> None:
+    common = decoded(BodyWithPick(("a:1",), ("content-encoding",), b"changed")).request_body.response
+    headers = {option.header.key: option.header.raw_value for option in common.header_mutation.set_headers}
+    assert headers == {"x-gateway-destination-endpoint": b"a:1", "content-length": b"7"}
+    assert list(common.header_mutation.remove_headers) == ["content-encoding"]
+    assert common.body_mutation.body == b"changed"
+
+
+def test_a_body_that_is_not_changed_is_not_sent_back() -> None:
+    common = decoded(BodyWithPick(("a:1",))).request_body.response
+    assert (common.HasField("body_mutation"), len(common.header_mutation.set_headers)) == (False, 1)
+
+
+def test_the_headers_carry_pick_note_and_removed_headers_together() -> None:
+    plan = ResponsePlan(
+        requested_model="gpt-\u00e9",
+        prediction=Prediction(
+            model="m", arm="a", endpoint="a:1", prompt_tokens=9, matched_tokens=4, best_matched_tokens=8
+        ),
+        sampled=True,
+        read_below_bytes=7,
+    )
+    answer = decoded(HeadersWithPick(("a:1",), ("content-encoding",), plan))
+    mutation = answer.request_headers.response.header_mutation
+    assert [option.header.raw_value for option in mutation.set_headers] == [b"a:1"]
+    assert list(mutation.remove_headers) == ["content-encoding"]
+    assert answer.dynamic_metadata.fields["envoy.lb"].struct_value["x-gateway-destination-endpoint"] == "a:1"
+    # what Envoy hands to the filter that sees responses
+    message = ProcessingRequest()
+    message.metadata_context.filter_metadata["kvmesh"].CopyFrom(answer.dynamic_metadata.fields["kvmesh"].struct_value)
+    assert ext_proc.response_plan(message) == plan
+
+
+@pytest.mark.parametrize("note", ["", "{", '{"sampled": 3}', "[]"])
+def test_a_note_that_cannot_be_read_is_no_plan(note: str) -> None:
+    message = ProcessingRequest()
+    message.metadata_context.filter_metadata["kvmesh"].update({"response": note})
+    assert ext_proc.response_plan(message) is None
+    assert ext_proc.response_plan(ProcessingRequest()) is None
+
+
+@pytest.mark.parametrize(("changes", "removed"), [(True, ["content-length"]), (False, [])])
+def test_asking_for_a_response_keeps_its_length_unless_it_will_change(changes: bool, removed: list[str]) -> None:
+    answer = decoded(AskForResponse(changes=changes))
+    assert list(answer.response_headers.response.header_mutation.remove_headers) == removed
+    modes = answer.mode_override
+    assert (modes.response_header_mode, modes.response_body_mode, modes.response_trailer_mode) == (1, 1, 1)
+
+
+def test_a_changed_part_of_a_response_replaces_it_and_an_empty_one_clears_it() -> None:
+    replaced, cleared = (decoded(ChangedResponse(body)).response_body.response.body_mutation for body in (b"x", b""))
+    assert (replaced.body, cleared.clear_body) == (b"x", True)
+
+
+def test_the_response_head_is_read() -> None:
+    message = ProcessingRequest()
+    for key, value in [
+        (":status", b"200"),
+        ("content-type", b"application/json"),
+        ("content-encoding", b"br"),
+        ("content-length", b"17"),
+    ]:
+        message.response_headers.headers.headers.add(key=key, raw_value=value)
+    assert ext_proc.response_head(message.response_headers) == ext_proc.ResponseHead(
+        status=200, content_type="application/json", content_encoding="br", content_length=17
+    )
+    assert ext_proc.response_head(ProcessingRequest().response_headers) == ext_proc.ResponseHead(
+        status=0, content_type="", content_encoding="", content_length=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [("via_upstream", True), ("upstream_reset_before_response_started{x}", False), (None, True)],
+)
+def test_envoy_tells_whether_a_pod_answered(details: str | None, expected: bool) -> None:
+    message = ProcessingRequest()
+    if details is not None:
+        message.attributes["envoy.filters.http.ext_proc"].update({"response.code_details": details})
+    assert ext_proc.is_from_pod(message) is expected

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from extproc.core.request import ApiKind, ChatPrompt, InferenceRequest, TextPrompt, TokenPrompt
+from extproc.core.request import (
+    ApiKind,
+    ChatPrompt,
+    InferenceRequest,
+    TextPrompt,
+    TokenPrompt,
+    Truncation,
+    TruncationSide,
+)
 from extproc.wire.openai import parse_request
 
 CHAT = "/v1/chat/completions"
@@ -145,7 +153,9 @@ def test_a_completion_may_do_without_special_tokens() -> None:
         {"prompt": [10**30]},
         {"prompt": "x", "prompt_embeds": "AAAA"},
         {"prompt": "x", "suffix": "y"},
-        {"prompt": "x", "truncate_prompt_tokens": 5},
+        {"prompt": "x", "truncate_prompt_tokens": -2},
+        {"prompt": "x", "truncate_prompt_tokens": "many"},
+        {"prompt": "x", "truncate_prompt_tokens": 5, "truncation_side": "middle"},
     ],
 )
 def test_a_completion_whose_tokens_cannot_be_known_is_left_to_the_pod(body: dict[str, Any]) -> None:
@@ -160,7 +170,10 @@ def test_a_completion_whose_tokens_cannot_be_known_is_left_to_the_pod(body: dict
         {"chat_template": "{{ messages }}"},
         {"chat_template_kwargs": {"chat_template": "x"}},
         {"chat_template_kwargs": [1]},
-        {"truncate_prompt_tokens": -1},
+        {"truncate_prompt_tokens": 1.5},
+        {"kv_transfer_params": {"prompt_token_ids": [1, True]}},
+        {"kv_transfer_params": {"prompt_token_ids": []}},
+        {"kv_transfer_params": {"prompt_token_ids": [-1]}},
         {"tools": "weather"},
         {"documents": {"title": "x"}},
     ],
@@ -181,9 +194,11 @@ def test_prefix_and_query_string_do_not_hide_the_api() -> None:
     [
         ("/v1/models", "GET", b"", None),
         ("/v1/chat/completions", "GET", b"", None),
-        ("/v1/embeddings", "POST", b'{"model": "e", "input": "x"}', "e"),
-        ("/v1/responses", "POST", b'{"model": 5}', None),
-        ("/v1/chat/completions/render", "POST", b'{"model": "m", "messages": []}', "m"),
+        ("/v1/responses/resp_1/cancel", "POST", b"", None),
+        ("/v1/audio/transcriptions", "POST", b'--x\r\ncontent-disposition: form-data; name="model"', None),
+        ("/v1/rerouted", "POST", b'{"model": 5}', None),
+        ("/v1/rerouted", "POST", b'{"model": "\\ud800"}', None),
+        ("/v1/rerouted", "POST", b'\xef\xbb\xbf {"x": NaN, "model": "m"}', "m"),
         ("/upload", "POST", b"\xff\xfe not json", None),
         ("/deep", "POST", b"[" * 100_000, None),
         ("", "POST", b"", None),
@@ -200,3 +215,151 @@ def test_the_body_is_only_read(body_type: Any) -> None:
     body = body_type(raw)
     assert parse_request(path=CHAT, body=body).prompts == (ChatPrompt(messages=({"role": "user", "content": "café"},)),)
     assert bytes(body) == raw
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"truncate_prompt_tokens": 5}, Truncation(tokens=5)),
+        ({"truncate_prompt_tokens": -1}, Truncation(tokens=-1)),
+        ({"truncate_prompt_tokens": "7", "truncation_side": None}, Truncation(tokens=7)),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 5}, Truncation(tokens=-1, held_back=1)),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 5, "max_completion_tokens": 0}, Truncation(tokens=-1)),
+        (
+            {"truncate_prompt_tokens": 5, "truncation_side": "right"},
+            Truncation(tokens=5, side=TruncationSide.RIGHT, keeps_special_tokens=False),
+        ),
+        (
+            {"truncate_prompt_tokens": 5, "truncation_side": "left"},
+            Truncation(tokens=5, side=TruncationSide.LEFT, keeps_special_tokens=False),
+        ),
+        ({"truncate_prompt_tokens": None, "truncation_side": "left"}, None),
+    ],
+)
+def test_a_chat_may_be_cut(fields: dict[str, Any], expected: Truncation | None) -> None:
+    assert parse(CHAT, messages=[HELLO], **fields).truncation == expected
+
+
+def test_a_completion_that_is_cut_to_the_context_leaves_room_for_its_sixteen_tokens() -> None:
+    request = parse(COMPLETIONS, prompt="x", truncate_prompt_tokens=-1)
+    assert (request.truncation, request.max_tokens) == (Truncation(tokens=-1, held_back=1), 16)
+
+
+def test_null_leaves_a_completion_its_sixteen_tokens() -> None:
+    assert parse(COMPLETIONS, prompt="x", max_tokens=None).max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "user"),
+    [
+        ({"user": "ann"}, "ann"),
+        ({"safety_identifier": "bob"}, "bob"),
+        ({"user": "ann", "safety_identifier": "bob"}, "ann"),
+        ({"metadata": {"user_id": "eve"}}, "eve"),
+        ({"metadata": {"user_id": 5}}, None),
+        ({"metadata": "eve"}, None),
+        ({"user": 5}, None),
+        ({"user": ""}, None),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_who_asks_is_read_from_the_fields_of_both_vendors(path: str, fields: dict[str, Any], user: str | None) -> None:
+    assert parse(path, messages=[HELLO], **fields).user == user
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"type": "video_url", "video_url": {"url": "http://x/y.mp4"}},
+        {"image_url": {"url": "http://x/y.png"}},
+        {"type": "image_url", "image_url": None, "uuid": "u"},
+    ],
+)
+def test_a_chat_with_media_keeps_its_messages_and_says_so(part: dict[str, Any]) -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, part]}
+    request = parse(CHAT, messages=[message], kv_transfer_params={"prompt_token_ids": [1]})
+    assert request.prompts == (ChatPrompt(messages=(message,)),)
+    assert (request.has_media, request.unsupported_reason) == (True, None)
+
+
+def test_words_like_image_are_no_media() -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "image_url"}, "input_audio", 5]}
+    assert parse(CHAT, messages=[message, "image", None]).has_media is False
+
+
+def test_token_ids_from_a_prefill_stage_stand_for_the_messages() -> None:
+    request = parse(CHAT, messages=[HELLO], kv_transfer_params={"prompt_token_ids": [5, 6], "do_remote_prefill": True})
+    assert request.prompts == (TokenPrompt.of([5, 6]),)
+
+
+def test_token_ids_from_a_prefill_stage_do_not_count_where_the_text_is_echoed() -> None:
+    request = parse(CHAT, messages=[HELLO], echo=True, kv_transfer_params={"prompt_token_ids": [5, 6]})
+    assert request.prompts == (ChatPrompt(messages=(HELLO,)),)
+
+
+def test_a_batch_of_chats_has_one_prompt_for_each_conversation() -> None:
+    path = CHAT + "/batch"
+    bye = {"role": "user", "content": "Bye"}
+    assert parse(path, model="m", messages=[[HELLO], [bye]], add_generation_prompt=False) == InferenceRequest(
+        api=ApiKind.CHAT_COMPLETIONS,
+        path=path,
+        model="m",
+        prompts=(
+            ChatPrompt(messages=(HELLO,), add_generation_prompt=False),
+            ChatPrompt(messages=(bye,), add_generation_prompt=False),
+        ),
+    )
+
+
+def test_a_batch_that_is_a_single_conversation_is_left_to_the_pod() -> None:
+    request = parse(CHAT + "/batch", messages=[HELLO])
+    assert (request.prompts, request.unsupported_reason) == ((), "messages must be a list of conversations")
+
+
+def test_a_prompt_that_was_rendered_elsewhere_is_its_token_ids() -> None:
+    path = "/inference/v1/generate"
+    body = {"model": "m", "token_ids": [5, 6], "sampling_params": {"max_tokens": 3}, "cache_salt": "s"}
+    assert parse(path, **body) == InferenceRequest(
+        api=ApiKind.GENERATE, path=path, model="m", prompts=(TokenPrompt.of([5, 6]),), max_tokens=3, cache_salt="s"
+    )
+
+
+@pytest.mark.parametrize("fields", [{}, {"token_ids": "x"}, {"token_ids": [5], "features": {"mm_hashes": {}}}])
+def test_a_rendered_prompt_with_media_or_without_ids_is_left_to_the_pod(fields: dict[str, Any]) -> None:
+    request = parse("/inference/v1/generate", **fields)
+    assert request.prompts == ()
+    assert request.unsupported_reason
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/chat/completions/render"),
+        *("/v1/responses/render", "/v1/completions/derender"),
+    ],
+)
+def test_turning_texts_into_tokens_has_no_prompt_and_no_output(path: str) -> None:
+    request = parse(path, model="m", prompt="x", messages=[HELLO])
+    assert request == InferenceRequest(api=ApiKind.TOKENIZE, path=path, model="m", max_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("path", "api"),
+    [
+        (CHAT, ApiKind.CHAT_COMPLETIONS),
+        ("/v1/responses", ApiKind.RESPONSES),
+        ("/v1/messages", ApiKind.MESSAGES),
+        ("/v1/embeddings", ApiKind.EMBEDDINGS),
+        ("/score", ApiKind.SCORE),
+    ],
+)
+def test_without_its_body_a_request_is_routed_on_load(path: str, api: ApiKind) -> None:
+    request = parse_request(path=path, body=None)
+    assert request == InferenceRequest(api=api, path=path, unsupported_reason="Envoy does not send the body")
+
+
+def test_the_sizes_that_the_client_claims_do_not_count() -> None:
+    body = b'{"prompt": "x", "body_bytes": "many"}'
+    assert parse_request(path=COMPLETIONS, body=body).body_bytes == len(body)

@@ -1,5 +1,7 @@
 """The load is read from the few lines that carry it, whatever surrounds them."""
 
+from time import process_time
+
 import pytest
 
 from extproc.core.endpoint import EndpointLoad
@@ -66,3 +68,58 @@ def test_a_page_that_starts_with_the_series_and_has_no_labels_or_last_newline() 
     load = parse_load(text, reported_at=0.0)
     assert load is not None
     assert (load.running_requests, load.kv_usage, load.prefix_hit_rate) == (1, 0.5, None)
+
+
+MORE = (
+    POD
+    + b"""vllm:num_preemptions_total{engine="0",model_name="tiny"} 4.0
+vllm:cache_config_info{block_size="16",cache_dtype="auto",num_cpu_blocks="None",num_gpu_blocks="1000"} 1.0
+vllm:inter_token_latency_seconds_bucket{engine="0",le="0.01",model_name="tiny"} 7.0
+vllm:inter_token_latency_seconds_count{engine="0",model_name="tiny"} 10.0
+vllm:inter_token_latency_seconds_sum{engine="0",model_name="tiny"} 0.5
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="",waiting_lora_adapters=""} 1.7e9
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql,de",waiting_lora_adapters="fr"} 1.8e9
+vllm:estimated_read_bytes_per_gpu_total{engine="0",model_name="tiny"} 5e12
+vllm:estimated_write_bytes_per_gpu_total{engine="0",model_name="tiny"} 1e12
+"""
+)
+
+
+def test_capacity_adapters_token_times_and_memory_traffic_are_taken_where_they_are_there() -> None:
+    load = parse_load(MORE, reported_at=0.0)
+    assert load is not None
+    assert (load.preemptions, load.kv_capacity_tokens) == (4, 16_000)
+    assert (load.inter_token_count, load.inter_token_seconds_sum, load.memory_bytes_moved) == (10, 0.5, 6e12)
+    # of the series that there have been, the newest is now
+    assert (load.running_adapters, load.waiting_adapters, load.max_adapters) == (
+        frozenset({"sql", "de"}),
+        frozenset({"fr"}),
+        2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("was", "instead"),
+    [
+        (b'num_gpu_blocks="1000"', b'num_gpu_blocks="None"'),
+        (b'block_size="16"', b""),
+        (b'"16"', b'"' + b"9" * 50 + b'"'),
+    ],
+)
+def test_a_capacity_that_makes_no_sense_is_not_known(was: bytes, instead: bytes) -> None:
+    load = parse_load(MORE.replace(was, instead), reported_at=0.0)
+    assert load is not None
+    assert load.kv_capacity_tokens is None
+
+
+def test_labels_that_hold_commas_quotes_and_no_end_do_no_harm() -> None:
+    odd = POD + b'vllm:lora_requests_info{max_lora="x",running_lora_adapters="a\\"b, c'
+    load = parse_load(odd, reported_at=0.0)
+    assert load is not None
+    assert (load.running_adapters, load.max_adapters) == (frozenset(), None)
+
+
+def test_a_page_full_of_what_is_no_label_is_read_in_time() -> None:
+    began = process_time()
+    load = parse_load(POD + b"vllm:lora_requests_info{" + b"a" * 200_000 + b"} 1\n", reported_at=0.0)
+    assert (load is not None, process_time() - began < 1.0) == (True, True)

@@ -1,0 +1,104 @@
+"""What a run measures: the pods' settings, the sizes of each workload, and the limits that every run keeps.
+
+`run` chooses STANDARD or QUICK. Tokens and seconds are scaled down from real deployments so that two cores carry pods,
+router and clients: what counts is the ratio of prompt tokens to prefill speed, and that is docs/routing-benchmark.md.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSettings:
+    """The simulated pods, all alike; together they hold `pods * kv_blocks * 16` tokens."""
+
+    pods: int = 4
+    kv_blocks: int = 2048
+    prefill_tokens_per_second: float = 16_000
+    inter_token_ms: float = 10
+    max_num_seqs: int = 16
+    max_model_len: int = 16_000
+
+    def flags(self, *, render: bool) -> tuple[str, ...]:
+        """Flags of `podsim` for one pod; `render` for routers that let a pod tokenize."""
+        return (
+            *("--pods", "1", "--kv-blocks", str(self.kv_blocks), "--max-num-seqs", str(self.max_num_seqs)),
+            *("--prefill-tokens-per-second", f"{self.prefill_tokens_per_second:g}"),
+            *("--inter-token-ms", f"{self.inter_token_ms:g}", "--max-model-len", str(self.max_model_len)),
+            "--enable-scale-out" if render else "--no-enable-scale-out",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QaSize:
+    """Multi-round QA after LMBenchmark: `users` take turns; each asks again `users / rate` seconds later."""
+
+    users: int = 30
+    rounds: int = 8
+    system_tokens: int = 400  # shared by all users
+    history_tokens: int = 2600  # each user's own
+    question_tokens: int = 30
+    answer_tokens: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BurstSize:
+    """New prefixes that many clients send at once; the first one is asked for far more often than the others."""
+
+    bursts: int = 2
+    every_seconds: float = 3.5
+    burst_seconds: float = 1.0
+    prefixes: int = 8
+    requests_each: int = 6
+    hot_requests: int = 24  # of the first prefix
+    prefix_tokens: int = 2500
+    tail_tokens: int = 40
+    answer_tokens: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniformSize:
+    """Prompts that share nothing, at a Poisson rate."""
+
+    rate: float = 22.0
+    shortest_tokens: int = 500
+    longest_tokens: int = 2500
+    answer_tokens: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSize:
+    """The Mooncake cut: tokens divided, time compressed."""
+
+    times_faster: float = 360  # the hour of the trace in 10 s
+    tokens_divisor: int = 8  # 512-token blocks become 64 tokens
+    answer_divisor: int = 16
+    longest_answer_tokens: int = 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One run."""
+
+    seed: int = 7
+    pods: PodSettings = field(default_factory=PodSettings)
+    ttft_limit_ms: float = 500.0
+    qa: QaSize = field(default_factory=QaSize)
+    qa_rate: float = 16.0  # requests/s; measured again at twice this
+    qa_seconds: float = 9.0
+    burst: BurstSize = field(default_factory=BurstSize)
+    uniform: UniformSize = field(default_factory=UniformSize)
+    uniform_seconds: float = 6.0
+    trace: TraceSize = field(default_factory=TraceSize)
+    trace_seconds: float = 10.0  # the whole cut
+    churn: QaSize = field(default_factory=lambda: QaSize(users=38))
+    churn_rate: float = 14.0
+    churn_seconds: float = 10.0
+    churn_pickers: int = 3
+    churn_kill_at_seconds: float = 4.0
+    churn_back_after_seconds: float = 1.0
+    request_seconds: float = 20.0  # a request that takes longer has failed
+    limit_seconds: float = 900.0  # start to end
+
+
+STANDARD = Plan()
+QUICK = Plan(qa_seconds=4, uniform_seconds=2, trace_seconds=3, churn_seconds=4, churn_kill_at_seconds=1.5)

@@ -1,0 +1,64 @@
+"""The kvmesh under test: a checkout, its Python, and what its `extproc` command understands.
+
+The bench, the clients and the pods are always those of the checkout that the bench is run from.
+"""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).resolve().parents[2]
+HELP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkout; with a `.venv` of its own, that one is used."""
+
+    checkout: Path = HERE
+
+    @property
+    def python(self) -> str:
+        """The interpreter that runs it."""
+        own = self.checkout / ".venv" / "bin" / "python"
+        return str(own) if own.exists() else sys.executable
+
+    def command(self, *words: str) -> tuple[str, ...]:
+        """A `kvmesh` command line; to be run in the checkout."""
+        return (self.python, "-m", "extproc", *words)
+
+    @cached_property
+    def help_text(self) -> str:
+        """What `kvmesh extproc --help` says."""
+        asked = subprocess.run(
+            self.command("extproc", "--help"),
+            cwd=self.checkout,
+            capture_output=True,
+            text=True,
+            timeout=HELP_SECONDS,
+            check=True,
+            env=None,
+        )
+        return asked.stdout
+
+    def understands(self, flag: str) -> bool:
+        """Whether `kvmesh extproc` has this flag."""
+        return f"{flag} " in self.help_text
+
+    def envoy_template(self) -> dict[str, Any]:
+        """Its `envoy/local.yaml`."""
+        parsed: dict[str, Any] = yaml.safe_load((self.checkout / "envoy" / "local.yaml").read_text(encoding="utf-8"))
+        return parsed
+
+    def revision(self) -> str:
+        """The commit, and whether the tree differs from it."""
+        asked = subprocess.run(
+            ("git", "describe", "--always", "--dirty", "--abbrev=12"),
+            cwd=self.checkout, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return asked.stdout.strip() or "unknown"

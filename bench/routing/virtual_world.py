@@ -1,0 +1,238 @@
+"""Pods, clients and faults in virtual time: a queue of events around the simulated pods' own scheduler.
+
+Called by `virtual`; a `Router` decides where each request goes. Nothing here waits.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bench.routing.one_cache import BLOCK_TOKENS, prompt_tokens
+from bench.routing.plan import PodSettings
+from bench.routing.pod_counters import PodCounts
+from bench.routing.script import Record, Session, Workload
+from bench.routing.workloads import Texts
+from extproc.core.endpoint import EndpointLoad, EndpointStatus, Reachability
+from extproc.core.prefill_rate import TrendWatch
+from podsim.core.block_hash import extend_chain
+from podsim.core.scheduler import EngineSettings, Generation, Scheduler, State, Step
+from podsim.model_folder import ModelFolder
+
+SCRAPE_SECONDS = 0.2  # as `kvmesh extproc` by default
+
+
+class Pod:
+    """One simulated engine in virtual time."""
+
+    def __init__(self, address: str, settings: PodSettings) -> None:
+        self.address = address
+        self._engine = EngineSettings(
+            total_blocks=settings.kv_blocks,
+            max_running=settings.max_num_seqs,
+            prefill_tokens_per_second=settings.prefill_tokens_per_second,
+            inter_token_seconds=settings.inter_token_ms / 1000,
+        )
+        self.finished = 0
+        self.lost = PodCounts()  # counted by those who were killed
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew with an empty cache."""
+        if hasattr(self, "scheduler"):
+            self.lost = self.counts()
+        self.scheduler = Scheduler(self._engine)
+        self.step: Step | None = None
+        self.trend = TrendWatch()
+
+    def counts(self) -> PodCounts:
+        """As the real pods count."""
+        totals = self.scheduler.totals
+        return PodCounts(
+            requests=self.finished,
+            prompt_tokens=totals.queried_tokens + self.lost.prompt_tokens,
+            hit_tokens=totals.hit_tokens + self.lost.hit_tokens,
+            preemptions=totals.preemptions + self.lost.preemptions,
+        )
+
+    def report(self, now: float) -> EndpointStatus:
+        """What a scrape gets."""
+        totals = self.scheduler.totals
+        load = EndpointLoad(
+            waiting_requests=self.scheduler.waiting,
+            running_requests=self.scheduler.running,
+            kv_usage=self.scheduler.pool.usage,
+            prefix_hit_tokens=totals.hit_tokens,
+            prefix_query_tokens=totals.queried_tokens,
+            reported_at=now,
+            kv_capacity_tokens=self._engine.capacity_tokens,
+        )
+        return EndpointStatus(
+            address=self.address, reachability=Reachability.READY, load=load, trend=self.trend.report(load)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request as a router sees it."""
+
+    tokens: Sequence[int]
+    hashes: Sequence[bytes]  # the engine's
+    answer_tokens: int
+
+
+class Router(Protocol):
+    """What spreads the load."""
+
+    def pick(self, arrival: Arrival, *, now: float) -> tuple[int, Any]:
+        """The pod's number, and what `ended` gets back."""
+
+    def ended(self, ticket: Any) -> None:
+        """The request is over."""
+
+    def scraped(self, statuses: Sequence[EndpointStatus], *, now: float) -> None:
+        """The pods have reported."""
+
+
+class RoundRobin:
+    """Each pod in turn."""
+
+    def __init__(self, pods: Sequence[Pod]) -> None:
+        self._turns = itertools.cycle(range(len(pods)))
+
+    def pick(self, arrival: Arrival, *, now: float) -> tuple[int, Any]:  # noqa: ARG002
+        return next(self._turns), None
+
+    def ended(self, ticket: Any) -> None: ...
+
+    def scraped(self, statuses: Sequence[EndpointStatus], *, now: float) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _UnderWay:
+    session: Session
+    turn: int
+    ready: float
+    sent: float
+    prompt: Sequence[int]
+    pod: int
+    router: Router
+    ticket: Any
+    first: float | None = None
+
+
+@dataclass(slots=True)
+class World:
+    """The events of one run, in order of time."""
+
+    workload: Workload
+    pods: Sequence[Pod]
+    routers: Sequence[Router]
+    folder: ModelFolder
+    texts: Texts
+    records: list[Record] = field(default_factory=list)
+    _events: list[tuple[float, int, Callable[[float], None]]] = field(default_factory=list)
+    _order: "itertools.count[int]" = field(default_factory=itertools.count)
+    _turn: "itertools.count[int]" = field(default_factory=itertools.count)
+    _open: dict[Generation, _UnderWay] = field(default_factory=dict)
+    _chats: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    _left: int = 0
+
+    def run(self) -> None:
+        """Play until every request has been answered."""
+        for session in self.workload.sessions:
+            self._chats[session.name] = (
+                [] if session.system is None else [{"role": "system", "content": session.system}]
+            )
+            self._left += len(session.turns)
+            self._at(session.turns[0].due, lambda now, one=session: self._send(one, 0, now))  # type: ignore[misc]
+        for restart in self.workload.restarts:
+            self._at(restart.at, lambda now, number=restart.pod: self._kill(number, now))  # type: ignore[misc]
+        self._at(0.0, self._scrape)
+        while self._left:
+            now, _, what = heapq.heappop(self._events)
+            what(now)
+
+    def _at(self, when: float, what: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), what))
+
+    def _scrape(self, now: float) -> None:
+        statuses = [pod.report(now) for pod in self.pods]
+        for router in self.routers:
+            router.scraped(statuses, now=now)
+        self._at(now + SCRAPE_SECONDS, self._scrape)
+
+    def _send(self, session: Session, number: int, now: float) -> None:
+        turn = session.turns[number]
+        messages = [*self._chats[session.name], {"role": "user", "content": turn.text}]
+        prompt = list(prompt_tokens(session, messages, folder=self.folder))
+        answer = " " + self.texts.draw(turn.answer_tokens)
+        self._chats[session.name] = [*messages, {"role": "assistant", "content": answer}]
+        hashes: list[bytes] = []
+        extend_chain(hashes, prompt, block_size=BLOCK_TOKENS, tokens=len(prompt))
+        router = self.routers[next(self._turn) % len(self.routers)]
+        pod, ticket = router.pick(Arrival(tokens=prompt, hashes=hashes, answer_tokens=turn.answer_tokens), now=now)
+        generation = Generation(
+            token_ids=prompt + self.folder.encode(answer, add_special_tokens=False)[: turn.answer_tokens],
+            prompt_tokens=len(prompt),
+            arrived_at=now,
+            hashes=hashes,
+        )
+        self._open[generation] = _UnderWay(
+            session=session, turn=number, ready=now, sent=now, prompt=prompt, pod=pod, router=router, ticket=ticket
+        )
+        self.pods[pod].scheduler.add(generation)
+        if self.pods[pod].step is None:
+            self._begin(pod, now)
+
+    def _begin(self, number: int, now: float) -> None:
+        pod = self.pods[number]
+        step = pod.step = pod.scheduler.begin_step(now)
+        if step is not None:
+            self._at(step.ends_at, lambda then: self._finish(number, step, then))
+
+    def _finish(self, number: int, step: Step, now: float) -> None:
+        pod = self.pods[number]
+        if pod.step is not step:
+            return  # killed meanwhile
+        for generation in pod.scheduler.finish_step(step, now).produced:
+            under_way = self._open[generation]
+            under_way.first = under_way.first if under_way.first is not None else now
+            if generation.state is State.FINISHED:
+                pod.finished += 1
+                self._end(generation, now, error=None)
+        self._begin(number, now)
+
+    def _kill(self, number: int, now: float) -> None:
+        """The pod's answers are lost; it is back, empty, at once."""
+        self.pods[number].restart()
+        for generation in [one for one, under_way in self._open.items() if under_way.pod == number]:
+            self._end(generation, now, error="killed")
+
+    def _end(self, generation: Generation, now: float, *, error: str | None) -> None:
+        under_way = self._open.pop(generation)
+        under_way.router.ended(under_way.ticket)
+        session, number = under_way.session, under_way.turn
+        chat = self._chats[session.name]
+        self.records.append(
+            Record(
+                session=session.name,
+                turn=number,
+                due=session.turns[number].due,
+                ready=under_way.ready,
+                sent=under_way.sent,
+                first=under_way.first,
+                ended=now,
+                error=error,
+                prompt_tokens=generation.prompt_tokens,
+                cached_tokens=generation.cached_tokens,
+                answer=chat[-1]["content"],
+            )
+        )
+        if error is not None:
+            self._chats[session.name] = chat[:-2]
+        self._left -= 1
+        if number + 1 < len(session.turns):
+            due = max(now, session.turns[number + 1].due)
+            self._at(due, lambda then: self._send(session, number + 1, then))

@@ -1,0 +1,97 @@
+"""Every endpoint as one request sees it: reports, bookings of all replicas, expected hits, health. Pure.
+
+Called by `pick_endpoint` once a request, hence plain: what does not apply is not looked for.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from extproc.core.endpoint import Candidate, EndpointStatus, Role
+from extproc.core.health import EndpointHealth, at_most, slow_endpoints
+from extproc.core.inflight import Bookings
+from extproc.core.policy import PickPolicy
+from extproc.core.prompt_match import LIVE, IndexHits, PromptMatch
+from extproc.core.routing_memory import RoutingMemory
+from extproc.core.shared_load import EndpointBookings, SharedView
+
+ALONE = SharedView()
+NONE_BOOKED = EndpointBookings()
+NEVER = float("-inf")
+
+
+def candidates_of(
+    statuses: Sequence[EndpointStatus],
+    match: PromptMatch,
+    hits: IndexHits,
+    *,
+    bookings: Bookings,
+    memory: RoutingMemory,
+    health: EndpointHealth,
+    policy: PickPolicy,
+    session: str | None,
+    adapter: str | None,
+    now: float,
+) -> list[Candidate]:
+    """Return a candidate for each endpoint at `now` (monotonic seconds)."""
+    view = hits.view or ALONE
+    others = view.others
+    place = None
+    if session is not None:
+        place = view.session_endpoint or memory.session_place(session, now=now)
+    unhealthy = unhealthy_endpoints(statuses, health=health, policy=policy, now=now)
+    most = max(match.prompt_tokens - 1, 0)  # vLLM computes at least the last token anew
+    matched_tokens, states = match.matched_tokens, hits.states
+    candidates = []
+    for status in statuses:
+        address, load = status.address, status.load
+        other = others.get(address, NONE_BOOKED)
+        own = bookings.totals(address, now=now, others_tokens=other.uncached_tokens)
+        opened = own.requests + other.requests
+        booked = bookings.booked_since(address, since=load.reported_at if load else NEVER) if own.requests else 0
+        if load is not None and other.requests:
+            # others do not tell when they booked: what the pod does not show yet must be new
+            booked = max(booked, opened - load.running_requests - load.waiting_requests)
+        matched = min(matched_tokens.get(address, 0), most)
+        state = states.get(address, LIVE)
+        candidates.append(
+            Candidate(
+                address=address,
+                reachability=status.reachability,
+                load=load,
+                booked_requests=booked,
+                matched_tokens=matched,
+                prompt_tokens=match.prompt_tokens,
+                worth_tokens=min(match.worth_tokens.get(address, 0.0), matched) if matched else 0.0,
+                indexed_tokens=match.indexed_tokens.get(address, 0) if matched else 0,
+                recent_tokens=match.recent_tokens.get(address, 0) if matched else 0,
+                open_requests=opened,
+                backlog_tokens=own.uncached_tokens + other.uncached_tokens,
+                context_tokens=own.context_tokens + other.context_tokens,
+                filled_tokens=own.filled_tokens,
+                trend=status.trend,
+                models=status.models,
+                role=policy.roles.get(address, Role.BOTH) if policy.roles else Role.BOTH,
+                cordoned=address in policy.cordoned,
+                unhealthy=unhealthy.get(address),
+                session=place == address,
+                adapter_placed=adapter is not None
+                and (address in view.adapter_endpoints or memory.has_adapter(adapter, address, now=now)),
+                source_state="" if state == LIVE else state,
+            )
+        )
+    return candidates
+
+
+def unhealthy_endpoints(
+    statuses: Sequence[EndpointStatus], *, health: EndpointHealth, policy: PickPolicy, now: float
+) -> Mapping[str, str]:
+    """Return the endpoints to be avoided and why: failures, or tokens far slower than the others'."""
+    times = {
+        status.address: status.trend.inter_token_seconds
+        for status in statuses
+        if status.trend.inter_token_seconds is not None
+    }
+    slow = slow_endpoints(times, policy=policy.health) if len(times) > 2 else {}
+    failed = health.avoided(now=now)
+    if not slow and not failed:
+        return failed
+    return at_most({**slow, **failed}, endpoints=len(statuses), share=policy.health.most_avoided_share)

@@ -1,0 +1,173 @@
+"""What this replica routed where a short while ago: expected to be cached there until the index says so itself.
+
+Keyed by packed chained 8-byte keys (block keys, or keys of text chunks under a root of their own), so that one key
+stands for the whole prompt before it. Called by the use case for each pick; pure, bounded, time is an argument.
+"""
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+
+KEY_BYTES = 8
+GENERATIONS = 4
+WIDEST_STEP = 16  # keys between two checkpoints of a long prompt
+MAX_CHECKPOINTS = 1_024  # of one prompt: 15,900 keys; what is beyond is not told apart
+
+
+def _checkpoints() -> Iterator[int]:
+    """Yield the numbers of leading keys that are remembered: all of the first 8, then coarser up to every 16th."""
+    at = 0
+    while True:
+        at += min(max(1, 1 << at.bit_length() >> 3), WIDEST_STEP)
+        yield at
+
+
+def _positions() -> tuple[int, ...]:
+    source = _checkpoints()
+    return tuple(next(source) for _ in range(MAX_CHECKPOINTS))
+
+
+POSITIONS = _positions()
+FIRST_KEY = struct.Struct("<Q")
+
+
+def _layouts() -> tuple[struct.Struct, ...]:
+    """Return, by number of checkpoints, what cuts just these out of the packed keys in one C call."""
+    layouts, form, end = [struct.Struct("<")], "<", 0
+    for position in POSITIONS:
+        form += f"{(position - 1 - end) * KEY_BYTES}xQ" if position - 1 > end else "Q"
+        end = position
+        layouts.append(struct.Struct(form))
+    return tuple(layouts)
+
+
+LAYOUTS = _layouts()
+
+
+class RecentRoutes:
+    """Endpoints by leading keys. What was noted is gone after `ttl_seconds`, and kept for three quarters of it.
+
+    `limit` bounds the checkpoints remembered: about 50 for 500 keys, 100 bytes of memory each. Where more are noted,
+    the oldest go first. The index overrides it by knowing more: the caller takes the larger of the two.
+    """
+
+    def __init__(self, *, ttl_seconds: float, limit: int) -> None:
+        self._turn_seconds = ttl_seconds / GENERATIONS
+        self._turn_size = max(1, limit // GENERATIONS)
+        # newest first: checkpoint key -> bits of the endpoints that got it
+        self._tables: tuple[dict[int, int], ...] = tuple({} for _ in range(GENERATIONS))
+        self._turned_at = float("-inf")
+        self._turns = 0
+        self._bits: dict[str, int] = {}
+        self._endpoints: dict[int, str] = {}  # bit number -> who has it
+        self._retired: dict[int, int] = {}  # bit number -> the turn after which no table has it any more
+
+    def note(self, keys: bytes, *, endpoint: str, now: float) -> None:
+        """Remember that a prompt with these keys was sent to `endpoint` at `now` (monotonic seconds)."""
+        count = len(keys) // KEY_BYTES
+        if not count:
+            return
+        self._turn(now)
+        table, bit = self._tables[0], self._bit(endpoint)
+        checkpoints = _cut(keys, count)
+        # whoever has a checkpoint has all before it: only the rest is new, and often it is new to everybody
+        known = bisect_left(checkpoints, True, key=lambda key: not table.get(key, 0) & bit)
+        rest = checkpoints[known:]
+        if rest and rest[0] in table:
+            table.update(zip(rest, [table.get(key, 0) | bit for key in rest], strict=True))
+        else:
+            table.update(dict.fromkeys(rest, bit))
+        last = FIRST_KEY.unpack_from(keys, (count - 1) * KEY_BYTES)[0]
+        table[last] = table.get(last, 0) | bit
+        if len(table) >= self._turn_size:
+            self._push(now)
+
+    def match(self, keys: bytes, *, now: float) -> Mapping[str, int]:
+        """Return endpoint -> leading keys of these that it was sent lately: a checkpoint, or all of them.
+
+        Never too many, up to a fifth too few for a prompt that goes on differently (15 keys where it is long).
+        """
+        count = len(keys) // KEY_BYTES
+        if not count:
+            return {}
+        self._turn(now)
+        tables = [table for table in self._tables if table]
+        found: dict[str, int] = {}
+        seen = self._collect(_bits(tables, FIRST_KEY.unpack_from(keys, (count - 1) * KEY_BYTES)[0]), count, found)
+        all_bits = _bits(tables, FIRST_KEY.unpack_from(keys)[0])
+        if all_bits == seen:  # nearly always: nobody was sent any of it, or all who were have all of it
+            return found
+        checkpoints = _cut(keys, count)
+        # a prompt is noted with every checkpoint before its end, so those that somebody has come first
+        depth = bisect_left(checkpoints, True, key=lambda key: not _bits(tables, key))
+        while seen != all_bits and depth:
+            depth -= 1
+            bits = _bits(tables, checkpoints[depth]) & ~seen
+            if bits:
+                seen |= self._collect(bits, POSITIONS[depth], found)
+        return found
+
+    def forget(self, endpoint: str) -> None:
+        """Drop what was sent to a pod that restarted, cleared its cache or is gone."""
+        bit = self._bits.pop(endpoint, 0)
+        if bit:
+            number = bit.bit_length() - 1
+            del self._endpoints[number]
+            self._retired[number] = self._turns + GENERATIONS
+
+    def __len__(self) -> int:
+        """Return the checkpoints remembered."""
+        return sum(map(len, self._tables))
+
+    def _collect(self, bits: int, keys: int, found: dict[str, int]) -> int:
+        """Enter the endpoints of these bits with so many keys; return the bits."""
+        left = bits
+        while left:
+            number = left.bit_length() - 1
+            left ^= 1 << number
+            endpoint = self._endpoints.get(number)
+            if endpoint is not None:
+                found[endpoint] = keys
+        return bits
+
+    def _bit(self, endpoint: str) -> int:
+        bit = self._bits.get(endpoint)
+        if bit is None:
+            free = next((number for number, turn in self._retired.items() if turn <= self._turns), None)
+            if free is None:
+                number = len(self._endpoints) + len(self._retired)
+            else:
+                number = free
+                del self._retired[free]
+            bit = self._bits[endpoint] = 1 << number
+            self._endpoints[number] = endpoint
+        return bit
+
+    def _turn(self, now: float) -> None:
+        """Drop the tables whose time is over; a quiet hour drops all of them at once."""
+        passed = now - self._turned_at
+        if passed < self._turn_seconds:
+            return
+        if passed >= GENERATIONS * self._turn_seconds:  # with a TTL of 0 always: nothing is remembered
+            for _ in range(GENERATIONS):
+                self._push(now)
+            return
+        for _ in range(int(passed / self._turn_seconds)):
+            self._push(self._turned_at + self._turn_seconds)
+
+    def _push(self, now: float) -> None:
+        self._tables = ({}, *self._tables[:-1])
+        self._turned_at = now
+        self._turns += 1
+
+
+def _cut(keys: bytes, count: int) -> tuple[int, ...]:
+    number = bisect_left(POSITIONS, count + 1)
+    return LAYOUTS[number].unpack_from(keys)
+
+
+def _bits(tables: list[dict[int, int]], key: int) -> int:
+    bits = 0
+    for table in tables:
+        bits |= table.get(key, 0)
+    return bits

@@ -1,0 +1,69 @@
+"""What this replica remembers of its own picks: which prompts went where, and which sessions and adapters.
+
+Noted by `service` for what was really routed; read by `pick_endpoint`. Bounded; time is an argument.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from extproc.core.last_places import LastPlaces
+from extproc.core.policy import PickPolicy
+from extproc.core.prompt_match import LIVE, PromptKeys
+from extproc.core.recent_routes import RecentRoutes
+
+# checkpoints of prompts: a long prompt has about 50 of them, each takes some 100 bytes
+FOLLOWED_LIMIT = 100_000
+UNFOLLOWED_LIMIT = 400_000
+ADAPTER_SECONDS = 30.0  # a pod's own metrics tell about its adapters well within
+
+RecentHits = tuple[Mapping[str, int], int]  # endpoint -> leading keys, tokens a key
+
+
+class RoutingMemory:
+    """All that is remembered between requests to route the next one."""
+
+    def __init__(self, policy: PickPolicy) -> None:
+        self._followed = RecentRoutes(ttl_seconds=policy.recent_prefix_seconds, limit=FOLLOWED_LIMIT)
+        # where no events tell what a pod holds, what was sent there is all that there is to go by
+        self._unfollowed = RecentRoutes(ttl_seconds=policy.unfollowed_prefix_seconds, limit=UNFOLLOWED_LIMIT)
+        self._sessions = LastPlaces(ttl_seconds=policy.session_seconds)
+        self._adapters = LastPlaces(ttl_seconds=ADAPTER_SECONDS)
+
+    def note(
+        self, endpoint: str, *, prompts: Sequence[PromptKeys], session: str | None, adapter: str | None, now: float
+    ) -> None:
+        """Remember one routed request."""
+        for prompt in prompts:
+            if prompt.keys:
+                self._followed.note(prompt.keys, endpoint=endpoint, now=now)
+                self._unfollowed.note(prompt.keys, endpoint=endpoint, now=now)
+        if session is not None:
+            self._sessions.note(session, endpoint=endpoint, now=now)
+        if adapter is not None:
+            self._adapters.note(f"{adapter}\0{endpoint}", endpoint=endpoint, now=now)
+
+    def matches(
+        self, prompts: Sequence[PromptKeys], *, states: Mapping[str, str], endpoints: Iterable[str], now: float
+    ) -> list[RecentHits]:
+        """Return for each prompt who was sent its beginning: lately, or long ago where no events are followed."""
+        unfollowed = [endpoint for endpoint in endpoints if states.get(endpoint) != LIVE]
+        hits: list[RecentHits] = []
+        for prompt in prompts:
+            recent = self._followed.match(prompt.keys, now=now)
+            if unfollowed:
+                older = self._unfollowed.match(prompt.keys, now=now)
+                recent = {**recent, **{endpoint: older[endpoint] for endpoint in unfollowed if endpoint in older}}
+            hits.append((recent, prompt.tokens_each))
+        return hits
+
+    def session_place(self, session: str, *, now: float) -> str | None:
+        """Return where the session's last request went."""
+        return self._sessions.get(session, now=now)
+
+    def has_adapter(self, adapter: str, endpoint: str, *, now: float) -> bool:
+        """Tell whether a request for the adapter was sent there lately: it is loaded or being loaded."""
+        return self._adapters.get(f"{adapter}\0{endpoint}", now=now) is not None
+
+    def forget(self, endpoint: str) -> None:
+        """Drop what was expected in the cache of a pod that is another process now."""
+        self._followed.forget(endpoint)
+        self._unfollowed.forget(endpoint)

@@ -1,0 +1,90 @@
+"""Sends one request of a hot prefix to an idle endpoint, so that it is cached there too; called by `pick_endpoint`."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from extproc.core.decision import apply_filters
+from extproc.core.endpoint import NOTHING_ASKED, Ask, Candidate, Reachability
+from extproc.core.hotspot import HotPrefix, HotPrefixes
+from extproc.core.policy import PickPolicy
+from extproc.core.prompt_match import PromptKeys
+from extproc.core.token_cost import prefill_waits
+
+# scorers that a hit counts for: with none of them, an endpoint is not picked for looking warm
+MOVED_BY_HITS = ("prefill-work", "prefix")
+
+
+class PrefixCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy that is made if the request goes to `endpoint`: then tell `HotPrefixes.copied`."""
+
+    endpoint: str
+    prefix: HotPrefix
+    words: str  # for people
+
+
+def copy_of_hot_prefix(
+    candidates: Sequence[Candidate],
+    prompts: Sequence[PromptKeys],
+    *,
+    hot: HotPrefixes,
+    policy: PickPolicy,
+    now: float,
+    ask: Ask = NOTHING_ASKED,
+    strict: frozenset[str] = frozenset(),
+) -> tuple[Sequence[Candidate], PrefixCopy | None]:
+    """Return the candidates and None, or with one that counts as warm because it shall become so, and the copy.
+
+    `ask` and `strict` as for `decide`: only endpoints that pass the filters hold or get anything here.
+    """
+    if not prompts or not _is_worth_a_look(candidates, policy):
+        return candidates, None
+    kept, _ = apply_filters(candidates, ask=ask, strict=strict)
+    most = max((candidate.saved_tokens for candidate in kept), default=0.0)
+    holders = [i for i, candidate in enumerate(kept) if candidate.saved_tokens == most]
+    if most <= 0.0 or any(_is_idle(kept[i]) for i in holders):
+        return candidates, None
+    waits = prefill_waits(kept, scales=policy.scales)
+    warm = min(holders, key=lambda i: waits[i])  # it would take the request
+    idlest = min(
+        (i for i, candidate in enumerate(kept) if _may_take(candidate) and candidate.saved_tokens < most),
+        key=lambda i: waits[i],
+        default=None,
+    )
+    if idlest is None or waits[warm] <= waits[idlest]:
+        return candidates, None
+    prompt, target = prompts[0], kept[idlest]
+    prefix = hot.copy_to(
+        prompt.keys,
+        matched_keys=kept[warm].matched_tokens // prompt.tokens_each,
+        wait_tokens=waits[warm] - waits[idlest],
+        saved_tokens=most - target.saved_tokens,
+        idlest=target.address,
+        now=now,
+    )
+    if prefix is None:
+        return candidates, None
+    warmed = msgspec.structs.replace(target, worth_tokens=most)
+    words = f"hot prefix: {target.address} gets a copy of what {kept[warm].address} holds"
+    return (
+        [warmed if candidate is target else candidate for candidate in candidates],
+        PrefixCopy(endpoint=target.address, prefix=prefix, words=words),
+    )
+
+
+def _is_worth_a_look(candidates: Sequence[Candidate], policy: PickPolicy) -> bool:
+    return (
+        policy.hotspot.enabled
+        and len(candidates) > 1
+        and any(candidate.matched_tokens and not _is_idle(candidate) for candidate in candidates)
+        and any(name in policy.weights for name in MOVED_BY_HITS)
+    )
+
+
+def _is_idle(candidate: Candidate) -> bool:
+    return not candidate.backlog_tokens and (candidate.load is None or not candidate.load.waiting_requests)
+
+
+def _may_take(candidate: Candidate) -> bool:
+    """Tell whether it is known to be fine: filters that gave way keep what is not."""
+    return candidate.reachability is Reachability.READY and candidate.load is not None and candidate.unhealthy is None

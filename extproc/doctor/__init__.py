@@ -1,0 +1,1 @@
+"""`kvmesh doctor`: gathers facts of every part, judges them, names the fix."""

@@ -1,0 +1,151 @@
+"""All checks by name, and what is said where one finds nothing. Pure: facts in, findings out."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from extproc.doctor.facts import Facts
+from extproc.doctor.findings import Finding, Severity, unchecked
+from extproc.doctor.judge_envoy import (
+    envoy_filter,
+    envoy_header,
+    envoy_mode,
+    envoy_picker,
+    envoy_steering,
+    envoy_timeouts,
+)
+from extproc.doctor.judge_events import (
+    block_size,
+    event_publisher,
+    events_flow,
+    index_follows,
+    indexer_findings,
+    replay_socket,
+    same_keys,
+)
+from extproc.doctor.judge_picker import picker_answers, picker_endpoints
+from extproc.doctor.judge_pods import clocks, models_served, pods_answer, prefix_caching, render, vllm_version
+from extproc.doctor.judge_redis import redis_answers, redis_latency, redis_memory, redis_persistence
+from extproc.doctor.judge_tokens import picker_tokens, tokens
+
+Judge = Callable[[Facts], Iterable[Finding]]
+
+
+def _always(_: Facts) -> bool:
+    return True
+
+
+def _pods(facts: Facts) -> bool:
+    return bool(facts.answering)
+
+
+def _redis(facts: Facts) -> bool:
+    return not facts.redis.problem
+
+
+def _index(facts: Facts) -> bool:
+    return not facts.index.problem and bool(facts.answering)
+
+
+def _tokenized(facts: Facts) -> bool:
+    return any(pod.tokens for pod in facts.pods)
+
+
+def _tried(facts: Facts) -> bool:
+    return bool(facts.trials)
+
+
+def _rendered(facts: Facts) -> bool:
+    return any(pod.render_status for pod in facts.pods)
+
+
+def _picker(facts: Facts) -> bool:
+    return facts.picker is not None
+
+
+def _picker_answers(facts: Facts) -> bool:
+    return facts.picker is not None and not facts.picker.problem
+
+
+def _clocks(facts: Facts) -> bool:
+    return not facts.redis.problem or any(pod.clock_ahead_seconds is not None for pod in facts.pods)
+
+
+def _picker_tokens(facts: Facts) -> bool:
+    return facts.picker is not None and bool(facts.picker.tokens)
+
+
+def _indexer(facts: Facts) -> bool:
+    return facts.indexer is not None
+
+
+def _envoy(facts: Facts) -> bool:
+    return facts.envoy is not None
+
+
+def _envoy_filter(facts: Facts) -> bool:
+    return facts.envoy is not None and facts.envoy.picking_filter() is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that is looked at."""
+
+    judge: Judge
+    right: str  # what is said where nothing is wrong
+    applies: Callable[[Facts], bool] = _always  # whether there is anything to judge, and so to say
+
+
+CHECKS: dict[str, Check] = {
+    "pods-answer": Check(judge=pods_answer, right="every pod answers as a vLLM"),
+    "models-served": Check(judge=models_served, right="the pods serve the configured models", applies=_pods),
+    "vllm-version": Check(judge=vllm_version, right="the pods run one known version of vLLM", applies=_pods),
+    "prefix-caching": Check(judge=prefix_caching, right="every pod caches prefixes", applies=_pods),
+    "tokens": Check(judge=tokens, right="picker and pods make the same tokens of every probe", applies=_tokenized),
+    "render": Check(judge=render, right="the pods render prompts", applies=_rendered),
+    "event-publisher": Check(judge=event_publisher, right="every pod publishes its KV events", applies=_pods),
+    "replay-socket": Check(judge=replay_socket, right="every pod can replay its events", applies=_pods),
+    "index-follows": Check(judge=index_follows, right="an indexer follows every pod", applies=_index),
+    "events-flow": Check(judge=events_flow, right="events come of what the pods compute", applies=_index),
+    "block-size": Check(judge=block_size, right="pods, events and index have the same block size", applies=_index),
+    "same-keys": Check(judge=same_keys, right="a fresh prompt is found in the index where it went", applies=_tried),
+    "indexer-findings": Check(judge=indexer_findings, right="the indexers have found nothing wrong", applies=_indexer),
+    "clocks": Check(judge=clocks, right="the clocks agree", applies=_clocks),
+    "redis-answers": Check(judge=redis_answers, right="Redis answers and is new enough"),
+    "redis-memory": Check(judge=redis_memory, right="Redis evicts nothing and has room", applies=_redis),
+    "redis-persistence": Check(judge=redis_persistence, right="Redis writes no append-only file", applies=_redis),
+    "redis-latency": Check(judge=redis_latency, right="Redis answers in time", applies=_redis),
+    "picker-answers": Check(judge=picker_answers, right="the picker is ready and serves gRPC", applies=_picker),
+    "picker-endpoints": Check(
+        judge=picker_endpoints, right="the picker has the same endpoints", applies=_picker_answers
+    ),
+    "picker-tokens": Check(
+        judge=picker_tokens, right="the running picker counts tokens as the pods do", applies=_picker_tokens
+    ),
+    "envoy-filter": Check(judge=envoy_filter, right="Envoy shows requests to an ext_proc service", applies=_envoy),
+    "envoy-mode": Check(judge=envoy_mode, right="the filter's modes are right", applies=_envoy_filter),
+    "envoy-timeouts": Check(judge=envoy_timeouts, right="no timeout cuts a generation", applies=_envoy_filter),
+    "envoy-header": Check(judge=envoy_header, right="clients cannot choose their pod", applies=_envoy_filter),
+    "envoy-steering": Check(judge=envoy_steering, right="Envoy goes where the picker says", applies=_envoy_filter),
+    "envoy-picker": Check(judge=envoy_picker, right="Envoy reaches the picker", applies=_envoy_filter),
+}
+
+
+def judge(facts: Facts) -> tuple[Finding, ...]:
+    """Return the findings of all checks that apply, in their order; one that finds nothing says so in one line."""
+    findings: list[Finding] = []
+    for name, check in CHECKS.items():
+        found = _found(check, facts)
+        findings += [msgspec.structs.replace(finding, check=name) for finding in found]
+        if not found and check.applies(facts):
+            findings.append(Finding(check=name, severity=Severity.OK, subject="", seen=check.right))
+    return tuple(findings)
+
+
+def _found(check: Check, facts: Facts) -> list[Finding]:
+    """Run one check. What another program's answer makes of our reading of it must not hide the other checks."""
+    try:
+        return list(check.judge(facts))
+    except (TypeError, ValueError, KeyError, AttributeError) as defect:
+        return [unchecked("doctor", f"cannot read what was answered: {defect!r}", fix="report this as a bug")]

@@ -1,0 +1,52 @@
+"""What the doctor says: one finding a fact that matters, each with what was seen and what to do. Values only."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+
+class Severity(StrEnum):
+    """How bad a finding is, and so what the exit code is."""
+
+    ERROR = "error"  # routing is wrong or blind
+    WARNING = "warning"  # works, and costs something or will fail one day
+    UNCHECKED = "unchecked"  # could not be looked at
+    OK = "ok"
+
+
+WORST_FIRST = tuple(Severity)
+ERRORS_FOUND, NOT_ALL_CHECKED = 1, 2  # exit codes
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the report; the field names are those of `--json`."""
+
+    check: str  # a name of `checks.CHECKS`, and a section of docs/doctor.md
+    severity: Severity
+    subject: str  # HOST:PORT of a pod, a model, `redis`, `envoy`, …
+    seen: str
+    fix: str = ""  # "" where nothing is to be done
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return 1 for any error, else 2 where something could not be checked, else 0."""
+    severities = {finding.severity for finding in findings}
+    if Severity.ERROR in severities:
+        return ERRORS_FOUND
+    return NOT_ALL_CHECKED if Severity.UNCHECKED in severities else 0
+
+
+def error(subject: str, seen: str, *, fix: str) -> Finding:
+    """Make an error; the check's name is filled in by whoever runs the check."""
+    return Finding(check="", severity=Severity.ERROR, subject=subject, seen=seen, fix=fix)
+
+
+def warning(subject: str, seen: str, *, fix: str) -> Finding:
+    """Make a warning; see `error`."""
+    return Finding(check="", severity=Severity.WARNING, subject=subject, seen=seen, fix=fix)
+
+
+def unchecked(subject: str, seen: str, *, fix: str) -> Finding:
+    """Say what could not be looked at; see `error`."""
+    return Finding(check="", severity=Severity.UNCHECKED, subject=subject, seen=seen, fix=fix)

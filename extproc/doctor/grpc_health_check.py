@@ -1,0 +1,21 @@
+"""Asks a picker's gRPC port for its health, as Envoy and Kubernetes do. Used by the gatherers."""
+
+import asyncio
+
+
+async def ask_health(address: str, *, timeout_seconds: float) -> str:
+    """Return SERVING, NOT_SERVING, or why there is no answer. Never raises for what the other side does."""
+    # here, because the picker imports the doctor for its start-up checks, which do not ask this
+    import grpc  # noqa: PLC0415
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
+
+    try:
+        # the library's own deadline does not bound everything
+        async with asyncio.timeout(timeout_seconds + 1), grpc.aio.insecure_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_seconds)
+    except grpc.aio.AioRpcError as error:
+        return f"{error.code().name}: {error.details()}"
+    except TimeoutError:
+        return f"no answer within {timeout_seconds:g} s"
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))

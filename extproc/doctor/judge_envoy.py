@@ -1,0 +1,294 @@
+"""Judges Envoy's configuration: it must show the picker every prompt, obey the pick, and cut no long generation.
+
+Why each setting is as it is stands beside it in `envoy/*.yaml`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from extproc.core.policy import Steering
+from extproc.doctor.facts import SERVING, EnvoyCluster, EnvoyFacts, ExtProcFilter, Facts
+from extproc.doctor.findings import Finding, error, unchecked, warning
+
+PICK_KEY = "x-gateway-destination-endpoint"
+NAMESPACE = "envoy.lb"
+EXAMPLES = "see envoy/local.yaml (override_host), envoy/buffered.yaml, envoy/original-dst.yaml"
+DUPLEX, BUFFERED = "FULL_DUPLEX_STREAMED", "BUFFERED"
+DEFAULT_BUFFER_BYTES = 1 << 20
+_HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+
+def envoy_filter(facts: Facts) -> Iterator[Finding]:
+    """Envoy answers its admin page and has an ext_proc filter that sees requests."""
+    envoy = facts.envoy
+    if envoy is None:
+        return
+    if envoy.problem:
+        yield unchecked(envoy.url, envoy.problem, fix="check the URL given as --envoy-admin (Istio: port 15000)")
+    elif envoy.picking_filter() is None:
+        seen = "no ext_proc filter" if not envoy.filters else "no ext_proc filter with request_header_mode: SEND"
+        yield error(envoy.url, f"{seen} in any listener: requests do not pass the picker", fix=EXAMPLES)
+
+
+def envoy_mode(facts: Facts) -> Iterator[Finding]:
+    """The filter shows the picker the whole request and the end of the exchange, and takes its answer."""
+    found = _picking(facts)
+    if found is None:
+        return
+    envoy, picking = found
+    body = picking.mode("request_body_mode")
+    if body not in (DUPLEX, BUFFERED):
+        yield error(
+            envoy.url,
+            f"request_body_mode is {body}: the picker does not see whole prompts",
+            fix=f"set processing_mode.request_body_mode: {DUPLEX} (or {BUFFERED} before Envoy 1.34)",
+        )
+    elif body == BUFFERED:
+        yield from _buffered(envoy, picking)
+    for name in ("response_header_mode", "response_trailer_mode"):
+        if picking.mode(name) != "SEND":
+            yield error(
+                envoy.url,
+                f"{name} is {picking.mode(name)}: the picker takes requests for ended that still run",
+                fix=f"set processing_mode.{name}: SEND",
+            )
+    if picking.mode("response_body_mode") != "NONE":
+        yield warning(
+            envoy.url,
+            f"response_body_mode is {picking.mode('response_body_mode')}: every generated token passes the picker",
+            fix="set processing_mode.response_body_mode: NONE; sampled responses are asked for as envoy/*.yaml show",
+        )
+    namespaces = picking.config.get("metadata_options", {}).get("receiving_namespaces", {}).get("untyped", [])
+    if NAMESPACE not in namespaces:
+        yield error(
+            envoy.url,
+            "the filter drops the picker's metadata: the pick is ignored and requests go to random pods",
+            fix=f"set metadata_options.receiving_namespaces.untyped: [{NAMESPACE}, kvmesh]",
+        )
+    if picking.config.get("failure_mode_allow") is True:
+        yield warning(
+            envoy.url,
+            "failure_mode_allow is true: without a picker, requests spread over all pods and nobody notices",
+            fix="set failure_mode_allow: false and status_on_error: {code: ServiceUnavailable}",
+        )
+
+
+def _buffered(envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterator[Finding]:
+    if "message_timeout" not in picking.config:
+        yield warning(
+            envoy.url,
+            f"{BUFFERED} bodies with the default message_timeout of 200 ms: a slow pick is answered 504",
+            fix="set message_timeout: 60s",
+        )
+    limit = picking.listener.get("per_connection_buffer_limit_bytes", DEFAULT_BUFFER_BYTES)
+    if isinstance(limit, int) and limit <= DEFAULT_BUFFER_BYTES:
+        yield warning(
+            envoy.url,
+            f"{BUFFERED} bodies in a listener that holds {limit:,} bytes: longer prompts are answered 413",
+            fix="set the listener's per_connection_buffer_limit_bytes: 33554432",
+        )
+
+
+def envoy_timeouts(facts: Facts) -> Iterator[Finding]:
+    """No timeout cuts a long generation."""
+    found = _picking(facts)
+    if found is None:
+        return
+    envoy, picking = found
+    timeout = picking.config.get("grpc_service", {}).get("timeout")
+    if _seconds(timeout) > 0:
+        yield error(
+            envoy.url,
+            f"grpc_service.timeout is {timeout}: it bounds the whole exchange, not the picker's first answer",
+            fix="remove grpc_service.timeout; message_timeout is the one for answers",
+        )
+    if "stream_idle_timeout" not in picking.manager or _seconds(picking.manager["stream_idle_timeout"]) > 0:
+        yield warning(
+            envoy.url,
+            f"stream_idle_timeout is {picking.manager.get('stream_idle_timeout', '5 minutes, the default')}: it cuts "
+            "requests that wait for a long prefill",
+            fix="set stream_idle_timeout: 0s on the connection manager",
+        )
+    pods = {cluster.name for cluster in _pod_clusters(facts, envoy)}
+    cut = {
+        str(route.get("timeout", "15 s, the default"))
+        for route in envoy.routes
+        if route.get("cluster") in pods and ("timeout" not in route or _seconds(route["timeout"]) > 0)
+    }
+    if cut:
+        yield warning(
+            envoy.url,
+            f"a route to the pods has a timeout of {', '.join(sorted(cut))}: it cuts long generations",
+            fix="set timeout: 0s on the route",
+        )
+
+
+def envoy_header(facts: Facts) -> Iterator[Finding]:
+    """Clients cannot choose their pod."""
+    found = _picking(facts)
+    if found is None:
+        return
+    envoy, picking = found
+    if PICK_KEY in _removed_headers(picking):
+        return
+    trusts = any(_trusts_header(cluster) for cluster in _pod_clusters(facts, envoy))
+    say = error if trusts else warning
+    seen = f"the client's own header {PICK_KEY} is not removed"
+    yield say(
+        envoy.url,
+        f"{seen}, and Envoy follows it: clients choose their pod" if trusts else f"{seen}: pods and logs see it",
+        fix=f"remove {PICK_KEY} in early_header_mutation_extensions of the connection manager, and steer by metadata",
+    )
+
+
+def envoy_steering(facts: Facts) -> Iterator[Finding]:
+    """Envoy goes where the picker says."""
+    found = _picking(facts)
+    if found is None:
+        return
+    envoy, _ = found
+    wanted = facts.expected.steering
+    other = Steering.ORIGINAL_DST if wanted is Steering.OVERRIDE_HOST else Steering.OVERRIDE_HOST
+    clusters = [cluster for cluster in envoy.clusters if _steering(cluster) is wanted]
+    if not clusters:
+        if any(_steering(cluster) is other for cluster in envoy.clusters):
+            yield error(
+                envoy.url,
+                f"the picker has --steering {wanted.value}, and Envoy's cluster of the pods is made for {other.value}",
+                fix=f"run the picker with --steering {other.value}, or change the cluster: {EXAMPLES}",
+            )
+        else:
+            yield error(
+                envoy.url,
+                "no cluster obeys the pick (neither an override_host policy nor ORIGINAL_DST): pods are chosen at "
+                "random",
+                fix=f"give the cluster of the pods the policy envoy.load_balancing_policies.override_host: {EXAMPLES}",
+            )
+        return
+    if wanted is Steering.OVERRIDE_HOST:
+        yield from _sources_and_members(facts, envoy, clusters)
+
+
+def _sources_and_members(facts: Facts, envoy: EnvoyFacts, clusters: list[EnvoyCluster]) -> Iterator[Finding]:
+    for cluster in clusters:
+        if not any(_names_pick(source) for source in _override_sources(cluster)):
+            yield error(
+                envoy.url,
+                f"the override_host policy of cluster {cluster.name!r} does not read the picker's answer",
+                fix=f"set override_host_sources: [{{metadata: {{key: {NAMESPACE}, path: [{{key: {PICK_KEY}}}]}}}}]",
+            )
+    reachable = frozenset().union(*(cluster.addresses for cluster in clusters))
+    missing = [endpoint for endpoint in facts.expected.endpoints if endpoint not in reachable]
+    if missing:
+        yield error(
+            envoy.url,
+            f"the cluster of the pods does not have {', '.join(missing)}: picks of these go to random pods",
+            fix="add them to the cluster, written exactly as in the picker's --endpoints, or correct --endpoints",
+        )
+
+
+def envoy_picker(facts: Facts) -> Iterator[Finding]:
+    """Envoy reaches the picker, over HTTP/2, with as many streams as there are requests."""
+    found = _picking(facts)
+    if found is None:
+        return
+    envoy, picking = found
+    cluster = envoy.cluster(picking.cluster)
+    if cluster is None or not cluster.hosts:
+        yield error(
+            envoy.url,
+            f"the filter's cluster {picking.cluster!r} " + ("does not exist" if cluster is None else "has no address"),
+            fix="give the cluster of the picker its address (--host and --grpc-port of `kvmesh extproc`)",
+        )
+        return
+    for host in cluster.hosts:
+        health = envoy.picker_health.get(host.address, SERVING)
+        fix = f"see that the picker listens at {host.address} (--host, --grpc-port) and that Envoy may reach it"
+        if health != SERVING:
+            yield error(host.address, f"where Envoy looks for the picker, gRPC health is: {health}", fix=fix)
+        elif not host.healthy:
+            yield error(host.address, "Envoy takes the picker there for unhealthy", fix=fix)
+        elif host.connections_failed and host.connections_failed >= host.connections_made:
+            yield error(host.address, f"Envoy failed to connect {host.connections_failed} times", fix=fix)
+    yield from _picker_cluster(envoy, cluster)
+
+
+def _picker_cluster(envoy: EnvoyFacts, cluster: EnvoyCluster) -> Iterator[Finding]:
+    options = cluster.config.get("typed_extension_protocol_options", {}).get(_HTTP_OPTIONS, {})
+    http2 = "http2_protocol_options" in options.get("explicit_http_config", {})
+    if not http2 and "http2_protocol_options" not in cluster.config:
+        yield error(
+            envoy.url,
+            f"cluster {cluster.name!r} of the picker does not speak HTTP/2, which gRPC needs",
+            fix="set explicit_http_config: {http2_protocol_options: {}} in its typed_extension_protocol_options",
+        )
+    thresholds = cluster.config.get("circuit_breakers", {}).get("thresholds", [])
+    most = max((int(each.get("max_requests", 1024)) for each in thresholds), default=1024)
+    if most <= 1024:
+        yield warning(
+            envoy.url,
+            f"cluster {cluster.name!r} of the picker takes {most} requests at a time: the rest is answered 503",
+            fix="set circuit_breakers.thresholds: [{max_requests: 1000000, max_connections: 1000000, …}] there",
+        )
+
+
+def _picking(facts: Facts) -> tuple[EnvoyFacts, ExtProcFilter] | None:
+    """Return the filter to be judged; None where another check says that there is none."""
+    if facts.envoy is None or facts.envoy.problem:
+        return None
+    picking = facts.envoy.picking_filter()
+    return None if picking is None else (facts.envoy, picking)
+
+
+def _pod_clusters(facts: Facts, envoy: EnvoyFacts) -> list[EnvoyCluster]:
+    endpoints = frozenset(facts.expected.endpoints)
+    return [cluster for cluster in envoy.clusters if _steering(cluster) is not None or cluster.addresses & endpoints]
+
+
+def _steering(cluster: EnvoyCluster) -> Steering | None:
+    if cluster.config.get("type") == "ORIGINAL_DST":
+        return Steering.ORIGINAL_DST
+    return Steering.OVERRIDE_HOST if _override_policy(cluster) is not None else None
+
+
+def _override_policy(cluster: EnvoyCluster) -> Mapping[str, Any] | None:
+    for policy in cluster.config.get("load_balancing_policy", {}).get("policies", []):
+        config = policy.get("typed_extension_config", {}).get("typed_config", {})
+        if str(config.get("@type", "")).endswith("override_host.v3.OverrideHost"):
+            return config  # type: ignore[no-any-return]
+    return None
+
+
+def _override_sources(cluster: EnvoyCluster) -> list[Mapping[str, Any]]:
+    policy = _override_policy(cluster) or {}
+    return list(policy.get("override_host_sources", []))
+
+
+def _names_pick(source: Mapping[str, Any]) -> bool:
+    metadata = source.get("metadata", {})
+    path = [segment.get("key") for segment in metadata.get("path", [])]
+    return (metadata.get("key"), path) == (NAMESPACE, [PICK_KEY]) or source.get("header") == PICK_KEY
+
+
+def _trusts_header(cluster: EnvoyCluster) -> bool:
+    by_address = cluster.config.get("original_dst_lb_config", {}).get("use_http_header") is True
+    return by_address or any(source.get("header") == PICK_KEY for source in _override_sources(cluster))
+
+
+def _removed_headers(picking: ExtProcFilter) -> list[str]:
+    """Return what is removed before the filter: early in the connection manager, or by a mutation filter."""
+    extensions = picking.manager.get("early_header_mutation_extensions", [])
+    mutations = [each.get("typed_config", {}).get("mutations", []) for each in extensions]
+    for entry in picking.manager.get("http_filters", []):
+        if entry.get("name") == picking.name:
+            break
+        mutations.append(entry.get("typed_config", {}).get("mutations", {}).get("request_mutations", []))
+    return [str(one.get("remove", "")).lower() for of_one in mutations for one in of_one if isinstance(one, Mapping)]
+
+
+def _seconds(duration: object) -> float:
+    """Read a protobuf duration as JSON has it: `15s`."""
+    try:
+        return float(str(duration).removesuffix("s")) if duration is not None else 0.0
+    except ValueError:
+        return 0.0

@@ -1,0 +1,168 @@
+"""Planted in Envoy's configuration: a real Envoy runs each, a real picker stands behind it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from extproc.core.policy import Steering
+from extproc.doctor.checks import judge
+from extproc.doctor.facts import Facts, IndexFacts, RedisFacts
+from extproc.doctor.findings import Finding, Severity
+from extproc.doctor.gather import expected_of
+from extproc.doctor.gather_envoy import gather_envoy
+from tests.integration.doctor_mesh import HOST, envoy, parts, picker, picker_settings, two_ports
+
+PODS = (f"{HOST}:8101", f"{HOST}:8102")  # nobody needs to be there
+NO_REDIS = "redis://127.0.0.1:1/0"
+
+
+async def envoy_findings(
+    tmp_path: Path,
+    change: Callable[[dict[str, Any]], None] = lambda _: None,
+    *,
+    file: str = "local.yaml",
+    steering: Steering = Steering.OVERRIDE_HOST,
+    endpoints: tuple[str, ...] = PODS,
+    picker_port: int | None = None,
+) -> list[Finding]:
+    """What the doctor finds wrong with a real Envoy that runs the changed file."""
+    grpc_port, admin_port = two_ports()
+    settings = picker_settings(
+        NO_REDIS, endpoints, tokenizer=None, steering=steering, grpc_port=grpc_port, admin_port=admin_port
+    )
+    async with (
+        picker(settings),
+        envoy(tmp_path, picker_port=picker_port or grpc_port, endpoints=PODS, file=file, change=change) as url,
+        aiohttp.ClientSession() as http,
+    ):
+        facts = Facts(
+            expected=expected_of(settings),
+            now=0.0,
+            pods=(),
+            redis=RedisFacts(label="redis", problem="not asked"),
+            index=IndexFacts(problem="not asked"),
+            envoy=await gather_envoy(http, url, timeout_seconds=20.0),
+        )
+    assert facts.envoy is not None
+    assert facts.envoy.version.startswith("1.")
+    of_envoy = [finding for finding in judge(facts) if finding.check.startswith("envoy-")]
+    return [finding for finding in of_envoy if finding.severity is not Severity.OK]
+
+
+@pytest.mark.parametrize(
+    ("file", "steering"),
+    [
+        ("buffered.yaml", Steering.OVERRIDE_HOST),
+        ("original-dst.yaml", Steering.ORIGINAL_DST),
+    ],  # local.yaml is that of the healthy mesh
+)
+async def test_the_files_of_this_repository_have_no_finding(file: str, steering: Steering, tmp_path: Path) -> None:
+    assert await envoy_findings(tmp_path, file=file, steering=steering) == []
+
+
+def no_filter(config: dict[str, Any]) -> None:
+    manager, *_ = parts(config)
+    manager["http_filters"] = manager["http_filters"][-1:]
+
+
+def no_bodies(config: dict[str, Any]) -> None:
+    _, ext_proc, *_ = parts(config)
+    ext_proc["processing_mode"]["request_body_mode"] = "NONE"
+    ext_proc["processing_mode"]["response_trailer_mode"] = "SKIP"
+
+
+def drops_metadata(config: dict[str, Any]) -> None:
+    _, ext_proc, *_ = parts(config)
+    del ext_proc["metadata_options"]["receiving_namespaces"]
+
+
+def trusts_clients(config: dict[str, Any]) -> None:
+    manager, _, _, pods = parts(config)
+    del manager["early_header_mutation_extensions"]
+    policy = pods["load_balancing_policy"]["policies"][0]["typed_extension_config"]["typed_config"]
+    policy["override_host_sources"] = [{"header": "x-gateway-destination-endpoint"}]
+
+
+def round_robin(config: dict[str, Any]) -> None:
+    *_, pods = parts(config)
+    del pods["load_balancing_policy"]
+
+
+def short_timeouts(config: dict[str, Any]) -> None:
+    manager, ext_proc, *_ = parts(config)
+    del manager["stream_idle_timeout"]
+    route = manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
+    del route["timeout"]
+    ext_proc["grpc_service"]["timeout"] = "5s"
+
+
+def plain_http_to_picker(config: dict[str, Any]) -> None:
+    _, _, picker_cluster, _ = parts(config)
+    del picker_cluster["typed_extension_protocol_options"]
+    del picker_cluster["circuit_breakers"]
+
+
+ERROR, WARNING = Severity.ERROR, Severity.WARNING
+PLANTED = {
+    "no ext_proc filter": (no_filter, [("envoy-filter", ERROR, "envoy/local.yaml")]),
+    "bodies and trailers are not sent": (
+        no_bodies,
+        [
+            ("envoy-mode", ERROR, "request_body_mode: FULL_DUPLEX_STREAMED"),
+            ("envoy-mode", ERROR, "response_trailer_mode: SEND"),
+        ],
+    ),
+    "the picker's metadata is dropped": (drops_metadata, [("envoy-mode", ERROR, "receiving_namespaces")]),
+    "clients may choose": (trusts_clients, [("envoy-header", ERROR, "early_header_mutation_extensions")]),
+    "the pick is not obeyed": (round_robin, [("envoy-steering", ERROR, "override_host")]),
+    "timeouts cut generations": (
+        short_timeouts,
+        [
+            ("envoy-timeouts", ERROR, "remove grpc_service.timeout"),
+            ("envoy-timeouts", WARNING, "stream_idle_timeout: 0s"),
+            ("envoy-timeouts", WARNING, "timeout: 0s on the route"),
+        ],
+    ),
+    "the picker's cluster speaks HTTP/1": (
+        plain_http_to_picker,
+        [("envoy-picker", ERROR, "http2_protocol_options"), ("envoy-picker", WARNING, "circuit_breakers")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+async def test_what_envoy_has_wrong_is_found_and_the_fix_named(name: str, tmp_path: Path) -> None:
+    change, expected = PLANTED[name]
+    found = await envoy_findings(tmp_path, change)
+
+    assert [(finding.check, finding.severity) for finding in found] == [(check, how) for check, how, _ in expected]
+    for finding, (_, _, fix) in zip(found, expected, strict=True):
+        assert fix in finding.fix
+
+
+async def test_an_envoy_that_looks_for_the_picker_elsewhere_is_found(tmp_path: Path) -> None:
+    nobody = two_ports()[0]
+    found = await envoy_findings(tmp_path, picker_port=nobody)
+
+    assert [(finding.check, finding.severity, finding.subject) for finding in found] == [
+        ("envoy-picker", ERROR, f"{HOST}:{nobody}")
+    ]
+    assert "--grpc-port" in found[0].fix
+
+
+async def test_a_picker_that_steers_another_way_than_envoy_is_found(tmp_path: Path) -> None:
+    found = await envoy_findings(tmp_path, steering=Steering.ORIGINAL_DST)
+
+    assert [(finding.check, finding.severity) for finding in found] == [("envoy-steering", ERROR)]
+    assert "--steering override-host" in found[0].fix
+
+
+async def test_an_endpoint_that_envoys_cluster_does_not_have_is_found(tmp_path: Path) -> None:
+    further = f"{HOST}:8199"
+    found = await envoy_findings(tmp_path, endpoints=(*PODS, further))
+
+    assert [(finding.check, finding.severity) for finding in found] == [("envoy-steering", ERROR)]
+    assert further in found[0].seen

@@ -1,0 +1,37 @@
+"""A healthy mesh has no finding, and every check has been made."""
+
+from pathlib import Path
+
+from extproc.doctor.checks import CHECKS
+from extproc.doctor.examine import examine
+from extproc.doctor.findings import Severity
+from extproc.doctor.gather import DoctorSettings
+from tests.integration.doctor_mesh import HEALTHY, envoy, indexer, picker, picker_settings, pods, two_ports
+from tests.integration.kv_redis import RedisServer
+
+
+async def test_a_healthy_mesh_has_no_finding_and_every_check_was_made(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    grpc_port, admin_port = two_ports()
+    async with pods(HEALTHY, HEALTHY) as addresses, indexer(redis_server.url, addresses) as indexer_url:
+        settings = picker_settings(redis_server.url, addresses, grpc_port=grpc_port, admin_port=admin_port)
+        async with (
+            picker(settings) as picker_url,
+            envoy(tmp_path, picker_port=grpc_port, endpoints=addresses) as envoy_url,
+        ):
+            found = await examine(
+                DoctorSettings(
+                    picker=settings,
+                    envoy_admin=envoy_url,
+                    picker_admin=picker_url,
+                    indexer_admin=indexer_url,
+                    timeout_seconds=10.0,
+                    visible_within_seconds=10.0,
+                )
+            )
+
+    wrong = [finding for finding in found if finding.severity is not Severity.OK]
+    assert wrong == []
+    # no model of this mesh is rendered by pods
+    assert [finding.check for finding in found] == [name for name in CHECKS if name != "render"]

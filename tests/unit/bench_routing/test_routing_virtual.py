@@ -1,0 +1,55 @@
+"""Workloads in virtual time: all requests are answered, a run can be repeated, policies can be told apart."""
+
+import pytest
+
+from bench.prompts import vocabulary_words
+from bench.routing.plan import Plan, PodSettings, QaSize
+from bench.routing.script import Workload
+from bench.routing.summary import RunSummary
+from bench.routing.virtual import play
+from bench.routing.workloads import build
+from extproc.core.policy import PickPolicy
+from podsim.model_folder import TINY_MODEL, load_model_folder
+
+SMALL = QaSize(users=6, rounds=3, system_tokens=32, history_tokens=160, question_tokens=8, answer_tokens=4)
+PODS = PodSettings(pods=2, prefill_tokens_per_second=2000, max_model_len=2000, kv_blocks=256)
+PLAN = Plan(
+    pods=PODS,
+    qa=SMALL,
+    qa_rate=6,
+    qa_seconds=3,
+    churn=SMALL,
+    churn_rate=20,
+    churn_seconds=1,
+    churn_pickers=2,
+    churn_kill_at_seconds=0.4,
+)
+FOLDER = load_model_folder(TINY_MODEL)
+WORDS = vocabulary_words(TINY_MODEL)
+
+
+def played(workload: Workload, policy: PickPolicy | None) -> RunSummary:
+    return play(workload, policy, name="it", settings=PODS, folder=FOLDER, seed=1)
+
+
+@pytest.mark.parametrize("policy", [None, PickPolicy()], ids=["round robin", "picker"])
+def test_a_run_answers_everything_and_can_be_repeated(policy: PickPolicy | None) -> None:
+    workload = build("qa", PLAN, words=WORDS)
+    run = played(workload, policy)
+
+    assert (run.requests, run.success_rate, run.miscounted_prompts) == (12, 1.0, 0)
+    assert sum(run.spread.requests_by_pod) == 18
+    assert run == played(workload, policy)
+
+
+def test_the_picker_keeps_chats_where_their_history_is() -> None:
+    workload = build("qa", PLAN, words=WORDS)
+
+    assert played(workload, PickPolicy()).hit_share > 0.95
+
+
+def test_a_killed_pod_loses_what_it_was_answering_and_its_cache() -> None:
+    run = played(build("churn", PLAN, words=WORDS), PickPolicy())
+
+    assert run.requests == 20
+    assert 0 < run.errors["killed"] == run.requests - run.succeeded < 10

@@ -1,0 +1,135 @@
+"""Every endpoint as one request sees it: reports, bookings of all replicas, what was routed, what is avoided."""
+
+from typing import Any
+
+from extproc.core.candidates import candidates_of
+from extproc.core.endpoint import Candidate, EndpointStatus, EndpointTrend, Reachability, Role
+from extproc.core.health import EndpointHealth
+from extproc.core.inflight import Bookings
+from extproc.core.policy import HealthPolicy, PickPolicy
+from extproc.core.prompt_match import NO_HITS, NO_MATCH, IndexHits, PromptKeys, PromptMatch
+from extproc.core.routing_memory import RoutingMemory
+from extproc.core.shared_load import EndpointBookings, SharedView
+from tests.unit.extproc_core.pick_candidates import load
+
+POLICY = PickPolicy()
+KEYS = PromptKeys(keys=bytes(range(80)), tokens_each=16)  # 10 keys
+
+
+def status(address: str, **values: Any) -> EndpointStatus:
+    facts: dict[str, Any] = {"reachability": Reachability.READY, "load": load(reported_at=10.0)}
+    return EndpointStatus(address=address, **(facts | values))
+
+
+def seen(
+    *statuses: EndpointStatus,
+    match: PromptMatch = NO_MATCH,
+    hits: IndexHits = NO_HITS,
+    bookings: Bookings | None = None,
+    memory: RoutingMemory | None = None,
+    health: EndpointHealth | None = None,
+    policy: PickPolicy = POLICY,
+    session: str | None = None,
+    adapter: str | None = None,
+) -> list[Candidate]:
+    return candidates_of(
+        statuses,
+        match,
+        hits,
+        bookings=bookings or Bookings(),
+        memory=memory or RoutingMemory(policy),
+        health=health or EndpointHealth(),
+        policy=policy,
+        session=session,
+        adapter=adapter,
+        now=11.0,
+    )
+
+
+def test_a_match_never_covers_the_last_token() -> None:
+    match = PromptMatch(prompt_tokens=64, matched_tokens={"a": 64}, worth_tokens={"a": 64.0}, indexed_tokens={"a": 48})
+    (pod,) = seen(status("a"), match=match)
+    assert (pod.matched_tokens, pod.saved_tokens, pod.indexed_tokens) == (63, 63, 48)
+
+
+def test_bookings_of_this_and_the_other_replicas_add_up() -> None:
+    bookings = Bookings(tokens_per_second=0.0)
+    bookings.book("a", now=9.0, uncached_tokens=100, context_tokens=1000)  # the report shows it
+    bookings.book("a", now=10.5, uncached_tokens=200, context_tokens=2000)
+    view = SharedView(others={"a": EndpointBookings(3, 50, 500)}, replicas=1)
+    report = load(reported_at=10.0, running_requests=1, waiting_requests=1)
+    (pod,) = seen(status("a", load=report), hits=IndexHits(view=view), bookings=bookings)
+    assert (pod.open_requests, pod.backlog_tokens, pod.context_tokens) == (5, 350.0, 3500)
+    assert pod.booked_requests == 3  # 5 are open, the pod shows 2
+    (alone,) = seen(status("a", load=report), bookings=bookings)
+    assert (alone.open_requests, alone.booked_requests) == (2, 1)
+
+
+def test_a_session_is_where_any_replica_saw_it_last_else_where_this_one_did() -> None:
+    memory = RoutingMemory(PickPolicy())
+    memory.note("a", prompts=(), session="s", adapter=None, now=10.0)
+
+    def places(view: SharedView | None) -> list[bool]:
+        pods = seen(status("a"), status("b"), memory=memory, session="s", hits=IndexHits(view=view))
+        return [pod.session for pod in pods]
+
+    assert places(None) == [True, False]
+    assert places(SharedView(session_endpoint="b")) == [False, True]
+
+
+def test_an_adapter_is_expected_where_any_replica_sent_it() -> None:
+    memory = RoutingMemory(PickPolicy())
+    memory.note("a", prompts=(), session=None, adapter="lora", now=10.0)
+    hits = IndexHits(view=SharedView(adapter_endpoints=frozenset({"b"})))
+    pods = seen(status("a"), status("b"), status("c"), memory=memory, adapter="lora", hits=hits)
+    assert [pod.adapter_placed for pod in pods] == [True, True, False]
+
+
+def test_the_policy_s_roles_and_cordons_and_the_index_s_doubts_reach_the_candidate() -> None:
+    policy = PickPolicy(cordoned=frozenset({"a"}), roles={"b": Role.PREFILL})
+    a, b = seen(status("a"), status("b"), policy=policy, hits=IndexHits(states={"a": "live", "b": "degraded"}))
+    assert (a.cordoned, a.role, a.source_state) == (True, Role.BOTH, "")
+    assert (b.cordoned, b.role, b.source_state) == (False, Role.PREFILL, "degraded")
+
+
+def test_failing_and_slow_endpoints_are_avoided_unless_they_are_most() -> None:
+    policy = PickPolicy(health=HealthPolicy(least_requests=1))
+    health = EndpointHealth(policy.health)
+    health.note("a", failed=True, now=11.0)
+    slow = [status(name, trend=EndpointTrend(inter_token_seconds=0.02)) for name in "abc"]
+    slow.append(status("d", trend=EndpointTrend(inter_token_seconds=0.5)))
+    assert [pod.unhealthy for pod in seen(*slow, health=health, policy=policy)] == [
+        "1 of 1 requests failed",
+        None,
+        None,
+        "500 ms a token, the others 20 ms",
+    ]
+    health.note("b", failed=True, now=11.0)
+    assert not any(pod.unhealthy for pod in seen(*slow, health=health, policy=policy))
+
+
+def test_what_was_routed_is_expected_for_seconds_where_events_flow_and_for_minutes_where_not() -> None:
+    memory = RoutingMemory(PickPolicy(recent_prefix_seconds=5.0, unfollowed_prefix_seconds=180.0))
+    for endpoint in ("live", "silent"):
+        memory.note(endpoint, prompts=[KEYS], session=None, adapter=None, now=0.0)
+
+    def matches(now: float) -> dict[str, int]:
+        ((ends, _),) = memory.matches([KEYS], states={"live": "live"}, endpoints=("live", "silent"), now=now)
+        return dict(ends)
+
+    assert matches(1.0) == {"live": 10, "silent": 10}
+    assert matches(60.0) == {"silent": 10}
+    assert matches(400.0) == {}
+
+
+def test_what_was_routed_to_a_process_that_is_gone_is_forgotten() -> None:
+    memory = RoutingMemory(PickPolicy())
+    memory.note("a", prompts=[KEYS], session=None, adapter=None, now=0.0)
+    memory.forget("a")
+    assert memory.matches([KEYS], states={}, endpoints=("a",), now=0.0) == [({}, 16)]
+
+
+def test_a_session_is_forgotten_after_its_time() -> None:
+    memory = RoutingMemory(PickPolicy(session_seconds=10.0))
+    memory.note("a", prompts=(), session="s", adapter=None, now=0.0)
+    assert (memory.session_place("s", now=10.0), memory.session_place("s", now=10.1)) == ("a", None)

@@ -1,0 +1,261 @@
+"""The use case: from a request's bytes to a decision, with every input there and with each one missing."""
+
+import gzip
+import json
+from dataclasses import replace
+
+import pytest
+
+from extproc.admin_pages import record_of
+from extproc.core.endpoint import EndpointModels, Reachability
+from extproc.core.models import ModelRule, ModelTable, ModelTarget
+from extproc.core.policy import PRESETS, HotspotPolicy, PickPolicy, Strategy
+from extproc.core.prompt_match import IndexHits, PromptKeys
+from extproc.core.prompt_tokens import PromptTokens, TokenizedPrompt
+from extproc.core.shared_load import EndpointBookings, SharedView
+from extproc.errors import (
+    MalformedRequestError,
+    NoReadyEndpointError,
+    PromptTokensError,
+    RequestShedError,
+    UnknownModelError,
+)
+from tests.unit.extproc_pick.pick_fakes import (
+    TINY,
+    FakeIndex,
+    FakePrompts,
+    Hits,
+    Phases,
+    chat,
+    facts,
+    picker,
+    pod,
+    tokens,
+)
+
+KEYS = PromptKeys(keys=bytes(range(240)), tokens_each=16)  # 30 keys
+WARM_B = IndexHits(prompts=[Hits({"b": 30})], keys=[KEYS], states={"a": "live", "b": "live"})
+
+
+async def test_the_pod_that_holds_the_prompt_is_picked_and_the_phases_are_timed() -> None:
+    phases, index = Phases(), FakeIndex(WARM_B)
+    a_picker = picker(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)), phases=phases)
+    picked = await a_picker.pick(facts(), chat(cache_salt="s"))
+    decision = picked.decision
+    assert (decision.endpoints, decision.prompt_tokens, decision.matched_tokens) == (("b", "a"), 500, 480)
+    assert (decision.best_matched_tokens, decision.degraded, picked.body) == (480, {}, None)
+    assert (picked.is_comparable, picked.prompts) == (True, [KEYS])
+    assert phases.names == ["parse", "tokenize", "lookup", "decide"]
+    assert index.asked == [{"prompts": 1, "model": "tiny", "adapter": None, "cache_salt": "s", "session": None}]
+
+
+async def test_a_prompt_that_was_just_sent_somewhere_is_expected_there_before_its_event() -> None:
+    index = FakeIndex(IndexHits(keys=[KEYS], states={"a": "live", "b": "live"}))
+    a_picker = picker(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)))
+    a_picker.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=1.0)
+    decision = (await a_picker.pick(facts(), chat())).decision
+    assert (decision.endpoints[0], decision.matched_tokens, decision.winner.indexed_tokens) == ("b", 480, 0)
+
+
+async def test_text_chunks_predict_where_tokens_are_unknown_and_the_decision_says_so() -> None:
+    chunks = PromptTokens(
+        chunks=KEYS.keys, chunk_tokens=64, estimated_tokens=2000, degraded="no-tokenizer", degraded_why="none"
+    )
+    a_picker = picker(pod("a"), pod("b"), prompts=FakePrompts(chunks))
+    a_picker.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=1.0)
+    picked = await a_picker.pick(facts(), chat())
+    assert (picked.decision.endpoints[0], picked.decision.matched_tokens) == ("b", 30 * 64)
+    assert (picked.decision.degraded, picked.is_comparable) == ({"no-tokenizer": "none"}, False)
+
+
+async def test_without_tokens_and_index_the_load_decides_and_everything_missing_is_named() -> None:
+    index = FakeIndex(IndexHits(degraded={"prefix-index-timeout": "no answer within 20 ms"}))
+    a_picker = picker(
+        pod("a", waiting_requests=9), pod("b"), index=index, prompts=FakePrompts(PromptTokensError("broken"))
+    )
+    decision = (await a_picker.pick(facts(), chat())).decision
+    assert decision.endpoints[0] == "b"
+    assert decision.degraded == {"prompt-tokens": "broken", "prefix-index-timeout": "no answer within 20 ms"}
+
+
+async def test_what_the_other_replicas_have_booked_counts_as_load() -> None:
+    view = SharedView(others={"a": EndpointBookings(9, 50_000, 60_000)}, replicas=2)
+    decision = (await picker(pod("a"), pod("b"), index=FakeIndex(IndexHits(view=view))).pick(facts(), chat())).decision
+    assert decision.endpoints == ("b", "a")
+    assert decision.kept[0].backlog_tokens == 50_000
+
+
+async def test_a_winner_whose_events_are_not_all_there_is_named() -> None:
+    hits = IndexHits(prompts=WARM_B.prompts, keys=[KEYS], states={"a": "live", "b": "degraded"})
+    a_picker = picker(pod("a"), pod("b"), index=FakeIndex(hits), prompts=FakePrompts(tokens(500)))
+    assert list((await a_picker.pick(facts(), chat())).decision.degraded) == ["prefix-source-degraded"]
+
+
+@pytest.mark.parametrize("header", ["x-session-id", "session-id", "x-session-affinity", "x-claude-code-session-id"])
+async def test_a_session_returns_to_its_pod_when_nothing_else_tells(header: str) -> None:
+    index = FakeIndex()
+    a_picker = picker(pod("a"), pod("b"), index=index)
+    a_picker.memory.note("b", prompts=(), session="tiny\0s1", adapter=None, now=1.0)
+    picked = await a_picker.pick(facts(headers={header: "s1"}), chat())
+    assert (picked.decision.endpoints[0], picked.session) == ("b", "tiny\0s1")
+    assert index.asked[0]["session"] == "tiny\0s1"
+
+
+async def test_only_the_route_s_subset_is_picked_from() -> None:
+    a_picker = picker(pod("a"), pod("b"))
+    decision = (await a_picker.pick(facts(subset=frozenset({"b"})), chat())).decision
+    assert (decision.endpoints, decision.rejected) == (("b",), {"a": "subset: not in the route's subset"})
+    with pytest.raises(NoReadyEndpointError):
+        await a_picker.pick(facts(subset=frozenset()), chat())
+
+
+async def test_requests_take_turns_with_round_robin() -> None:
+    policy = PickPolicy(strategy=Strategy.ROUND_ROBIN, weights=PRESETS[Strategy.ROUND_ROBIN])
+    a_picker = picker(pod("a"), pod("b"), pod("c"), policy=policy)
+    winners = [(await a_picker.pick(facts(), chat())).decision.endpoints[0] for _ in range(4)]
+    assert winners == ["a", "b", "c", "a"]
+
+
+REWRITTEN = ModelTable(served=(TINY,), rules=(ModelRule(model="best", targets=(ModelTarget(model="tiny"),)),))
+
+
+async def test_a_rewritten_model_changes_that_field_alone_and_before_tokens_are_asked_for() -> None:
+    prompts = FakePrompts(tokens(500))
+    a_picker = picker(pod("a"), prompts=prompts, models=REWRITTEN)
+    body = b'{"seed": 12345678901234567890,\n "model" : "best","messages":[{"role":"user","content":"hi"}]}'
+    picked = await a_picker.pick(facts(), body)
+    changed = body.replace(b'"best"', b'"tiny"')
+    assert (picked.body, picked.removed_headers, picked.resolved.requested) == (changed, (), "best")
+    assert prompts.asked == [{"body": changed, "model": "tiny", "adapter": None}]
+
+
+async def test_a_compressed_body_is_read_and_sent_plain_only_where_it_changes() -> None:
+    packed = gzip.compress(chat("best"))
+    headers = {"content-encoding": "gzip", "content-type": "application/json"}
+    picked = await picker(pod("a"), models=REWRITTEN).pick(facts(headers=headers), packed)
+    assert picked.body is not None
+    assert (json.loads(picked.body)["model"], picked.removed_headers) == ("tiny", ("content-encoding",))
+    prompts = FakePrompts()
+    picked = await picker(pod("a"), prompts=prompts).pick(facts(headers=headers), gzip.compress(chat()))
+    assert (picked.body, picked.removed_headers) == (None, ())
+    assert prompts.asked[0]["body"] == chat()
+
+
+FALLS_BACK = ModelTable(
+    served=(TINY, TINY.__class__(name="small")),
+    rules=(ModelRule(model="best", targets=(ModelTarget(model="tiny"),), fallbacks=("absent", "small")),),
+)
+
+
+async def test_a_model_that_no_ready_pod_serves_is_replaced_by_the_first_fallback_that_one_does() -> None:
+    a_picker = picker(pod("a", "tiny", reachability=Reachability.UNREACHABLE), pod("b", "small"), models=FALLS_BACK)
+    picked = await a_picker.pick(facts(), chat("best"))
+    assert (picked.resolved.model, picked.decision.endpoints) == ("small", ("b",))
+    assert picked.body is not None
+    assert json.loads(picked.body)["model"] == "small"
+    assert [note.split(":")[0] for note in picked.decision.notes] == [
+        "absent in place of tiny",
+        "small in place of absent",
+    ]
+
+
+async def test_the_last_fallback_is_tried_though_no_pod_lists_it() -> None:
+    picked = await picker(pod("a", "other"), models=FALLS_BACK).pick(facts(), chat("best"))
+    assert (picked.resolved.model, picked.decision.endpoints) == ("small", ("a",))
+
+
+async def test_an_adapter_is_looked_up_under_its_base_model() -> None:
+    for learned, name in (({}, "lora"), ({"new-lora": "tiny"}, "new-lora")):
+        index = FakeIndex()
+        picked = await picker(pod("a"), index=index, learned=learned).pick(facts(), chat(name))
+        assert (index.asked[0]["model"], index.asked[0]["adapter"], picked.resolved.adapter) == ("tiny", name, name)
+
+
+async def test_a_model_that_nobody_configured_is_routed_on_load_and_said() -> None:
+    prompts = FakePrompts()
+    picked = await picker(pod("a"), prompts=prompts).pick(facts(), chat("other"))
+    assert list(picked.decision.degraded) == ["no-tokenizer-for-model"]
+    assert prompts.asked == [{"body": chat("other"), "model": "", "adapter": "other"}]
+
+
+async def test_a_model_is_refused_where_the_accepted_ones_are_listed() -> None:
+    a_picker = picker(pod("a"), known_models=frozenset({"tiny"}))
+    with pytest.raises(UnknownModelError):
+        await a_picker.pick(facts(), chat("other"))
+    assert (await a_picker.pick(facts(), chat(None))).decision.endpoints == ("a",)
+
+
+async def test_a_malformed_body_is_refused_and_an_unknown_api_is_balanced() -> None:
+    a_picker = picker(pod("a"))
+    with pytest.raises(MalformedRequestError):
+        await a_picker.pick(facts(), b"{")
+    for body in (b"\x00\xff", b"", None):
+        assert (await a_picker.pick(facts(path="/upload"), body)).decision.endpoints == ("a",)
+
+
+async def test_a_sheddable_request_is_refused_while_every_pod_is_saturated() -> None:
+    a_picker = picker(pod("a", waiting_requests=9), policy=PickPolicy(sheddable_classes=frozenset({"batch"})))
+    with pytest.raises(RequestShedError):
+        await a_picker.pick(facts(objective="batch"), chat())
+
+
+async def test_a_prefix_that_keeps_its_pod_waiting_is_copied_to_another_on_purpose() -> None:
+    policy = PickPolicy(weights={"prefix": 1.0})  # would never leave by itself
+    a_picker = picker(pod("a"), pod("b"), index=FakeIndex(WARM_B), prompts=FakePrompts(tokens(500)), policy=policy)
+    for _ in range(9):
+        a_picker.bookings.book("b", now=1.0, uncached_tokens=1000)
+    winners = [(await a_picker.pick(facts(), chat())).decision for _ in range(policy.hotspot.least_requests)]
+    # the copy counts as warm, and of two that are equally warm the draw decides
+    assert [decision.notes for decision in winners[:-1]] == [()] * (len(winners) - 1)
+    assert winners[-1].notes == ("hot prefix: a gets a copy of what b holds",)
+
+
+async def test_a_copy_that_other_scorers_prevent_is_neither_told_nor_remembered() -> None:
+    policy = PickPolicy(weights={"prefix": 1.0, "kv-usage": 9.0}, hotspot=HotspotPolicy(least_requests=1))
+    pods = (pod("a", kv_usage=0.9), pod("b"))
+    a_picker = picker(*pods, index=FakeIndex(WARM_B), prompts=FakePrompts(tokens(500)), policy=policy)
+    a_picker.bookings.book("b", now=1.0, uncached_tokens=9000)
+    decision = (await a_picker.pick(facts(), chat())).decision
+    assert (decision.endpoints[0], decision.notes) == ("b", ())
+    assert a_picker.hot.copy_to(
+        KEYS.keys, matched_keys=30, wait_tokens=9000, saved_tokens=480, idlest="a", now=1.0
+    )  # still to be made
+
+
+async def test_text_that_was_sent_somewhere_is_expected_there_for_long_although_events_are_followed() -> None:
+    chunks = PromptTokens(chunks=KEYS.keys, chunk_tokens=64, estimated_tokens=2000)
+    index = FakeIndex(IndexHits(states={"a": "live", "b": "live"}))
+    a_picker = picker(pod("a"), pod("b"), index=index, prompts=FakePrompts(chunks))
+    a_picker.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=-60.0)
+    assert (await a_picker.pick(facts(), chat())).decision.matched_tokens == 30 * 64
+
+
+async def test_idle_pods_that_may_not_serve_the_request_do_not_keep_it_from_being_shed() -> None:
+    policy = PickPolicy(sheddable_classes=frozenset({"batch"}))
+    a_picker = picker(pod("a", "tiny", waiting_requests=9), pod("b", "other"), policy=policy)
+    with pytest.raises(RequestShedError):
+        await a_picker.pick(facts(objective="batch"), chat())
+
+
+async def test_what_clients_may_make_long_is_remembered_short() -> None:
+    headers = {"x-session-id": "s" * 50_000}
+    picked = await picker(pod("a")).pick(facts(headers=headers), chat("m" * 100_000))
+    record = record_of(picked, facts(), at=0.0)
+    assert picked.session is not None
+    assert record.model is not None
+    assert record.asked is not None
+    assert max(map(len, (picked.session, record.model, record.asked.served_model or ""))) == 200
+    other = await picker(pod("a")).pick(facts(headers={"x-session-id": "s" * 50_001}), chat("m" * 100_000))
+    assert other.session != picked.session
+
+
+async def test_each_prompt_of_a_batch_has_the_model_s_context_for_itself() -> None:
+    small = EndpointModels(models=frozenset({"tiny"}), adapters={}, max_model_len=400)
+    pods = (
+        replace(pod("a"), models=small),
+        replace(pod("b", waiting_requests=9), models=replace(small, max_model_len=9999)),
+    )
+    batch = PromptTokens(prompts=(TokenizedPrompt(tokens=bytes(4 * 300)),) * 2, estimated_tokens=600)
+    body = json.dumps({"model": "tiny", "prompt": ["one", "two"]}).encode()
+    picked = await picker(*pods, prompts=FakePrompts(batch)).pick(facts(path="/v1/completions"), body)
+    assert (picked.decision.endpoints, picked.decision.rejected) == (("a", "b"), {})

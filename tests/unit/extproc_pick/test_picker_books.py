@@ -1,0 +1,130 @@
+"""What is booked and remembered for a pick, what it came to, and that other replicas are told."""
+
+from typing import Any
+
+import pytest
+
+from extproc.adapters.degradation_log import DegradationLog
+from extproc.adapters.telemetry import PickerTelemetry
+from extproc.booked_exchange import NOT_DELIVERED, TOO_LARGE
+from extproc.core.endpoint import EndpointTrend
+from extproc.core.inflight import Booking
+from extproc.core.policy import HealthPolicy, PickPolicy
+from extproc.core.prompt_match import IndexHits, PromptKeys
+from extproc.core.realised import Comparison
+from extproc.core.shared_load import EndpointBookings
+from extproc.picker_books import PickerBooks
+from tests.unit.extproc_pick.pick_fakes import FakeIndex, FakePrompts, Hits, chat, facts, picker, pod, tokens
+
+KEYS = PromptKeys(keys=bytes(range(240)), tokens_each=16)  # 30 keys
+
+
+class Shared:
+    """In the place of `SharedState`."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def changed(self) -> None:
+        self.told.append("changed")
+
+    def ended(self) -> None:
+        self.told.append("ended")
+
+    def placed(self, **what: Any) -> None:
+        self.told.append(what)
+
+
+def books(*, health: HealthPolicy | None = None) -> tuple[PickerBooks, Shared]:
+    policy = PickPolicy(health=health or HealthPolicy(), prefill_tokens_per_second=1.0)
+    made = PickerBooks(
+        ("a", "b"), policy=policy, telemetry=PickerTelemetry(), degradations=DegradationLog(), clock=lambda: 1.0
+    )
+    shared = Shared()
+    made.shared = shared  # type: ignore[assignment]
+    return made, shared
+
+
+async def picked(path: str = "/v1/chat/completions", **headers: str) -> Any:
+    hits = IndexHits(prompts=[Hits({"b": 20})], keys=[KEYS], states={"a": "live", "b": "live"})
+    a_picker = picker(pod("a"), pod("b"), index=FakeIndex(hits), prompts=FakePrompts(tokens(500)))
+    return await a_picker.pick(facts(path=path, headers=headers), chat())
+
+
+def routed(made: PickerBooks, decided: Any) -> Booking:
+    booking = made.book(decided)
+    made.remember(decided)
+    return booking
+
+
+async def test_a_pick_is_booked_with_the_tokens_that_its_pod_has_to_compute() -> None:
+    made, shared = books()
+    booking = routed(made, await picked(**{"x-session-id": "s"}))
+    assert (booking.endpoint, booking.uncached_tokens, booking.context_tokens) == ("b", 180, 500)
+    assert made.own_bookings() == {"b": EndpointBookings(1, 180, 500)}
+    assert made.memory.matches([KEYS], states={}, endpoints=("b",), now=1.0) == [({"b": 30}, 16)]
+    assert made.memory.session_place("tiny\0s", now=1.0) == "b"
+    assert shared.told == ["changed", {"endpoint": "b", "session": "tiny\0s", "adapter": None}]
+    made.release(booking, status=200, model="tiny", arm="")
+    assert (made.own_bookings(), shared.told[-1]) == ({}, "ended")
+
+
+async def test_a_request_that_only_counts_tokens_leaves_nothing_in_a_cache() -> None:
+    made, _ = books()
+    booking = routed(made, await picked("/tokenize"))
+    assert (booking.uncached_tokens, booking.context_tokens) == (0, 0)
+    assert made.memory.matches([KEYS], states={}, endpoints=("a", "b"), now=1.0) == [({}, 16)]
+
+
+async def test_a_retry_moves_the_booking_to_the_pod_that_serves() -> None:
+    made, shared = books()
+    moved = made.rebook(routed(made, await picked(**{"x-session-id": "s"})), "a")
+    assert made.own_bookings() == {"a": EndpointBookings(1, 180, 500)}
+    assert made.memory.matches([KEYS], states={}, endpoints=("a",), now=1.0)[0][0]["a"] == 30
+    assert made.memory.session_place("tiny\0s", now=1.0) == "a"
+    assert {"endpoint": "a", "session": "tiny\0s", "adapter": None} in shared.told
+    made.release(moved, status=200, model="", arm="")
+
+
+def test_pods_that_fail_are_avoided_and_strangers_are_not_counted() -> None:
+    made, _ = books(health=HealthPolicy(least_requests=2))
+    for endpoint in ("a", "a", "stranger", "stranger"):
+        made.endpoint_answered(endpoint, failed=True)
+    assert list(made.health.avoided(now=1.0)) == ["a"]
+    assert (made.knows("a"), made.knows("stranger")) == (True, False)
+    made.restarted("a")
+    assert made.health.avoided(now=1.0) == {}
+
+
+async def test_a_learned_rate_drains_what_is_booked() -> None:
+    made, _ = books()
+    routed(made, await picked())
+    made.trend("b", EndpointTrend(prefill_tokens_per_second=100.0))
+    assert made.bookings.totals("b", now=2.0).uncached_tokens == pytest.approx(80)
+
+
+def test_what_came_true_is_counted_and_what_was_missed_is_named() -> None:
+    made, _ = books()
+    comparison = Comparison(
+        model="tiny",
+        arm="",
+        endpoint="a",
+        prompt_tokens=100,
+        predicted_tokens=64,
+        realised_tokens=48,
+        error_tokens=-16,
+        regret_tokens=16,
+        prompt_error_tokens=0,
+    )
+    made.realised(comparison)
+    for why in (NOT_DELIVERED, TOO_LARGE):
+        made.response_missed(why)
+    page = made._telemetry.exposition().decode()
+    for line in (
+        'kvmesh_realised_predicted_tokens_total{model="tiny"} 64.0',
+        'kvmesh_realised_cached_tokens_total{model="tiny"} 48.0',
+        'kvmesh_realised_regret_tokens_total{model="tiny"} 16.0',
+        'kvmesh_responses_missed_total{why="not-delivered"} 1.0',
+    ):
+        assert line in page
+    assert made.realised_watch.sums()["tiny"].requests == 1

@@ -1,0 +1,131 @@
+"""Bodies with a content-encoding, and content types: read, refused, or left to the pod."""
+
+import gzip
+import tracemalloc
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.core.request import ApiKind, InferenceRequest, TextPrompt
+from extproc.errors import BodyTooLargeError, MalformedRequestError
+from extproc.wire.content_encoding import UnknownContentEncodingError, decoded_body
+from extproc.wire.openai import parse_request
+
+LIMIT = 1 << 20
+COMPLETIONS = "/v1/completions"
+BODY = b'{"model": "m", "prompt": "Hello"}'
+READ = InferenceRequest(
+    api=ApiKind.COMPLETIONS, path=COMPLETIONS, model="m", prompts=(TextPrompt(text="Hello"),), max_tokens=16
+)
+
+
+def raw_deflate(body: bytes) -> bytes:
+    coder = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return coder.compress(body) + coder.flush()
+
+
+@pytest.mark.parametrize(
+    ("coding", "coded"),
+    [
+        ("gzip", gzip.compress(BODY)),
+        ("GZip", gzip.compress(BODY)),
+        ("x-gzip", gzip.compress(BODY)),
+        ("identity, gzip", gzip.compress(BODY)),
+        ("gzip", gzip.compress(BODY[:9]) + gzip.compress(BODY[9:])),
+        ("deflate", zlib.compress(BODY)),
+        ("deflate", raw_deflate(BODY)),
+        ("gzip, deflate", zlib.compress(gzip.compress(BODY))),
+        ("identity", BODY),
+    ],
+)
+def test_coded_bodies_are_read_like_plain_ones(coding: str, coded: bytes) -> None:
+    assert decoded_body(coded, content_encoding=coding, max_bytes=LIMIT) == BODY
+    assert parse_request(path=COMPLETIONS, body=coded, content_encoding=coding) == READ
+
+
+@pytest.mark.parametrize("coding", [None, "", "identity"])
+def test_without_a_coding_the_body_is_not_copied(coding: str | None) -> None:
+    assert decoded_body(BODY, content_encoding=coding, max_bytes=1) is BODY
+
+
+@settings(max_examples=60, deadline=None)
+@given(body=st.binary(max_size=300), room=st.integers(-1, 1))
+def test_exactly_the_limit_still_fits(body: bytes, room: int) -> None:
+    coded, limit = gzip.compress(body), max(0, len(body) + room)
+    if limit >= len(body):
+        assert decoded_body(coded, content_encoding="gzip", max_bytes=limit) == body
+    else:
+        with pytest.raises(BodyTooLargeError):
+            decoded_body(coded, content_encoding="gzip", max_bytes=limit)
+
+
+def test_a_bomb_is_a_413_and_is_never_unpacked() -> None:
+    bomb = gzip.compress(b" " * (16 << 20))
+    tracemalloc.start()
+    with pytest.raises(BodyTooLargeError) as caught:
+        parse_request(path=COMPLETIONS, body=bomb, content_encoding="gzip", max_decoded_bytes=LIMIT)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (caught.value.http_status, caught.value.reason) == (413, "body-too-large")
+    assert peak < 4 * LIMIT
+
+
+def test_many_small_members_count_together() -> None:
+    with pytest.raises(BodyTooLargeError):
+        decoded_body(gzip.compress(b"x" * 100) * 11, content_encoding="gzip", max_bytes=1000)
+
+
+@pytest.mark.parametrize("coded", [b"", b"plain", gzip.compress(BODY)[:-9], gzip.compress(BODY) + b"rest"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_damaged_data_is_a_400_where_a_body_is_needed_and_ignored_elsewhere(coding: str, coded: bytes) -> None:
+    with pytest.raises(MalformedRequestError):
+        parse_request(path=COMPLETIONS, body=coded, content_encoding=coding)
+    other = parse_request(path="/other", body=coded, content_encoding=coding)
+    assert other == InferenceRequest(api=ApiKind.OTHER, path="/other")
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "gzip, br", "gzip, gzip, gzip", "nonsense"])
+def test_what_the_picker_does_not_decode_is_routed_on_load(coding: str) -> None:
+    with pytest.raises(UnknownContentEncodingError):
+        decoded_body(b"x", content_encoding=coding, max_bytes=LIMIT)
+    request = parse_request(path=COMPLETIONS, body=b"x", content_encoding=coding)
+    assert request == InferenceRequest(
+        api=ApiKind.COMPLETIONS,
+        path=COMPLETIONS,
+        unsupported_reason=f"the picker does not read the content-encoding {coding!r}",
+    )
+
+
+def test_a_coded_body_of_an_unknown_path_still_tells_its_model() -> None:
+    request = parse_request(path="/other", body=gzip.compress(b'{"model": "m"}'), content_encoding="gzip")
+    assert request.model == "m"
+
+
+@pytest.mark.parametrize("name", [None, "application/json", "APPLICATION/JSON", "application/json; charset=utf-8"])
+def test_a_body_of_json_or_of_no_named_type_is_read(name: str | None) -> None:
+    assert parse_request(path=COMPLETIONS, body=BODY, content_type=name) == READ
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/json ;x"],
+)
+@pytest.mark.parametrize(("body", "model"), [(BODY, "m"), (b"a=b", None), (b"\xff\x00", None)])
+def test_a_body_of_a_type_that_vllm_refuses_goes_to_any_pod_of_its_model(
+    name: str, body: bytes, model: str | None
+) -> None:
+    assert parse_request(path=COMPLETIONS, body=body, content_type=name) == InferenceRequest(
+        api=ApiKind.COMPLETIONS,
+        path=COMPLETIONS,
+        model=model,
+        unsupported_reason="the content-type is not application/json, all that vLLM takes",
+    )
+
+
+def test_a_body_of_very_many_pieces_is_not_unpacked_because_each_would_cost_a_copy_of_the_rest() -> None:
+    pieces = gzip.compress(b"") * 65
+    assert decoded_body(pieces[: len(pieces) // 65 * 64], content_encoding="gzip", max_bytes=LIMIT) == b""
+    with pytest.raises(UnknownContentEncodingError, match="more than 64 pieces"):
+        decoded_body(pieces, content_encoding="gzip", max_bytes=LIMIT)
