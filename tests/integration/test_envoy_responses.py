@@ -498,7 +498,8 @@ async def test_a_picker_that_stops_does_not_cut_a_stream_that_it_rewrites(file: 
         running.books.plan = REWRITE
         async with running.post() as response:
             await half_way.wait()
-            await until(lambda: running.server.open_streams == (2 if file == DUPLEX else 1))
+            # the beginning of an event is with the picker
+            await until(lambda: any(call._holds_back() for call in running.server._calls.open))
             running.server.release_answered()
             go_on.set()
             content = await response.read()

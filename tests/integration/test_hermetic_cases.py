@@ -18,6 +18,7 @@ from extproc.core.policy import PickPolicy
 from tests.integration.hermetic_envoy import Envoy, Refused, Returned, Routed
 from tests.integration.hermetic_picker import Picker, running_picker
 from tests.integration.hermetic_pods import BASE_MODEL, PodState
+from tests.integration.kv_redis import RedisServer
 
 TOKENIZER = Path(__file__).parents[2] / "podsim" / "tiny_model"
 MODELS = ModelTable(
@@ -392,11 +393,15 @@ async def test_an_error_of_the_pod_passes_as_it_is(envoy: Envoy) -> None:
         assert found == Returned(asked_for=False, removed_headers=(), chunks=(error,))
 
 
-async def test_a_streamed_responses_usage_is_counted_beside_its_prediction(envoy: Envoy) -> None:
+async def test_a_streamed_responses_usage_is_counted_beside_its_prediction(
+    envoy: Envoy, redis_server: RedisServer
+) -> None:
     served = ServedModel(name=BASE_MODEL, tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=TOKENIZER)
     usage = b'{"prompt_tokens":2,"total_tokens":12,"completion_tokens":10,"prompt_tokens_details":{"cached_tokens":1}}'
     chunks = (b"data: {}\n\n", b'data: {"usage":' + usage + b"}\n\ndata: [DONE]\n\n", b"")
-    async with running_picker((IDLE,), models=ModelTable(served=(served,)), sample_share=1.0) as picker:
+    # without an index nothing is predicted that could be compared
+    settings: dict[str, Any] = {"sample_share": 1.0, "redis_url": redis_server.url, "index_timeout_seconds": 5.0}
+    async with running_picker((IDLE,), models=ModelTable(served=(served,)), **settings) as picker:
         found = await returned(envoy, picker, BASE_MODEL, *chunks, content_type="text/event-stream")
         assert found == Returned(asked_for=True, removed_headers=(), chunks=chunks)
         label = f'{{model="{BASE_MODEL}"}}'
