@@ -176,6 +176,11 @@ async def test_a_restarted_pod_attracts_nothing_by_its_old_blocks(
         seen_after_seconds = time.monotonic() - healthy_at
         assert seen_after_seconds < SEEN_WITHIN_SECONDS
 
+        def followed(explanation: Any) -> bool:  # until then a decision for that pod says that its events are missing
+            states = {each["endpoint"]: each["index_state"] for each in explanation["candidates"]}
+            return states == dict.fromkeys((pod.address for pod in pods), None)
+
+        await eventually(lambda: stack.explain(body, path=CHAT), followed)
         client.served.clear()
         for turn in range(6):
             messages.append({"role": "user", "content": f"Question {turn}: {text(4)}"})

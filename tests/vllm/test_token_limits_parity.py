@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extproc.adapters.pod_render import PodRender, RenderRefusedError, RenderSettings
+from extproc.adapters.pod_render import PodRender, RenderSettings, RenderUnavailableError
 from extproc.adapters.prompt_tokens import PromptTokenSource
 from extproc.core.models import ServedModel, TokensFrom
 from extproc.wire.openai import parse_request
@@ -115,7 +115,7 @@ async def test_a_real_pods_render_endpoint_is_read(pod: VllmPod, path: str, prom
         )
         assert [list(array("I", each.tokens)) for each in prompts] == rendered(pod, path, body)
         wrong = json.dumps(body | {"model": "nobody"}).encode()
-        with pytest.raises(RenderRefusedError, match="does not exist"):
+        with pytest.raises(RenderUnavailableError, match="'nobody' is not on the pods"):
             await render.prompts(
                 parse_request(path=path, body=wrong), wrong, model=served(pod, TokensFrom.RENDER), limit=16
             )
