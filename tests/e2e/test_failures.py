@@ -60,8 +60,9 @@ async def test_without_redis_requests_are_served_and_prefix_routing_returns_with
 
             redis = await start_redis(port, tmp_path)  # empty: everything must come back from the pods' events
             body = {"model": "tiny", "prompt": PROMPT}
-            known = await eventually(lambda: stack.explain(body), lambda answer: holder in holders(answer))
-            assert known["degraded"] == []
+            known = await eventually(
+                lambda: stack.explain(body), lambda answer: holder in holders(answer) and not answer["degraded"]
+            )
             answer = await stack.complete(PROMPT)
             assert answer.upstream in holders(known)
             assert answer.cached_tokens == known["matched_tokens"] > 0
@@ -104,6 +105,7 @@ async def test_a_frozen_indexer_is_said_by_the_decision(tmp_path: Path) -> None:
 
 async def test_sheddable_requests_get_503_while_every_pod_is_saturated(tmp_path: Path) -> None:
     settings = "sheddable_classes: [batch]\nsaturated_waiting: 2\nretry_after_seconds: 3\nmax_num_seqs: 1\n"
+    settings += "strategy: least-request\n"  # equal prompts would rather wait together
     async with running_stack(tmp_path, settings=settings, pods=2) as stack:
         body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True}
         load = [asyncio.create_task(stack.send("POST", "/v1/completions", json=body)) for _ in range(10)]
