@@ -13,7 +13,7 @@ import msgspec
 from extproc.core.admission import admit
 from extproc.core.candidates import candidates_of
 from extproc.core.decision import Decision, apply_filters, decide
-from extproc.core.endpoint import Ask, Candidate
+from extproc.core.endpoint import Ask, Candidate, EndpointStatus
 from extproc.core.exchange import RequestFacts
 from extproc.core.health import EndpointHealth
 from extproc.core.hotspot import HotPrefixes
@@ -142,12 +142,11 @@ class EndpointPicker:
         looked_up = self.clock()
         self.telemetry.phase("lookup", looked_up - tokenized)
         prompts = _keys(tokens, hits)
-        match = self._match(tokens, prompts, hits, now=looked_up)
+        statuses = self.endpoints.snapshot(now=looked_up)
+        match = self._match(tokens, prompts, hits, statuses, now=looked_up)
         ask = self._ask(facts, request, resolved, tokens)
         strict = MODEL_FILTER if resolved.fallbacks else NO_FILTER
-        candidates: Sequence[Candidate] = self.candidates(
-            match, hits, session=session, adapter=resolved.adapter, now=looked_up
-        )
+        candidates = self._candidates(statuses, match, hits, session=session, adapter=resolved.adapter, now=looked_up)
         unknown = [candidate.address for candidate in candidates if candidate.load is None]
         if unknown:
             degraded["load-unknown"] = f"no recent report of {', '.join(unknown)}"
@@ -181,18 +180,24 @@ class EndpointPicker:
             is_comparable=len(tokens.prompts) == 1 and len(request.prompts) <= 1 and bool(hits.prompts),
         )
 
-    def candidates(
+    def candidates(self, *, now: float) -> Sequence[Candidate]:
+        """Return every endpoint as a request that nobody has seen before sees it at `now`."""
+        return self._candidates(
+            self.endpoints.snapshot(now=now), NO_MATCH, NO_HITS, session=None, adapter=None, now=now
+        )
+
+    def _candidates(
         self,
-        match: PromptMatch = NO_MATCH,
-        hits: IndexHits = NO_HITS,
+        statuses: Sequence[EndpointStatus],
+        match: PromptMatch,
+        hits: IndexHits,
         *,
+        session: str | None,
+        adapter: str | None,
         now: float,
-        session: str | None = None,
-        adapter: str | None = None,
     ) -> Sequence[Candidate]:
-        """Return every endpoint as a request with this match sees it at `now`."""
         return candidates_of(
-            self.endpoints.snapshot(now=now),
+            statuses,
             match,
             hits,
             bookings=self.bookings,
@@ -251,10 +256,16 @@ class EndpointPicker:
         )
 
     def _match(
-        self, tokens: PromptTokens, prompts: Sequence[PromptKeys], hits: IndexHits, *, now: float
+        self,
+        tokens: PromptTokens,
+        prompts: Sequence[PromptKeys],
+        hits: IndexHits,
+        statuses: Sequence[EndpointStatus],
+        *,
+        now: float,
     ) -> PromptMatch:
         """Merge what the index knows with what was routed lately."""
-        addresses = [status.address for status in self.endpoints.snapshot(now=now)] if prompts else ()
+        addresses = [status.address for status in statuses] if prompts else ()
         states = {} if tokens.chunks else hits.states  # no event tells of text
         recent = self.memory.matches(prompts, states=states, endpoints=addresses, now=now) if prompts else ()
         return match_prompts(

@@ -7,6 +7,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from bench.routing.one_cache import BLOCK_TOKENS, prompt_tokens
@@ -146,9 +147,9 @@ class World:
                 [] if session.system is None else [{"role": "system", "content": session.system}]
             )
             self._left += len(session.turns)
-            self._at(session.turns[0].due, lambda now, one=session: self._send(one, 0, now))  # type: ignore[misc]
+            self._at(session.turns[0].due, partial(self._send, session, 0))
         for restart in self.workload.restarts:
-            self._at(restart.at, lambda now, number=restart.pod: self._kill(number, now))  # type: ignore[misc]
+            self._at(restart.at, partial(self._kill, restart.pod))
         self._at(0.0, self._scrape)
         while self._left:
             now, _, what = heapq.heappop(self._events)

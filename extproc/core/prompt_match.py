@@ -5,12 +5,14 @@ Of both the longer counts, never their sum.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from extproc.core.policy import tier_worth
 from extproc.core.shared_load import SharedView
+
+_Tokens = TypeVar("_Tokens", int, float)
 
 
 class BlockHits(Protocol):
@@ -83,14 +85,10 @@ def match_prompts(
     routed: dict[str, int] = {}
     for i in range(max(len(hits), len(recent))):
         one = _with_recent(_match_one(hits[i], weights) if i < len(hits) else NO_MATCH, 0, *recent[i : i + 1])
-        for sums, addends in (
-            (matched, one.matched_tokens),
-            (worth, one.worth_tokens),
-            (indexed, one.indexed_tokens),
-            (routed, one.recent_tokens),
-        ):
-            for endpoint, tokens in addends.items():
-                sums[endpoint] = sums.get(endpoint, 0) + tokens  # type: ignore[assignment]
+        _add(matched, one.matched_tokens)
+        _add(worth, one.worth_tokens)
+        _add(indexed, one.indexed_tokens)
+        _add(routed, one.recent_tokens)
     return PromptMatch(
         prompt_tokens=prompt_tokens,
         matched_tokens=matched,
@@ -136,3 +134,8 @@ def _match_one(hit: BlockHits, tier_weights: Mapping[str, float]) -> PromptMatch
             else sizes[endpoint] * sum([tier_worth(tier, tier_weights) * count for tier, count in of_tier.items()])
         )
     return PromptMatch(prompt_tokens=0, matched_tokens=matched, worth_tokens=worth, indexed_tokens=matched)
+
+
+def _add(sums: dict[str, _Tokens], addends: Mapping[str, _Tokens]) -> None:
+    for endpoint, tokens in addends.items():
+        sums[endpoint] = sums.get(endpoint, 0) + tokens

@@ -253,9 +253,9 @@ def _steering(cluster: EnvoyCluster) -> Steering | None:
 
 def _override_policy(cluster: EnvoyCluster) -> Mapping[str, Any] | None:
     for policy in cluster.config.get("load_balancing_policy", {}).get("policies", []):
-        config = policy.get("typed_extension_config", {}).get("typed_config", {})
+        config: Mapping[str, Any] = policy.get("typed_extension_config", {}).get("typed_config", {})
         if str(config.get("@type", "")).endswith("override_host.v3.OverrideHost"):
-            return config  # type: ignore[no-any-return]
+            return config
     return None
 
 
