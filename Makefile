@@ -39,10 +39,11 @@ unit: install ## the unit tests alone
 	@$(BIN)/python -m pytest tests/unit
 
 test: check ## everything that needs no vLLM: unit, integration, end to end, random kills
-	@$(BIN)/python -m pytest tests/integration tests/e2e tests/chaos
+	@$(BIN)/python -m pytest tests/integration tests/e2e tests/chaos --durations=15
 
 test-vllm: install ## two real vLLM servers on the CPU behind the real stack (builds a cached environment)
-	@$(BIN)/python -m pytest tests/vllm
+	@$(BIN)/python -m tests.vllm.environment  # outside of any test's time
+	@$(BIN)/python -m pytest tests/vllm --durations=15
 
 # atheris has an environment of its own, kept beside the other caches: it instruments what it imports
 FUZZ_SECONDS ?= 60

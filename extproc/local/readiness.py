@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from extproc.doctor.grpc_health_check import ask_health
 from extproc.local.errors import NotReadyError
 from extproc.local.redis_choice import redis_label
 from extproc.plain_text import printable
@@ -93,14 +94,5 @@ async def _check_redis(access: RedisAccess) -> str:
 
 
 async def _check_grpc(address: str) -> str:
-    import grpc  # noqa: PLC0415
-    from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
-
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        try:
-            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ATTEMPT_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            return f"{error.code().name}: {error.details()}"
-    serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-    return "" if serving else health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    health = await ask_health(address, timeout_seconds=ATTEMPT_SECONDS)
+    return "" if health == "SERVING" else health

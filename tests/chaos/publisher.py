@@ -26,6 +26,7 @@ PROMPTS = 60  # different ones; each shares its first half with a few others
 PROMPT_BLOCKS = 24
 CLEAR_EVERY = 900  # batches, on average
 END = b"\xff" * 8
+IDLE_SECONDS = 10.0
 
 
 class Pool:
@@ -148,7 +149,8 @@ class Publisher:
             return {"data": [{"id": "chaos"}]}
         if path == "/pause":
             self.paused.set()
-            self.idle.wait()
+            if not self.idle.wait(IDLE_SECONDS):
+                raise TimeoutError("the publisher does not come to rest")
             return {}
         if path == "/batches":
             return self._seq

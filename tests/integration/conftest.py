@@ -12,8 +12,8 @@ from tests.integration.kv_redis import RedisServer
 def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     """A running, empty redis-server of one's own."""
     server = RedisServer(tmp_path)
-    server.start()
     try:
+        server.start()
         yield server
     finally:
         server.kill()

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -20,11 +19,8 @@ from extproc.core.policy import Steering
 from extproc.doctor.examine import examine
 from extproc.doctor.findings import Finding, Severity
 from extproc.doctor.gather import DoctorSettings
-from extproc.local.envoy_config import SocketAddress, fill_in, named, read_template
+from extproc.local.envoy_config import SocketAddress, named
 from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.programs import find_envoy
-from extproc.local.readiness import HttpReady
 from extproc.service import serve
 from kv_indexer.api import PrefixIndexReader, SourceState
 from kv_indexer.config import IndexerSettings
@@ -34,8 +30,8 @@ from podsim.model_folder import TINY_MODEL, load_model_folder
 from podsim.pod import PodSettings
 from podsim.publisher import PublisherSettings
 from podsim.server import running_pods
+from tests.integration.envoy_process import HOST, free_addresses, running_envoy
 
-HOST = "127.0.0.1"
 FOLLOWED = (SourceState.LIVE, SourceState.DEGRADED)
 SEED = "the-seed"
 DEADLINE_SECONDS = 30.0
@@ -148,7 +144,8 @@ async def indexer(
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
-            await task
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                await task
 
 
 async def _until_live(redis_url: str, endpoints: Sequence[str], task: asyncio.Task[None]) -> None:
@@ -231,8 +228,8 @@ async def _until_ok(http: aiohttp.ClientSession, url: str, task: asyncio.Task[No
 
 
 def two_ports() -> tuple[int, int]:
-    first = pick_free_port(host=HOST, avoid=())
-    return first, pick_free_port(host=HOST, avoid={first})
+    first, second = free_addresses(2)
+    return first.port, second.port
 
 
 @asynccontextmanager
@@ -245,47 +242,9 @@ async def envoy(
     change: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> AsyncIterator[str]:
     """A real Envoy with one of our files, changed; gives its admin address once it is ready."""
-    gateway, admin = (SocketAddress(host=HOST, port=port) for port in two_ports())
-    template = read_template(file)
-    if file == "original-dst.yaml":  # has no list of pods: one is lent to it, and taken away again
-        named(template["static_resources"]["clusters"], "pods")["load_assignment"] = {}
-    config = fill_in(
-        template,
-        gateway=gateway,
-        admin=admin,
-        picker=SocketAddress(host=HOST, port=picker_port),
-        pods=[SocketAddress.parse(endpoint) for endpoint in endpoints],
-    )
-    if file == "original-dst.yaml":
-        del named(config["static_resources"]["clusters"], "pods")["load_assignment"]
-    change(config)
-    path = tmp_path / "envoy.json"
-    path.write_text(json.dumps(config))
-    spec = ProcessSpec(
-        name="envoy",
-        argv=(str(find_envoy()), "-c", str(path), "--disable-hot-restart", "--concurrency", "1"),
-        ready=(HttpReady(url=f"http://{admin}/ready"),),
-    )
-    ready = asyncio.Event()
-
-    async def when_ready() -> None:
-        ready.set()
-        await asyncio.Event().wait()
-
-    supervisor = Supervisor(log_directory=tmp_path)
-    run = asyncio.create_task(supervisor.run([[spec]], environment=os.environ, when_ready=when_ready))
-    began = asyncio.create_task(ready.wait())
-    try:
-        await asyncio.wait({run, began}, timeout=2 * DEADLINE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if run.done():
-            run.result()
-        assert ready.is_set(), "Envoy is not ready"
-        yield f"http://{admin}"
-    finally:
-        began.cancel()
-        run.cancel()
-        with suppress(asyncio.CancelledError):
-            await run
+    pods = [SocketAddress.parse(endpoint) for endpoint in endpoints]
+    async with running_envoy(tmp_path, file=file, picker_port=picker_port, pods=pods, change=change) as process:
+        yield process.admin
 
 
 def parts(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from google.protobuf.struct_pb2 import Struct
 from extproc.core.exchange import BodyMode
 
 DEADLINE_SECONDS = 10.0
+CALL_SECONDS = 120.0
 DESTINATION = "x-gateway-destination-endpoint"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
@@ -72,7 +74,8 @@ class Envoy:
                 request_serializer=ProcessingRequest.SerializeToString,
                 response_deserializer=ProcessingResponse.FromString,
             )
-            exchange = HttpExchange(self, method)
+            # gRPC's own limit besides: what waits at the end of a channel, too, is over then
+            exchange = HttpExchange(self, partial(method, timeout=CALL_SECONDS))
             yield exchange
             await exchange.close()
 

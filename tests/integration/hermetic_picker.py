@@ -88,7 +88,8 @@ async def running_picker(states: Sequence[PodState], **changes: Any) -> AsyncIte
             yield picker
         finally:
             stop.set()
-            await task
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                await task
 
 
 async def _ready(picker: Picker, task: asyncio.Task[None]) -> None:

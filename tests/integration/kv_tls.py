@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+CONNECT_SECONDS = 10.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
@@ -53,7 +55,8 @@ async def tls_front(port: int, *, certificate: Certificate, clients: Certificate
         context.load_verify_locations(clients.cert)
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(CONNECT_SECONDS):
+            behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(_copy(reader, behind_writer), _copy(behind_reader, writer))
 
     server = await asyncio.start_server(forward, "127.0.0.1", 0, ssl=context)

@@ -9,7 +9,8 @@ from typer.testing import CliRunner, Result
 from extproc.doctor_commands import app
 from extproc.errors import ConfigError
 from podsim.model_folder import TINY_MODEL
-from tests.integration.doctor_mesh import HEALTHY, HOST, SEED, Tampered, indexer, pods, two_ports
+from tests.integration.doctor_mesh import HEALTHY, SEED, Tampered, indexer, pods, two_ports
+from tests.integration.envoy_process import HOST
 from tests.integration.kv_redis import RedisServer
 
 

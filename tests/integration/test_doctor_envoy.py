@@ -13,7 +13,8 @@ from extproc.doctor.facts import Facts, IndexFacts, RedisFacts
 from extproc.doctor.findings import Finding, Severity
 from extproc.doctor.gather import expected_of
 from extproc.doctor.gather_envoy import gather_envoy
-from tests.integration.doctor_mesh import HOST, envoy, parts, picker, picker_settings, two_ports
+from tests.integration.doctor_mesh import envoy, parts, picker, picker_settings, two_ports
+from tests.integration.envoy_process import HOST
 
 PODS = (f"{HOST}:8101", f"{HOST}:8102")  # nobody needs to be there
 NO_REDIS = "redis://127.0.0.1:1/0"

@@ -11,7 +11,6 @@ from extproc.doctor.findings import Severity
 from extproc.doctor.gather import DoctorSettings
 from tests.integration.doctor_mesh import (
     HEALTHY,
-    HOST,
     SEED,
     findings,
     folder_with,
@@ -22,6 +21,7 @@ from tests.integration.doctor_mesh import (
     pods,
     two_ports,
 )
+from tests.integration.envoy_process import HOST
 from tests.integration.kv_redis import RedisServer
 
 

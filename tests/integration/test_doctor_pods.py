@@ -10,7 +10,6 @@ from extproc.core.models import ModelTable, ServedModel, TokensFrom
 from extproc.doctor.findings import Severity
 from tests.integration.doctor_mesh import (
     HEALTHY,
-    HOST,
     Tampered,
     changed_json,
     findings,
@@ -22,6 +21,7 @@ from tests.integration.doctor_mesh import (
     replaced,
     two_ports,
 )
+from tests.integration.envoy_process import HOST
 from tests.integration.kv_redis import RedisServer
 
 A_DAY_AGO = formatdate(1_700_000_000, usegmt=True)

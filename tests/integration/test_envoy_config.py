@@ -101,8 +101,14 @@ async def test_a_real_envoy_accepts_the_file(name: str) -> None:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    async with asyncio.timeout(VALIDATE_SECONDS):
-        output, _ = await process.communicate()
+    try:
+        async with asyncio.timeout(VALIDATE_SECONDS):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            async with asyncio.timeout(VALIDATE_SECONDS):
+                await process.wait()
 
     assert process.returncode == 0, output.decode()
     # Envoy accepts fields that it will drop one day, and says so

@@ -7,9 +7,8 @@ stream asks for them.
 import asyncio
 import gzip
 import json
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -26,13 +25,9 @@ from extproc.core.exchange import RequestFacts
 from extproc.core.inflight import Booking
 from extproc.core.realised import Comparison
 from extproc.core.response_plan import PASS_PLAN, Prediction, ResponsePlan
-from extproc.local.envoy_config import SocketAddress, fill_in, read_template
-from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.programs import find_envoy
-from extproc.local.readiness import HttpReady
+from extproc.local.envoy_config import SocketAddress
+from tests.integration.envoy_process import HOST, free_addresses, running_envoy
 
-HOST = "127.0.0.1"
 DEADLINE_SECONDS = 30.0
 DUPLEX, BUFFERED = "local.yaml", "buffered.yaml"
 BOTH = (DUPLEX, BUFFERED)
@@ -184,67 +179,36 @@ async def mesh(
 ) -> AsyncIterator[Mesh]:
     """A real Envoy with that file, our gRPC server with scripted picks, two live pods and a dead one."""
     books = Books()
-    server = ExtProcServer(picks=books, max_body_bytes=16 << 20)
-    ports = {await server.start(host=HOST, port=0)}
-    (picker_port,) = ports
-    for _ in range(3):
-        ports.add(pick_free_port(host=HOST, avoid=ports))
-    gateway, admin, dead = (SocketAddress(host=HOST, port=port) for port in sorted(ports - {picker_port}))
     received: list[tuple[dict[str, str], bytes]] = []
-    runners = [await start_pod(answer, received) for _ in range(2)]
-    live = [SocketAddress(host=HOST, port=runner.addresses[0][1]) for runner in runners]
-    config = fill_in(
-        read_template(file),
-        gateway=gateway,
-        admin=admin,
-        picker=SocketAddress(host=HOST, port=picker_port),
-        pods=[dead, *live],
-    )
-    edit(config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"])
-    path = tmp_path / "envoy.json"
-    path.write_text(json.dumps(config))
-    envoy = ProcessSpec(
-        name="envoy",
-        argv=(str(find_envoy()), "-c", str(path), "--disable-hot-restart", "--concurrency", "1"),
-        ready=(HttpReady(url=f"http://{admin}/ready"),),
-    )
-    ready = asyncio.Event()
+    server = ExtProcServer(picks=books, max_body_bytes=16 << 20)
 
-    async def when_ready() -> None:
-        ready.set()
-        await asyncio.Event().wait()
+    def edit_manager(config: dict[str, Any]) -> None:
+        edit(config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"])
 
-    run = asyncio.create_task(
-        Supervisor(log_directory=tmp_path).run([[envoy]], environment=os.environ, when_ready=when_ready)
-    )
-    try:
-        began = asyncio.create_task(ready.wait())
-        await asyncio.wait({run, began}, timeout=DEADLINE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        began.cancel()
-        if run.done():
-            run.result()
+    async with AsyncExitStack() as stack:
+        picker_port = await server.start(host=HOST, port=0)
+        stack.push_async_callback(server.stop, grace_seconds=0)
+        live = [await stack.enter_async_context(pod(answer, received)) for _ in range(2)]
+        [dead] = free_addresses(1, avoid={picker_port, *(each.port for each in live)})
+        process = await stack.enter_async_context(
+            running_envoy(tmp_path, file=file, picker_port=picker_port, pods=[dead, *live], change=edit_manager)
+        )
         books.endpoints = (str(live[0]),)
         books.known = frozenset(map(str, (dead, *live)))
         yield Mesh(
-            gateway=f"http://{gateway}",
+            gateway=process.gateway,
             books=books,
             server=server,
             pod=str(live[0]),
             other_pod=str(live[1]),
             dead_pod=str(dead),
-            admin=f"http://{admin}",
+            admin=process.admin,
             received=received,
         )
-    finally:
-        run.cancel()
-        with suppress(asyncio.CancelledError):
-            await run
-        await server.stop(grace_seconds=0)
-        for runner in runners:
-            await runner.cleanup()
 
 
-async def start_pod(answer: Handler, received: list[tuple[dict[str, str], bytes]]) -> web.AppRunner:
+@asynccontextmanager
+async def pod(answer: Handler, received: list[tuple[dict[str, str], bytes]]) -> AsyncIterator[SocketAddress]:
     async def handle(request: web.Request) -> web.StreamResponse:
         body = await request.read()
         received.append(({name.lower(): value for name, value in request.headers.items()}, body))
@@ -254,8 +218,11 @@ async def start_pod(answer: Handler, received: list[tuple[dict[str, str], bytes]
     app.router.add_route("*", "/{path:.*}", handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
-    await web.TCPSite(runner, HOST, 0).start()
-    return runner
+    try:
+        await web.TCPSite(runner, HOST, 0).start()
+        yield SocketAddress(host=HOST, port=runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
 
 
 async def document(_: web.Request, __: bytes) -> web.StreamResponse:
@@ -497,7 +464,8 @@ async def test_a_picker_that_stops_does_not_cut_a_stream_that_it_rewrites(file: 
     async with mesh(file, tmp_path, answer) as running:
         running.books.plan = REWRITE
         async with running.post() as response:
-            await half_way.wait()
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                await half_way.wait()
             # the beginning of an event is with the picker
             await until(lambda: any(call._holds_back() for call in running.server._calls.open))
             running.server.release_answered()

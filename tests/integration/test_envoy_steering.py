@@ -1,11 +1,12 @@
 """What the files of `envoy/` do in a real Envoy, seen from a scripted picker and trivial pods: none of our own code."""
 
 import asyncio
-import json
 import os
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,9 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.type.v3.http_status_pb2 import HttpStatus
 from google.protobuf.struct_pb2 import Struct
 
-from extproc.local.envoy_config import SocketAddress, fill_in, named, read_template
-from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.programs import find_envoy
-from extproc.local.readiness import HttpReady
+from extproc.local.envoy_config import SocketAddress
+from tests.integration.envoy_process import HOST, free_addresses, running_envoy
 
-HOST = "127.0.0.1"
 PICK_HEADER = "x-gateway-destination-endpoint"
 DEADLINE_SECONDS = 30.0
 MIB = 1 << 20
@@ -48,23 +45,26 @@ class Seen:
     headers: dict[str, str] = field(default_factory=dict)
     body_bytes: int = 0
     served: str = ""
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
 
 
 class ScriptedPicker:
-    """Gives every request the same answer, a pick or a refusal, in whichever body mode Envoy is set to."""
+    """Gives every request the same answer, a pick or a refusal, in whichever body mode Envoy is set to.
+
+    Its server is grpc's with threads: a test's event loop is not what a poller of the whole process should rest on.
+    """
 
     def __init__(self) -> None:
         self.answer: str | Refusal = ""
         self.exchanges: list[Seen] = []
 
-    async def process(self, _: object, context: Any) -> None:
+    def process(self, messages: Iterator[Any], _: Any) -> Iterator[pb.ProcessingResponse]:
         seen = Seen()
         self.exchanges.append(seen)
         duplex = False
         chunks: list[bytes] = []
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
+            for message in messages:
                 kind = message.WhichOneof("request")
                 if kind == "request_headers":
                     duplex = message.protocol_config.request_body_mode == FULL_DUPLEX_STREAMED
@@ -72,35 +72,34 @@ class ScriptedPicker:
                         part.key: part.raw_value.decode() for part in message.request_headers.headers.headers
                     }
                     if message.request_headers.end_of_stream:
-                        await self._decide(context, on="request_headers")
+                        yield self._decision(on="request_headers")
                     elif not duplex:
-                        await context.write(pb.ProcessingResponse(request_headers=pb.HeadersResponse()))
+                        yield pb.ProcessingResponse(request_headers=pb.HeadersResponse())
                 elif kind == "request_body":
                     seen.body_bytes += len(message.request_body.body)
                     chunks.append(message.request_body.body)
                     if self._refuses(seen) or message.request_body.end_of_stream:
-                        await self._decide(context, on="request_headers" if duplex else "request_body")
+                        yield self._decision(on="request_headers" if duplex else "request_body")
                         if duplex and not isinstance(self.answer, Refusal):
-                            await send_back(context, chunks)
+                            yield from sent_back(chunks)
                 elif kind == "response_headers":
                     attributes = message.attributes["envoy.filters.http.ext_proc"].fields
                     seen.served = attributes["upstream.address"].string_value
-                    await context.write(pb.ProcessingResponse(response_headers=pb.HeadersResponse()))
+                    yield pb.ProcessingResponse(response_headers=pb.HeadersResponse())
         finally:
             seen.ended.set()
 
     def _refuses(self, seen: Seen) -> bool:
         return isinstance(self.answer, Refusal) and 0 <= self.answer.above_bytes < seen.body_bytes
 
-    async def _decide(self, context: Any, *, on: str) -> None:
+    def _decision(self, *, on: str) -> pb.ProcessingResponse:
         if isinstance(self.answer, Refusal):
             refusal = pb.ImmediateResponse(
                 status=HttpStatus(code=self.answer.status),
                 headers=pb.HeaderMutation(set_headers=[set_header("content-type", "application/json")]),
                 body=self.answer.body,
             )
-            await context.write(pb.ProcessingResponse(immediate_response=refusal))
-            return
+            return pb.ProcessingResponse(immediate_response=refusal)
         common = pb.CommonResponse(
             header_mutation=pb.HeaderMutation(set_headers=[set_header(PICK_HEADER, self.answer)])
         )
@@ -111,7 +110,7 @@ class ScriptedPicker:
         metadata = Struct()
         metadata.update({"envoy.lb": {PICK_HEADER: self.answer}})
         response.dynamic_metadata.CopyFrom(metadata)
-        await context.write(response)
+        return response
 
 
 def set_header(name: str, value: str) -> HeaderValueOption:
@@ -121,13 +120,12 @@ def set_header(name: str, value: str) -> HeaderValueOption:
     )
 
 
-async def send_back(context: Any, chunks: list[bytes]) -> None:
+def sent_back(chunks: list[bytes]) -> Iterator[pb.ProcessingResponse]:
     body = b"".join(chunks)
     for start in range(0, max(len(body), 1), 62_000):
         part = pb.StreamedBodyResponse(body=body[start : start + 62_000], end_of_stream=start + 62_000 >= len(body))
-        mutation = pb.BodyMutation(streamed_response=part)
-        answer = pb.CommonResponse(body_mutation=mutation)
-        await context.write(pb.ProcessingResponse(request_body=pb.BodyResponse(response=answer)))
+        answer = pb.CommonResponse(body_mutation=pb.BodyMutation(streamed_response=part))
+        yield pb.ProcessingResponse(request_body=pb.BodyResponse(response=answer))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,59 +134,34 @@ class Mesh:
     picker: ScriptedPicker
     pods: tuple[str, ...]  # live ones; every answer names its pod
     dead_pod: str
-    stop_picker: Callable[[], Any]
+    stop_picker: Callable[[], None]
 
 
 @asynccontextmanager
 async def mesh(file: str, tmp_path: Path) -> AsyncIterator[Mesh]:
     """A real Envoy with that file before a scripted picker, two live pods and a dead one."""
     picker = ScriptedPicker()
-    server, picker_port = await start_picker(picker)
-    ports: set[int] = {picker_port}
-    for _ in range(3):
-        ports.add(pick_free_port(host=HOST, avoid=ports))
-    gateway, admin, dead = (SocketAddress(host=HOST, port=port) for port in sorted(ports - {picker_port}))
-    runners = [await start_pod() for _ in range(2)]
-    live = [SocketAddress(host=HOST, port=runner.addresses[0][1]) for runner in runners]
-    config = tmp_path / "envoy.json"
-    config.write_text(json.dumps(configuration(file, gateway, admin, picker_port, [dead, *live])))
-    envoy = ProcessSpec(
-        name="envoy",
-        argv=(str(find_envoy()), "-c", str(config), "--disable-hot-restart", "--concurrency", "1"),
-        ready=(HttpReady(url=f"http://{admin}/ready"),),
-    )
-    ready = asyncio.Event()
-
-    async def when_ready() -> None:
-        ready.set()
-        await asyncio.Event().wait()
-
-    supervisor = Supervisor(log_directory=tmp_path)
-    run = asyncio.create_task(supervisor.run([[envoy]], environment=os.environ, when_ready=when_ready))
-    try:
-        began = asyncio.create_task(ready.wait())
-        await asyncio.wait({run, began}, timeout=DEADLINE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        began.cancel()
-        if run.done():
-            run.result()
+    async with AsyncExitStack() as stack:
+        picker_port, stop_picker = start_picker(picker)
+        stack.callback(stop_picker)
+        live = [await stack.enter_async_context(pod()) for _ in range(2)]
+        [dead] = free_addresses(1, avoid={picker_port, *(each.port for each in live)})
+        process = await stack.enter_async_context(
+            running_envoy(tmp_path, file=file, picker_port=picker_port, pods=[dead, *live])
+        )
         yield Mesh(
-            gateway=f"http://{gateway}",
+            gateway=process.gateway,
             picker=picker,
             pods=tuple(map(str, live)),
             dead_pod=str(dead),
-            stop_picker=lambda: server.stop(0),
+            stop_picker=stop_picker,
         )
-    finally:
-        run.cancel()
-        with suppress(asyncio.CancelledError):
-            await run
-        await server.stop(0)
-        for runner in runners:
-            await runner.cleanup()
 
 
-async def start_picker(picker: ScriptedPicker) -> tuple[Any, int]:
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", 64 * MIB)])
+def start_picker(picker: ScriptedPicker) -> tuple[int, Callable[[], None]]:
+    """Serve it; return its port, and what stops it (also twice)."""
+    threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="scripted picker")  # one an open exchange
+    server = grpc.server(threads, options=[("grpc.max_receive_message_length", 64 * MIB)])
     handler = grpc.stream_stream_rpc_method_handler(
         picker.process,
         request_deserializer=pb.ProcessingRequest.FromString,
@@ -197,11 +170,16 @@ async def start_picker(picker: ScriptedPicker) -> tuple[Any, int]:
     service = "envoy.service.ext_proc.v3.ExternalProcessor"
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Process": handler}),))
     port = server.add_insecure_port(f"{HOST}:0")
-    await server.start()
-    return server, port
+    server.start()
+
+    def stop() -> None:
+        assert server.stop(0).wait(DEADLINE_SECONDS), "the scripted picker does not stop"
+
+    return port, stop
 
 
-async def start_pod() -> web.AppRunner:
+@asynccontextmanager
+async def pod() -> AsyncIterator[SocketAddress]:
     async def answer(request: web.Request) -> web.StreamResponse:
         body = await request.read()
         if request.path == "/slow":
@@ -217,22 +195,11 @@ async def start_pod() -> web.AppRunner:
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
-    await web.TCPSite(runner, HOST, 0).start()
-    return runner
-
-
-def configuration(
-    file: str, gateway: SocketAddress, admin: SocketAddress, picker_port: int, pods: list[SocketAddress]
-) -> dict[str, Any]:
-    template = read_template(file)
-    if file == "original-dst.yaml":  # has no list of pods: one is lent to it, and taken away again
-        named(template["static_resources"]["clusters"], "pods")["load_assignment"] = {}
-    config = fill_in(
-        template, gateway=gateway, admin=admin, picker=SocketAddress(host=HOST, port=picker_port), pods=pods
-    )
-    if file == "original-dst.yaml":
-        del named(config["static_resources"]["clusters"], "pods")["load_assignment"]
-    return config
+    try:
+        await web.TCPSite(runner, HOST, 0).start()
+        yield SocketAddress(host=HOST, port=runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
 
 
 @asynccontextmanager
@@ -248,8 +215,7 @@ async def post(
 
 
 async def until_ended(exchange: Seen) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        await exchange.ended.wait()
+    assert await asyncio.to_thread(exchange.ended.wait, DEADLINE_SECONDS)
 
 
 @pytest.mark.parametrize("file", ALL_FILES)
@@ -344,7 +310,7 @@ async def test_a_body_of_15_mib_arrives(file: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ALL_FILES)
 async def test_without_a_picker_the_client_gets_503(file: str, tmp_path: Path) -> None:
     async with mesh(file, tmp_path) as running:
-        await running.stop_picker()
+        await asyncio.to_thread(running.stop_picker)
 
         async with post(running) as response:
             assert response.status == 503

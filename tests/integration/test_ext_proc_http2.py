@@ -24,6 +24,7 @@ from extproc.wire import http2
 from extproc.wire.http2_limits import Http2Limits
 
 DEADLINE_SECONDS = 20.0
+TEST_SECONDS = 120.0
 HOST = "127.0.0.1"
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 REQUEST_BLOCK = b"".join(
@@ -38,12 +39,18 @@ REQUEST_BLOCK = b"".join(
 )
 
 
+async def within_limit(test: Coroutine[Any, Any, None]) -> None:
+    """Await the test, not for ever: pytest-timeout's alarm does not reach a loop of uvloop's that waits."""
+    async with asyncio.timeout(TEST_SECONDS):
+        await test
+
+
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run the test on asyncio's event loop and on uvloop's: their transports differ."""
 
     @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
     def on_loop(*, run: Callable[..., None], **arguments: Any) -> None:
-        run(test(**arguments))
+        run(within_limit(test(**arguments)))
 
     run_parameter = inspect.Parameter("run", inspect.Parameter.KEYWORD_ONLY)
     parameters = [part.replace(kind=run_parameter.kind) for part in inspect.signature(test).parameters.values()]
@@ -97,13 +104,14 @@ class Serving:
     port: int
     channel: grpc.aio.Channel
 
-    def call(self, **options: Any) -> Any:
+    def call(self, *, timeout: float = TEST_SECONDS, **options: Any) -> Any:
+        """A call to the processor; gRPC ends it at the timeout."""
         method = self.channel.stream_stream(
             PROCESS,
             request_serializer=lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
             response_deserializer=ProcessingResponse.FromString,
         )
-        return method(**options)
+        return method(timeout=timeout, **options)
 
 
 @asynccontextmanager
@@ -117,9 +125,11 @@ async def serving(
     server = ExtProcServer(picks=picks, max_body_bytes=max_body_bytes, limits=limits)
     port = await server.start(host=HOST, port=0)
     await server.set_serving(True)
-    async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
-        yield Serving(server=server, picks=picks, port=port, channel=channel)
-    await server.stop(grace_seconds=0)
+    try:
+        async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
+            yield Serving(server=server, picks=picks, port=port, channel=channel)
+    finally:
+        await server.stop(grace_seconds=0)
     assert (server.open_streams, picks.finished) == (0, picks.picked)
 
 
@@ -259,16 +269,20 @@ async def test_health_can_be_checked_listed_and_watched() -> None:
     async with serving() as stage:
         stub = health_pb2_grpc.HealthStub(stage.channel)
         names = ["", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"]
-        checked = [(await stub.Check(health_pb2.HealthCheckRequest(service=name))).status for name in names]
+        checked = [
+            (await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=DEADLINE_SECONDS)).status
+            for name in names
+        ]
         assert checked == [status.SERVING] * 4
-        listed = (await stub.List(health_pb2.HealthListRequest())).statuses
+        listed = (await stub.List(health_pb2.HealthListRequest(), timeout=DEADLINE_SECONDS)).statuses
         assert {name: listed[name].status for name in listed} == dict.fromkeys(names, status.SERVING)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
+            await stub.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=DEADLINE_SECONDS)
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
         ready, alive, unknown = (
-            stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("readiness", "liveness", "nobody")
+            stub.Watch(health_pb2.HealthCheckRequest(service=name), timeout=TEST_SECONDS)
+            for name in ("readiness", "liveness", "nobody")
         )
         assert [(await read(watch)).status for watch in (ready, alive, unknown)] == [
             status.SERVING,

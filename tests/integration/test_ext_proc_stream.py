@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -19,7 +20,8 @@ from extproc.core.response_plan import PASS_PLAN, ResponsePlan
 from extproc.errors import ConfigError, MalformedRequestError
 from extproc.wire.response_note import encode_note
 
-DEADLINE_SECONDS = 5.0
+DEADLINE_SECONDS = 20.0
+CALL_SECONDS = 60.0  # at which gRPC ends a call
 
 
 @dataclass
@@ -68,14 +70,16 @@ class FakePicks:
 async def serving(picks: FakePicks, *, max_body_bytes: int = 1 << 20) -> AsyncIterator[tuple[ExtProcServer, Any, int]]:
     server = ExtProcServer(picks=picks, max_body_bytes=max_body_bytes)
     port = await server.start(host="127.0.0.1", port=0)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        method = channel.stream_stream(
-            "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
-            request_serializer=ProcessingRequest.SerializeToString,
-            response_deserializer=ProcessingResponse.FromString,
-        )
-        yield server, method, port
-    await server.stop(grace_seconds=0)
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            method = channel.stream_stream(
+                "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
+                request_serializer=ProcessingRequest.SerializeToString,
+                response_deserializer=ProcessingResponse.FromString,
+            )
+            yield server, partial(method, timeout=CALL_SECONDS), port
+    finally:
+        await server.stop(grace_seconds=0)
 
 
 def headers(*, mode: BodyMode, end_of_stream: bool = False) -> ProcessingRequest:
@@ -273,12 +277,12 @@ async def test_a_buffered_body_over_the_limit_is_answered_413() -> None:
 @pytest.mark.parametrize("service", ["", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"])
 async def test_health_follows_readiness(service: str) -> None:
     async with serving(FakePicks()) as (server, _, port), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        check: Callable[[Any], Awaitable[Any]] = health_pb2_grpc.HealthStub(channel).Check
+        check: Callable[..., Awaitable[Any]] = health_pb2_grpc.HealthStub(channel).Check
         request = health_pb2.HealthCheckRequest(service=service)
         await server.set_serving(True)
-        serving_status = (await check(request)).status
+        serving_status = (await check(request, timeout=DEADLINE_SECONDS)).status
         await server.set_serving(False)
-        assert (serving_status, (await check(request)).status) == (
+        assert (serving_status, (await check(request, timeout=DEADLINE_SECONDS)).status) == (
             health_pb2.HealthCheckResponse.SERVING,
             health_pb2.HealthCheckResponse.NOT_SERVING,
         )

@@ -6,11 +6,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import aiohttp
 import pytest
 
+from kv_indexer.adapters.zmq_replay import ZmqReplaySource
 from kv_indexer.api import IndexUnavailableError, PrefixIndexReader, SourceState, root_key
 from kv_indexer.config import IndexerSettings, parse_event_sources
 from kv_indexer.follow_stream import RecoveryPolicy
@@ -234,7 +236,11 @@ async def test_a_truncated_history_is_completed_by_what_another_pod_knows(mesh: 
         await mesh.becomes({whole: 3, cut: 4})  # the fourth block had lost its parent
 
 
-async def test_a_replay_socket_that_comes_back_makes_the_source_exact_again(mesh: Mesh) -> None:
+async def test_a_replay_socket_that_comes_back_makes_the_source_exact_again(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient = partial(ZmqReplaySource, first_answer_seconds=0.3, silence_seconds=0.1)
+    monkeypatch.setattr("kv_indexer.build_follower.ZmqReplaySource", impatient)
     pod = await mesh.pod()
     pod.answers_replay = False
     await pod.publish(stored(1, 2))

@@ -68,7 +68,7 @@ class Publisher:
     async def subscribed(self) -> None:
         """Wait for a subscription."""
         assert await asyncio.to_thread(self._socket.poll, 5000)
-        assert self._socket.recv() == b"\x01"
+        assert self._socket.recv(zmq.NOBLOCK) == b"\x01"
 
     def publish(self, batches: int, *, malformed: int = 0) -> None:
         """Send at once; malformed messages first."""

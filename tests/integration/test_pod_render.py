@@ -265,7 +265,8 @@ async def test_questions_under_way_are_bounded() -> None:
     released = asyncio.Event()
 
     async def later(request: web.Request) -> web.StreamResponse:
-        await released.wait()
+        async with asyncio.timeout(10):
+            await released.wait()
         return web.json_response(RENDERED)
 
     async with serving(later) as [pod], rendering([pod.address], timeout_seconds=10.0, max_under_way=2) as render:

@@ -33,10 +33,20 @@ async def wait_for_line(process: asyncio.subprocess.Process, text: str) -> str:
     raise AssertionError(f"the process ended without saying {text!r}")
 
 
+async def kill(process: asyncio.subprocess.Process) -> None:
+    process.kill()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await process.wait()
+
+
 async def run(*arguments: str) -> tuple[int, str]:
     process = await start(*arguments)
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        output, _ = await process.communicate()
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            await kill(process)
     assert process.returncode is not None
     return process.returncode, output.decode()
 
@@ -54,8 +64,7 @@ async def test_pods_serve_until_a_signal_and_then_end_at_once_and_cleanly() -> N
                 assert await process.wait() == 0
         finally:
             if process.returncode is None:
-                process.kill()
-                await process.wait()
+                await kill(process)
 
 
 def read_json(url: str) -> dict[str, list[dict[str, str]]]:
@@ -81,8 +90,7 @@ async def test_a_signal_cuts_off_the_answers_in_progress() -> None:
                     await request
     finally:
         if process.returncode is None:
-            process.kill()
-            await process.wait()
+            await kill(process)
 
 
 async def test_a_port_in_use_is_one_line_that_names_it_and_a_failure() -> None:

@@ -106,7 +106,7 @@ def test_the_run_directory_is_removed_also_when_its_owner_is_killed(tmp_path: Pa
     assert directory.is_dir()
 
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.wait(DEADLINE_SECONDS)
 
     deadline = time.monotonic() + DEADLINE_SECONDS
     while directory.exists():

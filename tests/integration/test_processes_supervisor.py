@@ -116,7 +116,8 @@ async def test_a_child_that_is_killed_while_the_stack_runs_ends_it_and_the_signa
     run = asyncio.create_task(
         run_until_ready(supervisor, [[child("steady", SLEEP), child("victim", SLEEP)]], ready=ready)
     )
-    await ready.wait()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await ready.wait()
 
     os.kill(supervisor.pids["victim"], signal.SIGKILL)
 
@@ -188,7 +189,8 @@ async def test_cancelling_the_run_ends_the_children(tmp_path: Path) -> None:
     supervisor = Supervisor(log_directory=tmp_path)
     ready = asyncio.Event()
     run = asyncio.create_task(run_until_ready(supervisor, [[child("one", SLEEP)]], ready=ready))
-    await ready.wait()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await ready.wait()
 
     run.cancel()
 
@@ -223,6 +225,46 @@ asyncio.run(main())
         assert len(pids) == 2
     finally:
         process.kill()
-        await process.wait()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await process.wait()
 
     await until(lambda: all(is_zombie(pid) for pid in pids), "the end of the orphans")
+
+
+async def test_children_that_start_while_grpc_works_run_none_of_its_handlers_for_forks(tmp_path: Path) -> None:
+    script = f"""
+import asyncio, os, socket
+from pathlib import Path
+from extproc.local.processes import ProcessSpec, Supervisor
+from extproc.local.readiness import GrpcReady, wait_until_ready
+
+async def main():
+    async def when_ready():
+        pass
+    silent = socket.create_server(("{HOST}", 0))
+    address = "{HOST}:" + str(silent.getsockname()[1])
+    waiting = asyncio.create_task(wait_until_ready(GrpcReady(address=address), name="it", within_seconds=60))
+    asked = await asyncio.to_thread(silent.accept)
+    for _ in range(10):
+        child = ProcessSpec(name="child", argv=("/bin/sleep", "600"))
+        supervisor = Supervisor(log_directory=Path({str(tmp_path)!r}))
+        await supervisor.run([[child]], environment=os.environ, when_ready=when_ready)
+    assert not waiting.done()
+    waiting.cancel()
+
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script),
+        env={name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+    assert (process.returncode, output.decode()) == (0, "")  # it says so when it skips its handlers

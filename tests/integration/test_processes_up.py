@@ -88,7 +88,7 @@ def started(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[byte
         yield process, ready, ports
     finally:
         process.kill()
-        process.wait()
+        process.wait(DEADLINE_SECONDS)
 
 
 def test_a_port_in_use_is_one_line_and_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_pods_by_name_need_neither_model_nor_tokenizer_and_their_event_sources_a
             ]
     finally:
         pod.kill()
-        pod.wait()
+        pod.wait(DEADLINE_SECONDS)
 
 
 def test_a_signal_while_the_children_start_ends_them_and_leaves_nothing(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
         assert set(pids) == {"redis", "pod-0", "indexer", "extproc", "envoy"}
 
         process.kill()
-        process.wait()
+        process.wait(DEADLINE_SECONDS)
 
         until(lambda: all(is_gone(pid) for pid in pids.values()), "the end of the children")
         until(lambda: not ready.exists(), "the removal of the ready file")

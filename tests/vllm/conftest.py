@@ -18,8 +18,17 @@ import pytest
 from tests.vllm.environment import VllmEnvironment, ensure_environment, ensure_model
 from tests.vllm.servers import VllmPod, running_pods
 
-REPOSITORY = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
 TOKENIZER = REPOSITORY / "podsim" / "tiny_model"
+TEST_SECONDS = 900.0  # the first test starts two servers, and a start has 360 s
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of this folder more time than others have."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_SECONDS))
 
 
 @pytest.fixture(scope="session")
