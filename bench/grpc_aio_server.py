@@ -62,10 +62,11 @@ class GrpcAioServer:
                     picked = await self._picks.pick(pick.facts, pick.body)
                     steps = exchange.picked(picked.endpoints, body=picked.body, removed_headers=picked.removed_headers)
                 elif picked is not None and message.HasField("response_headers"):
+                    served_by, from_pod = ext_proc.response_origin(message)
                     picked.responded(
                         status=ext_proc.response_status(message.response_headers),
-                        served_by=ext_proc.served_by(message),
-                        from_pod=ext_proc.is_from_pod(message),
+                        served_by=served_by,
+                        from_pod=from_pod,
                     )
                 for step in steps:
                     await context.write(ext_proc.encode_step(step))

@@ -86,7 +86,7 @@ class PickerPages:
         self._policy = picker.policy
         # what nobody sent must be neither in the metrics nor in what is remembered
         self._rehearsal = replace(
-            picker, telemetry=NoTelemetry(), hot=HotPrefixes(HotspotPolicy(enabled=False)), turns=lambda: 0
+            picker, telemetry=NoTelemetry(), hot=HotPrefixes(HotspotPolicy(enabled=False)), turns=lambda _: 0
         )
         self._books = books
         self._index = index

@@ -21,7 +21,15 @@ from extproc.core.inflight import Bookings
 from extproc.core.model_rules import ResolvedModel, fall_back, resolve
 from extproc.core.models import ModelTable, ServedModel
 from extproc.core.policy import PickPolicy
-from extproc.core.prompt_match import NO_HITS, NO_MATCH, IndexHits, PromptKeys, PromptMatch, match_prompts
+from extproc.core.prompt_match import (
+    NO_HITS,
+    NO_MATCH,
+    IndexHits,
+    PromptKeys,
+    PromptMatch,
+    indexed_tokens,
+    match_prompts,
+)
 from extproc.core.prompt_tokens import TOKEN_BYTES, PromptTokens
 from extproc.core.request import InferenceRequest
 from extproc.core.routing_memory import RoutingMemory
@@ -54,6 +62,7 @@ class Picked(msgspec.Struct, frozen=True, kw_only=True):
     removed_headers: tuple[str, ...] = ()  # that would not be true of the new body
     prompts: Sequence[PromptKeys] = ()
     session: str | None = None
+    session_moved: bool = False  # the other replicas have another place for it than the winner, or none
     is_comparable: bool = False  # one prompt of known tokens: vLLM's usage tells the cached tokens of one prompt only
 
 
@@ -82,7 +91,7 @@ class EndpointPicker:
     telemetry: Telemetry
     clock: Callable[[], float]  # monotonic seconds
     random: Callable[[], float]  # breaks ties
-    turns: Callable[[], int]  # counts requests
+    turns: Callable[[str | None], int]  # model -> requests for it so far
     max_body_bytes: int
 
     async def pick(self, facts: RequestFacts, body: bytes | None) -> Picked:
@@ -168,6 +177,7 @@ class EndpointPicker:
             self.hot.copied(copy.prefix, endpoint=copy.endpoint, now=looked_up)
             decision = msgspec.structs.replace(decision, notes=(*decision.notes, copy.words))
         self.telemetry.phase("decide", self.clock() - looked_up)
+        view = hits.view
         return Picked(
             request=request,
             resolved=resolved,
@@ -176,6 +186,7 @@ class EndpointPicker:
             removed_headers=sent.removed_headers,
             prompts=prompts,
             session=session,
+            session_moved=view is not None and view.session_read and view.session_endpoint != decision.endpoints[0],
             # an index that did not answer has predicted nothing
             is_comparable=len(tokens.prompts) == 1 and len(request.prompts) <= 1 and bool(hits.prompts),
         )
@@ -267,7 +278,12 @@ class EndpointPicker:
         """Merge what the index knows with what was routed lately."""
         addresses = [status.address for status in statuses] if prompts else ()
         states = {} if tokens.chunks else hits.states  # no event tells of text
-        recent = self.memory.matches(prompts, states=states, endpoints=addresses, now=now) if prompts else ()
+        indexed = indexed_tokens(hits.prompts[0]) if len(prompts) == len(hits.prompts) == 1 else {}
+        recent = (
+            self.memory.matches(prompts, states=states, endpoints=addresses, indexed=indexed, now=now)
+            if prompts
+            else ()
+        )
         return match_prompts(
             tokens.estimated_tokens, hits.prompts, recent=recent, tier_weights=self.policy.tier_weights
         )
@@ -281,7 +297,7 @@ class EndpointPicker:
             prompt_tokens=_longest(tokens) if len(request.prompts) > 1 else tokens.estimated_tokens,
             subset=facts.subset,
             max_model_len=resolved.base.max_model_len if resolved.base is not None else None,
-            turn=self.turns(),
+            turn=self.turns(resolved.model),
         )
 
 

@@ -19,6 +19,7 @@ from extproc.core.match_watch import MatchWatch
 from extproc.core.policy import PickPolicy
 from extproc.core.prompt_match import PromptKeys
 from extproc.core.realised import Comparison, RealisedWatch
+from extproc.core.recent_routes import KEY_BYTES
 from extproc.core.request import ApiKind
 from extproc.core.routing_memory import RoutingMemory
 from extproc.core.shared_load import EndpointBookings
@@ -71,7 +72,12 @@ class PickerBooks:
         """Remember and count a booked decision, which can wait until its answer is out."""
         decision = picked.decision
         winner = decision.endpoints[0]
-        self._place(winner, _sent(picked))
+        self._place(
+            winner,
+            _sent(picked),
+            session_moved=picked.session_moved,
+            indexed=decision.winner.indexed_tokens >= _keyed_tokens(picked.prompts),
+        )
         self.picks[winner] += 1
         self.matches.routed(winner, prompt_tokens=decision.prompt_tokens, matched_tokens=decision.matched_tokens)
         self._telemetry.routed(
@@ -149,10 +155,19 @@ class PickerBooks:
             for endpoint, totals in self.bookings.all_totals(now=self._clock()).items()
         }
 
-    def _place(self, endpoint: str, sent: "_Sent") -> None:
-        self.memory.note(endpoint, prompts=sent.prompts, session=sent.session, adapter=sent.adapter, now=self._clock())
+    def _place(self, endpoint: str, sent: "_Sent", *, session_moved: bool = False, indexed: bool = False) -> None:
+        self.memory.note(
+            endpoint,
+            prompts=sent.prompts,
+            session=sent.session,
+            adapter=sent.adapter,
+            now=self._clock(),
+            indexed=indexed,
+        )
         if self.shared is not None and (sent.session is not None or sent.adapter is not None):
-            self.shared.placed(endpoint=endpoint, session=sent.session, adapter=sent.adapter)
+            self.shared.placed(
+                endpoint=endpoint, session=sent.session, adapter=sent.adapter, session_moved=session_moved
+            )
 
     def _changed(self) -> None:
         if self.shared is not None:
@@ -173,6 +188,11 @@ def _sent(picked: Picked) -> _Sent:
         session=picked.session,
         adapter=picked.resolved.adapter,
     )
+
+
+def _keyed_tokens(prompts: Sequence[PromptKeys]) -> int:
+    """Return the tokens of all that can be indexed of these prompts."""
+    return sum([len(prompt.keys) // KEY_BYTES * prompt.tokens_each for prompt in prompts])
 
 
 def _fills_cache(picked: Picked) -> bool:

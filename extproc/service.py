@@ -6,7 +6,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from extproc.adapters.admin_http import AdminServer
@@ -29,6 +28,7 @@ from extproc.core.models import ModelTable, ServedModel, TokensFrom
 from extproc.core.pace import Pace
 from extproc.core.policy import Steering
 from extproc.core.response_plan import PASS_PLAN, Prediction, ResponsePlan
+from extproc.core.turns import Turns
 from extproc.doctor.examine import run_startup_checks
 from extproc.errors import ConfigError, InternalPickError, PickError, PromptTokensError
 from extproc.pick_endpoint import EndpointPicker, Picked
@@ -105,7 +105,7 @@ class PickerService:
             telemetry=self.telemetry,
             clock=time.monotonic,
             random=random.random,
-            turns=count().__next__,
+            turns=Turns(),
             max_body_bytes=settings.max_body_bytes,
         )
         self.pages = PickerPages(

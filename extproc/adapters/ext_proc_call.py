@@ -230,8 +230,8 @@ class ExtProcCall:
         picked = self._picked
         if picked is None:
             return (Answer.RESPONSE_HEADERS,)
-        headers, served_by = message.response_headers, ext_proc.served_by(message)
-        from_pod = ext_proc.is_from_pod(message)
+        headers = message.response_headers
+        served_by, from_pod = ext_proc.response_origin(message)
         picked.responded(status=ext_proc.response_status(headers), served_by=served_by, from_pod=from_pod)
         handling = ResponseHandling.PASS
         if picked.plan.wants_body and from_pod and not headers.end_of_stream:
@@ -250,7 +250,7 @@ class ExtProcCall:
         self._calls.response_came()
         if headers.end_of_stream:
             return self._let_go()
-        handling = self._open_response(plan, headers, ext_proc.served_by(message))
+        handling = self._open_response(plan, headers, ext_proc.response_origin(message)[0])
         if handling is ResponseHandling.PASS:
             return self._let_go()
         return self._exchange.response_headers(handling, end_of_stream=False)

@@ -102,13 +102,13 @@ class SharedState:
 
     def take(self, replies: Sequence[Any]) -> SharedView:
         """Read the replies to `command`."""
-        session_endpoint, adapter_endpoints = None, frozenset[str]()
+        session_endpoint, session_read, adapter_endpoints = None, False, frozenset[str]()
         for at, reply in enumerate(replies):
             if isinstance(reply, Exception):
                 if at == 0:
                     return self.alone(str(reply))
             elif not isinstance(reply, list):
-                session_endpoint = read_session(reply)
+                session_endpoint, session_read = read_session(reply), True
             elif at == 0:
                 self._heard.hear(reply, now=time.monotonic())
             else:
@@ -116,6 +116,7 @@ class SharedState:
         return SharedView(
             others=self._heard.others,
             session_endpoint=session_endpoint,
+            session_read=session_read,
             adapter_endpoints=adapter_endpoints,
             replicas=self._heard.replicas,
             degraded=None if self.problem is None else f"other replicas do not hear of ours: {self.problem}",
@@ -156,8 +157,13 @@ class SharedState:
         if self._later is None and self._heard.question and not self._wake.is_set():
             self._later = asyncio.get_running_loop().call_later(self._settings.end_delay_seconds, self._wake.set)
 
-    def placed(self, *, endpoint: str, session: str | None = None, adapter: str | None = None) -> None:
-        """Have all replicas know soon where a session or an adapter is; what they know already is not repeated."""
+    def placed(
+        self, *, endpoint: str, session: str | None = None, adapter: str | None = None, session_moved: bool = False
+    ) -> None:
+        """Have all replicas know soon where a session or an adapter is; what they know already is not repeated.
+
+        `session_moved`: the request has read another place, whatever we wrote last: another replica did since.
+        """
         now = self._unix_clock()
         is_news = False
         if session is not None:
@@ -168,7 +174,8 @@ class SharedState:
                     placed_at=now,
                     ttl_seconds=self._settings.session_ttl_seconds,
                     is_one_of_several=False,
-                )
+                ),
+                moved=session_moved,
             )
         if adapter is not None:
             is_news |= self._placements.place(

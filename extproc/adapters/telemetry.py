@@ -62,11 +62,35 @@ class _PhaseHistogram(Collector):
         yield metric
 
 
+class _Tallies(Collector):
+    """What was counted since somebody looked last; a request counts seven times, the library's locks and checks cost.
+
+    Registered before all metrics: whoever collects them finds them counted. Only the event loop's thread may touch it.
+    """
+
+    def __init__(self) -> None:
+        self._amounts: dict[Counter | Gauge, float] = {}
+
+    def add(self, metric: Counter | Gauge, amount: float = 1) -> None:
+        self._amounts[metric] = self._amounts.get(metric, 0) + amount
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        amounts, self._amounts = self._amounts, {}
+        for metric, amount in amounts.items():
+            metric.inc(amount)
+        return iter(())
+
+
 class PickerTelemetry:
     """One registry for one picker."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._tallies = _Tallies()
+        self.registry.register(self._tallies)
         self._outcomes = Counter(
             "kvmesh_decisions", "Requests by what became of them.", ["outcome"], registry=self.registry
         )
@@ -175,15 +199,16 @@ class PickerTelemetry:
         best_matched_tokens: int = 0,
     ) -> None:
         """Count one routed request."""
-        self._outcomes_of("routed").inc()
-        self._picks_of(endpoint).inc()
-        self._bookings_of(endpoint).inc()
-        self._prompt_tokens.inc(prompt_tokens)
-        self._predicted.inc(matched_tokens)
+        add = self._tallies.add
+        add(self._outcomes_of("routed"))
+        add(self._picks_of(endpoint))
+        add(self._bookings_of(endpoint))
+        add(self._prompt_tokens, prompt_tokens)
+        add(self._predicted, matched_tokens)
         if best_matched_tokens > matched_tokens:
-            self._regret.inc(best_matched_tokens - matched_tokens)
+            add(self._regret, best_matched_tokens - matched_tokens)
         for missing in degraded:
-            self._degraded_of(missing).inc()
+            add(self._degraded_of(missing))
 
     def rerouted(self, *, picked: str, served_by: str) -> None:
         """Count one request that a retry took to another pod than the one picked."""
@@ -197,11 +222,12 @@ class PickerTelemetry:
 
     def exchange_ended(self, *, endpoint: str, status: int, model: str = "", arm: str = "") -> None:
         """Count the end of a routed request; `status` is the pod's, 0 where none came; names are configured ones."""
-        self._bookings_of(endpoint).dec()
+        add = self._tallies.add
+        add(self._bookings_of(endpoint), -1)
         outcome = f"{status // 100}xx" if status else "none"
-        self._responses_of(endpoint, outcome).inc()
+        add(self._responses_of(endpoint, outcome))
         if model:
-            self._by_model_of(model, arm, outcome).inc()
+            add(self._by_model_of(model, arm, outcome))
 
     def endpoint_failed(self, endpoint: str) -> None:
         """Count one request that an endpoint failed."""

@@ -121,10 +121,16 @@ def _with_recent(one: PromptMatch, prompt_tokens: int, recent: tuple[Mapping[str
     )
 
 
+def indexed_tokens(hit: BlockHits) -> dict[str, int]:
+    """Return endpoint -> leading tokens of the prompt that the index knows there."""
+    sizes = hit.block_size
+    return {endpoint: blocks * sizes[endpoint] for endpoint, blocks in hit.matched_blocks.items() if blocks}
+
+
 def _match_one(hit: BlockHits, tier_weights: Mapping[str, float]) -> PromptMatch:
     sizes: Mapping[str, int] = hit.block_size
     tiers: Mapping[str, Mapping[str, int]] = hit.tiers
-    matched = {endpoint: blocks * sizes[endpoint] for endpoint, blocks in hit.matched_blocks.items() if blocks}
+    matched = indexed_tokens(hit)
     worth: dict[str, float] = {}
     for endpoint, tokens in matched.items():
         of_tier = tiers.get(endpoint)

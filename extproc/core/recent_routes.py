@@ -6,7 +6,8 @@ stands for the whole prompt before it. Called by the use case for each pick; pur
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 KEY_BYTES = 8
 GENERATIONS = 4
@@ -29,6 +30,7 @@ def _positions() -> tuple[int, ...]:
 
 POSITIONS = _positions()
 FIRST_KEY = struct.Struct("<Q")
+NOTHING_HELD: Mapping[str, int] = MappingProxyType({})
 
 
 def _layouts() -> tuple[struct.Struct, ...]:
@@ -48,7 +50,8 @@ class RecentRoutes:
     """Endpoints by leading keys. What was noted is gone after `ttl_seconds`, and kept for three quarters of it.
 
     `limit` bounds the checkpoints remembered: about 50 for 500 keys, 100 bytes of memory each. Where more are noted,
-    the oldest go first. The index overrides it by knowing more: the caller takes the larger of the two.
+    the oldest go first. The index overrides it by knowing more: the caller takes the larger of the two. Once it has
+    known as much, the expectation is over, so that what is evicted then counts no longer.
     """
 
     def __init__(self, *, ttl_seconds: float, limit: int) -> None:
@@ -56,6 +59,9 @@ class RecentRoutes:
         self._turn_size = max(1, limit // GENERATIONS)
         # newest first: checkpoint key -> bits of the endpoints that got it
         self._tables: tuple[dict[int, int], ...] = tuple({} for _ in range(GENERATIONS))
+        # as old: key -> bits of the endpoints of which the index has said that they hold all up to it. Not taken out of
+        # the tables above: whoever has a checkpoint there has all before it, and another prompt may go on from here
+        self._confirmed: tuple[dict[int, int], ...] = tuple({} for _ in range(GENERATIONS))
         self._turned_at = float("-inf")
         self._turns = 0
         self._bits: dict[str, int] = {}
@@ -79,13 +85,17 @@ class RecentRoutes:
             table.update(dict.fromkeys(rest, bit))
         last = FIRST_KEY.unpack_from(keys, (count - 1) * KEY_BYTES)[0]
         table[last] = table.get(last, 0) | bit
-        if len(table) >= self._turn_size:
-            self._push(now)
+        for confirmed in filter(None, self._confirmed):
+            for key in confirmed.keys() & (*checkpoints, last):
+                confirmed[key] &= ~bit  # it is expected anew
+        self._keep_small(now)
 
-    def match(self, keys: bytes, *, now: float) -> Mapping[str, int]:
+    def match(self, keys: bytes, *, now: float, held: Mapping[str, int] = NOTHING_HELD) -> Mapping[str, int]:
         """Return endpoint -> leading keys of these that it was sent lately: a checkpoint, or all of them.
 
         Never too many, up to a fifth too few for a prompt that goes on differently (15 keys where it is long).
+        `held`: endpoint -> leading keys that the index knows there now. Where these are as many, the expectation has
+        come true and is not returned again, until it is noted again; one of other keys after these stands.
         """
         count = len(keys) // KEY_BYTES
         if not count:
@@ -93,9 +103,11 @@ class RecentRoutes:
         self._turn(now)
         tables = [table for table in self._tables if table]
         found: dict[str, int] = {}
-        seen = self._collect(_bits(tables, FIRST_KEY.unpack_from(keys, (count - 1) * KEY_BYTES)[0]), count, found)
+        last = FIRST_KEY.unpack_from(keys, (count - 1) * KEY_BYTES)[0]
+        seen = self._collect(_bits(tables, last), last, count, found, held)
         all_bits = _bits(tables, FIRST_KEY.unpack_from(keys)[0])
         if all_bits == seen:  # nearly always: nobody was sent any of it, or all who were have all of it
+            self._keep_small(now)
             return found
         checkpoints = _cut(keys, count)
         # a prompt is noted with every checkpoint before its end, so those that somebody has come first
@@ -104,7 +116,8 @@ class RecentRoutes:
             depth -= 1
             bits = _bits(tables, checkpoints[depth]) & ~seen
             if bits:
-                seen |= self._collect(bits, POSITIONS[depth], found)
+                seen |= self._collect(bits, checkpoints[depth], POSITIONS[depth], found, held)
+        self._keep_small(now)
         return found
 
     def forget(self, endpoint: str) -> None:
@@ -116,19 +129,31 @@ class RecentRoutes:
             self._retired[number] = self._turns + GENERATIONS
 
     def __len__(self) -> int:
-        """Return the checkpoints remembered."""
-        return sum(map(len, self._tables))
+        """Return the checkpoints remembered, and those confirmed."""
+        return sum(map(len, self._tables)) + sum(map(len, self._confirmed))
 
-    def _collect(self, bits: int, keys: int, found: dict[str, int]) -> int:
-        """Enter the endpoints of these bits with so many keys; return the bits."""
-        left = bits
+    def _collect(self, bits: int, key: int, keys: int, found: dict[str, int], held: Mapping[str, int]) -> int:
+        """Enter the endpoints that have this key, the last of so many, if they are still to be confirmed.
+
+        Return their bits, which are the given ones.
+        """
+        left = bits & ~_bits(self._confirmed, key) if bits else 0
         while left:
-            number = left.bit_length() - 1
-            left ^= 1 << number
-            endpoint = self._endpoints.get(number)
-            if endpoint is not None:
+            bit = 1 << (left.bit_length() - 1)
+            left ^= bit
+            endpoint = self._endpoints.get(bit.bit_length() - 1)
+            if endpoint is None:
+                continue
+            if held.get(endpoint, 0) >= keys:
+                confirmed = self._confirmed[0]
+                confirmed[key] = confirmed.get(key, 0) | bit
+            else:
                 found[endpoint] = keys
         return bits
+
+    def _keep_small(self, now: float) -> None:
+        if len(self._tables[0]) + len(self._confirmed[0]) >= self._turn_size:
+            self._push(now)
 
     def _bit(self, endpoint: str) -> int:
         bit = self._bits.get(endpoint)
@@ -157,6 +182,7 @@ class RecentRoutes:
 
     def _push(self, now: float) -> None:
         self._tables = ({}, *self._tables[:-1])
+        self._confirmed = ({}, *self._confirmed[:-1])
         self._turned_at = now
         self._turns += 1
 
@@ -166,7 +192,7 @@ def _cut(keys: bytes, count: int) -> tuple[int, ...]:
     return LAYOUTS[number].unpack_from(keys)
 
 
-def _bits(tables: list[dict[int, int]], key: int) -> int:
+def _bits(tables: Sequence[dict[int, int]], key: int) -> int:
     bits = 0
     for table in tables:
         bits |= table.get(key, 0)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from extproc.core.last_places import LastPlaces
 from extproc.core.policy import PickPolicy
 from extproc.core.prompt_match import LIVE, PromptKeys
-from extproc.core.recent_routes import RecentRoutes
+from extproc.core.recent_routes import NOTHING_HELD, RecentRoutes
 
 # checkpoints of prompts: a long prompt has about 50 of them, each takes some 100 bytes
 FOLLOWED_LIMIT = 100_000
@@ -29,12 +29,21 @@ class RoutingMemory:
         self._adapters = LastPlaces(ttl_seconds=ADAPTER_SECONDS)
 
     def note(
-        self, endpoint: str, *, prompts: Sequence[PromptKeys], session: str | None, adapter: str | None, now: float
+        self,
+        endpoint: str,
+        *,
+        prompts: Sequence[PromptKeys],
+        session: str | None,
+        adapter: str | None,
+        now: float,
+        indexed: bool = False,
     ) -> None:
-        """Remember one routed request."""
+        """Remember one routed request; `indexed`: the index knows all of its keys there, nothing has to be expected."""
         for prompt in prompts:
             if prompt.keys:
-                self._followed.note(prompt.keys, endpoint=endpoint, now=now)
+                if not indexed:
+                    self._followed.note(prompt.keys, endpoint=endpoint, now=now)
+                # also what is indexed: the index may fail, or the endpoint's events end
                 self._unfollowed.note(prompt.keys, endpoint=endpoint, now=now)
         if session is not None:
             self._sessions.note(session, endpoint=endpoint, now=now)
@@ -42,13 +51,28 @@ class RoutingMemory:
             self._adapters.note(f"{adapter}\0{endpoint}", endpoint=endpoint, now=now)
 
     def matches(
-        self, prompts: Sequence[PromptKeys], *, states: Mapping[str, str], endpoints: Iterable[str], now: float
+        self,
+        prompts: Sequence[PromptKeys],
+        *,
+        states: Mapping[str, str],
+        endpoints: Iterable[str],
+        now: float,
+        indexed: Mapping[str, int] = NOTHING_HELD,
     ) -> list[RecentHits]:
-        """Return for each prompt who was sent its beginning: lately, or long ago where no events are followed."""
+        """Return for each prompt who was sent its beginning: lately, or long ago where no events are followed.
+
+        `indexed`: endpoint -> tokens of the one prompt that the index knows there. Where its events are followed, what
+        was sent lately is expected only until it has been among these once.
+        """
         unfollowed = [endpoint for endpoint in endpoints if states.get(endpoint) != LIVE]
         hits: list[RecentHits] = []
         for prompt in prompts:
-            recent = self._followed.match(prompt.keys, now=now)
+            held = {
+                endpoint: tokens // prompt.tokens_each
+                for endpoint, tokens in indexed.items()
+                if states.get(endpoint) == LIVE
+            }
+            recent = self._followed.match(prompt.keys, now=now, held=held)
             if unfollowed:
                 older = self._unfollowed.match(prompt.keys, now=now)
                 recent = {**recent, **{endpoint: older[endpoint] for endpoint in unfollowed if endpoint in older}}

@@ -24,6 +24,7 @@ class SharedView(msgspec.Struct, frozen=True, kw_only=True):
 
     others: Mapping[str, EndpointBookings] = {}  # endpoint -> what all *other* replicas have booked there
     session_endpoint: str | None = None  # where the request's session was placed last, by any replica
+    session_read: bool = False  # that Redis has said so: no place is then an answer, too
     adapter_endpoints: frozenset[str] = frozenset()  # where the request's adapter was placed of late, by any replica
     replicas: int = 0  # other replicas whose bookings are in `others`
     degraded: str | None = None  # why this is less than all there is, for people

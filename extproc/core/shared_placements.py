@@ -35,11 +35,11 @@ class PlacementBook:
         self._pending: dict[bytes, Placement] = {}
         self._noted: dict[bytes, tuple[str, float]] = {}  # name -> endpoint, unix second until which it is fresh
 
-    def place(self, placement: Placement) -> bool:
-        """Take a placement; tell whether it has to be written."""
+    def place(self, placement: Placement, *, moved: bool = False) -> bool:
+        """Take a placement; tell whether it has to be written. `moved`: something else was read since we wrote it."""
         name = placement.name
         endpoint, fresh_until = self._noted.pop(name, ("", 0.0))
-        is_news = endpoint != placement.endpoint or placement.placed_at >= fresh_until
+        is_news = moved or endpoint != placement.endpoint or placement.placed_at >= fresh_until
         if is_news:
             fresh_until = placement.placed_at + placement.ttl_seconds / 4  # long before it ends
             self._pending.pop(name, None)  # the latest goes last

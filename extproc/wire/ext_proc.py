@@ -147,14 +147,6 @@ def response_status(headers: HttpHeaders) -> int:
     return 0
 
 
-def is_from_pod(message: ProcessingRequest) -> bool:
-    """Tell whether a pod made the response, and not Envoy in its place; True unless `response_attributes` tells."""
-    for attributes in message.attributes.values():
-        if CODE_DETAILS in attributes.fields:
-            return bool(attributes.fields[CODE_DETAILS].string_value == VIA_UPSTREAM)
-    return True
-
-
 def response_plan(message: ProcessingRequest) -> ResponsePlan | None:
     """Return the plan that a pick left for the filter that sees the response."""
     metadata = message.metadata_context.filter_metadata
@@ -163,12 +155,20 @@ def response_plan(message: ProcessingRequest) -> ResponsePlan | None:
     return decode_note(metadata[NOTE_NAMESPACE].fields[NOTE_KEY].string_value)
 
 
-def served_by(message: ProcessingRequest) -> str | None:
-    """Return the address of the pod that answered, after retries; None unless `response_attributes` asks for it."""
-    for attributes in message.attributes.values():
-        if UPSTREAM_ADDRESS in attributes.fields:
-            return str(attributes.fields[UPSTREAM_ADDRESS].string_value) or None
-    return None
+def response_origin(message: ProcessingRequest) -> tuple[str | None, bool]:
+    """Return the address of the pod that answered, after retries, and whether it was a pod and not Envoy in its place.
+
+    None and True unless `response_attributes` asks for both.
+    """
+    served_by, from_pod = None, True
+    attributes = message.attributes
+    for name in attributes:
+        fields = attributes[name].fields
+        if UPSTREAM_ADDRESS in fields:
+            served_by = fields[UPSTREAM_ADDRESS].string_value or None
+        if CODE_DETAILS in fields:
+            from_pod = fields[CODE_DETAILS].string_value == VIA_UPSTREAM
+    return served_by, from_pod
 
 
 def request_body_mode(message: ProcessingRequest) -> BodyMode:

@@ -241,6 +241,20 @@ async def test_a_session_is_known_to_all_replicas_where_it_was_placed_last(repli
     assert (await one.look()).session_endpoint is None
 
 
+async def test_a_session_that_two_replicas_move_in_turn_stays_where_it_was_placed_last(replicas: Replicas) -> None:
+    one, two = replicas.start(), replicas.start()
+
+    async def place(replica: Replica, endpoint: str) -> None:
+        """Place it as a pick does that has read where it was, and wait until that can be read."""
+        before = await replica.look("alice")
+        moved = before.session_read and before.session_endpoint != endpoint
+        replica.state.placed(endpoint=endpoint, session="alice", session_moved=moved)
+        await eventually(lambda: replica.look("alice"), lambda view: view.session_endpoint == endpoint)
+
+    for replica, endpoint in ((one, A), (two, B), (one, A), (two, B)):
+        await place(replica, endpoint)
+
+
 async def test_an_adapter_is_known_to_all_replicas_wherever_it_was_placed_of_late(replicas: Replicas) -> None:
     one, two, three = (replicas.start() for _ in range(3))
     one.state.placed(endpoint=A, adapter="sql")
@@ -249,7 +263,7 @@ async def test_an_adapter_is_known_to_all_replicas_wherever_it_was_placed_of_lat
     view = await eventually(
         lambda: three.look("alice", "sql"), lambda view: len(view.adapter_endpoints) == 2 and view.replicas == 2
     )
-    assert view == SharedView(session_endpoint=B, adapter_endpoints=frozenset((A, B)), replicas=2)
+    assert view == SharedView(session_endpoint=B, session_read=True, adapter_endpoints=frozenset((A, B)), replicas=2)
 
 
 async def test_a_lonely_replica_knows_its_sessions_and_adapters(replicas: Replicas) -> None:
@@ -257,7 +271,7 @@ async def test_a_lonely_replica_knows_its_sessions_and_adapters(replicas: Replic
     one.state.placed(endpoint=A, session="alice", adapter="sql")
 
     assert await eventually(lambda: one.look("alice", "sql"), lambda view: bool(view.session_endpoint)) == SharedView(
-        session_endpoint=A, adapter_endpoints=frozenset((A,))
+        session_endpoint=A, session_read=True, adapter_endpoints=frozenset((A,))
     )
     assert one.state.command() == (b"", 0)
 
@@ -267,12 +281,9 @@ async def test_placements_end_after_their_time(replicas: Replicas, redis_server:
     one.state.placed(endpoint=A, session="alice", adapter="sql")
     await eventually(lambda: one.look("alice"), lambda view: view.session_endpoint == A)
 
-    assert (
-        await eventually(
-            lambda: one.look("alice", "sql"), lambda view: not view.session_endpoint and not view.adapter_endpoints
-        )
-        == SharedView()
-    )
+    assert await eventually(
+        lambda: one.look("alice", "sql"), lambda view: not view.session_endpoint and not view.adapter_endpoints
+    ) == SharedView(session_read=True)
     await until(lambda: not redis_server.client().keys("*session*") and not redis_server.client().keys("*adapter*"))
 
 
@@ -433,6 +444,7 @@ async def test_a_redis_cluster_serves_all_of_it_from_the_server_that_has_the_ind
         assert view == SharedView(
             others={A: EndpointBookings(1, 10, 100)},
             session_endpoint=A,
+            session_read=True,
             adapter_endpoints=frozenset((A,)),
             replicas=1,
         )

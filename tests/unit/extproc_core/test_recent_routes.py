@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.core.recent_routes import POSITIONS, RecentRoutes
 from kv_indexer.api import block_keys
@@ -146,3 +148,70 @@ def expected(noted: list[tuple[list[str], str]], asked: list[str]) -> dict[str, 
         if depth:
             found[endpoint] = max(found.get(endpoint, 0), depth)
     return found
+
+
+def test_what_the_index_has_known_once_is_expected_no_more() -> None:
+    recent, keys = routes(), chain(*numbered(100))
+    recent.note(keys, endpoint="a", now=1.0)
+    recent.note(keys, endpoint="b", now=1.0)
+    assert recent.match(keys, now=1.0, held={"a": 99}) == {"a": 100, "b": 100}
+    assert recent.match(keys, now=1.0, held={"a": 100}) == {"b": 100}
+    assert recent.match(keys, now=1.0) == {"b": 100}  # evicted since
+
+
+def test_what_is_sent_again_is_expected_again() -> None:
+    recent, keys = routes(), chain(*numbered(100))
+    recent.note(keys, endpoint="a", now=1.0)
+    recent.match(keys, now=1.0, held={"a": 100})
+    recent.note(keys, endpoint="a", now=2.0)
+    assert recent.match(keys, now=2.0) == {"a": 100}
+
+
+def test_another_prompt_with_the_same_beginning_is_expected_until_the_index_knows_it_too() -> None:
+    recent = routes()
+    one, other = chain(*numbered(32), *numbered(20)), chain(*numbered(32), *numbered(20, start=500))
+    recent.note(one, endpoint="a", now=1.0)
+    recent.note(other, endpoint="a", now=1.0)
+    assert recent.match(one, now=1.0, held={"a": 52}) == {}
+    assert recent.match(other, now=1.0, held={"a": 32}) == {"a": 52}
+
+
+def test_confirming_does_not_grow_without_bounds() -> None:
+    recent = routes(limit=1_000)
+    recent.note(chain("p"), endpoint="a", now=1.0)
+    for number in range(500):
+        keys = chain("p", f"p{number}")
+        recent.note(keys, endpoint="a", now=1.0)
+        recent.match(keys, now=1.0, held={"a": 2})
+        assert len(recent) <= 1_000 + 20
+
+
+WORDS = st.lists(st.sampled_from("ab"), min_size=1, max_size=12)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(("note", "match")), WORDS, st.sampled_from(("e1", "e2")), st.integers(0, 12)), max_size=60
+)
+
+
+@given(STEPS)
+def test_expectations_and_confirmations_match_what_a_plain_set_of_each_says(
+    steps: list[tuple[str, list[str], str, int]],
+) -> None:
+    recent = routes(ttl_seconds=1e6)
+    noted: set[tuple[str, tuple[str, ...]]] = set()  # endpoint, beginning
+    confirmed: set[tuple[str, tuple[str, ...]]] = set()
+    for step, words, endpoint, held in steps:
+        beginnings = [tuple(words[:depth]) for depth in range(1, len(words) + 1)]
+        remembered = [each for each in beginnings if len(each) in POSITIONS or len(each) == len(words)]
+        if step == "note":
+            recent.note(chain(*words), endpoint=endpoint, now=0.0)
+            noted.update((endpoint, each) for each in remembered)
+            confirmed.difference_update((endpoint, each) for each in remembered)
+            continue
+        wanted: dict[str, int] = {}
+        for candidate in ("e1", "e2"):
+            deepest = max((each for each in remembered if (candidate, each) in noted), key=len, default=())
+            if deepest and candidate == endpoint and held >= len(deepest):
+                confirmed.add((candidate, deepest))
+            if deepest and (candidate, deepest) not in confirmed:
+                wanted[candidate] = len(deepest)
+        assert recent.match(chain(*words), now=0.0, held={endpoint: held}) == wanted

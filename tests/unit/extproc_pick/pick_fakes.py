@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 from extproc.core.endpoint import EndpointModels, EndpointStatus, Reachability
@@ -17,6 +16,7 @@ from extproc.core.prompt_match import IndexHits
 from extproc.core.prompt_tokens import PromptTokens, TokenizedPrompt
 from extproc.core.request import InferenceRequest
 from extproc.core.routing_memory import RoutingMemory
+from extproc.core.turns import Turns
 from extproc.pick_endpoint import EndpointPicker
 from tests.unit.extproc_core.pick_candidates import load
 
@@ -113,7 +113,7 @@ def picker(
         telemetry=phases or Phases(),
         clock=lambda: 1.0,
         random=lambda: 0.0,
-        turns=count().__next__,
+        turns=Turns(),
         max_body_bytes=1 << 20,
     )
 

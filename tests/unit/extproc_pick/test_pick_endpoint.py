@@ -57,6 +57,43 @@ async def test_a_prompt_that_was_just_sent_somewhere_is_expected_there_before_it
     assert (decision.endpoints[0], decision.matched_tokens, decision.winner.indexed_tokens) == ("b", 480, 0)
 
 
+async def test_what_is_evicted_after_the_index_has_shown_it_counts_no_more() -> None:
+    index = FakeIndex(WARM_B)
+    a_picker = picker(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)))
+    a_picker.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=1.0)
+    assert (await a_picker.pick(facts(), chat())).decision.matched_tokens == 480
+    index.answer = IndexHits(keys=[KEYS], states={"a": "live", "b": "live"})
+    assert (await a_picker.pick(facts(), chat())).decision.matched_tokens == 0
+
+
+async def test_where_no_events_are_followed_a_route_is_expected_whatever_the_index_has_shown() -> None:
+    index = FakeIndex(IndexHits(prompts=WARM_B.prompts, keys=[KEYS], states={"a": "live", "b": "replaying"}))
+    a_picker = picker(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)))
+    a_picker.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=1.0)
+    await a_picker.pick(facts(), chat())
+    index.answer = IndexHits(keys=[KEYS], states={"a": "live", "b": "replaying"})
+    assert (await a_picker.pick(facts(), chat())).decision.matched_tokens == 480
+
+
+@pytest.mark.parametrize(
+    ("view", "moved"),
+    [
+        (SharedView(session_endpoint="a", session_read=True), True),
+        (SharedView(session_read=True), True),
+        (SharedView(session_endpoint="b", session_read=True), False),
+        (SharedView(), False),
+        (None, False),
+    ],
+)
+async def test_a_session_whose_place_is_read_as_another_than_the_winner_has_moved(
+    view: SharedView | None, moved: bool
+) -> None:
+    hits = IndexHits(prompts=WARM_B.prompts, keys=[KEYS], states=WARM_B.states, view=view)
+    a_picker = picker(pod("a"), pod("b"), index=FakeIndex(hits), prompts=FakePrompts(tokens(500)))
+    picked = await a_picker.pick(facts(headers={"x-session-id": "s1"}), chat())
+    assert (picked.decision.endpoints[0], picked.session_moved) == ("b", moved)
+
+
 async def test_text_chunks_predict_where_tokens_are_unknown_and_the_decision_says_so() -> None:
     chunks = PromptTokens(
         chunks=KEYS.keys, chunk_tokens=64, estimated_tokens=2000, degraded="no-tokenizer", degraded_why="none"
@@ -114,6 +151,14 @@ async def test_requests_take_turns_with_round_robin() -> None:
     a_picker = picker(pod("a"), pod("b"), pod("c"), policy=policy)
     winners = [(await a_picker.pick(facts(), chat())).decision.endpoints[0] for _ in range(4)]
     assert winners == ["a", "b", "c", "a"]
+
+
+async def test_each_model_takes_turns_of_its_own() -> None:
+    policy = PickPolicy(strategy=Strategy.ROUND_ROBIN, weights=PRESETS[Strategy.ROUND_ROBIN])
+    a_picker = picker(pod("a"), pod("b"), policy=policy)
+    asked = [chat(model=model) for model in ("one", "two", "one", "two")]
+    winners = [(await a_picker.pick(facts(), body)).decision.endpoints[0] for body in asked]
+    assert winners == ["a", "a", "b", "b"]
 
 
 REWRITTEN = ModelTable(served=(TINY,), rules=(ModelRule(model="best", targets=(ModelTarget(model="tiny"),)),))

@@ -45,8 +45,9 @@ def books(*, health: HealthPolicy | None = None) -> tuple[PickerBooks, Shared]:
     return made, shared
 
 
-async def picked(path: str = "/v1/chat/completions", **headers: str) -> Any:
-    hits = IndexHits(prompts=[Hits({"b": 20})], keys=[KEYS], states={"a": "live", "b": "live"})
+async def picked(path: str = "/v1/chat/completions", *, held: int = 20, session: str | None = None) -> Any:
+    headers = {} if session is None else {"x-session-id": session}
+    hits = IndexHits(prompts=[Hits({"b": held})], keys=[KEYS], states={"a": "live", "b": "live"})
     a_picker = picker(pod("a"), pod("b"), index=FakeIndex(hits), prompts=FakePrompts(tokens(500)))
     return await a_picker.pick(facts(path=path, headers=headers), chat())
 
@@ -59,14 +60,25 @@ def routed(made: PickerBooks, decided: Any) -> Booking:
 
 async def test_a_pick_is_booked_with_the_tokens_that_its_pod_has_to_compute() -> None:
     made, shared = books()
-    booking = routed(made, await picked(**{"x-session-id": "s"}))
+    booking = routed(made, await picked(session="s"))
     assert (booking.endpoint, booking.uncached_tokens, booking.context_tokens) == ("b", 180, 500)
     assert made.own_bookings() == {"b": EndpointBookings(1, 180, 500)}
     assert made.memory.matches([KEYS], states={}, endpoints=("b",), now=1.0) == [({"b": 30}, 16)]
     assert made.memory.session_place("tiny\0s", now=1.0) == "b"
-    assert shared.told == ["changed", {"endpoint": "b", "session": "tiny\0s", "adapter": None}]
+    assert shared.told == ["changed", {"endpoint": "b", "session": "tiny\0s", "adapter": None, "session_moved": False}]
     made.release(booking, status=200, model="tiny", arm="")
     assert (made.own_bookings(), shared.told[-1]) == ({}, "ended")
+
+
+@pytest.mark.parametrize(("held", "expected"), [(29, {"b": 30}), (30, {})])
+async def test_what_the_index_knows_wholly_at_the_winner_is_remembered_only_for_when_it_fails(
+    held: int, expected: dict[str, int]
+) -> None:
+    made, _ = books()
+    routed(made, await picked(held=held))
+    live = {"a": "live", "b": "live"}
+    assert made.memory.matches([KEYS], states=live, endpoints=("a", "b"), now=1.0) == [(expected, 16)]
+    assert made.memory.matches([KEYS], states={}, endpoints=("a", "b"), now=1.0) == [({"b": 30}, 16)]
 
 
 async def test_a_request_that_only_counts_tokens_leaves_nothing_in_a_cache() -> None:
@@ -78,11 +90,11 @@ async def test_a_request_that_only_counts_tokens_leaves_nothing_in_a_cache() -> 
 
 async def test_a_retry_moves_the_booking_to_the_pod_that_serves() -> None:
     made, shared = books()
-    moved = made.rebook(routed(made, await picked(**{"x-session-id": "s"})), "a")
+    moved = made.rebook(routed(made, await picked(session="s")), "a")
     assert made.own_bookings() == {"a": EndpointBookings(1, 180, 500)}
     assert made.memory.matches([KEYS], states={}, endpoints=("a",), now=1.0)[0][0]["a"] == 30
     assert made.memory.session_place("tiny\0s", now=1.0) == "a"
-    assert {"endpoint": "a", "session": "tiny\0s", "adapter": None} in shared.told
+    assert {"endpoint": "a", "session": "tiny\0s", "adapter": None, "session_moved": False} in shared.told
     made.release(moved, status=200, model="", arm="")
 
 

@@ -28,6 +28,14 @@ def test_a_session_that_moves_is_written_at_once_and_replaces_what_waits() -> No
     assert book.take() == []
 
 
+def test_a_session_that_somebody_else_has_moved_is_written_though_it_stays_for_us() -> None:
+    book = PlacementBook()
+    places = [book.place(session(A)), book.place(session(A, at=1.0), moved=True), book.place(session(A, at=2.0))]
+
+    assert places == [True, True, False]
+    assert book.take() == [session(A, at=1.0)]
+
+
 def test_an_adapter_is_in_several_places_at_a_time() -> None:
     book = PlacementBook()
 

@@ -239,4 +239,13 @@ def test_envoy_tells_whether_a_pod_answered(details: str | None, expected: bool)
     message = ProcessingRequest()
     if details is not None:
         message.attributes["envoy.filters.http.ext_proc"].update({"response.code_details": details})
-    assert ext_proc.is_from_pod(message) is expected
+    assert ext_proc.response_origin(message) == (None, expected)
+
+
+@pytest.mark.parametrize(("address", "expected"), [("10.0.0.1:8000", "10.0.0.1:8000"), ("", None)])
+def test_envoy_tells_which_pod_answered(address: str, expected: str | None) -> None:
+    message = ProcessingRequest()
+    message.attributes["envoy.filters.http.ext_proc"].update(
+        {"upstream.address": address, "response.code_details": "via_upstream"}
+    )
+    assert ext_proc.response_origin(message) == (expected, True)
