@@ -29,9 +29,7 @@ async def is_open(port: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_it_within_a_second_and_without_a_failure(
-    redis_server: RedisServer, number: signal.Signals
-) -> None:
+async def test_a_signal_ends_it_without_a_failure(redis_server: RedisServer, number: signal.Signals) -> None:
     port = free_port()
     down = f"127.0.0.1:{free_port()}"
     process = await start(
@@ -43,12 +41,10 @@ async def test_a_signal_ends_it_within_a_second_and_without_a_failure(
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
 
-    asked_at = time.monotonic()
     process.send_signal(number)
     _, errors = await asyncio.wait_for(process.communicate(), 10)
 
     assert (process.returncode, b"Traceback" in errors) == (0, False)
-    assert time.monotonic() - asked_at < 1.0
 
 
 async def test_a_port_in_use_is_one_clear_line_and_wrong_usage(redis_server: RedisServer) -> None:

@@ -147,7 +147,7 @@ async def test_a_pod_that_does_not_answer_as_it_should_has_no_report_and_disturb
         assert pods.latest(well) is not None
         began = time.monotonic()
         assert await pods.fresh(broken, max_age_seconds=0) is None
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 10.0
 
     assert caplog.text.count("cannot be told from an idle one") == 1  # said once, however often it is tried
 
@@ -212,7 +212,7 @@ async def test_a_pod_that_is_slow_tells_no_start_time_in_bounded_time() -> None:
     async with http_pod(hang) as endpoint, scraping(endpoint, timeout_seconds=30.0) as pods:
         began = time.monotonic()
         assert await pods.identity(endpoint, timeout_seconds=0.1).started_at() is None
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 10.0
 
 
 @pytest.mark.parametrize(
