@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 def end_run(item: pytest.Item, seconds: float) -> None:
     """End it all, at once."""
-    capture: Any = item.config.pluginmanager.getplugin("capturemanager")
-    if capture is not None:
-        capture.suspend_global_capture(in_=True)
-    os.write(
-        2, f"\n{item.nodeid} has not ended within {seconds:g} s, its cleaning up included: the run ends\n".encode()
-    )
-    faulthandler.dump_traceback(file=2)
-    for pid in descendants(os.getpid()):
-        os.kill(pid, signal.SIGKILL)
-    os._exit(EXIT_CODE)
+    try:
+        capture: Any = item.config.pluginmanager.getplugin("capturemanager")
+        if capture is not None:
+            capture.suspend_global_capture(in_=True)
+        os.write(
+            2, f"\n{item.nodeid} has not ended within {seconds:g} s, its cleaning up included: the run ends\n".encode()
+        )
+        faulthandler.dump_traceback(file=2)
+        for pid in descendants(os.getpid()):
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGKILL)
+    finally:  # whatever goes wrong here: nobody else would end the run
+        os._exit(EXIT_CODE)
 
 
 def descendants(ancestor: int) -> list[int]:

@@ -6,8 +6,8 @@ import os
 
 async def ask_health(address: str, *, timeout_seconds: float) -> str:
     """Return SERVING, NOT_SERVING, or why there is no answer. Never raises for what the other side does."""
-    # Read once, when gRPC is loaded. `kvmesh up` forks children beside this; gRPC's handlers for that were seen to kill
-    # a child before it became the program that it should be, and to harm our own connections. Ours need no gRPC.
+    # Read once, when gRPC is loaded. `kvmesh up` forks children beside this; gRPC's handlers for that were seen to
+    # crash a child before it became the program that it should be, and to harm our own connections. Ours need no gRPC.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     # here, because the picker imports the doctor for its start-up checks, which do not ask this
     import grpc  # noqa: PLC0415

@@ -33,7 +33,8 @@ from tests.integration.kv_recount import recount
 from tests.integration.kv_redis import RedisServer
 from tests.unit.kv_indexer_apply.kv_fakes import CountingTelemetry, payload
 
-# A batch that never was may cost four restarts before its session is given up, each a replay that loses a third.
+# Seconds where the machine has little else to do. Beside busy loops 20 s were once not enough: each batch that never
+# was costs restarts, and each of these is a replay that loses a third.
 DEADLINE_SECONDS = 60.0
 ALL_DAY_SECONDS = 86_400.0
 QUICK = RecoveryPolicy(
