@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-vllm check unit fuzz bench bench-routing bench-routing-peers lock clean
+.PHONY: help install demo test test-vllm check unit fuzz bench bench-routing bench-routing-peers bench-overload lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -64,6 +64,9 @@ bench-routing: install ## which routing is best: kvmesh, Envoy's own balancing, 
 
 bench-routing-peers: install ## install vllm-router and smg for bench-routing, into an environment of their own
 	@$(BIN)/python -m bench.routing.peers
+
+bench-overload: install ## who keeps their latency under overload: 0.5 to 3 times capacity, with priorities and without
+	@$(BIN)/python -m bench.overload.run $(ARGS)
 
 lock: install ## pin the development environment anew
 	@$(BIN)/python -m pip install --quiet pip-tools

@@ -8,8 +8,8 @@ no token, no index, no scrape, no booking. What it costs is the ext_proc exchang
 import argparse
 import asyncio
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -34,8 +34,9 @@ class UnbookedExchange:
     body: bytes | None = None
     removed_headers: tuple[str, ...] = ()
     plan: ResponsePlan = PASS_PLAN
+    response_headers: Mapping[str, str] = field(default_factory=dict)
 
-    def responded(self, *, status: int, served_by: str | None, from_pod: bool) -> None:
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str) -> None:
         """Take no note."""
 
     def response_missed(self, why: str) -> None:

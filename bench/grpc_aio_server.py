@@ -67,6 +67,7 @@ class GrpcAioServer:
                         status=ext_proc.response_status(message.response_headers),
                         served_by=served_by,
                         from_pod=from_pod,
+                        content_type="",
                     )
                 for step in steps:
                     await context.write(ext_proc.encode_step(step))

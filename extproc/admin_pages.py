@@ -12,18 +12,26 @@ from extproc.adapters.metrics_scraper import MetricsScraper
 from extproc.adapters.pod_render import PodRender
 from extproc.adapters.prefix_index import NO_INDEXER, RedisPrefixIndex
 from extproc.adapters.prompt_tokens import PromptTokenSource
+from extproc.adapters.quotas import Quotas
 from extproc.adapters.telemetry import NoTelemetry, PickerTelemetry
+from extproc.admit_request import RequestAdmission
+from extproc.core.admission_preview import Preview
 from extproc.core.candidates import unhealthy_endpoints
+from extproc.core.degradation import Degradation, Measures, measures_of
 from extproc.core.exchange import RequestFacts
 from extproc.core.hotspot import HotPrefixes
 from extproc.core.policy import HotspotPolicy
+from extproc.core.quota import QuotaAsk, QuotaKey
+from extproc.core.standing import Standing
 from extproc.doctor.findings import Finding
-from extproc.errors import PickError, PrefixIndexUnavailableError
+from extproc.errors import NoReadyEndpointError, PickError, PrefixIndexUnavailableError, RequestShedError
 from extproc.pick_endpoint import EndpointPicker, Picked
 from extproc.picker_books import PickerBooks
 from extproc.wire.admin_json import (
     AskedFor,
     DecisionRecord,
+    admission_json,
+    classes_json,
     decision_json,
     endpoint_json,
     explanation_json,
@@ -42,13 +50,18 @@ ADMIN_INDEX_TIMEOUT_SECONDS = 1.0
 def record_of(picked: Picked, facts: RequestFacts, *, at: float) -> DecisionRecord:
     """Return what is remembered of a pick; `at` is unix seconds."""
     return DecisionRecord(
-        at=at, facts=facts, model=_short(picked.request.model), outcome=picked.decision, asked=asked_for(picked)
+        at=at,
+        facts=facts,
+        model=_short(picked.prepared.request.model),
+        outcome=picked.decision,
+        asked=asked_for(picked),
     )
 
 
 def asked_for(picked: Picked) -> AskedFor:
     """Return the request's facts without its prompt."""
-    request, resolved = picked.request, picked.resolved
+    prepared = picked.prepared
+    request, resolved, prompts = prepared.request, prepared.resolved, prepared.prompts
     return AskedFor(
         api=request.api.value,
         model=_short(request.model),
@@ -58,12 +71,48 @@ def asked_for(picked: Picked) -> AskedFor:
         prompts=len(request.prompts),
         stream=request.stream,
         max_tokens=request.max_tokens,
-        block_tokens=picked.prompts[0].tokens_each if picked.prompts else 0,
+        block_tokens=prompts[0].tokens_each if prompts else 0,
+        standing=prepared.standing,
+        steps=tuple(kind.value for kind in prepared.taken),
     )
 
 
 def _short(name: str | None) -> str | None:
     return name if name is None else name[:LONGEST_NAME]
+
+
+class NoQuotas:
+    """Nobody's quota: an explanation takes nothing from it."""
+
+    def match(self, tenant: str, model: str | None) -> QuotaKey | None:  # noqa: ARG002 - a port
+        """Return none."""
+        return None
+
+    def ask(self, key: QuotaKey, *, prompt_tokens: int, most_generated: int | None) -> QuotaAsk:
+        """Never called: no quota matches."""
+        raise NotImplementedError
+
+    def cancel(self, ask: QuotaAsk) -> None:
+        """Never called: nothing was asked."""
+
+
+class StepsInForce:
+    """The pressure as an explanation may see it: it enters and leaves no step."""
+
+    def __init__(self, degradation: Degradation) -> None:
+        self._degradation = degradation
+
+    def measures(self, standing: Standing, *, pool: str) -> Measures:
+        """Return what is taken from the class now; raise RequestShedError where it is refused."""
+        steps = [
+            entry.step
+            for entry in self._degradation.in_force(now=time.monotonic())
+            if (entry.class_name, entry.pool) == (standing.class_name, pool)
+        ]
+        measures = measures_of(steps)
+        if measures.reject:
+            raise RequestShedError(f"class {standing.class_name!r} is refused while its step `reject` is in force")
+        return measures
 
 
 class PickerPages:
@@ -73,6 +122,9 @@ class PickerPages:
         self,
         *,
         picker: EndpointPicker,
+        admission: RequestAdmission[Any],
+        degradation: Degradation,
+        quotas: Quotas,
         books: PickerBooks,
         index: RedisPrefixIndex,
         endpoints: MetricsScraper,
@@ -86,8 +138,16 @@ class PickerPages:
         self._policy = picker.policy
         # what nobody sent must be neither in the metrics nor in what is remembered
         self._rehearsal = replace(
-            picker, telemetry=NoTelemetry(), hot=HotPrefixes(HotspotPolicy(enabled=False)), turns=lambda _: 0
+            picker,
+            telemetry=NoTelemetry(),
+            hot=HotPrefixes(HotspotPolicy(enabled=False)),
+            turns=lambda _: 0,
+            quotas=NoQuotas(),
+            pressure=StepsInForce(degradation),
         )
+        self._admission = admission
+        self._quotas = quotas
+        self._degradation = degradation
         self._books = books
         self._index = index
         self._endpoints = endpoints
@@ -134,6 +194,13 @@ class PickerPages:
                 for status in statuses
             ],
             index=index,
+            classes=classes_json(
+                self._policy.priorities,
+                waiting=self._admission.waiting,
+                steps=self._degradation.in_force(now=now),
+            ),
+            estimate_errors=books.estimates.errors(),
+            quotas=self._quotas.facts(),
             replicas=books.shared.facts() if books.shared is not None else None,
             findings=self.findings,
             decisions=[decision_json(record) for record in islice(self._recent, SHOWN_DECISIONS)],
@@ -148,16 +215,33 @@ class PickerPages:
         """Decide without booking, and return what the decision rests on."""
         sources, _ = await self._index_state()
         try:
-            picked = await self._rehearsal.pick(facts, body)
+            picked, preview = await self._rehearse(facts, body)
         except PickError as refusal:
-            candidates = self._rehearsal.candidates(now=time.monotonic())
-            return refusal_json(refusal, candidates, policy=self._policy)
-        return explanation_json(
+            return refusal_json(refusal, self._rehearsal.candidates(now=time.monotonic()))
+        explanation = explanation_json(
             asked_for(picked),
             picked.decision,
             policy=self._policy,
             blocks={source.endpoint: source.block_size for source in sources if source.block_size},
+            rooms=preview.rooms,
         )
+        return explanation | {"admission": admission_json(picked.prepared.standing, preview)}
+
+    async def _rehearse(self, facts: RequestFacts, body: bytes) -> tuple[Picked, Preview]:
+        """Decide among the endpoints with room, or among all where none has any."""
+        picker = self._rehearsal
+        prepared = await picker.prepare(facts, body)
+        while True:
+            try:
+                survey = picker.survey(prepared, now=time.monotonic())
+            except NoReadyEndpointError as refusal:
+                prepared = await picker.fall_back(prepared, refusal)
+                continue
+            preview = self._admission.preview(prepared, survey)
+            free = [candidate for candidate in survey.kept if preview.rooms[candidate.address].fill < 1.0]
+            kept = free or survey.kept
+            full = {c.address: f"room: {preview.rooms[c.address].why}" for c in survey.kept if c not in kept}
+            return picker.choose(prepared, survey, kept=kept, rejected={**survey.rejected, **full}), preview
 
     async def _index_state(self) -> tuple[Sequence[SourceStatus], dict[str, Any]]:
         """Return the index's sources, none where it cannot be read, and its state for the page."""

@@ -5,11 +5,12 @@ Made by `service` for every pick; `adapters.ext_proc_call` tells it what Envoy t
 the plan alone.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from extproc.core.inflight import Booking
+from extproc.core.quota import QuotaNote
 from extproc.core.realised import Comparison, compare
 from extproc.core.response_plan import PASS_PLAN, ResponseHandling, ResponsePlan
 from extproc.wire.ext_proc import ResponseHead
@@ -17,6 +18,8 @@ from extproc.wire.response_model import ModelRewriter, rewriter_for
 from extproc.wire.response_usage import UsageReader, usage_reader_for
 
 EVENT_STREAM = "text/event-stream"
+BUSY = 503  # a pod's own: its queue limits (vLLM's --max-num-queued-reqs)
+GATEWAY_TIMEOUT = 504  # Envoy's own: a pod has the request, and its answer took too long
 NOT_IMPLEMENTED = 501  # vLLM's answer to a request for what its model cannot do: the pod is well
 # why a plan was not carried out: a closed set, a metric's label
 COMPRESSED = "compressed"  # we read plain bytes only
@@ -45,11 +48,20 @@ class ExchangeBooks(Protocol):
     def endpoint_answered(self, endpoint: str, *, failed: bool) -> None:
         """Note for `core.health`: it answered, or it could not be reached, broke off, or answered 5xx."""
 
-    def release(self, booking: Booking, *, status: int, model: str, arm: str) -> None:
-        """End the booking and count the request; status 0: no answer came. The labels are configured names or ""."""
+    def endpoint_full(self, endpoint: str) -> None:
+        """Note that the pod itself has answered 503: it has no room, which is no failure."""
+
+    def release(self, booking: Booking, *, status: int, model: str, arm: str, unserved: bool) -> None:
+        """End the booking and count the request; status 0: no answer came. The labels are configured names or "".
+
+        `unserved`: no pod has taken the request, which therefore has used nothing.
+        """
 
     def realised(self, comparison: Comparison) -> None:
         """Take what was predicted and what came true."""
+
+    def generated(self, note: QuotaNote, tokens: int) -> None:
+        """Take the tokens that a response of that tenant has brought, in place of those reserved for it."""
 
     def response_missed(self, why: str) -> None:
         """Count a response whose plan was not carried out; `why` is one of MISSES."""
@@ -66,19 +78,28 @@ class BookedExchange:
     arm: str = ""
     body: bytes | None = None  # in place of the client's; None: unchanged
     removed_headers: tuple[str, ...] = ()  # e.g. content-encoding, where `body` is the decoded one
+    response_headers: Mapping[str, str] = field(default_factory=dict)  # what the client is told besides
     plan: ResponsePlan = PASS_PLAN
     status: int = 0  # the answer's, 0 until it came
+    unserved: bool = False  # Envoy answered in a pod's place, or the pod had no room
 
-    def responded(self, *, status: int, served_by: str | None, from_pod: bool) -> None:
-        """Take note of the answer: who failed before it came, who gave it, and who therefore holds the booking."""
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str = "") -> None:
+        """Take note of the answer: who failed before it came, who gave it, and who therefore holds the booking.
+
+        `content_type` counts for a 503: vLLM's own is JSON, what a proxy before it says in its place is not.
+        """
         self.status = status
+        self.unserved = not from_pod and status != GATEWAY_TIMEOUT
         asked = self._asked(served_by)
         for endpoint in asked[:-1]:
             self.books.endpoint_answered(endpoint, failed=True)  # Envoy's retry went past it
         last = asked[-1]
         if not self.books.knows(last):
             return
-        if from_pod or status >= 500:  # a refusal by another of Envoy's filters says nothing of the pod
+        if from_pod and status == BUSY and content_type.startswith("application/json"):
+            self.unserved = True
+            self.books.endpoint_full(last)
+        elif from_pod or status >= 500:  # a refusal by another of Envoy's filters says nothing of the pod
             self.books.endpoint_answered(last, failed=status >= 500 and status != NOT_IMPLEMENTED)
         if last != self.booking.endpoint:
             self.booking = self.books.rebook(self.booking, last)
@@ -89,7 +110,7 @@ class BookedExchange:
 
     def finish(self) -> None:
         """Release the booking."""
-        self.books.release(self.booking, status=self.status, model=self.model, arm=self.arm)
+        self.books.release(self.booking, status=self.status, model=self.model, arm=self.arm, unserved=self.unserved)
 
     def _asked(self, served_by: str | None) -> Sequence[str]:
         """Return the endpoints that Envoy has tried, in order; it walks our list, and behind it takes any."""
@@ -101,9 +122,9 @@ class BookedExchange:
 
 
 class ReadResponse:
-    """One response: its model rewritten, its usage compared. The shape is `adapters.ext_proc_call.OpenResponse`."""
+    """One response: its model rewritten, its usage compared and counted. The shape is `ext_proc_call.OpenResponse`."""
 
-    __slots__ = ("_books", "_chunks", "_ended", "_handling", "_plan", "_rewriter", "_usage")
+    __slots__ = ("_books", "_chunks", "_compares", "_ended", "_handling", "_is_stream", "_plan", "_rewriter", "_usage")
 
     def __init__(self, *, books: ExchangeBooks, plan: ResponsePlan) -> None:
         self._books = books
@@ -112,6 +133,8 @@ class ReadResponse:
         self._rewriter: ModelRewriter | None = None
         self._usage: UsageReader | None = None
         self._chunks = 0
+        self._compares = False
+        self._is_stream = False
         self._ended = False
 
     def begin(self, head: ResponseHead, *, served_by: str | None) -> ResponseHandling:
@@ -125,8 +148,11 @@ class ReadResponse:
             self._rewriter = rewriter_for(head.content_type, model=self._plan.requested_model)
             if self._rewriter is None:
                 self._books.response_missed(NO_MODEL_FIELD)
-        if self._is_to_be_compared(head, served_by):
-            self._usage = usage_reader_for(head.content_type)
+        self._is_stream = head.content_type.startswith(EVENT_STREAM)
+        self._compares = self._is_to_be_compared(head, served_by)
+        counts = self._plan.quota is not None
+        if self._compares or counts:
+            self._usage = usage_reader_for(head.content_type, count_events=counts)
         if self._rewriter is not None:
             self._handling = ResponseHandling.REWRITE
         elif self._usage is not None:
@@ -147,24 +173,24 @@ class ReadResponse:
         return self._rewriter is not None and self._rewriter.holds_back
 
     def finish(self) -> None:
-        """Compare, if the whole body was there."""
+        """Compare, if the whole body was there, and count what was generated."""
         if self._handling is ResponseHandling.PASS:
             return
         if not self._chunks:
             self._books.response_missed(NOT_DELIVERED)
         elif self._rewriter is not None and self._rewriter.gave_up:
             self._books.response_missed(TOO_LARGE)
-        if self._usage is not None and self._ended:
-            self._compare(self._usage)
+        if self._usage is not None:
+            if self._compares and self._ended:
+                self._compare(self._usage)
+            self._count(self._usage)
 
     def _is_to_be_compared(self, head: ResponseHead, served_by: str | None) -> bool:
         plan, prediction = self._plan, self._plan.prediction
         if prediction is None:
             return False
         is_small = (
-            head.content_length is not None
-            and head.content_length <= plan.read_below_bytes
-            and not head.content_type.startswith(EVENT_STREAM)
+            head.content_length is not None and head.content_length <= plan.read_below_bytes and not self._is_stream
         )
         if not (plan.sampled or is_small):
             return False
@@ -173,10 +199,24 @@ class ReadResponse:
             return False
         return True
 
+    def _count(self, reader: UsageReader) -> None:
+        """Tell the quota what was generated; what cannot be known stays as it was reserved."""
+        note = self._plan.quota
+        if note is None or not (self._ended or self._is_stream):
+            return  # half a document tells nothing, half a stream has its events
+        usage = reader.usage()
+        told = usage.output_tokens if usage is not None else None
+        if told is not None and self._ended:
+            self._books.generated(note, told)
+        elif self._is_stream:
+            # what an unread line has brought is not known: nothing is given back
+            least = note.reserved_tokens if reader.gave_up else 0
+            self._books.generated(note, max(told or 0, reader.generated_tokens, least))
+
     def _compare(self, reader: UsageReader) -> None:
         assert self._plan.prediction is not None, "usage is read to be compared with it"
         usage = reader.usage()
-        if usage is None:
+        if usage is None or reader.gave_up:
             self._books.response_missed(TOO_LARGE if reader.gave_up else NO_USAGE)
         elif (comparison := compare(self._plan.prediction, usage)) is None:
             self._books.response_missed(NO_CACHED_TOKENS)

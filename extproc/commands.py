@@ -86,18 +86,27 @@ def run_picker(
             help="Models, aliases, rewrites and splits (docs/models.md): a YAML or JSON file, or the mapping itself.",
         ),
     ] = None,
-    sheddable_classes: Annotated[
+    priorities: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated values of x-gateway-inference-objective that get 503 while all pods are saturated."
+            metavar="FILE|JSON",
+            help="The policy's part `priorities` by itself (docs/priorities.md): classes, rules, tenants, quotas. Goes "
+            "before --policy. Default: classes critical, standard (for all requests) and sheddable.",
         ),
     ] = None,
-    saturated_waiting: Annotated[
-        int | None, typer.Option(min=1, help="Waiting requests from which a pod is saturated. Default: 5.")
+    overload: Annotated[
+        bool | None,
+        typer.Option(
+            "--overload/--no-overload",
+            help="Hold requests back while the pods are full, and refuse those that may be refused. Default: on.",
+        ),
     ] = None,
-    saturated_kv_usage: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Share of KV cache blocks in use from which a pod is saturated. Default: 0.8."),
+    trust_objective: Annotated[
+        bool | None,
+        typer.Option(
+            "--trust-objective/--no-trust-objective",
+            help="Let x-gateway-inference-objective raise a request's class; it may always lower it. Default: off.",
+        ),
     ] = None,
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds to go on serving, as not ready, after being told to stop.")
@@ -107,9 +116,6 @@ def run_picker(
         typer.Option(
             help="OTLP/HTTP address for traces (JSON), like http://127.0.0.1:4318/v1/traces. Default: no traces."
         ),
-    ] = None,
-    retry_after_seconds: Annotated[
-        int | None, typer.Option(min=1, help="Seconds a shed client is told to wait. Default: 2.")
     ] = None,
     share_load: Annotated[
         bool, typer.Option(help="Tell other replicas through Redis what is booked, and hear it from them.")
@@ -142,11 +148,7 @@ def run_picker(
     flags = {
         "strategy": strategy,
         "weights": parse_weights(weights) if weights is not None else None,
-        "saturated_waiting_requests": saturated_waiting,
-        "saturated_kv_usage": saturated_kv_usage,
         "stale_after_seconds": stale_after_ms / 1000 if stale_after_ms is not None else None,
-        "sheddable_classes": sorted(parse_names(sheddable_classes)) if sheddable_classes is not None else None,
-        "retry_after_seconds": retry_after_seconds,
     }
     settings = PickerSettings(
         host=host,
@@ -165,7 +167,7 @@ def run_picker(
         max_body_bytes=max_body_bytes,
         drain_seconds=drain_seconds,
         otlp_endpoint=otlp_endpoint,
-        policy=read_policy(policy, flags),
+        policy=read_policy(policy, flags, priorities=priorities, overload=overload, trust_objective=trust_objective),
         models=read_models(models),
         shares_load=share_load,
         sample_share=sample_share,

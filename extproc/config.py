@@ -64,6 +64,18 @@ class PickerSettings:
         for name, addresses in (("cordoned", self.policy.cordoned), ("roles", self.policy.roles)):
             if strangers := sorted(set(addresses).difference(self.endpoints)):
                 raise ConfigError(f"policy.{name}: {strangers[0]!r} is none of --endpoints")
+        if self.models.only_listed:
+            self._require_smaller_models_are_listed()
+
+    def _require_smaller_models_are_listed(self) -> None:
+        listed = self.model_table.names()
+        for name, priority_class in self.policy.priorities.classes.items():
+            for i, step in enumerate(priority_class.degrade):
+                if step.model and step.model not in listed:
+                    raise ConfigError(
+                        f"policy.priorities.classes.{name}.degrade[{i}].model: {step.model!r} is not in --models "
+                        "and would be answered 404 (only_listed)"
+                    )
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
@@ -107,12 +119,28 @@ def parse_weights(text: str) -> dict[str, float]:
     return weights
 
 
-def read_policy(text: str | None, flags: Mapping[str, Any]) -> PickPolicy:
-    """Read `--policy` and the flags of single fields, which go before it. Raise ConfigError."""
+def read_policy(
+    text: str | None,
+    flags: Mapping[str, Any],
+    *,
+    priorities: str | None = None,
+    overload: bool | None = None,
+    trust_objective: bool | None = None,
+) -> PickPolicy:
+    """Read `--policy`, `--priorities`, and the flags of single fields; later ones go before. Raise ConfigError."""
     policy = parse_policy(_document(text, flag="--policy"), path="policy") if text else PickPolicy()
+    if priorities:
+        policy = parse_policy({"priorities": _document(priorities, flag="--priorities")}, path="policy", base=policy)
     given = {name: value for name, value in flags.items() if value is not None}
     if "weights" in given:  # the flag names all that count
         given["weights"] = dict.fromkeys(SCORERS, 0.0) | given["weights"]
+    single: dict[str, Any] = {}
+    if overload is not None:
+        single["overload"] = {"enabled": overload}
+    if trust_objective is not None:
+        single["trust_objective"] = trust_objective
+    if single:
+        given["priorities"] = single
     return parse_policy(given, path="policy", base=policy) if given else policy
 
 

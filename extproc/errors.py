@@ -4,6 +4,7 @@ The class is the reason: adapters and the use case raise these, `wire.ext_proc` 
 object with the class's status. Nothing here knows gRPC or HTTP libraries.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -27,10 +28,20 @@ class PickError(KvmeshError):
     error_type: ClassVar[str] = "server_error"
     error_code: ClassVar[str | None] = None
 
-    def __init__(self, message: str, *, retry_after_seconds: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_seconds: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        http_status: int | None = None,
+    ) -> None:
+        """Take further `headers` of the answer (lowercase), and a status where the policy names another one."""
         super().__init__(message)
         self.message = message
         self.retry_after_seconds = retry_after_seconds
+        self.headers: Mapping[str, str] = headers or {}
+        self.status = self.http_status if http_status is None else http_status
 
 
 class InternalPickError(PickError):
@@ -55,6 +66,15 @@ class BodyTooLargeError(PickError):
     error_code = "body_too_large"
 
 
+class UnsupportedEncodingError(PickError):
+    """The body has a content-encoding that the picker does not read, and the policy depends on what is in it."""
+
+    http_status = 415
+    reason = "unsupported-encoding"
+    error_type = "invalid_request_error"
+    error_code = "unsupported_content_encoding"
+
+
 class UnknownModelError(PickError):
     """The configuration lists the models, and this is none of them."""
 
@@ -74,12 +94,60 @@ class NoReadyEndpointError(PickError):
 
 
 class RequestShedError(PickError):
-    """Every endpoint is saturated and the request's class may be refused."""
+    """The request's class may be refused, and no endpoint can meet its target now."""
 
     http_status = 503
     reason = "shed"
     error_type = "server_error"
     error_code = "overloaded"
+
+
+class QueueFullShedError(RequestShedError):
+    """As many requests of the class wait as may."""
+
+    reason = "queue-full"
+
+
+class QueueTimeoutShedError(RequestShedError):
+    """The request has waited as long as its class may."""
+
+    reason = "queue-timeout"
+
+
+class DisplacedShedError(RequestShedError):
+    """A request of a higher priority took the place in the queue."""
+
+    reason = "displaced"
+
+
+class StoppingShedError(RequestShedError):
+    """This picker stops, and the request was still waiting; another picker takes it at once."""
+
+    reason = "picker-stopping"
+
+
+class PromptLimitError(PickError):
+    """The prompt is longer than its class may send while the pool is under pressure."""
+
+    http_status = 413
+    reason = "prompt-limited"
+    error_type = "invalid_request_error"
+    error_code = "prompt_limited_under_load"
+
+
+class QuotaExceededError(PickError):
+    """The tenant has as many requests as it may; `headers` say how many that is."""
+
+    http_status = 429
+    reason = "quota-exceeded"
+    error_type = "requests"
+    error_code = "rate_limit_exceeded"
+
+
+class TokenQuotaExceededError(QuotaExceededError):
+    """The tenant has used as many tokens as it may."""
+
+    error_type = "tokens"
 
 
 class PromptTokensError(KvmeshError):

@@ -72,10 +72,20 @@ def _facts(answer: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield f"winner: {answer['endpoint']}   fallbacks: {', '.join(answer['fallbacks']) or 'none'}"
         yield f"prompt: {answer['prompt_tokens']} tokens, {answer['matched_tokens']} expected in the winner's cache"
+    if (admission := answer.get("admission")) is not None:
+        yield _admission(answer["request"], admission)
     if answer.get("degraded"):
         yield f"missing inputs: {', '.join(answer['degraded'])}"
     for note in answer.get("notes", ()):
         yield f"note: {note}"
+
+
+def _admission(request: Mapping[str, Any], admission: Mapping[str, Any]) -> str:
+    words = {"go": "would be sent at once", "wait": "would wait in the queue", "refuse": "would be refused"}
+    return (
+        f"class {request['class']} ({request['class_by']}): {words[admission['verdict']]}; first token expected after "
+        f"{admission['expected_ttft_ms']} ms, promised within {admission['target_ttft_ms']} ms"
+    )
 
 
 def _candidates_table(answer: Mapping[str, Any]) -> Table:
@@ -121,7 +131,7 @@ def _waiting(candidate: Mapping[str, Any]) -> str:
 
 def _remarks(candidate: Mapping[str, Any]) -> str:
     remarks = [candidate["state"]] if candidate["state"] != "ready" else []
-    remarks += ["saturated"] if candidate.get("saturated") else []
+    remarks += ["full"] if candidate.get("full") else []
     return f" ({', '.join(remarks)})" if remarks else ""
 
 

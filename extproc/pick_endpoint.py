@@ -1,24 +1,27 @@
 """The use case, and the page to read first: a request's bytes + index + load + policy -> a decision.
 
-Called by `service` for every exchange and by the admin page's explain; books nothing. Each input but the endpoints may
-be missing: the pick is then made on the rest, and `Decision.degraded` names what was missing.
+In three steps: `prepare` reads the request and asks the index; `survey` looks at the endpoints as they are now;
+`choose` decides between those that may have it. The last two do not wait, so that `admit_request` can repeat them for
+a request that waits until an endpoint has room. Books nothing. Each input but the endpoints may be missing: the pick is
+then made on the rest, and `Decision.degraded` names what was missing.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
 
 import msgspec
 
-from extproc.core.admission import admit
 from extproc.core.candidates import candidates_of
-from extproc.core.decision import Decision, apply_filters, decide
+from extproc.core.classify import asked_model, charged_model, classify, policy_needs_bodies
+from extproc.core.decision import Decision, decide, require_some
+from extproc.core.degradation import Measures, may_change_model
 from extproc.core.endpoint import Ask, Candidate, EndpointStatus
 from extproc.core.exchange import RequestFacts
 from extproc.core.health import EndpointHealth
 from extproc.core.hotspot import HotPrefixes
 from extproc.core.inflight import Bookings
-from extproc.core.model_rules import ResolvedModel, fall_back, resolve
+from extproc.core.model_rules import ResolvedModel, fall_back, resolve, stand_in
 from extproc.core.models import ModelTable, ServedModel
 from extproc.core.policy import PickPolicy
 from extproc.core.prompt_match import (
@@ -30,48 +33,70 @@ from extproc.core.prompt_match import (
     indexed_tokens,
     match_prompts,
 )
-from extproc.core.prompt_tokens import TOKEN_BYTES, PromptTokens
+from extproc.core.prompt_tokens import PromptTokens
+from extproc.core.quota import QuotaAsk, QuotaVerdict
 from extproc.core.request import InferenceRequest
 from extproc.core.routing_memory import RoutingMemory
+from extproc.core.shared_load import EndpointBookings, SharedView
 from extproc.core.spread_hot_prefix import copy_of_hot_prefix
-from extproc.errors import NoReadyEndpointError, PromptTokensError, UnknownModelError
-from extproc.ports import Endpoints, PrefixIndex, PromptSource, Telemetry
-from extproc.wire.content_encoding import UnknownContentEncodingError, decoded_body
-from extproc.wire.json_edit import replace_top_level
+from extproc.core.standing import Standing
+from extproc.errors import (
+    NoReadyEndpointError,
+    PromptTokensError,
+    QuotaExceededError,
+    TokenQuotaExceededError,
+    UnknownModelError,
+)
+from extproc.ports import Endpoints, PrefixIndex, Pressure, PromptSource, Quotas, Telemetry
+from extproc.prepared_request import (
+    CONTENT_ENCODING,
+    Prepared,
+    longest_prompt,
+    most_generated,
+    pool_of,
+    prompt_keys,
+    require_within_limit,
+    sent_body,
+    session_of,
+)
 from extproc.wire.openai import parse_request
 
 # a batch of prompts in one request is looked up this far: the rest changes the pick little and the delay much
 MAX_PROMPTS_LOOKED_UP = 16
-# who the request belongs to, the most telling first; clients that keep a conversation together send one of them
-SESSION_HEADERS = ("x-session-id", "session-id", "x-session-affinity", "x-claude-code-session-id")
-LONGEST_SESSION = 200  # characters; longer ones are remembered by their hash: clients choose them
-CONTENT_ENCODING = "content-encoding"
 NO_PROMPTS = PromptTokens()
 ANY_MODEL = ServedModel(name="")  # in place of one that nobody configured: its prompts are known as text only
 MODEL_FILTER = frozenset({"model"})
 NO_FILTER: frozenset[str] = frozenset()
 
 
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
+    """The endpoints as one request sees them at one time."""
+
+    kept: Sequence[Candidate]  # those that may serve it; at least one
+    rejected: Mapping[str, str]  # address -> filter and its words
+    ask: Ask
+    match: PromptMatch
+    degraded: Mapping[str, str]
+    at: float  # monotonic seconds
+
+
 class Picked(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision, the request it was made for, and what the books need of it."""
+    """A decision and the request that it was made for."""
 
-    request: InferenceRequest
-    resolved: ResolvedModel
+    prepared: Prepared
     decision: Decision
-    body: bytes | None = None  # in place of the client's; None: unchanged
-    removed_headers: tuple[str, ...] = ()  # that would not be true of the new body
-    prompts: Sequence[PromptKeys] = ()
-    session: str | None = None
-    session_moved: bool = False  # the other replicas have another place for it than the winner, or none
-    is_comparable: bool = False  # one prompt of known tokens: vLLM's usage tells the cached tokens of one prompt only
 
+    @property
+    def session_moved(self) -> bool:
+        """Whether the other replicas have another place for the session than the winner, or none."""
+        view = self.prepared.hits.view
+        return view is not None and view.session_read and view.session_endpoint != self.decision.endpoints[0]
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pod gets: `plain` without content-encoding, None where nobody can read it."""
-
-    plain: bytes | None
-    changed: bytes | None = None
-    removed_headers: tuple[str, ...] = ()
+    @property
+    def is_comparable(self) -> bool:
+        """Whether vLLM's usage tells what came true: one prompt of known tokens, and an index that answered."""
+        prepared = self.prepared
+        return len(prepared.tokens.prompts) == 1 and len(prepared.request.prompts) <= 1 and bool(prepared.hits.prompts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +110,8 @@ class EndpointPicker:
     models: ModelTable
     known_models: frozenset[str]  # empty: every model is accepted
     policy: PickPolicy
+    pressure: Pressure
+    quotas: Quotas
     health: EndpointHealth
     memory: RoutingMemory
     hot: HotPrefixes
@@ -93,9 +120,27 @@ class EndpointPicker:
     random: Callable[[], float]  # breaks ties
     turns: Callable[[str | None], int]  # model -> requests for it so far
     max_body_bytes: int
+    needs_bodies: bool = field(init=False)  # what cannot be read is refused
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs_bodies", policy_needs_bodies(self.policy.priorities, self.models))
 
     async def pick(self, facts: RequestFacts, body: bytes | None) -> Picked:
-        """Decide where the request goes; `body` is None where Envoy does not send it.
+        """Decide where the request would go were there room everywhere, as an explanation shows it.
+
+        Raise PickError with the answer for the client where it goes nowhere.
+        """
+        prepared = await self.prepare(facts, body)
+        while True:
+            try:
+                survey = self.survey(prepared, now=self.clock())
+            except NoReadyEndpointError as refusal:
+                prepared = await self.fall_back(prepared, refusal)
+            else:
+                return self.choose(prepared, survey, kept=survey.kept, rejected=survey.rejected)
+
+    async def prepare(self, facts: RequestFacts, body: bytes | None) -> Prepared:
+        """Read the request and ask the index; `body` is None where Envoy does not send it.
 
         Raise PickError with the answer for the client where it goes nowhere.
         """
@@ -107,8 +152,10 @@ class EndpointPicker:
             content_type=facts.headers.get("content-type"),
             content_encoding=facts.headers.get(CONTENT_ENCODING),
             max_decoded_bytes=self.max_body_bytes,
+            require_readable=self.needs_bodies,
         )
         self._require_known(request.model)
+        standing = classify(facts, model=asked_model(request.model, self.models), policy=self.policy.priorities)
         resolved = resolve(
             request.model,
             table=self.models,
@@ -117,79 +164,144 @@ class EndpointPicker:
             draw=self.random(),
             learned=self.endpoints.learned_adapters,
         )
+        # before the load may put another model in its place
+        charged = charged_model(self.policy.priorities.quotas, tenant=standing.tenant, resolved=resolved)
         self.telemetry.phase("parse", self.clock() - started)
-        notes: list[str] = []
-        while True:
-            try:
-                return await self._route(facts, body, request, resolved, notes)
-            except NoReadyEndpointError as refusal:
-                if not resolved.fallbacks:
-                    raise
-                following = resolved.fallbacks[0]
-                notes.append(f"{following} in place of {resolved.model}: {refusal.message}")
-                resolved = fall_back(following, table=self.models, of=resolved, learned=self.endpoints.learned_adapters)
+        measures = self.pressure.measures(standing, pool=pool_of(resolved))
+        notes: tuple[str, ...] = ()
+        smaller = measures.model
+        if smaller is not None and smaller != resolved.model and may_change_model(request, adapter=resolved.adapter):
+            notes = (f"{smaller} in place of {resolved.model}: class {standing.class_name!r} is under pressure",)
+            learned = self.endpoints.learned_adapters
+            resolved = stand_in(smaller, table=self.models, of=resolved, learned=learned)
+        return await self._prepare(facts, body, request, resolved, standing, measures, notes, charged, None)
 
-    async def _route(
+    async def fall_back(self, prepared: Prepared, refusal: NoReadyEndpointError) -> Prepared:
+        """Prepare the request for the next model that may stand in; raise the refusal where there is none."""
+        if not prepared.resolved.fallbacks:
+            raise refusal
+        following = prepared.resolved.fallbacks[0]
+        note = f"{following} in place of {prepared.resolved.model}: {refusal.message}"
+        return await self._prepare(
+            prepared.facts,
+            prepared.body,
+            prepared.request,
+            fall_back(following, table=self.models, of=prepared.resolved, learned=self.endpoints.learned_adapters),
+            prepared.standing,
+            prepared.measures,
+            (*prepared.notes, note),
+            None,
+            prepared,
+        )
+
+    async def _prepare(
         self,
         facts: RequestFacts,
         body: bytes | None,
         request: InferenceRequest,
         resolved: ResolvedModel,
-        notes: list[str],
-    ) -> Picked:
-        """Decide for one model; raise NoReadyEndpointError where nobody serves it."""
+        standing: Standing,
+        measures: Measures,
+        notes: tuple[str, ...],
+        charged: str | None,
+        before: Prepared | None,
+    ) -> Prepared:
+        """Prepare for one model, which quotas count as `charged`; `before`: for another one, which has asked them."""
         began = self.clock()
-        degraded: dict[str, str] = {}  # word -> what happened, for people
-        sent = _body(facts, body, request, resolved, max_bytes=self.max_body_bytes, degraded=degraded)
+        degraded: dict[str, str] = {}
+        sent = sent_body(
+            facts,
+            body,
+            request,
+            resolved,
+            standing=standing,
+            measures=measures,
+            engine_priority=self.policy.priorities.engine_priority,
+            max_bytes=self.max_body_bytes,
+            degraded=degraded,
+        )
         tokens = await self._prompt_tokens(request, sent.plain, resolved, degraded)
+        require_within_limit(tokens, measures=measures, class_name=standing.class_name)
         tokenized = self.clock()
         self.telemetry.phase("tokenize", tokenized - began)
-        session = _session(facts, resolved)
-        hits = await self._lookup(tokens, request, resolved, session)
+        session = session_of(facts, resolved)
+        quota = None
+        if before is None:
+            quota = self._quota(standing, charged, tokens, most_generated(request, sent, measures))
+        hits = await self._lookup(tokens, request, resolved, session, quota)
         if hits.degraded:
             degraded.update(hits.degraded)
-        looked_up = self.clock()
-        self.telemetry.phase("lookup", looked_up - tokenized)
-        prompts = _keys(tokens, hits)
-        statuses = self.endpoints.snapshot(now=looked_up)
-        match = self._match(tokens, prompts, hits, statuses, now=looked_up)
-        ask = self._ask(facts, request, resolved, tokens)
-        strict = MODEL_FILTER if resolved.fallbacks else NO_FILTER
-        candidates = self._candidates(statuses, match, hits, session=session, adapter=resolved.adapter, now=looked_up)
-        unknown = [candidate.address for candidate in candidates if candidate.load is None]
-        if unknown:
-            degraded["load-unknown"] = f"no recent report of {', '.join(unknown)}"
-        self._admit(candidates, facts, ask, strict)
-        candidates, copy = copy_of_hot_prefix(
-            candidates, prompts, hot=self.hot, policy=self.policy, now=looked_up, ask=ask, strict=strict
-        )
-        decision = decide(
-            candidates,
-            policy=self.policy,
-            ask=ask,
-            prompt_tokens=match.prompt_tokens,
-            degraded=degraded,
-            tie_break=self.random,
-            strict=strict,
-            notes=notes,
-        )
-        if copy is not None and decision.endpoints[0] == copy.endpoint:  # other scorers may have had their way
-            self.hot.copied(copy.prefix, endpoint=copy.endpoint, now=looked_up)
-            decision = msgspec.structs.replace(decision, notes=(*decision.notes, copy.words))
-        self.telemetry.phase("decide", self.clock() - looked_up)
-        view = hits.view
-        return Picked(
+        self.telemetry.phase("lookup", self.clock() - tokenized)
+        return Prepared(
+            facts=facts,
+            body=body,
             request=request,
             resolved=resolved,
-            decision=decision,
-            body=sent.changed,
-            removed_headers=sent.removed_headers,
-            prompts=prompts,
+            standing=standing,
+            measures=measures,
+            sent=sent,
+            tokens=tokens,
+            hits=hits,
+            prompts=prompt_keys(tokens, hits),
             session=session,
-            session_moved=view is not None and view.session_read and view.session_endpoint != decision.endpoints[0],
-            # an index that did not answer has predicted nothing
-            is_comparable=len(tokens.prompts) == 1 and len(request.prompts) <= 1 and bool(hits.prompts),
+            degraded=degraded,
+            notes=notes,
+            turn=self.turns(resolved.model),
+            # the first model that is tried has a note only where it is not the one asked for
+            has_smaller_model=before is None and bool(notes),
+            quota=quota if before is None else before.quota,
+            verdict=hits.quota if before is None else before.verdict,
         )
+
+    def survey(self, prepared: Prepared, *, now: float, others: Mapping[str, EndpointBookings] | None = None) -> Survey:
+        """Look at the endpoints as they are at `now`; `others`: what other replicas have booked, newer than the lookup.
+
+        Raise NoReadyEndpointError where nobody may serve the request.
+        """
+        hits, resolved, prompts = prepared.hits, prepared.resolved, prepared.prompts
+        if others is not None:
+            view = msgspec.structs.replace(hits.view or SharedView(), others=others)
+            hits = msgspec.structs.replace(hits, view=view)
+        statuses = self.endpoints.snapshot(now=now)
+        match = self._match(prepared.tokens, prompts, hits, statuses, now=now)
+        ask = self._ask(prepared)
+        candidates = self._candidates(
+            statuses, match, hits, session=prepared.session, adapter=resolved.adapter, now=now
+        )
+        degraded = prepared.degraded
+        unknown = [candidate.address for candidate in candidates if candidate.load is None]
+        if unknown:
+            degraded = {**degraded, "load-unknown": f"no recent report of {', '.join(unknown)}"}
+        kept, rejected = require_some(candidates, ask=ask, strict=MODEL_FILTER if resolved.fallbacks else NO_FILTER)
+        return Survey(kept=kept, rejected=rejected, ask=ask, match=match, degraded=degraded, at=now)
+
+    def choose(
+        self,
+        prepared: Prepared,
+        survey: Survey,
+        *,
+        kept: Sequence[Candidate],
+        rejected: Mapping[str, str],
+        reserve: Sequence[str] = (),
+    ) -> Picked:
+        """Decide between `kept`, which are all of the survey's, or those with room; `reserve` are the others of it."""
+        kept, copy = copy_of_hot_prefix(kept, prepared.prompts, hot=self.hot, policy=self.policy, now=survey.at)
+        decision = decide(
+            kept,
+            rejected=rejected,
+            policy=self.policy,
+            ask=survey.ask,
+            prompt_tokens=survey.match.prompt_tokens,
+            degraded=survey.degraded,
+            tie_break=self.random,
+            notes=prepared.notes,
+            reserve=reserve,
+        )
+        if copy is not None and decision.endpoints[0] == copy.endpoint:  # other scorers may have had their way
+            self.hot.copied(copy.prefix, endpoint=copy.endpoint, now=survey.at)
+            decision = msgspec.structs.replace(decision, notes=(*decision.notes, copy.words))
+        self.telemetry.phase("decide", self.clock() - survey.at)
+        return Picked(prepared=prepared, decision=decision)
 
     def candidates(self, *, now: float) -> Sequence[Candidate]:
         """Return every endpoint as a request that nobody has seen before sees it at `now`."""
@@ -220,12 +332,6 @@ class EndpointPicker:
             now=now,
         )
 
-    def _admit(self, candidates: Sequence[Candidate], facts: RequestFacts, ask: Ask, strict: frozenset[str]) -> None:
-        """Raise RequestShedError where the request may be refused and all that could serve it are saturated."""
-        if facts.objective in self.policy.sheddable_classes:
-            kept, _ = apply_filters(candidates, ask=ask, strict=strict)
-            admit(kept, objective=facts.objective, policy=self.policy)
-
     def _require_known(self, model: str | None) -> None:
         if self.known_models and model is not None and model not in self.known_models:
             raise UnknownModelError(
@@ -254,17 +360,39 @@ class EndpointPicker:
             degraded[tokens.degraded] = tokens.degraded_why
         return tokens
 
+    def _quota(
+        self, standing: Standing, charged: str | None, tokens: PromptTokens, most: int | None
+    ) -> QuotaAsk | None:
+        key = self.quotas.match(standing.tenant, charged)
+        if key is None:
+            return None
+        return self.quotas.ask(key, prompt_tokens=tokens.estimated_tokens, most_generated=most)
+
     async def _lookup(
-        self, tokens: PromptTokens, request: InferenceRequest, resolved: ResolvedModel, session: str | None
+        self,
+        tokens: PromptTokens,
+        request: InferenceRequest,
+        resolved: ResolvedModel,
+        session: str | None,
+        quota: QuotaAsk | None,
     ) -> IndexHits:
-        """Ask the index, and the other replicas with it."""
-        return await self.index.lookup(
-            tokens.prompts if resolved.base is not None else (),
-            model=resolved.base.name if resolved.base is not None else "",
-            adapter=resolved.adapter,
-            cache_salt=request.cache_salt,
-            session=session,
-        )
+        """Ask the index, and the other replicas and the tenant's quota with it; raise QuotaExceededError."""
+        try:
+            hits = await self.index.lookup(
+                tokens.prompts if resolved.base is not None else (),
+                model=resolved.base.name if resolved.base is not None else "",
+                adapter=resolved.adapter,
+                cache_salt=request.cache_salt,
+                session=session,
+                quota=quota,
+            )
+            if hits.quota is not None and not hits.quota.allowed:
+                raise _quota_exceeded(hits.quota)
+        except BaseException:  # a client that leaves, too
+            if quota is not None:
+                self.quotas.cancel(quota)
+            raise
+        return hits
 
     def _match(
         self,
@@ -288,68 +416,18 @@ class EndpointPicker:
             tokens.estimated_tokens, hits.prompts, recent=recent, tier_weights=self.policy.tier_weights
         )
 
-    def _ask(
-        self, facts: RequestFacts, request: InferenceRequest, resolved: ResolvedModel, tokens: PromptTokens
-    ) -> Ask:
+    def _ask(self, prepared: Prepared) -> Ask:
+        resolved, tokens = prepared.resolved, prepared.tokens
         return Ask(
             model=resolved.model,
             adapter=resolved.adapter,
-            prompt_tokens=_longest(tokens) if len(request.prompts) > 1 else tokens.estimated_tokens,
-            subset=facts.subset,
+            prompt_tokens=longest_prompt(tokens) if len(prepared.request.prompts) > 1 else tokens.estimated_tokens,
+            subset=prepared.facts.subset,
             max_model_len=resolved.base.max_model_len if resolved.base is not None else None,
-            turn=self.turns(resolved.model),
+            turn=prepared.turn,
         )
 
 
-def _body(
-    facts: RequestFacts,
-    body: bytes | None,
-    request: InferenceRequest,
-    resolved: ResolvedModel,
-    *,
-    max_bytes: int,
-    degraded: dict[str, str],
-) -> _Body:
-    """Return what the pod gets: the client's bytes, but for the model where a rule changes it.
-
-    Raise MalformedRequestError for a body in which the model would have to be changed and cannot.
-    """
-    encoding = facts.headers.get(CONTENT_ENCODING)
-    plain = body
-    if body and encoding is not None:
-        if not request.prompts and not request.has_media and not resolved.is_rewritten:
-            return _Body(plain=None)  # nobody reads it
-        try:
-            plain = decoded_body(body, content_encoding=encoding, max_bytes=max_bytes)
-        except UnknownContentEncodingError:
-            return _Body(plain=None)
-    if not resolved.is_rewritten:
-        return _Body(plain=plain)
-    if not plain or resolved.model is None:
-        degraded["model-not-rewritten"] = f"the body cannot be changed, the pod gets the model {resolved.requested!r}"
-        return _Body(plain=plain)
-    changed = replace_top_level(plain, {"model": msgspec.json.encode(resolved.model)})
-    return _Body(plain=changed, changed=changed, removed_headers=(CONTENT_ENCODING,) if plain is not body else ())
-
-
-def _session(facts: RequestFacts, resolved: ResolvedModel) -> str | None:
-    """Return a name for the conversation that is unique over models, or None where the client gives none."""
-    headers = facts.headers
-    for header in SESSION_HEADERS:
-        if value := headers.get(header):
-            name = f"{resolved.model}\0{value}"
-            if len(name) <= LONGEST_SESSION:
-                return name
-            return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    return None
-
-
-def _longest(tokens: PromptTokens) -> int:
-    """Return the tokens of a batch's longest prompt: each has the model's context for itself."""
-    return max([len(prompt.tokens) // TOKEN_BYTES for prompt in tokens.prompts], default=0)
-
-
-def _keys(tokens: PromptTokens, hits: IndexHits) -> Sequence[PromptKeys]:
-    if tokens.chunks:
-        return (PromptKeys(keys=tokens.chunks, tokens_each=tokens.chunk_tokens),)
-    return hits.keys
+def _quota_exceeded(verdict: QuotaVerdict) -> QuotaExceededError:
+    kind = TokenQuotaExceededError if verdict.error_type == "tokens" else QuotaExceededError
+    return kind(verdict.message, retry_after_seconds=ceil(max(verdict.wait_seconds, 1.0)), headers=verdict.headers)

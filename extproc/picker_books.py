@@ -9,19 +9,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from extproc.adapters.degradation_log import DegradationLog
+from extproc.adapters.overload_telemetry import OverloadTelemetry
+from extproc.adapters.quotas import Quotas
 from extproc.adapters.shared_state import SharedState
 from extproc.adapters.telemetry import PickerTelemetry
-from extproc.booked_exchange import NO_RESPONSE_FILTER, NOT_DELIVERED
-from extproc.core.endpoint import EndpointTrend
+from extproc.booked_exchange import GATEWAY_TIMEOUT, NO_RESPONSE_FILTER, NOT_DELIVERED
+from extproc.core.endpoint import EndpointLoad, EndpointTrend
 from extproc.core.health import EndpointHealth
 from extproc.core.inflight import Booking, Bookings
+from extproc.core.latency_estimate import LatencyEstimates
 from extproc.core.match_watch import MatchWatch
 from extproc.core.policy import PickPolicy
 from extproc.core.prompt_match import PromptKeys
+from extproc.core.quota import QuotaAsk, QuotaNote
 from extproc.core.realised import Comparison, RealisedWatch
 from extproc.core.recent_routes import KEY_BYTES
 from extproc.core.request import ApiKind
 from extproc.core.routing_memory import RoutingMemory
+from extproc.core.saturation import expected_ttft
 from extproc.core.shared_load import EndpointBookings
 from extproc.pick_endpoint import Picked
 
@@ -41,18 +46,24 @@ class PickerBooks:
         *,
         policy: PickPolicy,
         telemetry: PickerTelemetry,
+        overload: OverloadTelemetry,
         degradations: DegradationLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.picks: dict[str, int] = dict.fromkeys(endpoints, 0)
         self.bookings = Bookings(tokens_per_second=policy.prefill_tokens_per_second)
         self.memory = RoutingMemory(policy)
-        self.health = EndpointHealth(policy.health)
+        self.health = EndpointHealth(policy.health, full_seconds=policy.priorities.overload.full_seconds)
+        self.estimates = LatencyEstimates(tokens_per_second=policy.prefill_tokens_per_second)
         self.matches = MatchWatch()
         self.realised_watch = RealisedWatch()
-        self.shared: SharedState | None = None  # reads these books, hence set later
+        # these read the books, hence are set later
+        self.shared: SharedState | None = None
+        self.quotas: Quotas | None = None
+        self.freed: Callable[[], None] = _nobody_waits  # told when there may be room for a request that waits
         self._sent: dict[Booking, _Sent] = {}
         self._telemetry = telemetry
+        self._overload = overload
         self._degradations = degradations
         self._clock = clock
 
@@ -65,6 +76,10 @@ class PickerBooks:
             decision.endpoints[0], now=self._clock(), uncached_tokens=uncached, context_tokens=context
         )
         self._sent[booking] = _sent(picked)
+        now = booking.booked_at
+        self.health.sent(booking.endpoint, now=now)
+        expected = expected_ttft(decision.winner, self.estimates, now=now)
+        self.estimates.promised(booking.endpoint, seconds=expected)
         self._changed()
         return booking
 
@@ -76,7 +91,7 @@ class PickerBooks:
             winner,
             _sent(picked),
             session_moved=picked.session_moved,
-            indexed=decision.winner.indexed_tokens >= _keyed_tokens(picked.prompts),
+            indexed=decision.winner.indexed_tokens >= _keyed_tokens(picked.prepared.prompts),
         )
         self.picks[winner] += 1
         self.matches.routed(winner, prompt_tokens=decision.prompt_tokens, matched_tokens=decision.matched_tokens)
@@ -107,7 +122,14 @@ class PickerBooks:
         self._sent[moved] = sent = self._sent.pop(booking)
         self._place(endpoint, sent)
         self._changed()
+        self.freed()
         return moved
+
+    def endpoint_full(self, endpoint: str) -> None:
+        """Believe it."""
+        if endpoint in self.picks:
+            self.health.full(endpoint, now=self._clock())
+            self._overload.endpoint_full(endpoint)
 
     def endpoint_answered(self, endpoint: str, *, failed: bool) -> None:
         """Note whether it failed."""
@@ -116,10 +138,16 @@ class PickerBooks:
             if failed:
                 self._telemetry.endpoint_failed(endpoint)
 
-    def release(self, booking: Booking, *, status: int, model: str, arm: str) -> None:
+    def release(self, booking: Booking, *, status: int, model: str, arm: str, unserved: bool = False) -> None:
         """End a booking and count its request."""
         self.bookings.release(booking)
-        del self._sent[booking]
+        sent = self._sent.pop(booking)
+        if sent.quota is not None and self.quotas is not None:
+            if unserved:
+                self.quotas.cancel(sent.quota)
+            else:
+                self.quotas.settle(sent.quota, generated_tokens=_generated(status, is_stream=sent.is_stream))
+        self.freed()
         if self.shared is not None:
             self.shared.ended()
         self._telemetry.exchange_ended(endpoint=booking.endpoint, status=status, model=model, arm=arm)
@@ -129,6 +157,11 @@ class PickerBooks:
         self.realised_watch.add(comparison, now=self._clock())
         self._telemetry.realised(comparison)
 
+    def generated(self, note: QuotaNote, tokens: int) -> None:
+        """Tell the quotas."""
+        if self.quotas is not None:
+            self.quotas.generated(note, tokens)
+
     def response_missed(self, why: str) -> None:
         """Count a response whose plan was not carried out."""
         self._telemetry.response_missed(why)
@@ -137,16 +170,32 @@ class PickerBooks:
 
     # --- for the scraper and the other replicas -------------------------------------------------------------------
 
+    def reported(self, endpoint: str, load: EndpointLoad, trend: EndpointTrend) -> None:
+        """Take a pod's report."""
+        now = self._clock()
+        self.estimates.report(endpoint, load, now=now)
+        self.estimates.trend(endpoint, trend)
+        self.bookings.reported(
+            endpoint,
+            waiting_requests=load.waiting_requests,
+            at=load.reported_at,
+            first_token_seconds=self.estimates.pace(endpoint).first_token_seconds,
+        )
+        rate = trend.prefill_tokens_per_second or self.estimates.tokens_per_second(endpoint)
+        if rate is not None:
+            self.bookings.prefill_rate(endpoint, tokens_per_second=rate, now=now)
+        self.freed()
+
+    def changed(self) -> None:
+        """Take note that an endpoint may not be what it was: a failed scrape, or news of the other replicas."""
+        self.freed()
+
     def restarted(self, endpoint: str) -> None:
         """Forget what was expected of a pod that is another process now."""
+        self.estimates.forget(endpoint)
         self.memory.forget(endpoint)
         self.health.restarted(endpoint)
         self.bookings.emptied(endpoint)
-
-    def trend(self, endpoint: str, trend: EndpointTrend) -> None:
-        """Take how fast the endpoint computes prompts."""
-        if trend.prefill_tokens_per_second is not None:
-            self.bookings.prefill_rate(endpoint, tokens_per_second=trend.prefill_tokens_per_second, now=self._clock())
 
     def own_bookings(self) -> Mapping[str, EndpointBookings]:
         """Return what is open here, as the other replicas are told."""
@@ -180,13 +229,30 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
     prompts: Sequence[PromptKeys]
     session: str | None
     adapter: str | None
+    quota: QuotaAsk | None
+    is_stream: bool
+
+
+def _generated(status: int, *, is_stream: bool) -> int | None:
+    """Return what was surely generated; None: whoever reads the response tells, or nobody knows."""
+    if 200 <= status < 300:
+        return None
+    # a stream's headers come before its first token; all the rest is there before its headers
+    return None if status in (0, GATEWAY_TIMEOUT) and not is_stream else 0
+
+
+def _nobody_waits() -> None:
+    pass
 
 
 def _sent(picked: Picked) -> _Sent:
+    prepared = picked.prepared
     return _Sent(
-        prompts=picked.prompts if _fills_cache(picked) else (),
-        session=picked.session,
-        adapter=picked.resolved.adapter,
+        quota=prepared.quota,
+        is_stream=prepared.request.stream,
+        prompts=prepared.prompts if _fills_cache(picked) else (),
+        session=prepared.session,
+        adapter=prepared.resolved.adapter,
     )
 
 
@@ -196,4 +262,4 @@ def _keyed_tokens(prompts: Sequence[PromptKeys]) -> int:
 
 
 def _fills_cache(picked: Picked) -> bool:
-    return picked.request.api is not ApiKind.TOKENIZE  # which costs no GPU and leaves nothing in its cache
+    return picked.prepared.request.api is not ApiKind.TOKENIZE  # which costs no GPU and leaves nothing in its cache

@@ -3,11 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from extproc.core.degradation import Measures
 from extproc.core.endpoint import EndpointStatus
 from extproc.core.models import ServedModel
 from extproc.core.prompt_match import IndexHits
 from extproc.core.prompt_tokens import PromptTokens, TokenizedPrompt
+from extproc.core.quota import QuotaAsk, QuotaKey
 from extproc.core.request import InferenceRequest
+from extproc.core.standing import Standing
 
 
 class PrefixIndex(Protocol):
@@ -21,11 +24,12 @@ class PrefixIndex(Protocol):
         adapter: str | None = None,
         cache_salt: str | None = None,
         session: str | None = None,
+        quota: QuotaAsk | None = None,
     ) -> IndexHits:
         """Find who holds the leading blocks of each prompt, all within one deadline.
 
         Never raises: a slow index must not delay a request, and `IndexHits.degraded` says what is missing. `session`
-        and `adapter` are asked for among the other replicas' placements.
+        and `adapter` are asked for among the other replicas' placements; `quota` is decided in the same round trip.
         """
 
 
@@ -56,6 +60,26 @@ class Endpoints(Protocol):
     @property
     def learned_adapters(self) -> Mapping[str, str]:
         """LoRA adapter -> its base model's name, as the pods tell."""
+
+
+class Pressure(Protocol):
+    """What the load has taken from the classes."""
+
+    def measures(self, standing: Standing, *, pool: str) -> Measures:
+        """Return what is taken from a request of the class now; raise RequestShedError where it is refused at once."""
+
+
+class Quotas(Protocol):
+    """What tenants may use."""
+
+    def match(self, tenant: str, model: str | None) -> QuotaKey | None:
+        """Return the quota that the request falls under, None for most."""
+
+    def ask(self, key: QuotaKey, *, prompt_tokens: int, most_generated: int | None) -> QuotaAsk:
+        """Return the question that goes with the index lookup; it must end in `settle` or `cancel`."""
+
+    def cancel(self, ask: QuotaAsk) -> None:
+        """Give back what was taken for a request that goes nowhere."""
 
 
 class Telemetry(Protocol):

@@ -109,6 +109,7 @@ async def _answer(
     longest = pod.settings.max_model_len
     prompts = [bounded_prompt(prompt, request=body, max_model_len=longest) for prompt in prompts]
     limits = [limits_for(body, prompt_tokens=len(prompt), max_model_len=longest) for prompt in prompts]
+    pod.check_admission(len(prompts) * (body.n or 1))
     tickets = [
         pod.submit(
             prompt,

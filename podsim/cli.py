@@ -47,6 +47,18 @@ def sim(
         int, typer.Option(min=2, help="Size of the KV cache, in blocks (one of them stays unused, as in vLLM).")
     ] = 2048,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Most sequences that run at the same time; more wait.")] = 16,
+    max_num_queued_reqs: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Most requests in a pod, waiting and running; more are refused with 503. Default: any."
+        ),
+    ] = None,
+    max_num_queued_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Prompt tokens without a first token from which on a pod refuses with 503. Default: any."
+        ),
+    ] = None,
     max_model_len: Annotated[int, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")] = 16_384,
     prefill_tokens_per_second: Annotated[
         float, typer.Option(min=1.0, help="Prefill speed of one pod, in tokens per second.")
@@ -84,7 +96,13 @@ def sim(
         inter_token_seconds=inter_token_ms / 1000,
     )
     settings = PodSettings(
-        model=model, max_model_len=max_model_len, seed=seed, scale_out=enable_scale_out, engine=engine
+        model=model,
+        max_model_len=max_model_len,
+        max_queued_requests=max_num_queued_reqs,
+        max_queued_tokens=max_num_queued_tokens,
+        seed=seed,
+        scale_out=enable_scale_out,
+        engine=engine,
     )
     publisher = PublisherSettings(host=host, port=events_port, generation=event_generation, buffer_steps=buffer_steps)
     try:

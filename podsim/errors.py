@@ -1,5 +1,8 @@
 """What podsim refuses, and how vLLM words it. The server turns `RequestRefused` into the OpenAI error object."""
 
+# why a pod refuses: labels of vllm:admission_rejections
+MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS = "max_num_queued_reqs", "max_num_queued_tokens"
+
 
 class PodsimError(Exception):
     """Anything podsim raises on purpose."""
@@ -67,6 +70,22 @@ class ScaleOutDisabledError(RequestRefusedError):
             http_status=403,
             error_type="PermissionDeniedError",
         )
+
+
+class PodFullError(RequestRefusedError):
+    """A queue limit of the pod is reached; `reason` is also the label in vllm:admission_rejections."""
+
+    def __init__(self, reason: str) -> None:
+        what = {
+            MAX_QUEUED_REQUESTS: "is currently busy and cannot accept new requests",
+            MAX_QUEUED_TOKENS: "has reached its prefill token backlog limit",
+        }[reason]
+        super().__init__(
+            f"The engine {what}. Please try again later or on a different instance.",
+            http_status=503,
+            error_type="Service Unavailable",
+        )
+        self.reason = reason
 
 
 class MalformedRequestError(RequestRefusedError):

@@ -12,7 +12,7 @@ from typing import Final
 
 from podsim.core.generate import Answer, Limits, generate_answer, prompt_seed
 from podsim.core.scheduler import EngineSettings, Generation, Scheduler, State, Step
-from podsim.errors import SettingsError
+from podsim.errors import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, PodFullError, SettingsError
 from podsim.model_folder import ModelFolder
 from podsim.publisher import EventPublisher
 from podsim.wire.metrics_text import EngineState, PodMetrics
@@ -27,6 +27,8 @@ class PodSettings:
     model: str = "tiny"
     max_model_len: int = 16_384  # tokens
     seed: int = 0
+    max_queued_requests: int | None = None  # waiting and running, as vLLM's --max-num-queued-reqs; None: no limit
+    max_queued_tokens: int | None = None  # of prompts without a first token, as --max-num-queued-tokens
     scale_out: bool = True  # whether /render answers, as with vLLM's --enable-scale-out
     engine: EngineSettings
 
@@ -98,6 +100,21 @@ class Pod:
         self._wall_clock = wall_clock
         self._tickets: dict[Generation, Ticket] = {}
         self._work = asyncio.Event()
+
+    def check_admission(self, sequences: int) -> None:
+        """PodFullError, counted, if a queue limit is reached; vLLM asks once a request, before it answers anything."""
+        settings = self.settings
+        if settings.max_queued_requests is not None and len(self._tickets) + sequences > settings.max_queued_requests:
+            self._refuse(MAX_QUEUED_REQUESTS)
+        if settings.max_queued_tokens is not None:
+            # whole prompts, as in vLLM: neither what is computed of them nor what is cached is taken off
+            tokens = sum(generation.prompt_tokens for generation in self._tickets if not generation.produced)
+            if tokens >= settings.max_queued_tokens:
+                self._refuse(MAX_QUEUED_TOKENS)
+
+    def _refuse(self, reason: str) -> None:
+        self.metrics.rejections[reason] += 1
+        raise PodFullError(reason)
 
     def submit(
         self,
@@ -194,4 +211,10 @@ class Pod:
         metrics.request_prompt_tokens.observe(generation.prompt_tokens)
         metrics.request_generation_tokens.observe(generation.produced)
         metrics.request_latency.observe(now - generation.arrived_at)
-        metrics.queue_time.observe((generation.admitted_at or now) - generation.arrived_at)
+        admitted_at = generation.admitted_at if generation.admitted_at is not None else now
+        first_token_at = generation.first_token_at if generation.first_token_at is not None else now
+        metrics.queue_time.observe(admitted_at - generation.arrived_at)
+        metrics.prefill_time.observe(first_token_at - admitted_at)
+        metrics.decode_time.observe(now - first_token_at)
+        metrics.inference_time.observe(now - admitted_at)
+        metrics.prefill_computed_tokens.observe(generation.prompt_tokens - generation.cached_tokens)

@@ -13,7 +13,7 @@ from typing import Any
 from bench.routing.one_cache import BLOCK_TOKENS, block_keys
 from bench.routing.virtual_world import Arrival, Pod
 from extproc.core.candidates import candidates_of
-from extproc.core.decision import decide
+from extproc.core.decision import decide, require_some
 from extproc.core.endpoint import Ask, EndpointStatus
 from extproc.core.health import EndpointHealth
 from extproc.core.hotspot import HotPrefixes
@@ -68,9 +68,11 @@ class Picker:
             now=now,
         )
         ask = Ask(prompt_tokens=count, turn=next(self._turns))
-        candidates, copy = copy_of_hot_prefix(candidates, prompts, hot=self._hot, policy=policy, now=now, ask=ask)
+        kept, rejected = require_some(candidates, ask=ask)
+        kept, copy = copy_of_hot_prefix(kept, prompts, hot=self._hot, policy=policy, now=now)
         decision = decide(
-            candidates,
+            kept,
+            rejected=rejected,
             policy=policy,
             ask=ask,
             prompt_tokens=count,

@@ -7,7 +7,7 @@ may wait: it runs in a task, and messages that come meanwhile wait in the stream
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 # With ten pickers, one gets none of a hundred responses once in 40,000 times.
 NOTES_WITHOUT_RESPONSE = 100
+SERVICE_UNAVAILABLE = 503
 
 
 class OpenExchange(Protocol):
@@ -43,8 +44,15 @@ class OpenExchange(Protocol):
     def plan(self) -> ResponsePlan:
         """What is to be done with the response."""
 
-    def responded(self, *, status: int, served_by: str | None, from_pod: bool) -> None:
-        """Take note of the HTTP status and of the pod (where Envoy tells), or that Envoy answered in a pod's place."""
+    @property
+    def response_headers(self) -> Mapping[str, str]:
+        """What the client is told in the response's headers (lowercase), over what the pod says; mostly nothing."""
+
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str) -> None:
+        """Take note of the HTTP status and of the pod (where Envoy tells), or that Envoy answered in a pod's place.
+
+        `content_type` is that of a 503, "" otherwise: it tells a pod without room from a proxy without a pod.
+        """
 
     def response_missed(self, why: str) -> None:
         """Take note that the plan cannot be carried out."""
@@ -67,7 +75,7 @@ class OpenResponse(Protocol):
         """Whether bytes were taken that have not been given back."""
 
     def finish(self) -> None:
-        """Conclude: the exchange is over, whatever ended it. Called exactly once."""
+        """Conclude: the exchange is over, whatever ended it. Called once, or never where Envoy goes on without us."""
 
 
 class Picks(Protocol):
@@ -84,11 +92,17 @@ class ExtProcCalls:
     """What all ext_proc streams of a server share."""
 
     def __init__(
-        self, *, picks: Picks, max_body_bytes: int, further_headers: frozenset[str] = ext_proc.FURTHER_HEADERS
+        self,
+        *,
+        picks: Picks,
+        max_body_bytes: int,
+        further_headers: frozenset[str] = ext_proc.FURTHER_HEADERS,
+        claims: frozenset[str] = frozenset(),
     ) -> None:
         self.picks = picks
         self.max_body_bytes = max_body_bytes
         self.further_headers = further_headers  # of a request, handed to the pick
+        self.claims = claims  # of a verified JWT, handed to the pick
         self.releasing = False  # streams whose response has begun are ended
         self._unseen = 0  # responses meant to come on a stream of their own since the last one that did
         self.open: set[ExtProcCall] = set()
@@ -123,7 +137,7 @@ class ExtProcCalls:
 class ExtProcCall:
     """One HTTP exchange. Its stream's end is the end of the exchange, however that came about."""
 
-    __slots__ = ("_answered", "_calls", "_exchange", "_over", "_picked", "_response", "_stream", "_task")
+    __slots__ = ("_answered", "_calls", "_exchange", "_over", "_picked", "_response", "_stream", "_task", "_was_read")
 
     def __init__(self, stream: GrpcStream, calls: ExtProcCalls) -> None:
         self._stream = stream
@@ -134,6 +148,7 @@ class ExtProcCall:
         self._task: asyncio.Task[None] | None = None
         self._answered = False
         self._over = False
+        self._was_read = False  # the response, to its end
         calls.open.add(self)
 
     # --- grpc_stream.Call -----------------------------------------------------------------------------------------
@@ -151,7 +166,12 @@ class ExtProcCall:
             elif kind == "response_body":
                 steps = self._response_body(message.response_body)
             else:
-                steps = steps_of(self._exchange, message, further_headers=self._calls.further_headers)
+                steps = steps_of(
+                    self._exchange,
+                    message,
+                    further_headers=self._calls.further_headers,
+                    claims=self._calls.claims,
+                )
             if len(steps) == 1 and isinstance(pick := steps[0], Pick):
                 self._start(pick)
                 return
@@ -174,7 +194,8 @@ class ExtProcCall:
         if self._task is not None:
             self._task.cancel()
         try:
-            if self._response is not None:
+            # what is let go of half-way is not over: a client still gets its tokens
+            if self._response is not None and (self._was_read or not self._calls.releasing):
                 self._response.finish()
         finally:
             if self._picked is not None:
@@ -232,14 +253,18 @@ class ExtProcCall:
             return (Answer.RESPONSE_HEADERS,)
         headers = message.response_headers
         served_by, from_pod = ext_proc.response_origin(message)
-        picked.responded(status=ext_proc.response_status(headers), served_by=served_by, from_pod=from_pod)
+        status = ext_proc.response_status(headers)
+        content_type = ext_proc.content_type(headers) if status == SERVICE_UNAVAILABLE else ""
+        picked.responded(status=status, served_by=served_by, from_pod=from_pod, content_type=content_type)
         handling = ResponseHandling.PASS
         if picked.plan.wants_body and from_pod and not headers.end_of_stream:
             if not self._exchange.response_comes_elsewhere:
                 handling = self._open_response(picked.plan, headers, served_by)
             elif self._calls.response_is_missed():
                 picked.response_missed("no-response-filter")
-        return self._exchange.response_headers(handling, end_of_stream=headers.end_of_stream)
+        return self._exchange.response_headers(
+            handling, end_of_stream=headers.end_of_stream, told=picked.response_headers
+        )
 
     def _response_alone(self, message: Any) -> Sequence[Step]:
         """Serve the filter that sees only responses: a pick, here or on another picker, has left its plan."""
@@ -268,6 +293,7 @@ class ExtProcCall:
 
     def _response_body(self, body: Any) -> Sequence[Step]:
         changed = None
+        self._was_read = self._was_read or body.end_of_stream
         if self._response is not None:
             changed = self._response.chunk(body.body, end_of_stream=body.end_of_stream)
         return self._exchange.response_body(body.body, end_of_stream=body.end_of_stream, changed=changed)
@@ -290,14 +316,18 @@ class ExtProcCall:
 
 
 def steps_of(
-    exchange: Exchange, message: Any, *, further_headers: frozenset[str] = ext_proc.FURTHER_HEADERS
+    exchange: Exchange,
+    message: Any,
+    *,
+    further_headers: frozenset[str] = ext_proc.FURTHER_HEADERS,
+    claims: frozenset[str] = frozenset(),
 ) -> Sequence[Step]:
     """Feed one message to the exchange; responses pass unchanged."""
     kind = message.WhichOneof("request")
     if kind == "request_headers":
         headers = message.request_headers
         return exchange.request_headers(
-            ext_proc.request_facts(message, further=further_headers),
+            ext_proc.request_facts(message, further=further_headers, claims=claims),
             mode=ext_proc.request_body_mode(message),
             response_mode=ext_proc.response_body_mode(message),
             end_of_stream=headers.end_of_stream,

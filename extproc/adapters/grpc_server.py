@@ -34,15 +34,20 @@ class ExtProcServer:
         picks: Picks,
         max_body_bytes: int,
         further_headers: frozenset[str] = frozenset(),
+        claims: frozenset[str] = frozenset(),
         limits: Http2Limits | None = None,
     ) -> None:
-        """`further_headers`: request headers (lowercase) that the pick wants besides the usual ones."""
+        """`further_headers`: request headers (lowercase) that the pick wants besides the usual ones.
+
+        `claims`: those of a JWT verified by Envoy that it wants.
+        """
         self._limits = limits or Http2Limits()
         self._max_message_bytes = MAX_MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes + MESSAGE_OVERHEAD_BYTES
         self._calls = ExtProcCalls(
             picks=picks,
             max_body_bytes=max_body_bytes,
             further_headers=ext_proc.FURTHER_HEADERS | further_headers,
+            claims=claims,
         )
         self._health = Health(HEALTH_SERVICES)
         self._health.set("liveness", serving=True)

@@ -3,6 +3,8 @@
 The picker reads `snapshot`. An endpoint that refuses connections is unreachable at once (nobody listens there); one
 that is slow or answers nonsense keeps its last report until that is stale, and is then of unknown load: never idle.
 Now and then its /v1/models is read, too: which models and LoRA adapters it serves, and how long a prompt may be.
+A report that stays the same although requests run or wait by its own words is none: its engine is stuck or dead.
+An endpoint that refused connections, or is another process, is new from its first report on (`ready_since`).
 """
 
 import asyncio
@@ -20,6 +22,10 @@ from extproc.wire.vllm_metrics import parse_load
 
 log = logging.getLogger(__name__)
 
+# a pod counts with each step: numbers that have changed after so long a time may stand still for so many times it again
+PAUSE_FACTOR = 2.0
+MOST_PAUSE_SECONDS = 10.0  # no step takes longer
+FROZEN = "/metrics stands still with {load.running_requests} requests running and {load.waiting_requests} waiting"
 MODELS_INTERVAL_SECONDS = 5.0  # an adapter that a pod has just loaded is known so much later at most
 
 
@@ -36,7 +42,11 @@ class _Target:
     models: EndpointModels | None = None
     trends: TrendWatch = field(default_factory=TrendWatch)
     text: bytes = b""  # that `load` was read from
+    changed_at: float = 0.0  # monotonic seconds of the first report with the numbers of `load`
+    longest_pause_seconds: float = 0.0  # that its numbers stood still while requests were there, and then moved
     refused: bool = False  # by the last scrape
+    is_new: bool = False  # its next report is its first: it was not there, or is another process
+    ready_since: float | None = None  # monotonic seconds; None: it served when we first looked, or has not yet
     last_problem: str | None = None
     scraped: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -53,12 +63,17 @@ class MetricsScraper:
         stale_after_seconds: float,
         models_interval_seconds: float = MODELS_INTERVAL_SECONDS,
         restarted: Callable[[str], None] | None = None,
-        trend: Callable[[str, EndpointTrend], None] | None = None,
+        reported: Callable[[str, EndpointLoad, EndpointTrend], None] | None = None,
+        changed: Callable[[], None] | None = None,
     ) -> None:
-        """`restarted` is told of each endpoint that is another process now, `trend` of each new trend."""
+        """Say who is told what.
+
+        `restarted` hears of each endpoint that is another process now, `reported` of each report, and `changed` of each
+        scrape that gave none: the endpoint may be unknown or unreachable now.
+        """
+        self._reported, self._changed = reported, changed
         self._models_interval_seconds = models_interval_seconds
         self._restarted = restarted
-        self._trend = trend
         self._learned_adapters: Mapping[str, str] = {}
         self._targets = {address: _target(address, timeout_seconds=timeout_seconds) for address in addresses}
         self._interval_seconds = interval_seconds
@@ -110,30 +125,50 @@ class MetricsScraper:
                 self._is_another(target)
             if load is None:
                 self._problem(target, f"/metrics answered {response.status} without vLLM's load metrics")
+            elif (still := _still_seconds(target, load)) > self._most_still_seconds(target):
+                target.ready = None
+                self._problem(target, FROZEN.format(load=load))
             else:
+                if still == 0.0:
+                    _moved(target, load)
+                if target.is_new:
+                    target.is_new, target.ready_since = False, asked_at
+                    target.unknown = replace(target.unknown, ready_since=asked_at)
                 target.load, target.text = load, response.body
                 self._ready(target, load)
                 self._problem(target, None)
         except Exception as error:  # whatever one pod answers must not end the scraping of all
             # nobody listens there; names that do not resolve or routes that fail say nothing of the pod
             refused = isinstance(error, ConnectionRefusedError)
+            target.is_new = target.is_new or refused
             if refused and not target.refused:
                 self._is_another(target)  # whoever listens there next has an empty cache
             target.refused = refused
             self._problem(target, f"no load from /metrics: {str(error) or type(error).__name__}")
         target.scraped.set()
+        if self._changed is not None and target.last_problem is not None:
+            self._changed()
+
+    def _most_still_seconds(self, target: _Target) -> float:
+        return max(self._stale_after_seconds, PAUSE_FACTOR * target.longest_pause_seconds)
 
     def _ready(self, target: _Target, load: EndpointLoad) -> None:
-        before = target.trends.trend
         trend = target.trends.report(load)
-        if trend is not before and self._trend is not None:
-            self._trend(target.address, trend)
         target.ready = EndpointStatus(
-            address=target.address, reachability=Reachability.READY, load=load, trend=trend, models=target.models
+            address=target.address,
+            reachability=Reachability.READY,
+            load=load,
+            trend=trend,
+            models=target.models,
+            ready_since=target.ready_since,
         )
+        if self._reported is not None:
+            self._reported(target.address, load, trend)
 
     def _is_another(self, target: _Target) -> None:
         target.models = None
+        target.is_new = True
+        target.longest_pause_seconds = 0.0
         if self._restarted is not None:
             self._restarted(target.address)
 
@@ -201,3 +236,26 @@ def _load(target: _Target, text: bytes, asked_at: float) -> EndpointLoad | None:
     if target.load is not None and text == target.text:
         return replace(target.load, reported_at=asked_at)
     return parse_load(text, reported_at=asked_at)
+
+
+def _still_seconds(target: _Target, load: EndpointLoad) -> float:
+    """Return for how long its numbers have been these although requests run or wait there by its own words.
+
+    Numbers, not the page: what the process counts of itself goes on when its engine is stuck. An idle pod has no reason
+    to count, and one that became busy does so from then on.
+    """
+    last = target.load
+    if last is None or replace(load, reported_at=last.reported_at) != last:
+        return 0.0
+    if not (load.running_requests or load.waiting_requests):
+        return 0.0
+    return load.reported_at - target.changed_at
+
+
+def _moved(target: _Target, load: EndpointLoad) -> None:
+    """Note that the numbers have changed, and after how long a pause: on a slow pod that is a step's time."""
+    last = target.load
+    if last is not None and (last.running_requests or last.waiting_requests):
+        pause = min(load.reported_at - target.changed_at, MOST_PAUSE_SECONDS)
+        target.longest_pause_seconds = max(target.longest_pause_seconds, pause)
+    target.changed_at = load.reported_at

@@ -1,15 +1,18 @@
 """The prefix index in Redis as the picker sees it: sets the deadline, translates `kv_indexer.api` into the port.
 
-What the other replicas have booked comes back in the same round trip (`SharedState`, where there is one).
+What the other replicas have booked (`SharedState`) and what quotas allow (`Quotas`) comes in the same round trip.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
+
+from msgspec import structs
 
 from extproc.core.prompt_match import IndexHits, PromptKeys
 from extproc.core.prompt_tokens import TokenizedPrompt
+from extproc.core.quota import QUOTA_LOCAL, QuotaAsk, QuotaVerdict
 from extproc.core.shared_load import SharedView
 from extproc.errors import ConfigError, PrefixIndexTimeoutError, PrefixIndexUnavailableError
 from kv_indexer.api import (
@@ -50,11 +53,37 @@ class SharedLoad(Protocol):
         """Ask in a round trip of its own; never raises."""
 
 
+class SharedQuotas(Protocol):
+    """What tenants may use; see `adapters.quotas.Quotas`."""
+
+    @property
+    def rides(self) -> bool:
+        """Whether asks may go along with a lookup."""
+
+    def command(self, ask: QuotaAsk) -> tuple[bytes, int]:
+        """Return packed commands that go with a lookup, and the number of their replies."""
+
+    def take(self, ask: QuotaAsk, replies: Sequence[Any]) -> QuotaVerdict:
+        """Read the replies to `command`."""
+
+    def alone(self, ask: QuotaAsk, why: str, *, was_done: bool) -> QuotaVerdict:
+        """Decide where nobody could be asked."""
+
+    async def read(self, ask: QuotaAsk) -> QuotaVerdict:
+        """Ask in a round trip of its own; never raises."""
+
+
 class RedisPrefixIndex:
     """Looks prompts up; remembers whether the last lookup worked so that pages and logs can say so."""
 
     def __init__(
-        self, *, url: RedisAccess | str, hash_seed: str, timeout_seconds: float, shared: SharedLoad | None = None
+        self,
+        *,
+        url: RedisAccess | str,
+        hash_seed: str,
+        timeout_seconds: float,
+        shared: SharedLoad | None = None,
+        quotas: SharedQuotas | None = None,
     ) -> None:
         try:
             self._reader = PrefixIndexReader(url=url, hash_seed=hash_seed)
@@ -63,6 +92,7 @@ class RedisPrefixIndex:
         self._hash_seed = hash_seed
         self._timeout_seconds = timeout_seconds
         self._shared = shared
+        self._quotas = quotas
         self._roots: dict[tuple[str, str | None], bytes] = {}
         self._states: tuple[object, Mapping[str, str]] = (None, {})  # of the registry they were read from
         self._block_tokens = USUAL_BLOCK_TOKENS
@@ -76,27 +106,41 @@ class RedisPrefixIndex:
         adapter: str | None = None,
         cache_salt: str | None = None,
         session: str | None = None,
+        quota: QuotaAsk | None = None,
     ) -> IndexHits:
         """Find who holds the leading blocks of each prompt; what fails is in the answer, nothing is raised."""
+        if quota is not None and self._quotas is not None and (not prompts or not self._quotas.rides):
+            return await self._with_own_way(quota, self._quotas, prompts, model, adapter, cache_salt, session)
         if not prompts:
             return await self._nothing_to_look_up(session, adapter)
         root = self._root(model, adapter, cache_salt)
-        also, also_replies = self._shared.command(session, adapter) if self._shared is not None else (b"", 0)
+        also, shared_replies = self._shared.command(session, adapter) if self._shared is not None else (b"", 0)
+        quota_replies = 0
+        if quota is not None and self._quotas is not None:
+            command, quota_replies = self._quotas.command(quota)
+            also += command
+        told: list[Any] = []
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                first = self._look(prompts[0], root, also, also_replies)
+                first = self._look(prompts[0], root, also, shared_replies + quota_replies, told)
                 # nearly always one, and a task more would cost more than the rest of this
-                found = (
-                    [await first]
-                    if len(prompts) == 1
-                    else await asyncio.gather(first, *(self._look(prompt, root, b"", 0) for prompt in prompts[1:]))
-                )
+                found = [await first] if len(prompts) == 1 else await self._look_all(first, prompts[1:], root)
         except IndexUnavailableError as error:
-            return self._failed(prompts, root, PrefixIndexUnavailableError.reason, str(error))
+            reason, words = PrefixIndexUnavailableError.reason, str(error)
         except TimeoutError:
-            words = f"no answer within {self._timeout_seconds * 1000:g} ms"
-            return self._failed(prompts, root, PrefixIndexTimeoutError.reason, words)
-        return self._hits(prompts, found, root, also_replies)
+            reason, words = PrefixIndexTimeoutError.reason, f"no answer within {self._timeout_seconds * 1000:g} ms"
+        else:
+            return self._hits(prompts, found, root, shared_replies, quota)
+        verdict = None
+        if quota is not None and self._quotas is not None:
+            # the first round trip may have brought it; and what only comes late has been done
+            is_late = reason == PrefixIndexTimeoutError.reason
+            verdict = (
+                self._quotas.take(quota, told[shared_replies:])
+                if told
+                else self._quotas.alone(quota, words, was_done=is_late)
+            )
+        return self._failed(prompts, root, reason, words, verdict)
 
     async def status(self) -> IndexStatus:
         """Return how the index stands, source by source. Raise PrefixIndexUnavailableError."""
@@ -109,9 +153,28 @@ class RedisPrefixIndex:
         """Close the connections."""
         await self._reader.close()
 
-    async def _look(self, prompt: TokenizedPrompt, root: bytes, also: bytes, also_replies: int) -> PrefixLookup:
-        extra = prompt.extra if prompt.features else None
-        return await self._reader.lookup(prompt.tokens, root=root, extra=extra, also=also, also_replies=also_replies)
+    async def _look(
+        self, prompt: TokenizedPrompt, root: bytes, also: bytes, also_replies: int, told: list[Any]
+    ) -> PrefixLookup:
+        """Look one prompt up; `told` gets the replies to `also`, even if the lookup fails afterwards."""
+        return await self._reader.lookup(
+            prompt.tokens,
+            root=root,
+            extra=prompt.extra if prompt.features else None,
+            also=also,
+            also_replies=also_replies,
+            also_told=told.extend,
+        )
+
+    async def _look_all(
+        self, first: Awaitable[PrefixLookup], prompts: Sequence[TokenizedPrompt], root: bytes
+    ) -> Sequence[PrefixLookup]:
+        """Wait for all, so that the first one's quota is known even where another one fails."""
+        others = (self._look(prompt, root, b"", 0, []) for prompt in prompts)
+        found = await asyncio.gather(first, *others, return_exceptions=True)
+        if (error := next((one for one in found if isinstance(one, BaseException)), None)) is not None:
+            raise error
+        return found  # type: ignore[return-value]  # no exceptions
 
     async def _nothing_to_look_up(self, session: str | None, adapter: str | None) -> IndexHits:
         if self._shared is None:
@@ -120,8 +183,30 @@ class RedisPrefixIndex:
         degraded = {SHARED_LOAD: view.degraded} if view.degraded else {}
         return IndexHits(states=self._states[1], view=view, degraded=degraded)
 
+    async def _with_own_way(
+        self,
+        ask: QuotaAsk,
+        quotas: SharedQuotas,
+        prompts: Sequence[TokenizedPrompt],
+        model: str,
+        adapter: str | None,
+        cache_salt: str | None,
+        session: str | None,
+    ) -> IndexHits:
+        """Ask for the quota beside the lookup: there is none, or it leads to a server that takes no writes."""
+        hits, verdict = await asyncio.gather(
+            self.lookup(prompts, model=model, adapter=adapter, cache_salt=cache_salt, session=session),
+            quotas.read(ask),
+        )
+        return structs.replace(hits, quota=verdict, degraded={**hits.degraded, **_local(verdict)})
+
     def _hits(
-        self, prompts: Sequence[TokenizedPrompt], found: Sequence[PrefixLookup], root: bytes, also_replies: int
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        found: Sequence[PrefixLookup],
+        root: bytes,
+        shared_replies: int,
+        quota: QuotaAsk | None,
     ) -> IndexHits:
         first = found[0]
         degraded: dict[str, str] = {}
@@ -130,14 +215,19 @@ class RedisPrefixIndex:
         self._note(degraded.get(STALE))
         view = None
         if self._shared is not None:
-            view = self._shared.take(first.also) if also_replies else self._shared.take(())
+            view = self._shared.take(first.also[:shared_replies])
             if view.degraded:
                 degraded[SHARED_LOAD] = view.degraded
+        verdict = None
+        if quota is not None and self._quotas is not None:
+            verdict = self._quotas.take(quota, first.also[shared_replies:])
+            degraded.update(_local(verdict))
         return IndexHits(
             prompts=found,
             keys=[self._keys(prompt, lookup, root) for prompt, lookup in zip(prompts, found, strict=True)],
             states=self._states_of(first.endpoints) if first.indexer_alive else {},
             view=view,
+            quota=verdict,
             degraded=degraded,
         )
 
@@ -173,13 +263,15 @@ class RedisPrefixIndex:
             root = self._roots[model, adapter] = root_key(hash_seed=self._hash_seed, model=model, lora=adapter)
         return root
 
-    def _failed(self, prompts: Sequence[TokenizedPrompt], root: bytes, reason: str, words: str) -> IndexHits:
+    def _failed(
+        self, prompts: Sequence[TokenizedPrompt], root: bytes, reason: str, words: str, verdict: QuotaVerdict | None
+    ) -> IndexHits:
         self._note(words)
         view = self._shared.alone(words) if self._shared is not None else None
         if view is not None and view.degraded:
             words = f"{words}; {view.degraded}"  # one cause, one word
         keys = [self._own_keys(prompt, root) for prompt in prompts]
-        return IndexHits(keys=keys, view=view, degraded={reason: words})
+        return IndexHits(keys=keys, view=view, quota=verdict, degraded={reason: words, **_local(verdict)})
 
     def _note(self, problem: str | None) -> None:
         """Log when the index begins or ceases to be usable, not each of the thousand requests between."""
@@ -188,3 +280,8 @@ class RedisPrefixIndex:
         elif problem is None and self.problem is not None:
             log.info("the prefix index answers again")
         self.problem = problem
+
+
+def _local(verdict: QuotaVerdict | None) -> Mapping[str, str]:
+    """Return the degradation of a quota that this replica's share decided."""
+    return {} if verdict is None or verdict.degraded is None else {QUOTA_LOCAL: verdict.degraded}

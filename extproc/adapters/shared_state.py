@@ -66,8 +66,12 @@ class SharedState:
         settings: SharedStateSettings = SharedStateSettings(),
         replica: str | None = None,
         unix_clock: Callable[[], float] = time.time,
+        heard: Callable[[], None] | None = None,
     ) -> None:
-        """Take `bookings`, which returns what is open here by endpoint; it is called once a write."""
+        """Take `bookings`, which returns what is open here by endpoint; it is called once a write.
+
+        `heard` is told once a beat that the others' bookings may have changed: there may be room again.
+        """
         try:
             self._link = RedisLink(url)  # to a master, always: the reader's may lead to a replica
         except RedisUrlError as error:
@@ -80,6 +84,7 @@ class SharedState:
         self._settings = settings
         self._names = PlacementNames(hash_seed=hash_seed)
         self._unix_clock = unix_clock
+        self._on_heard = heard
         self._wake = asyncio.Event()
         self._later: asyncio.TimerHandle | None = None  # of what has ended
         self._placements = PlacementBook()
@@ -219,6 +224,16 @@ class SharedState:
             log.debug("could not take our bookings back: the lease will end them")
         await self._link.close()
 
+    @property
+    def others(self) -> Mapping[str, EndpointBookings]:
+        """What all other replicas have booked, as last heard within the lease."""
+        return self._heard.others if self._heard.is_fresh(now=time.monotonic()) else {}
+
+    @property
+    def replicas(self) -> int:
+        """How many other replicas were heard last."""
+        return self._heard.replicas
+
     def facts(self) -> dict[str, Any]:
         """Return for pages what is shared and how it stands."""
         return {
@@ -256,6 +271,8 @@ class SharedState:
         if beat:
             names, loads = replies[checked - 2 : checked]
             self._gone = self._heard.learn(names, loads, now=time.monotonic())
+            if self._on_heard is not None and self._heard.replicas:
+                self._on_heard()
         return self._judge(refusal)
 
     def _judge(self, problem: str | None) -> bool:

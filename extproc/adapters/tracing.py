@@ -57,7 +57,7 @@ def _attributes(facts: RequestFacts, outcome: Decision | PickError) -> dict[str,
         "kvmesh.request_id": facts.request_id,
     }
     if isinstance(outcome, PickError):
-        return attributes | {"kvmesh.reason": outcome.reason, "http.response.status_code": outcome.http_status}
+        return attributes | {"kvmesh.reason": outcome.reason, "http.response.status_code": outcome.status}
     return attributes | {
         "kvmesh.endpoint": outcome.endpoints[0],
         "kvmesh.prompt_tokens": outcome.prompt_tokens,

@@ -75,6 +75,7 @@ def candidates_of(
                 session=place == address,
                 adapter_placed=adapter is not None
                 and (address in view.adapter_endpoints or memory.has_adapter(adapter, address, now=now)),
+                ready_since=status.ready_since,
                 source_state="" if state == LIVE else state,
             )
         )

@@ -42,23 +42,22 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(
-    candidates: Sequence[Candidate],
+    kept: Sequence[Candidate],
     *,
+    rejected: Mapping[str, str],
     policy: PickPolicy,
     prompt_tokens: int,
     degraded: Mapping[str, str],
     tie_break: Callable[[], float],
     ask: Ask = NOTHING_ASKED,
-    strict: frozenset[str] = frozenset(),
     notes: Sequence[str] = (),
+    reserve: Sequence[str] = (),
 ) -> Decision:
-    """Filter and score the candidates and order them, best first; ties are broken by `tie_break` (a random number).
+    """Score the candidates that may serve and order them, best first; ties are broken by `tie_break` (a random number).
 
-    `strict` names filters that do not give way here. Raise NoReadyEndpointError when no candidate passes the filters.
+    `kept` and `rejected` are what `require_some` and the endpoints' room have left; there is at least one. `reserve`
+    are endpoints that may serve and have no room: Envoy's retries go there before they go to a stranger.
     """
-    kept, rejected = apply_filters(candidates, ask=ask, strict=strict)
-    if not kept:
-        raise NoReadyEndpointError(_nobody(rejected))
     scores = {name: SCORERS[name](kept, ask, policy.scales) for name, weight in policy.weights.items() if weight > 0}
     totals = [0.0] * len(kept)
     for name, column in scores.items():
@@ -73,7 +72,7 @@ def decide(
             f"the index's blocks of {winner.address} may not be all that it holds"
         )
     return Decision(
-        endpoints=tuple([kept[i].address for i in order[: 1 + policy.fallbacks]]),
+        endpoints=tuple([*(kept[i].address for i in order), *reserve][: 1 + policy.fallbacks]),
         kept=tuple(kept),
         rejected=rejected,
         scores=scores,
@@ -85,6 +84,16 @@ def decide(
         best_matched_tokens=max([candidate.matched_tokens for candidate in kept]),
         notes=tuple(notes),
     )
+
+
+def require_some(
+    candidates: Sequence[Candidate], *, ask: Ask, strict: frozenset[str] = frozenset()
+) -> tuple[Sequence[Candidate], dict[str, str]]:
+    """Apply the filters; raise NoReadyEndpointError when no candidate passes them."""
+    kept, rejected = apply_filters(candidates, ask=ask, strict=strict)
+    if not kept:
+        raise NoReadyEndpointError(_nobody(rejected))
+    return kept, rejected
 
 
 def apply_filters(

@@ -41,6 +41,12 @@ class EndpointLoad:
     inter_token_seconds_sum: float = 0.0  # since the pod started
     inter_token_count: int = 0
     memory_bytes_moved: float | None = None  # since the pod started; None: no MFU metrics
+    # since the pod started, too; 0 where a pod does not count it. Those of prefill are of requests that have ended
+    prefill_seconds_sum: float = 0.0  # from being scheduled to the first token
+    prefill_count: int = 0  # requests that have ended
+    prefill_computed_tokens: int = 0  # of their prompts, without those from the cache
+    first_token_seconds_sum: float = 0.0  # from arrival at the pod
+    first_token_count: int = 0
 
     def is_stale(self, *, now: float, limit_seconds: float) -> bool:
         """Tell whether the report is too old to say anything."""
@@ -86,6 +92,7 @@ class EndpointStatus:
     load: EndpointLoad | None  # None: never reported, or too old to be used
     trend: EndpointTrend = NO_TREND
     models: EndpointModels | None = None  # None: not known; every model may be there
+    ready_since: float | None = None  # monotonic seconds since when it serves; None: since before we looked
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +118,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     unhealthy: str | None = None  # why it is avoided, in a few words
     session: bool = False  # this session's last request went there
     adapter_placed: bool = False  # the request's LoRA adapter was sent there lately
+    ready_since: float | None = None  # monotonic seconds since when it serves; None: it is not new
     source_state: str = ""  # what the index says of the endpoint's events where that is not "live", "" else
 
     @property

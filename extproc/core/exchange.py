@@ -8,7 +8,8 @@ mode:
 * BUFFERED: the headers are answered at once, the pick rides on the answer to the body.
 * any other mode, and requests without a body: the pick rides on the answer to the headers.
 
-Response bodies do not come by default. A response that must be read or changed is asked for in the answer to its
+What the client is told besides (headers) rides on the answer to the response headers, which every mode has. Response
+bodies do not come by default. A response that must be read or changed is asked for in the answer to its
 headers; Envoy refuses that where request bodies are FULL_DUPLEX_STREAMED, and there a second ext_proc filter, which
 Envoy enters only where the pick left a note, has the response on a stream of its own.
 """
@@ -16,6 +17,7 @@ Envoy enters only where the pick left a note, has the response on a stream of it
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from types import MappingProxyType
 
 from extproc.core.response_plan import ResponseHandling, ResponsePlan
 from extproc.errors import BodyTooLargeError
@@ -45,7 +47,11 @@ class RequestFacts:
     traceparent: str | None = None  # W3C trace context
     headers: Mapping[str, str] = field(default_factory=dict)  # further ones that were asked for; lowercase names
     subset: frozenset[str] | None = None  # the route's candidates; None: all. Empty: none may serve
+    # of the JWT that Envoy has verified, those that were asked for; "a.b" is b within a, lists have a line an entry
+    claims: Mapping[str, str] = field(default_factory=dict)
 
+
+NOTHING_TOLD: Mapping[str, str] = MappingProxyType({})
 
 # --- steps: what the caller must do next, in order -----------------------------------------------------------------
 
@@ -88,10 +94,18 @@ class BodyWithPick:
 
 
 @dataclass(frozen=True, slots=True)
+class TellClient:
+    """Answer the response headers with further ones; over what the pod has set under these names."""
+
+    headers: Mapping[str, str]  # lowercase names
+
+
+@dataclass(frozen=True, slots=True)
 class AskForResponse:
     """Answer the response headers and have the body sent in the chunks in which it comes."""
 
     changes: bool  # the body will have another length
+    headers: Mapping[str, str] = field(default_factory=lambda: NOTHING_TOLD)  # as TellClient's
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +124,7 @@ class BodyChunk:
     response: bool = False  # part of the response's body, echoed where Envoy is set up to send it
 
 
-Step = Pick | Answer | HeadersWithPick | BodyWithPick | BodyChunk | AskForResponse | ChangedResponse
+Step = Pick | Answer | HeadersWithPick | BodyWithPick | BodyChunk | TellClient | AskForResponse | ChangedResponse
 NOTHING: tuple[Step, ...] = ()
 
 
@@ -179,7 +193,8 @@ class Exchange:
         self._picked = True
         note = plan if plan is not None and plan.wants_body and self.response_comes_elsewhere else None
         if self._header_only:
-            return (HeadersWithPick(endpoints, note=note),)
+            # nothing of a body that is not seen is changed, nor what tells of it
+            return (HeadersWithPick(endpoints, removed_headers if body is None else (), note),)
         if self._mode is BodyMode.BUFFERED:
             self._chunks = []
             return (BodyWithPick(endpoints, removed_headers, body),)
@@ -200,13 +215,15 @@ class Exchange:
         """Tell whether the response's body cannot be had on this stream."""
         return self._mode is BodyMode.FULL_DUPLEX_STREAMED and self._response_mode is BodyMode.NONE
 
-    def response_headers(self, handling: ResponseHandling, *, end_of_stream: bool) -> Sequence[Step]:
-        """Take the response headers, and what is wanted of the body behind them."""
+    def response_headers(
+        self, handling: ResponseHandling, *, end_of_stream: bool, told: Mapping[str, str] = NOTHING_TOLD
+    ) -> Sequence[Step]:
+        """Take the response headers, and what is wanted of the body behind them; `told`: what the client is told."""
         if handling is ResponseHandling.PASS or end_of_stream or self.response_comes_elsewhere:
-            return (Answer.RESPONSE_HEADERS,)
+            return (TellClient(told) if told else Answer.RESPONSE_HEADERS,)
         if self._response_mode is BodyMode.NONE:
             self._response_mode = BodyMode.STREAMED
-        return (AskForResponse(changes=handling is ResponseHandling.REWRITE),)
+        return (AskForResponse(changes=handling is ResponseHandling.REWRITE, headers=told),)
 
     def response_body(self, chunk: bytes, *, end_of_stream: bool, changed: bytes | None = None) -> Sequence[Step]:
         """Let a part of the response pass, or `changed` in its place."""

@@ -6,6 +6,8 @@ from statistics import median
 
 import msgspec
 
+ARRIVAL_SECONDS = 0.1  # from a pick until the pod's report shows its request: network, tokenizing, the running step
+
 
 class Booking(msgspec.Struct, kw_only=True, eq=False):
     """One request on one endpoint, from the pick until its exchange ends. Compared by identity."""
@@ -63,6 +65,32 @@ class Bookings:
         """Forget the booking; raise KeyError if it was released before."""
         self._lines[booking.endpoint].remove(booking)
 
+    def first_token(self, booking: Booking, *, now: float) -> None:
+        """Note that its prompt is computed: its first token was seen. Nothing of it is in the backlog any more."""
+        line = self._lines.get(booking.endpoint)
+        if line is not None and booking in line.queued:
+            line.drain(now)
+            line.computed(booking)
+
+    def reported(self, endpoint: str, *, waiting_requests: int, at: float, first_token_seconds: float = 0.0) -> None:
+        """Take from a report how many requests waited there at `at`: what was sent before them is computed by now.
+
+        Unless it was sent so short a time ago that it may be in the running step; `first_token_seconds` is what the
+        pod's requests take there of late. vLLM goes by arrival and fills its steps, so that beside those one prompt at
+        most is computed in part: the largest is left. Without this what a pod computes faster than we believe would
+        pile up in the books.
+        """
+        line = self._lines.get(endpoint)
+        if line is None or len(line.queued) <= waiting_requests + 1:
+            return
+        at -= max(ARRIVAL_SECONDS, 2.0 * first_token_seconds)
+        before = [booking for booking in line.queued if booking.booked_at < at]
+        begun = before[: max(len(before) - waiting_requests, 0)]
+        largest = max(begun, key=_queued_tokens, default=None)
+        for booking in begun:
+            if booking is not largest:
+                line.computed(booking)
+
     def booked_since(self, endpoint: str, *, since: float) -> int:
         """Count the open bookings made after `since`: what the pod's last report cannot show yet."""
         line = self._lines.get(endpoint)
@@ -117,6 +145,10 @@ class Bookings:
         for line in self._lines.values():
             line.drain(now)
             line.tokens_per_second = self._tokens_per_second
+
+
+def _queued_tokens(booking: Booking) -> float:
+    return booking.queued_tokens
 
 
 class _Line:

@@ -68,6 +68,21 @@ def fall_back(
     )
 
 
+def stand_in(
+    name: str, *, table: ModelTable, of: ResolvedModel, learned: Mapping[str, str] | None = None
+) -> ResolvedModel:
+    """Return a model that the load puts in the place of the one asked for, which is its first fallback."""
+    own = () if of.model is None else (of.model,)
+    return _known(
+        name,
+        table=table,
+        requested=of.requested,
+        learned=learned,
+        arm=of.arm,
+        fallbacks=(*own, *of.fallbacks),
+    )
+
+
 def _known(
     name: str,
     *,

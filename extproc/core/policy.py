@@ -1,4 +1,4 @@
-"""What the operator decides: weights, thresholds, classes. Values only; `decision` and `admission` apply them.
+"""What the operator decides: weights, thresholds, and in `priority` who goes first. Values only.
 
 Read from a file by `wire.policy_document`; `docs/policy.md` explains each field. Presets are named here.
 """
@@ -9,6 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from extproc.core.endpoint import Role
+from extproc.core.priority import PriorityPolicy
 
 
 class Steering(StrEnum):
@@ -114,16 +115,12 @@ class HotspotPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickPolicy:
-    """How endpoints are compared and when a request may be refused."""
+    """How endpoints are compared, and whose requests go first."""
 
     strategy: Strategy = DEFAULT_STRATEGY
     weights: Mapping[str, float] = field(default_factory=lambda: PRESETS[DEFAULT_STRATEGY])
     scales: Scales = field(default_factory=Scales)
-    saturated_waiting_requests: int = 5  # an endpoint with so many waiting requests is saturated
-    saturated_kv_usage: float = 0.8  # 0..1, share of cache blocks in use from which an endpoint is saturated
     stale_after_seconds: float = 2.0  # a report older than this says nothing
-    sheddable_classes: frozenset[str] = frozenset()
-    retry_after_seconds: int = 2  # what a shed client is told to wait
     fallbacks: int = 2  # endpoints named after the winner, for Envoy's retries
     tier_weights: Mapping[str, float] = field(default_factory=dict)  # tier -> 0..1; others as the index has them
     recent_prefix_seconds: float = 5.0  # what was just routed somewhere is expected to be cached so long
@@ -134,3 +131,4 @@ class PickPolicy:
     hotspot: HotspotPolicy = field(default_factory=HotspotPolicy)
     cordoned: frozenset[str] = frozenset()  # endpoints that get nothing new
     roles: Mapping[str, Role] = field(default_factory=dict)  # endpoint -> role; others do both
+    priorities: PriorityPolicy = field(default_factory=PriorityPolicy)

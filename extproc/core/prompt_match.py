@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from extproc.core.policy import tier_worth
+from extproc.core.quota import QuotaVerdict
 from extproc.core.shared_load import SharedView
 
 _Tokens = TypeVar("_Tokens", int, float)
@@ -45,6 +46,7 @@ class IndexHits(msgspec.Struct, frozen=True, kw_only=True):
     keys: Sequence[PromptKeys] = ()
     states: Mapping[str, str] = {}  # endpoint -> state of its events; absent: the index does not know it
     view: SharedView | None = None  # what the other replicas have booked, read in the same round trip
+    quota: QuotaVerdict | None = None  # the answer to the ask that went along; None: there was none
     degraded: Mapping[str, str] = {}  # word -> what happened
 
 

@@ -7,6 +7,8 @@ from enum import IntEnum
 
 import msgspec
 
+from extproc.core.quota import QuotaNote
+
 
 class ResponseHandling(IntEnum):
     """What the picker needs of a response's body."""
@@ -34,12 +36,15 @@ class ResponsePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prediction: Prediction | None = None  # None: nothing to compare usage with
     sampled: bool = False  # read for usage whatever its size
     read_below_bytes: int = 0  # a response that is no stream and at most so long is read for usage; 0: none
+    quota: QuotaNote | None = None  # whose generated tokens are to be counted, whatever the response's size
 
     @property
     def wants_body(self) -> bool:
         """Tell whether any response could be read."""
-        return self.requested_model is not None or (
-            self.prediction is not None and (self.sampled or self.read_below_bytes > 0)
+        return (
+            self.requested_model is not None
+            or self.quota is not None
+            or (self.prediction is not None and (self.sampled or self.read_below_bytes > 0))
         )
 
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from extproc.core.decision import apply_filters
-from extproc.core.endpoint import NOTHING_ASKED, Ask, Candidate, Reachability
+from extproc.core.endpoint import Candidate, Reachability
 from extproc.core.hotspot import HotPrefix, HotPrefixes
 from extproc.core.policy import PickPolicy
 from extproc.core.prompt_match import PromptKeys
@@ -24,26 +23,23 @@ class PrefixCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def copy_of_hot_prefix(
-    candidates: Sequence[Candidate],
+    kept: Sequence[Candidate],
     prompts: Sequence[PromptKeys],
     *,
     hot: HotPrefixes,
     policy: PickPolicy,
     now: float,
-    ask: Ask = NOTHING_ASKED,
-    strict: frozenset[str] = frozenset(),
 ) -> tuple[Sequence[Candidate], PrefixCopy | None]:
     """Return the candidates and None, or with one that counts as warm because it shall become so, and the copy.
 
-    `ask` and `strict` as for `decide`: only endpoints that pass the filters hold or get anything here.
+    `kept` are those that may serve: only they hold or get anything here.
     """
-    if not prompts or not _is_worth_a_look(candidates, policy):
-        return candidates, None
-    kept, _ = apply_filters(candidates, ask=ask, strict=strict)
+    if not prompts or not _is_worth_a_look(kept, policy):
+        return kept, None
     most = max((candidate.saved_tokens for candidate in kept), default=0.0)
     holders = [i for i, candidate in enumerate(kept) if candidate.saved_tokens == most]
     if most <= 0.0 or any(_is_idle(kept[i]) for i in holders):
-        return candidates, None
+        return kept, None
     waits = prefill_waits(kept, scales=policy.scales)
     warm = min(holders, key=lambda i: waits[i])  # it would take the request
     idlest = min(
@@ -52,7 +48,7 @@ def copy_of_hot_prefix(
         default=None,
     )
     if idlest is None or waits[warm] <= waits[idlest]:
-        return candidates, None
+        return kept, None
     prompt, target = prompts[0], kept[idlest]
     prefix = hot.copy_to(
         prompt.keys,
@@ -63,11 +59,11 @@ def copy_of_hot_prefix(
         now=now,
     )
     if prefix is None:
-        return candidates, None
+        return kept, None
     warmed = msgspec.structs.replace(target, worth_tokens=most)
     words = f"hot prefix: {target.address} gets a copy of what {kept[warm].address} holds"
     return (
-        [warmed if candidate is target else candidate for candidate in candidates],
+        [warmed if candidate is target else candidate for candidate in kept],
         PrefixCopy(endpoint=target.address, prefix=prefix, words=words),
     )
 

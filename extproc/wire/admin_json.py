@@ -5,11 +5,16 @@ from typing import Any
 
 import msgspec
 
-from extproc.core.admission import is_saturated
+from extproc.core.admission_preview import Preview
 from extproc.core.decision import Decision, apply_filters
+from extproc.core.degradation import StepInForce
 from extproc.core.endpoint import Candidate, EndpointStatus
 from extproc.core.exchange import RequestFacts
+from extproc.core.latency_estimate import EstimateError
 from extproc.core.policy import PickPolicy
+from extproc.core.priority import PriorityPolicy
+from extproc.core.saturation import Room
+from extproc.core.standing import Standing
 from extproc.errors import PickError
 
 
@@ -25,6 +30,8 @@ class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     max_tokens: int | None
     block_tokens: int  # 0 where tokens are unknown
+    standing: Standing
+    steps: tuple[str, ...] = ()  # of degradation, that changed it
 
 
 class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +56,7 @@ def decision_json(record: DecisionRecord) -> dict[str, Any]:
         refusal = record.outcome
         return common | {
             "endpoint": None,
-            "status": refusal.http_status,
+            "status": refusal.status,
             "matched_tokens": 0,
             "prompt_tokens": 0,
             "reasons": [f"{refusal.reason}: {refusal.message}"],
@@ -73,7 +80,7 @@ def record_json(record: DecisionRecord, *, policy: PickPolicy) -> dict[str, Any]
         refusal = record.outcome
         return common | {
             "endpoint": None,
-            "status": refusal.http_status,
+            "status": refusal.status,
             "reason": refusal.reason,
             "message": refusal.message,
         }
@@ -81,24 +88,32 @@ def record_json(record: DecisionRecord, *, policy: PickPolicy) -> dict[str, Any]
     return common | explanation_json(record.asked, record.outcome, policy=policy)
 
 
-def refusal_json(refusal: PickError, candidates: Sequence[Candidate], *, policy: PickPolicy) -> dict[str, Any]:
+def refusal_json(refusal: PickError, candidates: Sequence[Candidate]) -> dict[str, Any]:
     """Return why a request would be refused, and the endpoints as they are now."""
     kept, rejected = apply_filters(candidates)
     return {
         "endpoint": None,
-        "status": refusal.http_status,
+        "status": refusal.status,
         "reason": refusal.reason,
         "message": refusal.message,
-        "candidates": [_candidate_json(candidate, policy=policy, block_size=None) for candidate in kept],
+        "candidates": [_candidate_json(candidate, block_size=None) for candidate in kept],
         "rejected": _rejected_json(rejected),
     }
 
 
 def explanation_json(
-    asked: AskedFor, decision: Decision, *, policy: PickPolicy, blocks: Mapping[str, int] | None = None
+    asked: AskedFor,
+    decision: Decision,
+    *,
+    policy: PickPolicy,
+    blocks: Mapping[str, int] | None = None,
+    rooms: Mapping[str, Room] | None = None,
 ) -> dict[str, Any]:
-    """Return everything a decision rests on; `blocks` is the block size of each endpoint in tokens."""
-    sizes = blocks or {}
+    """Return everything a decision rests on.
+
+    `blocks` is the block size of each endpoint in tokens; `rooms` how full each is for the request's class.
+    """
+    sizes, standing = blocks or {}, asked.standing
     return {
         "request": {
             "api": asked.api,
@@ -109,6 +124,11 @@ def explanation_json(
             "prompts": asked.prompts,
             "stream": asked.stream,
             "max_tokens": asked.max_tokens,
+            "class": standing.class_name,
+            "class_by": standing.why,
+            "priority": standing.priority_class.priority,
+            "tenant": standing.tenant,
+            "steps": list(asked.steps),
         },
         "endpoint": decision.endpoints[0],
         "status": 200,
@@ -122,7 +142,9 @@ def explanation_json(
         "weights": dict(decision.weights),
         "candidates": [
             _candidate_json(
-                candidate, policy=policy, block_size=sizes.get(candidate.address, asked.block_tokens or None)
+                candidate,
+                block_size=sizes.get(candidate.address, asked.block_tokens or None),
+                room=rooms.get(candidate.address) if rooms else None,
             )
             | {
                 "scores": {name: scores[i] for name, scores in decision.scores.items()},
@@ -134,16 +156,47 @@ def explanation_json(
     }
 
 
+def admission_json(standing: Standing, preview: Preview) -> dict[str, Any]:
+    """Return what would become of a request, and what its class is promised."""
+    return {
+        "verdict": preview.verdict,
+        "expected_ttft_ms": round(preview.expected_ttft_seconds * 1000),
+        "target_ttft_ms": round(standing.priority_class.targets.ttft_seconds * 1000),
+        "waiting_requests": preview.waiting_requests,
+    }
+
+
+def classes_json(
+    policy: PriorityPolicy, *, waiting: Mapping[str, int], steps: Sequence[StepInForce]
+) -> list[dict[str, Any]]:
+    """Return a line for each class, the most important first."""
+    in_force: dict[str, set[str]] = {}
+    for step in steps:
+        in_force.setdefault(step.class_name, set()).add(step.step.step.value)
+    ordered = sorted(policy.classes.items(), key=lambda item: (-item[1].priority, item[0]))
+    return [
+        {
+            "class": name,
+            "priority": item.priority,
+            "sheddable": item.sheddable,
+            "waiting": waiting.get(name, 0),
+            "steps": sorted(in_force.get(name, ())),
+        }
+        for name, item in ordered
+    ]
+
+
 def _rejected_json(rejected: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"endpoint": address, "filter": words} for address, words in rejected.items()]
 
 
-def _candidate_json(candidate: Candidate, *, policy: PickPolicy, block_size: int | None) -> dict[str, Any]:
+def _candidate_json(candidate: Candidate, *, block_size: int | None, room: Room | None = None) -> dict[str, Any]:
     load = candidate.load
     return {
         "endpoint": candidate.address,
         "state": candidate.reachability.value,
-        "saturated": is_saturated(candidate, policy=policy),
+        "fill": round(room.fill, 3) if room else None,
+        "full": room.why if room and room.fill >= 1.0 else None,
         "matched_tokens": candidate.matched_tokens,
         "matched_blocks": candidate.matched_tokens // block_size if block_size else 0,
         "indexed_tokens": candidate.indexed_tokens,
@@ -200,6 +253,9 @@ def state_json(
     endpoints: Sequence[Mapping[str, Any]],
     index: Mapping[str, Any],
     decisions: Sequence[Any],
+    classes: Sequence[Mapping[str, Any]],
+    estimate_errors: Mapping[str, EstimateError],
+    quotas: Mapping[str, Any],
     replicas: Mapping[str, Any] | None = None,
     findings: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
@@ -208,6 +264,11 @@ def state_json(
         "now": now,
         "endpoints": list(endpoints),
         "index": dict(index),
+        "classes": list(classes),
+        "ttft_estimate_errors_ms": {
+            endpoint: round(error.mean_seconds * 1000) for endpoint, error in estimate_errors.items()
+        },
+        "quotas": dict(quotas),
         "replicas": replicas,
         "findings": findings,
         "decisions": list(decisions),

@@ -7,6 +7,7 @@ between us and the pod may.
 import zlib
 
 from extproc.errors import BodyTooLargeError, KvmeshError, MalformedRequestError
+from extproc.wire.json_edit import may_be_object
 
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib finds out which
 RAW_DEFLATE = -zlib.MAX_WBITS  # what some clients send as "deflate"
@@ -16,11 +17,13 @@ MAX_MEMBERS = 64  # gzip streams in one body: each costs a copy of all that foll
 
 
 class UnknownContentEncodingError(KvmeshError):
-    """The body has a coding that the picker does not read (br, zstd, …): it is routed on load."""
+    """The body has a coding that the picker does not read (br, zstd, …)."""
 
 
 def decoded_body(body: bytes, *, content_encoding: str | None, max_bytes: int) -> bytes:
     """Return the body without its codings (the header's value, e.g. "gzip"); without any it is the same object.
+
+    So is a JSON object under a header that is not true of it: vLLM does not look at the header and would serve it.
 
     Raise UnknownContentEncodingError (also for more than MAX_MEMBERS pieces), MalformedRequestError for damaged data,
     BodyTooLargeError as soon as more than `max_bytes` come out: the rest is never unpacked.
@@ -29,10 +32,18 @@ def decoded_body(body: bytes, *, content_encoding: str | None, max_bytes: int) -
         return body
     codings = [name for part in content_encoding.lower().split(",") if (name := part.strip()) not in ("", "identity")]
     if not CODINGS.issuperset(codings) or len(codings) > MAX_CODINGS:
+        if may_be_object(body):
+            return body
         raise UnknownContentEncodingError(f"the picker does not read the content-encoding {content_encoding[:40]!r}")
-    for _ in codings:  # the last one was applied last, but all are told from the data itself
-        body = _unpacked(body, max_bytes=max_bytes)
-    return body
+    plain = body
+    try:
+        for _ in codings:  # the last one was applied last, but all are told from the data itself
+            plain = _unpacked(plain, max_bytes=max_bytes)
+    except MalformedRequestError:
+        if may_be_object(body):
+            return body
+        raise
+    return plain
 
 
 def _unpacked(body: bytes, *, max_bytes: int) -> bytes:

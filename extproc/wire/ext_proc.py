@@ -4,9 +4,11 @@ Messages come from `xds-protos` (protobuf upb). Answers leave as bytes: those wi
 Field semantics: https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ext_proc/v3/external_processor.proto
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
@@ -36,10 +38,13 @@ from extproc.core.exchange import (
     HeadersWithPick,
     RequestFacts,
     Step,
+    TellClient,
 )
 from extproc.core.response_plan import ResponsePlan
 from extproc.errors import PickError
-from extproc.wire.response_note import NOTE_KEY, NOTE_NAMESPACE, decode_note, encode_note
+from extproc.wire.ext_proc_bytes import body_chunk, noted, told_client, visible
+from extproc.wire.jwt_claims import NO_CLAIMS, verified_claims
+from extproc.wire.response_note import NOTE_KEY, NOTE_NAMESPACE, decode_note
 
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
 OBJECTIVE_HEADER = "x-gateway-inference-objective"
@@ -57,7 +62,7 @@ _OWN_HEADERS = frozenset({":method", ":path", "x-request-id", "traceparent", OBJ
 # what the picker reads of a request besides: the body's form, and what names a session
 FURTHER_HEADERS = frozenset(
     {
-        *("content-type", "content-encoding"),
+        *("content-type", "content-encoding", "x-prefiller-host-port"),
         *("x-session-id", "session-id", "x-session-affinity", "x-claude-code-session-id"),
     }
 )
@@ -76,18 +81,32 @@ _EMPTY_ANSWERS: Mapping[Answer, bytes] = {
 parse_message = ProcessingRequest.FromString
 
 
-def request_facts(message: ProcessingRequest, *, further: frozenset[str] = FURTHER_HEADERS) -> RequestFacts:
-    """Take the few headers that the picker needs, and the route's candidates."""
+def request_facts(
+    message: ProcessingRequest, *, further: frozenset[str] = FURTHER_HEADERS, claims: frozenset[str] = frozenset()
+) -> RequestFacts:
+    """Take the few headers that the picker needs, the route's candidates, and these claims of a verified JWT.
+
+    The path is unquoted, as vLLM's server does it; the query stays as it came.
+    """
     found = _found(message.request_headers, _wanted(further))
     return RequestFacts(
         method=found.pop(":method", ""),
-        path=found.pop(":path", ""),
+        path=_path(found.pop(":path", "")),
         objective=found.pop(OBJECTIVE_HEADER, None),
         request_id=found.pop("x-request-id", ""),
         traceparent=found.pop("traceparent", None),
         headers=found,
         subset=_subset(message),
+        claims=verified_claims(message.metadata_context.filter_metadata, claims) if claims else NO_CLAIMS,
     )
+
+
+def _path(target: str) -> str:
+    if "%" not in target:
+        return target
+    path, mark, query = target.partition("?")
+    # a "?" of the path itself stays quoted: what follows would pass for a query
+    return "%3F".join(unquote(part) for part in re.split("%3[Ff]", path)) + mark + query
 
 
 @cache
@@ -147,6 +166,14 @@ def response_status(headers: HttpHeaders) -> int:
     return 0
 
 
+def content_type(headers: HttpHeaders) -> str:
+    """Return the response's `content-type`, or ""."""
+    for header in headers.headers.headers:
+        if header.key == "content-type":
+            return header.raw_value.decode("ascii", "replace") or str(header.value)
+    return ""
+
+
 def response_plan(message: ProcessingRequest) -> ResponsePlan | None:
     """Return the plan that a pick left for the filter that sees the response."""
     metadata = message.metadata_context.filter_metadata
@@ -192,15 +219,22 @@ def encode_step(step: Step) -> bytes:
     if isinstance(step, Answer):
         return _EMPTY_ANSWERS[step]
     if isinstance(step, BodyChunk):
-        return _body_chunk(step)
+        return body_chunk(step)
     if isinstance(step, HeadersWithPick):
         encoded = _pick(tuple(step.endpoints), with_body=False)
         return encoded + _further_headers(step) if step.removed_headers or step.note is not None else encoded
     if isinstance(step, BodyWithPick):
         encoded = _pick(tuple(step.endpoints), with_body=True)
         return encoded + _changed_body(step) if step.removed_headers or step.body is not None else encoded
+    return _encode_response_step(step)
+
+
+def _encode_response_step(step: Step) -> bytes:
+    if isinstance(step, TellClient):
+        return told_client(step.headers)
     if isinstance(step, AskForResponse):
-        return _ASK_TO_CHANGE if step.changes else _ASK_TO_READ
+        encoded = _ASK_TO_CHANGE if step.changes else _ASK_TO_READ
+        return encoded + told_client(step.headers) if step.headers else encoded
     if isinstance(step, ChangedResponse):
         return _changed_response(step.body)
     raise TypeError(f"{type(step).__name__} is not an answer")
@@ -223,7 +257,7 @@ def _pick(endpoints: tuple[str, ...], *, with_body: bool) -> bytes:
 
 
 def _further_headers(step: HeadersWithPick) -> bytes:
-    encoded = b"" if step.note is None else _note(step.note)
+    encoded = b"" if step.note is None else noted(step.note)
     if step.removed_headers:
         removal = CommonResponse(header_mutation=HeaderMutation(remove_headers=step.removed_headers))
         encoded += ProcessingResponse(request_headers=HeadersResponse(response=removal)).SerializeToString()
@@ -242,13 +276,13 @@ def _changed_body(step: BodyWithPick) -> bytes:
 
 def encode_refusal(error: PickError) -> bytes:
     """Encode the answer that ends the request here: an OpenAI error object with the error's status and reason."""
-    headers = {"content-type": "application/json", REASON_HEADER: error.reason}
+    headers = {**error.headers, "content-type": "application/json", REASON_HEADER: error.reason}
     if error.retry_after_seconds is not None:
         headers["retry-after"] = str(error.retry_after_seconds)
     encoded: bytes = ProcessingResponse(
         immediate_response=ImmediateResponse(
-            status=HttpStatus(code=error.http_status),
-            headers=HeaderMutation(set_headers=[_set(name, value) for name, value in headers.items()]),
+            status=HttpStatus(code=error.status),
+            headers=HeaderMutation(set_headers=[_set(name, visible(value)) for name, value in headers.items()]),
             body=error_body(error),
             details=f"kvmesh_{error.reason.replace('-', '_')}",
         )
@@ -314,47 +348,3 @@ def _changed_response(body: bytes) -> bytes:
     response = ProcessingResponse(response_body=BodyResponse(response=CommonResponse(body_mutation=mutation)))
     encoded: bytes = response.SerializeToString()
     return encoded
-
-
-# Protobuf's tags: a field's number shifted by 3, plus 2 for what has a length. A test compares with its own encoding.
-_CONTENT_TAG, _END_OF_STREAM = b"\x0a", b"\x10\x01"  # StreamedBodyResponse.body, and .end_of_stream = true
-# BodyMutation.streamed_response, CommonResponse.body_mutation, BodyResponse.response
-_AROUND = (b"\x1a", b"\x1a", b"\x0a")
-_AROUND_REQUEST = (*_AROUND, b"\x1a")  # ProcessingResponse.request_body
-_AROUND_RESPONSE = (*_AROUND, b"\x22")  # ProcessingResponse.response_body
-
-
-def _body_chunk(chunk: BodyChunk) -> bytes:
-    """Encode a part of a body: four messages, one in the other, around bytes. By hand in a third of protobuf's time."""
-    body = chunk.body
-    tail = _END_OF_STREAM if chunk.end_of_stream else b""
-    head = _CONTENT_TAG + _varint(len(body)) if body else b""
-    size = len(body) + len(tail)
-    for tag in _AROUND_RESPONSE if chunk.response else _AROUND_REQUEST:
-        head = tag + _varint(len(head) + size) + head
-    return b"".join((head, body, tail))
-
-
-# Struct.fields is a map: entries (field 1) of key (1) and value (2). Value.string_value is 3, Value.struct_value 5
-_NAMESPACE_ENTRY = b"\x0a" + bytes((len(NOTE_NAMESPACE),)) + NOTE_NAMESPACE.encode()
-_NOTE_ENTRY = b"\x0a" + bytes((len(NOTE_KEY),)) + NOTE_KEY.encode()
-
-
-def _note(plan: ResponsePlan) -> bytes:
-    """Encode dynamic metadata {namespace: {key: note}}; by hand as well: most requests that do not stream have one."""
-    fields = _field(b"\x0a", _NOTE_ENTRY + _field(b"\x12", _field(b"\x1a", encode_note(plan))))
-    namespaces = _field(b"\x0a", _NAMESPACE_ENTRY + _field(b"\x12", _field(b"\x2a", fields)))
-    return _field(b"\x42", namespaces)  # ProcessingResponse.dynamic_metadata
-
-
-def _field(tag: bytes, content: bytes) -> bytes:
-    return tag + _varint(len(content)) + content
-
-
-def _varint(number: int) -> bytes:
-    """Encode a length, seven bits a byte, the lowest first."""
-    if number < 0x80:
-        return bytes((number,))
-    if number < 0x4000:
-        return bytes((number & 0x7F | 0x80, number >> 7))
-    return bytes((number & 0x7F | 0x80,)) + _varint(number >> 7)

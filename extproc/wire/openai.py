@@ -11,10 +11,11 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from extproc.core.request import ApiKind, InferenceRequest
-from extproc.errors import MalformedRequestError, PickError
+from extproc.errors import BodyTooLargeError, MalformedRequestError, PickError, UnsupportedEncodingError
 from extproc.wire.anthropic_messages import MessagesBody, messages_request
 from extproc.wire.content_encoding import UnknownContentEncodingError, decoded_body
 from extproc.wire.json_body import BodyNotReadError, MalformedFieldError, decode_body
+from extproc.wire.json_edit import may_be_object
 from extproc.wire.openai_chat import ChatBody, chat_batch_request, chat_request
 from extproc.wire.openai_completions import CompletionBody, GenerateBody, completion_request, generate_request
 from extproc.wire.pooling_apis import (
@@ -31,7 +32,12 @@ from extproc.wire.responses_api import ResponsesBody, responses_request
 _B = TypeVar("_B", bound=Body)
 
 MAX_DECODED_BYTES = 16 << 20
+NOT_OF_THE_API = "the body is not what this API takes"
 JSON_TYPE = "application/json"  # all that vLLM takes; a charset or the like may follow
+
+
+class AmbiguousBodyError(MalformedFieldError):
+    """The body fits two APIs, and which of them serves it is up to the pod."""
 
 
 class _Api(Generic[_B]):
@@ -48,23 +54,29 @@ class _Api(Generic[_B]):
         self.strict = strict
 
 
+_CHAT = _Api(ApiKind.CHAT_COMPLETIONS, ChatBody, chat_request)
+_COMPLETION = _Api(ApiKind.COMPLETIONS, CompletionBody, completion_request)
+# the short paths of pooling models are not strict: another application may have them, too
+_POOLING = _Api(ApiKind.POOLING, PoolingBody, pooling_request, strict=False)
+_SCORE = _Api(ApiKind.SCORE, PoolingBody, score_request, strict=False)
+_RERANK = _Api(ApiKind.RERANK, PoolingBody, rerank_request, strict=False)
+# any of those above, by what is in the body
+_INVOCATIONS = _Api(ApiKind.OTHER, PoolingBody, pooling_request, strict=False)
+
 # Paths by their end (a gateway may serve them under a prefix), grouped by the last segment, more specific ones first.
-# The short ones of pooling models are not strict: another application may have them, too.
 _APIS: dict[str, tuple[tuple[str, _Api[Any]], ...]] = {
-    "completions": (
-        ("/v1/chat/completions", _Api(ApiKind.CHAT_COMPLETIONS, ChatBody, chat_request)),
-        ("/v1/completions", _Api(ApiKind.COMPLETIONS, CompletionBody, completion_request)),
-    ),
+    "completions": (("/v1/chat/completions", _CHAT), ("/v1/completions", _COMPLETION)),
     "batch": (("/v1/chat/completions/batch", _Api(ApiKind.CHAT_COMPLETIONS, ChatBody, chat_batch_request)),),
     "responses": (("/v1/responses", _Api(ApiKind.RESPONSES, ResponsesBody, responses_request)),),
     "messages": (("/v1/messages", _Api(ApiKind.MESSAGES, MessagesBody, messages_request)),),
     "generate": (("/inference/v1/generate", _Api(ApiKind.GENERATE, GenerateBody, generate_request)),),
     "embeddings": (("/v1/embeddings", _Api(ApiKind.EMBEDDINGS, PoolingBody, embeddings_request)),),
     "embed": (("/v2/embed", _Api(ApiKind.EMBEDDINGS, PoolingBody, cohere_embed_request, strict=False)),),
-    "pooling": (("/pooling", _Api(ApiKind.POOLING, PoolingBody, pooling_request, strict=False)),),
-    "classify": (("/classify", _Api(ApiKind.POOLING, PoolingBody, pooling_request, strict=False)),),
-    "score": (("/score", _Api(ApiKind.SCORE, PoolingBody, score_request, strict=False)),),
-    "rerank": (("/rerank", _Api(ApiKind.RERANK, PoolingBody, rerank_request, strict=False)),),
+    "pooling": (("/pooling", _POOLING),),
+    "classify": (("/classify", _POOLING),),
+    "score": (("/score", _SCORE),),
+    "rerank": (("/rerank", _RERANK),),
+    "invocations": (("/invocations", _INVOCATIONS),),
 }
 # the last segments of paths that only turn texts into tokens or back
 _NO_GPU = frozenset(("tokenize", "detokenize", "count_tokens", "render", "derender"))
@@ -75,7 +87,19 @@ class _OtherBody(msgspec.Struct, kw_only=True):
     stream: Any = None
 
 
+class _InvokedBody(msgspec.Struct, kw_only=True):
+    """What tells the APIs apart."""
+
+    messages: Any = None
+    prompt: Any = None
+    prompt_embeds: Any = None
+    input: Any = None
+    query: Any = None
+    queries: Any = None
+
+
 _OTHER = msgspec.json.Decoder(_OtherBody)
+_INVOKED = msgspec.json.Decoder(_InvokedBody)
 
 
 def parse_request(
@@ -86,35 +110,65 @@ def parse_request(
     content_type: str | None = None,
     content_encoding: str | None = None,
     max_decoded_bytes: int = MAX_DECODED_BYTES,
+    require_readable: bool = False,
 ) -> InferenceRequest:
     """Return the facts of a request; `path` may carry a prefix and a query string, `body` is None if it is not known.
 
     `content_type` and `content_encoding` are the headers' values, None where there is none. Raise
     MalformedRequestError when the body of a known API is not a JSON object or a field has a type that nobody can
     serve, BodyTooLargeError when it unpacks to more than `max_decoded_bytes`. A prompt whose tokens cannot be known
-    leaves `prompts` empty and sets `unsupported_reason`.
+    leaves `prompts` empty and sets `unsupported_reason`. With `require_readable` no body passes unread that vLLM may
+    be able to read: raise UnsupportedEncodingError, or BodyTooLargeError for one with too many parts.
     """
     path = path.partition("?")[0]
     if body is not None and type(body) is not bytes:
         body = bytes(body)
     api, kind = _api(path) if method == "POST" else (None, ApiKind.OTHER)
-    if api is None:
-        return _other_request(kind, path, _plain_or_nothing(body, content_encoding, max_decoded_bytes))
     if body is None:
-        return _other_request(kind, path, b"", "Envoy does not send the body")
-    if not _is_json(content_type):
-        why = "the content-type is not application/json, all that vLLM takes"
-        return _other_request(kind, path, _plain_or_nothing(body, content_encoding, max_decoded_bytes), why)
+        return _other_request(kind, path, b"", None if api is None else "Envoy does not send the body")
+    is_json = _is_json(content_type)
+    known = api if is_json else None
+    # pods read nothing but JSON, and no GET's body; what is uploaded to other applications is not our business
+    is_needed = require_readable and is_json and method == "POST" and (api is not None or content_type is not None)
+    why = None if api is None or is_json else "the content-type is not application/json, all that vLLM takes"
     try:
-        if content_encoding:
-            body = decoded_body(body, content_encoding=content_encoding, max_bytes=max_decoded_bytes)
-        return _read(api, path, body)
+        plain = decoded_body(body, content_encoding=content_encoding, max_bytes=max_decoded_bytes)
+        if known is None:
+            return _other_request(kind, path, plain, why)
+        return _known_request(known, path, plain, is_needed=is_needed)
     except (UnknownContentEncodingError, BodyNotReadError) as error:
-        return InferenceRequest(api=kind, path=path, unsupported_reason=str(error))
+        if is_needed:
+            raise _refusal(error) from None
+        why = why if known is None else str(error)
+    except PickError as error:
+        if _is_final(error, known, is_needed=is_needed):
+            raise
+        why = why if known is None else NOT_OF_THE_API
+    return _other_request(kind, path, b"", why)
+
+
+def _refusal(error: UnknownContentEncodingError | BodyNotReadError) -> PickError:
+    kind = BodyTooLargeError if isinstance(error, BodyNotReadError) else UnsupportedEncodingError
+    return kind(f"{error}, and what the request may have depends on it")
+
+
+def _is_final(error: PickError, known: _Api[Any] | None, *, is_needed: bool) -> bool:
+    """Tell whether no pod gets the body; one of an unknown API is routed all the same."""
+    if isinstance(error, BodyTooLargeError | AmbiguousBodyError):
+        return known is not None or is_needed
+    return known is not None and known.strict
+
+
+def _known_request(api: _Api[Any], path: str, body: bytes, *, is_needed: bool) -> InferenceRequest:
+    chosen = _invoked(body, is_needed=is_needed) if api is _INVOCATIONS else api
+    if chosen is None:
+        return _other_request(api.kind, path, body)
+    try:
+        return _read(chosen, path, body)
     except MalformedRequestError:
         if api.strict:
             raise
-        return _other_request(kind, path, body, "the body is not what this API takes")
+        return _other_request(api.kind, path, body, NOT_OF_THE_API)
 
 
 def _api(path: str) -> tuple[_Api[Any] | None, ApiKind]:
@@ -125,6 +179,27 @@ def _api(path: str) -> tuple[_Api[Any] | None, ApiKind]:
     return None, ApiKind.TOKENIZE if last in _NO_GPU else ApiKind.OTHER
 
 
+def _invoked(body: bytes, *, is_needed: bool) -> _Api[Any] | None:
+    """Return as what vLLM's /invocations serves a body: it tries one API after another until the body fits.
+
+    As far as the names of the fields tell: vLLM looks at their types, too, so one that fits two APIs is refused where
+    it matters (`is_needed`).
+    """
+    try:
+        found = decode_body(_INVOKED, body)
+    except MalformedRequestError:
+        return None
+    if is_needed and found.messages is not None and (found.prompt is not None or found.prompt_embeds is not None):
+        raise AmbiguousBodyError("The request body has both messages and a prompt.")
+    if isinstance(found.messages, list):
+        return _CHAT
+    if found.prompt is not None or found.prompt_embeds is not None:
+        return _COMPLETION
+    if found.input is not None:
+        return _POOLING
+    return _RERANK if found.query is not None else _SCORE if found.queries is not None else None
+
+
 def _is_json(content_type: str | None) -> bool:
     return content_type is None or content_type == JSON_TYPE or content_type.partition(";")[0].lower() == JSON_TYPE
 
@@ -133,35 +208,26 @@ def _read(api: _Api[Any], path: str, body: bytes) -> InferenceRequest:
     fields = decode_body(api.decoder, body)
     if fields.model is not None and not is_unicode(fields.model):
         raise MalformedFieldError("The request body has a model whose name is not valid Unicode.")
+    fields.model = fields.model or None  # "" gets the pod's default, too
     fields.body_bytes = len(body)
     return api.read(path, fields)
 
 
-def _plain_or_nothing(body: bytes | None, content_encoding: str | None, max_bytes: int) -> bytes:
-    """Return the body without its codings, or nothing where that fails: an unknown API is routed all the same."""
-    try:
-        return decoded_body(body or b"", content_encoding=content_encoding, max_bytes=max_bytes)
-    except (UnknownContentEncodingError, PickError):
-        return b""
-
-
 def _other_request(kind: ApiKind, path: str, body: bytes, unsupported_reason: str | None = None) -> InferenceRequest:
-    """Return what is known without understanding the body: it is routed on load whatever it is."""
+    """Return what is known without understanding the body: it is routed on load whatever it is.
+
+    Raise BodyNotReadError for what may be an object and would take too long.
+    """
     try:
-        other = decode_body(_OTHER, body) if _may_be_object(body) else _OtherBody()
-    except (MalformedRequestError, BodyNotReadError):
+        other = decode_body(_OTHER, body) if may_be_object(body) else _OtherBody()
+    except MalformedRequestError:
         other = _OtherBody()
     model = other.model if isinstance(other.model, str) and is_unicode(other.model) else None
     return InferenceRequest(
         api=kind,
         path=path,
-        model=model,
+        model=model or None,
         stream=flag(other.stream, default=False),
         max_tokens=0 if kind is ApiKind.TOKENIZE else None,
         unsupported_reason=unsupported_reason,
     )
-
-
-def _may_be_object(body: bytes) -> bool:
-    """Tell uploads and the like from JSON objects without reading them."""
-    return body[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{"

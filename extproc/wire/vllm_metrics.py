@@ -12,8 +12,13 @@ KV_USAGE = b"vllm:kv_cache_usage_perc"  # a share of 1 in spite of its name
 KV_USAGE_BEFORE_0_10 = b"vllm:gpu_cache_usage_perc"
 
 PREEMPTIONS = b"vllm:num_preemptions"
-INTER_TOKEN = b"vllm:inter_token_latency_seconds_"
-SUM, COUNT, TOTAL = b"sum", b"count", b"_total"
+SUM, COUNT, TOTAL = b"_sum", b"_count", b"_total"
+PREFILL_SECONDS = b"vllm:request_prefill_time_seconds"
+PREFILL_COMPUTED = b"vllm:request_prefill_kv_computed_tokens"  # not in older versions
+FIRST_TOKEN = b"vllm:time_to_first_token_seconds"
+INTER_TOKEN = b"vllm:inter_token_latency_seconds"
+INTER_TOKEN_BEFORE_0_10 = b"vllm:time_per_output_token_seconds"
+HISTOGRAMS = (PREFILL_SECONDS, PREFILL_COMPUTED, FIRST_TOKEN, INTER_TOKEN, INTER_TOKEN_BEFORE_0_10)
 # with --enable-mfu-metrics only
 READ_BYTES, WRITTEN_BYTES = b"vllm:estimated_read_bytes_per_gpu", b"vllm:estimated_write_bytes_per_gpu"
 CACHE_CONFIG = b"\nvllm:cache_config_info{"
@@ -37,7 +42,8 @@ def parse_load(text: bytes, *, reported_at: float) -> EndpointLoad | None:
     if not waiting or not running or not usage:
         return None
     hits, queries = _values(text, PREFIX_CACHE, HITS, QUERIES)
-    inter_token_sums, inter_token_counts = _values(text, INTER_TOKEN, SUM, COUNT)
+    sums, counts = _histograms(text, SUM), _histograms(text, COUNT)
+    inter_token = INTER_TOKEN if INTER_TOKEN in counts else INTER_TOKEN_BEFORE_0_10
     (preemptions,) = _values(text, PREEMPTIONS, TOTAL)
     (read,), (written,) = _values(text, READ_BYTES, TOTAL), _values(text, WRITTEN_BYTES, TOTAL)
     running_adapters, waiting_adapters, max_adapters = _adapters(text)
@@ -53,10 +59,35 @@ def parse_load(text: bytes, *, reported_at: float) -> EndpointLoad | None:
         running_adapters=running_adapters,
         waiting_adapters=waiting_adapters,
         max_adapters=max_adapters,
-        inter_token_seconds_sum=sum(inter_token_sums),
-        inter_token_count=sum(map(int, inter_token_counts)),
+        inter_token_seconds_sum=sums.get(inter_token, 0.0),
+        inter_token_count=int(counts.get(inter_token, 0.0)),
         memory_bytes_moved=sum(read) + sum(written) if read or written else None,
+        prefill_seconds_sum=sums.get(PREFILL_SECONDS, 0.0),
+        prefill_count=int(counts.get(PREFILL_SECONDS, 0.0)),
+        prefill_computed_tokens=int(sums.get(PREFILL_COMPUTED, 0.0)),
+        first_token_seconds_sum=sums.get(FIRST_TOKEN, 0.0),
+        first_token_count=int(counts.get(FIRST_TOKEN, 0.0)),
     )
+
+
+def _histograms(text: bytes, ending: bytes) -> dict[bytes, float]:
+    """Return the sums or the counts (by `ending`) of HISTOGRAMS that are there, over all their series.
+
+    Found by their ends: a histogram has twenty lines for its buckets that begin as its sum does.
+    """
+    totals: dict[bytes, float] = {}
+    position = text.find(ending)
+    while position >= 0:
+        rest = position + len(ending)
+        if text[rest : rest + 1] in (b"{", b" "):
+            name = text[text.rfind(b"\n", 0, position) + 1 : position]
+            if name in HISTOGRAMS:
+                end = text.find(b"\n", rest)
+                number = _count(text[rest : end if end >= 0 else len(text)].rpartition(b"}")[2].split())
+                if number is not None:
+                    totals[name] = totals.get(name, 0.0) + number
+        position = text.find(ending, rest)
+    return totals
 
 
 def _capacity(text: bytes) -> int | None:

@@ -6,7 +6,7 @@ before and after make the answer consistent without MULTI, which Redis refuses e
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ class PrefixIndexReader:
         extra: BlockExtras | None = None,
         also: bytes = b"",
         also_replies: int = 0,
+        also_told: Callable[[Sequence[Any]], None] | None = None,
     ) -> PrefixLookup:
         """Return each endpoint's longest cached prefix of a prompt.
 
@@ -63,11 +64,12 @@ class PrefixIndexReader:
         vLLM computes at least that one anew. One round trip for a prompt that is cold or was seen before, two
         or more for one that only others have seen. Set a deadline: cancelling leaves the reader usable.
         `also` are packed commands of the caller that go along in the first round trip, on keys with our hash tag; what
-        Redis answers to them (`also_replies` values) is in the result as it is.
+        Redis answers to them (`also_replies` values) is in the result as it is, and told to `also_told` as soon as it
+        is there: they have been carried out, whatever becomes of the lookup.
         Raise IndexUnavailableError.
         """
         usable = tokens[: usable_tokens(tokens) * TOKEN_BYTES]
-        passed = _PassedThrough(commands=also, replies=also_replies)
+        passed = _PassedThrough(commands=also, replies=also_replies, told=also_told)
         for _ in range(CONFLICT_LIMIT):
             table = await self._current_table()
             keys = {size: self._keys(usable, size, root, extra) for size in table.masks}
@@ -157,7 +159,7 @@ class PrefixIndexReader:
         counts = [len(chunk) // KEY_BYTES for chunk in chunks]
         replies = await self._link.request(commands, replies=len(chunks) + 2 + more_replies)
         if more_replies:
-            passed.got = replies[-more_replies:]
+            passed.took(replies[-more_replies:])
             del replies[-more_replies:]
         before, after = _array(replies[0], 2), _array(replies[-1], 2)
         runs = [runs_of(_array(reply, count)) for reply, count in zip(replies[1:-1], counts, strict=True)]
@@ -207,7 +209,13 @@ class _PassedThrough:
 
     commands: bytes
     replies: int
+    told: Callable[[Sequence[Any]], None] | None
     got: Sequence[Any] = ()
+
+    def took(self, replies: Sequence[Any]) -> None:
+        self.got = replies
+        if self.told is not None:
+            self.told(replies)
 
     def pending(self) -> tuple[bytes, int]:
         return (b"", 0) if self.got else (self.commands, self.replies)

@@ -20,6 +20,7 @@ _REQUEST_BUCKETS = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 _STEP_BUCKETS = tuple(float(bound) for bound in (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384))
+REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -85,6 +86,7 @@ class PodMetrics:
         self.started_at = started_at
         self.prompt_tokens = self.cached_prompt_tokens = self.generation_tokens = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.rejections = dict.fromkeys(REJECTION_REASONS, 0)
 
         def histogram(name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
             return Histogram(f"vllm:{name}", help_text, labels=labels, buckets=buckets)
@@ -109,6 +111,21 @@ class PodMetrics:
         self.queue_time = histogram(
             "request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", _REQUEST_BUCKETS
         )
+        # of ended requests, like those before
+        self.inference_time = histogram(
+            "request_inference_time_seconds", "Histogram of time spent in RUNNING phase for request.", _REQUEST_BUCKETS
+        )
+        self.prefill_time = histogram(
+            "request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", _REQUEST_BUCKETS
+        )
+        self.decode_time = histogram(
+            "request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", _REQUEST_BUCKETS
+        )
+        self.prefill_computed_tokens = histogram(
+            "request_prefill_kv_computed_tokens",
+            "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
+            lengths,
+        )
         self._histograms = (
             self.request_prompt_tokens,
             self.request_generation_tokens,
@@ -117,6 +134,10 @@ class PodMetrics:
             self.inter_token_latency,
             self.request_latency,
             self.queue_time,
+            self.inference_time,
+            self.prefill_time,
+            self.decode_time,
+            self.prefill_computed_tokens,
         )
         self._fixed = _fixed_lines(labels, block_size=block_size, total_blocks=total_blocks, started_at=started_at)
 
@@ -156,6 +177,7 @@ class PodMetrics:
         ]
         parts.append(self._waiting_by_reason(state.waiting))
         parts.append(self._finished())
+        parts.append(self._rejections())
         parts += [histogram.render() for histogram in self._histograms]
         return "".join(parts).encode()
 
@@ -174,6 +196,14 @@ class PodMetrics:
             for reason, count in self.finished.items()
         )
         return f"# HELP {name} Count of successfully processed requests.\n# TYPE {name} counter\n" + "".join(lines)
+
+    def _rejections(self) -> str:
+        name = "vllm:admission_rejections_total"
+        lines: Iterable[str] = (
+            f'{name}{{{self._model},reason="{reason}"}} {count}.0\n' for reason, count in self.rejections.items()
+        )
+        head = f"# HELP {name} Number of admission attempts rejected by a queue limit, by reason.\n"
+        return f"{head}# TYPE {name} counter\n" + "".join(lines)
 
 
 def _fixed_lines(labels: str, *, block_size: int, total_blocks: int, started_at: float) -> str:

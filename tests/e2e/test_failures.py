@@ -1,6 +1,7 @@
 """What happens when parts fail: requests are served, the decision says what was missing, and all recovers by itself."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -108,8 +109,13 @@ async def test_a_frozen_indexer_is_said_by_the_decision(tmp_path: Path) -> None:
 
 
 async def test_sheddable_requests_get_503_while_every_pod_is_saturated(tmp_path: Path) -> None:
-    settings = "sheddable_classes: [batch]\nsaturated_waiting: 2\nretry_after_seconds: 3\nmax_num_seqs: 1\n"
-    settings += "strategy: least-request\n"  # equal prompts would rather wait together
+    priorities = {
+        "objectives": {"batch": "sheddable"},
+        "classes": {"sheddable": {"queue_requests": 0}},  # none waits in the picker
+        "overload": {"waiting_requests": 2, "least_retry_seconds": 3, "most_retry_seconds": 3},
+    }
+    # by least request: equal prompts would rather wait together
+    settings = json.dumps({"priorities": priorities, "max_num_seqs": 1, "strategy": "least-request"})
     async with running_stack(tmp_path, settings=settings, pods=2) as stack:
         body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True}
         load = [asyncio.create_task(stack.send("POST", "/v1/completions", json=body)) for _ in range(10)]
@@ -121,7 +127,7 @@ async def test_sheddable_requests_get_503_while_every_pod_is_saturated(tmp_path:
 
         await eventually(stack.state, lambda state: all((pod["waiting"] or 0) >= 2 for pod in state["endpoints"]))
         shed = await batch()
-        assert (shed.status, shed.headers["retry-after"], shed.headers["x-kvmesh-reason"]) == (503, "3", "shed")
+        assert (shed.status, shed.headers["retry-after"], shed.headers["x-kvmesh-reason"]) == (503, "3", "queue-full")
         assert shed.json["error"]["code"] == "overloaded"
         for task in load:
             task.cancel()

@@ -19,6 +19,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
 from extproc.core.exchange import BodyMode
+from extproc.wire.jwt_claims import JWT_NAMESPACE
 
 DEADLINE_SECONDS = 10.0
 CALL_SECONDS = 120.0
@@ -47,6 +48,7 @@ class Refused:
     content_type: str
     error: Mapping[str, Any]
     retry_after: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)  # further ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +107,12 @@ class HttpExchange:
         path: str = "/v1/completions",
         headers: Mapping[str, str] | None = None,
         subset: Any = None,
+        claims: Mapping[str, Any] | None = None,
     ) -> Routed | Refused:
-        """Send a request; without chunks it has no body. `subset` is the route's candidates, as metadata."""
+        """Send a request; without chunks it has no body.
+
+        `subset` is the route's candidates and `claims` those of a verified token, both as metadata.
+        """
         first = ProcessingRequest()
         values = {":method": method, ":path": path, "hi": "mom", "x-request-id": "test-request-id"}
         self._envoy.put(first.request_headers, values | dict(headers or {}))
@@ -114,6 +120,8 @@ class HttpExchange:
         first.protocol_config.request_body_mode = self._envoy.mode
         if subset is not None:
             first.metadata_context.filter_metadata[SUBSET_NAMESPACE].update({SUBSET_KEY: subset})
+        if claims is not None:
+            first.metadata_context.filter_metadata[JWT_NAMESPACE].update({"payload": dict(claims)})
         await self._stream.send(first)
         if not chunks:
             return self._outcome(await self._stream.read(), body=b"")
@@ -264,4 +272,5 @@ def _refused(response: Any) -> Refused:
         content_type=headers.pop("content-type"),
         error=json.loads(response.body)["error"],
         retry_after=headers.pop("retry-after", None),
+        headers=headers,
     )

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from extproc.core.priority import TARGETS
 from extproc.local.programs import find_envoy
+from extproc.wire.jwt_claims import JWT_NAMESPACE
 
 FOLDER = Path(__file__).parents[2] / "envoy"
 FILES = ("local.yaml", "buffered.yaml", "original-dst.yaml")
@@ -162,8 +164,17 @@ def test_each_file_has_its_body_mode() -> None:
     }
 
 
-def test_a_buffered_body_may_wait_in_the_picker_longer_than_the_default_of_200_ms() -> None:
-    assert [ext_proc(name).message_timeout for name in FILES] == [timedelta(seconds=s) for s in (10, 60, 60)]
+def test_a_buffered_body_may_wait_in_the_picker_s_queue_for_as_long_as_any_class_may() -> None:
+    assert [ext_proc(name).message_timeout for name in FILES] == [timedelta(seconds=s) for s in (10, 360, 360)]
+    assert max(targets.queue_seconds for targets in TARGETS.values()) < 360
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_picker_whose_machine_is_gone_is_noticed_while_requests_wait_there(name: str) -> None:
+    key = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    picker = cluster(name, "picker").typed_extension_protocol_options[key].unpack()
+    keepalive = picker.explicit_http_config.http2_protocol_options.connection_keepalive
+    assert (keepalive.interval, keepalive.timeout) == (timedelta(seconds=30), timedelta(seconds=20))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -276,12 +287,13 @@ def test_the_picker_is_told_who_answered(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_picker_is_told_the_routes_candidates(name: str) -> None:
+def test_the_picker_is_told_the_routes_candidates_and_the_verified_claims(name: str) -> None:
     picking = [
         part for part in connection_manager(name).http_filters if part.name == "envoy.filters.http.ext_proc.kvmesh"
     ]
     [processor] = [unpacked(part, "ExternalProcessor") for part in picking]
-    assert "envoy.lb.subset_hint" in processor.metadata_options.forwarding_namespaces.untyped
+    forwarded = processor.metadata_options.forwarding_namespaces.untyped
+    assert {"envoy.lb.subset_hint", JWT_NAMESPACE} <= set(forwarded)
 
 
 @pytest.mark.parametrize("name", ["buffered.yaml", "original-dst.yaml"])

@@ -23,6 +23,7 @@ from extproc.adapters.grpc_server import ExtProcServer
 from extproc.booked_exchange import BookedExchange, ReadResponse
 from extproc.core.exchange import RequestFacts
 from extproc.core.inflight import Booking
+from extproc.core.quota import QuotaNote
 from extproc.core.realised import Comparison
 from extproc.core.response_plan import PASS_PLAN, Prediction, ResponsePlan
 from extproc.local.envoy_config import SocketAddress
@@ -117,12 +118,18 @@ class Books:
     def endpoint_answered(self, endpoint: str, *, failed: bool) -> None:
         self.answered.append((endpoint, failed))
 
-    def release(self, booking: Booking, *, status: int, model: str, arm: str) -> None:
+    def release(self, booking: Booking, *, status: int, model: str, arm: str, unserved: bool) -> None:
         self.open -= 1
         self.released.append((booking.endpoint, status))
 
     def realised(self, comparison: Comparison) -> None:
         self.comparisons.append(comparison)
+
+    def endpoint_full(self, endpoint: str) -> None:
+        raise NotImplementedError("no pod here refuses")
+
+    def generated(self, note: QuotaNote, tokens: int) -> None:
+        raise NotImplementedError("no quota here")
 
     def response_missed(self, why: str) -> None:
         self.misses.append(why)

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -67,8 +67,9 @@ class FakeExchange:
     body: bytes | None = None
     removed_headers: tuple[str, ...] = ()
     plan: ResponsePlan = PASS_PLAN
+    response_headers: Mapping[str, str] = field(default_factory=dict)
 
-    def responded(self, *, status: int, served_by: str | None, from_pod: bool) -> None:
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str) -> None:
         pass
 
     def response_missed(self, why: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,10 +31,11 @@ class FakeExchange:
     body: bytes | None = None
     removed_headers: tuple[str, ...] = ()
     plan: ResponsePlan = PASS_PLAN
+    response_headers: Mapping[str, str] = field(default_factory=dict)
     responses: list[tuple[int, str | None]] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
 
-    def responded(self, *, status: int, served_by: str | None, from_pod: bool) -> None:
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str) -> None:
         self.responses.append((status, served_by))
 
     def response_missed(self, why: str) -> None:
@@ -50,6 +51,7 @@ class FakePicks:
     fails: Exception | None = None
     change: bytes | None = None  # goes to the pod in place of the client's body
     plan: ResponsePlan = PASS_PLAN
+    told: Mapping[str, str] = field(default_factory=dict)
     bodies: list[bytes | None] = field(default_factory=list)
     open: list[FakeExchange] = field(default_factory=list)
     finished: list[FakeExchange] = field(default_factory=list)
@@ -58,7 +60,7 @@ class FakePicks:
         if self.fails is not None:
             raise self.fails
         self.bodies.append(body)
-        exchange = FakeExchange(self, body=self.change, plan=self.plan)
+        exchange = FakeExchange(self, body=self.change, plan=self.plan, response_headers=self.told)
         self.open.append(exchange)
         return exchange
 
@@ -294,3 +296,16 @@ async def test_a_port_in_use_is_named() -> None:
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
             await second.start(host="127.0.0.1", port=port)
         await second.stop(grace_seconds=0)
+
+
+async def test_what_the_client_is_told_rides_on_the_answer_to_the_response_headers() -> None:
+    picks = FakePicks(told={"x-kvmesh-degraded": "cap-output"})
+    async with serving(picks) as (_, method, _):
+        call = method()
+        await call.write(headers(mode=BodyMode.FULL_DUPLEX_STREAMED, end_of_stream=True))
+        await read(call)
+        await call.write(response_headers(b"200"))
+        (option,) = (await read(call)).response_headers.response.header_mutation.set_headers
+        assert (option.header.key, option.header.raw_value) == ("x-kvmesh-degraded", b"cap-output")
+        await call.done_writing()
+        assert await read(call) is grpc.aio.EOF

@@ -6,6 +6,7 @@ request, and what becomes of it. Each case runs in both body modes and with both
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from extproc.core.exchange import BodyMode
 from extproc.core.models import ModelRule, ModelTable, ModelTarget, ServedModel, TokensFrom
 from extproc.core.policy import PickPolicy
+from extproc.core.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityClass, PriorityPolicy
 from tests.integration.hermetic_envoy import Envoy, Refused, Returned, Routed
 from tests.integration.hermetic_picker import Picker, running_picker
 from tests.integration.hermetic_pods import BASE_MODEL, PodState
@@ -28,6 +30,8 @@ MODELS = ModelTable(
         ModelRule(model="model-to-be-rewritten", targets=(ModelTarget(model="rewritten-model"),)),
     ),
 )
+# each request is sent on at once: that full pods get none, and what waits for them, are the tests' of admission
+AT_ONCE = PickPolicy(priorities=PriorityPolicy(overload=OverloadPolicy(enabled=False)))
 IDLE, SHORT, LONG = PodState(kv_usage=0.1), PodState(waiting=3, kv_usage=0.2), PodState(waiting=10, kv_usage=0.2)
 THREE = (SHORT, IDLE, LONG)
 # the pod in the middle is the best one; the last one would be the worst
@@ -67,6 +71,11 @@ async def routed(envoy: Envoy, picker: Picker, *chunks: bytes, **request: Any) -
     return found
 
 
+def steering_picker(states: Sequence[PodState], **changes: Any) -> AbstractAsyncContextManager[Picker]:
+    """A picker that only decides which pod is the best."""
+    return running_picker(states, **{"policy": AT_ONCE} | changes)
+
+
 def unchanged(found: Routed, body: bytes) -> Routed:
     """What an untouched request looks like that goes to the same pods."""
     return Routed(endpoints=found.endpoints, body=body)
@@ -77,7 +86,7 @@ def unchanged(found: Routed, body: bytes) -> Routed:
 
 async def test_the_pod_with_the_shorter_queue_and_the_emptier_cache_is_taken(envoy: Envoy) -> None:
     body = body_of(BASE_MODEL)
-    async with running_picker(THREE, models=MODELS) as picker:
+    async with steering_picker(THREE, models=MODELS) as picker:
         found = await routed(envoy, picker, body)
         assert found == Routed(endpoints=(picker.pods[1], picker.pods[0], picker.pods[2]), body=body)
         assert await picker.metric('kvmesh_decisions_total{outcome="routed"}') == 1
@@ -118,7 +127,7 @@ async def test_the_pod_with_the_shorter_queue_and_the_emptier_cache_is_taken(env
 )
 async def test_the_pod_that_runs_the_adapter_is_taken(envoy: Envoy, pods: Sequence[PodState]) -> None:
     body = body_of("sql-lora-1fdg2")
-    async with running_picker(pods, models=MODELS) as picker:
+    async with steering_picker(pods, models=MODELS) as picker:
         found = await routed(envoy, picker, body)
         assert found == unchanged(found, body)
         assert found.endpoints[0] == picker.pods[1]
@@ -129,7 +138,7 @@ async def test_a_free_slot_is_better_than_none_where_nobody_runs_the_adapter(env
         PodState(running_adapters=("foo", "bar"), adapter_slots=2),
         PodState(kv_usage=0.2, running_adapters=("foo",), adapter_slots=2),
     )
-    async with running_picker(pods, models=MODELS) as picker:
+    async with steering_picker(pods, models=MODELS) as picker:
         assert (await routed(envoy, picker, body_of("sql-lora-1fdg2"))).endpoints[0] == picker.pods[1]
 
 
@@ -140,27 +149,38 @@ SATURATED = (
 )
 
 
-async def test_nothing_is_refused_for_load_by_default(envoy: Envoy) -> None:
+SHEDDABLE = {"x-gateway-inference-objective": "sheddable"}
+
+
+async def test_a_sheddable_request_goes_where_there_is_room(envoy: Envoy) -> None:
     body = body_of("sql-lora-1fdg2")
     async with running_picker(SATURATED, models=MODELS) as picker:
-        found = await routed(envoy, picker, body, headers={"x-gateway-inference-objective": "sheddable"})
-        # a free slot and no queue on a cache that is nearly full go before the loaded adapter behind a queue
-        assert found == Routed(endpoints=(picker.pods[1], picker.pods[0], picker.pods[2]), body=body)
+        found = await routed(envoy, picker, body, headers=SHEDDABLE)
+        assert found == unchanged(found, body)
+        # the one without a queue, though its cache is nearly full and it has not loaded the adapter
+        assert found.endpoints[0] == picker.pods[1]
 
 
 async def test_a_class_that_may_be_refused_is_told_when_to_come_back(envoy: Envoy) -> None:
-    policy = PickPolicy(sheddable_classes=frozenset({"sheddable"}), retry_after_seconds=7)
-    async with running_picker(SATURATED, models=MODELS, policy=policy) as picker:
-        found = await outcome(
-            envoy, picker, body_of("sql-lora-1fdg2"), headers={"x-gateway-inference-objective": "sheddable"}
-        )
+    priorities = PriorityPolicy(
+        classes={
+            **DEFAULT_CLASSES,
+            "sheddable": PriorityClass(priority=-100, sheddable=True, ttft_seconds=1e5, queue_requests=0),  # none waits
+            "standard": PriorityClass(queue_seconds=0.1),
+        },
+        overload=OverloadPolicy(least_retry_seconds=7, most_retry_seconds=7, retry_jitter=0),
+    )
+    busy = [replace(pod, waiting=100) for pod in SATURATED]
+    async with running_picker(busy, models=MODELS, policy=PickPolicy(priorities=priorities)) as picker:
+        found = await outcome(envoy, picker, body_of("sql-lora-1fdg2"), headers=SHEDDABLE)
         assert isinstance(found, Refused)
-        assert (found.status, found.reason, found.retry_after) == (503, "shed", "7")
+        assert (found.status, found.reason, found.retry_after) == (503, "queue-full", "7")
+        assert found.headers["x-kvmesh-priority"] == "sheddable"
         assert isinstance(await outcome(envoy, picker, body_of("sql-lora-1fdg2")), Routed)
 
 
 async def test_a_session_stays_on_its_pod(envoy: Envoy) -> None:
-    async with running_picker((IDLE, IDLE, IDLE), models=MODELS) as picker:
+    async with steering_picker((IDLE, IDLE, IDLE), models=MODELS) as picker:
         taken = {
             (
                 await routed(envoy, picker, body_of(BASE_MODEL, f"question {i}"), headers={"x-session-id": "s1"})
@@ -175,7 +195,7 @@ async def test_a_session_stays_on_its_pod(envoy: Envoy) -> None:
 
 @pytest.mark.parametrize("as_list", [True, False], ids=["list", "text"])
 async def test_the_best_pod_of_the_routes_subset_is_taken(envoy: Envoy, as_list: bool) -> None:
-    async with running_picker(WITH_ADAPTERS, models=MODELS) as picker:
+    async with steering_picker(WITH_ADAPTERS, models=MODELS) as picker:
         pods = list(picker.pods)
         found = await routed(envoy, picker, body_of("sql-lora-1fdg2"), subset=pods if as_list else ",".join(pods))
         assert found.endpoints[0] == pods[1]
@@ -183,13 +203,13 @@ async def test_the_best_pod_of_the_routes_subset_is_taken(envoy: Envoy, as_list:
 
 async def test_a_subset_goes_before_load(envoy: Envoy) -> None:
     body = body_of("sql-lora-1fdg2")
-    async with running_picker(WITH_ADAPTERS, models=MODELS) as picker:
+    async with steering_picker(WITH_ADAPTERS, models=MODELS) as picker:
         found = await routed(envoy, picker, body, subset=[picker.pods[2]])
         assert found == Routed(endpoints=(picker.pods[2],), body=body)  # nor may a retry leave it
 
 
 async def test_a_subset_without_any_of_our_pods_is_answered_503(envoy: Envoy) -> None:
-    async with running_picker(WITH_ADAPTERS[:2], models=MODELS) as picker:
+    async with steering_picker(WITH_ADAPTERS[:2], models=MODELS) as picker:
         found = await outcome(envoy, picker, body_of("sql-lora-1fdg2"), subset=["192.168.1.99:8000"])
         assert found == Refused(
             status=503,
@@ -211,7 +231,7 @@ async def test_a_subset_without_any_of_our_pods_is_answered_503(envoy: Envoy) ->
     "chunks", [(), (body_of(BASE_MODEL),), (b'{"prompt":"hello world"}',)], ids=["GET", "POST", "no model"]
 )
 async def test_without_pods_every_request_is_answered_503(envoy: Envoy, chunks: Sequence[bytes]) -> None:
-    async with running_picker((), models=MODELS) as picker:
+    async with steering_picker((), models=MODELS) as picker:
         found = await outcome(envoy, picker, *chunks, method="POST" if chunks else "GET")
         assert found == Refused(
             status=503,
@@ -237,14 +257,14 @@ async def test_without_pods_every_request_is_answered_503(envoy: Envoy, chunks: 
 async def test_what_needs_no_understanding_goes_unchanged_to_the_idlest_pod(
     envoy: Envoy, path: str, chunks: Sequence[bytes]
 ) -> None:
-    async with running_picker(THREE, models=MODELS) as picker:
+    async with steering_picker(THREE, models=MODELS) as picker:
         found = await routed(envoy, picker, *chunks, path=path)
         assert found == Routed(endpoints=(picker.pods[1], picker.pods[0], picker.pods[2]), body=b"".join(chunks))
         assert await picker.metric("kvmesh_model_requests_total") == 0  # no model, no label
 
 
 async def test_a_completion_that_is_no_json_is_answered_400(envoy: Envoy) -> None:
-    async with running_picker((IDLE,), models=MODELS) as picker:
+    async with steering_picker((IDLE,), models=MODELS) as picker:
         found = await outcome(envoy, picker, b"no healthy upstream")
         assert isinstance(found, Refused)
         assert (found.status, found.reason, found.content_type) == (400, "malformed-json", "application/json")
@@ -258,7 +278,7 @@ async def test_a_body_in_parts_is_read_as_one(envoy: Envoy) -> None:
         PodState(waiting=1, kv_usage=0.2, running_adapters=("foo", "bar", "sql-lora-1fdg3")),
         PodState(waiting=4, kv_usage=0.85, running_adapters=("foo", "sql-lora-1fdg3")),
     )
-    async with running_picker(pods, models=MODELS) as picker:
+    async with steering_picker(pods, models=MODELS) as picker:
         found = await routed(envoy, picker, body[:30], body[30:])
         assert found == Routed(endpoints=picker.pods, body=body)
         (decision,) = await picker.get("/v1/decisions")
@@ -266,7 +286,7 @@ async def test_a_body_in_parts_is_read_as_one(envoy: Envoy) -> None:
 
 
 async def test_a_get_without_a_body_is_routed_by_its_headers(envoy: Envoy) -> None:
-    async with running_picker(THREE, models=MODELS) as picker:
+    async with steering_picker(THREE, models=MODELS) as picker:
         found = await routed(envoy, picker, method="GET", path="/v1/models")
         assert found == Routed(endpoints=(picker.pods[1], picker.pods[0], picker.pods[2]), body=b"")
 
@@ -276,14 +296,14 @@ async def test_a_get_without_a_body_is_routed_by_its_headers(envoy: Envoy) -> No
 
 async def test_a_model_that_nobody_listed_is_routed_as_it_is(envoy: Envoy) -> None:
     body = body_of("direct-model")
-    async with running_picker(THREE, models=MODELS) as picker:
+    async with steering_picker(THREE, models=MODELS) as picker:
         found = await routed(envoy, picker, body[:20], body[20:])
         assert found == Routed(endpoints=(picker.pods[1], picker.pods[0], picker.pods[2]), body=body)
 
 
 async def test_where_only_listed_models_are_served_another_one_is_answered_404(envoy: Envoy) -> None:
     models = replace(MODELS, rules=(), only_listed=True)
-    async with running_picker(THREE, models=models) as picker:
+    async with steering_picker(THREE, models=models) as picker:
         found = await outcome(envoy, picker, body_of("direct-model"))
         assert found == Refused(
             status=404,
@@ -303,7 +323,7 @@ async def test_where_only_listed_models_are_served_another_one_is_answered_404(e
 async def test_a_rewritten_model_is_all_that_changes_of_a_body(envoy: Envoy, rule: ModelRule) -> None:
     sent, served = body_of(rule.model), body_of(rule.targets[0].model)
     states = [replace(state, models=(BASE_MODEL, "rewritten-model")) for state in WITH_ADAPTERS]
-    async with running_picker(states, models=MODELS) as picker:
+    async with steering_picker(states, models=MODELS) as picker:
         found = await routed(envoy, picker, sent[:17], sent[17:])
         length = {} if envoy.mode is BodyMode.FULL_DUPLEX_STREAMED else {"content-length": str(len(served))}
         assert found == Routed(endpoints=found.endpoints, body=served, set_headers=length)
@@ -339,7 +359,7 @@ async def returned(envoy: Envoy, picker: Picker, model: str, *chunks: bytes, **r
 async def test_a_response_does_not_pass_the_picker_when_nothing_is_wanted_of_it(
     envoy: Envoy, chunks: Sequence[bytes], content_type: str
 ) -> None:
-    async with running_picker((IDLE,), models=MODELS) as picker:
+    async with steering_picker((IDLE,), models=MODELS) as picker:
         found = await returned(envoy, picker, "sql-lora-1fdg2", *chunks, content_type=content_type)
         assert found == Returned(asked_for=False, removed_headers=(), chunks=tuple(chunks))
         ended = f'kvmesh_pod_responses_total{{endpoint="{picker.pods[0]}",status="2xx"}} 1.0'
@@ -378,7 +398,7 @@ async def test_a_response_does_not_pass_the_picker_when_nothing_is_wanted_of_it(
 async def test_the_response_to_a_rewritten_request_names_the_clients_model(
     envoy: Envoy, chunks: Sequence[bytes], content_type: str, expected: Sequence[bytes]
 ) -> None:
-    async with running_picker((IDLE,), models=MODELS) as picker:
+    async with steering_picker((IDLE,), models=MODELS) as picker:
         found = await returned(envoy, picker, "sql-lora", *chunks, content_type=content_type)
         assert (found.asked_for, b"".join(found.chunks)) == (True, b"".join(expected))
         assert found.removed_headers == ("content-length",)
@@ -388,7 +408,7 @@ async def test_the_response_to_a_rewritten_request_names_the_clients_model(
 
 async def test_an_error_of_the_pod_passes_as_it_is(envoy: Envoy) -> None:
     error = b'{"error":{"message":"sql-lora-1fdg2 is not loaded"},"model":"sql-lora-1fdg2"}'
-    async with running_picker((IDLE,), models=MODELS) as picker:
+    async with steering_picker((IDLE,), models=MODELS) as picker:
         found = await returned(envoy, picker, "sql-lora", error, status=404)
         assert found == Returned(asked_for=False, removed_headers=(), chunks=(error,))
 
@@ -401,7 +421,7 @@ async def test_a_streamed_responses_usage_is_counted_beside_its_prediction(
     chunks = (b"data: {}\n\n", b'data: {"usage":' + usage + b"}\n\ndata: [DONE]\n\n", b"")
     # without an index nothing is predicted that could be compared
     settings: dict[str, Any] = {"sample_share": 1.0, "redis_url": redis_server.url, "index_timeout_seconds": 5.0}
-    async with running_picker((IDLE,), models=ModelTable(served=(served,)), **settings) as picker:
+    async with steering_picker((IDLE,), models=ModelTable(served=(served,)), **settings) as picker:
         found = await returned(envoy, picker, BASE_MODEL, *chunks, content_type="text/event-stream")
         assert found == Returned(asked_for=True, removed_headers=(), chunks=chunks)
         label = f'{{model="{BASE_MODEL}"}}'

@@ -145,15 +145,55 @@ async def test_one_bad_pod_does_not_keep_the_others_from_reporting() -> None:
         assert scraper.snapshot(now=time.monotonic())[0].reachability is Reachability.UNKNOWN
 
 
-async def test_a_page_that_stays_the_same_is_a_new_report_each_time() -> None:
-    async with pod(load_page) as (address, _), scraping(address) as scraper:
+async def test_the_page_of_an_idle_pod_stays_the_same_and_is_a_new_report_each_time() -> None:
+    async def idle(_: web.Request) -> web.Response:
+        return web.Response(text=LOAD.replace("running 1", "running 0").replace("waiting 2", "waiting 0"))
+
+    async with pod(idle) as (address, _), scraping(address) as scraper:
         first = (await becomes(scraper, Reachability.READY)).load
         assert first is not None
         async with asyncio.timeout(DEADLINE_SECONDS):
-            while (load := scraper.snapshot(now=time.monotonic())[0].load) is None or load == first:
+            until = first.reported_at + 3 * 0.2  # far beyond what makes a report stale
+            while (load := scraper.snapshot(now=time.monotonic())[0].load) is None or load.reported_at < until:
                 await asyncio.sleep(0.005)
         assert replace(load, reported_at=first.reported_at) == first
-        assert load.reported_at > first.reported_at
+        assert scraper.problems() == {}
+
+
+@pytest.mark.parametrize("counts_itself", [False, True], ids=["same-page", "process-still-counts"])
+async def test_a_busy_pod_whose_numbers_stand_still_is_unknown_until_they_move(counts_itself: bool) -> None:
+    asked, tokens = [0], [7]
+
+    async def page(_: web.Request) -> web.Response:
+        asked[0] += 1
+        own = f"process_cpu_seconds_total {asked[0]}\n" if counts_itself else ""
+        return web.Response(text=f"{LOAD}vllm:inter_token_latency_seconds_count {tokens[0]}\n{own}")
+
+    async with pod(page) as (address, _), scraping(address) as scraper:
+        await becomes(scraper, Reachability.READY)
+        assert (await becomes(scraper, Reachability.UNKNOWN)).load is None
+        assert scraper.problems() == {address: "/metrics stands still with 1 requests running and 2 waiting"}
+        tokens[0] += 1
+        status = await becomes(scraper, Reachability.READY)
+        assert status.load is not None
+        assert (status.load.inter_token_count, status.ready_since) == (8, None)
+
+
+async def test_a_pod_of_long_steps_is_given_time_once_it_has_shown_them() -> None:
+    tokens = [7]
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text=f"{LOAD}vllm:inter_token_latency_seconds_count {tokens[0]}\n")
+
+    async with pod(page) as (address, _), scraping(address, stale_after_seconds=0.1) as scraper:
+        await becomes(scraper, Reachability.READY)
+        await becomes(scraper, Reachability.UNKNOWN)
+        tokens[0] += 1
+        status = await becomes(scraper, Reachability.READY)
+        assert status.load is not None
+        moved = status.load.reported_at
+        await becomes(scraper, Reachability.UNKNOWN)
+        assert time.monotonic() - moved > 0.15  # twice the pause of 0.1 s and more; without it that would be 0.1 s
 
 
 async def test_one_connection_serves_all_scrapes() -> None:
@@ -231,3 +271,66 @@ async def test_a_connection_that_is_cut_within_the_answer_is_a_problem() -> None
 async def test_a_name_is_asked_at_the_address_that_listens() -> None:
     async with pod(load_page) as (address, _), scraping(address.replace("127.0.0.1", "localhost")) as scraper:
         await becomes(scraper, Reachability.READY)
+
+
+async def test_a_pod_that_was_there_first_is_not_new_and_one_that_comes_or_comes_back_is() -> None:
+    free = pick_free_port(host="127.0.0.1", avoid=())
+    async with pod(load_page) as (address, runner), scraping(address, f"127.0.0.1:{free}") as scraper:
+        assert (await becomes(scraper, Reachability.READY)).ready_since is None
+        await becomes(scraper, Reachability.UNREACHABLE, index=1)
+        began = time.monotonic()
+        await web.TCPSite(runner, "127.0.0.1", free).start()
+        new = (await becomes(scraper, Reachability.READY, index=1)).ready_since
+        assert new is not None
+        assert began <= new <= time.monotonic()
+        site = next(site for site in runner.sites if site.name.endswith(address))
+        await site.stop()
+        await runner.server.shutdown(0.1)  # type: ignore[union-attr]
+        await becomes(scraper, Reachability.UNREACHABLE)
+        host, _, port = address.rpartition(":")
+        await web.TCPSite(runner, host, int(port)).start()
+        assert (await becomes(scraper, Reachability.READY)).ready_since is not None
+
+
+async def test_a_pod_that_was_slow_to_report_is_not_new_and_one_whose_counters_began_anew_is() -> None:
+    queries, gate = [1000], asyncio.Event()
+    gate.set()
+
+    async def page(_: web.Request) -> web.Response:
+        await gate.wait()
+        return web.Response(text=f"{LOAD}vllm:prefix_cache_queries_total {queries[0]}\n")
+
+    async with pod(page) as (address, _), scraping(address) as scraper:
+        await becomes(scraper, Reachability.READY)
+        gate.clear()
+        await becomes(scraper, Reachability.UNKNOWN)
+        gate.set()
+        assert (await becomes(scraper, Reachability.READY)).ready_since is None
+        queries[0] = 0
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while scraper.snapshot(now=time.monotonic())[0].ready_since is None:
+                await asyncio.sleep(0.005)
+
+
+async def test_each_report_and_each_scrape_without_one_is_told() -> None:
+    reported: list[tuple[str, int]] = []
+    failures: list[None] = []
+    free = pick_free_port(host="127.0.0.1", avoid=())
+    async with pod(load_page) as (address, _):
+        scraper = MetricsScraper(
+            [address, f"127.0.0.1:{free}"],
+            interval_seconds=0.01,
+            timeout_seconds=0.5,
+            stale_after_seconds=0.2,
+            reported=lambda endpoint, load, _: reported.append((endpoint, load.waiting_requests)),
+            changed=lambda: failures.append(None),
+        )
+        task = asyncio.create_task(scraper.run())
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while len(reported) < 3 or len(failures) < 3:
+                    await asyncio.sleep(0.005)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert set(reported) == {(address, 2)}

@@ -8,12 +8,12 @@ import pytest
 from aiohttp import web
 
 from extproc.adapters.tracing import PickTracing
-from extproc.core.decision import decide
 from extproc.core.endpoint import Candidate, Reachability
 from extproc.core.exchange import RequestFacts
 from extproc.core.policy import PickPolicy
 from extproc.errors import ConfigError, RequestShedError
 from extproc.service import _tracing
+from tests.unit.extproc_core.pick_candidates import decided
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 FACTS = RequestFacts(
@@ -46,7 +46,7 @@ async def test_a_pick_is_a_child_span_of_the_clients_trace() -> None:
         matched_tokens=32,
         prompt_tokens=40,
     )
-    decision = decide([pod], policy=PickPolicy(), prompt_tokens=40, degraded={}, tie_break=lambda: 0.0)
+    decision = decided([pod], policy=PickPolicy(), prompt_tokens=40, degraded={}, tie_break=lambda: 0.0)
     tracing.record(FACTS, decision, started_unix_ns=1_000, ended_unix_ns=3_000)
     tracing.record(FACTS, RequestShedError("busy"), started_unix_ns=5_000, ended_unix_ns=6_000)
     await asyncio.to_thread(tracing.close)

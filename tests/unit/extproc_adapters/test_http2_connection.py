@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -75,8 +75,9 @@ class FakeExchange:
     body: bytes | None = None
     removed_headers: tuple[str, ...] = ()
     plan: ResponsePlan = PASS_PLAN
+    response_headers: Mapping[str, str] = field(default_factory=dict)
 
-    def responded(self, *, status: int, served_by: str | None, from_pod: bool) -> None:
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str) -> None:
         pass
 
     def response_missed(self, why: str) -> None:

@@ -10,7 +10,7 @@ from extproc.explain import render
 WINNER: dict[str, Any] = {
     "endpoint": "127.0.0.1:8101",
     "state": "ready",
-    "saturated": False,
+    "full": None,
     "matched_tokens": 96,
     "matched_blocks": 6,
     "waiting": 1,
@@ -23,7 +23,7 @@ WINNER: dict[str, Any] = {
 UNKNOWN: dict[str, Any] = {
     "endpoint": "[fe80::1]:8000",
     "state": "unknown",
-    "saturated": True,
+    "full": "9 requests wait there",
     "matched_tokens": 0,
     "matched_blocks": 0,
     "waiting": None,
@@ -69,7 +69,7 @@ def test_a_decision_is_its_winner_its_prompt_and_a_line_for_each_candidate_best_
         ["matched", "KV", "prefix", "queue-depth"],
         ["endpoint", "blocks", "waiting", "running", "use", "×", "3", "×", "2", "total"],
         ["127.0.0.1:8101", "6", "1+3", "2", "25%", "0.80", "1.00", "4.40"],
-        ["[fe80::1]:8000", "(unknown,", "saturated)", "0", "?", "?", "?", "0.00", "-", "0.00"],
+        ["[fe80::1]:8000", "(unknown,", "full)", "0", "?", "?", "?", "0.00", "-", "0.00"],
     ]
 
 
@@ -108,13 +108,13 @@ def test_a_refusal_shows_its_candidates_and_why_others_were_rejected_where_the_p
     candidate = {name: value for name, value in WINNER.items() if name not in ("scores", "total")}
     rejected = [{"endpoint": "127.0.0.1:8102", "filter": "reachable: timed out"}]
 
-    lines = shown(REFUSED | {"candidates": [candidate | {"saturated": True}], "rejected": rejected})
+    lines = shown(REFUSED | {"candidates": [candidate | {"full": "9 requests wait there"}], "rejected": rejected})
 
     assert lines[0] == "refused with 503 (shed): all are [/busy] now"
     assert words(lines[1:]) == [
         ["matched", "KV"],
         ["endpoint", "blocks", "waiting", "running", "use", "total"],
-        ["127.0.0.1:8101", "(saturated)", "6", "1+3", "2", "25%", "-"],
+        ["127.0.0.1:8101", "(full)", "6", "1+3", "2", "25%", "-"],
         ["127.0.0.1:8102", "rejected", "by", "reachable:", "timed", "out"],
     ]
 

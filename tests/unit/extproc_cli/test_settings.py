@@ -52,11 +52,11 @@ def test_a_flag_beats_the_environment_and_the_file(
 
 
 def test_lists_and_mappings_may_be_written_as_yaml(run: Callable[..., PickerSettings], tmp_path: Path) -> None:
-    text = "endpoints: ['127.0.0.1:1', '[::1]:2']\nweights: {prefix: 1.5}\nsheddable_classes: [batch, crawl]\n"
+    text = "endpoints: ['127.0.0.1:1', '[::1]:2']\nweights: {prefix: 1.5}\nknown_models: [a, b]\n"
     settings = run("--config", config(tmp_path, text))
     assert settings.endpoints == ("127.0.0.1:1", "[::1]:2")
     assert settings.policy.weights == {"prefix": 1.5}
-    assert settings.policy.sheddable_classes == {"batch", "crawl"}
+    assert settings.known_models == {"a", "b"}
 
 
 def test_a_key_of_another_command_is_not_an_error(run: Callable[..., PickerSettings], tmp_path: Path) -> None:
@@ -179,10 +179,10 @@ def test_every_command_has_help_and_the_shared_options(command: str, capsys: pyt
 def test_flags_go_before_the_policy_s_file_and_the_file_before_the_defaults(
     run: Callable[..., PickerSettings], tmp_path: Path
 ) -> None:
-    file = config(tmp_path, "strategy: prefix-aware\nretry_after_seconds: 9\nfallbacks: 1\n")
-    policy = run("--endpoints", PODS, "--policy", file, "--retry-after-seconds", "3").policy
+    file = config(tmp_path, "strategy: prefix-aware\nstale_after_seconds: 9\nfallbacks: 1\n")
+    policy = run("--endpoints", PODS, "--policy", file, "--stale-after-ms", "3000").policy
     assert (policy.strategy, policy.weights["prefix"]) == ("prefix-aware", 3.0)
-    assert (policy.retry_after_seconds, policy.fallbacks, policy.saturated_waiting_requests) == (3, 1, 5)
+    assert (policy.stale_after_seconds, policy.fallbacks, policy.recent_prefix_seconds) == (3, 1, 5)
     assert run("--endpoints", PODS, "--policy", file, "--weights", "turn=1").policy.weights == {"turn": 1.0}
 
 
@@ -203,8 +203,45 @@ def test_the_policy_may_stand_in_the_configuration_file(
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "policy: {priorities: {default_class: sheddable, overload: {waiting_requests: 7}}}\n",
+        "priorities: {default_class: sheddable, overload: {waiting_requests: 7}}\n",
+        "priorities: {default_class: sheddable}\npolicy: {priorities: {default_class: critical, overload: "
+        "{waiting_requests: 7}}}\n",
+    ],
+)
+def test_the_priorities_may_stand_in_the_policy_or_by_themselves(
+    run: Callable[..., PickerSettings], tmp_path: Path, text: str
+) -> None:
+    found = run("--config", config(tmp_path, text), "--endpoints", PODS).policy.priorities
+    assert (found.default_class, found.overload.waiting_requests) == ("sheddable", 7)
+
+
+def test_the_flags_of_single_priorities_go_before_the_documents(run: Callable[..., PickerSettings]) -> None:
+    document = '{"trust_objective": true, "overload": {"enabled": false, "queue_requests": 3}}'
+    usual = run("--endpoints", PODS).policy.priorities
+    read = run("--endpoints", PODS, "--priorities", document).policy.priorities
+    flags = ("--overload", "--no-trust-objective")
+    changed = run("--endpoints", PODS, "--priorities", document, *flags).policy.priorities
+    found = [(one.trust_objective, one.overload.enabled, one.overload.queue_requests) for one in (usual, read, changed)]
+    assert found == [(False, True, 4000), (True, False, 3), (False, True, 3)]
+
+
+def test_a_smaller_model_that_would_be_answered_404_is_refused(run: Callable[..., PickerSettings]) -> None:
+    step = '{"classes": {"standard": {"degrade": [{"step": "smaller-model", "enter": 2, "leave": 1, "model": "%s"}]}}}'
+    models = ("--models", '{"only_listed": true, "served": [{"name": "big"}, {"name": "small"}]}')
+    assert run("--endpoints", PODS, *models, "--priorities", step % "small").policy
+    assert run("--endpoints", PODS, "--priorities", step % "smal").policy
+    with pytest.raises(ConfigError, match=r"classes.standard.degrade\[0\].model: 'smal' is not in --models"):
+        run("--endpoints", PODS, *models, "--priorities", step % "smal")
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (("--priorities", '{"clases": {}}'), "policy.priorities.clases: unknown field"),
+        (("--priorities", "no-such-file.yaml"), "--priorities: cannot read no-such-file.yaml"),
         (("--policy", "no-such-file.yaml"), "--policy: cannot read no-such-file.yaml"),
         (("--policy", '{"weights": {"prefx": 1}}'), "policy.weights.prefx: unknown scorer"),
         (("--policy", "{"), "--policy: not readable as YAML"),

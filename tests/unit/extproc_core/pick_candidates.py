@@ -1,8 +1,18 @@
 """Candidates with sensible values, for tests of the decision."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from extproc.core.endpoint import Candidate, EndpointLoad, EndpointModels, EndpointTrend, Reachability
+from extproc.core.decision import Decision, decide, require_some
+from extproc.core.endpoint import (
+    NOTHING_ASKED,
+    Ask,
+    Candidate,
+    EndpointLoad,
+    EndpointModels,
+    EndpointTrend,
+    Reachability,
+)
 
 
 def load(**values: Any) -> EndpointLoad:
@@ -43,3 +53,15 @@ def serving(*models: str, adapters: tuple[str, ...] = (), max_model_len: int | N
         adapters=dict.fromkeys(adapters, models[0]),
         max_model_len=max_model_len,
     )
+
+
+def decided(
+    candidates: Sequence[Candidate],
+    *,
+    ask: Ask = NOTHING_ASKED,
+    strict: frozenset[str] = frozenset(),
+    **what: Any,
+) -> Decision:
+    """Filter and decide, as the use case does where there is room everywhere."""
+    kept, rejected = require_some(candidates, ask=ask, strict=strict)
+    return decide(kept, rejected=rejected, ask=ask, **what)

@@ -2,12 +2,11 @@
 
 import pytest
 
-from extproc.core.admission import admit
-from extproc.core.decision import decide
 from extproc.core.endpoint import Candidate, EndpointLoad, Reachability
 from extproc.core.inflight import Bookings
 from extproc.core.policy import PRESETS, PickPolicy, Strategy
-from extproc.errors import NoReadyEndpointError, RequestShedError
+from extproc.errors import NoReadyEndpointError
+from tests.unit.extproc_core.pick_candidates import decided
 
 POLICY = PickPolicy(strategy=Strategy.PREFIX_AWARE, weights=PRESETS[Strategy.PREFIX_AWARE])
 
@@ -45,7 +44,7 @@ def candidate(
 
 
 def winner(*candidates: Candidate, tie_break: float = 0.5) -> str:
-    decision = decide(candidates, policy=POLICY, prompt_tokens=100, degraded={}, tie_break=lambda: tie_break)
+    decision = decided(candidates, policy=POLICY, prompt_tokens=100, degraded={}, tie_break=lambda: tie_break)
     return decision.endpoints[0]
 
 
@@ -74,7 +73,7 @@ def test_an_unknown_endpoint_is_still_picked_when_it_is_all_there_is() -> None:
 
 
 def test_unreachable_endpoints_are_filtered_and_named() -> None:
-    decision = decide(
+    decision = decided(
         [candidate("gone", reachability=Reachability.UNREACHABLE, matched=99), candidate("there")],
         policy=POLICY,
         prompt_tokens=100,
@@ -90,12 +89,12 @@ def test_unreachable_endpoints_are_filtered_and_named() -> None:
 def test_without_a_ready_endpoint_the_client_gets_503(gone: int) -> None:
     candidates = [candidate(f"p{i}", reachability=Reachability.UNREACHABLE) for i in range(gone)]
     with pytest.raises(NoReadyEndpointError) as refusal:
-        decide(candidates, policy=POLICY, prompt_tokens=0, degraded={}, tie_break=lambda: 0.0)
+        decided(candidates, policy=POLICY, prompt_tokens=0, degraded={}, tie_break=lambda: 0.0)
     assert (refusal.value.http_status, refusal.value.reason) == (503, "no-ready-endpoint")
 
 
 def test_fallbacks_follow_in_the_order_of_their_totals() -> None:
-    decision = decide(
+    decision = decided(
         [candidate("c", waiting=3), candidate("a", matched=96), candidate("d", waiting=9), candidate("b", waiting=1)],
         policy=POLICY,
         prompt_tokens=100,
@@ -108,7 +107,7 @@ def test_fallbacks_follow_in_the_order_of_their_totals() -> None:
 
 def test_ties_are_broken_by_the_random_number() -> None:
     numbers = iter([0.9, 0.1, 0.5])
-    decision = decide(
+    decision = decided(
         [candidate("a"), candidate("b"), candidate("c")],
         policy=POLICY,
         prompt_tokens=100,
@@ -119,7 +118,7 @@ def test_ties_are_broken_by_the_random_number() -> None:
 
 
 def test_the_reasons_name_the_weightiest_scorer_first() -> None:
-    decision = decide(
+    decision = decided(
         [candidate("a", matched=64, kv_usage=0.25), candidate("b", waiting=1)],
         policy=POLICY,
         prompt_tokens=80,
@@ -127,36 +126,6 @@ def test_the_reasons_name_the_weightiest_scorer_first() -> None:
         tie_break=lambda: 0.0,
     )
     assert decision.reasons() == ["queue-depth 1.00 × 2", "prefix 0.64 × 3", "kv-usage 0.75 × 1"]
-
-
-SHEDDABLE = PickPolicy(sheddable_classes=frozenset({"batch"}), retry_after_seconds=7)
-
-
-def test_a_sheddable_request_is_refused_while_every_endpoint_is_saturated() -> None:
-    saturated = [candidate("a", waiting=5), candidate("b", kv_usage=0.8), candidate("c", waiting=3, booked=2)]
-    with pytest.raises(RequestShedError) as refusal:
-        admit(saturated, objective="batch", policy=SHEDDABLE)
-    assert (refusal.value.http_status, refusal.value.retry_after_seconds) == (503, 7)
-
-
-@pytest.mark.parametrize(
-    ("objective", "candidates"),
-    [
-        ("batch", [candidate("a", waiting=5), candidate("b", waiting=4)]),
-        ("batch", [candidate("a", known=False)]),
-        ("batch", []),
-        ("interactive", [candidate("a", waiting=50)]),
-        (None, [candidate("a", waiting=50)]),
-    ],
-    ids=["one-has-room", "no-evidence", "no-endpoint", "other-class", "no-class"],
-)
-def test_everything_else_is_admitted(objective: str | None, candidates: list[Candidate]) -> None:
-    admit(candidates, objective=objective, policy=SHEDDABLE)
-
-
-def test_a_stale_endpoint_does_not_open_the_gate() -> None:
-    with pytest.raises(RequestShedError):
-        admit([candidate("a", waiting=5), candidate("b", known=False)], objective="batch", policy=SHEDDABLE)
 
 
 def test_bookings_since_the_report_are_counted_and_released_once() -> None:

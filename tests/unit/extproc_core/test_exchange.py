@@ -16,6 +16,7 @@ from extproc.core.exchange import (
     HeadersWithPick,
     Pick,
     RequestFacts,
+    TellClient,
 )
 from extproc.core.response_plan import ResponseHandling, ResponsePlan
 from extproc.errors import BodyTooLargeError
@@ -198,6 +199,25 @@ def test_a_response_is_asked_for_where_it_is_wanted(handling: ResponseHandling, 
 def test_a_response_without_body_is_not_asked_for() -> None:
     exchange, _ = picked(BodyMode.BUFFERED)
     assert list(exchange.response_headers(REWRITE, end_of_stream=True)) == [Answer.RESPONSE_HEADERS]
+
+
+@pytest.mark.parametrize("handling", [PASS, READ])
+@pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED])
+def test_the_client_is_told_in_every_mode_with_the_answer_to_the_response_headers(
+    mode: BodyMode, handling: ResponseHandling
+) -> None:
+    told = {"x-kvmesh-degraded": "cap-output"}
+    exchange, _ = picked(mode)
+    elsewhere = mode is BodyMode.FULL_DUPLEX_STREAMED  # the body comes to the second filter
+    step = TellClient(told) if handling is PASS or elsewhere else AskForResponse(changes=False, headers=told)
+    assert list(exchange.response_headers(handling, end_of_stream=False, told=told)) == [step]
+    exchange, _ = picked(mode)
+    assert list(exchange.response_headers(handling, end_of_stream=True, told=told)) == [TellClient(told)]
+
+
+def test_request_headers_are_taken_away_also_where_the_body_is_not_seen() -> None:
+    _, steps = picked(BodyMode.NONE, removed_headers=("x-prefiller-host-port",))
+    assert steps == [HeadersWithPick(PODS, ("x-prefiller-host-port",))]
 
 
 def test_a_part_of_a_response_is_answered_with_what_changed_in_it() -> None:

@@ -97,3 +97,35 @@ def test_whatever_happens_totals_are_those_of_the_open_bookings(steps: list[tupl
         assert totals.context_tokens == sum(booking.context_tokens for booking in held)
         assert totals.uncached_tokens == pytest.approx(sum(booking.queued_tokens for booking in held), abs=1e-3)
         assert totals.uncached_tokens >= 0
+
+
+def test_a_first_token_tells_that_the_prompt_is_computed() -> None:
+    bookings = Bookings(tokens_per_second=1000.0)
+    long = bookings.book("a", now=0.0, uncached_tokens=9000, context_tokens=9000)
+    bookings.book("a", now=0.0, uncached_tokens=2000, context_tokens=2000)
+    bookings.first_token(long, now=1.0)
+    assert open_on_a(bookings, now=1.0) == (2, 2000, 11_000)
+    bookings.first_token(long, now=1.0)
+    bookings.release(long)
+    assert open_on_a(bookings, now=1.0) == (1, 2000, 2000)
+
+
+def test_a_report_tells_that_what_was_sent_before_the_waiting_requests_is_computed_but_one() -> None:
+    bookings = Bookings(tokens_per_second=1.0)
+    for number in range(6):
+        bookings.book("a", now=number / 10, uncached_tokens=1000 * (1 + number % 3), context_tokens=1)
+    bookings.book("a", now=0.99, uncached_tokens=500, context_tokens=1)  # hardly there when the pod was asked
+    before = open_on_a(bookings, now=1.0)
+    bookings.reported("a", waiting_requests=6, at=1.0)
+    assert open_on_a(bookings, now=1.0) == before
+    bookings.reported("a", waiting_requests=2, at=1.0)
+    # the largest of the first four, both that wait, and the one on its way; a second has computed one token
+    assert open_on_a(bookings, now=1.0)[1] == pytest.approx(3000 + 2000 + 3000 + 500)
+    bookings.reported("a", waiting_requests=0, at=1.0)
+    assert open_on_a(bookings, now=1.0)[1] == pytest.approx(3000 + 500)
+    bookings.reported("b", waiting_requests=0, at=1.0)
+    slow = Bookings(tokens_per_second=1.0)
+    for number in range(3):
+        slow.book("a", now=number, uncached_tokens=1000, context_tokens=1)
+    slow.reported("a", waiting_requests=0, at=4.0, first_token_seconds=2.0)  # all may be in the step that runs
+    assert open_on_a(slow, now=4.0)[1] == pytest.approx(3000, abs=10)

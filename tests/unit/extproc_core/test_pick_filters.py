@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from extproc.core.decision import apply_filters, decide
+from extproc.core.decision import apply_filters
 from extproc.core.endpoint import Ask, Candidate, Reachability, Role
 from extproc.core.policy import PickPolicy
 from extproc.errors import NoReadyEndpointError
-from tests.unit.extproc_core.pick_candidates import candidate, serving
+from tests.unit.extproc_core.pick_candidates import candidate, decided, serving
 
 ASK = Ask(model="m", prompt_tokens=1000, subset=frozenset({"a", "b"}))
 BAD: list[tuple[str, dict[str, Any]]] = [
@@ -41,12 +41,12 @@ def test_a_filter_that_rests_on_facts_leaves_nobody_rather_than_somebody_wrong(
     words: str, facts: dict[str, Any]
 ) -> None:
     with pytest.raises(NoReadyEndpointError):
-        decide([bad("a", facts)], policy=PickPolicy(), ask=ASK, prompt_tokens=0, degraded={}, tie_break=lambda: 0.0)
+        decided([bad("a", facts)], policy=PickPolicy(), ask=ASK, prompt_tokens=0, degraded={}, tie_break=lambda: 0.0)
 
 
 def test_an_empty_subset_leaves_nobody() -> None:
     with pytest.raises(NoReadyEndpointError, match="not in the route's subset"):
-        decide(
+        decided(
             [candidate("a")],
             policy=PickPolicy(),
             ask=Ask(subset=frozenset()),

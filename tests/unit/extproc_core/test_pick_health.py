@@ -1,6 +1,6 @@
 """Endpoints are avoided while they fail or lag, get trials, and are never all avoided."""
 
-from extproc.core.health import EndpointHealth, at_most, slow_endpoints
+from extproc.core.health import LONGEST_FULL_SECONDS, EndpointHealth, at_most, slow_endpoints
 from extproc.core.policy import HealthPolicy
 
 POLICY = HealthPolicy(
@@ -97,3 +97,60 @@ def test_where_most_are_bad_it_is_not_the_endpoints() -> None:
     bad = {"a": "x", "b": "x"}
     assert at_most(bad, endpoints=4, share=0.5) == bad
     assert at_most(bad, endpoints=3, share=0.5) == {}
+
+
+def test_a_trial_is_one_request_at_a_time() -> None:
+    health = EndpointHealth(POLICY)
+    failing(health, 4, now=0.0)
+    health.sent("a", now=4.0)  # there was nobody else: no trial yet
+    assert health.avoided(now=5.0) == {}
+    health.sent("a", now=5.0)
+    assert list(health.avoided(now=5.1)) == ["a"]
+    health.note("a", failed=False, now=5.2)
+    health.sent("a", now=5.3)
+    assert health.avoided(now=5.3) == {}
+
+
+def test_a_trial_whose_client_leaves_makes_way_for_another() -> None:
+    health = EndpointHealth(POLICY)
+    failing(health, 4, now=0.0)
+    health.sent("a", now=5.0)
+    assert list(health.avoided(now=9.9)) == ["a"]
+    assert health.avoided(now=10.0) == {}
+
+
+def test_an_endpoint_that_says_it_is_full_is_full_for_a_while_and_not_failed() -> None:
+    health = EndpointHealth(POLICY, full_seconds=1.0)
+    assert health.full_until(now=0.0) == {}
+    for number in range(20):
+        health.full("a", now=0.01 * number)
+    health.full("b", now=0.0, seconds=3.0)
+    assert (health.full_until(now=0.5), health.avoided(now=0.5)) == ({"a": 1.0, "b": 3.0}, {})
+    assert health.full_until(now=1.0) == {"b": 3.0}
+    assert health.full_until(now=3.0) == {}
+
+
+def test_one_that_goes_on_saying_so_is_believed_longer_each_time_until_it_serves() -> None:
+    health, now, times = EndpointHealth(POLICY, full_seconds=1.0), 0.0, []
+    for _ in range(5):
+        health.full("a", now=now)
+        times.append(health.full_until(now=now)["a"] - now)
+        now += times[-1]
+    assert times == [1.0, 2.0, 4.0, 8.0, 8.0]
+    health.note("a", failed=False, now=now)
+    health.full("a", now=now)
+    assert health.full_until(now=now) == {"a": now + 1.0}
+
+
+def test_how_long_it_says_is_bounded_and_nonsense_is_not_believed() -> None:
+    health = EndpointHealth(POLICY, full_seconds=1.0)
+    for name, seconds in (("a", 1e9), ("b", float("nan")), ("c", -5.0), ("d", 0.0)):
+        health.full(name, now=0.0, seconds=seconds)
+    assert health.full_until(now=-1.0) == {"a": LONGEST_FULL_SECONDS, "b": 1.0, "c": 1.0, "d": 0.0}
+
+
+def test_a_full_endpoint_that_is_another_process_is_not_full() -> None:
+    health = EndpointHealth(POLICY)
+    health.full("a", now=0.0)
+    health.restarted("a")
+    assert health.full_until(now=0.0) == {}

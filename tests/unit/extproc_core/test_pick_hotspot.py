@@ -1,5 +1,6 @@
 """A prefix that keeps its endpoint waiting is copied to a further one, once, and remembered."""
 
+from extproc.core.decision import apply_filters
 from extproc.core.endpoint import NOTHING_ASKED, Ask, Candidate
 from extproc.core.hotspot import DEPTHS, KEY_BYTES, HotPrefixes
 from extproc.core.policy import PRESETS, HotspotPolicy, PickPolicy, Strategy
@@ -75,7 +76,11 @@ def spread(
 ) -> tuple[list[float], str | None]:
     hot = HotPrefixes(HotspotPolicy(least_requests=1))
     result, copy = copy_of_hot_prefix(
-        candidates, [PromptKeys(keys=SYSTEM, tokens_each=16)], hot=hot, policy=policy, now=0.0, ask=ask
+        apply_filters(candidates, ask=ask)[0],
+        [PromptKeys(keys=SYSTEM, tokens_each=16)],
+        hot=hot,
+        policy=policy,
+        now=0.0,
     )
     return [candidate.saved_tokens for candidate in result], copy.words if copy is not None else None
 
@@ -107,7 +112,7 @@ def test_a_copy_goes_only_to_an_endpoint_that_may_serve_the_request() -> None:
     busy = candidate("busy", prompt=300, backlog_tokens=5000.0, models=serving("asked"))
     stranger = candidate("stranger", prompt=300, models=serving("other"))
     assert spread([warm, busy, stranger], ask=Ask(model="asked")) == (
-        [256, 256.0, 0],
+        [256, 256.0],
         "hot prefix: busy gets a copy of what warm holds",
     )
     assert spread([warm, busy], ask=Ask(model="asked", subset=frozenset({"warm"})))[1] is None

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from extproc.core.decision import decide
 from extproc.core.endpoint import NOTHING_ASKED, Ask, Candidate, EndpointTrend
 from extproc.core.policy import PRESETS, PickPolicy, Scales, Strategy
 from extproc.core.scorers import SCORERS
-from tests.unit.extproc_core.pick_candidates import candidate, load
+from tests.unit.extproc_core.pick_candidates import candidate, decided, load
 
 SCALES = Scales()
 
@@ -30,7 +29,7 @@ def test_a_warm_endpoint_is_left_once_waiting_there_costs_more_than_computing_el
 
     def winner(backlog: float) -> str:
         warm = candidate("warm", prompt=4000, matched=3000, backlog_tokens=backlog)
-        decision = decide(
+        decision = decided(
             [warm, candidate("cold", prompt=4000)],
             policy=policy,
             prompt_tokens=4000,
@@ -218,7 +217,7 @@ def test_the_latency_cost_prefers_the_warm_pod_of_the_chapter_s_example() -> Non
     a = pod("a", 0.20, 4)
     for active in (4, 14):
         b = pod("b", 0.25, active, matched=999, recent_tokens=999)
-        decision = decide(
+        decision = decided(
             [a, b],
             policy=PickPolicy(strategy=Strategy.LATENCY_COST, weights=PRESETS[Strategy.LATENCY_COST]),
             prompt_tokens=1000,

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from extproc.admin_pages import NoQuotas
+from extproc.core.degradation import NO_MEASURES, Measures
 from extproc.core.endpoint import EndpointModels, EndpointStatus, Reachability
 from extproc.core.exchange import RequestFacts
 from extproc.core.health import EndpointHealth
@@ -16,6 +18,7 @@ from extproc.core.prompt_match import IndexHits
 from extproc.core.prompt_tokens import PromptTokens, TokenizedPrompt
 from extproc.core.request import InferenceRequest
 from extproc.core.routing_memory import RoutingMemory
+from extproc.core.standing import Standing
 from extproc.core.turns import Turns
 from extproc.pick_endpoint import EndpointPicker
 from tests.unit.extproc_core.pick_candidates import load
@@ -73,6 +76,11 @@ class Phases:
         self.names.append(name)
 
 
+class NoPressure:
+    def measures(self, standing: Standing, *, pool: str) -> Measures:
+        return NO_MEASURES
+
+
 @dataclass(frozen=True)
 class Hits:
     matched_blocks: dict[str, int]
@@ -107,6 +115,8 @@ def picker(
         models=models,
         known_models=known_models,
         policy=policy,
+        pressure=NoPressure(),
+        quotas=NoQuotas(),
         health=EndpointHealth(policy.health),
         memory=RoutingMemory(policy),
         hot=HotPrefixes(policy.hotspot),

@@ -2,23 +2,26 @@
 
 import gzip
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from extproc.admin_pages import record_of
+from extproc.admin_pages import NoQuotas, record_of
 from extproc.core.endpoint import EndpointModels, Reachability
 from extproc.core.models import ModelRule, ModelTable, ModelTarget
 from extproc.core.policy import PRESETS, HotspotPolicy, PickPolicy, Strategy
+from extproc.core.priority import ClassRule, PriorityPolicy, Quota
 from extproc.core.prompt_match import IndexHits, PromptKeys
 from extproc.core.prompt_tokens import PromptTokens, TokenizedPrompt
+from extproc.core.quota import QuotaKey
 from extproc.core.shared_load import EndpointBookings, SharedView
 from extproc.errors import (
+    BodyTooLargeError,
     MalformedRequestError,
     NoReadyEndpointError,
     PromptTokensError,
-    RequestShedError,
     UnknownModelError,
+    UnsupportedEncodingError,
 )
 from tests.unit.extproc_pick.pick_fakes import (
     TINY,
@@ -43,10 +46,12 @@ async def test_the_pod_that_holds_the_prompt_is_picked_and_the_phases_are_timed(
     picked = await a_picker.pick(facts(), chat(cache_salt="s"))
     decision = picked.decision
     assert (decision.endpoints, decision.prompt_tokens, decision.matched_tokens) == (("b", "a"), 500, 480)
-    assert (decision.best_matched_tokens, decision.degraded, picked.body) == (480, {}, None)
-    assert (picked.is_comparable, picked.prompts) == (True, [KEYS])
+    assert (decision.best_matched_tokens, decision.degraded, picked.prepared.sent.changed) == (480, {}, None)
+    assert (picked.is_comparable, picked.prepared.prompts) == (True, [KEYS])
     assert phases.names == ["parse", "tokenize", "lookup", "decide"]
-    assert index.asked == [{"prompts": 1, "model": "tiny", "adapter": None, "cache_salt": "s", "session": None}]
+    assert index.asked == [
+        {"prompts": 1, "model": "tiny", "adapter": None, "cache_salt": "s", "session": None, "quota": None}
+    ]
 
 
 async def test_a_prompt_that_was_just_sent_somewhere_is_expected_there_before_its_event() -> None:
@@ -134,7 +139,7 @@ async def test_a_session_returns_to_its_pod_when_nothing_else_tells(header: str)
     a_picker = picker(pod("a"), pod("b"), index=index)
     a_picker.memory.note("b", prompts=(), session="tiny\0s1", adapter=None, now=1.0)
     picked = await a_picker.pick(facts(headers={header: "s1"}), chat())
-    assert (picked.decision.endpoints[0], picked.session) == ("b", "tiny\0s1")
+    assert (picked.decision.endpoints[0], picked.prepared.session) == ("b", "tiny\0s1")
     assert index.asked[0]["session"] == "tiny\0s1"
 
 
@@ -170,7 +175,11 @@ async def test_a_rewritten_model_changes_that_field_alone_and_before_tokens_are_
     body = b'{"seed": 12345678901234567890,\n "model" : "best","messages":[{"role":"user","content":"hi"}]}'
     picked = await a_picker.pick(facts(), body)
     changed = body.replace(b'"best"', b'"tiny"')
-    assert (picked.body, picked.removed_headers, picked.resolved.requested) == (changed, (), "best")
+    assert (picked.prepared.sent.changed, picked.prepared.sent.removed_headers, picked.prepared.resolved.requested) == (
+        changed,
+        (),
+        "best",
+    )
     assert prompts.asked == [{"body": changed, "model": "tiny", "adapter": None}]
 
 
@@ -178,11 +187,14 @@ async def test_a_compressed_body_is_read_and_sent_plain_only_where_it_changes() 
     packed = gzip.compress(chat("best"))
     headers = {"content-encoding": "gzip", "content-type": "application/json"}
     picked = await picker(pod("a"), models=REWRITTEN).pick(facts(headers=headers), packed)
-    assert picked.body is not None
-    assert (json.loads(picked.body)["model"], picked.removed_headers) == ("tiny", ("content-encoding",))
+    assert picked.prepared.sent.changed is not None
+    assert (json.loads(picked.prepared.sent.changed)["model"], picked.prepared.sent.removed_headers) == (
+        "tiny",
+        ("content-encoding",),
+    )
     prompts = FakePrompts()
     picked = await picker(pod("a"), prompts=prompts).pick(facts(headers=headers), gzip.compress(chat()))
-    assert (picked.body, picked.removed_headers) == (None, ())
+    assert (picked.prepared.sent.changed, picked.prepared.sent.removed_headers) == (None, ())
     assert prompts.asked[0]["body"] == chat()
 
 
@@ -195,9 +207,9 @@ FALLS_BACK = ModelTable(
 async def test_a_model_that_no_ready_pod_serves_is_replaced_by_the_first_fallback_that_one_does() -> None:
     a_picker = picker(pod("a", "tiny", reachability=Reachability.UNREACHABLE), pod("b", "small"), models=FALLS_BACK)
     picked = await a_picker.pick(facts(), chat("best"))
-    assert (picked.resolved.model, picked.decision.endpoints) == ("small", ("b",))
-    assert picked.body is not None
-    assert json.loads(picked.body)["model"] == "small"
+    assert (picked.prepared.resolved.model, picked.decision.endpoints) == ("small", ("b",))
+    assert picked.prepared.sent.changed is not None
+    assert json.loads(picked.prepared.sent.changed)["model"] == "small"
     assert [note.split(":")[0] for note in picked.decision.notes] == [
         "absent in place of tiny",
         "small in place of absent",
@@ -206,14 +218,18 @@ async def test_a_model_that_no_ready_pod_serves_is_replaced_by_the_first_fallbac
 
 async def test_the_last_fallback_is_tried_though_no_pod_lists_it() -> None:
     picked = await picker(pod("a", "other"), models=FALLS_BACK).pick(facts(), chat("best"))
-    assert (picked.resolved.model, picked.decision.endpoints) == ("small", ("a",))
+    assert (picked.prepared.resolved.model, picked.decision.endpoints) == ("small", ("a",))
 
 
 async def test_an_adapter_is_looked_up_under_its_base_model() -> None:
     for learned, name in (({}, "lora"), ({"new-lora": "tiny"}, "new-lora")):
         index = FakeIndex()
         picked = await picker(pod("a"), index=index, learned=learned).pick(facts(), chat(name))
-        assert (index.asked[0]["model"], index.asked[0]["adapter"], picked.resolved.adapter) == ("tiny", name, name)
+        assert (index.asked[0]["model"], index.asked[0]["adapter"], picked.prepared.resolved.adapter) == (
+            "tiny",
+            name,
+            name,
+        )
 
 
 async def test_a_model_that_nobody_configured_is_routed_on_load_and_said() -> None:
@@ -236,12 +252,6 @@ async def test_a_malformed_body_is_refused_and_an_unknown_api_is_balanced() -> N
         await a_picker.pick(facts(), b"{")
     for body in (b"\x00\xff", b"", None):
         assert (await a_picker.pick(facts(path="/upload"), body)).decision.endpoints == ("a",)
-
-
-async def test_a_sheddable_request_is_refused_while_every_pod_is_saturated() -> None:
-    a_picker = picker(pod("a", waiting_requests=9), policy=PickPolicy(sheddable_classes=frozenset({"batch"})))
-    with pytest.raises(RequestShedError):
-        await a_picker.pick(facts(objective="batch"), chat())
 
 
 async def test_a_prefix_that_keeps_its_pod_waiting_is_copied_to_another_on_purpose() -> None:
@@ -275,23 +285,16 @@ async def test_text_that_was_sent_somewhere_is_expected_there_for_long_although_
     assert (await a_picker.pick(facts(), chat())).decision.matched_tokens == 30 * 64
 
 
-async def test_idle_pods_that_may_not_serve_the_request_do_not_keep_it_from_being_shed() -> None:
-    policy = PickPolicy(sheddable_classes=frozenset({"batch"}))
-    a_picker = picker(pod("a", "tiny", waiting_requests=9), pod("b", "other"), policy=policy)
-    with pytest.raises(RequestShedError):
-        await a_picker.pick(facts(objective="batch"), chat())
-
-
 async def test_what_clients_may_make_long_is_remembered_short() -> None:
     headers = {"x-session-id": "s" * 50_000}
     picked = await picker(pod("a")).pick(facts(headers=headers), chat("m" * 100_000))
     record = record_of(picked, facts(), at=0.0)
-    assert picked.session is not None
+    assert picked.prepared.session is not None
     assert record.model is not None
     assert record.asked is not None
-    assert max(map(len, (picked.session, record.model, record.asked.served_model or ""))) == 200
+    assert max(map(len, (picked.prepared.session, record.model, record.asked.served_model or ""))) == 200
     other = await picker(pod("a")).pick(facts(headers={"x-session-id": "s" * 50_001}), chat("m" * 100_000))
-    assert other.session != picked.session
+    assert other.prepared.session != picked.prepared.session
 
 
 async def test_each_prompt_of_a_batch_has_the_model_s_context_for_itself() -> None:
@@ -304,3 +307,35 @@ async def test_each_prompt_of_a_batch_has_the_model_s_context_for_itself() -> No
     body = json.dumps({"model": "tiny", "prompt": ["one", "two"]}).encode()
     picked = await picker(*pods, prompts=FakePrompts(batch)).pick(facts(path="/v1/completions"), body)
     assert (picked.decision.endpoints, picked.decision.rejected) == (("a", "b"), {})
+
+
+@dataclass
+class AskedQuotas(NoQuotas):
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def match(self, tenant: str, model: str | None) -> QuotaKey | None:
+        self.asked.append((tenant, model))
+        return None
+
+
+async def test_what_cannot_be_read_is_balanced_and_refused_only_where_the_policy_depends_on_it() -> None:
+    limited = PickPolicy(priorities=PriorityPolicy(quotas=(Quota(requests_per_minute=1),)))
+    coded = replace(facts(), headers={"content-encoding": "br"})
+    complex_body = b'{"messages":[],"x":[' + b"[]," * 150_000 + b"0]}"
+    assert (await picker(pod("a")).pick(coded, b"\x1b")).decision.endpoints == ("a",)
+    assert (await picker(pod("a")).pick(facts(), complex_body)).decision.endpoints == ("a",)
+    with pytest.raises(UnsupportedEncodingError):
+        await picker(pod("a"), policy=limited).pick(coded, b"\x1b")
+    with pytest.raises(BodyTooLargeError):
+        await picker(pod("a"), policy=limited).pick(facts(), complex_body)
+
+
+@pytest.mark.parametrize("name", [None, "", "tiny", "small"])
+async def test_all_names_of_a_model_and_none_are_classed_and_counted_as_the_model(name: str | None) -> None:
+    table = ModelTable(served=(TINY,), rules=(ModelRule(model="small", targets=(ModelTarget(model="tiny"),)),))
+    rule = ClassRule(priority_class="sheddable", models=("tiny", "small"))
+    policy = PickPolicy(priorities=PriorityPolicy(rules=(rule,), quotas=(Quota(requests_per_minute=1),)))
+    quotas = AskedQuotas()
+    a_picker = replace(picker(pod("a"), models=table, policy=policy), quotas=quotas)
+    picked = await a_picker.pick(facts(), chat(name))
+    assert (picked.prepared.standing.class_name, quotas.asked) == ("sheddable", [("", "tiny")])

@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from extproc.adapters.degradation_log import DegradationLog
+from extproc.adapters.overload_telemetry import OverloadTelemetry
 from extproc.adapters.telemetry import PickerTelemetry
 from extproc.booked_exchange import NOT_DELIVERED, TOO_LARGE
 from extproc.core.endpoint import EndpointTrend
@@ -14,6 +16,7 @@ from extproc.core.prompt_match import IndexHits, PromptKeys
 from extproc.core.realised import Comparison
 from extproc.core.shared_load import EndpointBookings
 from extproc.picker_books import PickerBooks
+from tests.unit.extproc_core.pick_candidates import load
 from tests.unit.extproc_pick.pick_fakes import FakeIndex, FakePrompts, Hits, chat, facts, picker, pod, tokens
 
 KEYS = PromptKeys(keys=bytes(range(240)), tokens_each=16)  # 30 keys
@@ -37,8 +40,14 @@ class Shared:
 
 def books(*, health: HealthPolicy | None = None) -> tuple[PickerBooks, Shared]:
     policy = PickPolicy(health=health or HealthPolicy(), prefill_tokens_per_second=1.0)
+    telemetry = PickerTelemetry()
     made = PickerBooks(
-        ("a", "b"), policy=policy, telemetry=PickerTelemetry(), degradations=DegradationLog(), clock=lambda: 1.0
+        ("a", "b"),
+        policy=policy,
+        telemetry=telemetry,
+        overload=OverloadTelemetry(telemetry.registry, classes=policy.priorities.classes),
+        degradations=DegradationLog(),
+        clock=lambda: 1.0,
     )
     shared = Shared()
     made.shared = shared  # type: ignore[assignment]
@@ -111,8 +120,26 @@ def test_pods_that_fail_are_avoided_and_strangers_are_not_counted() -> None:
 async def test_a_learned_rate_drains_what_is_booked() -> None:
     made, _ = books()
     routed(made, await picked())
-    made.trend("b", EndpointTrend(prefill_tokens_per_second=100.0))
+    made.reported("b", load(waiting_requests=9), EndpointTrend(prefill_tokens_per_second=100.0))
     assert made.bookings.totals("b", now=2.0).uncached_tokens == pytest.approx(80)
+
+
+async def test_what_may_make_room_wakes_those_who_wait() -> None:
+    made, _ = books()
+    woken: list[str] = []
+    made.freed = lambda: woken.append("freed")
+    booking = routed(made, await picked())
+    made.reported("b", load(), EndpointTrend())
+    made.release(booking, status=200, model="", arm="")
+    assert len(woken) == 2
+
+
+def test_a_pod_that_says_it_is_full_is_believed_and_has_not_failed() -> None:
+    made, _ = books(health=HealthPolicy(least_requests=1))
+    for endpoint in ("a", "stranger"):
+        made.endpoint_full(endpoint)
+    assert (made.health.full_until(now=1.0), made.health.avoided(now=1.0)) == ({"a": 2.0}, {})
+    assert 'kvmesh_endpoint_full_answers_total{endpoint="a"} 1.0' in made._telemetry.exposition().decode()
 
 
 def test_what_came_true_is_counted_and_what_was_missed_is_named() -> None:
@@ -140,3 +167,43 @@ def test_what_came_true_is_counted_and_what_was_missed_is_named() -> None:
     ):
         assert line in page
     assert made.realised_watch.sums()["tiny"].requests == 1
+
+
+class Quotas:
+    """In the place of `adapters.quotas.Quotas`."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def settle(self, ask: Any, *, generated_tokens: int | None) -> None:
+        self.told.append(("settled", ask, generated_tokens))
+
+    def cancel(self, ask: Any) -> None:
+        self.told.append(("cancelled", ask))
+
+
+@pytest.mark.parametrize(
+    ("status", "stream", "unserved", "expected"),
+    [
+        (200, True, False, ("settled", "ask", None)),  # whoever reads the response tells
+        (200, False, False, ("settled", "ask", None)),
+        (400, False, False, ("settled", "ask", 0)),
+        (500, True, False, ("settled", "ask", 0)),
+        (0, True, False, ("settled", "ask", 0)),  # its headers would have come before its first token
+        (0, False, False, ("settled", "ask", None)),  # the client has left, and the pod has worked
+        (504, False, False, ("settled", "ask", None)),
+        (503, False, True, ("cancelled", "ask")),
+        (503, True, True, ("cancelled", "ask")),
+    ],
+)
+async def test_an_end_costs_its_tenant_what_was_used(
+    status: int, stream: bool, unserved: bool, expected: tuple[Any, ...]
+) -> None:
+    made, _ = books()
+    quotas = Quotas()
+    made.quotas = quotas  # type: ignore[assignment]
+    a_picker = picker(pod("a"), pod("b"), index=FakeIndex(IndexHits()), prompts=FakePrompts(tokens(500)))
+    decided = await a_picker.pick(facts(), chat(stream=stream))
+    booking = made.book(structs.replace(decided, prepared=structs.replace(decided.prepared, quota="ask")))
+    made.release(booking, status=status, model="", arm="", unserved=unserved)
+    assert quotas.told == [expected]

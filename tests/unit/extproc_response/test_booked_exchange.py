@@ -7,6 +7,7 @@ import pytest
 
 from extproc.booked_exchange import BookedExchange, ReadResponse
 from extproc.core.inflight import Booking
+from extproc.core.quota import QuotaNote
 from extproc.core.realised import Comparison
 from extproc.core.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
 from extproc.wire.ext_proc import ResponseHead
@@ -41,11 +42,17 @@ class Books:
     def endpoint_answered(self, endpoint: str, *, failed: bool) -> None:
         self.told.append(("failed" if failed else "well", endpoint))
 
-    def release(self, booking: Booking, *, status: int, model: str, arm: str) -> None:
-        self.told.append(("release", booking.endpoint, status, model, arm))
+    def release(self, booking: Booking, *, status: int, model: str, arm: str, unserved: bool) -> None:
+        self.told.append(("release", booking.endpoint, status, model, arm, *(["unserved"] if unserved else [])))
 
     def realised(self, comparison: Comparison) -> None:
         self.told.append(("realised", comparison))
+
+    def endpoint_full(self, endpoint: str) -> None:
+        self.told.append(("full", endpoint))
+
+    def generated(self, note: QuotaNote, tokens: int) -> None:
+        self.told.append(("generated", note.tenant, tokens))
 
     def response_missed(self, why: str) -> None:
         self.told.append(("missed", why))
@@ -61,8 +68,8 @@ def answered(*, served_by: str | None, status: int = 200, from_pod: bool = True)
     return books.told
 
 
-def release(endpoint: str, status: int = 200) -> tuple[Any, ...]:
-    return ("release", endpoint, status, "gpt-x", "m")
+def release(endpoint: str, status: int = 200, *more: str) -> tuple[Any, ...]:
+    return ("release", endpoint, status, "gpt-x", "m", *more)
 
 
 def test_the_chosen_pod_served() -> None:
@@ -104,14 +111,30 @@ def test_a_server_error_is_the_pods_failure_and_a_clients_error_is_not(status: i
     assert answered(served_by=PODS[0], status=status) == [(verdict, PODS[0]), release(PODS[0], status)]
 
 
+def test_a_503_that_is_the_pods_own_says_that_it_is_full() -> None:
+    books = Books()
+    exchange = BookedExchange(books=books, endpoints=PODS, booking=Booking(endpoint=PODS[0], booked_at=0.0))
+    exchange.responded(status=503, served_by=PODS[0], from_pod=True, content_type="application/json")
+    exchange.finish()
+    assert books.told == [("full", PODS[0]), ("release", PODS[0], 503, "", "", "unserved")]
+
+
 def test_an_answer_of_envoys_own_is_the_failure_of_the_pod_that_it_tried_last() -> None:
     told = answered(served_by=PODS[1], status=503, from_pod=False)
-    assert told == [("failed", PODS[0]), ("failed", PODS[1]), ("rebook", PODS[0], PODS[1]), release(PODS[1], 503)]
+    assert told == [
+        *(("failed", pod) for pod in PODS[:2]),
+        ("rebook", PODS[0], PODS[1]),
+        release(PODS[1], 503, "unserved"),
+    ]
+
+
+def test_envoys_word_that_a_pod_took_too_long_says_that_the_pod_has_the_request() -> None:
+    assert answered(served_by=PODS[0], status=504, from_pod=False) == [("failed", PODS[0]), release(PODS[0], 504)]
 
 
 @pytest.mark.parametrize("status", [403, 413, 429])
 def test_a_refusal_by_another_filter_of_envoys_blames_nobody(status: int) -> None:
-    assert answered(served_by=None, status=status, from_pod=False) == [release(PODS[0], status)]
+    assert answered(served_by=None, status=status, from_pod=False) == [release(PODS[0], status, "unserved")]
 
 
 def test_an_exchange_that_ends_without_an_answer_blames_nobody() -> None:
@@ -217,3 +240,67 @@ def test_a_body_that_envoy_does_not_send_is_missed() -> None:
 
 def test_a_response_that_broke_off_is_not_compared() -> None:
     assert read(SAMPLED, USAGE, ended=False)[2] == []
+
+
+NOTE = QuotaNote("acme", "gpt-x", 100)
+COUNTED = ResponsePlan(quota=NOTE)
+DELTAS = b"".join(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n' for _ in range(3))
+
+
+def test_what_a_response_of_a_limited_tenant_brings_is_counted() -> None:
+    body = b'{"usage":{"prompt_tokens":9,"completion_tokens":7}}'
+    handling, passed, told = read(COUNTED, body)
+    assert (handling, passed, told) == (ResponseHandling.READ, body, [("generated", "acme", 7)])
+
+
+def test_a_stream_without_usage_or_without_an_end_is_counted_by_its_events() -> None:
+    for ended in (True, False):
+        _, _, told = read(COUNTED, DELTAS, ended=ended, content_type="text/event-stream", content_length=None)
+        assert told == [("generated", "acme", 3)]
+
+
+def test_half_a_document_leaves_what_was_reserved() -> None:
+    assert read(COUNTED, b'{"usage":{"comp', ended=False)[2] == []
+
+
+STREAM: dict[str, Any] = {"content_type": "text/event-stream", "content_length": None}
+START = b'data: {"type":"message_start","message":{"usage":{"input_tokens":10,"output_tokens":0}}}\n\n'
+DELTA = b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"hi"}}\n\n'
+END = b'data: {"type":"message_delta","delta":{},"usage":{"output_tokens":5}}\n\n'
+LONG = b"data: " + b"x" * (2 << 20)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "ended", "expected"),
+    [
+        ([START, DELTA * 7], False, 7),  # 0, says the beginning
+        ([START, DELTA * 7], True, 7),  # a pod that broke off in good order
+        ([START, DELTA * 7, END], True, 5),
+        ([START, DELTA * 3, END], False, 5),
+        ([LONG, b"\n\n", DELTA * 7], False, 100),  # who knows what was in it
+        ([LONG, b"\n\n", DELTA * 7], True, 100),
+        ([LONG, b"\n\n", DELTA * 107], False, 107),
+        ([LONG, b"\n\n", DELTA * 7, END], True, 5),
+    ],
+    ids=[
+        "broken off",
+        "without a word",
+        "whole",
+        "nearly",
+        "skipped",
+        "skipped to the end",
+        "more",
+        "skipped but told",
+    ],
+)
+def test_a_stream_counts_as_what_it_says_in_the_end_or_else_as_what_surely_came(
+    chunks: list[bytes], ended: bool, expected: int
+) -> None:
+    assert read(COUNTED, *chunks, ended=ended, **STREAM)[2] == [("generated", "acme", expected)]
+
+
+def test_a_long_document_counts_by_its_usage_and_without_one_stays_as_reserved() -> None:
+    long = b'{"choices":[{"logprobs":"' + b"x" * (2 << 20) + b'"}]'
+    usage = b',"usage":{"prompt_tokens":5,"completion_tokens":4000}}'
+    assert read(COUNTED, long, usage)[2] == [("generated", "acme", 4000)]
+    assert read(COUNTED, long, b"}")[2] == []

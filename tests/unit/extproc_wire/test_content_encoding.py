@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.core.request import ApiKind, InferenceRequest, TextPrompt
-from extproc.errors import BodyTooLargeError, MalformedRequestError
+from extproc.errors import BodyTooLargeError, MalformedRequestError, UnsupportedEncodingError
 from extproc.wire.content_encoding import UnknownContentEncodingError, decoded_body
 from extproc.wire.openai import parse_request
 
@@ -129,3 +129,49 @@ def test_a_body_of_very_many_pieces_is_not_unpacked_because_each_would_cost_a_co
     assert decoded_body(pieces[: len(pieces) // 65 * 64], content_encoding="gzip", max_bytes=LIMIT) == b""
     with pytest.raises(UnknownContentEncodingError, match="more than 64 pieces"):
         decoded_body(pieces, content_encoding="gzip", max_bytes=LIMIT)
+
+
+@pytest.mark.parametrize("coding", ["br", "utf-8", "gzip", "deflate, gzip", "gzip, gzip, gzip"])
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b" \r\n" * 50])
+def test_a_json_object_under_a_header_that_is_not_true_of_it_is_read_as_what_it_is(coding: str, before: bytes) -> None:
+    body = before + BODY
+    assert decoded_body(body, content_encoding=coding, max_bytes=LIMIT) is body
+    for needed in (False, True):
+        assert parse_request(path=COMPLETIONS, body=body, content_encoding=coding, require_readable=needed) == READ
+    assert parse_request(path="/other", body=body, content_encoding=coding).model == "m"
+
+
+@pytest.mark.parametrize(
+    ("coding", "body"), [("br", b"\x1b\x00"), ("gzip, gzip, gzip", b"x"), ("gzip", gzip.compress(b"") * 65)]
+)
+@pytest.mark.parametrize("path", [COMPLETIONS, "/score", "/invocations", "/cohere/v2/chat"])
+def test_a_coding_that_cannot_be_read_is_a_415_where_the_policy_needs_bodies(
+    coding: str, body: bytes, path: str
+) -> None:
+    def parse(method: str, content_type: str, *, needed: bool) -> InferenceRequest:
+        return parse_request(
+            method=method,
+            path=path,
+            body=body,
+            content_type=content_type,
+            content_encoding=coding,
+            require_readable=needed,
+        )
+
+    with pytest.raises(UnsupportedEncodingError) as caught:
+        parse("POST", "application/json", needed=True)
+    assert (caught.value.status, caught.value.reason) == (415, "unsupported-encoding")
+    for method, content_type, needed in (
+        ("POST", "application/json", False),
+        ("POST", "text/plain", True),  # an upload to somebody else
+        ("PUT", "application/json", True),
+    ):
+        assert parse(method, content_type, needed=needed).prompts == ()
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/score", "/invocations", "/cohere/v2/chat"])
+def test_a_body_too_complex_to_be_read_is_a_413_where_the_policy_needs_bodies(path: str) -> None:
+    body = b'{"model":"m","prompt":"a","x":[' + b"[]," * 150_000 + b"0]}"
+    assert parse_request(path=path, body=body, content_type="application/json").model is None
+    with pytest.raises(BodyTooLargeError, match="too many parts"):
+        parse_request(path=path, body=body, content_type="application/json", require_readable=True)

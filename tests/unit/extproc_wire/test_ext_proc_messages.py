@@ -22,6 +22,8 @@ from extproc.core.exchange import (
     ChangedResponse,
     HeadersWithPick,
     RequestFacts,
+    Step,
+    TellClient,
 )
 from extproc.core.response_plan import Prediction, ResponsePlan
 from extproc.errors import MalformedRequestError, RequestShedError
@@ -87,6 +89,55 @@ def test_a_refusal_is_an_openai_error_object() -> None:
     }
 
 
+def test_a_refusal_tells_further_headers_and_has_the_policys_status() -> None:
+    error = RequestShedError(
+        "busy", headers={"x-kvmesh-priority": "batch\n1", "content-type": "text/html"}, http_status=429
+    )
+    immediate = ProcessingResponse.FromString(ext_proc.encode_refusal(error)).immediate_response
+    headers = {option.header.key: option.header.raw_value for option in immediate.headers.set_headers}
+    assert immediate.status.code == 429
+    assert headers == {
+        "x-kvmesh-priority": b"batch?1",
+        "content-type": b"application/json",
+        "x-kvmesh-reason": b"shed",
+    }
+
+
+TOLD = {"x-kvmesh-degraded": "cap-output, smaller-model", "x-kvmesh-priority": "gr\u00f6\u00dfe\r\n"}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [TellClient(TOLD), AskForResponse(changes=False, headers=TOLD), AskForResponse(changes=True, headers=TOLD)],
+)
+def test_what_the_client_is_told_is_set_on_the_response_beside_all_else(step: Step) -> None:
+    answer = decoded(step)
+    mutation = answer.response_headers.response.header_mutation
+    assert {option.header.key: (option.header.raw_value, option.append_action) for option in mutation.set_headers} == {
+        "x-kvmesh-degraded": (b"cap-output, smaller-model", HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD),
+        "x-kvmesh-priority": ("gr\u00f6\u00dfe??".encode(), HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD),
+    }
+    mutation.ClearField("set_headers")
+    without = decoded(
+        AskForResponse(changes=step.changes) if isinstance(step, AskForResponse) else Answer.RESPONSE_HEADERS
+    )
+    without.response_headers.response.header_mutation.SetInParent()
+    assert answer == without
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_an_empty_set_of_headers_costs_no_byte(changes: bool) -> None:
+    plain, told = AskForResponse(changes=changes), AskForResponse(changes=changes, headers={})
+    assert ext_proc.encode_step(told) is ext_proc.encode_step(plain)
+
+
+def test_the_content_type_is_read_from_a_responses_headers() -> None:
+    message = ProcessingRequest()
+    assert ext_proc.content_type(message.response_headers) == ""
+    message.response_headers.headers.headers.add(key="content-type", raw_value=b"application/json")
+    assert ext_proc.content_type(message.response_headers) == "application/json"
+
+
 def test_only_refusals_with_a_time_carry_retry_after() -> None:
     response = ProcessingResponse.FromString(ext_proc.encode_refusal(MalformedRequestError("no")))
     headers = {option.header.key for option in response.immediate_response.headers.set_headers}
@@ -106,6 +157,23 @@ def test_request_facts_are_read_from_raw_or_plain_values() -> None:
     assert ext_proc.request_facts(message) == RequestFacts(
         method="POST", path="/v1/completions?x=1", objective="batch", request_id="r-1"
     )
+
+
+@pytest.mark.parametrize(
+    ("sent", "path"),
+    [
+        ("/v1/%63hat/completions", "/v1/chat/completions"),
+        ("/v1/chat%2Fcompletions?q=%63", "/v1/chat/completions?q=%63"),
+        ("/a%3f/v1/%63ompletions", "/a%3F/v1/completions"),
+        ("/%2563", "/%63"),
+        ("/v1/%C3%A9%ff%zz", "/v1/é\ufffd%zz"),
+        ("/v1/completions?x=%41", "/v1/completions?x=%41"),
+    ],
+)
+def test_the_path_is_unquoted_once_as_the_pod_does_it_and_the_query_is_not(sent: str, path: str) -> None:
+    message = ProcessingRequest()
+    message.request_headers.headers.headers.add(key=":path", raw_value=sent.encode())
+    assert ext_proc.request_facts(message).path == path
 
 
 def test_an_envoy_that_does_not_tell_its_mode_sends_buffered_bodies() -> None:

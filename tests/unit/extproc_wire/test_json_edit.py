@@ -1,15 +1,18 @@
 """Replacing top-level fields in raw JSON leaves every other byte as it was."""
 
+import contextlib
 import json
+import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.errors import MalformedRequestError
-from extproc.wire.json_edit import MAX_FIELDS, replace_top_level
+from extproc.errors import BodyTooLargeError, MalformedRequestError
+from extproc.wire.json_edit import MAX_FIELDS, JsonObject, replace_top_level
 
 NEW = {"model": b'"new"'}
 
@@ -133,9 +136,86 @@ def test_a_long_text_of_escapes_costs_neither_recursion_nor_backtracking() -> No
     assert replace_top_level(body, NEW) == body[:-2] + b'"new"}'
 
 
-def test_deep_nesting_is_no_recursion() -> None:
-    body = b'{"d":' + b"[" * 50_000 + b"]" * 50_000 + b',"model":1}'
-    assert replace_top_level(body, NEW) == body[:-2] + b'"new"}'
+def test_deeper_nesting_than_any_parser_takes_is_refused_and_ordinary_one_is_not() -> None:
+    for depth, is_taken in ((400, True), (50_000, False)):
+        body = b'{"d":' + b"[" * depth + b"]" * depth + b',"e":NaN,"model":1}'
+        if is_taken:
+            assert replace_top_level(body, NEW) == body[:-2] + b'"new"}'
+        else:
+            with pytest.raises(MalformedRequestError):
+                replace_top_level(body, NEW)
+
+
+NESTED = b"[" + b'{"a":[]},' * 45_000 + b'"' + b"x" * 1_600_000 + b'"]'  # 2 MB, just few enough parts to be read
+MANY = b"[" + b"{}," * 700_000 + b"1]"
+
+
+def steps_in_python(work: Callable[[bytes], object], body: bytes) -> int:
+    """Count the calls that the interpreter makes: what stays inside one C function is one."""
+    steps = 0
+
+    def count(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    sys.setprofile(count)
+    try:
+        with contextlib.suppress(BodyTooLargeError):
+            work(body)
+    finally:
+        sys.setprofile(None)
+    return steps
+
+
+@pytest.mark.parametrize("value", [NESTED, MANY], ids=["readable", "too many parts"])
+@pytest.mark.parametrize("odd", [b'{"n":NaN,"z":%b}', b'{"z":%b,"z":1}'], ids=["NaN", "key twice"])
+def test_no_step_in_python_is_made_for_each_bracket_of_an_odd_body(odd: bytes, value: bytes) -> None:
+    assert steps_in_python(lambda body: replace_top_level(body, NEW), odd % value) < 5_000  # 90,000 brackets and more
+
+
+@pytest.mark.parametrize("odd", [b'{"n":NaN,"z":%b}', b'{"z":%b,"z":1}'], ids=["NaN", "key twice"])
+def test_an_odd_body_of_too_many_parts_is_refused_before_they_are_made(odd: bytes) -> None:
+    assert replace_top_level(odd % NESTED, {"z": b"0"}) == (b'{"n":NaN,"z":0}' if b"NaN" in odd else b'{"z":0,"z":0}')
+    with pytest.raises(BodyTooLargeError, match="too many parts"):
+        replace_top_level(odd % MANY, NEW)
+
+
+RAW_VALUES = st.sampled_from(
+    (b"NaN", b"-Infinity", b"1e999", b"0.10", b'"\\ud83d"', b'"a\\"}"', b'"\xff\x01"', b"[ {} ,NaN]", b'{ "model":1 }')
+) | VALUES.map(lambda value: json.dumps(value).encode())
+SPACES = st.sampled_from((b"", b" ", b"\n\t", b"\r\n "))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    mark=st.sampled_from((b"", b"\xef\xbb\xbf")),
+    fields=st.lists(st.tuples(st.sampled_from(("model", "mod\\u0065l", "x", "y")), RAW_VALUES, SPACES), max_size=6),
+    around=SPACES,
+)
+def test_every_byte_but_the_changed_values_stays(
+    mark: bytes, fields: list[tuple[str, bytes, bytes]], around: bytes
+) -> None:
+    def written(new: bytes | None) -> bytes:
+        parts = [
+            b'%b"%b"%b:%b%b%b'
+            % (space, name.encode(), space, space, value if new is None or name in "xy" else new, space)
+            for name, value, space in fields
+        ]
+        if new is not None and all(name in "xy" for name, _, _ in fields):
+            if not parts:
+                return mark + around + b"{" + around + b'"model":' + new + b"}" + around
+            last = fields[-1][2]
+            parts[-1] = parts[-1][: len(parts[-1]) - len(last)] + b',"model":' + new + last
+        return mark + around + b"{" + (b",".join(parts) if parts else around) + b"}" + around
+
+    assert replace_top_level(written(None), NEW) == written(b'"new"')
+
+
+def test_what_is_read_once_is_changed_without_reading_it_again() -> None:
+    found = JsonObject(b'{"a":NaN,"a":1}')
+    assert found.values(frozenset(("a",))) == {"a": b"1"}
+    object.__setattr__(found, "raw", b'{"a":xxx,"a":x}')  # of the same lengths, and no JSON
+    assert found.replaced({"a": b"0"}) == b'{"a":0,"a":0}'
 
 
 def test_a_name_that_occurs_often_costs_no_copy_of_its_value_each_time() -> None:
@@ -149,3 +229,20 @@ def test_a_name_that_occurs_often_costs_no_copy_of_its_value_each_time() -> None
 def test_more_fields_than_any_api_has_are_refused() -> None:
     with pytest.raises(MalformedRequestError, match="more than 10000 fields"):
         replace_top_level(b"{" + b'"a":1,' * MAX_FIELDS + b'"model":1}', NEW)
+
+
+def test_raw_values_are_read_as_they_stand_and_of_equal_names_the_last() -> None:
+    body = b'{"a": [1, {"b":2}] ,"n":1e400,"b":NaN,"\\u0061": "x\\"y" ,"c":3}'
+    assert JsonObject(body).values(frozenset(("a", "b", "missing"))) == {"a": b'"x\\"y"', "b": b"NaN"}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"a=b", b'{"a"}', b'{"a":1}x'])
+def test_raw_values_of_what_is_no_object_are_refused(body: bytes) -> None:
+    with pytest.raises(MalformedRequestError):
+        JsonObject(body).values(frozenset(("a",)))
+
+
+def test_raw_values_of_a_body_with_too_many_fields_are_refused() -> None:
+    body = json.dumps({str(i): 0 for i in range(MAX_FIELDS + 1)}).encode()
+    with pytest.raises(MalformedRequestError, match="more than"):
+        JsonObject(body).values(frozenset(("0",)))

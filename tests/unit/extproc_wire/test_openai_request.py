@@ -14,6 +14,7 @@ from extproc.core.request import (
     Truncation,
     TruncationSide,
 )
+from extproc.wire.json_body import MalformedFieldError
 from extproc.wire.openai import parse_request
 
 CHAT = "/v1/chat/completions"
@@ -363,3 +364,47 @@ def test_without_its_body_a_request_is_routed_on_load(path: str, api: ApiKind) -
 def test_the_sizes_that_the_client_claims_do_not_count() -> None:
     body = b'{"prompt": "x", "body_bytes": "many"}'
     assert parse_request(path=COMPLETIONS, body=body).body_bytes == len(body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "api", "prompts"),
+    [
+        ({"messages": [HELLO]}, ApiKind.CHAT_COMPLETIONS, (ChatPrompt(messages=(HELLO,)),)),
+        ({"prompt": "x"}, ApiKind.COMPLETIONS, (TextPrompt(text="x"),)),
+        ({"messages": "x", "prompt": "x"}, ApiKind.COMPLETIONS, (TextPrompt(text="x"),)),
+        ({"prompt_embeds": "x"}, ApiKind.COMPLETIONS, ()),
+        ({"input": "x"}, ApiKind.POOLING, (TextPrompt(text="x"),)),
+        ({"query": "x", "documents": ["y"]}, ApiKind.RERANK, ()),
+        ({"queries": "x", "documents": ["y"]}, ApiKind.SCORE, ()),
+        ({"else": 1}, ApiKind.OTHER, ()),
+        ({"messages": [HELLO], "cache_salt": 1}, ApiKind.CHAT_COMPLETIONS, (ChatPrompt(messages=(HELLO,)),)),
+    ],
+)
+def test_invocations_are_read_by_the_names_of_their_fields(
+    fields: dict[str, Any], api: ApiKind, prompts: tuple[Any, ...]
+) -> None:
+    request = parse("/invocations", model="m", **fields)
+    assert (request.api, request.model, request.prompts) == (api, "m", prompts)
+
+
+def test_an_invocation_that_fits_two_apis_is_refused_where_the_policy_needs_bodies() -> None:
+    body = json.dumps({"model": "m", "messages": [HELLO], "prompt": "x"}).encode()
+    assert parse_request(path="/invocations", body=body).api is ApiKind.CHAT_COMPLETIONS
+    with pytest.raises(MalformedFieldError, match="both messages and a prompt"):
+        parse_request(path="/invocations", body=body, require_readable=True)
+
+
+@pytest.mark.parametrize("body", [b"", b"x=1", b"[1]", b'{"messages": 1'])
+def test_an_invocation_that_is_no_object_is_another_applications(body: bytes) -> None:
+    assert parse_request(path="/invocations", body=body).api is ApiKind.OTHER
+
+
+@pytest.mark.parametrize("path", [CHAT, "/other"])
+def test_an_empty_name_is_none(path: str) -> None:
+    assert parse(path, model="", messages=[HELLO]).model is None
+
+
+@pytest.mark.parametrize("coding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+def test_the_model_of_an_unknown_path_is_read_in_every_encoding_that_the_pod_reads(coding: str) -> None:
+    body = (" " * 99 + json.dumps({"model": "m"})).encode(coding)
+    assert parse_request(path="/other", body=body).model == "m"

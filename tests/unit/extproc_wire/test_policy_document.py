@@ -8,6 +8,7 @@ import yaml
 
 from extproc.core.endpoint import Role
 from extproc.core.policy import PRESETS, HealthPolicy, PickPolicy, Strategy
+from extproc.core.priority import PriorityPolicy
 from extproc.errors import ConfigError
 from extproc.wire.policy_document import parse_policy
 
@@ -22,7 +23,7 @@ def test_every_field_may_be_given() -> None:
             "strategy": "prefix-aware",
             "weights": {"prefix": 4, "kv-usage": 0},
             "health": {"slow_factor": 2},
-            "sheddable_classes": ["batch"],
+            "priorities": {"default_class": "sheddable"},
             "roles": {"10.0.0.1:8000": "prefill"},
             "cordoned": ["10.0.0.2:8000"],
             "tier_weights": {"CPU": 0.9},
@@ -33,7 +34,7 @@ def test_every_field_may_be_given() -> None:
         strategy=Strategy.PREFIX_AWARE,
         weights={"prefix": 4.0, "queue-depth": 2.0},
         health=HealthPolicy(slow_factor=2.0),
-        sheddable_classes=frozenset({"batch"}),
+        priorities=PriorityPolicy(default_class="sheddable"),
         roles={"10.0.0.1:8000": Role.PREFILL},
         cordoned=frozenset({"10.0.0.2:8000"}),
         tier_weights={"CPU": 0.9},
@@ -42,9 +43,9 @@ def test_every_field_may_be_given() -> None:
 
 
 def test_what_is_not_given_stays_as_below() -> None:
-    base = parse_policy({"strategy": "least-request", "retry_after_seconds": 9})
+    base = parse_policy({"strategy": "least-request", "stale_after_seconds": 9})
     assert parse_policy({"fallbacks": 1}, base=base) == PickPolicy(
-        strategy=Strategy.LEAST_REQUEST, weights=PRESETS[Strategy.LEAST_REQUEST], retry_after_seconds=9, fallbacks=1
+        strategy=Strategy.LEAST_REQUEST, weights=PRESETS[Strategy.LEAST_REQUEST], stale_after_seconds=9.0, fallbacks=1
     )
 
 
@@ -65,7 +66,9 @@ def test_what_is_not_given_stays_as_below() -> None:
         ({"scales": {"prefill_tokens": 0}}, "policy.scales.prefill_tokens: must be above 0"),
         ({"fallbacks": "two"}, "policy.fallbacks: expected `int`, got `str`"),
         ({"roles": {"a": "cook"}}, "policy.roles.a: must be one of both, prefill, decode"),
-        ({"tier_weights": {"CPU": 2}}, "policy.tier_weights.CPU: must be a number between 0 and 1"),
+        ({"tier_weights": {"CPU": 2}}, "policy.tier_weights.CPU: must be between 0 and 1"),
+        ({"tier_weights": {"CPU": "all"}}, "policy.tier_weights.CPU: expected `float`, got `str`"),
+        ({"cordoned": ["a", 1]}, "policy.cordoned[1]: expected `str`, got `int`"),
         ({"cordoned": "a"}, "policy.cordoned: expected `array`, got `str`"),
         ({"hotspot": {"enabled": 1}}, "policy.hotspot.enabled: expected `bool`, got `int`"),
         ({1: 2}, "policy: must be a mapping"),

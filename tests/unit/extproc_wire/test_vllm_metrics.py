@@ -123,3 +123,54 @@ def test_a_page_full_of_what_is_no_label_is_read_in_time() -> None:
     began = process_time()
     load = parse_load(POD + b"vllm:lora_requests_info{" + b"a" * 200_000 + b"} 1\n", reported_at=0.0)
     assert (load is not None, process_time() - began < 1.0) == (True, True)
+
+
+# the order and the labels of vLLM 0.32's loggers.py
+def histogram(name: str, *, count: int, total: str, engine: int) -> str:
+    labels = f'engine="{engine}",model_name="tiny"'
+    return (
+        f"# TYPE {name} histogram\n"
+        f'{name}_bucket{{engine="{engine}",le="0.5",model_name="tiny"}} 3.0\n'
+        f"{name}_count{{{labels}}} {count}.0\n"
+        f"{name}_sum{{{labels}}} {total}\n"
+        f"{name}_created{{{labels}}} 1.7e9\n"
+    )
+
+
+TIMES = (
+    POD
+    + "".join(
+        histogram(f"vllm:{name}", count=count, total=total, engine=engine)
+        for name, count, total in (
+            ("time_to_first_token_seconds", 9, "4.5"),
+            ("inter_token_latency_seconds", 200, "2.5"),
+            ("request_time_per_output_token_seconds", 77, "77.0"),
+            ("request_queue_time_seconds", 77, "77.0"),
+            ("request_prefill_time_seconds", 7, "1.25"),
+            ("request_prefill_kv_computed_tokens", 7, "7000.0"),
+        )
+        for engine in (0, 1)
+    ).encode()
+)
+
+
+def test_times_and_counts_of_prefill_first_tokens_and_tokens_are_summed_over_the_engines() -> None:
+    read = parse_load(TIMES, reported_at=0.0)
+    assert read is not None
+    assert (read.prefill_count, read.prefill_seconds_sum, read.prefill_computed_tokens) == (14, 2.5, 14_000)
+    assert (read.first_token_count, read.first_token_seconds_sum) == (18, 9.0)
+    assert (read.inter_token_count, read.inter_token_seconds_sum) == (400, 5.0)
+
+
+def test_the_time_between_tokens_of_older_vllm_is_found_by_its_older_name() -> None:
+    text = TIMES.replace(b"vllm:inter_token_latency_seconds", b"vllm:time_per_output_token_seconds")
+    read = parse_load(text, reported_at=0.0)
+    assert read is not None
+    assert (read.inter_token_count, read.inter_token_seconds_sum) == (400, 5.0)
+
+
+def test_sums_that_make_no_sense_count_as_nothing() -> None:
+    text = TIMES.replace(b"} 1.25", b"} NaN").replace(b"} 7000.0", b"} -1").replace(b"} 4.5", b"} 1e300")
+    read = parse_load(text, reported_at=0.0)
+    assert read is not None
+    assert (read.prefill_seconds_sum, read.prefill_computed_tokens, read.first_token_seconds_sum) == (0.0, 0, 0.0)

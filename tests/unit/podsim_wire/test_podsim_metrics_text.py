@@ -70,3 +70,28 @@ def test_a_model_name_with_quotes_is_escaped() -> None:
 
 def test_length_buckets_reach_as_far_as_the_longest_sequence() -> None:
     assert length_buckets(2048) == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
+
+
+def test_the_phases_of_ended_requests_and_the_refusals_appear_under_vllms_names() -> None:
+    metrics = pod_metrics()
+    metrics.prefill_time.observe(0.25)
+    metrics.decode_time.observe(2.0)
+    metrics.inference_time.observe(2.25)
+    metrics.prefill_computed_tokens.observe(900)
+    metrics.rejections["max_num_queued_reqs"] += 3
+    values = samples(metrics)
+    labels = (("engine", "0"), ("model_name", "tiny"))
+    expected = {
+        "vllm:request_prefill_time_seconds_sum": 0.25,
+        "vllm:request_decode_time_seconds_sum": 2.0,
+        "vllm:request_inference_time_seconds_sum": 2.25,
+        "vllm:request_prefill_kv_computed_tokens_sum": 900.0,
+        "vllm:request_prefill_time_seconds_count": 1.0,
+    }
+    assert {name: values[name, labels] for name in expected} == expected
+    refused = {
+        dict(sample_labels)["reason"]: value
+        for (name, sample_labels), value in values.items()
+        if name == "vllm:admission_rejections_total"
+    }
+    assert refused == {"max_num_queued_reqs": 3.0, "max_num_queued_tokens": 0.0}

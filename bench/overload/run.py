@@ -1,0 +1,161 @@
+"""Overload without collapse: `python -m bench.overload.run [--arms A,B] [--quick] [--out FILE]`.
+
+Plays 0.5 to 3 times what the simulated pods can do behind kvmesh with its priorities, behind kvmesh without them, and
+behind Envoy alone. Prints tables and whether the targets are met, and writes JSON; docs/overload-benchmark.md says how
+to read them.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from bench.machine import machine, versions
+from bench.overload.arms import USUALLY, OverloadArm, arms
+from bench.overload.measure import Bench, measure_arm
+from bench.overload.plan import QUICK, STANDARD, Plan
+from bench.overload.summary import RunSummary
+from bench.overload.tables import WIDTH, tables
+from bench.overload.verdicts import order, verdicts
+from bench.prompts import vocabulary_words
+from bench.routing.arms import picker_arm
+from bench.routing.measure import Say
+from bench.routing.run import RESULTS
+from bench.routing.subject import HERE, Subject
+from podsim.model_folder import TINY_MODEL
+
+POLICY_CHECK = (
+    "import json, sys; from extproc.wire.policy_document import parse_policy; parse_policy(json.load(sys.stdin))"
+)
+CHECK_SECONDS = 60.0
+
+
+def main() -> None:
+    """Parse the flags, measure, write, print."""
+    options = _options()
+    began = datetime.now(UTC)
+    plan = _plan(options)
+    subject = Subject(checkout=options.kvmesh.resolve())
+    console = Console(stderr=True)
+    chosen = _arms(options, plan, subject, say=lambda line: console.print(line, style="yellow", highlight=False))
+    with tempfile.TemporaryDirectory(prefix="kvmesh-overload-") as name:
+        bench = Bench(
+            plan=plan,
+            subject=subject,
+            words=vocabulary_words(TINY_MODEL),
+            directory=options.keep or Path(name),
+            say=lambda line: console.print(f"{line} ...", highlight=False),
+        )
+        bench.directory.mkdir(parents=True, exist_ok=True)
+        load_before = os.getloadavg()[0]
+        try:
+            runs = asyncio.run(_all_arms(bench, chosen))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            sys.exit("interrupted: everything that was started has ended, nothing is written")
+        except TimeoutError:
+            sys.exit(f"the measurement was not done within {plan.limit_seconds:g} s")
+    judged, orders = verdicts(runs), order(runs)
+    result = {
+        "date": began.isoformat(timespec="seconds"),
+        "seconds": round((datetime.now(UTC) - began).total_seconds()),
+        "machine": machine(),
+        "load_average": {"before": round(load_before, 2), "after": round(os.getloadavg()[0], 2)},
+        "versions": versions(),
+        "kvmesh": subject.revision(),
+        "plan": asdict(plan),
+        "arms": {each.arm.name: {"says": each.arm.says, "policy": each.arm.policy} for each in chosen},
+        "runs": runs,
+        "order": orders,
+        "verdicts": judged,
+    }
+    out = options.out or RESULTS / f"{began:%Y-%m-%d}-{options.name}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    console = Console(width=WIDTH)
+    console.print(tables(runs, judged, orders, capacity=plan.capacity), highlight=False)
+    console.print(f"{result['seconds']} s, load average {load_before:.2f} before; written to {out}", highlight=False)
+
+
+def _options() -> argparse.Namespace:
+    known = arms(STANDARD)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", default=",".join(USUALLY), help=f"of {', '.join(known)}; default: %(default)s")
+    parser.add_argument(
+        "--arm",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="one more arm: kvmesh with this policy, a JSON object; at the loads of arm kvmesh",
+    )
+    parser.add_argument("--loads", help="times the capacity, as 0.5,3; default: what each arm usually gets")
+    parser.add_argument("--kvmesh", type=Path, default=HERE, help="checkout to measure; default: this one")
+    parser.add_argument("--quick", action="store_true", help="few and short runs, for a first look")
+    parser.add_argument("--out", type=Path, help="result file; default bench/results/<date>-<name>.json")
+    parser.add_argument("--name", default="overload", help="part of the default file name (default: overload)")
+    parser.add_argument("--keep", type=Path, help="new folder for logs and the outcome of every request")
+    options = parser.parse_args()
+    if unknown := [name for name in options.arms.split(",") if name and name not in known]:
+        parser.error(f"there is no {', '.join(unknown)}")
+    return options
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    plan = QUICK if options.quick else STANDARD
+    if options.loads is None:
+        return plan
+    loads = tuple(sorted(float(load) for load in options.loads.split(",")))
+    return replace(plan, loads=loads, few_loads=loads)
+
+
+def _arms(options: argparse.Namespace, plan: Plan, subject: Subject, *, say: Say) -> list[OverloadArm]:
+    """The arms that can run here; the others are told."""
+    known = arms(plan)
+    chosen = [known[name] for name in options.arms.split(",") if name]
+    for text in options.arm:
+        name, _, document = text.partition("=")
+        chosen.append(OverloadArm(arm=picker_arm(name, policy=json.loads(document)), loads=plan.loads, falls=True))
+    return [_runnable(each, subject, say=say) for each in chosen]
+
+
+def _runnable(each: OverloadArm, subject: Subject, *, say: Say) -> OverloadArm:
+    """The arm, without its policy where this kvmesh does not know such a policy."""
+    if each.arm.policy is None or (refusal := _refusal(subject, each.arm.policy)) is None:
+        return each
+    say(f"{each.arm.name} runs without a policy: {refusal}")
+    return replace(each, arm=replace(each.arm, policy=None))
+
+
+def _refusal(subject: Subject, policy: object) -> str | None:
+    """What the kvmesh under test has against a policy."""
+    asked = subprocess.run(
+        (subject.python, "-c", POLICY_CHECK),
+        cwd=subject.checkout, input=json.dumps(policy), capture_output=True, text=True, check=False,
+        timeout=CHECK_SECONDS,
+    )  # fmt: skip
+    return asked.stderr.strip().splitlines()[-1] if asked.returncode else None
+
+
+async def _all_arms(bench: Bench, chosen: Sequence[OverloadArm]) -> list[RunSummary]:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # as Ctrl-C: end the children first
+    runs: list[RunSummary] = []
+    async with asyncio.timeout(bench.plan.limit_seconds):
+        for arm in chosen:
+            runs += await measure_arm(bench, arm)
+    return runs
+
+
+if __name__ == "__main__":
+    main()

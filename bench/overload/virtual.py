@@ -1,0 +1,159 @@
+"""The overload benchmark in virtual time: minutes of load in seconds of CPU, for trying policies.
+
+    python -m bench.overload.virtual [--loads 0.5,1.5,3] [--seeds N] [--no-fall] [--try NAME=JSON]...
+
+The picker's own admission, queue, estimates and decision, and the simulated pods' own engine, on an event loop whose
+clock jumps: no processes, no sockets, no noise, the same result each time. It leaves out what takes time besides the
+pods (Envoy, tokenizing, events on their way), so `run` has the last word. JSON is a policy as for
+`kvmesh extproc --policy`, on top of the benchmark's own; "priorities" is merged field by field.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from bench.overload.arms import FIRST_COME, KVMESH, LEAST_REQUEST, OFF, OverloadArm, arms
+from bench.overload.load import Ask, Clients
+from bench.overload.measure import Scenario, scenarios
+from bench.overload.plan import QUICK, STANDARD, Plan, policy
+from bench.overload.refusable_http import Answer
+from bench.overload.script import Job, Outcome, Request
+from bench.overload.summary import RunSummary, summarise
+from bench.overload.tables import WIDTH, tables
+from bench.overload.verdicts import order, verdicts
+from bench.overload.virtual_loop import run
+from bench.overload.virtual_picker import VirtualPicker
+from bench.overload.virtual_pods import MODEL, Texts, VirtualPods
+from bench.prompts import vocabulary_words
+from bench.routing.arms import picker_arm
+from extproc.wire.policy_document import parse_policy
+from podsim.model_folder import TINY_MODEL, load_model_folder
+
+ARMS = (KVMESH, FIRST_COME, OFF, LEAST_REQUEST)
+
+
+def play(
+    scenario: Scenario, document: Mapping[str, Any] | None, *, name: str, plan: Plan, texts: Texts, seed: int
+) -> RunSummary:
+    """One run; without a policy it is the less busy of two random pods, as Envoy's LEAST_REQUEST."""
+    outcomes = run(_outcomes(scenario, document, plan=plan, texts=texts, seed=seed))
+    return summarise(
+        outcomes,
+        arm=name,
+        scenario=scenario.name,
+        load=scenario.load,
+        classes=plan.classes,
+        measured_from=scenario.measured_from,
+        ends=scenario.ends,
+        falls_at=scenario.falls_at,
+    )
+
+
+async def _outcomes(
+    scenario: Scenario, document: Mapping[str, Any] | None, *, plan: Plan, texts: Texts, seed: int
+) -> list[Outcome]:
+    clock = asyncio.get_running_loop().time
+    pods = VirtualPods(settings=plan.pods, texts=texts, clock=clock)
+    picker = None if document is None else VirtualPicker(pods, parse_policy(document), seed=seed)
+    ask: Ask = _least_request(pods, seed=seed) if picker is None else picker.ask
+    job = Job(
+        host="",
+        port=0,
+        model=MODEL,
+        requests=scenario.requests,
+        patience_seconds=plan.patience_seconds,
+        most_attempts=plan.most_attempts,
+    )
+    clients = Clients(job, ask=ask, clock=clock)
+    beside = asyncio.ensure_future(pods.run(None if picker is None else picker.books.reported))
+    try:
+        await clients.run()
+    finally:
+        beside.cancel()
+        await asyncio.gather(beside, return_exceptions=True)
+        if picker is not None:
+            picker.admission.close()
+    return clients.outcomes
+
+
+def _least_request(pods: VirtualPods, *, seed: int) -> Ask:
+    draw, busy = random.Random(seed), dict.fromkeys(pods.pods, 0)
+
+    async def ask(request: Request, answer: Answer) -> None:
+        address = min(draw.sample(list(busy), 2), key=busy.__getitem__)
+        busy[address] += 1
+        try:
+            await pods.answer(address, request, answer, responded=lambda: None)
+        finally:
+            busy[address] -= 1
+
+    return ask
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A policy with some of its fields changed, at whatever depth."""
+    return {
+        **base,
+        **{
+            key: merged(base.get(key, {}), value) if isinstance(value, Mapping) else value
+            for key, value in changes.items()
+        },
+    }
+
+
+def main() -> None:
+    options = _options()
+    plan = QUICK if options.quick else STANDARD
+    if options.loads is not None:
+        loads = tuple(sorted(float(load) for load in options.loads.split(",")))
+        plan = replace(plan, loads=loads, few_loads=loads)
+    words, texts = vocabulary_words(TINY_MODEL), Texts(load_model_folder(TINY_MODEL))
+    chosen = [arms(plan)[name] for name in options.arms.split(",") if name]
+    for text in options.tries:
+        name, _, document = text.partition("=")
+        tried = picker_arm(name, policy=merged(policy(), json.loads(document)))
+        chosen.append(OverloadArm(arm=tried, loads=plan.loads, falls=True))
+    console = Console(width=WIDTH)
+    for seed in range(options.seeds):
+        seeded = replace(plan, seed=plan.seed + seed)
+        began, runs = time.monotonic(), list[RunSummary]()
+        for each in chosen:
+            runs += [
+                play(scenario, each.arm.policy, name=each.arm.name, plan=seeded, texts=texts, seed=seed)
+                for scenario in _scenarios(seeded, each, words=words, falls=options.fall)
+            ]
+        judged = [
+            msgspec.structs.replace(verdict, target=f"{each.arm.name}: {verdict.target}")
+            for each in chosen
+            if each.falls
+            for verdict in verdicts(runs, arm=each.arm.name)
+        ]
+        console.print(tables(runs, judged, order(runs), capacity=plan.capacity), highlight=False)
+        console.print(f"seed {seeded.seed}: {time.monotonic() - began:.0f} s\n", highlight=False)
+
+
+def _scenarios(plan: Plan, arm: OverloadArm, *, words: Sequence[str], falls: bool) -> list[Scenario]:
+    return [each for each in scenarios(plan, arm, words=words) if falls or each.falls_at is None]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", default=KVMESH, help=f"of {', '.join(ARMS)}; default: %(default)s")
+    parser.add_argument("--loads", help="times the capacity, as 0.5,3; default: what each arm usually gets")
+    parser.add_argument("--seeds", type=int, default=1, help="different loads, one after the other (default: 1)")
+    parser.add_argument("--quick", action="store_true", help="few and short runs")
+    parser.add_argument("--no-fall", dest="fall", action="store_false", help="without the load that falls")
+    parser.add_argument("--try", dest="tries", action="append", default=[], metavar="NAME=JSON", help="a policy")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
