@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-vllm check unit fuzz bench bench-routing bench-routing-peers bench-overload lock clean
+.PHONY: help install demo test test-vllm test-cluster check unit fuzz bench bench-routing bench-routing-peers bench-overload lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -44,6 +44,10 @@ test: check ## everything that needs no vLLM: unit, integration, end to end, ran
 test-vllm: install ## two real vLLM servers on the CPU behind the real stack (builds a cached environment)
 	@$(BIN)/python -m tests.vllm.environment  # outside of any test's time
 	@$(BIN)/python -m pytest tests/vllm --durations=15
+
+test-cluster: install ## what we expect of Kubernetes, against the cluster of $KUBECONFIG; makes and removes its own namespaces
+	@test -n "$$KUBECONFIG" || { echo "set KUBECONFIG to a cluster in which definitions may be made" >&2; exit 1; }
+	@$(BIN)/python -m pytest tests/cluster
 
 # atheris has an environment of its own, kept beside the other caches: it instruments what it imports
 FUZZ_SECONDS ?= 60

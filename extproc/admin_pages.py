@@ -24,7 +24,13 @@ from extproc.core.policy import HotspotPolicy
 from extproc.core.quota import QuotaAsk, QuotaKey
 from extproc.core.standing import Standing
 from extproc.doctor.findings import Finding
-from extproc.errors import NoReadyEndpointError, PickError, PrefixIndexUnavailableError, RequestShedError
+from extproc.errors import (
+    NoPoliciesError,
+    NoReadyEndpointError,
+    PickError,
+    PrefixIndexUnavailableError,
+    RequestShedError,
+)
 from extproc.pick_endpoint import EndpointPicker, Picked
 from extproc.picker_books import PickerBooks
 from extproc.wire.admin_json import (
@@ -135,7 +141,20 @@ class PickerPages:
     ) -> None:
         self.ready = False
         self.findings: Sequence[Finding] | None = None  # of the checks at start-up; None: not done yet
-        self._policy = picker.policy
+        self._degradation = degradation
+        self.retune(picker, prompts)
+        self._admission = admission
+        self._quotas = quotas
+        self._books = books
+        self._index = index
+        self._endpoints = endpoints
+        self._telemetry = telemetry
+        self._recent = recent
+        self._render = render
+
+    def retune(self, picker: EndpointPicker, prompts: PromptTokenSource) -> None:
+        """Show another policy and other models from now on."""
+        self._policy, self._prompts = picker.policy, prompts
         # what nobody sent must be neither in the metrics nor in what is remembered
         self._rehearsal = replace(
             picker,
@@ -143,18 +162,8 @@ class PickerPages:
             hot=HotPrefixes(HotspotPolicy(enabled=False)),
             turns=lambda _: 0,
             quotas=NoQuotas(),
-            pressure=StepsInForce(degradation),
+            pressure=StepsInForce(self._degradation),
         )
-        self._admission = admission
-        self._quotas = quotas
-        self._degradation = degradation
-        self._books = books
-        self._index = index
-        self._endpoints = endpoints
-        self._telemetry = telemetry
-        self._recent = recent
-        self._render = render
-        self._prompts = prompts
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Return whether traffic may come. A missing index does not count: the picker serves without it."""
@@ -166,11 +175,19 @@ class PickerPages:
         }
         return self.ready, facts
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         """Return Prometheus text."""
         return self._telemetry.exposition()
 
-    async def state(self) -> dict[str, Any]:
+    def pools(self) -> list[dict[str, Any]]:
+        """Return none: the pods of `--endpoints` are no pool of anybody's."""
+        return []
+
+    async def policies(self, target: str | None) -> dict[str, Any]:
+        """Say that there are none."""
+        raise NoPoliciesError(f"no policies are followed here (--kubernetes, --policies), hence none for {target}")
+
+    async def state(self, *, pool: str | None = None) -> dict[str, Any]:  # noqa: ARG002 - there is one
         """Return endpoints, index, replicas and recent decisions."""
         sources, index = await self._index_state()
         blocks: dict[str, int] = {}
@@ -178,7 +195,7 @@ class PickerPages:
             blocks[source.endpoint] = blocks.get(source.endpoint, 0) + source.cached_blocks
         books, now = self._books, time.monotonic()
         bookings, all_picks = books.bookings.by_endpoint(), sum(books.picks.values())
-        statuses = self._endpoints.snapshot(now=now)
+        statuses = self._endpoints.known(now=now)
         avoided = unhealthy_endpoints(statuses, health=books.health, policy=self._policy, now=now)
         return state_json(
             now=time.time(),
@@ -187,7 +204,7 @@ class PickerPages:
                     status,
                     cached_blocks=blocks.get(status.address, 0),
                     bookings=bookings.get(status.address, 0),
-                    picks=books.picks[status.address],
+                    picks=books.picks.get(status.address, 0),
                     all_picks=all_picks,
                     avoided=avoided.get(status.address),
                 )
@@ -206,12 +223,24 @@ class PickerPages:
             decisions=[decision_json(record) for record in islice(self._recent, SHOWN_DECISIONS)],
         )
 
-    def decisions(self, *, limit: int, request_id: str | None) -> list[dict[str, Any]]:
+    def decisions(
+        self,
+        *,
+        limit: int,
+        request_id: str | None,
+        pool: str | None = None,  # noqa: ARG002 - there is one
+    ) -> list[dict[str, Any]]:
         """Return the last decisions with all that they rest on, newest first."""
         wanted = (record for record in self._recent if request_id is None or record.facts.request_id == request_id)
         return [record_json(record, policy=self._policy) for record in islice(wanted, limit)]
 
-    async def explain(self, facts: RequestFacts, body: bytes) -> dict[str, Any]:
+    async def explain(
+        self,
+        facts: RequestFacts,
+        body: bytes,
+        *,
+        pool: str | None = None,  # noqa: ARG002 - there is one
+    ) -> dict[str, Any]:
         """Decide without booking, and return what the decision rests on."""
         sources, _ = await self._index_state()
         try:

@@ -90,6 +90,11 @@ class RequestAdmission(Generic[T]):
         self._telemetry = telemetry
         self._clock = clock
 
+    def retune(self, picker: EndpointPicker, policy: PriorityPolicy) -> None:
+        """Decide by another policy from now on, also about those that wait."""
+        self._picker, self._policy = picker, policy
+        self._queue.wake()
+
     async def admit(self, facts: RequestFacts, body: bytes | None) -> T:
         """Return the booking of an endpoint for the request, at once or when there is room.
 
@@ -178,6 +183,8 @@ class RequestAdmission(Generic[T]):
 
         def attempt(now: float, ceiling: float, /) -> T | None:
             later = self._picker.survey(prepared, now=now, others=self._others())
+            if not self._policy.overload.enabled:  # any more
+                return self._go(prepared, later)
             return self._go_where_there_is_room(prepared, later, ceiling=ceiling)
 
         ticket = Ticket(

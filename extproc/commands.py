@@ -26,7 +26,30 @@ app.command("up")(up)
 @with_redis
 def run_picker(
     access: "RedisAccess",
-    endpoints: Annotated[str, typer.Option(help="vLLM pods as IP:PORT,IP:PORT,… (IPv6 as [::1]:8000).")],
+    endpoints: Annotated[
+        str | None,
+        typer.Option(
+            help="vLLM pods as IP:PORT,IP:PORT,… (IPv6 as [::1]:8000). Needed without --kubernetes and --policies."
+        ),
+    ] = None,
+    kubernetes: Annotated[
+        bool,
+        typer.Option(help="Follow the pods, pools and policies of the cluster (KUBECONFIG, or the pod's own account)."),
+    ] = False,
+    policies: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Follow the same documents in a folder of YAML and JSON files instead: Pods, Services, "
+            "InferencePools, InferencePolicies (docs/pools.md).",
+        ),
+    ] = None,
+    root_namespace: Annotated[
+        str, typer.Option(help="Namespace whose policies without targets are for the whole mesh.")
+    ] = "istio-system",
+    namespaces: Annotated[
+        str | None, typer.Option(help="Comma-separated namespaces to follow, with --kubernetes. Default: all.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Served model name that --tokenizer belongs to.")] = None,
     tokenizer: Annotated[
         Path | None,
@@ -142,8 +165,19 @@ def run_picker(
     ] = 20,
 ) -> None:
     """Run the endpoint picker: Envoy's ext_proc service."""
-    from extproc.config import PickerSettings, parse_endpoints, parse_names, parse_weights, read_models, read_policy
+    from extproc.config import (
+        PickerSettings,
+        parse_endpoints,
+        parse_names,
+        parse_weights,
+        read_models,
+        read_policy,
+        read_policy_fields,
+    )
     from extproc.service import serve
+
+    if endpoints is None and not kubernetes and policies is None:
+        raise ConfigError("no pods: give --endpoints, --kubernetes, or --policies with a folder of documents")
 
     flags = {
         "strategy": strategy,
@@ -155,7 +189,14 @@ def run_picker(
         grpc_port=grpc_port,
         admin_port=admin_port,
         redis_url=access,
-        endpoints=parse_endpoints(endpoints),
+        endpoints=parse_endpoints(endpoints or ""),
+        kubernetes=kubernetes,
+        policies_folder=policies,
+        root_namespace=root_namespace,
+        namespaces=parse_names(namespaces),
+        policy_fields=read_policy_fields(
+            policy, flags, priorities=priorities, overload=overload, trust_objective=trust_objective, models=models
+        ),
         model=model,
         tokenizer_folder=tokenizer,
         hash_seed=hash_seed,
@@ -187,6 +228,12 @@ def explain(
         str | None, typer.Option(help="The request's path. Default: by the body, chat or completions.")
     ] = None,
     objective: Annotated[str | None, typer.Option(help="Value of the header x-gateway-inference-objective.")] = None,
+    pool: Annotated[
+        str | None, typer.Option(help="Pool that the request is for, as NAMESPACE/NAME, where there are several.")
+    ] = None,
+    for_host: Annotated[
+        str | None, typer.Option(help="Host that the request is for, where it tells the pool (docs/pools.md).")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the picker's JSON as it is.")] = False,
     timeout_ms: Annotated[float, typer.Option(min=1, help="Milliseconds to wait for the picker.")] = 5000,
 ) -> None:
@@ -197,7 +244,17 @@ def explain(
         content = sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {body}: {error.strerror}") from error
-    answer = asyncio.run(ask(url, body=content, path=path, objective=objective, timeout_seconds=timeout_ms / 1000))
+    answer = asyncio.run(
+        ask(
+            url,
+            body=content,
+            path=path,
+            objective=objective,
+            timeout_seconds=timeout_ms / 1000,
+            pool=pool,
+            host=for_host,
+        )
+    )
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
     else:

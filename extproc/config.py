@@ -45,6 +45,16 @@ class PickerSettings:
     render_timeout_seconds: float = 0.5  # for a pod's answer to /render; prompts with media have four times as long
     read_below_bytes: int = 16384  # a response that is no stream and at most so long is read for usage; 0: none
     reads_per_second: float = 20.0  # of these, at most: reading one costs as much as a fifth of a pick
+    kubernetes: bool = False  # follow the pods, pools and policies of the cluster
+    policies_folder: Path | None = None  # follow the same documents in a folder
+    policy_fields: Mapping[str, Any] = field(default_factory=dict)  # what flags say, as an InferencePolicy's fields
+    root_namespace: str = "istio-system"  # whose policies are for the whole mesh
+    namespaces: frozenset[str] = frozenset()  # that are followed; empty: all
+
+    @property
+    def follows_mesh(self) -> bool:
+        """Whether pools and policies come from documents that may change at any time."""
+        return self.kubernetes or self.policies_folder is not None
 
     @property
     def model_table(self) -> ModelTable:
@@ -61,6 +71,12 @@ class PickerSettings:
     def __post_init__(self) -> None:
         if self.tokenizer_folder is not None and self.model is None:
             raise ConfigError("--tokenizer is given without --model: name the model whose tokenizer it is")
+        if self.kubernetes and self.policies_folder is not None:
+            raise ConfigError("--kubernetes and --policies: documents come from the one or the other")
+        if self.endpoints and self.follows_mesh:
+            raise ConfigError("--endpoints never change: leave them out with --kubernetes or --policies")
+        if self.follows_mesh:
+            return  # what the flags say of endpoints and models is below the policies, and checked with them
         for name, addresses in (("cordoned", self.policy.cordoned), ("roles", self.policy.roles)):
             if strangers := sorted(set(addresses).difference(self.endpoints)):
                 raise ConfigError(f"policy.{name}: {strangers[0]!r} is none of --endpoints")
@@ -142,6 +158,35 @@ def read_policy(
     if single:
         given["priorities"] = single
     return parse_policy(given, path="policy", base=policy) if given else policy
+
+
+def read_policy_fields(
+    text: str | None,
+    flags: Mapping[str, Any],
+    *,
+    priorities: str | None = None,
+    overload: bool | None = None,
+    trust_objective: bool | None = None,
+    models: str | None = None,
+) -> Mapping[str, Any]:
+    """Return what `read_policy` and `read_models` read, unparsed: below the mesh's policies it counts by field."""
+    policy: dict[str, Any] = dict(_mapping(text, flag="--policy"))
+    own = {**policy.get("priorities", {}), **_mapping(priorities, flag="--priorities")}
+    if overload is not None:
+        own["overload"] = {**own.get("overload", {}), "enabled": overload}
+    if trust_objective is not None:
+        own["trust_objective"] = trust_objective
+    policy |= {name: value for name, value in flags.items() if value is not None}
+    if own:
+        policy["priorities"] = own
+    table = _mapping(models, flag="--models")
+    return ({"policy": policy} if policy else {}) | ({"models": table} if table else {})
+
+
+def _mapping(text: str | None, *, flag: str) -> Mapping[str, Any]:
+    """Return a setting's mapping; another kind of document has been refused by whoever parses it."""
+    document = _document(text, flag=flag) if text else None
+    return document if isinstance(document, dict) else {}
 
 
 def read_models(text: str | None) -> ModelTable:

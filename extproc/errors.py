@@ -16,6 +16,10 @@ class ConfigError(KvmeshError):
     """A setting is missing, unknown or contradictory; the message names it and says what to do."""
 
 
+class NoPoliciesError(KvmeshError):
+    """Somebody asks for policies where none are followed."""
+
+
 class PickError(KvmeshError):
     """A request that the picker answers itself instead of routing it.
 
@@ -82,6 +86,23 @@ class UnknownModelError(PickError):
     reason = "unknown-model"
     error_type = "invalid_request_error"
     error_code = "model_not_found"
+
+
+class UnknownPoolError(PickError):
+    """The gateway names a pool that this picker does not know, or not yet."""
+
+    http_status = 503
+    reason = "unknown-pool"
+    error_code = "unknown_pool"
+
+
+class NoPoolForHostError(PickError):
+    """Several pools are served here, and the request's host belongs to none of them."""
+
+    http_status = 404
+    reason = "no-pool-for-host"
+    error_type = "invalid_request_error"
+    error_code = "no_pool_for_host"
 
 
 class NoReadyEndpointError(PickError):
@@ -190,3 +211,11 @@ class PrefixIndexTimeoutError(PrefixIndexError):
     """Redis did not answer within the deadline."""
 
     reason = "prefix-index-timeout"
+
+
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return one of the errors itself: people are told what to mend, not how tasks were nested."""
+    first: BaseException = errors
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first

@@ -17,10 +17,20 @@ FEW_SCORERS = 4
 
 
 async def ask(
-    url: str, *, body: bytes, path: str | None, objective: str | None, timeout_seconds: float
+    url: str,
+    *,
+    body: bytes,
+    path: str | None,
+    objective: str | None,
+    timeout_seconds: float,
+    pool: str | None = None,
+    host: str | None = None,
 ) -> dict[str, Any]:
-    """Return the picker's explanation. Raise KvmeshError saying which address did not answer."""
-    headers = {OBJECTIVE_HEADER: objective} if objective else {}
+    """Return the picker's explanation. Raise KvmeshError saying which address did not answer.
+
+    `pool` ("namespace/name") or `host` tell which of several pools the request is for.
+    """
+    headers = ({OBJECTIVE_HEADER: objective} if objective else {}) | ({"host": host} if host else {})
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
     try:
         async with (
@@ -29,7 +39,7 @@ async def ask(
                 f"{url.rstrip('/')}/v1/explain",
                 data=body,
                 headers=headers,
-                params={"path": path or _path_of(body)},
+                params={"path": path or _path_of(body)} | ({"pool": pool} if pool else {}),
             ) as response,
         ):
             if response.status != 200:
@@ -43,7 +53,7 @@ async def ask(
     except msgspec.DecodeError as error:
         raise KvmeshError(f"{url} is not a picker's admin page: its answer is no JSON") from error
     except (TimeoutError, aiohttp.ClientError) as error:
-        raise KvmeshError(f"the picker's admin page at {url} does not answer: {error or 'timed out'}") from error
+        raise KvmeshError(f"the picker's admin page at {url} does not answer: {str(error) or 'timed out'}") from error
 
 
 def _path_of(body: bytes) -> str:

@@ -28,6 +28,8 @@ class LogLevel(enum.StrEnum):
     ERROR = "error"
 
 
+CHATTY = ("httpx2",)  # libraries that tell of each request: a lease alone is two every 2 s
+
 # what every LogRecord has; the rest came in by `extra=`
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -37,6 +39,9 @@ def configure_logging(*, level: LogLevel, form: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if form is LogFormat.JSON else _TextFormatter())
     logging.basicConfig(level=level.value.upper(), handlers=[handler], force=True)
+    for name in CHATTY:
+        least = logging.NOTSET if level is LogLevel.DEBUG else max(logging.WARNING, logging.getLogger().level)
+        logging.getLogger(name).setLevel(least)
 
 
 def _facts(record: logging.LogRecord) -> dict[str, Any]:

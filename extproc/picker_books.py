@@ -11,7 +11,7 @@ import msgspec
 from extproc.adapters.degradation_log import DegradationLog
 from extproc.adapters.overload_telemetry import OverloadTelemetry
 from extproc.adapters.quotas import Quotas
-from extproc.adapters.shared_state import SharedState
+from extproc.adapters.shared_state import PoolShare, SharedState
 from extproc.adapters.telemetry import PickerTelemetry
 from extproc.booked_exchange import GATEWAY_TIMEOUT, NO_RESPONSE_FILTER, NOT_DELIVERED
 from extproc.core.endpoint import EndpointLoad, EndpointTrend
@@ -51,6 +51,7 @@ class PickerBooks:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.picks: dict[str, int] = dict.fromkeys(endpoints, 0)
+        self._leaving: set[str] = set()  # endpoints that are gone and have requests to finish
         self.bookings = Bookings(tokens_per_second=policy.prefill_tokens_per_second)
         self.memory = RoutingMemory(policy)
         self.health = EndpointHealth(policy.health, full_seconds=policy.priorities.overload.full_seconds)
@@ -58,7 +59,7 @@ class PickerBooks:
         self.matches = MatchWatch()
         self.realised_watch = RealisedWatch()
         # these read the books, hence are set later
-        self.shared: SharedState | None = None
+        self.shared: SharedState | PoolShare | None = None
         self.quotas: Quotas | None = None
         self.freed: Callable[[], None] = _nobody_waits  # told when there may be room for a request that waits
         self._sent: dict[Booking, _Sent] = {}
@@ -66,6 +67,42 @@ class PickerBooks:
         self._overload = overload
         self._degradations = degradations
         self._clock = clock
+
+    def set_endpoints(self, endpoints: Iterable[str]) -> None:
+        """Have these from now on. What is booked at others is kept until its end, and then they are forgotten."""
+        there = dict.fromkeys(endpoints)
+        gone = [endpoint for endpoint in self.picks if endpoint not in there]
+        self.picks = {endpoint: self.picks.get(endpoint, 0) for endpoint in there} | {
+            endpoint: self.picks[endpoint] for endpoint in gone
+        }
+        self._leaving = set(gone)
+        for endpoint in gone:
+            self.memory.forget(endpoint)
+            self._forget_if_free(endpoint)
+        self.freed()  # one that waits may fit now, or nowhere any more
+
+    def retune(self, policy: PickPolicy, *, memory_share: float = 1.0) -> None:
+        """Go by another policy from now on; what is booked and what was learned stays."""
+        tokens_per_second = policy.prefill_tokens_per_second
+        self.bookings.retune(tokens_per_second=tokens_per_second)
+        self.estimates.retune(tokens_per_second=tokens_per_second)
+        self.memory.retune(policy, share=memory_share)
+        self.health.retune(policy.health, full_seconds=policy.priorities.overload.full_seconds)
+
+    @property
+    def open_requests(self) -> int:
+        """How many requests have not ended."""
+        return len(self._sent)
+
+    def _forget_if_free(self, endpoint: str) -> None:
+        if endpoint in self._leaving and self.bookings.forget(endpoint):
+            self._leaving.discard(endpoint)
+            del self.picks[endpoint]
+            self.estimates.forget(endpoint)
+            self.health.restarted(endpoint)
+            self.matches.forget(endpoint)
+            self._telemetry.forget(endpoint)
+            self._overload.forget(endpoint)
 
     def book(self, picked: Picked) -> Booking:
         """Book a decision: from now on the next pick counts with it."""
@@ -93,7 +130,8 @@ class PickerBooks:
             session_moved=picked.session_moved,
             indexed=decision.winner.indexed_tokens >= _keyed_tokens(picked.prepared.prompts),
         )
-        self.picks[winner] += 1
+        if winner in self.picks:
+            self.picks[winner] += 1
         self.matches.routed(winner, prompt_tokens=decision.prompt_tokens, matched_tokens=decision.matched_tokens)
         self._telemetry.routed(
             endpoint=winner,
@@ -122,6 +160,8 @@ class PickerBooks:
         self._sent[moved] = sent = self._sent.pop(booking)
         self._place(endpoint, sent)
         self._changed()
+        if self._leaving:
+            self._forget_if_free(booking.endpoint)
         self.freed()
         return moved
 
@@ -151,6 +191,8 @@ class PickerBooks:
         if self.shared is not None:
             self.shared.ended()
         self._telemetry.exchange_ended(endpoint=booking.endpoint, status=status, model=model, arm=arm)
+        if self._leaving:
+            self._forget_if_free(booking.endpoint)
 
     def realised(self, comparison: Comparison) -> None:
         """Take what was predicted and what came true."""
@@ -172,6 +214,8 @@ class PickerBooks:
 
     def reported(self, endpoint: str, load: EndpointLoad, trend: EndpointTrend) -> None:
         """Take a pod's report."""
+        if endpoint not in self.picks:  # asked before it was gone
+            return
         now = self._clock()
         self.estimates.report(endpoint, load, now=now)
         self.estimates.trend(endpoint, trend)

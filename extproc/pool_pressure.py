@@ -91,6 +91,11 @@ class PoolPressure:
         self._margins: dict[tuple[str, str, str], WaitMargin] = {}  # class, tenant, pool
         self._lines: dict[tuple[str, str], RetrySlots] = {}
 
+    def retune(self, policy: PriorityPolicy) -> None:
+        """Go by another policy from now on; what was learned of the pool stays."""
+        self._policy = policy
+        self._lines.clear()  # their bounds are the policy's
+
     def saw(self, standing: Standing, kept: Sequence[Candidate], *, pool: str, has_room: bool, now: float) -> None:
         """Remember how the pool's endpoints stand for the class."""
         outlook = Outlook(

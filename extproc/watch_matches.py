@@ -1,9 +1,8 @@
 """Use case: once a second, hold what the pods found in their caches against what was predicted for them.
 
-Run by `service`, which also tells what was routed. Loud where the two never meet: a log line and a metric.
+Asked by `pools`, which also tells what was routed. Loud where the two never meet: a log line and a metric.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -12,8 +11,6 @@ from extproc.core.endpoint import EndpointStatus
 from extproc.core.match_watch import MatchFinding, MatchWatch
 
 log = logging.getLogger(__name__)
-
-LOOK_SECONDS = 1.0
 
 
 class MatchDisplay(Protocol):
@@ -40,12 +37,6 @@ class MatchReporter:
         self._display = display
         self._clock = clock
         self._said: dict[str, MatchFinding] = {}
-
-    async def run(self) -> None:
-        """Look until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            self.look()
 
     def look(self) -> None:
         """Take every pod's counters and say which findings have come and gone."""

@@ -1,9 +1,8 @@
 """Use case: every few seconds, let go of old comparisons and say which models' predictions do not come true.
 
-Run by `service`; the comparisons come from `booked_exchange`. Loud where predictions drift: a log line and a metric.
+Asked by `pools`; the comparisons come from `booked_exchange`. Loud where predictions drift: a log line and a metric.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -11,8 +10,6 @@ from typing import Protocol
 from extproc.core.realised import DriftFinding, RealisedWatch
 
 log = logging.getLogger(__name__)
-
-LOOK_SECONDS = 5.0
 
 
 class DriftDisplay(Protocol):
@@ -30,12 +27,6 @@ class RealisedReporter:
         self._display = display
         self._clock = clock
         self._said: dict[tuple[str, str], DriftFinding] = {}
-
-    async def run(self) -> None:
-        """Look until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            self.look()
 
     def look(self) -> None:
         """Say which findings have come and gone."""

@@ -97,8 +97,18 @@ class EventApplier:
     block that is reported before that counts twice, so that it may be claimed although it is gone, until a reset.
     """
 
-    def __init__(self, *, claim: Claim, roots: RootKeys, writer: IndexWriter, telemetry: IndexerTelemetry) -> None:
+    def __init__(
+        self,
+        *,
+        claim: Claim,
+        roots: RootKeys,
+        writer: IndexWriter,
+        telemetry: IndexerTelemetry,
+        namespace: str = "",
+    ) -> None:
+        """Take the pool's `namespace` (see `StreamPosition`) if the stream belongs to one."""
         self._claim = claim
+        self._namespace = namespace
         self._stream = claim.stream
         self._roots = roots
         self._writer = writer
@@ -114,9 +124,21 @@ class EventApplier:
         return len(self._knowledge.orphans)
 
     async def resume(self) -> None:
-        """Take up the stream where the index has it. Raise StreamForgottenError, IndexUnavailableError."""
+        """Take up the stream where the index has it. Raise StreamForgottenError, IndexUnavailableError.
+
+        What it holds under the keys of another pool or model is voided: nobody would find it, and what is stored next
+        would be chained to it.
+        """
         self._adopt(await self._writer.read_position(self._stream))
         self._forget()
+        before = self.position.namespace
+        if before == self._namespace:
+            return
+        if self.position.last_seq >= 0:
+            log.warning("%s belongs to another pool or model than before; beginning anew", self._stream.name)
+            await self.begin_epoch()
+        await self._writer.set_namespace(self._claim, namespace=self._namespace)
+        self.position = replace(self.position, namespace=self._namespace)
 
     async def is_in_step(self) -> bool:
         """Tell whether the index had the stream where we left it; we go on from where it has it.

@@ -1,18 +1,24 @@
 """Connects one stream's follower with its sockets. Used by the service, once a claim; decides nothing."""
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import zmq
 
 from kv_indexer.adapters.pod_metrics import PodMetrics
 from kv_indexer.adapters.zmq_replay import ZmqReplaySource
-from kv_indexer.adapters.zmq_subscriber import ZmqLiveEvents
+from kv_indexer.adapters.zmq_subscriber import HEARTBEAT_SECONDS, ZmqLiveEvents
 from kv_indexer.apply_events import EventApplier
 from kv_indexer.core.change_plan import RootKeys
+from kv_indexer.core.members import PoolFeed
 from kv_indexer.core.source import Claim, EventAddresses
 from kv_indexer.follow_stream import RecoveryPolicy, StreamFollower
 from kv_indexer.ports import IndexerTelemetry, IndexWriter
+
+SLOWEST_HEARTBEAT = 4.0  # times; TCP notices a vanished host as quickly as ever, a hung process is noticed later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,21 +29,38 @@ class FollowerParts:
     pods: PodMetrics
     writer: IndexWriter
     telemetry: IndexerTelemetry
-    roots: RootKeys
+    roots: Callable[[PoolFeed | None], RootKeys]  # of a pool's part of the index; None: of a stream without pool
     policy: RecoveryPolicy
+    slowdown: Callable[[], float] = lambda: 1.0  # see `StreamFollower`
+    turns: AbstractAsyncContextManager[Any] | None = None  # likewise
 
     def build(self, claim: Claim, addresses: EventAddresses) -> StreamFollower:
         """Return a follower that writes under this claim; it opens its sockets when it runs."""
         stream = claim.stream
         on_malformed = partial(self.telemetry.undecodable, stream, reasons={"malformed-message": 1})
         replay = addresses.replay
+        feed = addresses if isinstance(addresses, PoolFeed) else None
+        roots = self.roots(feed)
         return StreamFollower(
             claim=claim,
-            live=ZmqLiveEvents(context=self.context, address=addresses.events, on_malformed=on_malformed),
+            live=ZmqLiveEvents(
+                context=self.context,
+                address=addresses.events,
+                on_malformed=on_malformed,
+                heartbeat_seconds=HEARTBEAT_SECONDS * min(self.slowdown(), SLOWEST_HEARTBEAT),
+            ),
             replay=ZmqReplaySource(context=self.context, address=replay, on_malformed=on_malformed) if replay else None,
-            applier=EventApplier(claim=claim, roots=self.roots, writer=self.writer, telemetry=self.telemetry),
+            applier=EventApplier(
+                claim=claim,
+                roots=roots,
+                writer=self.writer,
+                telemetry=self.telemetry,
+                namespace=roots(None, None).hex() if feed else "",
+            ),
             writer=self.writer,
             telemetry=self.telemetry,
             policy=self.policy,
             identity=self.pods.identity(stream.endpoint),
+            slowdown=self.slowdown,
+            turns=self.turns,
         )

@@ -42,6 +42,12 @@ class FeedLostError(KvIndexerError):
     reason = "unreachable"
 
 
+class UnknownModelError(FeedLostError):
+    """A pod of a pool that declares no model does not say which one it serves."""
+
+    reason = "unknown-model"
+
+
 class UnstablePublisherError(KvIndexerError):
     """A publisher contradicts itself faster than we care to start over; the session ends, to be tried again later."""
 

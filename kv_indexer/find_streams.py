@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from math import inf
 
 from kv_indexer.core.source import SourceState, Stream
 from kv_indexer.core.whereabouts import PodAnswer
@@ -17,6 +18,8 @@ from kv_indexer.ports import EventDirectory, IndexerTelemetry
 
 log = logging.getLogger(__name__)
 
+NOT_ASKED = "not asked yet"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveryPolicy:
@@ -24,6 +27,7 @@ class DiscoveryPolicy:
 
     well_seconds: float = 10.0  # a pod that is well
     lost_seconds: float = 0.5  # one that does not answer, or whose events are lost
+    lost_a_second: float = inf  # of these, all together
 
 
 class StreamFinder:
@@ -40,10 +44,15 @@ class StreamFinder:
         policy: DiscoveryPolicy,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
+        slowdown: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """Take `is_lost` to ask whether an endpoint's events are lost, and `changed` to call when an answer differs."""
+        """Take `is_lost` to ask whether an endpoint's events are lost, and `changed` to call when an answer differs.
+
+        `model` is what every pod must serve, "" if that is not ours to compare; `slowdown` multiplies the time between
+        two questions to a pod that is well.
+        """
         self.answers: dict[str, PodAnswer] = {}
-        self.waiting = dict.fromkeys(endpoints, "not asked yet")  # endpoints of which nothing is known yet -> why
+        self.waiting = dict.fromkeys(endpoints, NOT_ASKED)  # endpoints of which nothing is known yet -> why
         self._model = model
         self._telemetry = telemetry
         self._is_lost = is_lost
@@ -51,6 +60,7 @@ class StreamFinder:
         self._policy = policy
         self._sleep = sleep
         self._clock = clock
+        self._slowdown = slowdown
         self._trouble: dict[str, str] = {}  # endpoint -> what was said last
         self._shown_lost: set[str] = set()  # endpoints without any stream to be shown lost under a name of its own
 
@@ -59,11 +69,31 @@ class StreamFinder:
         is_model_checked = False
         while True:
             is_well = await self._ask(endpoint, directory)
-            if is_well and not is_model_checked:
+            if is_well and self._model and not is_model_checked:
                 await self._check_model(endpoint, directory)
             is_model_checked = is_well
             is_well = is_well and not self._is_lost(endpoint)
-            await self._sleep(self._policy.well_seconds if is_well else self._policy.lost_seconds)
+            policy = self._policy
+            await self._sleep(policy.well_seconds * self._slowdown() if is_well else self._lost_seconds())
+
+    def _lost_seconds(self) -> float:
+        """Let one lost pod be found at once, and a thousand not ask for all our time."""
+        return max(self._policy.lost_seconds, len(self._trouble) / self._policy.lost_a_second)
+
+    def expect(self, endpoint: str) -> None:
+        """Take note of a further pod that will be asked."""
+        if endpoint not in self.answers:
+            self.waiting[endpoint] = NOT_ASKED
+
+    def forget(self, endpoint: str) -> None:
+        """Drop what is known of a pod that is not ours to ask any more; end its `watch` first."""
+        self.waiting.pop(endpoint, None)
+        self._trouble.pop(endpoint, None)
+        if endpoint in self._shown_lost:
+            self._shown_lost.remove(endpoint)
+            self._telemetry.forget(Stream(endpoint=endpoint))
+        if self.answers.pop(endpoint, None) is not None:
+            self._changed()
 
     async def _ask(self, endpoint: str, directory: EventDirectory) -> bool:
         asked_at = self._clock()

@@ -8,6 +8,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
 
 from kv_indexer.apply_events import EventApplier
 from kv_indexer.catch_up import TRUNCATED, UNANSWERED, CatchUp, RecoveryPolicy
@@ -47,7 +49,14 @@ class StreamFollower:
         identity: PublisherIdentity | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
+        slowdown: Callable[[], float] = lambda: 1.0,
+        turns: AbstractAsyncContextManager[Any] | None = None,
     ) -> None:
+        """Take `slowdown` to ask how much rarer than by the policy a quiet publisher is looked at.
+
+        `turns` is entered to take the stream up for the first time: when thousands begin at once, each would find all
+        its deadlines passed.
+        """
         self._claim = claim
         self._name = claim.stream.name
         self._live = live
@@ -58,6 +67,8 @@ class StreamFollower:
         self._identity = identity
         self._sleep = sleep
         self._clock = clock
+        self._slowdown = slowdown
+        self._turns = turns or nullcontext()
         self._catch_up = CatchUp(
             stream=claim.stream,
             live=live,
@@ -115,18 +126,15 @@ class StreamFollower:
 
     async def _session(self) -> None:
         try:
-            await self._applier.resume()
-            self._note_recorded()
-            await self._live.connect()
-            await self._show(SourceState.REPLAYING)
-            await self._take_up()
-            await self._show_caught_up()
+            async with self._turns:
+                self._turns = nullcontext()
+                await self._begin()
             self._delay = self._policy.retry_seconds
             self._heal_at = self._clock() + self._heal_delay
             stale_since = self._clock()
             while True:
                 before = self._applier.position
-                frames = await self._live.receive(timeout_seconds=self._policy.idle_seconds)
+                frames = await self._live.receive(timeout_seconds=self._idle_seconds())
                 if frames:
                     await self._advance(frames)
                 else:
@@ -136,6 +144,14 @@ class StreamFollower:
                 await self._show_caught_up()
         finally:
             self._live.close()
+
+    async def _begin(self) -> None:
+        await self._applier.resume()
+        self._note_recorded()
+        await self._live.connect()
+        await self._show(SourceState.REPLAYING)
+        await self._take_up()
+        await self._show_caught_up()
 
     async def _check_step(self) -> None:
         is_in_step = await self._applier.is_in_step()
@@ -152,7 +168,7 @@ class StreamFollower:
         now, position = self._clock(), self._applier.position
         if (position.epoch, position.last_seq) != (before.epoch, before.last_seq):
             return now
-        if now - stale_since < self._policy.idle_seconds * self._policy.idle_probes:
+        if now - stale_since < self._idle_seconds() * self._policy.idle_probes:
             return stale_since
         await self._catch_up.complete(probe=True)
         return self._clock()
@@ -213,10 +229,13 @@ class StreamFollower:
 
     async def _watch_identity(self) -> None:
         while self._identity is not None:
-            await asyncio.sleep(self._policy.identity_seconds)
+            await asyncio.sleep(self._policy.identity_seconds * self._slowdown())
             seen = await self._ask_started_at()
             if seen is not None:
                 self._seen_started_at = seen
+
+    def _idle_seconds(self) -> float:
+        return self._policy.idle_seconds * self._slowdown()
 
     async def _ask_started_at(self) -> float | None:
         return await self._identity.started_at() if self._identity is not None else None

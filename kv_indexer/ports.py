@@ -52,6 +52,9 @@ class IndexWriter(Protocol):
     async def set_started_at(self, claim: Claim, *, started_at: float) -> None:
         """Record when the publisher's process started, in its own unix seconds."""
 
+    async def set_namespace(self, claim: Claim, *, namespace: str) -> None:
+        """Record what the stream's block keys begin with; see `StreamPosition.namespace`."""
+
     async def sweep(self, *, fields: int) -> bool:
         """Clean one slice of what is void; tell whether more waits."""
 
@@ -87,6 +90,13 @@ class EventDirectory(Protocol):
 
     async def served_models(self, endpoint: str) -> AbstractSet[str]:
         """Return the model names that the pod answers to. Raise FeedLostError."""
+
+
+class PodDirectory(EventDirectory, Protocol):
+    """What pods say of themselves, asked one by one."""
+
+    async def first_model(self, endpoint: str) -> str | None:
+        """Return the first base model that the pod serves, None if it names none. Raise FeedLostError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,14 @@ Called by the command line (and by tests); decides nothing about events, nor abo
 """
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 import aiohttp
 import zmq
@@ -17,6 +19,7 @@ import zmq
 from kv_indexer.adapters.admin_http import AdminPages, serve_admin
 from kv_indexer.adapters.event_sources import EventSourceDirectory
 from kv_indexer.adapters.pod_metrics import PodMetrics
+from kv_indexer.adapters.pool_telemetry import PoolCollector
 from kv_indexer.adapters.redis_eviction import EvictionWatch
 from kv_indexer.adapters.redis_findings import RedisFindings
 from kv_indexer.adapters.redis_leases import RedisLeaseBook
@@ -25,10 +28,14 @@ from kv_indexer.adapters.telemetry import PrometheusTelemetry
 from kv_indexer.apply_events import root_keys
 from kv_indexer.build_follower import FollowerParts
 from kv_indexer.config import IndexerSettings
-from kv_indexer.core.source import Claim, EventAddresses, IndexStatus, SourceState
+from kv_indexer.core.change_plan import RootKeys
+from kv_indexer.core.members import PoolFeed
+from kv_indexer.core.pool_report import IndexFacts, PoolsReport
+from kv_indexer.core.source import Claim, EventAddresses, IndexStatus, SourceState, Stream
 from kv_indexer.core.whereabouts import known_streams
 from kv_indexer.errors import IndexUnavailableError
 from kv_indexer.find_streams import DiscoveryPolicy, StreamFinder
+from kv_indexer.pool_parts import PoolParts, pool_roots
 from kv_indexer.share_streams import StreamSharer
 from kv_indexer.watch_index import IndexWatch
 from kv_indexer.watch_pods import PodWatch
@@ -38,6 +45,13 @@ log = logging.getLogger(__name__)
 TICKS_A_LEASE = 4  # one or two may fail before others take over
 TICK_DEADLINES_A_LEASE = 2
 DEFECT_SECONDS = 0.5  # pause after a defect
+STREAMS_AT_ONCE = 64  # taken up for the first time
+LEASE_HASTE = 2  # times: leases slow down less than looks, because others wait for them when an indexer dies
+NEWS_SECONDS = 0.1  # in which news of many pods at once are taken together
+UNKNOWN_SECONDS = 0.1  # between two looks whether the pools are known
+LOST_PODS_A_SECOND = 25.0  # asked, of those that do not answer; if more than time out, all would wait for their turn
+GC_THRESHOLDS = (20_000, 20, 20)  # with pools: a follower is some hundred objects, and hardly any is garbage
+MAX_SOCKETS = 32_768  # ZMQ's own limit is a third of a thousand streams
 
 
 class IndexerService:
@@ -52,12 +66,18 @@ class IndexerService:
             endpoints=settings.endpoints,
             lease_seconds=settings.lease_seconds,
             timeout_seconds=settings.lease_seconds / TICK_DEADLINES_A_LEASE,
+            slowdown=self._lease_slowdown,
         )
         self._shelf = RedisFindings(url=settings.redis_url, indexer=settings.indexer_id)
         self._telemetry = PrometheusTelemetry()
         self._eviction = EvictionWatch(url=settings.redis_url, show=self._telemetry.eviction_policy)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.max_sockets = MAX_SOCKETS
+        self._roots = _roots(settings)
+        self._was_ready = self._is_frozen = False
         self._found = asyncio.Event()  # discovery has news
+        self._shown_pools = PoolsReport(synced=False)  # in the metrics
+        self._rendering = asyncio.Lock()
         self._finder = StreamFinder(
             endpoints=settings.endpoints,
             model=settings.model,
@@ -65,16 +85,20 @@ class IndexerService:
             is_lost=self._is_lost,
             changed=self._found.set,
             policy=DiscoveryPolicy(
-                well_seconds=settings.rediscover_seconds, lost_seconds=settings.rediscover_lost_seconds
+                well_seconds=settings.rediscover_seconds,
+                lost_seconds=settings.rediscover_lost_seconds,
+                lost_a_second=LOST_PODS_A_SECOND if settings.documents else inf,
             ),
+            slowdown=self._slowdown,
         )
         self._sharer = StreamSharer(
             leases=self._leases, answers=self._finder.answers, telemetry=self._telemetry, clock=time.monotonic
         )
-        self._watch = IndexWatch(writer=self._writer, seen=self._sharer.registered)
-        self._pods = PodMetrics(settings.endpoints, interval_seconds=settings.scrape_seconds)
+        self._watch = IndexWatch(writer=self._writer, seen=self._sharer.registered, slowdown=self._slowdown)
+        self._pods = PodMetrics(settings.endpoints, interval_seconds=settings.scrape_seconds, slowdown=self._slowdown)
+        self._pools = self._pool_parts() if settings.documents else None
         self._pod_watch = PodWatch(
-            endpoints=settings.endpoints,
+            endpoints=self._pools.following.asked if self._pools else settings.endpoints,
             activities=self._telemetry.activities,
             pods=self._pods,
             shelf=self._shelf,
@@ -85,13 +109,22 @@ class IndexerService:
             clock=time.monotonic,
             wall=time.time,
             policy=settings.findings,
+            slowdown=self._slowdown,
+            pool_of=self._pools.following.pool_of if self._pools else lambda _: "",
         )
         self.admin_port: int | None = None  # once it is open
 
     async def run(self) -> None:
         """Run until cancelled, then give the streams back. Raise ListenError if the admin pages cannot be opened."""
         settings = self._settings
-        pages = AdminPages(not_ready=self.not_ready, status=self._status, metrics=self._metrics)
+        if self._pools:
+            gc.set_threshold(*GC_THRESHOLDS)
+        pages = AdminPages(
+            not_ready=self.not_ready,
+            status=self._status,
+            metrics=self._metrics,
+            pools=self._pools_report if self._pools else None,
+        )
         try:
             async with AsyncExitStack() as stack:
                 self.admin_port = await stack.enter_async_context(
@@ -112,6 +145,8 @@ class IndexerService:
                 group.create_task(_repeat(self._pod_watch.look), name="watch-pods")
                 for endpoint in settings.endpoints:
                     group.create_task(self._finder.watch(endpoint, directory), name=f"find-{endpoint}")
+                if self._pools:
+                    self._pools.start(group, directory)
         finally:
             for connection in (self._eviction, self._leases, self._shelf, self._writer):
                 await connection.close()
@@ -120,10 +155,15 @@ class IndexerService:
     def not_ready(self) -> Mapping[str, str]:
         """Return what keeps the indexer from being ready.
 
-        A pod known to be lost does not, nor does a stream that another indexer follows.
+        A pod known to be lost does not, nor does a stream that another indexer follows. Where pods come and go, only
+        what was there at first counts.
         """
+        if self._pools and not self._pools.following.is_known:
+            return {"pools": "not known yet"}
         trouble = self._watch.trouble or self._sharer.trouble
         not_ready = {"redis": trouble} if trouble else {}
+        if self._was_ready:
+            return not_ready
         not_ready.update(self._finder.waiting)
         held = self._sharer.held
         for stream in known_streams(self._finder.answers):
@@ -133,11 +173,44 @@ class IndexerService:
                     not_ready[stream.name] = "nobody follows it yet"
             elif state is None or state is SourceState.REPLAYING:
                 not_ready[stream.name] = state.value if state else "starting"
+        self._was_ready = self._pools is not None and not not_ready
         return not_ready
 
+    def _pool_parts(self) -> PoolParts:
+        assert self._settings.documents is not None
+        parts = PoolParts(
+            self._settings.documents,
+            finder=self._finder,
+            scrapes=self._pods,
+            answer_for=self._leases.list_endpoints,
+            forget=self._telemetry.forget_endpoints,
+        )
+        PoolCollector(lambda: self._shown_pools, registry=self._telemetry.registry)
+        return parts
+
+    def _pools_report(self) -> PoolsReport:
+        assert self._pools is not None
+        return self._pools.report(
+            IndexFacts(
+                answers=self._finder.answers,
+                states=self._telemetry.states,
+                held=self._sharer.held,
+                registry=self._watch.registry,
+                findings=self._pod_watch.standing,
+            )
+        )
+
+    def _slowdown(self) -> float:
+        return self._pools.slowdown() if self._pools else 1.0
+
+    def _lease_slowdown(self) -> float:
+        return max(self._slowdown() / LEASE_HASTE, 1.0)
+
     def _is_lost(self, endpoint: str) -> bool:
-        states = [state for stream, (state, _) in self._telemetry.states.items() if stream.endpoint == endpoint]
-        return SourceState.LOST in states
+        answer = self._finder.answers.get(endpoint)
+        streams = (Stream(endpoint=endpoint, dp_rank=rank) for rank in (answer.ranks if answer else ()))
+        states = self._telemetry.states
+        return any(states[stream][0] is SourceState.LOST for stream in streams if stream in states)
 
     def _parts(self) -> FollowerParts:
         return FollowerParts(
@@ -145,8 +218,10 @@ class IndexerService:
             pods=self._pods,
             writer=self._writer,
             telemetry=self._telemetry,
-            roots=root_keys(hash_seed=self._settings.hash_seed, model=self._settings.model),
+            roots=self._roots,
             policy=self._settings.recovery,
+            slowdown=self._slowdown,
+            turns=asyncio.Semaphore(STREAMS_AT_ONCE) if self._pools else None,
         )
 
     async def _share(self, group: asyncio.TaskGroup, parts: FollowerParts) -> float:
@@ -155,31 +230,45 @@ class IndexerService:
         async def follow(claim: Claim, addresses: EventAddresses) -> None:
             await parts.build(claim, addresses).run()
 
+        if self._pools and not self._pools.following.is_known:
+            return UNKNOWN_SECONDS  # a tick now would drop the streams of all endpoints that nobody else lists
         self._found.clear()
         await self._sharer.tick(group, follow)
         self._telemetry.held(len(self._sharer.held))
         try:
-            async with asyncio.timeout(self._settings.lease_seconds / TICKS_A_LEASE):
+            async with asyncio.timeout(self._settings.lease_seconds * self._lease_slowdown() / TICKS_A_LEASE):
                 await self._found.wait()
         except TimeoutError:
-            pass  # nothing new, but the leases want to be renewed
-        return 0
+            return 0  # nothing new, but the leases want to be renewed
+        return NEWS_SECONDS * self._slowdown() if self._pools else 0
 
     async def _watch_index(self) -> float:
         seconds = await self._watch.look()
         self._telemetry.redis(up=not self._watch.trouble)
         self._telemetry.unreadable(len(self._watch.registry.unreadable))
+        if self._pools and not self._is_frozen and not self.not_ready():
+            self._is_frozen = True  # not `_was_ready`, which whoever asks /readyz may have set before us
+            gc.freeze()  # thousands of followers live long; looking through them at each collection costs 5 % of a core
         return seconds
 
     async def _status(self) -> IndexStatus:
         return replace((await self._writer.read_registry()).status(), findings=self._pod_watch.shown)
 
     async def _metrics(self) -> bytes:
-        try:
-            self._telemetry.sources((await self._writer.read_registry()).sources())
-        except IndexUnavailableError as error:
-            log.debug("metrics without block counts: %s", error)
-        return self._telemetry.render()
+        async with self._rendering:
+            try:
+                self._telemetry.sources((await self._writer.read_registry()).sources())
+            except IndexUnavailableError as error:
+                log.debug("metrics without block counts: %s", error)
+            if self._pools:
+                self._shown_pools = self._pools_report()
+            return await asyncio.to_thread(self._telemetry.render)  # megabytes where there are thousands of pods
+
+
+def _roots(settings: IndexerSettings) -> Callable[[PoolFeed | None], RootKeys]:
+    static = root_keys(hash_seed=settings.hash_seed, model=settings.model)
+    of_pool = pool_roots(settings.hash_seed)
+    return lambda feed: of_pool(feed) if feed else static
 
 
 async def _repeat(step: Callable[[], Awaitable[float]]) -> None:

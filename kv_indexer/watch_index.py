@@ -29,13 +29,16 @@ class IndexWatch:
         writer: IndexWriter,
         seen: Callable[[Collection[Stream]], None],
         clock: Callable[[], float] = time.monotonic,
+        slowdown: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """Take `seen` to tell which streams the registry has."""
+        """Take `seen` to tell which streams the registry has, `slowdown` to ask how much rarer to look."""
         self.trouble = "not asked yet"  # why the index cannot be used, or ""
         self.registry = Registry(version=b"")  # as read last
         self._writer = writer
         self._seen = seen
         self._clock = clock
+        self._slowdown = slowdown
+        self._owners: dict[Stream, str] = {}
 
     async def look(self) -> float:
         """Read the registry once; return the seconds until the next time."""
@@ -50,15 +53,16 @@ class IndexWatch:
             log.info("Redis answers")
         self.trouble = ""
         self._tell_unreadable(registry)
-        self._seen([Stream(endpoint=record.endpoint, dp_rank=record.dp_rank) for record in registry.streams])
+        self._owners = {
+            Stream(endpoint=record.endpoint, dp_rank=record.dp_rank): record.owner for record in registry.streams
+        }
+        self._seen(list(self._owners))
         self.registry = registry
-        return WATCH_SECONDS
+        return WATCH_SECONDS * self._slowdown()
 
     def owner(self, stream: Stream) -> str:
         """Return which indexer followed the stream when the registry was read last, or ''."""
-        wanted = (stream.endpoint, stream.dp_rank)
-        records = self.registry.streams
-        return next((record.owner for record in records if (record.endpoint, record.dp_rank) == wanted), "")
+        return self._owners.get(stream, "")
 
     async def sweep(self) -> float:
         """Clean one slice of what is void; return the seconds until the next."""

@@ -44,14 +44,17 @@ class PodWatch:
         clock: Callable[[], float],
         wall: Callable[[], float],
         policy: FindingPolicy | None = None,
+        slowdown: Callable[[], float] = lambda: 1.0,
+        pool_of: Callable[[str], str] = lambda _: "",
     ) -> None:
         """Take what it looks at, each as it changes.
 
         `activities` is the telemetry's, `held` says which streams are ours, `answers` what discovery found, `registry`
-        what the index holds; `clock` gives monotonic seconds as everywhere else, `wall` unix seconds.
+        what the index holds; `clock` gives monotonic seconds as everywhere else, `wall` unix seconds. `slowdown` says
+        how much rarer to look, `pool_of` which pool an endpoint belongs to, if to any.
         """
         self.shown: tuple[Finding, ...] = ()  # of all indexers, as Redis has them
-        self._endpoints = tuple(endpoints)
+        self._endpoints = endpoints
         self._activities = activities
         self._pods = pods
         self._shelf = shelf
@@ -62,6 +65,8 @@ class PodWatch:
         self._clock = clock
         self._wall = wall
         self._policy = policy or FindingPolicy()
+        self._slowdown = slowdown
+        self._pool_of = pool_of
         self._book = FindingBook()
         self._rules: dict[Subject, StreamRules] = {}
         self._share_at = 0.0
@@ -84,15 +89,15 @@ class PodWatch:
             findings += rules.judge(found, now=now, unix_now=self._wall())
         news = self._book.look(findings, now=now)
         for finding in news.appeared:
-            log.warning("%s: %s (%s)", finding.subject, finding.message, finding.reason, extra=_facts(finding))
+            log.warning("%s: %s (%s)", finding.subject, finding.message, finding.reason, extra=self._facts(finding))
         for finding in news.healed:
-            log.info("%s: no more %s", finding.subject, finding.reason, extra=_facts(finding))
+            log.info("%s: no more %s", finding.subject, finding.reason, extra=self._facts(finding))
         self._display.findings(self.standing, appeared=news.appeared, endpoints=self._endpoints)
         self._unshared.update((finding.key, finding) for finding in news.healed)
         if news.appeared or news.healed or now >= self._share_at:
             self._share_at = now + SHARE_SECONDS
             await self._share()
-        return LOOK_SECONDS
+        return LOOK_SECONDS * self._slowdown()
 
     async def _share(self) -> None:
         try:
@@ -153,6 +158,6 @@ class PodWatch:
             del self._rules[endpoint, rank]
             self._book.forget([endpoint if rank is None else Stream(endpoint=endpoint, dp_rank=rank).name])
 
-
-def _facts(finding: Finding) -> dict[str, str]:
-    return {"endpoint": finding.endpoint, "finding": finding.reason}
+    def _facts(self, finding: Finding) -> dict[str, str]:
+        pool = self._pool_of(finding.endpoint)
+        return {"endpoint": finding.endpoint, "finding": finding.reason} | ({"pool": pool} if pool else {})

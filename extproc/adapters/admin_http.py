@@ -7,7 +7,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from extproc.core.exchange import RequestFacts
-from extproc.errors import ConfigError
+from extproc.errors import ConfigError, KvmeshError
 from extproc.wire.ext_proc import OBJECTIVE_HEADER
 
 # for answers under way; aiohttp waits a minute by default, and for ever when told 0
@@ -21,17 +21,23 @@ class AdminPages(Protocol):
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Return whether traffic may come, and why not."""
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         """Return Prometheus text."""
 
-    async def state(self) -> dict[str, Any]:
-        """Return endpoints, index and recent decisions."""
+    async def state(self, *, pool: str | None = None) -> dict[str, Any]:
+        """Return endpoints, index and recent decisions; `pool`: of one of several. Raise PickError: unknown pool."""
 
-    def decisions(self, *, limit: int, request_id: str | None) -> list[dict[str, Any]]:
-        """Return the last decisions with all that they rest on, newest first."""
+    def decisions(self, *, limit: int, request_id: str | None, pool: str | None = None) -> list[dict[str, Any]]:
+        """Return the last decisions with all that they rest on, newest first. Raise PickError: unknown pool."""
 
-    async def explain(self, facts: RequestFacts, body: bytes) -> dict[str, Any]:
+    async def explain(self, facts: RequestFacts, body: bytes, *, pool: str | None = None) -> dict[str, Any]:
         """Decide without booking, and return what the decision rests on."""
+
+    def pools(self) -> list[dict[str, Any]]:
+        """Return a line for each pool."""
+
+    async def policies(self, target: str | None) -> dict[str, Any]:
+        """Return who says what for a target (None: for all pools). Raise KvmeshError where there is no such thing."""
 
 
 class AdminServer:
@@ -46,6 +52,8 @@ class AdminServer:
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._metrics),
                 web.get("/state", self._state),
+                web.get("/pools", self._pools),
+                web.get("/policies", self._policies),
                 web.get("/v1/decisions", self._decisions),
                 web.post("/v1/explain", self._explain),
                 web.post("/explain", self._explain),  # as it was called first
@@ -73,20 +81,40 @@ class AdminServer:
         return _json({"ready": ready} | facts, status=200 if ready else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._pages.metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
+        return web.Response(body=await self._pages.metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    async def _state(self, _: web.Request) -> web.Response:
-        return _json(await self._pages.state())
+    async def _state(self, request: web.Request) -> web.Response:
+        """`?pool=` of one of several pools."""
+        try:
+            return _json(await self._pages.state(pool=request.query.get("pool")))
+        except KvmeshError as error:
+            return _json({"error": str(error)}, status=404)
+
+    async def _pools(self, _: web.Request) -> web.Response:
+        return _json(self._pages.pools())
+
+    async def _policies(self, request: web.Request) -> web.Response:
+        """`?target=` a pool, route, gateway or policy; by default all."""
+        try:
+            return _json(await self._pages.policies(request.query.get("target")))
+        except KvmeshError as error:
+            return _json({"error": str(error)}, status=404)
 
     async def _decisions(self, request: web.Request) -> web.Response:
-        """`?limit=` so many, by default 10; `?request_id=` only this request's."""
+        """`?limit=` so many, by default 10; `?request_id=` only this request's; `?pool=` only this pool's."""
         limit = request.query.get("limit", "10")
         if not (limit.isascii() and limit.isdigit()) or len(limit) > 6:
             return _json({"error": f"limit must be a number of decisions, not {limit[:20]!r}"}, status=400)
-        return _json(self._pages.decisions(limit=int(limit), request_id=request.query.get("request_id")))
+        wanted = {"request_id": request.query.get("request_id"), "pool": request.query.get("pool")}
+        try:
+            return _json(self._pages.decisions(limit=int(limit), **wanted))
+        except KvmeshError as error:
+            return _json({"error": str(error)}, status=404)
 
     async def _explain(self, request: web.Request) -> web.Response:
         """Take the request body as a client would send it; `?path=` is its path, by default the chat one.
+
+        `?pool=` names the pool; by default the one of the header `host`.
 
         The headers count as the client's, but for those of the body, which is read as JSON here.
         """
@@ -100,7 +128,7 @@ class AdminServer:
             request_id="explain",
             headers=headers | {"content-type": "application/json"},
         )
-        return _json(await self._pages.explain(facts, await request.read()))
+        return _json(await self._pages.explain(facts, await request.read(), pool=request.query.get("pool")))
 
 
 def _json(value: Any, *, status: int = 200) -> web.Response:

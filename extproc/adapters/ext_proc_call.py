@@ -7,7 +7,7 @@ may wait: it runs in a task, and messages that come meanwhile wait in the stream
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -88,6 +88,11 @@ class Picks(Protocol):
         """Open a response whose pick, here or on another picker, made this plan."""
 
 
+# what the call's metadata names as pool, and the cluster that Envoy has dealt the request to (each "" where not said)
+# -> whose picks it gets. Raises PickError
+OfRoute = Callable[[str, str], Picks]
+
+
 class ExtProcCalls:
     """What all ext_proc streams of a server share."""
 
@@ -98,7 +103,10 @@ class ExtProcCalls:
         max_body_bytes: int,
         further_headers: frozenset[str] = ext_proc.FURTHER_HEADERS,
         claims: frozenset[str] = frozenset(),
+        of_route: OfRoute | None = None,
     ) -> None:
+        """`of_route` tells whose picks a stream gets whose route says something of it; None: all get the same."""
+        self.of_route = of_route
         self.picks = picks
         self.max_body_bytes = max_body_bytes
         self.further_headers = further_headers  # of a request, handed to the pick
@@ -137,11 +145,23 @@ class ExtProcCalls:
 class ExtProcCall:
     """One HTTP exchange. Its stream's end is the end of the exchange, however that came about."""
 
-    __slots__ = ("_answered", "_calls", "_exchange", "_over", "_picked", "_response", "_stream", "_task", "_was_read")
+    __slots__ = (
+        "_answered",
+        "_calls",
+        "_cluster",
+        "_exchange",
+        "_over",
+        "_picked",
+        "_response",
+        "_stream",
+        "_task",
+        "_was_read",
+    )
 
     def __init__(self, stream: GrpcStream, calls: ExtProcCalls) -> None:
         self._stream = stream
         self._calls = calls
+        self._cluster = ""
         self._exchange = Exchange(max_body_bytes=calls.max_body_bytes)
         self._picked: OpenExchange | None = None
         self._response: OpenResponse | None = None
@@ -166,6 +186,8 @@ class ExtProcCall:
             elif kind == "response_body":
                 steps = self._response_body(message.response_body)
             else:
+                if kind == "request_headers" and self._calls.of_route is not None:
+                    self._cluster = ext_proc.cluster_name(message)
                 steps = steps_of(
                     self._exchange,
                     message,
@@ -219,7 +241,10 @@ class ExtProcCall:
     async def _pick(self, pick: Pick) -> None:
         """Await the pick and answer with it."""
         try:
-            picked = await self._calls.picks.pick(pick.facts, pick.body)
+            picks, of_route = self._calls.picks, self._calls.of_route
+            if of_route is not None:
+                picks = of_route(self._stream.pool, self._cluster)
+            picked = await picks.pick(pick.facts, pick.body)
             if self._over:
                 picked.finish()  # a pick that would not be cancelled
                 return

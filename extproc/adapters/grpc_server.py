@@ -6,7 +6,7 @@ Opened by `service`. What one stream does is in `ext_proc_call`; frames are in `
 import asyncio
 import socket
 
-from extproc.adapters.ext_proc_call import ExtProcCalls, OpenExchange, Picks
+from extproc.adapters.ext_proc_call import ExtProcCalls, OfRoute, OpenExchange, Picks
 from extproc.adapters.grpc_health import Health
 from extproc.adapters.http2_connection import Http2Connection
 from extproc.errors import ConfigError
@@ -36,10 +36,11 @@ class ExtProcServer:
         further_headers: frozenset[str] = frozenset(),
         claims: frozenset[str] = frozenset(),
         limits: Http2Limits | None = None,
+        of_route: OfRoute | None = None,
     ) -> None:
         """`further_headers`: request headers (lowercase) that the pick wants besides the usual ones.
 
-        `claims`: those of a JWT verified by Envoy that it wants.
+        `claims`: those of a JWT verified by Envoy that it wants. `of_route`: see `ExtProcCalls`.
         """
         self._limits = limits or Http2Limits()
         self._max_message_bytes = MAX_MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes + MESSAGE_OVERHEAD_BYTES
@@ -48,6 +49,7 @@ class ExtProcServer:
             max_body_bytes=max_body_bytes,
             further_headers=ext_proc.FURTHER_HEADERS | further_headers,
             claims=claims,
+            of_route=of_route,
         )
         self._health = Health(HEALTH_SERVICES)
         self._health.set("liveness", serving=True)
@@ -57,6 +59,11 @@ class ExtProcServer:
         }
         self._listener: asyncio.Server | None = None
         self._connections: set[Http2Connection] = set()
+
+    def want(self, *, further_headers: frozenset[str], claims: frozenset[str]) -> None:
+        """Hand these to the picks from now on: a policy has changed what it looks at."""
+        self._calls.further_headers = ext_proc.FURTHER_HEADERS | further_headers
+        self._calls.claims = claims
 
     @property
     def open_streams(self) -> int:

@@ -63,6 +63,7 @@ class GrpcStream:
         "half_closed",
         "id",
         "lane",
+        "pool",
         "started",
         "unconsumed",
         "uncredited",
@@ -72,6 +73,7 @@ class GrpcStream:
     def __init__(self, stream_id: int, connection: Connection, *, window: int, max_message_bytes: int) -> None:
         self.id = stream_id
         self.lane = SendLane(stream_id)
+        self.pool = ""  # which pool the call's metadata names
         self.window = window  # how much the peer may still send
         self.unconsumed = 0  # bytes received that the call has not taken
         self.uncredited = 0  # bytes taken by the call that the peer does not know of yet

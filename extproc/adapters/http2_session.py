@@ -268,6 +268,7 @@ class Http2Session:
             stream_id, self, window=limits.stream_window_bytes, max_message_bytes=self._max_message_bytes
         )
         stream.half_closed = bool(flags & http2.END_STREAM)
+        stream.pool = request.pool
         self.streams[stream_id] = stream
         serve = self._methods.get(request.path)
         if request.refusal is not None or serve is None:

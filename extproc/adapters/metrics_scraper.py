@@ -4,7 +4,8 @@ The picker reads `snapshot`. An endpoint that refuses connections is unreachable
 that is slow or answers nonsense keeps its last report until that is stale, and is then of unknown load: never idle.
 Now and then its /v1/models is read, too: which models and LoRA adapters it serves, and how long a prompt may be.
 A report that stays the same although requests run or wait by its own words is none: its engine is stuck or dead.
-An endpoint that refused connections, or is another process, is new from its first report on (`ready_since`).
+An endpoint that refused connections, is another process, or came later is new from its first report on (`ready_since`).
+Endpoints come and go while it runs (`set_endpoints`); those that may get nothing new are scraped until they are gone.
 """
 
 import asyncio
@@ -12,11 +13,13 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from extproc.adapters.metrics_page import MetricsPage
 from extproc.core.endpoint import EndpointLoad, EndpointModels, EndpointStatus, EndpointTrend, Reachability
 from extproc.core.prefill_rate import TrendWatch, restarted
+from extproc.core.scrape_pace import IDLE_AFTER_SECONDS, ScrapePace
 from extproc.wire.served_models import parse_served_models
 from extproc.wire.vllm_metrics import parse_load
 
@@ -26,6 +29,7 @@ log = logging.getLogger(__name__)
 PAUSE_FACTOR = 2.0
 MOST_PAUSE_SECONDS = 10.0  # no step takes longer
 FROZEN = "/metrics stands still with {load.running_requests} requests running and {load.waiting_requests} waiting"
+LEISURE_SECONDS = 2.0  # until an idle pool's endpoints have all been scraped again
 MODELS_INTERVAL_SECONDS = 5.0  # an adapter that a pod has just loaded is known so much later at most
 
 
@@ -45,6 +49,9 @@ class _Target:
     changed_at: float = 0.0  # monotonic seconds of the first report with the numbers of `load`
     longest_pause_seconds: float = 0.0  # that its numbers stood still while requests were there, and then moved
     refused: bool = False  # by the last scrape
+    closed: EndpointStatus | None = None  # what a pick is told while it may get nothing new, whatever it reports
+    out: EndpointStatus | None = None  # `closed`, or `unreachable` where it has refused
+    tasks: tuple[asyncio.Task[None], ...] = ()
     is_new: bool = False  # its next report is its first: it was not there, or is another process
     ready_since: float | None = None  # monotonic seconds; None: it served when we first looked, or has not yet
     last_problem: str | None = None
@@ -65,8 +72,9 @@ class MetricsScraper:
         restarted: Callable[[str], None] | None = None,
         reported: Callable[[str, EndpointLoad, EndpointTrend], None] | None = None,
         changed: Callable[[], None] | None = None,
+        pace: ScrapePace | None = None,
     ) -> None:
-        """Say who is told what.
+        """Say who is told what; `pace` is shared with the other pools' scrapers.
 
         `restarted` hears of each endpoint that is another process now, `reported` of each report, and `changed` of each
         scrape that gave none: the endpoint may be unknown or unreachable now.
@@ -76,12 +84,56 @@ class MetricsScraper:
         self._restarted = restarted
         self._learned_adapters: Mapping[str, str] = {}
         self._targets = {address: _target(address, timeout_seconds=timeout_seconds) for address in addresses}
-        self._interval_seconds = interval_seconds
+        self._wanted_interval_seconds = interval_seconds
         self._timeout_seconds = timeout_seconds
+        self._wanted_stale_seconds = stale_after_seconds
+        self._pace = pace or ScrapePace()
+        self._pace.endpoints += len(self._targets)
+        self._is_idle = self._pace.rests
+        if not self._is_idle:
+            self._pace.busy += len(self._targets)
+        self._asked_at = float("-inf")  # monotonic seconds of the last snapshot
+        self._busy = asyncio.Event()
+        self._leisure = float("-inf"), 0.0  # until when reports from idle times count for how long
+        self._tasks: asyncio.TaskGroup | None = None
         self._stale_after_seconds = stale_after_seconds
+        self._interval_seconds = interval_seconds
+        self._set_pace()
+
+    def set_endpoints(self, endpoints: Mapping[str, Reachability | None]) -> None:
+        """Know these endpoints from now on: address -> why it may get nothing new, None where it may."""
+        for address in [address for address in self._targets if address not in endpoints]:
+            self._remove(self._targets.pop(address))
+        for address, closed in endpoints.items():
+            target = self._targets.get(address)
+            if target is None:
+                target = self._targets[address] = _target(address, timeout_seconds=self._timeout_seconds)
+                target.is_new = self._tasks is not None
+                self._count(1)
+                self._start(target)
+            is_closed_by = target.closed.reachability if target.closed is not None else None
+            if closed is not is_closed_by:
+                target.closed = None if closed is None else replace(target.unreachable, reachability=closed)
+                _refuses(target, refused=target.refused)
+        # in the order given: pages and ties go by it
+        self._targets = {address: self._targets[address] for address in endpoints}
+        self._learn_adapters()
+        self._set_pace()
+
+    def retune(self, *, stale_after_seconds: float) -> None:
+        """Believe reports for another time from now on."""
+        self._wanted_stale_seconds = stale_after_seconds
+        self._set_pace()
 
     def snapshot(self, *, now: float) -> Sequence[EndpointStatus]:
         """Return every endpoint as it is known at `now` (monotonic seconds)."""
+        self._asked_at = now
+        if self._is_idle:
+            self._set_busy()
+        return [self._status(target, now) for target in self._targets.values()]
+
+    def known(self, *, now: float) -> Sequence[EndpointStatus]:
+        """Return the same for those who only look: no request depends on it."""
         return [self._status(target, now) for target in self._targets.values()]
 
     @property
@@ -91,7 +143,7 @@ class MetricsScraper:
 
     async def first_scrapes(self) -> None:
         """Wait until every endpoint was scraped once, with whatever outcome; each scrape has its deadline."""
-        for target in self._targets.values():
+        for target in tuple(self._targets.values()):
             await target.scraped.wait()
 
     def problems(self) -> dict[str, str]:
@@ -100,17 +152,79 @@ class MetricsScraper:
 
     async def run(self) -> None:
         """Scrape until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for target in self._targets.values():
-                tasks.create_task(self._keep_fresh(target), name=f"scrape {target.address}")
-                tasks.create_task(self._keep_models(target), name=f"models of {target.address}")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                for target in self._targets.values():
+                    self._start(target)
+                await asyncio.Event().wait()  # endpoints may come at any time
+        finally:
+            self._tasks = None
+
+    def close(self) -> None:
+        """Count no more for the others' pace; call it when `run` has ended."""
+        self._count(-len(self._targets))
+
+    def _start(self, target: _Target) -> None:
+        if self._tasks is not None:
+            target.tasks = (
+                self._tasks.create_task(self._keep_fresh(target), name=f"scrape {target.address}"),
+                self._tasks.create_task(self._keep_models(target), name=f"models of {target.address}"),
+            )
+
+    def _remove(self, target: _Target) -> None:
+        self._count(-1)
+        for task in target.tasks:
+            task.cancel()
+        target.scraped.set()  # nobody shall wait for it
+
+    def _count(self, more: int) -> None:
+        self._pace.endpoints += more
+        if not self._is_idle:
+            self._pace.busy += more
+
+    def _set_pace(self) -> None:
+        """Go by how many endpoints there are, and whether requests come."""
+        pace = self._pace
+        self._interval_seconds = pace.interval(self._wanted_interval_seconds, idle=self._is_idle)
+        stale = self._wanted_stale_seconds
+        if self._interval_seconds > self._wanted_interval_seconds:
+            stale = pace.stale_after(stale, interval_seconds=self._interval_seconds)
+        until, at_leisure = self._leisure
+        self._stale_after_seconds = max(stale, at_leisure) if time.monotonic() < until else stale
+
+    def _set_busy(self) -> None:
+        self._is_idle = False
+        self._pace.busy += len(self._targets)
+        # what was reported at leisure counts until there is something newer
+        self._leisure = self._asked_at + LEISURE_SECONDS, self._stale_after_seconds
+        self._set_pace()
+        self._busy.set()
+
+    async def _pause(self) -> None:
+        """Wait until the next scrape; jitter keeps replicas and endpoints from falling into step."""
+        if self._pace.rests and not self._is_idle and time.monotonic() - self._asked_at > IDLE_AFTER_SECONDS:
+            self._is_idle = True
+            self._pace.busy -= len(self._targets)
+            self._busy.clear()
+        self._set_pace()
+        await self._rest(self._interval_seconds)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait so long, or until requests come again."""
+        seconds *= random.uniform(0.8, 1.2)  # noqa: S311
+        if not self._is_idle:
+            await asyncio.sleep(seconds)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._busy.wait()
 
     async def _keep_fresh(self, target: _Target) -> None:
         try:
             while True:
                 await self._scrape(target)
-                # jitter keeps replicas and endpoints from falling into step
-                await asyncio.sleep(self._interval_seconds * random.uniform(0.8, 1.2))  # noqa: S311
+                await self._pause()
         finally:
             target.page.close()
 
@@ -120,7 +234,7 @@ class MetricsScraper:
             async with asyncio.timeout(self._timeout_seconds):
                 response = await target.page.fetch()
             load = _load(target, response.body, asked_at) if response.status == 200 else None
-            target.refused = False
+            _refuses(target, refused=False)
             if load is not None and target.load is not None and restarted(target.load, load):
                 self._is_another(target)
             if load is None:
@@ -143,7 +257,7 @@ class MetricsScraper:
             target.is_new = target.is_new or refused
             if refused and not target.refused:
                 self._is_another(target)  # whoever listens there next has an empty cache
-            target.refused = refused
+            _refuses(target, refused=refused)
             self._problem(target, f"no load from /metrics: {str(error) or type(error).__name__}")
         target.scraped.set()
         if self._changed is not None and target.last_problem is not None:
@@ -176,7 +290,8 @@ class MetricsScraper:
         try:
             while True:
                 await self._read_models(target)
-                await asyncio.sleep(self._models_interval_seconds * random.uniform(0.8, 1.2))  # noqa: S311
+                seconds = self._pace.models_interval(self._models_interval_seconds, idle=self._is_idle)
+                await self._rest(seconds)
         finally:
             target.models_page.close()
 
@@ -195,6 +310,9 @@ class MetricsScraper:
         target.unknown = replace(target.unknown, models=models)
         if target.ready is not None:
             target.ready = replace(target.ready, models=models)
+        self._learn_adapters()
+
+    def _learn_adapters(self) -> None:
         self._learned_adapters = {
             adapter: base
             for other in self._targets.values()
@@ -204,8 +322,8 @@ class MetricsScraper:
         }
 
     def _status(self, target: _Target, now: float) -> EndpointStatus:
-        if target.refused:
-            return target.unreachable
+        if target.out is not None:
+            return target.out
         load, ready = target.load, target.ready
         if load is None or ready is None or load.is_stale(now=now, limit_seconds=self._stale_after_seconds):
             return target.unknown
@@ -229,6 +347,12 @@ def _target(address: str, *, timeout_seconds: float) -> _Target:
         unknown=EndpointStatus(address=address, reachability=Reachability.UNKNOWN, load=None),
         unreachable=EndpointStatus(address=address, reachability=Reachability.UNREACHABLE, load=None),
     )
+
+
+def _refuses(target: _Target, *, refused: bool) -> None:
+    """Note whether it refuses connections, and what a pick is told of it."""
+    target.refused = refused
+    target.out = target.closed or (target.unreachable if refused else None)
 
 
 def _load(target: _Target, text: bytes, asked_at: float) -> EndpointLoad | None:

@@ -5,6 +5,7 @@ Label values are the policy's own words (classes, steps), configured endpoints, 
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -82,8 +83,20 @@ class OverloadTelemetry:
             registry=registry,
         )
         # looked up by label once: a request counts itself in a few hundred nanoseconds
-        self._admitted_of = {name: self._admitted.labels(name) for name in classes}
-        self._waits_of = {name: self._waits.labels(name) for name in self._admitted_of}
+        self._admitted_of: dict[str, Counter] = {}
+        self._waits_of: dict[str, Histogram] = {}
+        self.know(classes)
+
+    def know(self, classes: Iterable[str]) -> None:
+        """Count requests of these classes, too: a policy has named them."""
+        for name in classes:
+            self._admitted_of[name] = self._admitted.labels(name)
+            self._waits_of[name] = self._waits.labels(name)
+
+    def forget(self, endpoint: str) -> None:
+        """Drop the series of an endpoint that is gone."""
+        with suppress(KeyError):
+            self._full.remove(endpoint)
 
     def show(
         self,

@@ -84,11 +84,14 @@ class RedisPrefixIndex:
         timeout_seconds: float,
         shared: SharedLoad | None = None,
         quotas: SharedQuotas | None = None,
+        reader: PrefixIndexReader | None = None,
     ) -> None:
+        """`reader`: one that others use, too, and close; what is looked up goes by this object's seed alone."""
         try:
-            self._reader = PrefixIndexReader(url=url, hash_seed=hash_seed)
+            self._reader = reader or PrefixIndexReader(url=url, hash_seed=hash_seed)
         except RedisUrlError as error:
             raise ConfigError(f"--redis: {error}") from error
+        self._owns_reader = reader is None
         self._hash_seed = hash_seed
         self._timeout_seconds = timeout_seconds
         self._shared = shared
@@ -150,8 +153,9 @@ class RedisPrefixIndex:
             raise PrefixIndexUnavailableError(str(error)) from error
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self._reader.close()
+        """Close the connections, unless others use them."""
+        if self._owns_reader:
+            await self._reader.close()
 
     async def _look(
         self, prompt: TokenizedPrompt, root: bytes, also: bytes, also_replies: int, told: list[Any]

@@ -59,17 +59,24 @@ class PromptTokenSource:
     """The tokens of every model that is served here."""
 
     def __init__(
-        self, models: Sequence[ServedModel], *, render: Render | None = None, settings: TokenSettings | None = None
+        self,
+        models: Sequence[ServedModel],
+        *,
+        render: Render | None = None,
+        settings: TokenSettings | None = None,
+        load: Callable[[ServedModel], ModelTokenizer] | None = None,
+        large: "LargePrompts | None" = None,
     ) -> None:
-        """Load the tokenizers; raise TokenizerError or ChatTemplateError naming the file that is unusable."""
+        """Load the tokenizers; raise TokenizerError or ChatTemplateError naming the file that is unusable.
+
+        `load` may have them already. `large`: a thread that others use, too, and that they close.
+        """
         self._settings = settings or TokenSettings()
         self._render = render
-        self._tokenizers = {
-            model.name: load_tokenizer(model) for model in models if model.tokens_from is TokensFrom.TOKENIZER
-        }
-        self._large = _LargePrompts(
-            timeout_seconds=self._settings.timeout_seconds, max_waiting=self._settings.max_waiting
-        )
+        load = load or load_tokenizer
+        self._tokenizers = {model.name: load(model) for model in models if model.tokens_from is TokensFrom.TOKENIZER}
+        self._owns_large = large is None
+        self._large = large or LargePrompts(self._settings)
 
     async def prompts(
         self,
@@ -109,7 +116,8 @@ class PromptTokenSource:
 
     def close(self) -> None:
         """Take nothing new; what is under way ends by itself."""
-        self._large.close()
+        if self._owns_large:
+            self._large.close()
 
     @property
     def tokenizers(self) -> Mapping[str, ModelTokenizer]:
@@ -177,12 +185,12 @@ def load_tokenizer(model: ServedModel) -> ModelTokenizer:
     )
 
 
-class _LargePrompts:
+class LargePrompts:
     """One thread for what would hold up other requests, bounded in number and time."""
 
-    def __init__(self, *, timeout_seconds: float, max_waiting: int) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._max_waiting = max_waiting
+    def __init__(self, settings: TokenSettings) -> None:
+        self._timeout_seconds = settings.timeout_seconds
+        self._max_waiting = settings.max_waiting
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-prompts")
         self._under_way = 0
 
@@ -202,6 +210,7 @@ class _LargePrompts:
             raise PromptTooLargeError(f"tokenizing took longer than {self._timeout_seconds:g} s") from None
 
     def close(self) -> None:
+        """Take nothing new."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _done(self) -> None:

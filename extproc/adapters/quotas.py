@@ -76,12 +76,17 @@ class Quotas:
         others: Callable[[], int] = lambda: 0,
         settings: QuotaSettings = QuotaSettings(),
         clock: Callable[[], float] = time.monotonic,
+        link: RedisLink | None = None,
     ) -> None:
-        """Take `others`, which returns how many other replicas were heard of last: they use the same quotas."""
+        """Take `others`, which returns how many other replicas were heard of last: they use the same quotas.
+
+        `link`: a connection to Redis' master that others use, too, and that they close.
+        """
         try:
-            self._link = RedisLink(url)  # to a master, always: the lookups' may lead to a replica
+            self._link = link or RedisLink(url)  # to a master, always: the lookups' may lead to a replica
         except RedisUrlError as error:
             raise ConfigError(f"--redis: {error}") from error
+        self._owns_link = link is None
         self._not_asked: str | None = None  # why shares decide: each decision says so, and the log of degradations
         self._not_written: str | None = None
         self._quotas = tuple(quotas)
@@ -100,6 +105,27 @@ class Quotas:
         self._decisions = {(outcome, source): 0 for outcome in (ALLOWED, *LIMITS) for source in (SHARED, LOCAL)}
         self._writes = QuotaWrites()
         self._wake = asyncio.Event()
+
+    def retune(self, quotas: Sequence[Quota]) -> None:
+        """Decide by other quotas from now on. What is open stays counted, and Redis keeps the levels.
+
+        A name whose quota is as it was keeps its share; where it has changed, only what is open and usual stays.
+        """
+        self._quotas = tuple(quotas)
+        for (tenant, model), key in tuple(self._keys.items()):
+            quota = matching_quota(self._quotas, tenant=tenant, model=model)
+            if key is None or quota is None:
+                del self._keys[tenant, model]
+            elif quota != key.quota:
+                changed = quota_key(quota, name=key.name, tenant=tenant, model=model)
+                key.share.buckets = ()  # they have the old terms
+                changed.share = key.share
+                self._keys[tenant, model] = changed
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is any quota, or anything left of one: only then does `run` have work."""
+        return bool(self._quotas) or bool(len(self._writes)) or bool(self._writes.open_members)
 
     def match(self, tenant: str, model: str | None) -> QuotaKey | None:
         """Return what the request counts against, or None where it has no quota."""
@@ -270,7 +296,8 @@ class Quotas:
                 await self._flush(renew_before=0.0)
         except TimeoutError:
             log.debug("could not settle the last requests: their leases will end")
-        await self._link.close()
+        if self._owns_link:
+            await self._link.close()
 
     def facts(self) -> dict[str, Any]:
         """Return for pages and metrics how many keys are in use here, what is open, and how it stands."""

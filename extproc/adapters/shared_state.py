@@ -91,17 +91,23 @@ class SharedState:
         self._heard = HeardReplicas(own=self._name, lease_seconds=settings.lease_seconds)
         self._gone: list[bytes] = []  # replicas to be taken off the list
 
-    def command(self, session: str | None = None, adapter: str | None = None) -> tuple[bytes, int]:
-        """Return the commands that ask what a request has to know, and the number of their replies, for `take`."""
+    def command(
+        self, session: str | None = None, adapter: str | None = None, *, names: PlacementNames | None = None
+    ) -> tuple[bytes, int]:
+        """Return the commands that ask what a request has to know, and the number of their replies, for `take`.
+
+        `names`: of a pool's own sessions and adapters.
+        """
+        names = names or self._names
         # the bookings' reply always comes first where there is an array at all, so that `take` can tell them apart
         parts = [self._heard.question or (b"" if adapter is None else ASK_NOBODY)]
         replies = 1 if parts[0] else 0
         if session is not None:
-            parts.append(pack_read_session(self._names.session(session)))
+            parts.append(pack_read_session(names.session(session)))
             replies += 1
         if adapter is not None:
             since = self._unix_clock() - self._settings.adapter_ttl_seconds
-            parts.append(pack_read_adapter(self._names.adapter(adapter), since=since))
+            parts.append(pack_read_adapter(names.adapter(adapter), since=since))
             replies += 1
         return b"".join(parts), replies
 
@@ -136,9 +142,11 @@ class SharedState:
         words = f"bookings of other replicas are up to {self._settings.lease_seconds:g} s old: {why}"
         return SharedView(others=self._heard.others, replicas=self._heard.replicas, degraded=words)
 
-    async def read(self, session: str | None = None, adapter: str | None = None) -> SharedView:
+    async def read(
+        self, session: str | None = None, adapter: str | None = None, *, names: PlacementNames | None = None
+    ) -> SharedView:
         """Ask in a round trip of its own, for a request without a lookup; never raises."""
-        commands, replies = self.command(session, adapter)
+        commands, replies = self.command(session, adapter, names=names)
         if not replies:
             return self.take(())
         try:
@@ -163,21 +171,30 @@ class SharedState:
             self._later = asyncio.get_running_loop().call_later(self._settings.end_delay_seconds, self._wake.set)
 
     def placed(
-        self, *, endpoint: str, session: str | None = None, adapter: str | None = None, session_moved: bool = False
+        self,
+        *,
+        endpoint: str,
+        session: str | None = None,
+        adapter: str | None = None,
+        session_moved: bool = False,
+        names: PlacementNames | None = None,
+        session_ttl_seconds: float | None = None,
     ) -> None:
         """Have all replicas know soon where a session or an adapter is; what they know already is not repeated.
 
         `session_moved`: the request has read another place, whatever we wrote last: another replica did since.
         """
+        names = names or self._names
+        session_ttl_seconds = session_ttl_seconds or self._settings.session_ttl_seconds
         now = self._unix_clock()
         is_news = False
         if session is not None:
             is_news = self._placements.place(
                 Placement(
-                    key=self._names.session(session),
+                    key=names.session(session),
                     endpoint=endpoint,
                     placed_at=now,
-                    ttl_seconds=self._settings.session_ttl_seconds,
+                    ttl_seconds=session_ttl_seconds,
                     is_one_of_several=False,
                 ),
                 moved=session_moved,
@@ -185,7 +202,7 @@ class SharedState:
         if adapter is not None:
             is_news |= self._placements.place(
                 Placement(
-                    key=self._names.adapter(adapter),
+                    key=names.adapter(adapter),
                     endpoint=endpoint,
                     placed_at=now,
                     ttl_seconds=self._settings.adapter_ttl_seconds,
@@ -283,3 +300,51 @@ class SharedState:
             log.info("other replicas hear of our bookings again")
         self.problem = problem
         return problem is None
+
+
+class PoolShare:
+    """One pool's part of a `SharedState` that all pools of a picker use: its sessions and adapters are its own.
+
+    Bookings go by endpoint, whatever the pool; `changed` and `ended` are those of the whole.
+    """
+
+    def __init__(self, state: SharedState, *, hash_seed: str, session_ttl_seconds: float) -> None:
+        self._state = state
+        self._names = PlacementNames(hash_seed=hash_seed)
+        self.session_ttl_seconds = session_ttl_seconds
+        self.take = state.take
+        self.alone = state.alone
+        self.changed = state.changed
+        self.ended = state.ended
+        self.facts = state.facts
+
+    def command(self, session: str | None = None, adapter: str | None = None) -> tuple[bytes, int]:
+        """Return the commands that ask what a request of the pool has to know, and the number of their replies."""
+        return self._state.command(session, adapter, names=self._names)
+
+    async def read(self, session: str | None = None, adapter: str | None = None) -> SharedView:
+        """Ask in a round trip of its own, for a request without a lookup; never raises."""
+        return await self._state.read(session, adapter, names=self._names)
+
+    def placed(
+        self, *, endpoint: str, session: str | None = None, adapter: str | None = None, session_moved: bool = False
+    ) -> None:
+        """Have all replicas know soon where one of the pool's sessions or adapters is."""
+        self._state.placed(
+            endpoint=endpoint,
+            session=session,
+            adapter=adapter,
+            session_moved=session_moved,
+            names=self._names,
+            session_ttl_seconds=self.session_ttl_seconds,
+        )
+
+    @property
+    def others(self) -> Mapping[str, EndpointBookings]:
+        """What all other replicas have booked, as last heard within the lease."""
+        return self._state.others
+
+    @property
+    def replicas(self) -> int:
+        """How many other replicas were heard last."""
+        return self._state.replicas

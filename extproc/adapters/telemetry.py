@@ -78,10 +78,13 @@ class _Tallies(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
+        self.count()
+        return iter(())
+
+    def count(self) -> None:
         amounts, self._amounts = self._amounts, {}
         for metric, amount in amounts.items():
             metric.inc(amount)
-        return iter(())
 
 
 class PickerTelemetry:
@@ -156,6 +159,11 @@ class PickerTelemetry:
             "Cached tokens as the pod reports them less those predicted.",
             ["model"],
             buckets=_ERROR_TOKENS,
+            registry=self.registry,
+        )
+        self._alert_hit_ratio = Gauge(
+            "kvmesh_alert_hit_ratio",
+            "Share of prompt tokens that is to be found in caches, below which the policy wants an alert; 0: none.",
             registry=self.registry,
         )
         self._missed = Counter(
@@ -249,6 +257,18 @@ class PickerTelemetry:
         """Count one response that was to be read or changed and was not; `why` is of a closed set."""
         self._missed.labels(why).inc()
 
+    def forget(self, endpoint: str) -> None:
+        """Drop the series of an endpoint that is gone: new pods come with new addresses for ever."""
+        self._tallies.count()
+        for metric in (self._picks, self._bookings, self._rerouted, self._failures, self._responses, self._findings):
+            _drop(metric, "endpoint", endpoint)
+        for labelled in (self._picks_of, self._bookings_of, self._rerouted_of, self._responses_of):
+            labelled.cache_clear()
+
+    def alert_below(self, hit_ratio: float) -> None:
+        """Show what the policy wants an alert for."""
+        self._alert_hit_ratio.set(hit_ratio)
+
     def finding(self, *, endpoint: str, reason: str, stands: bool) -> None:
         """Show that a finding has appeared or healed."""
         self._findings.labels(reason, endpoint).set(int(stands))
@@ -260,3 +280,11 @@ class PickerTelemetry:
     def exposition(self) -> bytes:
         """Return all metrics as Prometheus text."""
         return generate_latest(self.registry)
+
+
+def _drop(metric: Counter | Gauge, label: str, value: str) -> None:
+    """Remove all series of a metric that have this label."""
+    names = metric._labelnames  # the library has no public way to list or to remove by one label
+    at = names.index(label)
+    for values in [values for values in metric._metrics if values[at] == value]:
+        metric.remove(*values)

@@ -32,6 +32,7 @@ from extproc.wire.tokenizer_config import (
 logger = logging.getLogger(__name__)
 
 SEGMENT_CACHE_BYTES = 64 * 1024 * 1024  # remembers what stands between special tokens, so old turns cost nothing
+MOST_TEMPLATE_CHARACTERS = 1 << 20  # far above any real one
 
 
 class Engine(Protocol):
@@ -239,7 +240,13 @@ def _frame(engine: Engine) -> Frame:
 
 def _read_template(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")  # policies may name any path, and a device is read for ever
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_TEMPLATE_CHARACTERS + 1)
+        if len(text) > MOST_TEMPLATE_CHARACTERS:
+            raise ValueError(f"it is longer than {MOST_TEMPLATE_CHARACTERS} characters")
+        return text
     except (OSError, ValueError) as error:
         raise TokenizerError(
             f"the chat template {path} cannot be read: {error}; give the file that the pods have as --chat-template"

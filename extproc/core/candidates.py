@@ -40,6 +40,7 @@ def candidates_of(
     unhealthy = unhealthy_endpoints(statuses, health=health, policy=policy, now=now)
     most = max(match.prompt_tokens - 1, 0)  # vLLM computes at least the last token anew
     matched_tokens, states = match.matched_tokens, hits.states
+    least = min(policy.minimum_hit_ratio * match.prompt_tokens, most)
     candidates = []
     for status in statuses:
         address, load = status.address, status.load
@@ -51,6 +52,8 @@ def candidates_of(
             # others do not tell when they booked: what the pod does not show yet must be new
             booked = max(booked, opened - load.running_requests - load.waiting_requests)
         matched = min(matched_tokens.get(address, 0), most)
+        # what is expected there stays true for the books; only in comparing endpoints a short match counts as none
+        counts = matched and matched >= least
         state = states.get(address, LIVE)
         candidates.append(
             Candidate(
@@ -60,9 +63,9 @@ def candidates_of(
                 booked_requests=booked,
                 matched_tokens=matched,
                 prompt_tokens=match.prompt_tokens,
-                worth_tokens=min(match.worth_tokens.get(address, 0.0), matched) if matched else 0.0,
+                worth_tokens=min(match.worth_tokens.get(address, 0.0), matched) if counts else 0.0,
                 indexed_tokens=match.indexed_tokens.get(address, 0) if matched else 0,
-                recent_tokens=match.recent_tokens.get(address, 0) if matched else 0,
+                recent_tokens=match.recent_tokens.get(address, 0) if counts else 0,
                 open_requests=opened,
                 backlog_tokens=own.uncached_tokens + other.uncached_tokens,
                 context_tokens=own.context_tokens + other.context_tokens,

@@ -73,6 +73,15 @@ class Degradation:
         self._on_change = on_change
         self._states: dict[tuple[str, str], _State] = {}
 
+    def retune(self, policy: PriorityPolicy) -> None:
+        """Go by another policy from now on; classes with the same steps keep those that are in force."""
+        before = self._steps
+        self._steps = {name: found.degrade for name, found in policy.classes.items() if found.degrade}
+        self._least_enter = {name: min(step.enter for step in steps) for name, steps in self._steps.items()}
+        self._states = {
+            key: state for key, state in self._states.items() if self._steps.get(key[0]) == before.get(key[0])
+        }
+
     def steps(self, class_name: str, *, pressure: float, now: float, pool: str = "") -> Sequence[DegradationStep]:
         """Return the steps in force for a request of that class that arrives now."""
         return self.measures(class_name, pressure=pressure, now=now, pool=pool).steps

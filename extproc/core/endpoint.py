@@ -13,6 +13,8 @@ class Reachability(StrEnum):
     READY = "ready"  # it reported its load recently
     UNKNOWN = "unknown"  # it is there as far as we know, but its load is not known: never taken for idle
     UNREACHABLE = "unreachable"  # nobody listens
+    NOT_READY = "not-ready"  # its platform keeps requests away from it
+    TERMINATING = "terminating"  # it finishes what it has
 
 
 class Role(StrEnum):

@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping
 
 from extproc.core.endpoint import Ask, Candidate, Reachability, Role
 
+_READY, _UNKNOWN = Reachability.READY, Reachability.UNKNOWN
+
 
 def ready(candidate: Candidate, _: Ask) -> str | None:
-    """Keep endpoints that somebody listens on; unknown load is no reason to drop one."""
-    return "unreachable" if candidate.reachability is Reachability.UNREACHABLE else None
+    """Keep endpoints that somebody listens on and that may get requests; unknown load is no reason to drop one."""
+    reachability = candidate.reachability
+    return None if reachability is _READY or reachability is _UNKNOWN else reachability.value
 
 
 def subset(candidate: Candidate, ask: Ask) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from extproc.core.fair_order import Band, Wanted, kind_of
-from extproc.core.priority import OverloadPolicy, PriorityPolicy
+from extproc.core.priority import OverloadPolicy, PriorityClass, PriorityPolicy
 from extproc.core.queue_crowd import Crowd
 from extproc.core.queue_floors import Floors
 from extproc.core.ticket import Ticket
@@ -45,6 +45,7 @@ class FlowQueue:
         self._places: dict[Ticket, _Place] = {}
         self._deadlines: list[tuple[float, int, Ticket]] = []  # sorted
         self._sequence = 0
+        self._as_now: dict[str, PriorityClass] = {}  # class -> as it is now; empty: the policy has never changed
 
     def __len__(self) -> int:
         return len(self._places)
@@ -56,6 +57,21 @@ class FlowQueue:
         """All that wait, in the order in which they came."""
         return iter(tuple(self._places))
 
+    def retune(self, policy: PriorityPolicy) -> None:
+        """Go by another policy from now on. Nobody loses a place, also where fewer may wait now.
+
+        Those that wait belong to their class as it is now, to one that is gone as it was; deadlines stay, and what
+        tenants and classes have saved begins anew.
+        """
+        waiting = tuple(self._places)
+        gone = {ticket.class_name: ticket.priority_class for ticket in waiting}
+        self._as_now = gone | dict(policy.classes)
+        self._overload = policy.overload
+        self._classes = tuple(policy.classes)
+        self._pools, self._crowds, self._tenants, self._places, self._deadlines = {}, {}, {}, {}, []
+        for ticket in waiting:  # in the order in which they came
+            self._enter(ticket, self._counted_as(ticket.tenant))
+
     def push(self, ticket: Ticket) -> Sequence[Ticket]:
         """Let a request wait, and return those that gave their place up for it.
 
@@ -66,10 +82,18 @@ class FlowQueue:
         """
         if ticket in self._places:
             raise ValueError("this ticket waits already")
+        if self._as_now:  # what was read before the policy changed belongs to the class as it is now
+            ticket.priority_class = self._as_now.setdefault(ticket.class_name, ticket.priority_class)
         tenant = self._counted_as(ticket.tenant)
         victim = self._victim(ticket, tenant)
         if victim is not None:
             self.remove(victim)
+        self._enter(ticket, tenant)
+        return () if victim is None else (victim,)
+
+    def _enter(self, ticket: Ticket, tenant: str) -> None:
+        if self._as_now:
+            ticket.priority_class = self._as_now[ticket.class_name]
         self._sequence += 1
         ticket.sequence = self._sequence
         pool = self._pools.get(ticket.pool)
@@ -86,7 +110,6 @@ class FlowQueue:
             )
         crowd.add(ticket, tenant)
         insort(self._deadlines, (ticket.deadline, ticket.sequence, ticket))
-        return () if victim is None else (victim,)
 
     def remove(self, ticket: Ticket) -> bool:
         """Forget a request, and tell whether it waited."""

@@ -33,6 +33,10 @@ class EndpointHealth:
         self._full_until: dict[str, float] = {}
         self._full_in_a_row: dict[str, int] = {}
 
+    def retune(self, policy: HealthPolicy, *, full_seconds: float) -> None:
+        """Judge by another policy from now on; who is avoided stays so for the time that was set."""
+        self._policy, self._full_seconds = policy, full_seconds
+
     def note(self, endpoint: str, *, failed: bool, now: float) -> None:
         """Take the end of one request there: failed means a 5xx, a reset, or a connection that was not made."""
         outcomes = self._outcomes.get(endpoint)

@@ -34,6 +34,12 @@ class HotPrefixes:
     def __len__(self) -> int:
         return len(self._prefixes)
 
+    def retune(self, policy: HotspotPolicy) -> None:
+        """Go by another policy from now on; copies that were made are remembered."""
+        self._policy = policy
+        while len(self._prefixes) > policy.most_prefixes:
+            self._prefixes.popitem(last=False)
+
     def copy_to(
         self, keys: bytes, *, matched_keys: int, wait_tokens: float, saved_tokens: float, idlest: str, now: float
     ) -> HotPrefix | None:

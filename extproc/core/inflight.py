@@ -44,6 +44,22 @@ class Bookings:
         self._rates: dict[str, float] = {}
         self._tokens_per_second = tokens_per_second
 
+    def retune(self, *, tokens_per_second: float) -> None:
+        """Expect another rate until one was told."""
+        if not self._rates:
+            self._tokens_per_second = tokens_per_second
+            for line in self._lines.values():
+                line.tokens_per_second = tokens_per_second
+
+    def forget(self, endpoint: str) -> bool:
+        """Forget an endpoint that is gone; tell whether that was possible: not while anything is booked there."""
+        line = self._lines.get(endpoint)
+        if line is not None and line.open:
+            return False
+        self._lines.pop(endpoint, None)
+        self._rates.pop(endpoint, None)
+        return True
+
     def book(self, endpoint: str, *, now: float, uncached_tokens: int = 0, context_tokens: int = 0) -> Booking:
         """Count one more request on the endpoint; every booking must be released exactly once."""
         booking = Booking(

@@ -14,6 +14,10 @@ class LastPlaces:
         self._limit = limit
         self._places: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
+    def retune(self, *, ttl_seconds: float) -> None:
+        """Remember for another time from now on."""
+        self._ttl_seconds = ttl_seconds
+
     def note(self, name: str, *, endpoint: str, now: float) -> None:
         """Remember that a request of this name was sent to the endpoint."""
         self._places[name] = endpoint, now

@@ -47,6 +47,14 @@ class LatencyEstimates:
         self._aged_at: float | None = None
         self.usual_running = 0.0  # at an endpoint of the pool: the median of the most that each ran of late
 
+    def retune(self, *, tokens_per_second: float) -> None:
+        """Expect another rate of endpoints of which nothing is known; what was measured stays."""
+        before = self._policy
+        self._policy = Pace(base_seconds=BASE_SECONDS, seconds_a_token=1.0 / max(tokens_per_second, 1.0))
+        if self._pool == before:  # nobody has shown anything yet
+            self._pool = self._policy
+            self._stranger = stranger(self._pool)
+
     def report(self, endpoint: str, load: EndpointLoad, *, now: float) -> None:
         """Take what the endpoint has counted since its last report."""
         line = self._line(endpoint)

@@ -86,6 +86,11 @@ class MatchWatch:
             return
         self._windows[endpoint] = _Window(began_at=now, hit_tokens=hit_tokens, query_tokens=query_tokens)
 
+    def forget(self, endpoint: str) -> None:
+        """Forget an endpoint that is gone."""
+        self._windows.pop(endpoint, None)
+        self._findings.pop(endpoint, None)
+
     def _judge(self, endpoint: str, window: _Window, *, hits: int, queries: int) -> None:
         policy = self._policy
         # other pickers' traffic, and prompts that we could not read: at worst all of it was hit

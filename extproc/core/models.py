@@ -10,6 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+ANY_MODEL = "*"  # a rule's model: every name that has no rule of its own
+
 
 class TokensFrom(StrEnum):
     """Where a model's token ids come from."""
@@ -53,7 +55,7 @@ class StickyBy(StrEnum):
 class ModelRule:
     """What becomes of requests for one name."""
 
-    model: str  # as the client writes it
+    model: str  # as the client writes it, or ANY_MODEL
     targets: tuple[ModelTarget, ...]  # one: a rewrite; several: a split
     sticky_by: StickyBy = StickyBy.NOTHING
     sticky_header: str | None = None  # lowercase, with StickyBy.HEADER
@@ -89,8 +91,9 @@ class ModelTable:
         return self._by_adapter.get(adapter)
 
     def rule_for(self, name: str) -> ModelRule | None:
-        """Return what becomes of requests for this name."""
-        return self._rule_for.get(name)
+        """Return what becomes of requests for this name: its own rule, or the one for every other name."""
+        rules = self._rule_for
+        return rules.get(name) or rules.get(ANY_MODEL)
 
     def sticky_headers(self) -> frozenset[str]:
         """Return the headers that rules read; lowercase."""
@@ -98,4 +101,4 @@ class ModelTable:
 
     def names(self) -> frozenset[str]:
         """Return every configured name: what clients may ask for, and what may be a metric's label."""
-        return frozenset((*self._by_name, *self._by_adapter, *self._rule_for))
+        return frozenset((*self._by_name, *self._by_adapter, *self._rule_for)) - {ANY_MODEL}

@@ -114,6 +114,39 @@ class HotspotPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleSignals:
+    """Thresholds of one direction; None: this signal says nothing. Means over the ready pods of a role."""
+
+    queue_requests: float | None = None  # waiting at a pod
+    kv_usage: float | None = None  # 0..1 of its cache blocks
+    gpu_utilization: float | None = None  # 0..1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalePolicy:
+    """How many pods of one role there shall be. Read and shown; nothing scales by it yet.
+
+    More when any signal is at its `scale_up`, fewer when all are at their `scale_down`; in between all stays.
+    """
+
+    min_replicas: int = 1
+    max_replicas: int | None = None
+    scale_up: ScaleSignals = field(default_factory=ScaleSignals)
+    scale_down: ScaleSignals = field(default_factory=ScaleSignals)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisaggregationPolicy:
+    """When another pod computes a prompt than the one that decodes. Read and shown; nothing is split by it yet."""
+
+    enabled: bool = False
+    prompt_tokens: int = 256  # uncached ones from which on a prompt is worth sending
+    busy_prompt_tokens: int = 64  # the same where the decoding pod is busy
+    busy_decodes: int = 8  # requests that it decodes, from which on it is
+    prefill_queue_requests: int = 10  # waiting for prefill, from which on nothing more is sent there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PickPolicy:
     """How endpoints are compared, and whose requests go first."""
 
@@ -123,6 +156,8 @@ class PickPolicy:
     stale_after_seconds: float = 2.0  # a report older than this says nothing
     fallbacks: int = 2  # endpoints named after the winner, for Envoy's retries
     tier_weights: Mapping[str, float] = field(default_factory=dict)  # tier -> 0..1; others as the index has them
+    minimum_hit_ratio: float = 0.0  # 0..1 of the prompt: a shorter match makes an endpoint no better than none
+    alert_hit_ratio: float = 0.0  # 0..1 of all prompt tokens that should be found in caches; 0: no target
     recent_prefix_seconds: float = 5.0  # what was just routed somewhere is expected to be cached so long
     unfollowed_prefix_seconds: float = 180.0  # the same where no events tell what became of it
     session_seconds: float = 300.0  # a session is remembered so long after its last request
@@ -132,3 +167,5 @@ class PickPolicy:
     cordoned: frozenset[str] = frozenset()  # endpoints that get nothing new
     roles: Mapping[str, Role] = field(default_factory=dict)  # endpoint -> role; others do both
     priorities: PriorityPolicy = field(default_factory=PriorityPolicy)
+    autoscale: Mapping[str, ScalePolicy] = field(default_factory=dict)  # role -> thresholds
+    disaggregation: DisaggregationPolicy = field(default_factory=DisaggregationPolicy)

@@ -32,6 +32,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ResponsePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What to do with one response."""
 
+    pool: str = ""  # "namespace/name" of the pool that made it; "": the static one
     requested_model: str | None = None  # goes back into the response's `model`; None: nothing was rewritten
     prediction: Prediction | None = None  # None: nothing to compare usage with
     sampled: bool = False  # read for usage whatever its size

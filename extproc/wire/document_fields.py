@@ -4,9 +4,10 @@ Used by `policy_document`. The document's fields are those of the dataclasses, s
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import Enum
+from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -16,6 +17,7 @@ from extproc.errors import ConfigError
 T = TypeVar("T")
 # what a message of msgspec's ends with where it knows the place
 PLACE = " - at `$"
+_hints: Callable[[type], Mapping[str, Any]] = cache(get_type_hints)
 
 
 def read_over(document: object, base: T, path: str) -> T:
@@ -24,7 +26,7 @@ def read_over(document: object, base: T, path: str) -> T:
     A mapping of dataclasses is merged key by key; a list of them takes the place of the one below.
     """
     given = mapping(document, path)
-    hints = get_type_hints(type(base))
+    hints = _hints(type(base))
     refuse_unknown(given, hints, path)
     changed = {name: _value(value, hints[name], getattr(base, name), f"{path}.{name}") for name, value in given.items()}
     return replace(base, **changed)  # type: ignore[type-var]  # every caller's base is a dataclass
@@ -33,7 +35,7 @@ def read_over(document: object, base: T, path: str) -> T:
 def read_new(document: object, kind: type[T], path: str) -> T:
     """Return a new value of this dataclass; a field without default must be given."""
     given = mapping(document, path)
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     refuse_unknown(given, hints, path)
     for field in fields(kind):  # type: ignore[arg-type]
         if field.name not in given and field.default is MISSING and field.default_factory is MISSING:

@@ -51,6 +51,7 @@ OBJECTIVE_HEADER = "x-gateway-inference-objective"
 REASON_HEADER = "x-kvmesh-reason"
 UPSTREAM_ADDRESS = "upstream.address"  # an Envoy attribute: host:port, IPv6 bracketed
 CODE_DETAILS = "response.code_details"  # an Envoy attribute: who made the response, and why
+CLUSTER_NAME = "xds.cluster_name"  # an Envoy attribute: the cluster of the request's route
 VIA_UPSTREAM = "via_upstream"  # a pod made it
 SUBSET_NAMESPACE, SUBSET_KEY = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 LOAD_BALANCING_NAMESPACE = "envoy.lb"
@@ -134,6 +135,17 @@ def _subset(message: ProcessingRequest) -> frozenset[str] | None:
     else:
         texts = value.string_value.split(",")
     return frozenset(text.strip() for text in texts if text.strip())
+
+
+def cluster_name(message: ProcessingRequest) -> str:
+    """Return the cluster that Envoy has dealt the request to, "" where its filter is not set up to tell.
+
+    On a route with weighted backends only this tells which of them the request is for: metadata is the route's.
+    """
+    for attributes in message.attributes.values():
+        if CLUSTER_NAME in attributes.fields:
+            return str(attributes.fields[CLUSTER_NAME].string_value)
+    return ""
 
 
 class ResponseHead(msgspec.Struct, frozen=True, kw_only=True):

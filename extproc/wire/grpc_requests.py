@@ -11,6 +11,7 @@ from extproc.wire.http2_headers import Fields
 
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT_DIGITS = 8
+POOL_METADATA = b"x-kvmesh-pool"  # set by the EnvoyFilter's grpc_initial_metadata
 _GRPC = b"application/grpc"
 # answers of a server that gRPC's clients and others understand, complete: header blocks that end the stream
 _NOT_POST = literal(b":status", b"405")
@@ -25,6 +26,7 @@ class GrpcRequest:
     path: bytes  # /service/method
     timeout_seconds: float | None
     refusal: bytes | None = None  # a header block that ends the stream, where the request is not gRPC
+    pool: str = ""  # which pool the call is for (POOL_METADATA); "": not said
 
 
 def grpc_request(fields: Fields) -> GrpcRequest:
@@ -40,7 +42,8 @@ def grpc_request(fields: Fields) -> GrpcRequest:
     elif (timeout := found.get(b"grpc-timeout")) is not None:
         timeout_seconds = parse_timeout(timeout)
         refusal = _BAD_TIMEOUT if timeout_seconds is None else None
-    return GrpcRequest(path=path, timeout_seconds=timeout_seconds, refusal=refusal)
+    pool = found.get(POOL_METADATA, b"").decode("ascii", "replace").strip()
+    return GrpcRequest(path=path, timeout_seconds=timeout_seconds, refusal=refusal, pool=pool)
 
 
 def _is_grpc(content_type: bytes) -> bool:

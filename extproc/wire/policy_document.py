@@ -13,11 +13,13 @@ from extproc.core.scorers import SCORERS
 from extproc.errors import ConfigError
 from extproc.wire.document_fields import mapping, numbers, read_over, refuse_unknown
 from extproc.wire.priority_document import checked_priorities
+from extproc.wire.scale_document import check_autoscale
 
 SHARES = frozenset(
     {
         *("failure_share", "most_avoided_share", "tier_weights"),
         *("reserved_share", "ceiling", "kv_usage", "shed_leave", "retry_jitter"),
+        *("minimum_hit_ratio", "alert_hit_ratio", "gpu_utilization"),
     }
 )
 # every other number must be above 0
@@ -26,6 +28,7 @@ MAY_BE_ZERO = frozenset(
         *("weights", "tier_weights", "fallbacks", "copies", "pressure", "least_requests"),
         *("recent_prefix_seconds", "unfollowed_prefix_seconds", "slow_floor_seconds", "least_seconds"),
         *("request_tokens", "waiting_tokens", "tokens"),
+        *("minimum_hit_ratio", "alert_hit_ratio", "min_replicas", "gpu_utilization"),
         *("reserved_share", "queue_requests", "queue_seconds", "slow_start_seconds", "age_seconds", "retry_jitter"),
         # of a quota: nothing is allowed
         *("requests_per_minute", "prompt_tokens_per_minute", "generated_tokens_per_minute", "concurrent_requests"),
@@ -49,6 +52,7 @@ def parse_policy(document: object, *, path: str = "policy", base: PickPolicy | N
         _check(where, name, number)
     if not policy.weights:
         raise ConfigError(f"{path}.weights: every weight is 0")
+    check_autoscale(policy.autoscale, path=f"{path}.autoscale")
     return replace(policy, priorities=checked_priorities(policy.priorities, path=f"{path}.priorities"))
 
 

@@ -1,4 +1,7 @@
-"""The indexer's admin pages: /healthz, /readyz, /metrics, /sources. Opened by the service; changes nothing."""
+"""The indexer's admin pages: /healthz, /readyz, /metrics, /sources, and /pools where it follows pools.
+
+Opened by the service; changes nothing.
+"""
 
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
+from kv_indexer.core.pool_report import PoolsReport
 from kv_indexer.core.source import IndexStatus
 from kv_indexer.errors import IndexUnavailableError, ListenError
 
@@ -19,6 +23,7 @@ class AdminPages:
     not_ready: Callable[[], Mapping[str, str]]  # what is not ready -> why
     status: Callable[[], Awaitable[IndexStatus]]
     metrics: Callable[[], Awaitable[bytes]]
+    pools: Callable[[], PoolsReport] | None = None  # None: no such page
 
 
 @asynccontextmanager
@@ -33,6 +38,8 @@ async def serve_admin(pages: AdminPages, *, host: str, port: int) -> AsyncIterat
             web.get("/sources", _sources(pages)),
         ]
     )
+    if pages.pools is not None:
+        app.add_routes([web.get("/pools", _pools(pages.pools))])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     try:
@@ -79,6 +86,13 @@ def _sources(pages: AdminPages) -> Handler:
             return _json(await pages.status())
         except IndexUnavailableError as error:
             return _json({"error": str(error), "reason": error.reason}, status=503)
+
+    return handle
+
+
+def _pools(report: Callable[[], PoolsReport]) -> Handler:
+    async def handle(_: web.Request) -> web.StreamResponse:
+        return _json(report())
 
     return handle
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import aiohttp
 import msgspec
 
+from kv_indexer.core.served_models import first_base_model
 from kv_indexer.core.source import EventAddresses, reachable
 from kv_indexer.errors import FeedLostError, NoEventSourceError
 
@@ -77,6 +78,16 @@ class EventSourceDirectory:
         except (msgspec.MsgspecError, RecursionError) as error:
             raise FeedLostError(f"{endpoint}/v1/models is not what vLLM answers: {error}") from error
 
+    async def first_model(self, endpoint: str) -> str | None:
+        """See `ports.PodDirectory`."""
+        status, body = await self._get(endpoint, "/v1/models")
+        if status != 200:
+            raise FeedLostError(f"{endpoint}/v1/models answers {status}")
+        try:
+            return first_base_model(body)
+        except ValueError as error:
+            raise FeedLostError(f"{endpoint}/v1/models is not what vLLM answers: {error}") from error
+
     async def _get(self, endpoint: str, path: str) -> tuple[int, bytes]:
         try:
             async with self._http.get(f"http://{endpoint}{path}", timeout=self._timeout) as answer:
@@ -87,7 +98,7 @@ class EventSourceDirectory:
                         raise FeedLostError(f"{endpoint}{path}: the answer is longer than {ANSWER_LIMIT_BYTES} bytes")
                 return answer.status, bytes(body)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise FeedLostError(f"{endpoint}{path}: {error or type(error).__name__}") from error
+            raise FeedLostError(f"{endpoint}{path}: {str(error) or type(error).__name__}") from error
 
 
 def _rank(name: str) -> int:

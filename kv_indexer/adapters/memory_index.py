@@ -226,6 +226,11 @@ class MemoryPrefixIndex:
         entry = self.held_by(claim)
         entry.position = replace(entry.position, started_at=started_at)
 
+    async def set_namespace(self, claim: Claim, *, namespace: str) -> None:
+        """See `ports.IndexWriter`."""
+        entry = self.held_by(claim)
+        entry.position = replace(entry.position, namespace=namespace)
+
     async def sweep(self, *, fields: int) -> bool:
         """See `ports.IndexWriter`."""
         self._age()
@@ -343,7 +348,11 @@ class MemoryPrefixIndex:
         self._epochs += 1
         before = entry.position
         entry.position = StreamPosition(
-            epoch=self._epochs, last_seq=last_seq, groups=before.groups, started_at=before.started_at
+            epoch=self._epochs,
+            last_seq=last_seq,
+            groups=before.groups,
+            started_at=before.started_at,
+            namespace=before.namespace,
         )
 
     def _retire(self, entry: _Entry) -> None:

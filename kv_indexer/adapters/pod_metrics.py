@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -31,18 +31,40 @@ class _Target:
     scrapes: int = 0  # that have come to an end, well or not
     is_ill: bool = False  # and that was said
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one scrape at a time
+    task: asyncio.Task[None] | None = None
 
 
 class PodMetrics:
     """The pods' reports; `run` keeps them fresh, and nothing is asked before or after it."""
 
     def __init__(
-        self, endpoints: Collection[str], *, interval_seconds: float = 5.0, timeout_seconds: float = 2.0
+        self,
+        endpoints: Collection[str],
+        *,
+        interval_seconds: float = 5.0,
+        timeout_seconds: float = 2.0,
+        slowdown: Callable[[], float] = lambda: 1.0,
     ) -> None:
+        """Take `slowdown` to ask by what to multiply the interval."""
         self._targets = {endpoint: _Target(endpoint) for endpoint in endpoints}
         self._interval_seconds = interval_seconds
         self._timeout_seconds = timeout_seconds
+        self._slowdown = slowdown
         self._session: aiohttp.ClientSession | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def add(self, endpoint: str) -> None:
+        """Scrape this pod, too, from now on."""
+        if endpoint not in self._targets:
+            target = self._targets[endpoint] = _Target(endpoint)
+            # thousands may come at once; whoever needs a report before asks for it
+            self._start(target, wait_seconds=random.random() * self._interval_seconds * self._slowdown())  # noqa: S311
+
+    def remove(self, endpoint: str) -> None:
+        """Forget a pod."""
+        target = self._targets.pop(endpoint, None)
+        if target is not None and target.task is not None:
+            target.task.cancel()
 
     def latest(self, endpoint: str) -> PodReport | None:
         """Return the last report, however old; None if there was none, or if the endpoint is not among ours."""
@@ -74,12 +96,21 @@ class PodMetrics:
             self._session = session
             try:
                 async with asyncio.TaskGroup() as tasks:
+                    self._tasks = tasks
                     for target in self._targets.values():
-                        tasks.create_task(self._keep_fresh(target), name=f"scrape-{target.endpoint}")
+                        self._start(target)
+                    await asyncio.Event().wait()  # pods may come at any time
             finally:
-                self._session = None
+                self._session = self._tasks = None
 
-    async def _keep_fresh(self, target: _Target) -> None:
+    def _start(self, target: _Target, *, wait_seconds: float = 0.0) -> None:
+        if self._tasks is not None:
+            keep = self._keep_fresh(target, wait_seconds=wait_seconds)
+            target.task = self._tasks.create_task(keep, name=f"scrape-{target.endpoint}")
+
+    async def _keep_fresh(self, target: _Target, *, wait_seconds: float) -> None:
+        if wait_seconds:
+            await asyncio.sleep(wait_seconds)
         seen = 0
         while True:
             async with target.lock:
@@ -89,7 +120,7 @@ class PodMetrics:
             seen = target.scrapes
             # jitter keeps indexers and pods from falling into step; who asks at about our pace is left the first word
             pace = random.uniform(1.1, 1.4) if others_ask else random.uniform(0.8, 1.2)  # noqa: S311
-            await asyncio.sleep(self._interval_seconds * pace)
+            await asyncio.sleep(self._interval_seconds * self._slowdown() * pace)
 
     async def _scrape(self, target: _Target) -> None:
         asked_at = time.monotonic()
@@ -100,7 +131,7 @@ class PodMetrics:
                 page = await _page(answer)
                 problem = "" if answer.status == 200 else f"/metrics answers {answer.status}"
         except Exception as error:  # whatever one pod answers must not end the scraping of all
-            problem = f"no /metrics: {error or type(error).__name__}"
+            problem = f"no /metrics: {str(error) or type(error).__name__}"
         if not problem:
             target.report = parse_pod_report(page, scraped_at=asked_at)
             problem = "" if target.report.engines else "its /metrics has no request counters (--disable-log-stats?)"

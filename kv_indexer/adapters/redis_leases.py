@@ -4,7 +4,7 @@ Who takes what is decided in `lua/tick.lua`, atomically and by Redis' clock; `do
 """
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 
 import msgspec
@@ -29,17 +29,24 @@ class RedisLeaseBook:
         lease_seconds: float = 2.0,
         forget_seconds: float = 5.0,
         timeout_seconds: float = 1.0,
+        slowdown: Callable[[], float] = lambda: 1.0,
     ) -> None:
         """Take the `endpoints` that this indexer is responsible for, found or not.
 
         A stream whose endpoint no indexer has listed for `forget_seconds` after its lease is dropped. The timeout is
-        shorter than the lease, so that one lost answer does not cost it.
+        shorter than the lease, so that one lost answer does not cost it. `slowdown` says how much longer a lease lasts
+        than `lease_seconds`: renewing thousands holds Redis up.
         """
         self._redis = RedisCalls(url=url, timeout_seconds=timeout_seconds)
         self._indexer = indexer
         self._endpoints = frozenset(endpoints)
-        self._lease_ms = round(lease_seconds * 1000)
+        self._lease_seconds = lease_seconds
+        self._slowdown = slowdown
         self._forget_ms = round(forget_seconds * 1000)
+
+    def list_endpoints(self, endpoints: Collection[str]) -> None:
+        """Take other endpoints from the next tick on; streams of those that no indexer lists any more are dropped."""
+        self._endpoints = frozenset(endpoints)
 
     async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
         """See `ports.LeaseBook`."""
@@ -48,10 +55,10 @@ class RedisLeaseBook:
         answer = await self._redis.run(
             TICK,
             self._indexer,
-            self._lease_ms,
+            round(self._lease_seconds * self._slowdown() * 1000),
             self._forget_ms,
             secrets.token_hex(8),
-            HEARTBEAT_SECONDS,
+            round(HEARTBEAT_SECONDS * self._slowdown()),
             msgspec.json.encode(endpoints),
             msgspec.json.encode([(stream.name, stream.endpoint, stream.dp_rank) for stream in candidates]),
         )

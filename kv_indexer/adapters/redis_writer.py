@@ -16,6 +16,7 @@ from kv_indexer.adapters.redis_scripts import (
     APPLY,
     BEGIN_EPOCH,
     FIND_ELSEWHERE,
+    SET_NAMESPACE,
     SET_STARTED_AT,
     SET_STATE,
     SNAPSHOT,
@@ -121,6 +122,10 @@ class RedisIndexWriter:
     async def set_started_at(self, claim: Claim, *, started_at: float) -> None:
         """See `ports.IndexWriter`."""
         await self._redis.run_claimed(SET_STARTED_AT, claim, repr(started_at))
+
+    async def set_namespace(self, claim: Claim, *, namespace: str) -> None:
+        """See `ports.IndexWriter`."""
+        await self._redis.run_claimed(SET_NAMESPACE, claim, namespace)
 
     async def sweep(self, *, fields: int) -> bool:
         """See `ports.IndexWriter`."""

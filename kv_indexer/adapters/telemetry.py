@@ -33,7 +33,11 @@ class PrometheusTelemetry:
         self._events_by_type: dict[str, Counter] = {}
         self._clock = clock
         self.states: dict[Stream, tuple[SourceState, str]] = {}
-        self._registry = registry = CollectorRegistry()
+        self._counted: set[Stream] = set()  # that have series
+        self._departed: set[str] = (
+            set()
+        )  # endpoints that are ours no more, though a follower may count for a moment yet
+        self.registry = registry = CollectorRegistry()
         name = "kvmesh_indexer"
         self._events = Counter(f"{name}_events", "Events read, by type.", ("type",), registry=registry)
         self._undecodable = Counter(
@@ -75,6 +79,7 @@ class PrometheusTelemetry:
             ("reason", "endpoint"),
             registry=registry,
         )
+        self._found: dict[str, set[str]] = {}  # endpoint -> reasons, as shown
         self._findings = Counter(f"{name}_findings", "Findings that have appeared.", ("reason",), registry=registry)
 
     def applied(self, stream: Stream, *, batches: int, events: Mapping[str, int], last_ts: float) -> None:
@@ -111,6 +116,7 @@ class PrometheusTelemetry:
 
     def state(self, stream: Stream, *, state: SourceState, reason: str) -> None:
         """See `ports.IndexerTelemetry`."""
+        self._counted.add(stream)
         self.states[stream] = (state, reason)
         self._activity(stream).became(state, reason, now=self._clock())
         for known in SourceState:
@@ -124,17 +130,38 @@ class PrometheusTelemetry:
         for known in SourceState:
             self._state.remove(*_labels(stream), known.value)
         self._lag.remove(*_labels(stream))
+        if stream.endpoint in self._departed:
+            self._counted.discard(stream)
+            for metric in (self._batches, self._gaps, self._replayed):
+                metric.remove(*_labels(stream))
 
     def findings(
         self, standing: Collection[Finding], *, appeared: Collection[Finding], endpoints: Collection[str]
     ) -> None:
         """See `ports.FindingDisplay`. A gauge of 0 tells that the endpoint is watched, and well."""
-        found = {(finding.reason, finding.endpoint) for finding in standing}
+        self._departed.difference_update(endpoints)
+        found: dict[str, set[str]] = {}
+        for finding in standing:
+            found.setdefault(finding.endpoint, set()).add(finding.reason)
         for endpoint in endpoints:
+            now = found.get(endpoint, set())
+            if self._found.get(endpoint) == now:
+                continue  # most are well, and setting their series anew each time would cost more than all the rest
+            self._found[endpoint] = now
             for reason in FindingReason:
-                self._finding.labels(reason.value, endpoint).set((reason.value, endpoint) in found)
+                self._finding.labels(reason.value, endpoint).set(reason.value in now)
         for finding in appeared:
             self._findings.labels(finding.reason).inc()
+
+    def forget_endpoints(self, endpoints: Collection[str]) -> None:
+        """Remove the series of endpoints that will not come back: in a cluster every new pod is another one."""
+        self._departed.update(endpoints)
+        for stream in [stream for stream in self._counted if stream.endpoint in endpoints]:
+            self.forget(stream)
+        for endpoint in endpoints:
+            if self._found.pop(endpoint, None) is not None:
+                for reason in FindingReason:
+                    self._finding.remove(reason.value, endpoint)
 
     def held(self, streams: int) -> None:
         """Show how many streams this indexer follows."""
@@ -162,7 +189,7 @@ class PrometheusTelemetry:
 
     def render(self) -> bytes:
         """Return the text that Prometheus scrapes."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def _activity(self, stream: Stream) -> StreamActivity:
         return self.activities.get(stream) or self.activities.setdefault(stream, StreamActivity())

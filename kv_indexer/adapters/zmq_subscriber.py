@@ -19,6 +19,7 @@ DRAIN_LIMIT = 1024  # messages looked at in one go, malformed ones included
 QUEUE_LIMIT = 10_000  # batches that may wait unread, as many as a publisher's replay buffer has by default
 MESSAGE_LIMIT = 32 << 20  # bytes of one message; a step of 8,192 tokens has 40 kB
 HEARTBEAT_SECONDS = 5.0
+KEEPALIVE_SECONDS = 5
 HEARTBEATS_MISSED = 3  # then the publisher is gone, or the way to it; libzmq answers by itself, however busy the pod is
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _WATCHED = _GONE | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -55,7 +56,12 @@ class ZmqLiveEvents:
         socket.maxmsgsize = MESSAGE_LIMIT
         socket.ipv6 = True
         socket.reconnect_ivl = -1  # see the module's docstring
-        # a peer that vanished without a word (power, network) leaves a connection that looks merely quiet
+        # a peer that vanished without a word (power, network) leaves a connection that looks merely quiet; the kernel
+        # asks for it at no cost of ours, and heartbeats ask the process behind whatever stands in between
+        socket.tcp_keepalive = 1
+        socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = KEEPALIVE_SECONDS
+        socket.tcp_keepalive_cnt = HEARTBEATS_MISSED
+        socket.setsockopt(zmq.TCP_MAXRT, KEEPALIVE_SECONDS * HEARTBEATS_MISSED * 1000)  # for heartbeats under way
         socket.heartbeat_ivl = self._heartbeat_ms
         socket.heartbeat_timeout = self._heartbeat_ms * HEARTBEATS_MISSED
         socket.subscribe(b"")
@@ -67,7 +73,7 @@ class ZmqLiveEvents:
                 while not self._shook_hands():
                     await signals.wait(timeout_seconds=self._connect_timeout)
         except (zmq.ZMQError, TimeoutError) as error:
-            raise FeedLostError(f"events at {self._address}: {error or 'no connection in time'}") from error
+            raise FeedLostError(f"events at {self._address}: {str(error) or 'no connection in time'}") from error
 
     async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
         """See `ports.LiveEvents`."""

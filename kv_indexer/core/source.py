@@ -78,6 +78,7 @@ class StreamPosition(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None  # the publisher's process, in its unix seconds; None if it never said
     state: SourceState | None = None  # as it is recorded; None if that cannot be read
     reason: str = ""  # of the state
+    namespace: str = ""  # what its block keys begin with, in hex; "" if the stream belongs to no pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +168,12 @@ class Registry:
     def sources(self) -> list[SourceStatus]:
         """Return one line a source, ordered by endpoint, rank and tier."""
         lines = []
+        slots: dict[tuple[str, int], list[SlotRecord]] = {}
+        for slot in sorted(self.slots, key=lambda slot: slot.tier):
+            slots.setdefault((slot.endpoint, slot.dp_rank), []).append(slot)
         for stream in sorted(self.streams, key=lambda record: (record.endpoint, record.dp_rank)):
-            of_stream = [s for s in self.slots if (s.endpoint, s.dp_rank) == (stream.endpoint, stream.dp_rank)]
-            lines += [_line(stream, slot) for slot in sorted(of_stream, key=lambda slot: slot.tier)]
+            of_stream = slots.get((stream.endpoint, stream.dp_rank), [])
+            lines += [_line(stream, slot) for slot in of_stream]
             if not of_stream:
                 lines.append(_line(stream, None))
         return lines

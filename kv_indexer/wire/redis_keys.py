@@ -116,6 +116,7 @@ def parse_position(reply: Sequence[Any]) -> StreamPosition | None:
         started_at=_finite(started_at) if started_at else None,
         state=_known_state(fields.get(b"state")),
         reason=fields.get(b"reason", b"").decode(),
+        namespace=fields.get(b"namespace", b"").decode(),
     )
 
 

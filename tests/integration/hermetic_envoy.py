@@ -108,10 +108,12 @@ class HttpExchange:
         headers: Mapping[str, str] | None = None,
         subset: Any = None,
         claims: Mapping[str, Any] | None = None,
+        cluster: str | None = None,
     ) -> Routed | Refused:
         """Send a request; without chunks it has no body.
 
-        `subset` is the route's candidates and `claims` those of a verified token, both as metadata.
+        `subset` is the route's candidates and `claims` those of a verified token, both as metadata; `cluster` the one
+        that it is dealt to, as an attribute.
         """
         first = ProcessingRequest()
         values = {":method": method, ":path": path, "hi": "mom", "x-request-id": "test-request-id"}
@@ -122,6 +124,8 @@ class HttpExchange:
             first.metadata_context.filter_metadata[SUBSET_NAMESPACE].update({SUBSET_KEY: subset})
         if claims is not None:
             first.metadata_context.filter_metadata[JWT_NAMESPACE].update({"payload": dict(claims)})
+        if cluster is not None:
+            first.attributes["envoy.filters.http.ext_proc"].update({"xds.cluster_name": cluster})
         await self._stream.send(first)
         if not chunks:
             return self._outcome(await self._stream.read(), body=b"")

@@ -82,7 +82,7 @@ class HeldPod:
             f'vllm:time_to_first_token_seconds_count{{engine="0"}} {self.first_tokens // 1}\n'
         )
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, *, host: str = HOST) -> None:
         """Listen, at the port of an earlier life if it is given."""
         app = web.Application(client_max_size=1 << 24)
         app.router.add_get("/metrics", self._metrics)
@@ -91,8 +91,8 @@ class HeldPod:
         app.router.add_post("/{path:.*}", self._infer)
         self.runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True, access_log=None)
         await self.runner.setup()
-        await web.TCPSite(self.runner, HOST, port, reuse_address=True).start()
-        self.address = f"{HOST}:{self.runner.addresses[0][1]}"
+        await web.TCPSite(self.runner, host, port, reuse_address=True).start()
+        self.address = f"{host}:{self.runner.addresses[0][1]}"
 
     async def stop(self) -> None:
         """Go away: connections are refused, open requests are cut off."""
@@ -103,7 +103,8 @@ class HeldPod:
     async def again(self) -> None:
         """Come back at the same address as another process."""
         self.life += 1
-        await self.start(int(self.address.rpartition(":")[2]))
+        host, _, port = self.address.rpartition(":")
+        await self.start(int(port), host=host)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         if self.is_mute:

@@ -1,16 +1,21 @@
 """A publisher that vanishes without closing its connection is noticed, and one that is merely quiet is kept."""
 
 import asyncio
+import ctypes
+import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
 import zmq
 
+from kv_indexer.adapters import zmq_subscriber
 from kv_indexer.adapters.zmq_subscriber import HEARTBEATS_MISSED, ZmqLiveEvents
 from kv_indexer.errors import FeedLostError
 
 HEARTBEAT_SECONDS = 0.05
 DEADLINE_SECONDS = 10.0
+SO_ATTACH_FILTER = 26  # Linux
 # ZMTP 3.1 without security: signature, version, mechanism, not a server, filler; then a READY command
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY_BODY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
@@ -50,6 +55,35 @@ async def test_a_publisher_that_vanished_without_closing_is_lost(
         live.close()
         server.close()
         await server.wait_closed()
+
+
+async def test_a_host_that_vanished_is_lost_long_before_a_heartbeat_is_missed(
+    context: "zmq.Context[zmq.Socket[bytes]]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq_subscriber, "KEEPALIVE_SECONDS", 1)
+
+    async def greet_and_vanish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING + READY)
+        await reader.readexactly(len(GREETING))
+        drop_all = struct.pack("HHI", 0x06, 0, 0)  # a packet filter that keeps nothing: the kernel acknowledges no more
+        kept = ctypes.create_string_buffer(drop_all)
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(kept))
+        )
+        await asyncio.sleep(DEADLINE_SECONDS)
+
+    server = await asyncio.start_server(greet_and_vanish, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    live = ZmqLiveEvents(
+        context=context, address=f"tcp://{host}:{port}", on_malformed=lambda: None, heartbeat_seconds=60.0
+    )
+    try:
+        await live.connect()
+        with pytest.raises(FeedLostError):
+            assert await live.receive(timeout_seconds=DEADLINE_SECONDS)
+    finally:
+        live.close()
+        server.close()
 
 
 async def test_a_publisher_that_has_nothing_to_say_is_kept(context: "zmq.Context[zmq.Socket[bytes]]") -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import threading
 from array import array
@@ -207,6 +208,15 @@ def test_a_template_that_is_not_there_is_an_error_at_start(tmp_path: Path) -> No
         PromptTokenSource([replace(TINY, chat_template=tmp_path / "none.jinja")])
     with pytest.raises(TokenizerError, match="no tokenizer folder"):
         PromptTokenSource([replace(TINY, tokenizer_folder=None)])
+
+
+def test_a_template_is_a_file_of_a_sensible_size_and_no_device_that_is_read_for_ever(tmp_path: Path) -> None:
+    endless, pipe = tmp_path / "endless.jinja", tmp_path / "pipe.jinja"
+    endless.write_bytes(b" " * ((1 << 20) + 1))
+    os.mkfifo(pipe)
+    for path, words in ((endless, "longer than 1048576"), (pipe, "no file"), (Path("/dev/zero"), "no file")):
+        with pytest.raises(TokenizerError, match=f"{path} cannot be read: it is {words}"):
+            ModelTokenizer.load(TINY_MODEL, chat_template=path)
 
 
 async def test_a_model_that_was_not_loaded_is_an_error() -> None:

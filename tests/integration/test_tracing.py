@@ -12,7 +12,7 @@ from extproc.core.endpoint import Candidate, Reachability
 from extproc.core.exchange import RequestFacts
 from extproc.core.policy import PickPolicy
 from extproc.errors import ConfigError, RequestShedError
-from extproc.service import _tracing
+from extproc.picker_parts import _tracing
 from tests.unit.extproc_core.pick_candidates import decided
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -66,6 +66,8 @@ class FakePicks:
 class FakeStream:
     """In the place of a `GrpcStream`: its end is told to the call once."""
 
+    pool = ""
+
     def __init__(self) -> None:
         self.call: ExtProcCall | None = None
 

@@ -1,0 +1,168 @@
+"""What an InferencePolicy's status says: conditions, as the Kubernetes API has them. Pure; time is an argument.
+
+Called by `mesh_policy` after each merge. The conditions follow GEP-713: `Accepted` is always there, the others only
+while they are true, so that `kubectl describe` shows problems and nothing else.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+ACCEPTED, CONFLICTED, OVERRIDDEN, WARNING = "Accepted", "Conflicted", "Overridden", "Warning"
+TYPES = (ACCEPTED, CONFLICTED, OVERRIDDEN, WARNING)
+INVALID, TARGET_NOT_FOUND = "Invalid", "TargetNotFound"  # reasons of Accepted: "False"
+TRUE, FALSE = "True", "False"
+MOST_MESSAGE_CHARACTERS = 1024  # the API takes 32,768; nobody reads more than this
+MOST_FIELDS_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One line of a status."""
+
+    type: str
+    status: str  # "True" | "False"
+    reason: str
+    message: str
+    observed_generation: int
+    last_transition_time: str = ""  # RFC 3339; of the last change of `status`
+
+    def document(self) -> dict[str, Any]:
+        """Return it as the API writes it."""
+        return {
+            "type": self.type,
+            "status": self.status,
+            "reason": self.reason,
+            "message": self.message,
+            "observedGeneration": self.observed_generation,
+            "lastTransitionTime": self.last_transition_time,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStatus:
+    """The status of one policy as it should be."""
+
+    namespace: str
+    name: str
+    uid: str  # "" where the document has none (a file)
+    observed_generation: int
+    conditions: tuple[Condition, ...]
+
+    @property
+    def source(self) -> str:
+        """Its policy's name as everywhere else: "namespace/name"."""
+        return f"{self.namespace}/{self.name}"
+
+    def document(self) -> dict[str, Any]:
+        """Return the `status` to write."""
+        return {
+            "observedGeneration": self.observed_generation,
+            "conditions": [condition.document() for condition in self.conditions],
+        }
+
+    def since(self, *earlier: Iterable[Condition], now: str) -> Self:
+        """Return it with the times at which each condition's status has changed.
+
+        `earlier` are the conditions known before, the most trusted first: those in the document, our own of last time.
+        """
+        known: dict[tuple[str, str], str] = {}
+        for conditions in earlier:
+            for condition in conditions:
+                known.setdefault((condition.type, condition.status), condition.last_transition_time)
+        return replace(
+            self,
+            conditions=tuple(
+                replace(each, last_transition_time=known.get((each.type, each.status)) or now)
+                for each in self.conditions
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What is known of one policy after a merge; empty: all is well."""
+
+    invalid: str = ""  # what is wrong, and what is in force instead
+    missing_targets: tuple[str, ...] = ()  # "InferencePool a/b: …"
+    has_targets_left: bool = False  # some other target exists
+    conflicts: Mapping[str, Sequence[str]]  # winner "namespace/name" -> the fields that it decides
+    overridden: Mapping[str, Sequence[str]]  # the same for fields that more specific policies decide everywhere
+    warnings: tuple[str, ...] = ()
+
+
+def conditions_of(found: Findings, *, generation: int) -> tuple[Condition, ...]:
+    """Return the conditions, `Accepted` first, without times."""
+    warnings = found.warnings
+    if found.missing_targets and found.has_targets_left:
+        warnings = (*found.missing_targets, *warnings)
+    given = [_accepted(found)]
+    if found.conflicts:
+        words = f"an older policy (or one whose name comes first) of the same level decides: {_fields(found.conflicts)}"
+        given.append((CONFLICTED, TRUE, "Conflicted", words))
+    if found.overridden:
+        words = f"has no effect anywhere, more specific policies decide: {_fields(found.overridden)}"
+        given.append((OVERRIDDEN, TRUE, "Overridden", words))
+    if warnings:
+        given.append((WARNING, TRUE, "CheckPolicy", "; ".join(warnings)))
+    return tuple(
+        Condition(type=kind, status=status, reason=reason, message=shortened(words), observed_generation=generation)
+        for kind, status, reason, words in given
+    )
+
+
+def _accepted(found: Findings) -> tuple[str, str, str, str]:
+    if found.invalid:
+        return ACCEPTED, FALSE, INVALID, found.invalid
+    if found.missing_targets and not found.has_targets_left:
+        return ACCEPTED, FALSE, TARGET_NOT_FOUND, "; ".join(found.missing_targets)
+    return ACCEPTED, TRUE, "Accepted", "the policy is in force"
+
+
+def conditions_in(document: Mapping[str, Any]) -> tuple[Condition, ...]:
+    """Read the conditions in a document's status, leniently: it may have been written by anybody."""
+    status = document.get("status")
+    given = status.get("conditions") if isinstance(status, Mapping) else None
+    if not isinstance(given, list):
+        return ()
+    return tuple(_condition(each) for each in given if isinstance(each, Mapping))
+
+
+def is_written(wanted: PolicyStatus, document: Mapping[str, Any]) -> bool:
+    """Tell whether the document's status says so already; others' conditions beside ours do not matter."""
+    status = document.get("status")
+    if not isinstance(status, Mapping) or status.get("observedGeneration") != wanted.observed_generation:
+        return False
+    ours = [each for each in conditions_in(document) if each.type in TYPES]
+    return sorted(ours, key=_type) == sorted(wanted.conditions, key=_type)
+
+
+def _type(condition: Condition) -> str:
+    return condition.type
+
+
+def _condition(given: Mapping[str, Any]) -> Condition:
+    generation = given.get("observedGeneration")
+    return Condition(
+        type=str(given.get("type", "")),
+        status=str(given.get("status", "")),
+        reason=str(given.get("reason", "")),
+        message=str(given.get("message", "")),
+        observed_generation=generation if isinstance(generation, int) else 0,
+        last_transition_time=str(given.get("lastTransitionTime") or ""),
+    )
+
+
+def _fields(by_winner: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(
+        f"{', '.join(paths[:MOST_FIELDS_NAMED])}"
+        f"{f' and {len(paths) - MOST_FIELDS_NAMED} more' if len(paths) > MOST_FIELDS_NAMED else ''} (by {winner})"
+        for winner, paths in sorted(by_winner.items())
+    )
+
+
+def shortened(words: str) -> str:
+    """Return the words, cut where they would be longer than anybody reads."""
+    if len(words) <= MOST_MESSAGE_CHARACTERS:
+        return words
+    return words[: MOST_MESSAGE_CHARACTERS - 1].rstrip() + "…"

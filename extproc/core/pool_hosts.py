@@ -1,0 +1,62 @@
+"""Which pool serves a request by its host, or by the cluster that Envoy has dealt it to. Pure; used by `pools`."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+# istiod's name for the pods of a Service; those of an InferencePool have a Service `POOL-ip-HASH` that nobody else uses
+_CLUSTER = re.compile(r"outbound\|\d*\|[^|]*\|(?P<service>[^.|]+)\.(?P<namespace>[^.|]+)\.svc(\.|$)")
+_SHADOW = re.compile(r"-ip-[0-9a-f]{8}$")
+
+
+class PoolHosts:
+    """Hosts as policies write them: `api.example.com`, or `*.example.com` for all names below it.
+
+    The most specific one counts; of pools that claim the same, the first by name.
+    """
+
+    def __init__(self, hosts: Mapping[str, Iterable[str]]) -> None:
+        self._exact: dict[str, str] = {}
+        self._below: dict[str, str] = {}
+        for pool in sorted(hosts):
+            for host in hosts[pool]:
+                name = host.lower()
+                if name.startswith("*."):
+                    self._below.setdefault(name[2:], pool)
+                else:
+                    self._exact.setdefault(name, pool)
+
+    def __bool__(self) -> bool:
+        return bool(self._exact or self._below)
+
+    def pool_of(self, authority: str) -> str | None:
+        """Return the pool of a request's `:authority`, with or without a port."""
+        host = without_port(authority).lower().rstrip(".")
+        pool = self._exact.get(host)
+        if pool is not None or not self._below:
+            return pool
+        _, dot, rest = host.partition(".")
+        while dot:
+            pool = self._below.get(rest)
+            if pool is not None:
+                return pool
+            _, dot, rest = rest.partition(".")
+        return None
+
+
+def without_port(authority: str) -> str:
+    """Return the host alone; an IPv6 address keeps its brackets."""
+    if authority.startswith("["):
+        return authority.partition("]")[0] + "]"
+    host, colon, port = authority.rpartition(":")
+    return host if colon and port.isdigit() else authority
+
+
+def pools_of_cluster(cluster: str) -> Sequence[str]:
+    """Return the names that the pool of an Istio cluster may have, the likeliest first; none for another cluster."""
+    found = _CLUSTER.match(cluster)
+    if found is None:
+        return ()
+    service, namespace = found["service"], found["namespace"]
+    plain = _SHADOW.sub("", service)
+    names = (f"{namespace}/{service}", f"{namespace}/{plain}")
+    return names if plain != service else names[:1]

@@ -1,0 +1,258 @@
+"""The commands `kvmesh install` and `kvmesh uninstall`. Imports late, to start fast."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from extproc.errors import ConfigError
+from extproc.install.plan import BodyMode, FailureMode, MeshMembership, Mode, Scope
+
+if TYPE_CHECKING:
+    from extproc.install.plan import InstallPlan
+
+app = typer.Typer(add_completion=False)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep the commands subcommands when this app runs alone."""
+
+
+class _Time:
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+@app.command("install")
+def install(
+    pool: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAMESPACE/NAME[:PORT[:PODPORT]]",
+            help="Service of vLLM pods, ClusterIP, and its port (8000); PODPORT where the pods' port is another one. "
+            "Repeat for more pools.",
+        ),
+    ],
+    istio_version: Annotated[
+        str, typer.Option(help="Release of Istio, of the oldest proxies that are to ask the picker.")
+    ] = "1.27",
+    mode: Annotated[Mode, typer.Option(help="Whose Envoy asks the picker.")] = Mode.GATEWAY,
+    gateway: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMESPACE/NAME[@LABEL=VALUE,…[@SERVICEACCOUNT]]",
+            help="Gateway whose pods are to ask; labels for one that no Gateway resource made. Repeat for more.",
+        ),
+    ] = None,
+    hostname: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST[:PORT][/ROUTE][=NAMESPACE/NAME]",
+            help="Host of the gateway's routes, the port of its listener (80), one route alone (as Istio names it: "
+            "NAMESPACE.HTTPROUTE.RULEINDEX), and the pool where there are several. Repeat for more.",
+        ),
+    ] = None,
+    clients: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMESPACE[@LABEL=VALUE,…]",
+            help="Client pods whose sidecars are to ask; default label kvmesh.io/client=true. Repeat for more.",
+        ),
+    ] = None,
+    pool_selector: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMESPACE/NAME=LABEL=VALUE,…",
+            help="Labels of a pool's pods: lets picker and indexer reach them under STRICT mTLS (docs/security.md).",
+        ),
+    ] = None,
+    pools_in_mesh: Annotated[
+        bool | None,
+        typer.Option(
+            "--pools-in-mesh/--pools-outside-mesh",
+            help="Whether the vLLM pods speak mTLS. Default: yes, but for ambient-gateway.",
+        ),
+    ] = None,
+    namespace: Annotated[str, typer.Option(help="Namespace of kvmesh itself.")] = "kvmesh-system",
+    create_namespace: Annotated[bool, typer.Option(help="Make that namespace.")] = True,
+    scope: Annotated[
+        Scope, typer.Option(help="namespaced: rights in the namespaces of kvmesh and of the pools only.")
+    ] = Scope.MESH,
+    root_namespace: Annotated[
+        str | None,
+        typer.Option(help="Namespace whose policies are mesh-wide. Default: istio-system; namespaced: kvmesh's own."),
+    ] = None,
+    membership: Annotated[
+        MeshMembership | None,
+        typer.Option(help="How kvmesh's own pods are in the mesh. Default: sidecar; with ambient-gateway: ambient."),
+    ] = None,
+    failure_mode: Annotated[
+        FailureMode, typer.Option(help="What becomes of requests while no picker answers: refused, or sent anywhere.")
+    ] = FailureMode.FAIL_CLOSE,
+    body_mode: Annotated[
+        BodyMode | None, typer.Option(help="How bodies come to the picker. Default: the best that the release can do.")
+    ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Your own Redis or Valkey: redis://, rediss://, redis+sentinel://, redis+cluster://. Default: one is "
+            "installed along.",
+        ),
+    ] = None,
+    redis_username: Annotated[str | None, typer.Option(help="Redis user (ACL).")] = None,
+    redis_password_secret: Annotated[
+        str | None, typer.Option(help="Secret in kvmesh's namespace with the Redis password, key password.")
+    ] = None,
+    redis_sentinel_password_secret: Annotated[
+        str | None, typer.Option(help="Secret with the Sentinels' own password, key password.")
+    ] = None,
+    redis_ca_secret: Annotated[
+        str | None, typer.Option(help="Secret with the authority of Redis' certificate, key ca.crt.")
+    ] = None,
+    redis_tls_secret: Annotated[
+        str | None, typer.Option(help="Secret with the certificate shown to Redis, keys tls.crt and tls.key.")
+    ] = None,
+    redis_memory_mib: Annotated[
+        int, typer.Option(min=64, help="MiB of data that the Redis that is installed along may hold.")
+    ] = 2048,
+    redis_storage_gib: Annotated[int, typer.Option(min=1, help="GiB of its disk.")] = 8,
+    image: Annotated[str | None, typer.Option(help="Image of kvmesh. Default: kvmesh:VERSION.")] = None,
+    hash_seed: Annotated[str, typer.Option(help="Seed of the block keys.")] = "kvmesh",
+    replicas: Annotated[int, typer.Option(min=1, help="Pickers, at least.")] = 2,
+    max_replicas: Annotated[int, typer.Option(min=1, help="Pickers, at most; CPU decides.")] = 10,
+    indexer_replicas: Annotated[int, typer.Option(min=1, help="Indexers.")] = 2,
+    drain_seconds: Annotated[
+        int,
+        typer.Option(min=5, help="Seconds that a picker goes on after being told to stop; longer than a first token."),
+    ] = 60,
+    longest_queue_seconds: Annotated[
+        int, typer.Option(min=1, help="Seconds that a request may wait in the picker: the most patient class.")
+    ] = 300,
+    longest_stream_seconds: Annotated[int, typer.Option(min=1, help="Seconds that one answer may take.")] = 900,
+    tokenizers_claim: Annotated[
+        str | None, typer.Option(help="PersistentVolumeClaim with tokenizer folders; pickers see it as /models.")
+    ] = None,
+    monitoring: Annotated[bool, typer.Option(help="ServiceMonitors, and metrics' ports open to Prometheus.")] = False,
+    monitoring_namespace: Annotated[str, typer.Option(help="Namespace that Prometheus runs in.")] = "monitoring",
+    skip_crds: Annotated[bool, typer.Option(help="Leave the CRDs to somebody else.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Print the objects as YAML and change nothing.")] = False,
+    force_conflicts: Annotated[bool, typer.Option(help="Take over fields that somebody else manages.")] = False,
+    wait_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for the picker before gateways are told to ask it. 0: none.")
+    ] = 180,
+) -> None:
+    """Install kvmesh into a mesh, or upgrade it. Run again with other flags, it changes what is there."""
+    from extproc.install.crd_files import read_crds
+    from extproc.install.istio_release import parse_release
+    from extproc.install.plan import InstallPlan, RedisKind
+    from extproc.install.render import render, to_yaml
+    from extproc.install.targets import parse_clients, parse_gateway, parse_hosts, parse_pools
+
+    ambient = mode is Mode.AMBIENT_GATEWAY
+    in_mesh = not ambient if pools_in_mesh is None else pools_in_mesh
+    pools = parse_pools(pool, selectors=pool_selector or (), in_mesh=in_mesh)
+    plan = InstallPlan(
+        istio=parse_release(istio_version),
+        mode=mode,
+        namespace=namespace,
+        create_namespace=create_namespace,
+        scope=scope,
+        root_namespace=root_namespace or (namespace if scope is Scope.NAMESPACED else "istio-system"),
+        image=image or _own_image(),
+        pools=pools,
+        gateways=tuple(parse_gateway(text) for text in gateway or ()),
+        routes=parse_hosts(hostname or (), pools),
+        clients=tuple(parse_clients(text) for text in clients or ()),
+        failure_mode=failure_mode,
+        body_mode=body_mode,
+        membership=membership or (MeshMembership.AMBIENT if ambient else MeshMembership.SIDECAR),
+        redis=RedisKind.EXTERNAL if redis else RedisKind.BUNDLED,
+        redis_url=redis,
+        redis_username=redis_username,
+        redis_password_secret=redis_password_secret,
+        redis_sentinel_password_secret=redis_sentinel_password_secret,
+        redis_ca_secret=redis_ca_secret,
+        redis_tls_secret=redis_tls_secret,
+        redis_memory_mib=redis_memory_mib,
+        redis_storage_gib=redis_storage_gib,
+        hash_seed=hash_seed,
+        picker_replicas=replicas,
+        picker_replicas_max=max_replicas,
+        indexer_replicas=indexer_replicas,
+        drain_seconds=drain_seconds,
+        longest_queue_seconds=longest_queue_seconds,
+        longest_stream_seconds=longest_stream_seconds,
+        tokenizers_claim=tokenizers_claim,
+        monitoring=monitoring,
+        monitoring_namespace=monitoring_namespace,
+    )
+    documents = render(plan, crds=[] if skip_crds else read_crds())
+    if dry_run:
+        typer.echo(to_yaml(documents), nl=False)
+        return
+    _apply(plan, documents, force=force_conflicts, wait_seconds=wait_seconds)
+
+
+def _apply(plan: "InstallPlan", documents: list[dict[str, object]], *, force: bool, wait_seconds: float) -> None:
+    from extproc.install.installer import install as apply
+    from extproc.install.lightkube_cluster import LightkubeCluster
+
+    apply(
+        LightkubeCluster(),
+        documents,
+        installation=plan.namespace,
+        clock=_Time(),
+        wait_seconds=wait_seconds,
+        force=force,
+        say=typer.echo,
+    )
+    for target in plan.pools:
+        typer.echo(
+            f"pool {target.identity}: an InferencePool, or: kubectl label service -n {target.namespace} "
+            f"{target.name} kvmesh.io/pool=true"
+        )
+
+
+@app.command("uninstall")
+def uninstall(
+    namespace: Annotated[str, typer.Option(help="Namespace of the installation.")] = "kvmesh-system",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    keep_crds: Annotated[
+        bool, typer.Option(help="Keep the CRDs, and with them all policies. Else they go with the last installation.")
+    ] = False,
+    settle_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds for gateways to forget the picker before it goes.")
+    ] = 5,
+) -> None:
+    """Remove everything that `kvmesh install` made, by its labels."""
+    from extproc.install import installer
+    from extproc.install.lightkube_cluster import LightkubeCluster
+
+    cluster = LightkubeCluster()
+    doomed = [] if keep_crds or installer.others(cluster, namespace) else installer.policies(cluster)
+    if not yes:
+        what = f", and these policies with their CRD: {', '.join(doomed)}" if doomed else ""
+        if not sys.stdin.isatty():
+            raise ConfigError(f"say --yes to remove the installation of namespace {namespace}{what}")
+        typer.confirm(f"Remove the installation of namespace {namespace}{what}?", abort=True)
+    count = installer.uninstall(
+        cluster,
+        installation=namespace,
+        clock=_Time(),
+        settle_seconds=settle_seconds,
+        keep_crds=keep_crds,
+        say=typer.echo,
+    )
+    typer.echo(f"{count} objects removed")
+
+
+def _own_image() -> str:
+    from importlib.metadata import version
+
+    return f"kvmesh:{version('kvmesh')}"

@@ -1,0 +1,34 @@
+"""Which models a pool serves: those of its policies, then the picker's own, by the names their blocks are indexed with.
+
+Asked by `pool_picker` whenever its configuration or the tokenizers that are loaded have changed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from extproc.core.models import ModelTable, ServedModel
+from extproc.core.pool_config import PoolConfig
+from extproc.tokenizer_shelf import TokenizerShelf, without_missing
+
+
+def models_of(config: PoolConfig, own: Sequence[ServedModel], shelf: TokenizerShelf) -> ModelTable:
+    """Return the pool's models; those whose tokenizers are not loaded yet are routed on text until they are."""
+    declared = declared_models(config, own)
+    return without_missing(declared, shelf) if config.name else declared
+
+
+def declared_models(config: PoolConfig, own: Sequence[ServedModel]) -> ModelTable:
+    """Return the pool's models, with the picker's own (`--models`, `--model`) where the policy says nothing of them."""
+    if not config.name:
+        return config.models
+    known = config.models.names()
+    further = [model for model in own if model.name not in known and config.model in (None, model.name, *model.aliases)]
+    served = [as_indexed(model, config.model) for model in (*config.models.served, *further)]
+    return replace(config.models, served=tuple(served))
+
+
+def as_indexed(model: ServedModel, indexed: str | None) -> ServedModel:
+    """Return the model under the name that the indexer computes its blocks with, where that is one of its aliases."""
+    if indexed is None or indexed not in model.aliases:
+        return model
+    return replace(model, name=indexed, aliases=(model.aliases - {indexed}) | {model.name})

@@ -1,0 +1,36 @@
+"""Plans that several tests render: every release and mode, and what else can be chosen."""
+
+from dataclasses import replace
+from typing import Any
+
+from extproc.install.kustomize_tree import AMBIENT, SAMPLE, SIDECAR
+from extproc.install.plan import FailureMode, InstallPlan, IstioVersion, MeshMembership, Mode, RedisKind, Scope
+
+RELEASES = (24, 25, 26, 27, 28, 29, 30, 31)
+MODES: dict[Mode, dict[str, Any]] = {Mode.GATEWAY: {}, Mode.SIDECAR: SIDECAR, Mode.AMBIENT_GATEWAY: AMBIENT}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "namespaced": {"scope": Scope.NAMESPACED, "root_namespace": "kvmesh-system"},
+    "monitoring": {"monitoring": True},
+    "external redis": {
+        "redis": RedisKind.EXTERNAL,
+        "redis_url": "rediss+sentinel://sentinel.redis.svc:26379/mymaster/0",
+        "redis_username": "kvmesh",
+        "redis_password_secret": "redis-password",
+        "redis_sentinel_password_secret": "sentinel-password",
+        "redis_ca_secret": "redis-ca",
+        "redis_tls_secret": "redis-tls",
+    },
+    "bundled redis with a password": {"redis_password_secret": "redis-password"},
+    "tokenizers": {"tokenizers_claim": "models"},
+    "outside of the mesh": {"membership": MeshMembership.NONE},
+    "fails open": {"failure_mode": FailureMode.FAIL_OPEN},
+}
+
+
+def plan(minor: int = 27, mode: Mode = Mode.GATEWAY, **changes: Any) -> InstallPlan:
+    return replace(SAMPLE, istio=IstioVersion(minor=minor), **{**MODES[mode], **changes})
+
+
+def every_plan() -> dict[str, InstallPlan]:
+    plans = {f"1.{minor} {mode}": plan(minor, mode) for minor in RELEASES for mode in MODES}
+    return plans | {name: plan(**changes) for name, changes in VARIANTS.items()}

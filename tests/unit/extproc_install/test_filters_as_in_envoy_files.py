@@ -1,0 +1,167 @@
+"""What is installed is what the files in envoy/ say, which are tried with a real Envoy: compared field by field."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from extproc.install.envoy_filters import envoy_filters
+from extproc.install.ext_proc_filter import PICK_FILTER, RESPONSE_FILTER, STRIP_FILTER, pick_filter, response_filter
+from extproc.install.istio_release import plan_wiring
+from extproc.install.mesh_objects import mesh_objects
+from extproc.install.plan import BodyMode, FailureMode, InstallPlan, Mode
+from tests.unit.extproc_install.sample_plans import plan
+
+ENVOY = Path(__file__).parents[3] / "envoy"
+PICKER_CLUSTER = {
+    "envoy_grpc": {
+        "cluster_name": "outbound|9002||kvmesh-picker.kvmesh-system.svc.cluster.local",
+        "authority": "kvmesh-picker.kvmesh-system.svc.cluster.local",
+    }
+}
+
+
+def local(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ENVOY / name).read_text(encoding="utf-8"))["static_resources"]
+    return loaded
+
+
+def local_filters(name: str) -> dict[str, dict[str, Any]]:
+    manager = local(name)["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    return {each["name"]: each for each in manager["http_filters"]}
+
+
+def local_cluster(name: str) -> dict[str, Any]:
+    return next(each for each in local(name)["clusters"] if each["name"] == "pods")
+
+
+def local_route(name: str) -> dict[str, Any]:
+    manager = local(name)["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    route: dict[str, Any] = manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
+    return route
+
+
+def patches(install: InstallPlan, apply_to: str) -> list[dict[str, Any]]:
+    return [each for each in envoy_filters(install)[0]["spec"]["configPatches"] if each["applyTo"] == apply_to]
+
+
+@pytest.mark.parametrize(
+    ("file", "install"),
+    [
+        ("local.yaml", plan(30)),
+        ("buffered.yaml", plan(30, body_mode=BodyMode.BUFFERED)),
+        ("original-dst.yaml", plan(25)),
+    ],
+)
+def test_the_pick_filter_is_the_one_of_the_file_but_for_its_cluster_and_the_switch(
+    file: str, install: InstallPlan
+) -> None:
+    wired = plan_wiring(install)
+    of_file = local_filters(file)[PICK_FILTER]["typed_config"]
+    expected = of_file | {"grpc_service": PICKER_CLUSTER, "request_attributes": ["xds.cluster_name"]}
+    if not wired.status_on_error:
+        del expected["status_on_error"]
+    assert pick_filter(install, wired) == {"name": PICK_FILTER, "disabled": True, "typed_config": expected}
+
+
+def test_the_response_filter_is_the_one_of_the_file_but_for_its_cluster() -> None:
+    expected = local_filters("local.yaml")[RESPONSE_FILTER]
+    expected["typed_config"]["extension_config"]["typed_config"]["grpc_service"] = PICKER_CLUSTER
+    assert response_filter(plan(30)) == expected
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_pool_s_cluster_obeys_the_pick_as_in_the_file(mode: Mode) -> None:
+    cluster = local_cluster("local.yaml")
+    expected = {name: cluster[name] for name in ("per_connection_buffer_limit_bytes", "load_balancing_policy")}
+    [patch] = patches(plan(30, mode), "CLUSTER")
+    assert patch["patch"] == {"operation": "MERGE", "value": expected}
+    assert patch["match"]["cluster"] == {"service": "vllm-llama.llm.svc.cluster.local", "portNumber": 8000}
+
+
+def test_without_override_host_the_cluster_dials_the_one_address_of_the_metadata() -> None:
+    cluster = local_cluster("original-dst.yaml")
+    names = ("per_connection_buffer_limit_bytes", "original_dst_lb_config", "cleanup_interval")
+    [patch] = patches(plan(26), "CLUSTER")
+    assert patch["patch"]["value"] == {name: cluster[name] for name in names}
+
+
+def test_the_connections_of_the_pool_are_those_of_the_file() -> None:
+    cluster = local_cluster("local.yaml")
+    rule = next(each for each in mesh_objects(plan(30)) if each["metadata"]["name"] == "kvmesh-vllm-llama")
+    pool = rule["spec"]["trafficPolicy"]["connectionPool"]
+    options = cluster["typed_extension_protocol_options"]["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]
+    assert pool["tcp"]["connectTimeout"] == cluster["connect_timeout"]
+    assert pool["http"]["idleTimeout"] == options["common_http_protocol_options"]["idle_timeout"]
+    assert pool["http"]["http2MaxRequests"] == cluster["circuit_breakers"]["thresholds"][0]["max_requests"]
+    assert rule["spec"]["exportTo"] == ["istio-ingress"]
+
+
+def test_retries_walk_the_list_as_in_the_file() -> None:
+    [patch] = patches(plan(30), "HTTP_ROUTE")
+    assert patch["patch"]["value"]["route"]["retry_policy"] == local_route("local.yaml")["retry_policy"]
+
+
+def test_routes_wait_longer_than_the_longest_queue_and_answer_together() -> None:
+    [patch] = patches(plan(27, longest_queue_seconds=100, longest_stream_seconds=500), "HTTP_ROUTE")
+    action = patch["patch"]["value"]["route"]
+    assert (action["timeout"], action["idle_timeout"]) == ("600s", "600s")
+
+
+def test_only_forwarding_routes_of_the_named_host_ask_the_picker_and_name_their_pool() -> None:
+    [patch] = patches(plan(27), "HTTP_ROUTE")
+    assert patch["match"]["routeConfiguration"] == {
+        "portNumber": 80,
+        "vhost": {"domainName": "llm.example.com", "route": {"action": "ROUTE"}},
+    }
+    assert patch["patch"]["value"]["typed_per_filter_config"] == {
+        PICK_FILTER: {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute",
+            "overrides": {
+                "grpc_initial_metadata": [{"key": "x-kvmesh-pool", "value": "llm/vllm-llama"}],
+                "failure_mode_allow": False,
+            },
+        }
+    }
+
+
+def test_istiods_that_know_no_domain_match_get_the_virtual_host_s_name() -> None:
+    [patch] = patches(plan(25), "HTTP_ROUTE")
+    assert patch["match"]["routeConfiguration"]["vhost"]["name"] == "llm.example.com:80"
+
+
+def test_sidecars_are_patched_on_the_listener_and_the_virtual_host_of_the_pool_s_port_alone() -> None:
+    install = plan(27, Mode.SIDECAR)
+    listeners = [each["match"]["listener"]["portNumber"] for each in patches(install, "HTTP_FILTER")]
+    assert listeners == [8000, 8000, 8000]
+    [patch] = patches(install, "HTTP_ROUTE")
+    assert patch["match"]["routeConfiguration"] == {
+        "name": "8000",
+        "vhost": {"name": "vllm-llama.llm.svc.cluster.local:8000", "route": {"action": "ROUTE"}},
+    }
+
+
+@pytest.mark.parametrize("minor", [24, 27, 30])
+def test_client_headers_are_stripped_first_and_the_pick_comes_last(minor: int) -> None:
+    found = [
+        (each["patch"]["operation"], each["patch"]["value"]["name"]) for each in patches(plan(minor), "HTTP_FILTER")
+    ]
+    expected = [("INSERT_FIRST", STRIP_FILTER), ("INSERT_BEFORE", PICK_FILTER)]
+    assert found == expected + ([] if minor == 24 else [("INSERT_FIRST", RESPONSE_FILTER)])
+
+
+@pytest.mark.parametrize(("minor", "of_listener"), [(24, True), (27, True), (28, False), (30, False)])
+def test_bodies_fit_a_buffer_above_the_picker_s_limit(minor: int, of_listener: bool) -> None:
+    size = local("local.yaml")["listeners"][0]["per_connection_buffer_limit_bytes"]
+    route = patches(plan(minor), "HTTP_ROUTE")[0]["patch"]["value"]
+    listeners = [each["patch"]["value"] for each in patches(plan(minor), "LISTENER")]
+    assert listeners == ([{"per_connection_buffer_limit_bytes": size}] if of_listener else [])
+    assert route.get("request_body_buffer_limit") == (None if of_listener else size)
+
+
+def test_failing_open_is_said_on_the_route_so_that_early_envoys_take_the_filter() -> None:
+    install = plan(27, failure_mode=FailureMode.FAIL_OPEN)
+    overrides = patches(install, "HTTP_ROUTE")[0]["patch"]["value"]["typed_per_filter_config"][PICK_FILTER]["overrides"]
+    assert overrides["failure_mode_allow"] is True
+    assert pick_filter(install, plan_wiring(install))["typed_config"]["failure_mode_allow"] is False

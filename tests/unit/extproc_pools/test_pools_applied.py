@@ -1,0 +1,241 @@
+"""What `Pools` makes of configurations: nothing is half done, and one pool's trouble is no other's."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extproc import pools as module
+from extproc.config import PickerSettings
+from extproc.core.flow_queue import FlowQueue
+from extproc.core.models import ServedModel, TokensFrom
+from extproc.core.policy import PickPolicy
+from extproc.core.pool_config import PoolConfig
+from extproc.core.priority import PriorityPolicy, Quota
+from extproc.core.routing_memory import RoutingMemory
+from extproc.errors import NoPoolForHostError
+from extproc.picker_parts import PickerParts
+from extproc.pools import Pools
+from extproc.tokenizer_shelf import TokenizerShelf
+from extproc.wire.policy_document import parse_policy
+from tests.integration.hermetic_picker import SETTINGS
+
+A, B = PoolConfig(name="llm/a"), PoolConfig(name="llm/b")
+OTHER = parse_policy({"strategy": "round-robin"}, path="policy")
+
+
+def made(folder: Path, **changes: Any) -> Pools:
+    nowhere = {"grpc_port": 1, "admin_port": 2, "redis_url": "redis://127.0.0.1:1/0", "endpoints": ()}
+    return Pools(PickerParts(PickerSettings(**SETTINGS | nowhere | {"policies_folder": folder} | changes)))
+
+
+def named(*configs: PoolConfig) -> dict[str, PoolConfig]:
+    return {config.name: config for config in configs}
+
+
+@asynccontextmanager
+async def running(pools: Pools) -> AsyncIterator["asyncio.Task[None]"]:
+    task = asyncio.create_task(pools.run(), name="pools")
+    await asyncio.sleep(0)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await pools.close()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5.0):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_pool_that_comes_back_while_another_one_is_closed_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.001)
+    pools = made(tmp_path)
+    async with running(pools) as task:
+        await pools.apply(named(A, B))
+        first, other = pools.all["llm/a"], pools.all["llm/b"]
+        closing, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slowly() -> None:
+            closing.set()
+            await go_on.wait()
+
+        monkeypatch.setattr(first.quotas, "close", slowly)
+        await pools.apply({})
+        await closing.wait()
+        await pools.apply(named(B))
+        go_on.set()
+        await until(lambda: not set(pools.with_requests) - {"llm/b"})
+        await asyncio.sleep(0.01)
+
+        assert not task.done()
+        assert pools.all["llm/b"] is other
+
+
+async def test_a_defect_of_a_pool_that_is_closed_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.001)
+    pools = made(tmp_path)
+    async with running(pools) as task:
+        await pools.apply(named(A, B))
+
+        async def fails() -> None:
+            raise RuntimeError("a defect")
+
+        monkeypatch.setattr(pools.all["llm/a"].quotas, "close", fails)
+        await pools.apply(named(B))
+        await until(lambda: "llm/a" not in pools.with_requests and "the pool has failed" in caplog.text)
+
+        assert not task.done()
+
+
+async def test_what_could_not_be_applied_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = made(tmp_path)
+    await pools.apply(named(A))
+    changed = replace(A, policy=OTHER)
+    with monkeypatch.context() as broken:
+        broken.setattr(pools.all["llm/a"].telemetry, "alert_below", lambda _: 1 / 0)
+        await pools.apply(named(changed))
+    assert pools.all["llm/a"].config is A
+
+    await pools.apply(named(changed))
+
+    assert pools.all["llm/a"].config is changed
+    await pools.close()
+
+
+async def test_a_tokenizer_that_cannot_be_used_ends_nothing_whatever_is_wrong_with_it(tmp_path: Path) -> None:
+    pools = made(tmp_path)
+    served = [
+        ServedModel(name=f"m{i}", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=folder)
+        for i, folder in enumerate((Path("/nowhere"), Path("/etc/passwd"), Path("a\0b"), Path("x" * 5000)))
+    ]
+    table = replace(A.models, served=tuple(served))
+    async with running(pools) as task:
+        await pools.apply(named(replace(A, models=table)))
+        await until(lambda: not [each for each in asyncio.all_tasks() if "load tokenizers" in each.get_name()])
+
+        assert not task.done()
+        assert pools.names == ("llm/a",)
+
+
+async def test_with_many_pools_each_remembers_less_also_those_that_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[float] = []
+    retune = RoutingMemory.retune
+
+    def noted(self: RoutingMemory, policy: PickPolicy, *, share: float = 1.0) -> None:
+        shares.append(share)
+        retune(self, policy, share=share)
+
+    monkeypatch.setattr(RoutingMemory, "retune", noted)
+    pools, many = made(tmp_path), [PoolConfig(name=f"llm/{i}") for i in range(8)]
+    await pools.apply(named(*many[:4]))
+    assert not shares
+    await pools.apply(named(*many))
+    assert shares == [0.5] * 8
+    await pools.apply(named(*many[:7], replace(many[7], policy=OTHER)))
+    assert shares == [0.5] * 9
+    await pools.apply(named(*many[:2]))
+    assert shares[9:] == [1.0] * 2
+    await pools.close()
+
+
+async def test_the_only_pool_gets_no_hosts_of_others_while_they_are_gone(tmp_path: Path) -> None:
+    pools, config = made(tmp_path), replace(A, hosts=frozenset({"a.example.com"}))
+    await pools.apply(named(config))
+    assert pools.for_host("a.example.com").name == "llm/a"
+    with pytest.raises(NoPoolForHostError):
+        pools.for_host("b.example.com")
+
+    await pools.apply(named(A))
+
+    assert pools.for_host("b.example.com").name == "llm/a"
+    await pools.close()
+
+
+async def test_a_host_that_moves_to_another_pool_is_never_nobodys(tmp_path: Path) -> None:
+    pools, host = made(tmp_path), frozenset({"a.example.com"})
+    await pools.apply(named(replace(A, hosts=host), B))
+    change = asyncio.create_task(pools.apply(named(A, replace(B, hosts=host))), name="change")
+    seen = {pools.for_host("a.example.com").name}
+    while not change.done():
+        await asyncio.sleep(0)
+        seen.add(pools.for_host("a.example.com").name)
+    assert seen == {"llm/a", "llm/b"}
+    await pools.close()
+
+
+async def test_a_change_of_something_else_leaves_the_order_of_those_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[PriorityPolicy] = []
+    monkeypatch.setattr(FlowQueue, "retune", lambda _, policy: seen.append(policy))
+    pools = made(tmp_path)
+    await pools.apply(named(A))
+    await pools.apply(named(replace(A, policy=OTHER)))
+    assert not seen
+
+    quotas = replace(OTHER.priorities, quotas=(Quota(tenant="*", concurrent_requests=3),))
+    await pools.apply(named(replace(A, policy=replace(OTHER, priorities=quotas))))
+
+    assert seen == [quotas]
+    await pools.close()
+
+
+async def test_headers_are_read_before_the_first_request_of_a_pool_that_needs_them(tmp_path: Path) -> None:
+    read: list[tuple[tuple[str, ...], bool]] = []
+
+    def changed() -> None:
+        read.append((tuple(pools.names), "x-team" in pools.wanted_headers()))
+
+    parts = made(tmp_path)._parts
+    pools = Pools(parts, changed=changed)
+    policy = parse_policy({"priorities": {"tenant_header": "x-team"}}, path="policy")
+    await pools.apply(named(replace(A, policy=policy)))
+    assert read == [((), True), (("llm/a",), True)]
+    await pools.apply({})
+    assert read[-1] == ((), False)
+    await pools.close()
+
+
+async def test_tokenizers_that_no_pool_has_any_more_are_let_go(tmp_path: Path) -> None:
+    pools = made(tmp_path)
+    shelf, model = (
+        pools._parts.tokenizers,
+        ServedModel(name="m", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=tmp_path),
+    )
+    shelf._load = lambda _: object()  # type: ignore[assignment,return-value]
+    await shelf.load((model,))
+    await pools.apply(named(replace(A, models=replace(A.models, served=(model,)))))
+    assert not shelf.lacks((model,))
+
+    await pools.apply(named(A))
+
+    assert shelf.lacks((model,))
+    await pools.close()
+
+
+async def test_many_pools_that_want_the_same_tokenizer_load_it_once() -> None:
+    loads: list[str] = []
+
+    def load(model: ServedModel) -> Any:
+        loads.append(model.name)
+        return object()
+
+    shelf = TokenizerShelf(load)
+    model = ServedModel(name="m", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=Path("/models/m"))
+    await asyncio.gather(*[shelf.load((model,)) for _ in range(20)])
+    assert loads == ["m"]

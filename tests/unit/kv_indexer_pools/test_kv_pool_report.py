@@ -1,0 +1,137 @@
+"""How pools stand, on /pools and in metrics."""
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kv_indexer.adapters.pool_telemetry import MAX_POOLS, PoolCollector
+from kv_indexer.adapters.telemetry import PrometheusTelemetry
+from kv_indexer.core.documents import DocumentProblem
+from kv_indexer.core.findings import Finding
+from kv_indexer.core.members import PoolFeed, membership
+from kv_indexer.core.pool_report import (
+    EndpointStanding,
+    IndexFacts,
+    PoolsReport,
+    PoolStanding,
+    StreamStanding,
+    pools_report,
+)
+from kv_indexer.core.pools import Pool, PoolEndpoint
+from kv_indexer.core.source import Registry, SlotRecord, SourceState, Stream, StreamRecord
+from kv_indexer.core.whereabouts import PodAnswer
+
+A, B = "10.0.0.1:8000", "10.0.0.2:8000"
+OURS, THEIRS = Stream(endpoint=A), Stream(endpoint=B)
+
+
+def slot(number: int, stream: Stream, blocks: int) -> SlotRecord:
+    return SlotRecord(
+        slot=number, endpoint=stream.endpoint, dp_rank=0, tier="GPU", epoch=1, block_size=16, blocks=blocks
+    )
+
+
+def answer(pool: str) -> PodAnswer:
+    return PodAnswer(asked_at=0.0, ranks={0: PoolFeed(events="tcp://a:1", pool=pool, model="tiny")})
+
+
+def test_a_pool_shows_its_endpoints_their_streams_and_what_is_wrong() -> None:
+    red = Pool(name="llm/red", kind="InferencePool", endpoints=(PoolEndpoint(address=A, pod="llm/a"),))
+    blue = Pool(name="llm/blue", kind="Service", endpoints=(PoolEndpoint(address=A), PoolEndpoint(address=B)))
+    record = StreamRecord(
+        endpoint=B, dp_rank=0, epoch=1, last_seq=3, last_ts=0.0, state=SourceState.LIVE, reason="", owner="other-1"
+    )
+    facts = IndexFacts(
+        answers={A: answer("llm/red"), B: answer("llm/blue")},
+        states={OURS: (SourceState.DEGRADED, "no-replay-endpoint")},
+        held=[OURS],
+        registry=Registry(version=b"1", streams=(record,), slots=(slot(0, OURS, 7), slot(1, THEIRS, 2))),
+        findings=[Finding(endpoint=A, dp_rank=0, reason="no-events", message="", since=0.0)],
+    )
+
+    report = pools_report(membership([red, blue]), facts)
+
+    of_red = EndpointStanding(
+        address=A,
+        pod="llm/a",
+        ready=True,
+        terminating=False,
+        indexed_for="llm/red",
+        model="tiny",
+        streams=(
+            StreamStanding(
+                dp_rank=0, state="degraded", reason="no-replay-endpoint", followed_here=True, blocks={"GPU": 7}
+            ),
+        ),
+        findings=("no-events",),
+    )
+    elsewhere = EndpointStanding(address=A, pod="", ready=True, terminating=False, indexed_for="llm/red", model=None)
+    of_blue = EndpointStanding(
+        address=B,
+        pod="",
+        ready=True,
+        terminating=False,
+        indexed_for="llm/blue",
+        model="tiny",
+        streams=(StreamStanding(dp_rank=0, state="live", reason="", followed_here=False, blocks={"GPU": 2}),),
+    )
+    assert report == PoolsReport(
+        pools=(
+            PoolStanding(name="llm/blue", kind="Service", model=None, models=("tiny",), endpoints=(elsewhere, of_blue)),
+            PoolStanding(name="llm/red", kind="InferencePool", model=None, models=("tiny",), endpoints=(of_red,)),
+        ),
+        conflicts=1,
+    )
+
+
+def metrics(report: PoolsReport) -> list[str]:
+    registry = CollectorRegistry()
+    PoolCollector(lambda: report, registry=registry)
+    return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+
+
+def standing(name: str) -> PoolStanding:
+    endpoint = EndpointStanding(
+        address=A, pod="", ready=True, terminating=False, indexed_for=name, model=None, findings=("no-events",)
+    )
+    return PoolStanding(name=name, kind="Service", model=None, models=(), endpoints=(endpoint,))
+
+
+def test_each_pool_has_series_of_its_own_and_problems_one_a_reason() -> None:
+    problem = DocumentProblem(reason="pool-invalid", where="InferencePool llm/red", words="…")
+    assert metrics(PoolsReport(pools=(standing("llm/red"),), conflicts=2, problems=(problem,))) == [
+        'kvmesh_indexer_pool_endpoints{pool="llm/red",ready="false"} 0.0',
+        'kvmesh_indexer_pool_endpoints{pool="llm/red",ready="true"} 1.0',
+        'kvmesh_indexer_pool_findings{pool="llm/red",reason="no-events"} 1.0',
+        f'kvmesh_indexer_pool_endpoint_info{{endpoint="{A}",pool="llm/red"}} 1.0',
+        "kvmesh_indexer_pool_conflicts 2.0",
+        'kvmesh_indexer_pool_problems{reason="pool-invalid"} 1.0',
+    ]
+
+
+def test_pools_beyond_the_limit_share_one_label() -> None:
+    lines = metrics(PoolsReport(pools=tuple(standing(f"llm/{number:04}") for number in range(MAX_POOLS + 3))))
+    ready = [line for line in lines if line.startswith("kvmesh_indexer_pool_endpoints") and 'ready="true"' in line]
+    assert len(ready) == MAX_POOLS + 1
+    assert 'kvmesh_indexer_pool_endpoints{pool="other",ready="true"} 3.0' in ready
+
+
+def test_an_endpoint_that_has_left_leaves_no_series_behind_even_if_its_follower_ends_later() -> None:
+    telemetry = PrometheusTelemetry()
+    for stream in (OURS, THEIRS):
+        telemetry.state(stream, state=SourceState.LIVE, reason="")
+        telemetry.applied(stream, batches=1, events={"BlockStored": 1}, last_ts=0.0)
+        telemetry.gap(stream)
+    telemetry.findings([], appeared=[], endpoints=[A, B])
+
+    telemetry.forget_endpoints([A])
+    telemetry.applied(OURS, batches=1, events={}, last_ts=0.0)  # a last word
+    telemetry.state(OURS, state=SourceState.LOST, reason="unreachable")
+    telemetry.forget(OURS)
+
+    text = telemetry.render().decode()
+    assert A not in text
+    assert text.count(B) > 0
+
+    telemetry.findings([], appeared=[], endpoints=[A, B])  # another pod has got the address
+    telemetry.applied(OURS, batches=2, events={}, last_ts=0.0)
+    telemetry.forget(OURS)
+    assert f'kvmesh_indexer_batches_total{{dp_rank="0",endpoint="{A}"}} 2.0' in telemetry.render().decode()
