@@ -8,8 +8,7 @@ no token, no index, no scrape, no booking. What it costs is the ext_proc exchang
 import argparse
 import asyncio
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -18,32 +17,13 @@ import uvloop
 from extproc.adapters.ext_proc_call import OpenResponse
 from extproc.adapters.grpc_server import ExtProcServer
 from extproc.core.exchange import RequestFacts
-from extproc.core.response_plan import PASS_PLAN, ResponsePlan
+from extproc.core.response_plan import ResponsePlan
+from extproc.unbooked_exchange import UnbookedExchange
 
 if TYPE_CHECKING:
     from bench.grpc_aio_server import GrpcAioServer
 
 MAX_BODY_BYTES = 16 << 20
-
-
-@dataclass(slots=True, kw_only=True)
-class UnbookedExchange:
-    """A pick that holds nothing."""
-
-    endpoints: Sequence[str]
-    body: bytes | None = None
-    removed_headers: tuple[str, ...] = ()
-    plan: ResponsePlan = PASS_PLAN
-    response_headers: Mapping[str, str] = field(default_factory=dict)
-
-    def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str) -> None:
-        """Take no note."""
-
-    def response_missed(self, why: str) -> None:
-        """Miss nothing."""
-
-    def finish(self) -> None:
-        """Release nothing."""
 
 
 class PicksInTurn:

@@ -39,12 +39,13 @@ from extproc.core.models import ModelTable, ServedModel, TokensFrom
 from extproc.core.policy import Steering
 from extproc.core.pool_config import FAIL_OPEN, PoolConfig
 from extproc.core.priority import PriorityPolicy
-from extproc.core.response_plan import PASS_PLAN, Prediction, ResponsePlan
+from extproc.core.response_plan import ResponsePlan
 from extproc.core.turns import Turns
 from extproc.errors import ConfigError, InternalPickError, NoReadyEndpointError, PickError, PromptTokensError
 from extproc.pick_endpoint import EndpointPicker, Picked
 from extproc.picker_books import PickerBooks
 from extproc.picker_parts import PickerParts
+from extproc.plan_response import plan_response
 from extproc.pool_models import declared_models, models_of
 from extproc.pool_pressure import PoolPressure
 from extproc.unbooked_exchange import UnbookedExchange
@@ -379,7 +380,16 @@ class PoolPicker:
     def _booked(self, picked: Picked) -> "_Booked":
         decision, prepared = picked.decision, picked.prepared
         resolved = prepared.resolved
-        plan = self._plan(picked)  # before the booking, as all that may fail: nobody would release it
+        share = self.config.sample_share
+        # before the booking, as all that may fail: nobody would release it
+        plan = plan_response(
+            picked,
+            pool=self.name,
+            is_sampled=random.random() < (self._parts.settings.sample_share if share is None else share),  # noqa: S311
+            read_below_bytes=self._parts.settings.read_below_bytes,
+            reads=self._parts.reads,
+            now=time.monotonic(),
+        )
         exchange = BookedExchange(
             books=self.books,
             endpoints=decision.endpoints[:1] if self._one_address else decision.endpoints,
@@ -402,40 +412,6 @@ class PoolPicker:
             self._parts.degradations.note(decision.degraded, now=now)
         self.books.remember(picked)
         self.recent.appendleft(record_of(picked, facts, at=time.time()))
-
-    def _plan(self, picked: Picked) -> ResponsePlan:
-        """Return what is to be done with the response; mostly nothing."""
-        settings, prepared, decision = self._parts.settings, picked.prepared, picked.decision
-        resolved = prepared.resolved
-        # a model that the load has put in the place of another one keeps its name
-        rewritten = resolved.requested if resolved.is_rewritten and not prepared.has_smaller_model else None
-        rewritten = rewritten if prepared.sent.changed is not None else None
-        share = self.config.sample_share
-        sampled = random.random() < (settings.sample_share if share is None else share)  # noqa: S311
-        read_below = 0 if prepared.request.stream else settings.read_below_bytes
-        if read_below and not sampled and not (picked.is_comparable and self._parts.reads.take(now=time.monotonic())):
-            read_below = 0
-        prediction = None
-        if picked.is_comparable and (sampled or read_below):
-            prediction = Prediction(
-                model=resolved.base.name if resolved.base is not None else "",
-                arm=resolved.arm,
-                endpoint=decision.endpoints[0],
-                prompt_tokens=decision.prompt_tokens,
-                matched_tokens=decision.matched_tokens,
-                best_matched_tokens=decision.best_matched_tokens,
-            )
-        quota = prepared.quota.note if prepared.quota is not None else None
-        if rewritten is None and prediction is None and quota is None:
-            return PASS_PLAN
-        return ResponsePlan(
-            pool=self.name,
-            requested_model=rewritten,
-            prediction=prediction,
-            sampled=sampled,
-            read_below_bytes=read_below,
-            quota=quota,
-        )
 
     def _trace(self, facts: RequestFacts, outcome: Decision | PickError, started_unix_ns: int) -> None:
         tracing = self._parts.tracing

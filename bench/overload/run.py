@@ -11,17 +11,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
-from bench.machine import machine, versions
 from bench.overload.arms import USUALLY, OverloadArm, arms
 from bench.overload.measure import Bench, measure_arm
 from bench.overload.plan import QUICK, STANDARD, Plan
@@ -31,7 +28,7 @@ from bench.overload.verdicts import order, verdicts
 from bench.prompts import vocabulary_words
 from bench.routing.arms import picker_arm
 from bench.routing.measure import Say
-from bench.routing.run import RESULTS
+from bench.routing.result_file import run_to_end, write_result
 from bench.routing.subject import HERE, Subject
 from podsim.model_folder import TINY_MODEL
 
@@ -59,32 +56,21 @@ def main() -> None:
         )
         bench.directory.mkdir(parents=True, exist_ok=True)
         load_before = os.getloadavg()[0]
-        try:
-            runs = asyncio.run(_all_arms(bench, chosen))
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            sys.exit("interrupted: everything that was started has ended, nothing is written")
-        except TimeoutError:
-            sys.exit(f"the measurement was not done within {plan.limit_seconds:g} s")
+        runs = run_to_end(_all_arms(bench, chosen), limit_seconds=plan.limit_seconds)
     judged, orders = verdicts(runs), order(runs)
-    result = {
-        "date": began.isoformat(timespec="seconds"),
-        "seconds": round((datetime.now(UTC) - began).total_seconds()),
-        "machine": machine(),
-        "load_average": {"before": round(load_before, 2), "after": round(os.getloadavg()[0], 2)},
-        "versions": versions(),
-        "kvmesh": subject.revision(),
+    found = {
         "plan": asdict(plan),
         "arms": {each.arm.name: {"says": each.arm.says, "policy": each.arm.policy} for each in chosen},
         "runs": runs,
         "order": orders,
         "verdicts": judged,
     }
-    out = options.out or RESULTS / f"{began:%Y-%m-%d}-{options.name}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    written = write_result(
+        found, out=options.out, name=options.name, began=began, load_before=load_before, subject=subject
+    )
     console = Console(width=WIDTH)
     console.print(tables(runs, judged, orders, capacity=plan.capacity), highlight=False)
-    console.print(f"{result['seconds']} s, load average {load_before:.2f} before; written to {out}", highlight=False)
+    console.print(written, highlight=False)
 
 
 def _options() -> argparse.Namespace:

@@ -10,30 +10,26 @@ import asyncio
 import os
 import shlex
 import signal
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
-from bench.machine import machine, versions
 from bench.prompts import vocabulary_words
 from bench.routing.arms import ARMS, STANDARD, Arm, Kind, picker_arm
 from bench.routing.measure import Bench, Say, measure_arm
 from bench.routing.plan import QUICK
 from bench.routing.plan import STANDARD as STANDARD_PLAN
+from bench.routing.result_file import run_to_end, write_result
 from bench.routing.script import Workload
 from bench.routing.subject import HERE, Subject
 from bench.routing.summary import RunSummary, verdicts
 from bench.routing.tables import WIDTH, tables
 from bench.routing.workloads import WORKLOADS, build
 from podsim.model_folder import TINY_MODEL, load_model_folder
-
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 def main() -> None:
@@ -56,33 +52,22 @@ def main() -> None:
         )
         bench.directory.mkdir(parents=True, exist_ok=True)
         load_before = os.getloadavg()[0]
-        try:
-            runs = asyncio.run(_all_arms(bench, arms, workloads))
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            sys.exit("interrupted: everything that was started has ended, nothing is written")
-        except TimeoutError:
-            sys.exit(f"the measurement was not done within {plan.limit_seconds:g} s")
+        runs = run_to_end(_all_arms(bench, arms, workloads), limit_seconds=plan.limit_seconds)
     titles = {workload.name: workload.title for workload in workloads}
     judged = [verdict for arm in arms if arm.kind is Kind.PICKER for verdict in verdicts(runs, arm=arm.name)]
-    result = {
-        "date": began.isoformat(timespec="seconds"),
-        "seconds": round((datetime.now(UTC) - began).total_seconds()),
-        "machine": machine(),
-        "load_average": {"before": round(load_before, 2), "after": round(os.getloadavg()[0], 2)},
-        "versions": versions(),
-        "kvmesh": subject.revision(),
+    found = {
         "plan": asdict(plan),
         "arms": {arm.name: {"says": arm.says, "flags": arm.picker_flags, "policy": arm.policy} for arm in arms},
         "workloads": titles,
         "runs": runs,
         "verdicts": judged,
     }
-    out = options.out or RESULTS / f"{began:%Y-%m-%d}-{options.name}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    written = write_result(
+        found, out=options.out, name=options.name, began=began, load_before=load_before, subject=subject
+    )
     console = Console(width=WIDTH)
     console.print(tables(runs, titles, judged, limit_ms=plan.ttft_limit_ms), highlight=False)
-    console.print(f"{result['seconds']} s, load average {load_before:.2f} before; written to {out}", highlight=False)
+    console.print(written, highlight=False)
 
 
 def _options() -> argparse.Namespace:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from extproc.install.labels import component_labels, object_meta
+from extproc.install.labels import account_object, component_labels, object_meta, service_object
 from extproc.install.picker_objects import watched_namespaces
 from extproc.install.plan import INDEXER, InstallPlan
 from extproc.install.pod_parts import SETTLE_SECONDS, pod_template, role_container, role_volumes
@@ -12,26 +12,12 @@ ADMIN_PORT = 9091
 
 def indexer_objects(plan: InstallPlan) -> list[dict[str, Any]]:
     """Return the indexer's objects but for its rights and its neighbours."""
-    return [_account(plan), _service(plan), _deployment(plan), _budget(plan)]
-
-
-def _account(plan: InstallPlan) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": object_meta(INDEXER, plan.namespace, component=INDEXER),
-        "automountServiceAccountToken": False,  # the Deployment asks for it
-    }
+    return [account_object(INDEXER, plan.namespace), _service(plan), _deployment(plan), _budget(plan)]
 
 
 def _service(plan: InstallPlan) -> dict[str, Any]:
     port = {"name": "http-admin", "port": ADMIN_PORT, "targetPort": "http-admin", "appProtocol": "http"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": object_meta(INDEXER, plan.namespace, component=INDEXER),
-        "spec": {"selector": component_labels(INDEXER), "ports": [port]},
-    }
+    return service_object(INDEXER, plan.namespace, port)
 
 
 def _deployment(plan: InstallPlan) -> dict[str, Any]:

@@ -22,3 +22,23 @@ def object_meta(name: str, namespace: str | None, *, component: str | None = Non
 def component_labels(component: str) -> dict[str, str]:
     """Return what a component's pods are selected by; never changed, selectors of Deployments cannot be."""
     return {NAME: component, PART_OF: "kvmesh"}
+
+
+def account_object(component: str, namespace: str) -> dict[str, Any]:
+    """Return a component's ServiceAccount; no pod gets its token unless the pod's template asks for it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": object_meta(component, namespace, component=component),
+        "automountServiceAccountToken": False,
+    }
+
+
+def service_object(component: str, namespace: str, *ports: dict[str, Any]) -> dict[str, Any]:
+    """Return the Service in front of a component's pods."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": object_meta(component, namespace, component=component),
+        "spec": {"selector": component_labels(component), "ports": list(ports)},
+    }

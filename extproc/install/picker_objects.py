@@ -4,7 +4,7 @@ from typing import Any
 
 from extproc.install.ext_proc_filter import GRPC_PORT
 from extproc.install.istio_release import plan_wiring
-from extproc.install.labels import component_labels, object_meta
+from extproc.install.labels import account_object, component_labels, object_meta, service_object
 from extproc.install.plan import PICKER, InstallPlan, Scope
 from extproc.install.pod_parts import SETTLE_SECONDS, pod_template, role_container, role_volumes
 
@@ -15,32 +15,14 @@ BUSY_PERCENT = 60  # of the one core that a picker can use, where another one is
 
 def picker_objects(plan: InstallPlan) -> list[dict[str, Any]]:
     """Return the picker's objects but for its rights and its neighbours."""
-    return [_account(plan), _service(plan), _deployment(plan), _budget(plan), _autoscaler(plan)]
-
-
-def _account(plan: InstallPlan) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": object_meta(PICKER, plan.namespace, component=PICKER),
-        "automountServiceAccountToken": False,  # the Deployment asks for it
-    }
+    return [account_object(PICKER, plan.namespace), _service(plan), _deployment(plan), _budget(plan), _autoscaler(plan)]
 
 
 def _service(plan: InstallPlan) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": object_meta(PICKER, plan.namespace, component=PICKER),
-        "spec": {
-            "selector": component_labels(PICKER),
-            "ports": [
-                # name and appProtocol make Istio speak HTTP/2 to it; without, every pick would fail
-                {"name": "grpc-ext-proc", "port": GRPC_PORT, "targetPort": "grpc", "appProtocol": "grpc"},
-                {"name": "http-admin", "port": ADMIN_PORT, "targetPort": "http-admin", "appProtocol": "http"},
-            ],
-        },
-    }
+    # name and appProtocol make Istio speak HTTP/2 to it; without, every pick would fail
+    picks = {"name": "grpc-ext-proc", "port": GRPC_PORT, "targetPort": "grpc", "appProtocol": "grpc"}
+    admin = {"name": "http-admin", "port": ADMIN_PORT, "targetPort": "http-admin", "appProtocol": "http"}
+    return service_object(PICKER, plan.namespace, picks, admin)
 
 
 def _deployment(plan: InstallPlan) -> dict[str, Any]:

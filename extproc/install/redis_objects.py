@@ -6,7 +6,7 @@ only makes that rare.
 
 from typing import Any
 
-from extproc.install.labels import INSTALLATION, OWNED, component_labels, object_meta
+from extproc.install.labels import INSTALLATION, OWNED, account_object, component_labels, object_meta, service_object
 from extproc.install.plan import REDIS, InstallPlan, RedisKind
 from extproc.install.pod_parts import REDIS_PORT, locked_down, pod_template
 
@@ -17,27 +17,13 @@ def redis_objects(plan: InstallPlan) -> list[dict[str, Any]]:
     """Return the bundled server's objects, or none where Redis is somebody else's."""
     if plan.redis is not RedisKind.BUNDLED:
         return []
-    return [_account(plan), _service(plan), _server(plan)]
-
-
-def _account(plan: InstallPlan) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": object_meta(REDIS, plan.namespace, component=REDIS),
-        "automountServiceAccountToken": False,
-    }
+    return [account_object(REDIS, plan.namespace), _service(plan), _server(plan)]
 
 
 def _service(plan: InstallPlan) -> dict[str, Any]:
     # "tcp-": a port called redis would put Envoy's Redis proxy in between where that is switched on
     port = {"name": "tcp-redis", "port": REDIS_PORT, "targetPort": "redis", "appProtocol": "tcp"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": object_meta(REDIS, plan.namespace, component=REDIS),
-        "spec": {"selector": component_labels(REDIS), "ports": [port]},
-    }
+    return service_object(REDIS, plan.namespace, port)
 
 
 def _server(plan: InstallPlan) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.pool_picker import PoolPicker
+from extproc import pool_picker
 from tests.integration.hermetic_envoy import Refused
 from tests.integration.pools_picker import Mesh, pod_document, policy_document, pool_document, running_mesh, send
 
@@ -269,7 +269,7 @@ async def test_a_pick_that_fails_at_its_end_leaves_no_booking(tmp_path: Path, mo
         pod = await mesh.pod("a")
         await mesh.serves("llm/a", pod.address)
         with monkeypatch.context() as broken:
-            broken.setattr(PoolPicker, "_plan", lambda *_: 1 / 0)
+            broken.setattr(pool_picker, "plan_response", lambda *_, **__: 1 / 0)
             found = await mesh.asked(pool="llm/a")
         assert isinstance(found, Refused)
         assert (found.status, found.reason) == (500, "internal-error")
