@@ -108,13 +108,13 @@ class Bookings:
                 line.computed(booking)
 
     def booked_since(self, endpoint: str, *, since: float) -> int:
-        """Count the open bookings made after `since`: what the pod's last report cannot show yet."""
+        """Count the open bookings made from `since` on: what the pod's last report cannot show yet."""
         line = self._lines.get(endpoint)
         if line is None:
             return 0
         count = 0
         for booking in reversed(line.open):  # newest first: only those few are looked at
-            if booking.booked_at <= since:
+            if booking.booked_at < since:
                 break
             count += 1
         return count

@@ -8,7 +8,7 @@ longer, down by a small one for each that did not.
 
 from math import exp
 
-LATE_SHARE = 0.02  # of those who wait may wait longer than the margin says
+LATE_SHARE = 0.01  # of those who wait may wait longer than the margin says: a refusal is to be quick for 99 in 100
 STEP = 0.25  # in the logarithm, for one that waited longer
 FIRST = 1.5  # an overload that begins refuses some too many, and not all those who then wait in vain
 MOST = 8.0

@@ -128,14 +128,20 @@ def test_the_reasons_name_the_weightiest_scorer_first() -> None:
     assert decision.reasons() == ["queue-depth 1.00 × 2", "prefix 0.64 × 3", "kv-usage 0.75 × 1"]
 
 
+def test_a_booking_made_while_the_report_was_asked_for_is_not_in_it() -> None:
+    bookings = Bookings()
+    bookings.book("a", now=1.0)
+    assert bookings.booked_since("a", since=1.0) == 1
+
+
 def test_bookings_since_the_report_are_counted_and_released_once() -> None:
     bookings = Bookings()
     early, late = bookings.book("a", now=1.0), bookings.book("a", now=3.0)
     bookings.book("b", now=3.0)
-    assert (bookings.booked_since("a", since=0.0), bookings.booked_since("a", since=1.0)) == (2, 1)
+    assert (bookings.booked_since("a", since=0.0), bookings.booked_since("a", since=2.0)) == (2, 1)
     assert bookings.by_endpoint() == {"a": 2, "b": 1}
     bookings.release(late)
-    assert (bookings.booked_since("a", since=1.0), bookings.by_endpoint()) == (0, {"a": 1, "b": 1})
+    assert (bookings.booked_since("a", since=2.0), bookings.by_endpoint()) == (0, {"a": 1, "b": 1})
     bookings.release(early)
     with pytest.raises(KeyError):
         bookings.release(early)
