@@ -25,6 +25,9 @@ $(INSTALLED): pyproject.toml requirements-dev.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# processes that run tests: most tests wait for servers, so two take little more than half of the time on two cores
+TEST_WORKERS ?= 2
+
 demo: install ## start the whole mesh on this machine; Ctrl-C ends it
 	@$(BIN)/kvmesh up $(ARGS)
 
@@ -33,13 +36,14 @@ check: install ## format, lint, types, import contracts, unit tests
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache 2>&1 | grep -vE '^(╔|║|╚|$$)' | tail -n 12; exit $${PIPESTATUS[0]}
-	@$(BIN)/python -m pytest tests/unit
+	@$(BIN)/python -m pytest tests/unit --numprocesses=$(TEST_WORKERS)
 
 unit: install ## the unit tests alone
-	@$(BIN)/python -m pytest tests/unit
+	@$(BIN)/python -m pytest tests/unit --numprocesses=$(TEST_WORKERS)
 
-test: check ## everything that needs no vLLM: unit, integration, end to end, random kills
-	@$(BIN)/python -m pytest tests/integration tests/e2e tests/chaos --durations=15
+test: check ## everything that needs no vLLM: unit, integration, end to end, browser, random kills
+	@$(BIN)/python -m pytest tests/integration tests/e2e tests/browser tests/chaos --durations=15 \
+		--numprocesses=$(TEST_WORKERS) --dist=loadfile
 
 test-vllm: install ## two real vLLM servers on the CPU behind the real stack (builds a cached environment)
 	@$(BIN)/python -m tests.vllm.environment  # outside of any test's time
@@ -60,8 +64,9 @@ fuzz: ## fuzz the event decoder for FUZZ_SECONDS, guided by coverage
 			--constraint requirements-dev.lock 'atheris>=3.0,<4' msgspec xxhash
 	@$(FUZZ_VENV)/bin/python -m tests.fuzz.fuzz_vllm_events -max_total_time=$(FUZZ_SECONDS) $(FUZZ_ARGS)
 
-bench: install ## what the picker costs: latency added, CPU a request, requests/s per core
+bench: install ## what the picker costs: latency added, CPU a request, requests/s per core; and what watching it costs
 	@$(BIN)/python -m bench.run $(ARGS)
+	@$(BIN)/python -m bench.watched $(filter --quick,$(ARGS))
 
 bench-routing: install ## which routing is best: kvmesh, Envoy's own balancing, other routers, on the same load
 	@$(BIN)/python -m bench.routing.run $(ARGS)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-ROUTES = ("picker", "bare", "direct")
 SEED = 2
 # pods that answer at once and forget nothing: what is measured must not wait for them
 SIMULATOR: dict[str, object] = {

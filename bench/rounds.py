@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.calibration import loop_ns_per_iteration
 from bench.cpu_time import read_cpu, spent_between
 from bench.load import Job, LoadProcess
-from bench.plan import ROUTES, SEED, Plan
+from bench.plan import SEED, Plan
 from bench.prompts import PromptSet
 from bench.report import Round, Turn
 from extproc.local.envoy_config import SocketAddress
@@ -41,6 +41,7 @@ class RoundRunner:
     ) -> None:
         self._plan = plan
         self._routes = routes
+        self._names = tuple(routes)
         self._pids = pids
         self._load = load
         self._next_body = 0
@@ -49,7 +50,7 @@ class RoundRunner:
     async def warm_up(self, bodies: BodySource) -> None:
         """Let every route see the size before anything is measured."""
         concurrency, count = self._plan.warm_up
-        for route in ROUTES:
+        for route in self._names:
             await self._turn(route, bodies, count=count, concurrency=concurrency)
 
     async def rounds(self, bodies: BodySource, *, count: int, concurrency: int) -> list[Round]:
@@ -57,7 +58,8 @@ class RoundRunner:
         measured = []
         for number in range(self._plan.rounds):
             loop_ns = self.calibrate()
-            order = [ROUTES[(number + i) % len(ROUTES)] for i in range(len(ROUTES))]
+            first = number % len(self._names)
+            order = (*self._names[first:], *self._names[:first])
             turns = {route: await self._turn(route, bodies, count=count, concurrency=concurrency) for route in order}
             measured.append(Round(loop_ns_per_iteration=loop_ns, turns=turns))
         return measured

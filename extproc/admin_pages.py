@@ -1,6 +1,7 @@
 """What the admin pages show: readiness, metrics, the state, explanations. Changes nothing; wired by `service`."""
 
 import asyncio
+import random
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -20,22 +21,25 @@ from extproc.core.candidates import unhealthy_endpoints
 from extproc.core.degradation import Degradation, Measures, measures_of
 from extproc.core.exchange import RequestFacts
 from extproc.core.hotspot import HotPrefixes
-from extproc.core.policy import HotspotPolicy
+from extproc.core.policy import HotspotPolicy, PickPolicy
 from extproc.core.quota import QuotaAsk, QuotaKey
+from extproc.core.request_story import DecisionRecord
 from extproc.core.standing import Standing
-from extproc.doctor.findings import Finding
+from extproc.doctor.findings import Finding, Severity
 from extproc.errors import (
     NoPoliciesError,
     NoReadyEndpointError,
     PickError,
     PrefixIndexUnavailableError,
     RequestShedError,
+    UnknownPoolError,
 )
+from extproc.live_json import PoolFacts
 from extproc.pick_endpoint import EndpointPicker, Picked
 from extproc.picker_books import PickerBooks
+from extproc.prefix_watch import PrefixWatch
+from extproc.prepared_request import LONGEST_NAME
 from extproc.wire.admin_json import (
-    AskedFor,
-    DecisionRecord,
     admission_json,
     classes_json,
     decision_json,
@@ -49,42 +53,13 @@ from kv_indexer.api import SourceStatus
 
 RECENT_DECISIONS = 200
 SHOWN_DECISIONS = 50  # on the page of the state
-LONGEST_NAME = 200  # characters of a model's name that are remembered: clients write what they like
 ADMIN_INDEX_TIMEOUT_SECONDS = 1.0
 
 
 def record_of(picked: Picked, facts: RequestFacts, *, at: float) -> DecisionRecord:
     """Return what is remembered of a pick; `at` is unix seconds."""
-    return DecisionRecord(
-        at=at,
-        facts=facts,
-        model=_short(picked.prepared.request.model),
-        outcome=picked.decision,
-        asked=asked_for(picked),
-    )
-
-
-def asked_for(picked: Picked) -> AskedFor:
-    """Return the request's facts without its prompt."""
-    prepared = picked.prepared
-    request, resolved, prompts = prepared.request, prepared.resolved, prepared.prompts
-    return AskedFor(
-        api=request.api.value,
-        model=_short(request.model),
-        served_model=_short(resolved.model),
-        adapter=resolved.adapter,
-        arm=resolved.arm,
-        prompts=len(request.prompts),
-        stream=request.stream,
-        max_tokens=request.max_tokens,
-        block_tokens=prompts[0].tokens_each if prompts else 0,
-        standing=prepared.standing,
-        steps=tuple(kind.value for kind in prepared.taken),
-    )
-
-
-def _short(name: str | None) -> str | None:
-    return name if name is None else name[:LONGEST_NAME]
+    asked = picked.prepared.asked
+    return DecisionRecord(at=at, facts=facts, model=asked.model, outcome=picked.decision, asked=asked)
 
 
 class NoQuotas:
@@ -142,6 +117,9 @@ class PickerPages:
         self.ready = False
         self.findings: Sequence[Finding] | None = None  # of the checks at start-up; None: not done yet
         self._degradation = degradation
+        self.prefixes = PrefixWatch(
+            shows_text=picker.policy.observability.show_prompt_text, clock=time.monotonic, random=random.random
+        )
         self.retune(picker, prompts)
         self._admission = admission
         self._quotas = quotas
@@ -155,6 +133,7 @@ class PickerPages:
     def retune(self, picker: EndpointPicker, prompts: PromptTokenSource) -> None:
         """Show another policy and other models from now on."""
         self._policy, self._prompts = picker.policy, prompts
+        self.prefixes.retune(shows_text=picker.policy.observability.show_prompt_text)
         # what nobody sent must be neither in the metrics nor in what is remembered
         self._rehearsal = replace(
             picker,
@@ -177,7 +156,7 @@ class PickerPages:
 
     async def metrics(self) -> bytes:
         """Return Prometheus text."""
-        return self._telemetry.exposition()
+        return await self._telemetry.page(ready=self.ready)
 
     def pools(self) -> list[dict[str, Any]]:
         """Return none: the pods of `--endpoints` are no pool of anybody's."""
@@ -193,35 +172,87 @@ class PickerPages:
         blocks: dict[str, int] = {}
         for source in sources:
             blocks[source.endpoint] = blocks.get(source.endpoint, 0) + source.cached_blocks
-        books, now = self._books, time.monotonic()
-        bookings, all_picks = books.bookings.by_endpoint(), sum(books.picks.values())
-        statuses = self._endpoints.known(now=now)
-        avoided = unhealthy_endpoints(statuses, health=books.health, policy=self._policy, now=now)
+        facts = self.facts()
+        all_picks = sum(facts.picks.values())
         return state_json(
-            now=time.time(),
+            now=facts.now,
             endpoints=[
                 endpoint_json(
                     status,
                     cached_blocks=blocks.get(status.address, 0),
-                    bookings=bookings.get(status.address, 0),
-                    picks=books.picks.get(status.address, 0),
+                    bookings=facts.bookings.get(status.address, 0),
+                    picks=facts.picks.get(status.address, 0),
                     all_picks=all_picks,
-                    avoided=avoided.get(status.address),
+                    avoided=facts.avoided.get(status.address),
                 )
-                for status in statuses
+                for status in facts.statuses
             ],
             index=index,
-            classes=classes_json(
-                self._policy.priorities,
-                waiting=self._admission.waiting,
-                steps=self._degradation.in_force(now=now),
-            ),
+            classes=classes_json(self._policy.priorities, waiting=facts.waiting, steps=facts.steps),
+            estimate_errors=facts.estimate_errors,
+            quotas=facts.quotas,
+            replicas=facts.replicas,
+            findings=facts.findings,
+            decisions=[decision_json(record) for record in islice(self._recent, SHOWN_DECISIONS)],
+        )
+
+    # --- for the live feed ----------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> PickPolicy:
+        """What is gone by now."""
+        return self._policy
+
+    def chosen(self, pool: str | None) -> "tuple[str, PickerPages] | None":
+        """Return the pool of `--endpoints`, which has no name. Raise UnknownPoolError for any other."""
+        if pool:
+            raise UnknownPoolError(f"the pool {pool[:LONGEST_NAME]!r} is not known here")
+        return "", self
+
+    def pages_of(self, pool: str) -> "PickerPages | None":
+        """Return the pages of a pool."""
+        return None if pool else self
+
+    def facts(self, *, pool: str = "") -> PoolFacts:
+        """Return everything about the pool that needs nobody's answer."""
+        books, now = self._books, time.monotonic()
+        statuses = self._endpoints.known(now=now)
+        return PoolFacts(
+            name=pool,
+            policy=self._policy,
+            now=time.time(),
+            monotonic=now,
+            statuses=statuses,
+            avoided=unhealthy_endpoints(statuses, health=books.health, policy=self._policy, now=now),
+            bookings=books.bookings.by_endpoint(),
+            picks=books.picks,
             estimate_errors=books.estimates.errors(),
+            waiting=self._admission.waiting,
+            steps=self._degradation.in_force(now=now),
             quotas=self._quotas.facts(),
             replicas=books.shared.facts() if books.shared is not None else None,
             findings=self.findings,
-            decisions=[decision_json(record) for record in islice(self._recent, SHOWN_DECISIONS)],
+            own_findings=self._own_findings(),
+            recent=self._recent,
         )
+
+    def prompt_text(self, model: str, tokens: bytes) -> str | None:
+        """Return the text of token ids, None where no tokenizer of the model is here."""
+        tokenizer = self._prompts.tokenizers.get(model)
+        return tokenizer.text(tokens) if tokenizer is not None else None
+
+    def _own_findings(self) -> list[Finding]:
+        """Return which predictions never come true: what has been said in the log, too."""
+        found = [(finding.reason, where, finding.message) for where, finding in self._books.matches.findings.items()]
+        found += [
+            (finding.reason, model, finding.message) for model, finding in self._books.realised_watch.findings.items()
+        ]
+        return [
+            Finding(check=reason, severity=Severity.ERROR, subject=subject, seen=message)
+            for reason, subject, message in found
+        ]
+
+    # --------------------------------------------------------------------------------------------------------------
 
     def decisions(
         self,
@@ -248,7 +279,7 @@ class PickerPages:
         except PickError as refusal:
             return refusal_json(refusal, self._rehearsal.candidates(now=time.monotonic()))
         explanation = explanation_json(
-            asked_for(picked),
+            picked.prepared.asked,
             picked.decision,
             policy=self._policy,
             blocks={source.endpoint: source.block_size for source in sources if source.block_size},

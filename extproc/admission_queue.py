@@ -68,8 +68,8 @@ class Outcome(StrEnum):
 class QueueTelemetry(Protocol):
     """Where the queue reports."""
 
-    def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float) -> None:
-        """Record that a request left the queue after so long in it."""
+    def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str) -> None:
+        """Record that a request left the queue after so long in it; the tenant is whatever the client says."""
 
 
 class Attempt(Protocol[T_co]):
@@ -145,7 +145,7 @@ class AdmissionQueue:
         try:
             displaced = self._queue.push(ticket)
         except QueueFullError:
-            self._telemetry.left_queue(ticket.class_name, outcome=Outcome.FULL, seconds=0.0)
+            self._telemetry.left_queue(ticket.class_name, outcome=Outcome.FULL, seconds=0.0, tenant=ticket.tenant)
             raise
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = _Waiting(attempt, answer, since=now)
@@ -315,7 +315,8 @@ class AdmissionQueue:
         if not self._waiting:
             self._room_at = float("inf")
             self._stop_timer()
-        self._telemetry.left_queue(ticket.class_name, outcome=outcome, seconds=now - waiting.since)
+        seconds = now - waiting.since
+        self._telemetry.left_queue(ticket.class_name, outcome=outcome, seconds=seconds, tenant=ticket.tenant)
 
     def _has_left(self, ticket: Ticket, answer: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
         """Clear up after a task that does not take its answer: cancelled, or told why it does not go."""

@@ -6,6 +6,7 @@ has room `core.saturation`'s, and what must be expected `pool_pressure`'s; here 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from extproc.admission_queue import AdmissionQueue, DisplacedError, QueueClosedError, QueueTimeoutError, SentOnError
@@ -30,6 +31,7 @@ from extproc.errors import (
 from extproc.pick_endpoint import EndpointPicker, Picked, Survey
 from extproc.pool_pressure import PRIORITY_HEADER, Expectation, PoolPressure
 from extproc.prepared_request import Prepared
+from extproc.request_watch import PhaseNotes, current_story, in_its_turn
 
 T = TypeVar("T")
 
@@ -46,10 +48,10 @@ SHED_FOR: Mapping[type[Exception], type[RequestShedError]] = {
 class AdmissionTelemetry(Protocol):
     """Where admission reports what it did; classes are the policy's, hence a closed set."""
 
-    def admitted(self, class_name: str) -> None:
-        """Count a request that was sent to an endpoint."""
+    def admitted(self, class_name: str, *, tenant: str) -> None:
+        """Count a request that was sent to an endpoint; the tenant is whatever the client says."""
 
-    def shed(self, class_name: str, *, reason: str) -> None:
+    def shed(self, class_name: str, *, reason: str, tenant: str) -> None:
         """Count a refusal."""
 
     def objective_ignored(self, why: str) -> None:
@@ -78,7 +80,7 @@ class RequestAdmission(Generic[T]):
         telemetry: AdmissionTelemetry,
         clock: Callable[[], float],
     ) -> None:
-        self._picker = picker
+        self._picker, self._observed = picker, _observed(picker)
         self._policy = policy
         self._pressure = pressure
         self._estimates = estimates
@@ -92,7 +94,7 @@ class RequestAdmission(Generic[T]):
 
     def retune(self, picker: EndpointPicker, policy: PriorityPolicy) -> None:
         """Decide by another policy from now on, also about those that wait."""
-        self._picker, self._policy = picker, policy
+        self._picker, self._observed, self._policy = picker, _observed(picker), policy
         self._queue.wake()
 
     async def admit(self, facts: RequestFacts, body: bytes | None) -> T:
@@ -100,24 +102,30 @@ class RequestAdmission(Generic[T]):
 
         Raise PickError with the answer for the client where it goes nowhere.
         """
+        story = current_story()
+        picker = self._picker if story is None else self._observed
         try:
-            prepared = await self._picker.prepare(facts, body)
+            prepared = await picker.prepare(facts, body)
         except RequestShedError as error:  # the step `reject`
-            self._telemetry.shed(error.headers[PRIORITY_HEADER], reason=error.reason)
+            # who it was is not known here: the step refuses before anything of the request is kept
+            self._telemetry.shed(error.headers[PRIORITY_HEADER], reason=error.reason, tenant="")
             raise
         if prepared.standing.ignored_objective:
             self._telemetry.objective_ignored(prepared.standing.ignored_objective.value)
+        if story is not None:
+            story.prepared = prepared
         try:
             while True:
                 try:
                     return await self._admit(prepared)
                 except NoReadyEndpointError as refusal:
-                    prepared = await self._picker.fall_back(prepared, refusal)
+                    prepared = await picker.fall_back(prepared, refusal)
         except BaseException as error:  # a client that leaves, too
             if prepared.quota is not None:
                 self._picker.quotas.cancel(prepared.quota)
             if isinstance(error, RequestShedError):
-                self._telemetry.shed(prepared.standing.class_name, reason=error.reason)
+                standing = prepared.standing
+                self._telemetry.shed(standing.class_name, reason=error.reason, tenant=standing.tenant)
             raise
 
     @property
@@ -197,10 +205,14 @@ class RequestAdmission(Generic[T]):
             arrived_at=began,
             deadline=began + _patience(standing, expectation),
         )
+        story = current_story()
+        turn = in_its_turn(story, attempt, since=began)
         try:
-            booking = await self._queue.enter(ticket, attempt, undo=self._unbook, tried=tried)
+            booking = await self._queue.enter(ticket, turn, undo=self._unbook, tried=tried)
         except tuple(SHED_FOR) as error:
             now = self._clock()
+            if story is not None:
+                story.queued_seconds = now - began
             if isinstance(error, QueueTimeoutError):
                 self._pressure.waited(standing, expectation, pool=pool, seconds=now - began)
             if priority_class.sheddable:
@@ -281,13 +293,19 @@ class RequestAdmission(Generic[T]):
         rejected: Mapping[str, str],
         reserve: Sequence[str] = (),
     ) -> T:
-        picked = self._picker.choose(prepared, survey, kept=kept, rejected=rejected, reserve=reserve)
+        picker = self._picker if current_story() is None else self._observed
+        picked = picker.choose(prepared, survey, kept=kept, rejected=rejected, reserve=reserve)
         standing = prepared.standing
-        self._telemetry.admitted(standing.class_name)
+        self._telemetry.admitted(standing.class_name, tenant=standing.tenant)
         decision = picked.decision
         uncached = max(decision.prompt_tokens - decision.matched_tokens, 0)
         self._pressure.went(standing, pool=prepared.pool, uncached_tokens=uncached, now=survey.at)
         return self._book(picked)
+
+
+def _observed(picker: EndpointPicker) -> EndpointPicker:
+    """Return the picker of the requests that somebody observes."""
+    return replace(picker, telemetry=PhaseNotes(picker.telemetry))
 
 
 def _group(prepared: Prepared) -> str:

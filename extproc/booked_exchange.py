@@ -5,6 +5,7 @@ Made by `service` for every pick; `adapters.ext_proc_call` tells it what Envoy t
 the plan alone.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,7 +13,8 @@ from typing import Protocol
 from extproc.core.inflight import Booking
 from extproc.core.quota import QuotaNote
 from extproc.core.realised import Comparison, compare
-from extproc.core.response_plan import PASS_PLAN, ResponseHandling, ResponsePlan
+from extproc.core.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
+from extproc.request_watch import Story
 from extproc.wire.ext_proc import ResponseHead
 from extproc.wire.response_model import ModelRewriter, rewriter_for
 from extproc.wire.response_usage import UsageReader, usage_reader_for
@@ -80,7 +82,12 @@ class BookedExchange:
     removed_headers: tuple[str, ...] = ()  # e.g. content-encoding, where `body` is the decoded one
     response_headers: Mapping[str, str] = field(default_factory=dict)  # what the client is told besides
     plan: ResponsePlan = PASS_PLAN
+    story: Story | None = None  # None: nobody observes
+    set_headers: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of the request that the pod gets, over what the client sent
     status: int = 0  # the answer's, 0 until it came
+    served_by: str | None = None  # who gave it
     unserved: bool = False  # Envoy answered in a pod's place, or the pod had no room
 
     def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str = "") -> None:
@@ -90,6 +97,9 @@ class BookedExchange:
         """
         self.status = status
         self.unserved = not from_pod and status != GATEWAY_TIMEOUT
+        if self.story is not None:
+            self.served_by = served_by if served_by is not None or not from_pod else self.endpoints[0]
+            self.story.responded()
         asked = self._asked(served_by)
         for endpoint in asked[:-1]:
             self.books.endpoint_answered(endpoint, failed=True)  # Envoy's retry went past it
@@ -110,6 +120,10 @@ class BookedExchange:
 
     def finish(self) -> None:
         """Release the booking."""
+        if self.story is not None:
+            self.story.end(
+                endpoint=self.endpoints[0], served_by=self.served_by, status=self.status, unserved=self.unserved
+            )
         self.books.release(self.booking, status=self.status, model=self.model, arm=self.arm, unserved=self.unserved)
 
     def _asked(self, served_by: str | None) -> Sequence[str]:
@@ -124,10 +138,25 @@ class BookedExchange:
 class ReadResponse:
     """One response: its model rewritten, its usage compared and counted. The shape is `ext_proc_call.OpenResponse`."""
 
-    __slots__ = ("_books", "_chunks", "_compares", "_ended", "_handling", "_is_stream", "_plan", "_rewriter", "_usage")
+    __slots__ = (
+        *(
+            "_books",
+            "_chunks",
+            "_compares",
+            "_ended",
+            "_first_seconds",
+            "_handling",
+            "_is_stream",
+            "_plan",
+            "_rewriter",
+        ),
+        *("_story", "_usage"),
+    )
 
-    def __init__(self, *, books: ExchangeBooks, plan: ResponsePlan) -> None:
+    def __init__(self, *, books: ExchangeBooks, plan: ResponsePlan, story: Story | None = None) -> None:
+        """`story` is the request's, where it was picked here and somebody observes."""
         self._books = books
+        self._story = story
         self._plan = plan
         self._handling = ResponseHandling.PASS
         self._rewriter: ModelRewriter | None = None
@@ -136,6 +165,7 @@ class ReadResponse:
         self._compares = False
         self._is_stream = False
         self._ended = False
+        self._first_seconds: float | None = None  # from the pick to the first bytes of a stream
 
     def begin(self, head: ResponseHead, *, served_by: str | None) -> ResponseHandling:
         """Return what is needed of the body that these headers announce. Errors of the pod pass as they are."""
@@ -161,10 +191,14 @@ class ReadResponse:
 
     def chunk(self, content: bytes, *, end_of_stream: bool) -> bytes:
         """Take a part of the body and return what goes to the client now."""
+        if not self._chunks and self._compares and self._is_stream:
+            self._first_seconds = _seconds_since(self._plan.prediction)
         self._chunks += 1
         self._ended = self._ended or end_of_stream
         if self._usage is not None:
             self._usage.feed(content)
+            if end_of_stream and self._story is not None and not self._usage.gave_up:
+                self._story.usage = self._usage.usage()  # now: its exchange ends before this response's stream may
         return content if self._rewriter is None else self._rewriter.feed(content, end_of_stream=end_of_stream)
 
     @property
@@ -218,7 +252,14 @@ class ReadResponse:
         usage = reader.usage()
         if usage is None or reader.gave_up:
             self._books.response_missed(TOO_LARGE if reader.gave_up else NO_USAGE)
-        elif (comparison := compare(self._plan.prediction, usage)) is None:
+        elif (comparison := compare(self._plan.prediction, usage, first_token_seconds=self._first_seconds)) is None:
             self._books.response_missed(NO_CACHED_TOKENS)
         else:
             self._books.realised(comparison)
+
+
+def _seconds_since(prediction: Prediction | None) -> float | None:
+    """Return the time since the pick by the clocks of this picker and of the one that picked."""
+    if prediction is None or not prediction.sent_at:
+        return None
+    return max(time.time() - prediction.sent_at, 0.0)

@@ -19,6 +19,8 @@ import yaml
 
 from extproc.errors import ConfigError, KvmeshError
 from extproc.logs import LOG_FORMAT, LOG_LEVEL, LogFormat, LogLevel, configure_logging
+from extproc.plain_traceback import tell_crashes_so
+from extproc.yaml_mistake import yaml_mistake
 
 HELP = """Send LLM requests to the vLLM pod that already holds their prefix.
 
@@ -27,13 +29,14 @@ keys are the flags' names in one flat namespace shared by all commands."""
 
 ENVIRONMENT_PREFIX = "KVMESH_"
 # set by test runners and caches, not by flags
-OTHER_VARIABLES = frozenset({"KVMESH_CACHE", "KVMESH_TEST_REDIS_SERVER"})
+OTHER_VARIABLES = frozenset({"KVMESH_CACHE", "KVMESH_REQUIRE_PROGRAMS", "KVMESH_TEST_REDIS_SERVER"})
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
 SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?$")
 
 
 def main() -> None:
     """Run `kvmesh`; the exit code is 0, 1 for a failure with its one line, or 2 for wrong usage."""
+    tell_crashes_so()
     try:
         build()(prog_name="kvmesh")
     except KvmeshError as error:
@@ -118,7 +121,9 @@ def _read_config_file(context: typer.Context, path: Path | None) -> Path | None:
         return None
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not readable as YAML: {yaml_mistake(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not readable as YAML: {error}") from error
     if settings is None:
         settings = {}
@@ -130,8 +135,16 @@ def _read_config_file(context: typer.Context, path: Path | None) -> Path | None:
             raise ConfigError(f"{path}: unknown setting {key!r}{_nearest(str(key), known)}")
     # children of `kvmesh up` read the same file
     os.environ[f"{ENVIRONMENT_PREFIX}CONFIG"] = str(path.resolve())
-    context.default_map = {name: _flag_text(value) for name, value in settings.items()}
+    repeated = {option.name for option in context.command.params if getattr(option, "multiple", False)}
+    context.default_map = {
+        name: _flag_texts(value) if name in repeated else _flag_text(value) for name, value in settings.items()
+    }
     return path
+
+
+def _flag_texts(value: Any) -> list[Any]:
+    """Write a value, or each of a YAML list, as one of a flag that may be repeated."""
+    return [_flag_text(item) for item in value] if isinstance(value, list) else [_flag_text(value)]
 
 
 def _flag_text(value: Any) -> Any:

@@ -13,10 +13,11 @@ import typer
 from extproc.core.policy import Steering, Strategy
 from extproc.errors import ConfigError
 from extproc.local.command import up
+from kv_indexer.admin_options import with_admin_access, with_admin_login
 from kv_indexer.redis_options import with_redis
 
 if TYPE_CHECKING:
-    from kv_indexer.api import RedisAccess
+    from kv_indexer.api import AdminAccess, AdminLogin, RedisAccess
 
 app = typer.Typer(add_completion=False)
 app.command("up")(up)
@@ -24,8 +25,10 @@ app.command("up")(up)
 
 @app.command("extproc")
 @with_redis
+@with_admin_access
 def run_picker(
     access: "RedisAccess",
+    admin: "AdminAccess",
     endpoints: Annotated[
         str | None,
         typer.Option(
@@ -54,6 +57,16 @@ def run_picker(
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="Folder with the model's tokenizer.json and chat template. Without: no prefix routing."),
+    ] = None,
+    tokenizers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            exists=True,
+            file_okay=False,
+            help="With --kubernetes or --policies: folder with a tokenizer folder for each model, by its name, for "
+            "models that no policy, flag or annotation declares: they are learned from the pods.",
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on, for Envoy and for the admin pages.")] = "127.0.0.1",
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Port for Envoy: ext_proc and gRPC health.")] = 9002,
@@ -140,6 +153,42 @@ def run_picker(
             help="OTLP/HTTP address for traces (JSON), like http://127.0.0.1:4318/v1/traces. Default: no traces."
         ),
     ] = None,
+    trace_share: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of the requests that are traced, with --otlp-endpoint, where no `traceparent` of the client's "
+            "decides. A traced one costs as much CPU as a pick.",
+        ),
+    ] = 0.01,
+    access_log: Annotated[
+        bool,
+        typer.Option(help="Write one JSON line for each request and its outcome to standard output (docs/audit.md)."),
+    ] = False,
+    access_log_file: Annotated[
+        Path | None, typer.Option(help="Write these lines to a file instead; rotated by size.")
+    ] = None,
+    access_log_stream: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Write these lines to a Redis Stream of this name, too (--redis)."),
+    ] = None,
+    access_log_max_mb: Annotated[float, typer.Option(min=1, help="Megabytes after which the file is rotated.")] = 100,
+    access_log_files: Annotated[int, typer.Option(min=1, help="Files that are kept, the current one among them.")] = 10,
+    access_log_stream_length: Annotated[
+        int, typer.Option(min=1000, help="Records that the stream keeps, about.")
+    ] = 100_000,
+    audit: Annotated[
+        bool,
+        typer.Option(help="Chain each record to the one before, so that `kvmesh audit verify` finds any change."),
+    ] = False,
+    audit_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Key (at least 16 bytes) of the hashes of tenants and of the chain: lines `id:key`, the last one is "
+            "used. Default: a random key, for this process only."
+        ),
+    ] = None,
     share_load: Annotated[
         bool, typer.Option(help="Tell other replicas through Redis what is booked, and hear it from them.")
     ] = True,
@@ -174,6 +223,7 @@ def run_picker(
         read_policy,
         read_policy_fields,
     )
+    from extproc.core.observation_settings import MEGABYTE, ObservationSettings
     from extproc.service import serve
 
     if endpoints is None and not kubernetes and policies is None:
@@ -199,6 +249,7 @@ def run_picker(
         ),
         model=model,
         tokenizer_folder=tokenizer,
+        tokenizer_folders=tokenizers,
         hash_seed=hash_seed,
         known_models=parse_names(known_models),
         steering=steering,
@@ -216,12 +267,26 @@ def run_picker(
         reads_per_second=reads_per_second,
         token_budget=token_budget,
         render_timeout_seconds=render_timeout_ms / 1000,
+        admin_access=admin,
+        observation=ObservationSettings(
+            access_log=access_log,
+            access_log_file=access_log_file,
+            access_log_stream=access_log_stream,
+            access_log_max_bytes=int(access_log_max_mb * MEGABYTE),
+            access_log_files=access_log_files,
+            access_log_stream_length=access_log_stream_length,
+            audit=audit,
+            audit_key_file=audit_key_file,
+            trace_share=trace_share,
+        ),
     )
     _run(lambda stop: serve(settings, stop=stop))
 
 
 @app.command("explain")
+@with_admin_login
 def explain(
+    login: "AdminLogin",
     body: Annotated[str, typer.Argument(metavar="FILE|-", help="File with a request body as JSON, or - for stdin.")],
     url: Annotated[str, typer.Option(help="The picker's admin address.")] = "http://127.0.0.1:9090",
     path: Annotated[
@@ -229,7 +294,12 @@ def explain(
     ] = None,
     objective: Annotated[str | None, typer.Option(help="Value of the header x-gateway-inference-objective.")] = None,
     pool: Annotated[
-        str | None, typer.Option(help="Pool that the request is for, as NAMESPACE/NAME, where there are several.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAMESPACE/NAME[:PORT]",
+            help="Pool that the request is for, where there are several; ports, as `install` has them, are passed "
+            "over.",
+        ),
     ] = None,
     for_host: Annotated[
         str | None, typer.Option(help="Host that the request is for, where it tells the pool (docs/pools.md).")
@@ -238,8 +308,13 @@ def explain(
     timeout_ms: Annotated[float, typer.Option(min=1, help="Milliseconds to wait for the picker.")] = 5000,
 ) -> None:
     """Show where a request would go and why, without sending it."""
+    from extproc.core.pool_names import only_pool
     from extproc.explain import ask, render
 
+    try:
+        asked_pool = only_pool(pool)
+    except ValueError as error:
+        raise ConfigError(f"--pool: {error}") from error
     try:
         content = sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
     except OSError as error:
@@ -251,8 +326,9 @@ def explain(
             path=path,
             objective=objective,
             timeout_seconds=timeout_ms / 1000,
-            pool=pool,
+            pool=asked_pool,
             host=for_host,
+            login=login,
         )
     )
     if json:

@@ -9,12 +9,14 @@ from typing import Any
 import yaml
 
 from extproc.core.models import ModelTable, ServedModel, TokensFrom
+from extproc.core.observation_settings import ObservationSettings
 from extproc.core.policy import PickPolicy, Steering
 from extproc.core.scorers import SCORERS
 from extproc.errors import ConfigError
 from extproc.wire.models_document import parse_models
 from extproc.wire.policy_document import parse_policy
-from kv_indexer.api import RedisAccess
+from extproc.yaml_mistake import yaml_mistake
+from kv_indexer.api import AdminAccess, RedisAccess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,9 @@ class PickerSettings:
     policy_fields: Mapping[str, Any] = field(default_factory=dict)  # what flags say, as an InferencePolicy's fields
     root_namespace: str = "istio-system"  # whose policies are for the whole mesh
     namespaces: frozenset[str] = frozenset()  # that are followed; empty: all
+    tokenizer_folders: Path | None = None  # a folder for each model that only pods tell of, by its name
+    admin_access: AdminAccess = field(default_factory=AdminAccess)  # who may see the admin pages
+    observation: ObservationSettings = field(default_factory=ObservationSettings)  # what is written down of requests
 
     @property
     def follows_mesh(self) -> bool:
@@ -220,4 +225,4 @@ def _yaml(text: str, *, where: str) -> object:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: not readable as YAML: {error}") from error
+        raise ConfigError(f"{where}: not readable as YAML: {yaml_mistake(error)}") from None

@@ -46,6 +46,7 @@ class PickError(KvmeshError):
         self.retry_after_seconds = retry_after_seconds
         self.headers: Mapping[str, str] = headers or {}
         self.status = self.http_status if http_status is None else http_status
+        self.asked: object = None  # `request_story.AskedFor`, where the request was read before it was refused
 
 
 class InternalPickError(PickError):

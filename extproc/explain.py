@@ -12,6 +12,7 @@ from rich.text import Text
 from extproc.errors import ConfigError, KvmeshError
 from extproc.plain_text import printable
 from extproc.wire.ext_proc import OBJECTIVE_HEADER
+from kv_indexer.api import AdminLogin
 
 FEW_SCORERS = 4
 
@@ -25,12 +26,15 @@ async def ask(
     timeout_seconds: float,
     pool: str | None = None,
     host: str | None = None,
+    login: AdminLogin | None = None,
 ) -> dict[str, Any]:
     """Return the picker's explanation. Raise KvmeshError saying which address did not answer.
 
     `pool` ("namespace/name") or `host` tell which of several pools the request is for.
     """
-    headers = ({OBJECTIVE_HEADER: objective} if objective else {}) | ({"host": host} if host else {})
+    login = login or AdminLogin()
+    headers = ({OBJECTIVE_HEADER: objective} if objective else {}) | login.headers()
+    further = ({"pool": pool} if pool else {}) | ({"host": host} if host else {})
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
     try:
         async with (
@@ -39,7 +43,9 @@ async def ask(
                 f"{url.rstrip('/')}/v1/explain",
                 data=body,
                 headers=headers,
-                params={"path": path or _path_of(body)} | ({"pool": pool} if pool else {}),
+                params={"path": path or _path_of(body)} | further,
+                ssl=login.tls(),
+                allow_redirects=False,
             ) as response,
         ):
             if response.status != 200:

@@ -1,5 +1,6 @@
 """The commands `kvmesh install` and `kvmesh uninstall`. Imports late, to start fast."""
 
+import secrets
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,12 @@ from extproc.install.plan import BodyMode, FailureMode, MeshMembership, Mode, Sc
 
 if TYPE_CHECKING:
     from extproc.install.plan import InstallPlan
+
+TOKEN_BYTES = 32  # of randomness
+LEFT_OUT = (
+    "Not among these: the Secret kvmesh-admin-token, key token, without which nobody sees the admin pages "
+    "(docs/admin-access.md)"
+)
 
 app = typer.Typer(add_completion=False)
 
@@ -123,6 +130,13 @@ def install(
     ] = 2048,
     redis_storage_gib: Annotated[int, typer.Option(min=1, help="GiB of its disk.")] = 8,
     image: Annotated[str | None, typer.Option(help="Image of kvmesh. Default: kvmesh:VERSION.")] = None,
+    admin_token_secret: Annotated[
+        str | None,
+        typer.Option(
+            help="Secret with the token of the admin pages, key token. Default: kvmesh-admin-token, made once with a "
+            "random token that is never shown (docs/admin-access.md)."
+        ),
+    ] = None,
     hash_seed: Annotated[str, typer.Option(help="Seed of the block keys.")] = "kvmesh",
     replicas: Annotated[int, typer.Option(min=1, help="Pickers, at least.")] = 2,
     max_replicas: Annotated[int, typer.Option(min=1, help="Pickers, at most; CPU decides.")] = 10,
@@ -181,6 +195,7 @@ def install(
         redis_tls_secret=redis_tls_secret,
         redis_memory_mib=redis_memory_mib,
         redis_storage_gib=redis_storage_gib,
+        admin_token_secret=admin_token_secret,
         hash_seed=hash_seed,
         picker_replicas=replicas,
         picker_replicas_max=max_replicas,
@@ -195,11 +210,14 @@ def install(
     documents = render(plan, crds=[] if skip_crds else read_crds())
     if dry_run:
         typer.echo(to_yaml(documents), nl=False)
+        if not admin_token_secret:
+            typer.echo(LEFT_OUT, err=True)
         return
     _apply(plan, documents, force=force_conflicts, wait_seconds=wait_seconds)
 
 
 def _apply(plan: "InstallPlan", documents: list[dict[str, object]], *, force: bool, wait_seconds: float) -> None:
+    from extproc.install.admin_token import KEY, secret_name, token_secret
     from extproc.install.installer import install as apply
     from extproc.install.lightkube_cluster import LightkubeCluster
 
@@ -209,6 +227,7 @@ def _apply(plan: "InstallPlan", documents: list[dict[str, object]], *, force: bo
         installation=plan.namespace,
         clock=_Time(),
         wait_seconds=wait_seconds,
+        once=token_secret(plan, token=secrets.token_urlsafe(TOKEN_BYTES)),
         force=force,
         say=typer.echo,
     )
@@ -217,6 +236,7 @@ def _apply(plan: "InstallPlan", documents: list[dict[str, object]], *, force: bo
             f"pool {target.identity}: an InferencePool, or: kubectl label service -n {target.namespace} "
             f"{target.name} kvmesh.io/pool=true"
         )
+    typer.echo(f"admin pages: their token is in Secret {plan.namespace}/{secret_name(plan)}, key {KEY}")
 
 
 @app.command("uninstall")

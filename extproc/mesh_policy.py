@@ -182,6 +182,12 @@ class MeshPolicy:
         for kind, errors in ((OBJECTIVE, self._objectives.errors()), (REWRITE, self._rewrites.errors())):
             for source, words in errors:
                 yield DocumentProblem(reason="document-not-valid", where=f"{kind} {source}", words=words)
+        for source, first, second in self._objectives.doubles():
+            words = f"is there in {first} and in {second}: the older one counts, or the first; delete one"
+            yield DocumentProblem(reason="document-twice", where=f"{OBJECTIVE} {source}", words=words)
+        for source, first, second in self._rewrites.doubles():
+            words = f"is there in {first} and in {second}: both count, the older one's rules before; delete one"
+            yield DocumentProblem(reason="document-twice", where=f"{REWRITE} {source}", words=words)
         for outcome in self._outcomes.values():
             for fault in outcome.faults:
                 if fault.source.startswith(REWRITE):

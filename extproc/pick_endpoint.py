@@ -42,6 +42,7 @@ from extproc.core.spread_hot_prefix import copy_of_hot_prefix
 from extproc.core.standing import Standing
 from extproc.errors import (
     NoReadyEndpointError,
+    PickError,
     PromptTokensError,
     QuotaExceededError,
     TokenQuotaExceededError,
@@ -51,6 +52,7 @@ from extproc.ports import Endpoints, PrefixIndex, Pressure, PromptSource, Quotas
 from extproc.prepared_request import (
     CONTENT_ENCODING,
     Prepared,
+    asked_for,
     longest_prompt,
     most_generated,
     pool_of,
@@ -167,6 +169,22 @@ class EndpointPicker:
         # before the load may put another model in its place
         charged = charged_model(self.policy.priorities.quotas, tenant=standing.tenant, resolved=resolved)
         self.telemetry.phase("parse", self.clock() - started)
+        try:
+            return await self._prepare_at_once(facts, body, request, resolved, standing, charged)
+        except PickError as refusal:
+            refusal.asked = asked_for(request, resolved, standing)
+            raise
+
+    async def _prepare_at_once(
+        self,
+        facts: RequestFacts,
+        body: bytes | None,
+        request: InferenceRequest,
+        resolved: ResolvedModel,
+        standing: Standing,
+        charged: str | None,
+    ) -> Prepared:
+        """Prepare as the load allows now."""
         measures = self.pressure.measures(standing, pool=pool_of(resolved))
         notes: tuple[str, ...] = ()
         smaller = measures.model

@@ -14,7 +14,7 @@ from extproc.adapters.quotas import Quotas
 from extproc.adapters.shared_state import PoolShare, SharedState
 from extproc.adapters.telemetry import PickerTelemetry
 from extproc.booked_exchange import GATEWAY_TIMEOUT, NO_RESPONSE_FILTER, NOT_DELIVERED
-from extproc.core.endpoint import EndpointLoad, EndpointTrend
+from extproc.core.endpoint import EndpointLoad, EndpointTrend, Role
 from extproc.core.health import EndpointHealth
 from extproc.core.inflight import Booking, Bookings
 from extproc.core.latency_estimate import LatencyEstimates
@@ -51,6 +51,7 @@ class PickerBooks:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.picks: dict[str, int] = dict.fromkeys(endpoints, 0)
+        self._roles = policy.roles
         self._leaving: set[str] = set()  # endpoints that are gone and have requests to finish
         self.bookings = Bookings(tokens_per_second=policy.prefill_tokens_per_second)
         self.memory = RoutingMemory(policy)
@@ -84,6 +85,7 @@ class PickerBooks:
     def retune(self, policy: PickPolicy, *, memory_share: float = 1.0) -> None:
         """Go by another policy from now on; what is booked and what was learned stays."""
         tokens_per_second = policy.prefill_tokens_per_second
+        self._roles = policy.roles
         self.bookings.retune(tokens_per_second=tokens_per_second)
         self.estimates.retune(tokens_per_second=tokens_per_second)
         self.memory.retune(policy, share=memory_share)
@@ -93,6 +95,10 @@ class PickerBooks:
     def open_requests(self) -> int:
         """How many requests have not ended."""
         return len(self._sent)
+
+    def role_of(self, endpoint: str) -> str:
+        """Return an endpoint's role in words, by the policy."""
+        return self._roles.get(endpoint, Role.BOTH).value
 
     def _forget_if_free(self, endpoint: str) -> None:
         if endpoint in self._leaving and self.bookings.forget(endpoint):
@@ -117,11 +123,15 @@ class PickerBooks:
         self.health.sent(booking.endpoint, now=now)
         expected = expected_ttft(decision.winner, self.estimates, now=now)
         self.estimates.promised(booking.endpoint, seconds=expected)
+        self._telemetry.promised(_served(picked), seconds=expected)
         self._changed()
         return booking
 
-    def remember(self, picked: Picked) -> None:
-        """Remember and count a booked decision, which can wait until its answer is out."""
+    def remember(self, picked: Picked, *, label: str = "") -> None:
+        """Remember and count a booked decision, which can wait until its answer is out.
+
+        `label`: the model that was asked for, where its name is a configured one.
+        """
         decision = picked.decision
         winner = decision.endpoints[0]
         self._place(
@@ -139,6 +149,11 @@ class PickerBooks:
             matched_tokens=decision.matched_tokens,
             best_matched_tokens=decision.best_matched_tokens,
             degraded=decision.degraded,
+            model=label,
+            arm=picked.prepared.resolved.arm,
+            served=_served(picked),
+            tenant=picked.prepared.standing.tenant,
+            seconds_a_token=self.estimates.pace(winner).prefill.seconds_a_token,
         )
 
     # --- booked_exchange.ExchangeBooks ----------------------------------------------------------------------------
@@ -190,14 +205,17 @@ class PickerBooks:
         self.freed()
         if self.shared is not None:
             self.shared.ended()
-        self._telemetry.exchange_ended(endpoint=booking.endpoint, status=status, model=model, arm=arm)
+        self._telemetry.exchange_ended(
+            endpoint=booking.endpoint, status=status, model=model, arm=arm, seconds=self._clock() - booking.booked_at
+        )
         if self._leaving:
             self._forget_if_free(booking.endpoint)
 
     def realised(self, comparison: Comparison) -> None:
         """Take what was predicted and what came true."""
         self.realised_watch.add(comparison, now=self._clock())
-        self._telemetry.realised(comparison)
+        pace = self.estimates.pace(comparison.endpoint)
+        self._telemetry.realised(comparison, seconds_a_token=pace.prefill.seconds_a_token)
 
     def generated(self, note: QuotaNote, tokens: int) -> None:
         """Tell the quotas."""
@@ -298,6 +316,12 @@ def _sent(picked: Picked) -> _Sent:
         session=prepared.session,
         adapter=prepared.resolved.adapter,
     )
+
+
+def _served(picked: Picked) -> str:
+    """Return the name of the model that serves it, where that is a configured one."""
+    base = picked.prepared.resolved.base
+    return base.name if base is not None else ""
 
 
 def _keyed_tokens(prompts: Sequence[PromptKeys]) -> int:

@@ -17,11 +17,13 @@ from extproc.core.scrape_pace import ScrapePace
 from extproc.core.shared_load import EndpointBookings
 from extproc.errors import ConfigError
 from extproc.picker_books import PickerBooks
+from extproc.request_watch import RequestWatch
 from extproc.tokenizer_shelf import TokenizerShelf
 from kv_indexer.api import PrefixIndexReader, RedisLink, RedisUrlError, pool_seed
 
 if TYPE_CHECKING:
-    from extproc.adapters.tracing import PickTracing
+    from extproc.adapters.tracing import ExchangeTraces
+    from extproc.write_records import RequestRecords
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,12 @@ class PickerParts:
         self.large_prompts = LargePrompts(self.token_settings)
         self.tokenizers = TokenizerShelf()
         self.scrape_pace = ScrapePace(rests=settings.follows_mesh)
-        self.tracing = _tracing(settings.otlp_endpoint)
+        self.watch = RequestWatch()
+        self.observers = self.watch.observers  # of requests; whoever watches enters and leaves
+        self.watch.traces = self.tracing = _tracing(settings.otlp_endpoint, share=settings.observation.trace_share)
+        self.records = _records(settings)
+        if self.records is not None:
+            self.observers.append(self.records.log)
         self.reads = Pace(per_second=settings.reads_per_second, burst_seconds=READS_BURST_SECONDS)
         try:
             self.reader = PrefixIndexReader(url=settings.redis_url, hash_seed=settings.hash_seed)
@@ -82,6 +89,8 @@ class PickerParts:
 
     async def close(self) -> None:
         """Close what is shared, once all pools are closed."""
+        if self.records is not None:
+            await self.records.close()
         await self.quota_link.close()
         await self.reader.close()
         if self.shared is not None:
@@ -104,11 +113,19 @@ def _sum(one: EndpointBookings, other: EndpointBookings) -> EndpointBookings:
     )
 
 
-def _tracing(otlp_endpoint: str | None) -> "PickTracing | None":
+def _records(settings: PickerSettings) -> "RequestRecords | None":
+    if not settings.observation.writes:
+        return None
+    from extproc.write_records import RequestRecords  # noqa: PLC0415 - nothing of it is needed where it is off
+
+    return RequestRecords(settings.observation, redis_url=settings.redis_url)
+
+
+def _tracing(otlp_endpoint: str | None, *, share: float) -> "ExchangeTraces | None":
     if otlp_endpoint is None:
         return None
     try:
-        from extproc.adapters.tracing import PickTracing  # noqa: PLC0415 - an optional extra
+        from extproc.adapters.tracing import ExchangeTraces  # noqa: PLC0415 - an optional extra
     except ImportError as error:
         raise ConfigError(f"--otlp-endpoint needs: pip install 'kvmesh[otel]' ({error})") from error
-    return PickTracing(otlp_endpoint=otlp_endpoint)
+    return ExchangeTraces(otlp_endpoint=otlp_endpoint, share=share)

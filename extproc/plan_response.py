@@ -6,12 +6,21 @@ from extproc.pick_endpoint import Picked
 
 
 def plan_response(
-    picked: Picked, *, pool: str, is_sampled: bool, read_below_bytes: int, reads: Pace, now: float
+    picked: Picked,
+    *,
+    pool: str,
+    is_sampled: bool,
+    read_below_bytes: int,
+    reads: Pace,
+    now: float,
+    label: str = "",
+    sent_at: float = 0.0,
 ) -> ResponsePlan:
     """Return the plan: what is put back, compared or counted.
 
     A sample is read for usage whatever its size; others that are no streams up to `read_below_bytes`, as far as `reads`
-    lets them be at `now` (monotonic seconds).
+    lets them be at `now` (monotonic seconds). `label`: the model that was asked for, if its name is a configured one;
+    `sent_at`: unix seconds.
     """
     prepared, decision = picked.prepared, picked.decision
     resolved = prepared.resolved
@@ -24,7 +33,9 @@ def plan_response(
     if picked.is_comparable and (is_sampled or read_below):
         prediction = Prediction(
             model=resolved.base.name if resolved.base is not None else "",
+            requested=label,
             arm=resolved.arm,
+            sent_at=sent_at,
             endpoint=decision.endpoints[0],
             prompt_tokens=decision.prompt_tokens,
             matched_tokens=decision.matched_tokens,

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from extproc.errors import ConfigError, KvmeshError
+from kv_indexer.admin_options import with_admin_login
 
 if TYPE_CHECKING:
-    from kv_indexer.api import Snapshot
+    from kv_indexer.api import AdminLogin, Snapshot
 
 FAILURE, WRONG_USAGE = 1, 2
 FILE_COLUMNS = 200  # of tables that go to no terminal
@@ -22,7 +23,9 @@ app.add_typer(policy, name="policy", help="What InferencePolicies come to.")
 
 
 @policy.command("explain")
+@with_admin_login
 def explain(
+    login: "AdminLogin",
     target: Annotated[
         str | None,
         typer.Argument(
@@ -65,7 +68,7 @@ def explain(
             snapshot = _snapshot(folder, timeout_seconds=timeout_ms / 1000)
             answer = explain_snapshot(snapshot, target, root_namespace=root_namespace, now=datetime.now(UTC))
         else:
-            answer = asyncio.run(ask_picker(url, target, timeout_seconds=timeout_ms / 1000))
+            answer = asyncio.run(ask_picker(url, target, timeout_seconds=timeout_ms / 1000, login=login))
     except KvmeshError as error:
         _fail("explain", error)
     if json:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Held(Generic[T]):
     """One document, and what is in force of it."""
 
-    source: str  # "namespace/name"
+    source: str  # "namespace/name", and " (group)" of the second of two groups that have one of this name
     document: Document
     good: T | None  # of this document, or of the last good one before it; None: there never was one
     good_generation: int  # whose `good` is
@@ -65,7 +65,12 @@ class Intake(Generic[T]):
         for document in documents:
             key = document_key(document)
             source = f"{key.namespace}/{key.name}"
-            self.held[source] = self._hold(source, document, before.get(source))
+            if source in self.held:  # the same kind may be in two groups
+                source = f"{source} ({key.group})"
+            known = before.get(source)
+            if known is not None and document_key(known.document).group != key.group:
+                known = None
+            self.held[source] = self._hold(source, document, known)
         return before.keys() != self.held.keys() or any(
             (held.version, held.error) != (before[source].version, before[source].error)
             for source, held in self.held.items()
@@ -78,6 +83,14 @@ class Intake(Generic[T]):
             if held.good is not None:
                 found[key(held.good)].append(held)
         return {name: tuple(group) for name, group in found.items()}
+
+    def doubles(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what is there in two groups: "namespace/name", and the groups."""
+        for held in self.held.values():
+            key = document_key(held.document)
+            first = self.held.get(f"{key.namespace}/{key.name}")
+            if first is not None and first is not held:
+                yield first.source, document_key(first.document).group, key.group
 
     def errors(self) -> Iterator[tuple[str, str]]:
         """Yield the documents that are wrong, with what is wrong and what is in force instead."""

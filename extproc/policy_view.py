@@ -18,7 +18,15 @@ from extproc.plain_text import printable
 from extproc.wire.inference_extension import read_model_rewrite, read_objective
 from extproc.wire.inference_policy import KIND, parse_inference_policy
 from extproc.wire.policy_warnings import warnings
-from kv_indexer.api import Document, DocumentFileError, DocumentSource, Snapshot, document_key, read_documents
+from kv_indexer.api import (
+    AdminLogin,
+    Document,
+    DocumentFileError,
+    DocumentSource,
+    Snapshot,
+    document_key,
+    read_documents,
+)
 
 READERS: Mapping[str, Callable[[Document], object]] = {
     KIND: parse_inference_policy,
@@ -27,17 +35,29 @@ READERS: Mapping[str, Callable[[Document], object]] = {
 }
 
 
-async def ask_picker(url: str, target: str | None, *, timeout_seconds: float) -> dict[str, Any]:
+async def ask_picker(
+    url: str, target: str | None, *, timeout_seconds: float, login: AdminLogin | None = None
+) -> dict[str, Any]:
     """Return a running picker's explanation. Raise KvmeshError saying which address did not answer."""
+    login = login or AdminLogin()
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{url.rstrip('/')}/policies", params={"target": target} if target else {}) as response,
+            session.get(
+                f"{url.rstrip('/')}/policies",
+                params={"target": target} if target else {},
+                headers=login.headers(),
+                ssl=login.tls(),
+                allow_redirects=False,
+            ) as response,
         ):
             answer = msgspec.json.decode(await response.read())
             if response.status == 404 and isinstance(answer, dict) and "error" in answer:
                 raise PolicyTargetError(str(answer["error"]))
+            if response.status in {401, 403, 429, 503}:
+                words = answer.get("error", "") if isinstance(answer, dict) else ""
+                raise KvmeshError(f"{url} answered {response.status}: {printable(str(words)[:400])}")
             if response.status != 200 or not isinstance(answer, dict) or "problems" not in answer:
                 raise KvmeshError(f"{url} answered {response.status} without policies: is this a picker with pools?")
             return answer

@@ -9,56 +9,39 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-
-import msgspec
+from functools import partial
 
 from extproc.adapters.ext_proc_call import OpenExchange
-from extproc.adapters.metrics_scraper import MetricsScraper
-from extproc.adapters.overload_telemetry import OverloadTelemetry
-from extproc.adapters.pod_render import PodRender, RenderSettings
-from extproc.adapters.prefix_index import RedisPrefixIndex
 from extproc.adapters.prompt_tokens import PromptTokenSource
-from extproc.adapters.quota_telemetry import QuotaMetrics
-from extproc.adapters.quotas import Quotas
 from extproc.adapters.shared_state import PoolShare
-from extproc.adapters.telemetry import PickerTelemetry
 from extproc.admin_pages import RECENT_DECISIONS, PickerPages, record_of
-from extproc.admission_queue import AdmissionQueue
 from extproc.admit_request import RequestAdmission
 from extproc.booked_exchange import BookedExchange, ReadResponse
 from extproc.core.classify import claims_named, headers_named
-from extproc.core.decision import Decision
-from extproc.core.degradation import Degradation
-from extproc.core.endpoint import Reachability
 from extproc.core.exchange import RequestFacts
-from extproc.core.flow_queue import FlowQueue
-from extproc.core.hotspot import HotPrefixes
 from extproc.core.models import ModelTable, ServedModel, TokensFrom
 from extproc.core.policy import Steering
 from extproc.core.pool_config import FAIL_OPEN, PoolConfig
 from extproc.core.priority import PriorityPolicy
+from extproc.core.recent_routes import KEY_BYTES
+from extproc.core.request_story import AskedFor, ClientLeftError, DecisionRecord, Fate
 from extproc.core.response_plan import ResponsePlan
-from extproc.core.turns import Turns
 from extproc.errors import ConfigError, InternalPickError, NoReadyEndpointError, PickError, PromptTokensError
-from extproc.pick_endpoint import EndpointPicker, Picked
-from extproc.picker_books import PickerBooks
+from extproc.pick_endpoint import Picked
 from extproc.picker_parts import PickerParts
 from extproc.plan_response import plan_response
 from extproc.pool_models import declared_models, models_of
-from extproc.pool_pressure import PoolPressure
+from extproc.pool_works import closed_endpoints, endpoint_picker, pool_works
+from extproc.prepared_request import Prepared
+from extproc.request_watch import RequestWatch, Story, current_story, follow, set_headers_of
 from extproc.unbooked_exchange import UnbookedExchange
-from extproc.watch_matches import MatchReporter
-from extproc.watch_realised import RealisedReporter
-from extproc.wire.admin_json import DecisionRecord
-from kv_indexer.api import PoolEndpoint, pool_seed
 
 log = logging.getLogger(__name__)
 
 RECENT_DECISIONS_OF_A_POOL = 50  # there may be hundreds of pools
 FAILED_OPEN = "failed-open"  # an outcome: sent without a decision
-RENDER_CACHE_BYTES_OF_A_POOL = 4 << 20
 
 
 class PoolPicker:
@@ -66,7 +49,7 @@ class PoolPicker:
 
     def __init__(self, config: PoolConfig, parts: PickerParts) -> None:
         """Raise ConfigError where the static pool's tokenizer cannot be used; other pools go on without it."""
-        settings, policy, self.name = parts.settings, config.policy, config.name
+        self.name = config.name
         self.config = config
         self.picked_at = float("-inf")  # monotonic seconds of the last pick
         self._parts = parts
@@ -75,126 +58,42 @@ class PoolPicker:
         self._failed_open = False
         self._own_models = parts.settings.model_table.served
         self._models = models_of(config, self._own_models, parts.tokenizers)
-        self.telemetry = PickerTelemetry()
-        self.overload = OverloadTelemetry(self.telemetry.registry, classes=policy.priorities.classes)
+        self._labels = self._models.names()
+        self._one_address = parts.settings.steering is Steering.ORIGINAL_DST
         self.recent: deque[DecisionRecord] = deque(maxlen=RECENT_DECISIONS_OF_A_POOL if self.name else RECENT_DECISIONS)
-        addresses = [endpoint.address for endpoint in config.endpoints]
-        self.books = PickerBooks(
-            addresses,
-            policy=policy,
-            telemetry=self.telemetry,
-            overload=self.overload,
-            degradations=parts.degradations,
-        )
-        parts.books[self.name] = self.books
-        self.endpoints = MetricsScraper(
-            addresses,
-            interval_seconds=settings.scrape_interval_seconds,
-            timeout_seconds=settings.scrape_timeout_seconds,
-            stale_after_seconds=policy.stale_after_seconds,
-            restarted=self.books.restarted,
-            reported=self.books.reported,
-            changed=self.books.changed,
-            pace=parts.scrape_pace,
-        )
-        self.endpoints.set_endpoints(_closed(config.endpoints))
-        seed = pool_seed(settings.hash_seed, self.name)
-        self.shared = parts.share_of(self.name, session_ttl_seconds=policy.session_seconds)
-        self.books.shared = self.shared
-        self.quotas = Quotas(
-            url=settings.redis_url,
-            hash_seed=seed,
-            quotas=policy.priorities.quotas,
-            others=parts.other_replicas,
-            link=parts.quota_link,
-        )
-        self.books.quotas = self.quotas
-        self.telemetry.registry.register(QuotaMetrics(self.quotas))
-        self.index = RedisPrefixIndex(
-            url=settings.redis_url,
-            hash_seed=seed,
-            timeout_seconds=settings.index_timeout_seconds,
-            shared=self.shared,
-            quotas=self.quotas,
-            reader=parts.reader,
-        )
-        self.match_reporter = MatchReporter(
-            watch=self.books.matches,
-            endpoints=lambda now: self.endpoints.known(now=now),
-            display=self.telemetry,
-            clock=time.monotonic,
-        )
-        self.realised_reporter = RealisedReporter(
-            watch=self.books.realised_watch, display=self.telemetry, clock=time.monotonic
-        )
-        self._render = PodRender(
-            endpoints=self._rendering_endpoints,
-            settings=_render_settings(settings.render_timeout_seconds, is_one_of_many=bool(self.name)),
-        )
+        self.works = works = pool_works(config, parts)
+        # what others look at
+        self.telemetry, self.overload, self.books = works.telemetry, works.overload, works.books
+        self.endpoints, self.index, self.shared, self.quotas = works.endpoints, works.index, works.shared, works.quotas
+        self.match_reporter, self.realised_reporter = works.match_reporter, works.realised_reporter
         self.prompts = self._prompt_source(self._models)
-        self._order = FlowQueue(policy.priorities)
-        self._queue = AdmissionQueue(self._order, clock=time.monotonic, telemetry=self.overload)
-        self.books.freed = self._queue.wake
-        self._degradation = Degradation(policy.priorities, on_change=self.overload.step_changed)
-        self._show()
-        self._pressure = PoolPressure(
-            policy=policy.priorities,
-            estimates=self.books.estimates,
-            degradation=self._degradation,
-            waiting=self._order,
-            clock=time.monotonic,
-            random=random.random,
-            replicas=lambda: 1 + parts.other_replicas(),
-        )
-        self._hot = HotPrefixes(policy.hotspot)
-        self._picker = EndpointPicker(
-            endpoints=self.endpoints,
-            bookings=self.books.bookings,
-            index=self.index,
-            prompts=self.prompts,
-            models=self._models,
-            known_models=settings.known_models,
-            policy=policy,
-            pressure=self._pressure,
-            quotas=self.quotas,
-            health=self.books.health,
-            memory=self.books.memory,
-            hot=self._hot,
-            telemetry=self.telemetry,
-            clock=time.monotonic,
-            random=random.random,
-            turns=Turns(),
-            max_body_bytes=settings.max_body_bytes,
-        )
+        self._picker = endpoint_picker(works, config, parts, models=self._models, prompts=self.prompts)
         self.admission = RequestAdmission(
             picker=self._picker,
-            policy=policy.priorities,
-            pressure=self._pressure,
-            estimates=self.books.estimates,
-            health=self.books.health,
-            queue=self._queue,
+            policy=config.policy.priorities,
+            pressure=works.pressure,
+            estimates=works.books.estimates,
+            health=works.books.health,
+            queue=works.queue,
             book=self._booked,
-            unbook=lambda booked: booked.exchange.finish(),
+            unbook=BookedExchange.finish,
             others=parts.others,
-            telemetry=self.overload,
+            telemetry=works.overload,
             clock=time.monotonic,
         )
         self.pages = PickerPages(
             picker=self._picker,
             admission=self.admission,
-            degradation=self._degradation,
-            quotas=self.quotas,
-            books=self.books,
-            index=self.index,
-            endpoints=self.endpoints,
-            telemetry=self.telemetry,
+            degradation=works.degradation,
+            quotas=works.quotas,
+            books=works.books,
+            index=works.index,
+            endpoints=works.endpoints,
+            telemetry=works.telemetry,
             recent=self.recent,
-            render=self._render,
+            render=works.render,
             prompts=self.prompts,
         )
-        self._labels = self._models.names()
-        self.telemetry.alert_below(policy.alert_hit_ratio)
-        self._one_address = settings.steering is Steering.ORIGINAL_DST
 
     # --- ext_proc_call.Picks --------------------------------------------------------------------------------------
 
@@ -203,31 +102,37 @@ class PoolPicker:
 
         Where the pool fails open, a request without a decision goes to any endpoint that may have it.
         """
-        tracing = self._parts.tracing
-        started_unix_ns = time.time_ns() if tracing is not None else 0
+        watch = self._parts.watch
+        story = None
+        if watch.is_used:
+            story = watch.open(self.name, facts, audit_share=self.config.policy.observability.audit_share)
+            follow(story)
         self._picks += 1
         try:
-            booked = await self.admission.admit(facts, body)
+            return await self.admission.admit(facts, body)
         except PickError as refusal:
-            if isinstance(refusal, NoReadyEndpointError) and (anywhere := self._anywhere(facts)) is not None:
+            if isinstance(refusal, NoReadyEndpointError) and (anywhere := self._anywhere(facts, refusal)) is not None:
                 return anywhere
-            self._refused(facts, refusal, started_unix_ns)
+            self._refused(facts, refusal)
+            raise
+        except asyncio.CancelledError:
+            if story is not None:
+                self._abandoned(facts, story)
             raise
         except Exception as defect:
             log.exception("a pick failed; the client gets a 500", extra={"request_id": facts.request_id})
-            if (anywhere := self._anywhere(facts)) is not None:
-                return anywhere
             internal = InternalPickError("kvmesh failed to route this request; its log says why")
-            self._refused(facts, internal, started_unix_ns)
+            if (anywhere := self._anywhere(facts, internal)) is not None:
+                return anywhere
+            self._refused(facts, internal)
             raise internal from defect
         finally:
             self._picks -= 1
-        self._trace(facts, booked.decision, started_unix_ns)
-        return booked.exchange
 
     def response(self, plan: ResponsePlan) -> ReadResponse:
         """Open a response whose pick, here or on another picker, made this plan."""
-        return ReadResponse(books=self.books, plan=plan)
+        watch = self._parts.watch
+        return ReadResponse(books=self.books, plan=plan, story=watch.story_of(plan) if watch.reading else None)
 
     # --- changes while it runs ------------------------------------------------------------------------------------
 
@@ -242,7 +147,7 @@ class PoolPicker:
         self.config = config
         try:
             if config.endpoints != before.endpoints:
-                self.endpoints.set_endpoints(_closed(config.endpoints))
+                self.endpoints.set_endpoints(closed_endpoints(config.endpoints))
                 self.books.set_endpoints(endpoint.address for endpoint in config.endpoints)
             if config.policy != before.policy or models != self._models:
                 self._models, self.prompts, self._labels = models, prompts, models.names()
@@ -303,7 +208,7 @@ class PoolPicker:
             del self._parts.books[self.name]
         self.endpoints.close()
         await self.quotas.close()
-        await self._render.close()
+        await self.works.render.close()
 
     # --------------------------------------------------------------------------------------------------------------
 
@@ -313,14 +218,14 @@ class PoolPicker:
         self.books.retune(policy, memory_share=self._memory_share)
         if isinstance(self.shared, PoolShare):
             self.shared.session_ttl_seconds = policy.session_seconds
-        self.telemetry.alert_below(policy.alert_hit_ratio)
+        self.telemetry.retune(policy)
         if priorities != before:  # else everybody keeps what was saved for a turn
             self.quotas.retune(priorities.quotas)
             self.overload.know(priorities.classes)
-            self._order.retune(priorities)
-            self._degradation.retune(priorities)
-            self._pressure.retune(priorities)
-        self._hot.retune(policy.hotspot)
+            self.works.order.retune(priorities)
+            self.works.degradation.retune(priorities)
+            self.works.pressure.retune(priorities)
+        self.works.hot.retune(policy.hotspot)
         self._picker = replace(self._picker, policy=policy, models=self._models, prompts=self.prompts)
         self.admission.retune(self._picker, priorities)
         self.pages.retune(self._picker, self.prompts)
@@ -334,7 +239,7 @@ class PoolPicker:
         try:
             return PromptTokenSource(
                 served,
-                render=self._render,
+                render=self.works.render,
                 settings=parts.token_settings,
                 load=parts.tokenizers.get,
                 large=parts.large_prompts,
@@ -342,19 +247,7 @@ class PoolPicker:
         except PromptTokensError as error:
             raise ConfigError(str(error)) from error
 
-    def _show(self) -> None:
-        self.overload.show(
-            queued=lambda: self._queue.depth,
-            steps_in_force=lambda: {
-                ((step.class_name, step.step.step.value), 1.0)
-                for step in self._degradation.in_force(now=time.monotonic())
-            },
-            estimate_errors=lambda: (
-                ((endpoint,), error.mean_seconds) for endpoint, error in self.books.estimates.errors().items()
-            ),
-        )
-
-    def _anywhere(self, facts: RequestFacts) -> UnbookedExchange | None:
+    def _anywhere(self, facts: RequestFacts, error: PickError) -> UnbookedExchange | None:
         """Return an exchange with an endpoint taken by chance; None where the pool fails closed, or has none."""
         if self.config.failure_mode != FAIL_OPEN:
             return None
@@ -370,17 +263,33 @@ class PoolPicker:
         self.picked_at, self._failed_open = time.monotonic(), True
         self.telemetry.refused(FAILED_OPEN)
         most = 1 if self._one_address else 1 + self.config.policy.fallbacks
-        return UnbookedExchange(endpoints=random.sample(endpoints, min(most, len(endpoints))))
+        chosen = random.sample(endpoints, min(most, len(endpoints)))
+        story = current_story()
+        if story is not None:
+            self._tell(story, Fate.FAILED_OPEN, _refusal_record(facts, error, story), endpoint=chosen[0])
+        return UnbookedExchange(endpoints=chosen, story=story, set_headers=set_headers_of(story))
 
-    def _refused(self, facts: RequestFacts, refusal: PickError, started_unix_ns: int) -> None:
-        self._trace(facts, refusal, started_unix_ns)
+    def _refused(self, facts: RequestFacts, refusal: PickError) -> None:
         self.telemetry.refused(refusal.reason)
-        self.recent.appendleft(DecisionRecord(at=time.time(), facts=facts, model=None, outcome=refusal))
+        story = current_story()
+        record = _refusal_record(facts, refusal, story)
+        self.recent.appendleft(record)
+        if story is not None:
+            self._tell(story, Fate.REFUSED, record)
 
-    def _booked(self, picked: Picked) -> "_Booked":
+    def _abandoned(self, facts: RequestFacts, story: Story) -> None:
+        left = ClientLeftError("the client left while it waited")
+        self._tell(story, Fate.ABANDONED, _refusal_record(facts, left, story))
+
+    def _tell(self, story: Story, fate: Fate, record: DecisionRecord, *, endpoint: str | None = None) -> None:
+        if story.settle():  # else it was booked, and is told of as that
+            asyncio.get_running_loop().call_soon(partial(story.decided, fate, record, endpoint=endpoint))
+
+    def _booked(self, picked: Picked) -> BookedExchange:
         decision, prepared = picked.decision, picked.prepared
         resolved = prepared.resolved
         share = self.config.sample_share
+        label = resolved.requested if resolved.requested is not None and resolved.requested in self._labels else ""
         # before the booking, as all that may fail: nobody would release it
         plan = plan_response(
             picked,
@@ -389,61 +298,62 @@ class PoolPicker:
             read_below_bytes=self._parts.settings.read_below_bytes,
             reads=self._parts.reads,
             now=time.monotonic(),
+            label=label,
+            sent_at=time.time(),
         )
+        story = current_story()
         exchange = BookedExchange(
             books=self.books,
             endpoints=decision.endpoints[:1] if self._one_address else decision.endpoints,
             booking=self.books.book(picked),
-            model=resolved.requested if resolved.requested is not None and resolved.requested in self._labels else "",
+            model=label,
             arm=resolved.arm,
             body=prepared.sent.changed,
             removed_headers=prepared.sent.removed_headers,
             response_headers=prepared.told,
             plan=plan,
+            story=story,
+            set_headers=set_headers_of(story),
         )
+        if story is not None:
+            story.settle()
+            story.will_be_read(plan)
+            story.prompt_key, story.prepared = _prompt_key(prepared), None  # of which the body is no longer needed
         # the answer leaves in this turn of the loop; what nobody waits for comes after it
-        asyncio.get_running_loop().call_soon(self._remember, prepared.facts, picked)
-        return _Booked(exchange=exchange, decision=decision)
+        asyncio.get_running_loop().call_soon(self._remember, prepared.facts, picked, story, label)
+        return exchange
 
-    def _remember(self, facts: RequestFacts, picked: Picked) -> None:
+    def _remember(self, facts: RequestFacts, picked: Picked, story: Story | None, label: str) -> None:
         decision = picked.decision
         self.picked_at = now = time.monotonic()
         if decision.degraded:
             self._parts.degradations.note(decision.degraded, now=now)
-        self.books.remember(picked)
-        self.recent.appendleft(record_of(picked, facts, at=time.time()))
-
-    def _trace(self, facts: RequestFacts, outcome: Decision | PickError, started_unix_ns: int) -> None:
-        tracing = self._parts.tracing
-        if tracing is not None:
-            tracing.record(facts, outcome, started_unix_ns=started_unix_ns, ended_unix_ns=time.time_ns())
-
-    def _rendering_endpoints(self, model: ServedModel) -> Sequence[str]:
-        """Return the pods that report and serve the model: one that does not answer would cost the deadline."""
-        return [
-            status.address
-            for status in self.endpoints.snapshot(now=time.monotonic())
-            if status.reachability is Reachability.READY and (status.models is None or status.models.serves(model.name))
-        ]
+        self.books.remember(picked, label=label)
+        record = record_of(picked, facts, at=time.time())
+        self.recent.appendleft(record)
+        if story is not None:
+            story.decided(Fate.ROUTED, record, endpoint=decision.endpoints[0])
+        if self._parts.watch.on_picked is not None:
+            self._parts.watch.tell_picked(self.name, picked)
 
 
-class _Booked(msgspec.Struct, frozen=True, kw_only=True):
-    exchange: BookedExchange
-    decision: Decision
+def tell_unrouted(watch: RequestWatch, facts: RequestFacts, refusal: PickError) -> None:
+    """Tell those who observe of a request that belongs to no pool."""
+    story = watch.open("", facts) if watch.is_used else None
+    if story is not None:
+        record = _refusal_record(facts, refusal, None)
+        asyncio.get_running_loop().call_soon(story.decided, Fate.REFUSED, record)
 
 
-def _closed(endpoints: Sequence[PoolEndpoint]) -> Mapping[str, Reachability | None]:
-    """Return why each endpoint may get nothing new, None where it may."""
-    return {
-        endpoint.address: Reachability.TERMINATING
-        if endpoint.terminating
-        else None
-        if endpoint.ready
-        else Reachability.NOT_READY
-        for endpoint in endpoints
-    }
+def _refusal_record(facts: RequestFacts, refusal: PickError, story: Story | None) -> DecisionRecord:
+    """Return what is remembered of a request without a decision."""
+    asked = refusal.asked if isinstance(refusal.asked, AskedFor) else None
+    if story is not None and story.prepared is not None:
+        asked = story.prepared.asked
+        story.prompt_key, story.prepared = _prompt_key(story.prepared), None
+    model = asked.model if asked is not None else None
+    return DecisionRecord(at=time.time(), facts=facts, model=model, outcome=refusal, asked=asked)
 
 
-def _render_settings(timeout_seconds: float, *, is_one_of_many: bool) -> RenderSettings:
-    settings = RenderSettings(timeout_seconds=timeout_seconds, media_timeout_seconds=4 * timeout_seconds)
-    return replace(settings, cache_bytes=RENDER_CACHE_BYTES_OF_A_POOL) if is_one_of_many else settings
+def _prompt_key(prepared: Prepared) -> bytes:
+    return bytes(prepared.prompts[0].keys[-KEY_BYTES:]) if prepared.prompts else b""

@@ -1,7 +1,8 @@
 """The pools that one picker serves: told apart by gRPC metadata or host, changed while requests run.
 
 `service` hands it to the gRPC server as where picks come from, and `mesh` applies what documents say. A pool that goes
-keeps its open requests until they end; one that comes back meanwhile goes on where it was.
+keeps its open requests until they end, and who waits for `RETURN_SECONDS`; one that comes back meanwhile goes on where
+it was.
 """
 
 import asyncio
@@ -9,7 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -21,8 +23,9 @@ from extproc.core.pool_config import PoolConfig
 from extproc.core.pool_hosts import PoolHosts, pools_of_cluster
 from extproc.core.response_plan import ResponsePlan
 from extproc.errors import KvmeshError, NoPoolForHostError, PickError, UnknownPoolError
+from extproc.learned_models import learned_models
 from extproc.picker_parts import PickerParts
-from extproc.pool_picker import PoolPicker
+from extproc.pool_picker import PoolPicker, tell_unrouted
 from extproc.unknown_books import UNKNOWN_BOOKS
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,7 @@ AUTHORITY = ":authority"
 LOOK_SECONDS = 1.0
 LOOKS_BACK_EVERY = 5  # looks
 WATCHED_SECONDS = 900.0  # after its last pick a pool is looked at so long
+RETURN_SECONDS = 5.0  # for a pool that was deleted to be made anew: who waits there goes on then, and gets a 503 else
 FULL_MEMORY_POOLS = 4  # with more pools, each remembers less of what it has routed
 
 
@@ -43,10 +47,12 @@ class Pools:
         self._changed = changed
         self._pools: dict[str, PoolPicker] = {}
         self._leaving: dict[str, PoolPicker] = {}  # with open requests
+        self._waits_until: dict[str, float] = {}  # of these, who waits there still does, until monotonic seconds
         self._only: PoolPicker | None = None
         self._hosts = PoolHosts({})
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, tuple[asyncio.Task[None], ...]] = {}
+        self._given: dict[str, PoolConfig] = {}  # what each pool was last set up with, before what its pods tell
         self._one_at_a_time = asyncio.Lock()
         self._coming: Sequence[PoolConfig] = ()  # being applied: what they look at is read already
         self._memory_share = 1.0
@@ -63,7 +69,11 @@ class Pools:
 
     def pick(self, facts: RequestFacts, body: bytes | None) -> Coroutine[Any, Any, OpenExchange]:
         """Have the pool of the request's host pick. Raise PickError where there is none."""
-        return self.for_host(facts.headers.get(AUTHORITY, "")).pick(facts, body)
+        try:
+            pool = self.for_host(facts.headers.get(AUTHORITY, ""))
+        except PickError as refusal:
+            self.refuse(facts, refusal)
+        return pool.pick(facts, body)
 
     def response(self, plan: ResponsePlan) -> ReadResponse:
         """Open a response whose pick, here or on another picker, made this plan."""
@@ -78,16 +88,19 @@ class Pools:
             raise self._refusal(UnknownPoolError(f"the pool {name[:200]!r} is not known here"))
         return pool
 
-    def of_route(self, pool: str, cluster: str) -> "PoolPicker | Pools":
+    def of_route(self, pool: str, cluster: str) -> "PoolPicker | Pools | NoPool":
         """Return the pool of a request by its route: of the cluster that it was dealt to, else as metadata names it.
 
-        Where the route says nothing, the host tells. Raise UnknownPoolError.
+        Where the route says nothing, the host tells.
         """
         if cluster:
             for name in pools_of_cluster(cluster):
                 if name in self._pools:
                     return self._pools[name]
-        return self.of_pool(pool) if pool else self
+        try:
+            return self.of_pool(pool) if pool else self
+        except UnknownPoolError as refusal:
+            return NoPool(refusal, self)
 
     def for_host(self, authority: str) -> PoolPicker:
         """Return the pool that serves the host, or the only one. Raise PickError."""
@@ -156,7 +169,7 @@ class Pools:
                 pool = self._pools.get(name)
                 if pool is not None:
                     pool.share_memory(self._memory_share)
-                    if pool.config is config:
+                    if self._given.get(name) is config:
                         continue
                 with self._alone(name):
                     self._set(config)
@@ -184,23 +197,49 @@ class Pools:
         pool = self._pools.get(name)
         if pool is None:
             pool = self._leaving.pop(name, None)
+            self._waits_until.pop(name, None)
             if pool is None:
                 pool = PoolPicker(config, self._parts)
             pool.share_memory(self._memory_share)
             self._pools[name] = pool
             self._start(pool)
             log.info("pool", extra={"pool": name, "endpoints": len(config.endpoints)})
-        if pool.config != config:
-            pool.apply(config)
+        learned = self._as_learned(pool, config)
+        if pool.config != learned:
+            pool.apply(learned)
+        self._given[name] = config
         self._start_quotas(pool)
         self._load_tokenizers(pool)
 
     def _leave(self, name: str) -> None:
-        """Take nothing new for a pool; what is open ends by itself, what waits has nowhere to go."""
+        """Take nothing new for a pool; what is open ends by itself, what waits goes on only if it soon comes back."""
         pool = self._pools.pop(name)
+        self._given.pop(name, None)
         log.info("the pool is gone", extra={"pool": name, "open_requests": pool.books.open_requests})
         self._leaving[name] = pool
-        pool.leave()
+        if any(pool.admission.waiting.values()):
+            self._waits_until[name] = time.monotonic() + RETURN_SECONDS
+        else:
+            pool.leave()
+
+    def _as_learned(self, pool: PoolPicker, config: PoolConfig) -> PoolConfig:
+        """Return the config with the models that the pool's pods tell, where it declares none."""
+        if config.model is not None or not config.name:
+            return config
+        told = [status.models for status in pool.endpoints.known(now=time.monotonic())]
+        learned = pool.config.learned  # pods that do not answer have not become others
+        if any(told):
+            learned = learned_models(told, folders=self._parts.settings.tokenizer_folders)
+        return config if learned == config.learned else replace(config, learned=learned)
+
+    def _learn(self, pool: PoolPicker) -> None:
+        """Go by the models that the pods tell by now."""
+        config = self._as_learned(pool, pool.config)
+        if config.learned != pool.config.learned:
+            names = {each.name: sorted(each.aliases) for each in config.learned}
+            log.info("the pods tell their models", extra={"pool": pool.name, "models": names})
+            pool.apply(config)
+            self._load_tokenizers(pool)
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
@@ -221,6 +260,11 @@ class Pools:
         pools = tuple(self._pools.values())
         self._only = pools[0] if len(pools) == 1 and not pools[0].config.hosts else None
         self._hosts = PoolHosts({name: pool.config.hosts for name, pool in self._pools.items()})
+
+    def refuse(self, facts: RequestFacts, refusal: PickError) -> NoReturn:
+        """Refuse a request that belongs to no pool, and tell those who observe."""
+        tell_unrouted(self._parts.watch, facts, refusal)
+        raise refusal
 
     def _refusal(self, error: PickError) -> PickError:
         self._unrouted.labels(error.reason).inc()
@@ -285,23 +329,52 @@ class Pools:
             looks += 1
             since = time.monotonic() - WATCHED_SECONDS
             for pool in tuple(self._pools.values()):
+                if pool.config.model is None and (not pool.config.learned or looks % LOOKS_BACK_EVERY == 0):
+                    with self._alone(pool.name):
+                        self._learn(pool)
                 if not pool.name or pool.picked_at > since:
                     with self._alone(pool.name):
                         pool.look()
                         if looks % LOOKS_BACK_EVERY == 0:
                             pool.look_back()
+            self._end_waits()
             for pool in tuple(self._leaving.values()):
                 # it may have come back while another one was closed
                 if pool.is_free and self._leaving.get(pool.name) is pool:
                     with self._alone(pool.name):
                         await self._end(pool)
 
+    def _end_waits(self) -> None:
+        """Answer those who wait in pools that have not come back in time."""
+        now = time.monotonic()
+        for name in [name for name, until in self._waits_until.items() if now >= until]:
+            del self._waits_until[name]
+            with self._alone(name):
+                self._leaving[name].leave()
+
     async def _end(self, pool: PoolPicker) -> None:
         """Close a pool whose last request has ended."""
         del self._leaving[pool.name]
+        self._waits_until.pop(pool.name, None)
         tasks = self._running.pop(pool.name, ())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         await pool.close()
+
+
+class NoPool:
+    """Implements `ext_proc_call.Picks` where a route names a pool that is not known here."""
+
+    def __init__(self, refusal: PickError, pools: Pools) -> None:
+        self._refusal = refusal
+        self._pools = pools
+
+    async def pick(self, facts: RequestFacts, body: bytes | None) -> OpenExchange:  # noqa: ARG002 - a port
+        """Refuse it."""
+        self._pools.refuse(facts, self._refusal)
+
+    def response(self, plan: ResponsePlan) -> ReadResponse:
+        """Open a response: what its plan promises holds."""
+        return self._pools.response(plan)

@@ -1,11 +1,11 @@
 """What the admin pages show where a picker serves several pools: one of them, or all in short. Changes nothing."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from extproc.adapters.pool_metrics import PoolsExposition
+from extproc.admin_pages import PickerPages
 from extproc.core.exchange import RequestFacts
 from extproc.errors import PickError, UnknownPoolError
 from extproc.pool_picker import PoolPicker
@@ -40,9 +40,8 @@ class PoolsPages:
         page = PoolsExposition()
         for name, pool in self._pools.with_requests.items():
             if pool.has_counted:
-                page.add(name, pool.telemetry.registry)
-                await asyncio.sleep(0)  # a few milliseconds each, and requests wait for none of them
-        return page.text(own=self._pools.registry)
+                await page.add(name, pool.telemetry.registry)
+        return page.text(own=self._pools.registry, ready=self.ready)
 
     async def state(self, *, pool: str | None = None) -> dict[str, Any]:
         """Return one pool's state; without a name the only one's, or that of all in short."""
@@ -77,6 +76,20 @@ class PoolsPages:
     async def policies(self, target: str | None) -> dict[str, Any]:
         """Return who says what for a target. Raise PolicyTargetError."""
         return await self._policies(target)
+
+    # --- for the live feed ----------------------------------------------------------------------------------------
+
+    def chosen(self, pool: str | None) -> tuple[str, PickerPages] | None:
+        """Return the pool named, or the only one; None: there are several. Raise UnknownPoolError."""
+        chosen = self._chosen(pool)
+        return None if chosen is None else (chosen.name, chosen.pages)
+
+    def pages_of(self, pool: str) -> PickerPages | None:
+        """Return the pages of a pool."""
+        found = self._pools.pool(pool)
+        return None if found is None else found.pages
+
+    # --------------------------------------------------------------------------------------------------------------
 
     def _chosen(self, name: str | None) -> PoolPicker | None:
         if name is not None:

@@ -16,6 +16,7 @@ from extproc.core.prompt_match import IndexHits, PromptKeys
 from extproc.core.prompt_tokens import TOKEN_BYTES, PromptTokens
 from extproc.core.quota import QuotaAsk, QuotaVerdict
 from extproc.core.request import ApiKind, InferenceRequest
+from extproc.core.request_story import AskedFor
 from extproc.core.standing import Standing
 from extproc.errors import PickError, PromptLimitError
 from extproc.wire.content_encoding import UnknownContentEncodingError, decoded_body
@@ -30,6 +31,7 @@ DEGRADED_HEADER = "x-kvmesh-degraded"
 PRIORITY_HEADER = "x-kvmesh-priority"  # of a refusal: the class of its request
 _OPAQUE = frozenset((ApiKind.OTHER, ApiKind.TOKENIZE))  # routed whatever their bodies are
 NOTHING_TOLD: Mapping[str, str] = {}
+LONGEST_NAME = 200  # characters of a model's name that are remembered: clients write what they like
 
 
 class SentBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         named = not self.facts.headers.keys().isdisjoint(PREFILLER_HEADERS)
         kinds = took(self.measures, capped=self.sent.capped, model_changed=self.has_smaller_model)
         return tuple(kind for kind in kinds if named or kind is not StepKind.NO_REMOTE_PREFILL)
+
+    @property
+    def asked(self) -> AskedFor:
+        """Return the request's facts without its prompt."""
+        block_tokens = self.prompts[0].tokens_each if self.prompts else 0
+        return asked_for(self.request, self.resolved, self.standing, block_tokens=block_tokens, taken=self.taken)
 
     @property
     def told(self) -> Mapping[str, str]:
@@ -189,6 +197,34 @@ def session_of(facts: RequestFacts, resolved: ResolvedModel) -> str | None:
 def longest_prompt(tokens: PromptTokens) -> int:
     """Return the tokens of a batch's longest prompt: each has the model's context for itself."""
     return max([len(prompt.tokens) // TOKEN_BYTES for prompt in tokens.prompts], default=0)
+
+
+def asked_for(
+    request: InferenceRequest,
+    resolved: ResolvedModel,
+    standing: Standing,
+    *,
+    block_tokens: int = 0,
+    taken: Sequence[StepKind] = (),
+) -> AskedFor:
+    """Return the request's facts without its prompt."""
+    return AskedFor(
+        api=request.api.value,
+        model=_short(request.model),
+        served_model=_short(resolved.model),
+        adapter=resolved.adapter,
+        arm=resolved.arm,
+        prompts=len(request.prompts),
+        stream=request.stream,
+        max_tokens=request.max_tokens,
+        block_tokens=block_tokens,
+        standing=standing,
+        steps=tuple(kind.value for kind in taken),
+    )
+
+
+def _short(name: str | None) -> str | None:
+    return name if name is None else name[:LONGEST_NAME]
 
 
 def prompt_keys(tokens: PromptTokens, hits: IndexHits) -> Sequence[PromptKeys]:

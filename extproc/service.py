@@ -1,31 +1,39 @@
 """Connects the picker: its pools, the gRPC server and the admin pages; runs them until told to stop."""
 
 import asyncio
+import gc
 import logging
 import resource
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from extproc.adapters.admin_http import AdminServer
 from extproc.adapters.ext_proc_call import OfRoute, Picks
 from extproc.adapters.grpc_server import ExtProcServer
+from extproc.adapters.live_feed import LivePages
+from extproc.adapters.record_telemetry import RecordTelemetry
 from extproc.admin_pages import PickerPages
 from extproc.config import PickerSettings
 from extproc.core.pool_config import PoolConfig
 from extproc.doctor.examine import run_startup_checks
 from extproc.errors import ConfigError, first_error
+from extproc.live_feed import LiveFeed
 from extproc.mesh import MeshFollower, mesh_policy
 from extproc.mesh_sources import follow_source
 from extproc.picker_parts import PickerParts
 from extproc.pool_picker import PoolPicker
 from extproc.pools import Pools
 from extproc.pools_pages import PoolsPages
-from kv_indexer.api import DocumentSource, PoolEndpoint
+from kv_indexer.api import DocumentSource, IndexView, PoolEndpoint
 
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5.0  # for exchanges that are being picked, or wait for their pod's first byte
+TRACESTATE = "tracestate"  # https://www.w3.org/TR/trace-context/
+GC_THRESHOLDS = (5_000, 20, 20)
 STATIC = ""  # the pool of --endpoints
 
 
@@ -41,6 +49,7 @@ class PickerService:
         self.server: ExtProcServer | None = None
         self.follower: MeshFollower | None = None
         self.pages: PickerPages | PoolsPages
+        self.live: LiveFeed
 
     async def start(self) -> None:
         """Set up the static pool, or none yet. Raise ConfigError where a tokenizer cannot be used."""
@@ -49,36 +58,53 @@ class PickerService:
             self.follower = MeshFollower(mesh_policy(settings), self.pools)
             self.pages = PoolsPages(self.pools, policies=self.follower.explain)
             self.server = self._server(self.pools, of_route=self.pools.of_route)
+            self._observe(self.pools.registry)
             return
         pool = PoolPicker(static_config(settings), self.parts)
         self.pools.adopt(pool)
         self.pages = pool.pages
         self.server = self._server(pool, of_route=None)
+        self._observe(pool.telemetry.registry)
 
     def background(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return what runs beside the requests, by name."""
-        tasks = {"pools": self.pools.run()}
+        tasks = {"pools": self.pools.run(), "live feed": self.live.run()}
+        if self.parts.records is not None:
+            tasks["access log"] = self.parts.records.run()
         if self.follower is not None:
             return tasks | {"follow mesh": follow_source(self.settings, self.follower, source=self._source)}
         return tasks | {"check once": self._check_once()}
 
     async def close(self) -> None:
         """Let go of Redis, of the pods and of the tokenizers' thread."""
+        await self.live.close()
         await self.pools.close()
         await self.parts.close()
+
+    def _observe(self, registry: CollectorRegistry) -> None:
+        """Have requests shown to those who watch, and what is written of them counted."""
+        parts = self.parts
+        self.live = LiveFeed(self.pages, watch=parts.watch, view=IndexView(url=self.settings.redis_url))
+        parts.watch.on_picked = self.live.picked
+        targets = parts.records.buffers if parts.records is not None else ()
+        registry.register(RecordTelemetry(targets=targets, traces=parts.tracing))
 
     def _server(self, picks: Picks, *, of_route: OfRoute | None) -> ExtProcServer:
         return ExtProcServer(
             picks=picks,
             max_body_bytes=self.settings.max_body_bytes,
-            further_headers=self.pools.wanted_headers(),
+            further_headers=self._wanted_headers(),
             claims=self.pools.wanted_claims(),
             of_route=of_route,
         )
 
     def _wants_change(self) -> None:
         if self.server is not None:
-            self.server.want(further_headers=self.pools.wanted_headers(), claims=self.pools.wanted_claims())
+            self.server.want(further_headers=self._wanted_headers(), claims=self.pools.wanted_claims())
+
+    def _wanted_headers(self) -> frozenset[str]:
+        wanted = self.pools.wanted_headers()
+        return wanted | {TRACESTATE} if self.parts.tracing is not None else wanted
 
     async def _check_once(self) -> None:
         """Look for what is wrong though everything runs, once the pods have had time to start."""
@@ -104,7 +130,12 @@ async def serve(settings: PickerSettings, *, stop: asyncio.Event, source: Docume
     await service.start()
     server = service.server
     assert server is not None, "started"
-    admin = AdminServer(service.pages, max_body_bytes=settings.max_body_bytes)
+    admin = AdminServer(
+        service.pages,
+        max_body_bytes=settings.max_body_bytes,
+        access=settings.admin_access,
+        live=LivePages(service.live),
+    )
     try:
         await admin.start(host=settings.host, port=settings.admin_port)
         await server.start(host=settings.host, port=settings.grpc_port)
@@ -129,6 +160,16 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def _spare_the_collector() -> None:
+    """Have the garbage collector pass over all that is there now: it would hold requests up for some 50 ms at a time.
+
+    Hardly any of what a request makes is garbage that only the collector finds, so it need not look every 700 objects.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
 async def _is_known(pools: Pools, *, stop: asyncio.Event) -> bool:
     """Wait until the endpoints are known and were scraped once, or until `stop` is set; tell which."""
     async with asyncio.TaskGroup() as tasks:
@@ -149,6 +190,7 @@ async def _known(pools: Pools) -> None:
 async def _take_traffic(service: PickerService, server: ExtProcServer, *, stop: asyncio.Event) -> None:
     """Be ready until `stop` is set, then let the open exchanges end within the grace."""
     service.pages.ready = True
+    _spare_the_collector()
     await server.set_serving(True)
     endpoints = sum(len(pool.config.endpoints) for pool in service.pools.all.values())
     log.info("ready", extra={"grpc_port": service.settings.grpc_port, "endpoints": endpoints})

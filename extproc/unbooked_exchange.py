@@ -6,7 +6,9 @@ Made by `pool_picker` where a decision failed; its shape is `adapters.ext_proc_c
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from extproc.booked_exchange import GATEWAY_TIMEOUT
 from extproc.core.response_plan import PASS_PLAN, ResponsePlan
+from extproc.request_watch import Story
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,12 +20,27 @@ class UnbookedExchange:
     removed_headers: tuple[str, ...] = ()
     plan: ResponsePlan = PASS_PLAN
     response_headers: Mapping[str, str] = field(default_factory=dict)
+    story: Story | None = None  # None: nobody observes
+    set_headers: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of the request that the pod gets, over what the client sent
+    status: int = 0
+    served_by: str | None = None
+    unserved: bool = False
 
-    def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str) -> None:
-        """Take no note."""
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str) -> None:  # noqa: ARG002
+        """Take note for those who observe; nothing is learned."""
+        if self.story is not None:
+            self.status, self.served_by = status, served_by
+            self.unserved = not from_pod and status != GATEWAY_TIMEOUT
+            self.story.responded()
 
     def response_missed(self, why: str) -> None:
         """Miss nothing."""
 
     def finish(self) -> None:
         """Release nothing."""
+        if self.story is not None:
+            self.story.end(
+                endpoint=self.endpoints[0], served_by=self.served_by, status=self.status, unserved=self.unserved
+            )

@@ -14,11 +14,12 @@ from kv_indexer.adapters.zmq_subscriber import HEARTBEAT_SECONDS, ZmqLiveEvents
 from kv_indexer.apply_events import EventApplier
 from kv_indexer.core.change_plan import RootKeys
 from kv_indexer.core.members import PoolFeed
-from kv_indexer.core.source import Claim, EventAddresses
+from kv_indexer.core.source import Claim, EventAddresses, Stream, StreamRecord
 from kv_indexer.follow_stream import RecoveryPolicy, StreamFollower
 from kv_indexer.ports import IndexerTelemetry, IndexWriter
+from kv_indexer.watch_index import IndexWatch
 
-SLOWEST_HEARTBEAT = 4.0  # times; TCP notices a vanished host as quickly as ever, a hung process is noticed later
+SLOWEST_HEARTBEAT = 12.0  # times; TCP notices a vanished host as quickly as ever, a hung process is noticed later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class FollowerParts:
     policy: RecoveryPolicy
     slowdown: Callable[[], float] = lambda: 1.0  # see `StreamFollower`
     turns: AbstractAsyncContextManager[Any] | None = None  # likewise
+    watch: IndexWatch | None = None  # that reads the registry for all
 
     def build(self, claim: Claim, addresses: EventAddresses) -> StreamFollower:
         """Return a follower that writes under this claim; it opens its sockets when it runs."""
@@ -63,4 +65,9 @@ class FollowerParts:
             identity=self.pods.identity(stream.endpoint),
             slowdown=self.slowdown,
             turns=self.turns,
+            registered=partial(_record, self.watch, stream) if self.watch else lambda _: None,
         )
+
+
+def _record(watch: IndexWatch, stream: Stream, max_age_seconds: float) -> StreamRecord | None:
+    return watch.record(stream, max_age_seconds=max_age_seconds)

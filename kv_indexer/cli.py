@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kv_indexer.admin_options import with_admin_access
 from kv_indexer.redis_options import with_redis
 
 if TYPE_CHECKING:
     from kv_indexer.adapters.redis_address import RedisAccess
+    from kv_indexer.core.admin_access import AdminAccess
     from kv_indexer.core.documents import DocumentSource
 
 app = typer.Typer()
@@ -21,8 +23,10 @@ def _group() -> None:
 
 @app.command("indexer")
 @with_redis
+@with_admin_access
 def indexer(
     access: "RedisAccess",
+    admin: "AdminAccess",
     model: Annotated[
         str | None,
         typer.Option(
@@ -112,6 +116,7 @@ def indexer(
             indexer_id=unique_indexer_id(indexer_id),
             lease_seconds=lease_seconds,
             documents=documents,
+            admin_access=admin,
         )
         _run(settings)
     except (SettingError, ListenError, KubernetesConfigError) as error:

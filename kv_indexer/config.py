@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kv_indexer.adapters.redis_address import RedisAccess
+from kv_indexer.core.admin_access import AdminAccess
 from kv_indexer.core.documents import DocumentSource
 from kv_indexer.core.source import EventAddresses, reachable
 from kv_indexer.core.stream_facts import FindingPolicy
@@ -45,6 +46,7 @@ class IndexerSettings:
     findings: FindingPolicy = field(default_factory=FindingPolicy)  # when a pod's behaviour counts as wrong
     scrape_seconds: float = 5.0  # between two looks at a pod's /metrics
     lease_seconds: float = 2.0  # a stream whose indexer is silent for so long passes to another
+    admin_access: AdminAccess = field(default_factory=AdminAccess)  # who may see the admin pages
     documents: DocumentSource | None = None  # where pools come from; then there are no endpoints and no model here
 
 

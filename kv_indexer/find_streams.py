@@ -7,12 +7,12 @@ Every indexer asks every pod, so that it could take any stream over at once; who
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from kv_indexer.core.source import SourceState, Stream
-from kv_indexer.core.whereabouts import PodAnswer
+from kv_indexer.core.source import EventAddresses, SourceState, Stream
+from kv_indexer.core.whereabouts import PodAnswer, known_streams
 from kv_indexer.errors import FeedLostError, NoEventSourceError
 from kv_indexer.ports import EventDirectory, IndexerTelemetry
 
@@ -53,6 +53,7 @@ class StreamFinder:
         """
         self.answers: dict[str, PodAnswer] = {}
         self.waiting = dict.fromkeys(endpoints, NOT_ASKED)  # endpoints of which nothing is known yet -> why
+        self._streams: Mapping[Stream, EventAddresses] | None = None  # of the answers; None: to be made anew
         self._model = model
         self._telemetry = telemetry
         self._is_lost = is_lost
@@ -63,6 +64,13 @@ class StreamFinder:
         self._slowdown = slowdown
         self._trouble: dict[str, str] = {}  # endpoint -> what was said last
         self._shown_lost: set[str] = set()  # endpoints without any stream to be shown lost under a name of its own
+
+    @property
+    def streams(self) -> Mapping[Stream, EventAddresses]:
+        """What the answers say there is; the same object until they say something else."""
+        if self._streams is None:
+            self._streams = known_streams(self.answers)
+        return self._streams
 
     async def watch(self, endpoint: str, directory: EventDirectory) -> None:
         """Ask one pod for ever."""
@@ -93,7 +101,7 @@ class StreamFinder:
             self._shown_lost.remove(endpoint)
             self._telemetry.forget(Stream(endpoint=endpoint))
         if self.answers.pop(endpoint, None) is not None:
-            self._changed()
+            self._news()
 
     async def _ask(self, endpoint: str, directory: EventDirectory) -> bool:
         asked_at = self._clock()
@@ -119,7 +127,11 @@ class StreamFinder:
         known = self.answers.get(endpoint)
         self.answers[endpoint] = answer
         if known is None or known.ranks != answer.ranks:
-            self._changed()
+            self._news()
+
+    def _news(self) -> None:
+        self._streams = None
+        self._changed()
 
     def _tell(self, endpoint: str, message: str, reason: str) -> None:
         """Say it once; streams that are known to exist have an opinion of their own."""

@@ -14,7 +14,7 @@ from typing import Any
 from kv_indexer.apply_events import EventApplier
 from kv_indexer.catch_up import TRUNCATED, UNANSWERED, CatchUp, RecoveryPolicy
 from kv_indexer.core.sequence import Restraint, Verdict, is_another_process, is_same_process
-from kv_indexer.core.source import Claim, SourceState, StreamPosition
+from kv_indexer.core.source import Claim, SourceState, StreamPosition, StreamRecord
 from kv_indexer.errors import (
     FeedLostError,
     IndexUnavailableError,
@@ -51,8 +51,11 @@ class StreamFollower:
         clock: Callable[[], float] = time.monotonic,
         slowdown: Callable[[], float] = lambda: 1.0,
         turns: AbstractAsyncContextManager[Any] | None = None,
+        registered: Callable[[float], StreamRecord | None] = lambda _: None,
     ) -> None:
         """Take `slowdown` to ask how much rarer than by the policy a quiet publisher is looked at.
+
+        `registered` gives what the registry says of the stream, where somebody has read it within so many seconds.
 
         `turns` is entered to take the stream up for the first time: when thousands begin at once, each would find all
         its deadlines passed.
@@ -69,6 +72,7 @@ class StreamFollower:
         self._clock = clock
         self._slowdown = slowdown
         self._turns = turns or nullcontext()
+        self._registered = registered
         self._catch_up = CatchUp(
             stream=claim.stream,
             live=live,
@@ -88,6 +92,7 @@ class StreamFollower:
         self._heal_at = self._orphans_at = 0.0
         self._heal_delay, self._orphan_delay = policy.heal_seconds, policy.orphan_seconds
         self._orphans = 0
+        self._said_orphans: int | None = None  # as telemetry knows it
 
     async def run(self) -> None:
         """Follow the stream through every failure, until the claim has passed to another indexer."""
@@ -141,6 +146,7 @@ class StreamFollower:
                     await self._check_step()
                 stale_since = await self._check_progress(before, stale_since)
                 await self._look_after()
+                self._show_orphans()
                 await self._show_caught_up()
         finally:
             self._live.close()
@@ -154,10 +160,20 @@ class StreamFollower:
         await self._show_caught_up()
 
     async def _check_step(self) -> None:
+        if self._is_as_registered():
+            return  # thousands of quiet streams are read at once, not one by one
         is_in_step = await self._applier.is_in_step()
         self._note_recorded()
         if not is_in_step:
             await self._catch_up.complete(probe=True)
+
+    def _is_as_registered(self) -> bool:
+        record, position = self._registered(self._idle_seconds()), self._applier.position
+        return (
+            record is not None
+            and (record.epoch, record.last_seq) == (position.epoch, position.last_seq)
+            and (record.epoch, record.state, record.reason) == self._recorded
+        )
 
     async def _check_progress(self, before: StreamPosition, stale_since: float) -> float:
         """Ask who is there after a while without a new batch; return since when there is none.
@@ -282,6 +298,12 @@ class StreamFollower:
         self._telemetry.state(self._claim.stream, state=state, reason=reason)
         level = logging.WARNING if state is SourceState.DEGRADED else logging.INFO
         log.log(level, "%s is %s", self._name, f"{state} ({reason})" if reason else state)
+
+    def _show_orphans(self) -> None:
+        waiting = self._applier.orphans
+        if waiting != self._said_orphans:
+            self._said_orphans = waiting
+            self._telemetry.orphans(self._claim.stream, waiting=waiting)
 
     async def _lost(self, message: str, reason: str) -> None:
         shown = (self._applier.position.epoch, SourceState.LOST, reason)

@@ -150,6 +150,9 @@ class IndexerTelemetry(Protocol):
     def not_indexed(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
         """Count events that were understood and are not in the index, by reason: most of these are meant to be."""
 
+    def orphans(self, stream: Stream, *, waiting: int) -> None:
+        """Show how many stores wait for their parent block; told when that has changed."""
+
     def gap(self, stream: Stream) -> None:
         """Count a gap in the live sequence."""
 

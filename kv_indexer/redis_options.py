@@ -4,12 +4,19 @@ The one module beside `api` that the picker imports: its commands need these opt
 """
 
 import inspect
+import logging
+import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from kv_indexer.adapters.redis_address import RedisAccess
+
+log = logging.getLogger(__name__)
 
 RedisUrl = Annotated[
     str,
@@ -61,7 +68,9 @@ def with_redis(command: Callable[..., None]) -> Callable[..., None]:
         connection = {name: values.pop(name) for name in CONNECTION}
         url = connection.pop("redis")
         fields = {name.removeprefix("redis_"): value for name, value in connection.items()}
-        command(RedisAccess(url=url, **fields), **values)
+        access = RedisAccess(url=url, **fields)
+        _warn_of_flag(access)
+        command(access, **values)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [each.replace(kind=kind) for each in inspect.signature(command).parameters.values() if each.name != "access"]
@@ -72,3 +81,21 @@ def with_redis(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in (*own, *options)}
     return run
+
+
+def _warn_of_flag(access: "RedisAccess") -> None:
+    """Say so where a password was given as a flag: every user of the machine can read the flags of a process."""
+    from kv_indexer.adapters.redis_address import read_address
+    from kv_indexer.errors import RedisUrlError
+
+    if not any(access.url in argument for argument in sys.argv):
+        return
+    try:
+        has_password = bool(read_address(access).password)
+    except RedisUrlError:
+        return  # whoever connects says so
+    if has_password:
+        log.warning(
+            "the password in --redis can be read by every user of this machine, in the list of processes: give it in "
+            "--redis-password-file, or the address in KVMESH_REDIS"
+        )

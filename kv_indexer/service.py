@@ -13,16 +13,17 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-import aiohttp
 import zmq
 
 from kv_indexer.adapters.admin_http import AdminPages, serve_admin
 from kv_indexer.adapters.event_sources import EventSourceDirectory
 from kv_indexer.adapters.pod_metrics import PodMetrics
+from kv_indexer.adapters.pod_pages import PodPages
 from kv_indexer.adapters.pool_telemetry import PoolCollector
 from kv_indexer.adapters.redis_eviction import EvictionWatch
 from kv_indexer.adapters.redis_findings import RedisFindings
 from kv_indexer.adapters.redis_leases import RedisLeaseBook
+from kv_indexer.adapters.redis_telemetry import RedisWatch
 from kv_indexer.adapters.redis_writer import RedisIndexWriter
 from kv_indexer.adapters.telemetry import PrometheusTelemetry
 from kv_indexer.apply_events import root_keys
@@ -32,7 +33,6 @@ from kv_indexer.core.change_plan import RootKeys
 from kv_indexer.core.members import PoolFeed
 from kv_indexer.core.pool_report import IndexFacts, PoolsReport
 from kv_indexer.core.source import Claim, EventAddresses, IndexStatus, SourceState, Stream
-from kv_indexer.core.whereabouts import known_streams
 from kv_indexer.errors import IndexUnavailableError
 from kv_indexer.find_streams import DiscoveryPolicy, StreamFinder
 from kv_indexer.pool_parts import PoolParts, pool_roots
@@ -48,6 +48,7 @@ DEFECT_SECONDS = 0.5  # pause after a defect
 STREAMS_AT_ONCE = 64  # taken up for the first time
 LEASE_HASTE = 2  # times: leases slow down less than looks, because others wait for them when an indexer dies
 NEWS_SECONDS = 0.1  # in which news of many pods at once are taken together
+METRICS_REDIS_SECONDS = 1.0  # a page that says that Redis is away must not wait for it
 UNKNOWN_SECONDS = 0.1  # between two looks whether the pools are known
 LOST_PODS_A_SECOND = 25.0  # asked, of those that do not answer; if more than time out, all would wait for their turn
 GC_THRESHOLDS = (20_000, 20, 20)  # with pools: a follower is some hundred objects, and hardly any is garbage
@@ -71,6 +72,7 @@ class IndexerService:
         self._shelf = RedisFindings(url=settings.redis_url, indexer=settings.indexer_id)
         self._telemetry = PrometheusTelemetry()
         self._eviction = EvictionWatch(url=settings.redis_url, show=self._telemetry.eviction_policy)
+        self._redis_watch = RedisWatch(url=settings.redis_url, show=self._telemetry.redis_facts)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.max_sockets = MAX_SOCKETS
         self._roots = _roots(settings)
@@ -92,10 +94,17 @@ class IndexerService:
             slowdown=self._slowdown,
         )
         self._sharer = StreamSharer(
-            leases=self._leases, answers=self._finder.answers, telemetry=self._telemetry, clock=time.monotonic
+            leases=self._leases,
+            answers=self._finder.answers,
+            streams=lambda: self._finder.streams,
+            telemetry=self._telemetry,
+            clock=time.monotonic,
         )
         self._watch = IndexWatch(writer=self._writer, seen=self._sharer.registered, slowdown=self._slowdown)
-        self._pods = PodMetrics(settings.endpoints, interval_seconds=settings.scrape_seconds, slowdown=self._slowdown)
+        self._pages = PodPages()
+        self._pods = PodMetrics(
+            settings.endpoints, interval_seconds=settings.scrape_seconds, slowdown=self._slowdown, pages=self._pages
+        )
         self._pools = self._pool_parts() if settings.documents else None
         self._pod_watch = PodWatch(
             endpoints=self._pools.following.asked if self._pools else settings.endpoints,
@@ -128,19 +137,17 @@ class IndexerService:
         try:
             async with AsyncExitStack() as stack:
                 self.admin_port = await stack.enter_async_context(
-                    serve_admin(pages, host=settings.host, port=settings.admin_port)
+                    serve_admin(pages, host=settings.host, port=settings.admin_port, access=settings.admin_access)
                 )
                 log.info("this indexer is %s", settings.indexer_id)
-                # no limit: a hundred pods that hang must not keep the others waiting
-                connector = aiohttp.TCPConnector(limit=0)
-                http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-                directory = EventSourceDirectory(http=http, configured=settings.event_sources)
+                directory = EventSourceDirectory(pages=self._pages, configured=settings.event_sources)
                 stack.push_async_callback(self._sharer.release)  # once all tasks have ended
                 group = await stack.enter_async_context(asyncio.TaskGroup())
                 group.create_task(self._pods.run(), name="scrape-pods")  # first: followers ask it who a pod is
                 group.create_task(_repeat(self._watch_index), name="watch-index")
                 group.create_task(_repeat(self._watch.sweep), name="sweep")
                 group.create_task(_repeat(self._eviction.look), name="watch-eviction")
+                group.create_task(_repeat(self._redis_watch.look), name="watch-redis")
                 group.create_task(_repeat(partial(self._share, group, self._parts())), name="share-streams")
                 group.create_task(_repeat(self._pod_watch.look), name="watch-pods")
                 for endpoint in settings.endpoints:
@@ -148,7 +155,7 @@ class IndexerService:
                 if self._pools:
                     self._pools.start(group, directory)
         finally:
-            for connection in (self._eviction, self._leases, self._shelf, self._writer):
+            for connection in (self._eviction, self._redis_watch, self._leases, self._shelf, self._writer):
                 await connection.close()
             self._context.destroy(linger=0)
 
@@ -166,7 +173,7 @@ class IndexerService:
             return not_ready
         not_ready.update(self._finder.waiting)
         held = self._sharer.held
-        for stream in known_streams(self._finder.answers):
+        for stream in self._finder.streams:
             state, _ = self._telemetry.states.get(stream, (None, ""))
             if stream not in held:
                 if not self._watch.owner(stream):
@@ -222,6 +229,7 @@ class IndexerService:
             policy=self._settings.recovery,
             slowdown=self._slowdown,
             turns=asyncio.Semaphore(STREAMS_AT_ONCE) if self._pools else None,
+            watch=self._watch,
         )
 
     async def _share(self, group: asyncio.TaskGroup, parts: FollowerParts) -> float:
@@ -257,9 +265,11 @@ class IndexerService:
     async def _metrics(self) -> bytes:
         async with self._rendering:
             try:
-                self._telemetry.sources((await self._writer.read_registry()).sources())
-            except IndexUnavailableError as error:
-                log.debug("metrics without block counts: %s", error)
+                async with asyncio.timeout(METRICS_REDIS_SECONDS):
+                    self._telemetry.sources((await self._writer.read_registry()).sources())
+            except (IndexUnavailableError, TimeoutError) as error:
+                log.debug("metrics with the block counts of the last time: %s", error)
+            self._telemetry.ready(not self.not_ready())
             if self._pools:
                 self._shown_pools = self._pools_report()
             return await asyncio.to_thread(self._telemetry.render)  # megabytes where there are thousands of pods

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kv_indexer.core.source import Claim, EventAddresses, Stream
-from kv_indexer.core.whereabouts import PodAnswer, known_streams, vanished_streams
+from kv_indexer.core.whereabouts import PodAnswer, vanished_streams
 from kv_indexer.errors import IndexUnavailableError, LeaseLostError
 from kv_indexer.ports import IndexerTelemetry, LeaseBook
 
@@ -40,14 +40,19 @@ class StreamSharer:
         *,
         leases: LeaseBook,
         answers: Mapping[str, PodAnswer],
+        streams: Callable[[], Mapping[Stream, EventAddresses]],
         telemetry: IndexerTelemetry,
         clock: Callable[[], float],
         stop_seconds: float = STOP_SECONDS,
     ) -> None:
-        """Take `answers`, what the finder knows, as it changes; `clock` gives monotonic seconds as in the answers."""
+        """Take `answers`, what the finder knows, as it changes, and the `streams` that these say there are.
+
+        `clock` gives monotonic seconds as in the answers.
+        """
         self.trouble = "not asked yet"  # why the leases do not stand, or ""
         self._leases = leases
         self._answers = answers
+        self._streams = streams
         self._telemetry = telemetry
         self._clock = clock
         self._stop_seconds = stop_seconds
@@ -67,10 +72,12 @@ class StreamSharer:
 
     async def tick(self, group: asyncio.TaskGroup, follow: Follow) -> None:
         """Renew the leases, then start and stop followers accordingly; call it several times within a lease."""
-        addresses = known_streams(self._answers)
-        vanished = vanished_streams(self._answers, self._registered_at)
+        addresses = self._streams()
+        # of thousands, what their pods say they have need not be looked at one by one
+        unknown = {stream: self._registered_at[stream] for stream in self._registered_at.keys() - addresses.keys()}
+        vanished = vanished_streams(self._answers, unknown)
         try:
-            claims = await self._leases.tick(addresses.keys() | vanished)
+            claims = await self._leases.tick(addresses.keys() | vanished if vanished else addresses.keys())
         except IndexUnavailableError as error:
             # what is followed stays so: Redis refuses late writes, and a short outage costs no replay
             if not self.trouble:
@@ -144,7 +151,7 @@ def _why_to_stop(following: _Following, claim: Claim | None, addresses: EventAdd
         return "another indexer follows it, or nobody may"
     if addresses is None:
         return "its pod has no such rank any more"
-    if addresses != following.addresses:
+    if addresses is not following.addresses and addresses != following.addresses:
         return "its addresses have changed"
     if claim != following.claim:
         return f"our lease had run out; going on under fence {claim.fence}"

@@ -6,8 +6,9 @@ Run by the service; every indexer watches, whatever it follows.
 import logging
 import time
 from collections.abc import Callable, Collection
+from math import inf
 
-from kv_indexer.core.source import Registry, Stream
+from kv_indexer.core.source import Registry, Stream, StreamRecord
 from kv_indexer.errors import IndexUnavailableError
 from kv_indexer.ports import IndexWriter
 
@@ -38,10 +39,12 @@ class IndexWatch:
         self._seen = seen
         self._clock = clock
         self._slowdown = slowdown
-        self._owners: dict[Stream, str] = {}
+        self._records: dict[Stream, StreamRecord] = {}
+        self._asked_at = -inf  # for the registry that we have
 
     async def look(self) -> float:
         """Read the registry once; return the seconds until the next time."""
+        asked_at = self._clock()
         try:
             registry = await self._writer.read_registry()
         except IndexUnavailableError as error:
@@ -53,16 +56,24 @@ class IndexWatch:
             log.info("Redis answers")
         self.trouble = ""
         self._tell_unreadable(registry)
-        self._owners = {
-            Stream(endpoint=record.endpoint, dp_rank=record.dp_rank): record.owner for record in registry.streams
-        }
-        self._seen(list(self._owners))
-        self.registry = registry
+        self._asked_at = asked_at
+        if registry is not self.registry:  # a quiet one is the same object
+            self._records = {
+                Stream(endpoint=record.endpoint, dp_rank=record.dp_rank): record for record in registry.streams
+            }
+            self._seen(list(self._records))
+            self.registry = registry
         return WATCH_SECONDS * self._slowdown()
 
     def owner(self, stream: Stream) -> str:
         """Return which indexer followed the stream when the registry was read last, or ''."""
-        return self._owners.get(stream, "")
+        record = self._records.get(stream)
+        return record.owner if record else ""
+
+    def record(self, stream: Stream, *, max_age_seconds: float) -> StreamRecord | None:
+        """Return how the registry has a stream; None if it has none, or was read longer ago."""
+        is_recent = self._clock() - self._asked_at <= max_age_seconds
+        return self._records.get(stream) if is_recent else None
 
     async def sweep(self) -> float:
         """Clean one slice of what is void; return the seconds until the next."""

@@ -6,6 +6,7 @@ that says what to do, a metric (`kvmesh_indexer_finding`), a line on /sources an
 `kvmesh index sources` reads it. Run by the service as a repeated step; it changes no state of any stream.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 
@@ -22,6 +23,7 @@ from kv_indexer.ports import FindingDisplay, FindingShelf, PodReports
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+JUDGED_AT_ONCE = 250  # streams; some milliseconds, in which no event is applied
 SHARE_SECONDS = 5.0  # between two times that standing findings are confirmed in Redis
 
 Subject = tuple[str, int | None]  # endpoint, rank; None: a pod of which no stream is known, or not of all its engines
@@ -72,6 +74,8 @@ class PodWatch:
         self._share_at = 0.0
         self._unshared: dict[tuple[str, str], Finding] = {}  # healed, and not yet taken from Redis
         self._is_share_failing = False
+        self._slots_of: Registry | None = None  # the registry that these are of
+        self._slots: Mapping[Stream, Collection[SlotRecord]] = {}
 
     @property
     def standing(self) -> tuple[Finding, ...]:
@@ -84,9 +88,11 @@ class PodWatch:
         facts = {(found.endpoint, found.dp_rank): found for found in self._gather()}
         self._forget(self._rules.keys() - facts.keys())
         findings = []
-        for subject, found in facts.items():
-            rules = self._rules.setdefault(subject, StreamRules(self._policy))
+        for number, (subject, found) in enumerate(facts.items(), 1):
+            rules = self._rules.get(subject) or self._rules.setdefault(subject, StreamRules(self._policy))
             findings += rules.judge(found, now=now, unix_now=self._wall())
+            if number % JUDGED_AT_ONCE == 0:
+                await asyncio.sleep(0)
         news = self._book.look(findings, now=now)
         for finding in news.appeared:
             log.warning("%s: %s (%s)", finding.subject, finding.message, finding.reason, extra=self._facts(finding))
@@ -112,9 +118,10 @@ class PodWatch:
             self._unshared.clear()
 
     def _gather(self) -> list[StreamFacts]:
-        slots: dict[Stream, list[SlotRecord]] = {}
-        for slot in self._registry().slots:
-            slots.setdefault(Stream(endpoint=slot.endpoint, dp_rank=slot.dp_rank), []).append(slot)
+        registry = self._registry()
+        if registry is not self._slots_of:  # a quiet one is the same object
+            self._slots_of, self._slots = registry, _by_stream(registry)
+        slots = self._slots
         facts = [self._stream_facts(stream, slots.get(stream, ())) for stream in self._held()]
         return facts + [
             StreamFacts(endpoint=endpoint, dp_rank=None, activity=StreamActivity(), report=report, counters=counters)
@@ -161,3 +168,10 @@ class PodWatch:
     def _facts(self, finding: Finding) -> dict[str, str]:
         pool = self._pool_of(finding.endpoint)
         return {"endpoint": finding.endpoint, "finding": finding.reason} | ({"pool": pool} if pool else {})
+
+
+def _by_stream(registry: Registry) -> Mapping[Stream, Collection[SlotRecord]]:
+    slots: dict[Stream, list[SlotRecord]] = {}
+    for slot in registry.slots:
+        slots.setdefault(Stream(endpoint=slot.endpoint, dp_rank=slot.dp_rank), []).append(slot)
+    return slots

@@ -1,9 +1,23 @@
-"""What holds for every test: a limit for each, and no handlers of gRPC's in forked children."""
+"""What holds for every test: a limit for each, no handlers of gRPC's in forked children, logging as it was before."""
 
+import logging
 import os
+from collections.abc import Iterator
+
+import pytest
 
 # Read when gRPC is loaded, so here. Tests fork from a process that gRPC's threads work in, and its handlers for that
 # were seen to crash the child before it became another program, and to close the parent's connections.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 pytest_plugins = ["tests.hang_guard"]
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Undo what a command that was run in this process has set up: it would meet whichever test comes next."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)

@@ -1,14 +1,21 @@
-"""The admin HTTP server: health, metrics, the state and explanations. Read-only; binds where it is told to."""
+"""The admin HTTP server: health, metrics, the state and explanations, behind the gate of both roles. Read-only.
 
+The files of the page for browsers come from `page_files`; the live feed is handed in by whoever makes this server.
+All but health, metrics and static files need a token or a certificate: `kv_indexer.api.AdminGate`.
+"""
+
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from extproc.adapters.page_files import PageFiles
 from extproc.core.exchange import RequestFacts
 from extproc.errors import ConfigError, KvmeshError
 from extproc.wire.ext_proc import OBJECTIVE_HEADER
+from kv_indexer.api import BY_TOKEN, AdminAccess, AdminGate, SettingError, refusal_json, server_options
 
 # for answers under way; aiohttp waits a minute by default, and for ever when told 0
 SHUTDOWN_SECONDS = 1.0
@@ -40,12 +47,37 @@ class AdminPages(Protocol):
         """Return who says what for a target (None: for all pools). Raise KvmeshError where there is no such thing."""
 
 
+class LivePages(Protocol):
+    """Pages that stay open and tell what happens."""
+
+    def routes(self) -> Sequence[web.AbstractRouteDef]:
+        """Return them."""
+
+    async def shutdown(self, app: web.Application, /) -> None:
+        """End all that are open."""
+
+
 class AdminServer:
     """Serves the pages on one port."""
 
-    def __init__(self, pages: AdminPages, *, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        pages: AdminPages,
+        *,
+        max_body_bytes: int,
+        access: AdminAccess | None = None,
+        live: LivePages | None = None,
+    ) -> None:
+        """Take who may see the pages (None: who is on this machine, where they listen there alone)."""
         self._pages = pages
-        app = web.Application(client_max_size=max_body_bytes)
+        self._access = access or AdminAccess()
+        self._max_body_bytes = max_body_bytes
+        self._live = live
+        self._runner: web.AppRunner | None = None
+
+    def _application(self, gate: AdminGate) -> web.Application:
+        app = web.Application(client_max_size=self._max_body_bytes)
+        gate.guard(app)
         app.add_routes(
             [
                 web.get("/healthz", self._healthz),
@@ -57,21 +89,33 @@ class AdminServer:
                 web.get("/v1/decisions", self._decisions),
                 web.post("/v1/explain", self._explain),
                 web.post("/explain", self._explain),  # as it was called first
+                *PageFiles().routes(),
+                *(self._live.routes() if self._live is not None else ()),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        if self._live is not None:
+            app.on_shutdown.append(self._live.shutdown)
+        return app
 
     async def start(self, *, host: str, port: int) -> None:
-        """Listen; raise ConfigError naming the port when it is taken."""
+        """Listen; raise ConfigError naming the port when it is taken, or the certificate that cannot be used."""
+        try:
+            gate = AdminGate(self._access, host=host)
+        except SettingError as error:
+            raise ConfigError(str(error)) from error
+        app = self._application(gate)
+        self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **server_options())
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            await web.TCPSite(self._runner, host, port, ssl_context=gate.ssl_context).start()
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{port} (--admin-port): {error.strerror}") from error
+        gate.warn_if_closed()
 
     async def stop(self) -> None:
         """Close the port and end the open answers."""
-        await self._runner.cleanup()
+        if self._runner is not None:
+            await self._runner.cleanup()
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -114,13 +158,20 @@ class AdminServer:
     async def _explain(self, request: web.Request) -> web.Response:
         """Take the request body as a client would send it; `?path=` is its path, by default the chat one.
 
-        `?pool=` names the pool; by default the one of the header `host`.
+        `?pool=` names the pool; by default the one of `?host=`, or of the header `host`.
 
-        The headers count as the client's, but for those of the body, which is read as JSON here.
+        The headers count as the client's, but for those of the body, which is read as JSON here, and for a token by
+        which the gate let it in.
         """
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            return refusal_json(415, "unsupported-media-type", "send the body as plain JSON, without Content-Encoding")
         headers = {name.lower(): value for name, value in request.headers.items()}
         for name in OF_THE_BODY:
             headers.pop(name, None)
+        if request.get(BY_TOKEN):
+            headers.pop("authorization", None)
+        if (host := request.query.get("host")) is not None:
+            headers["host"] = host
         facts = RequestFacts(
             method="POST",
             path=request.query.get("path", "/v1/chat/completions"),

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 from google.protobuf.message import DecodeError
 
 from extproc.adapters.grpc_stream import GrpcStream
-from extproc.core.exchange import Answer, Exchange, Pick, RequestFacts, Step
+from extproc.core.exchange import Answer, BodyChunk, Exchange, Pick, RequestFacts, Step
 from extproc.core.response_plan import ResponseHandling, ResponsePlan
 from extproc.errors import InternalPickError, PickError
 from extproc.wire import ext_proc
+from extproc.wire.ext_proc_bytes import BodyPart, body_chunk, read_body
 from extproc.wire.grpc_messages import GrpcError, GrpcStatus
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 # With ten pickers, one gets none of a hundred responses once in 40,000 times.
 NOTES_WITHOUT_RESPONSE = 100
 SERVICE_UNAVAILABLE = 503
+READ_BY_HAND_ABOVE_BYTES = 4_096  # shorter parts of a body are copied sooner than our own reader has looked at them
 
 
 class OpenExchange(Protocol):
@@ -39,6 +41,10 @@ class OpenExchange(Protocol):
     @property
     def removed_headers(self) -> tuple[str, ...]:
         """Request headers that do not go to the pod, because they tell of the client's body."""
+
+    @property
+    def set_headers(self) -> Mapping[str, str]:
+        """Request headers (lowercase) that the pod gets, over what the client sent; mostly nothing."""
 
     @property
     def plan(self) -> ResponsePlan:
@@ -175,29 +181,15 @@ class ExtProcCall:
 
     def message(self, data: bytes) -> None:
         """Take one of Envoy's messages."""
+        part = read_body(data) if len(data) > READ_BY_HAND_ABOVE_BYTES else None
         try:
-            message = ext_proc.parse_message(data)
-        except DecodeError as error:
-            raise GrpcError(GrpcStatus.INTERNAL, "the message cannot be decoded as a ProcessingRequest") from error
-        try:
-            kind = message.WhichOneof("request")
-            if kind == "response_headers":
-                steps = self._response_headers(message)
-            elif kind == "response_body":
-                steps = self._response_body(message.response_body)
-            else:
-                if kind == "request_headers" and self._calls.of_route is not None:
-                    self._cluster = ext_proc.cluster_name(message)
-                steps = steps_of(
-                    self._exchange,
-                    message,
-                    further_headers=self._calls.further_headers,
-                    claims=self._calls.claims,
-                )
+            steps = self._steps(ext_proc.parse_message(data)) if part is None else self._part(part)
             if len(steps) == 1 and isinstance(pick := steps[0], Pick):
                 self._start(pick)
                 return
             self._carry_out(steps)
+        except DecodeError as error:
+            raise GrpcError(GrpcStatus.INTERNAL, "the message cannot be decoded as a ProcessingRequest") from error
         except PickError as refusal:
             self._refuse(refusal)
         except Exception:
@@ -231,6 +223,22 @@ class ExtProcCall:
             self._stream.finish()
             self._stream.flush()
 
+    def _steps(self, message: Any) -> Sequence[Step]:
+        kind = message.WhichOneof("request")
+        if kind == "response_headers":
+            return self._response_headers(message)
+        if kind == "response_body":
+            body = message.response_body
+            return self._response_body(body.body, end_of_stream=body.end_of_stream)
+        if kind == "request_headers" and self._calls.of_route is not None:
+            self._cluster = ext_proc.cluster_name(message)
+        return steps_of(self._exchange, message, further_headers=self._calls.further_headers, claims=self._calls.claims)
+
+    def _part(self, part: BodyPart) -> Sequence[Step]:
+        if part.is_response:
+            return self._response_body(part.content, end_of_stream=part.end_of_stream)
+        return self._exchange.request_body(part.content, end_of_stream=part.end_of_stream)
+
     def _start(self, pick: Pick) -> None:
         self._stream.hold()
         task = asyncio.get_running_loop().create_task(self._pick(pick), name=f"pick {pick.facts.request_id}")
@@ -251,7 +259,11 @@ class ExtProcCall:
             self._picked = picked
             self._carry_out(
                 self._exchange.picked(
-                    picked.endpoints, body=picked.body, removed_headers=picked.removed_headers, plan=picked.plan
+                    picked.endpoints,
+                    body=picked.body,
+                    removed_headers=picked.removed_headers,
+                    set_headers=picked.set_headers,
+                    plan=picked.plan,
                 )
             )
             if picked.body is not None:
@@ -316,19 +328,23 @@ class ExtProcCall:
         self._response = response
         return response.begin(ext_proc.response_head(headers), served_by=served_by)
 
-    def _response_body(self, body: Any) -> Sequence[Step]:
+    def _response_body(self, content: bytes, *, end_of_stream: bool) -> Sequence[Step]:
         changed = None
-        self._was_read = self._was_read or body.end_of_stream
+        self._was_read = self._was_read or end_of_stream
         if self._response is not None:
-            changed = self._response.chunk(body.body, end_of_stream=body.end_of_stream)
-        return self._exchange.response_body(body.body, end_of_stream=body.end_of_stream, changed=changed)
+            changed = self._response.chunk(content, end_of_stream=end_of_stream)
+        return self._exchange.response_body(content, end_of_stream=end_of_stream, changed=changed)
 
     def _holds_back(self) -> bool:
         return self._response is not None and self._response.holds_back
 
     def _carry_out(self, steps: Iterable[Step]) -> None:
+        send = self._stream.send
         for step in steps:
-            self._stream.send(ext_proc.encode_step(step))
+            if isinstance(step, BodyChunk):
+                send(*body_chunk(step))
+            else:
+                send(ext_proc.encode_step(step))
 
     def _refuse(self, refusal: PickError) -> None:
         """Answer the client in the pod's place; that is the exchange's last message."""

@@ -121,15 +121,15 @@ class GrpcStream:
 
     # --- what the call does ------------------------------------------------------------------------------------
 
-    def send(self, message: bytes) -> None:
-        """Send one message; nothing happens once the stream has ended."""
+    def send(self, message: bytes, body: bytes = b"") -> None:
+        """Send one message, whose end may be given for itself; nothing happens once the stream has ended."""
         if self.ended:
             return
         connection = self._connection
         if not self.started:
             self.started = True
             connection.outbound.frames.append(http2.frame(http2.HEADERS, http2.END_HEADERS, self.id, RESPONSE_HEADERS))
-        connection.outbound.message(self.lane, message)
+        connection.outbound.message(self.lane, message, body)
         connection.answered()
 
     def finish(self, status: GrpcStatus = GrpcStatus.OK, text: str = "") -> None:

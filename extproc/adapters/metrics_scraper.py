@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from extproc.adapters.metrics_page import MetricsPage
 from extproc.core.endpoint import EndpointLoad, EndpointModels, EndpointStatus, EndpointTrend, Reachability
@@ -22,6 +23,7 @@ from extproc.core.prefill_rate import TrendWatch, restarted
 from extproc.core.scrape_pace import IDLE_AFTER_SECONDS, ScrapePace
 from extproc.wire.served_models import parse_served_models
 from extproc.wire.vllm_metrics import parse_load
+from kv_indexer.api import PodHttp
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,19 @@ MOST_PAUSE_SECONDS = 10.0  # no step takes longer
 FROZEN = "/metrics stands still with {load.running_requests} requests running and {load.waiting_requests} waiting"
 LEISURE_SECONDS = 2.0  # until an idle pool's endpoints have all been scraped again
 MODELS_INTERVAL_SECONDS = 5.0  # an adapter that a pod has just loaded is known so much later at most
+
+
+class PageReader(Protocol):
+    """Who reads more of the pages than the load; see `latency_telemetry.LatencyTelemetry`."""
+
+    def page(self, endpoint: str, text: bytes, *, load: EndpointLoad) -> None:
+        """Take a page and the load that it says."""
+
+    def restarted(self, endpoint: str) -> None:
+        """Take note that the endpoint is another process: its counters begin anew."""
+
+    def forget(self, endpoint: str) -> None:
+        """Take note that the endpoint is gone."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,8 +88,9 @@ class MetricsScraper:
         reported: Callable[[str, EndpointLoad, EndpointTrend], None] | None = None,
         changed: Callable[[], None] | None = None,
         pace: ScrapePace | None = None,
+        pages: PageReader | None = None,
     ) -> None:
-        """Say who is told what; `pace` is shared with the other pools' scrapers.
+        """Say who is told what; `pace` is shared with the other pools' scrapers, `pages` gets all good pages.
 
         `restarted` hears of each endpoint that is another process now, `reported` of each report, and `changed` of each
         scrape that gave none: the endpoint may be unknown or unreachable now.
@@ -82,6 +98,7 @@ class MetricsScraper:
         self._reported, self._changed = reported, changed
         self._models_interval_seconds = models_interval_seconds
         self._restarted = restarted
+        self._pages = pages
         self._learned_adapters: Mapping[str, str] = {}
         self._targets = {address: _target(address, timeout_seconds=timeout_seconds) for address in addresses}
         self._wanted_interval_seconds = interval_seconds
@@ -173,6 +190,8 @@ class MetricsScraper:
             )
 
     def _remove(self, target: _Target) -> None:
+        if self._pages is not None:
+            self._pages.forget(target.address)
         self._count(-1)
         for task in target.tasks:
             task.cancel()
@@ -236,7 +255,7 @@ class MetricsScraper:
             load = _load(target, response.body, asked_at) if response.status == 200 else None
             _refuses(target, refused=False)
             if load is not None and target.load is not None and restarted(target.load, load):
-                self._is_another(target)
+                self._is_another(target, began_anew=True)
             if load is None:
                 self._problem(target, f"/metrics answered {response.status} without vLLM's load metrics")
             elif (still := _still_seconds(target, load)) > self._most_still_seconds(target):
@@ -250,6 +269,8 @@ class MetricsScraper:
                     target.unknown = replace(target.unknown, ready_since=asked_at)
                 target.load, target.text = load, response.body
                 self._ready(target, load)
+                if self._pages is not None:
+                    self._pages.page(target.address, response.body, load=load)
                 self._problem(target, None)
         except Exception as error:  # whatever one pod answers must not end the scraping of all
             # nobody listens there; names that do not resolve or routes that fail say nothing of the pod
@@ -279,15 +300,20 @@ class MetricsScraper:
         if self._reported is not None:
             self._reported(target.address, load, trend)
 
-    def _is_another(self, target: _Target) -> None:
+    def _is_another(self, target: _Target, *, began_anew: bool = False) -> None:
+        """Take it for another process; `began_anew`: by its counters, and not because it has refused a connection."""
         target.models = None
         target.is_new = True
         target.longest_pause_seconds = 0.0
+        # not for a refusal alone: were it the same process after all, all that it has ever counted would count again
+        if began_anew and self._pages is not None:
+            self._pages.restarted(target.address)
         if self._restarted is not None:
             self._restarted(target.address)
 
     async def _keep_models(self, target: _Target) -> None:
         try:
+            await target.scraped.wait()  # and its connection is there
             while True:
                 await self._read_models(target)
                 seconds = self._pace.models_interval(self._models_interval_seconds, idle=self._is_idle)
@@ -340,10 +366,11 @@ class MetricsScraper:
 
 
 def _target(address: str, *, timeout_seconds: float) -> _Target:
+    http = PodHttp(address, connect_seconds=timeout_seconds)
     return _Target(
         address=address,
-        page=MetricsPage(address, timeout_seconds=timeout_seconds),
-        models_page=MetricsPage(address, timeout_seconds=timeout_seconds, path="/v1/models"),
+        page=MetricsPage(http),
+        models_page=MetricsPage(http, path="/v1/models"),
         unknown=EndpointStatus(address=address, reachability=Reachability.UNKNOWN, load=None),
         unreachable=EndpointStatus(address=address, reachability=Reachability.UNREACHABLE, load=None),
     )

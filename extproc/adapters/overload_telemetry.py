@@ -11,8 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from extproc.adapters.tenant_telemetry import TenantTelemetry
 from extproc.admission_queue import Outcome
 from extproc.core.degradation import StepChange
+from extproc.core.priority import PriorityClass
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +42,19 @@ class _Now(Collector):
 class OverloadTelemetry:
     """Implements the telemetry of `admit_request` and of `admission_queue`."""
 
-    def __init__(self, registry: CollectorRegistry, *, classes: Iterable[str]) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        classes: Mapping[str, PriorityClass],
+        tenants: TenantTelemetry | None = None,
+        queued: Callable[[float], None] | None = None,
+    ) -> None:
+        """`tenants` counts tenants, `queued` is told how long each request has waited."""
         self._registry = registry
+        self._tenants = tenants or TenantTelemetry(CollectorRegistry())
+        self._queued = queued
+        self._classes = classes
         self._admitted = Counter(
             "kvmesh_admitted_requests", "Requests sent to an endpoint, by priority class.", ["class"], registry=registry
         )
@@ -86,9 +99,25 @@ class OverloadTelemetry:
         self._admitted_of: dict[str, Counter] = {}
         self._waits_of: dict[str, Histogram] = {}
         self.know(classes)
+        for gauge in (
+            _Now(
+                "kvmesh_class_ttft_target_seconds",
+                "Time to the first token that the policy promises a class.",
+                ("class",),
+                lambda: (((name,), each.targets.ttft_seconds) for name, each in self._classes.items()),
+            ),
+            _Now(
+                "kvmesh_class_priority",
+                "A class's priority; higher ones go first.",
+                ("class",),
+                lambda: (((name,), float(each.priority)) for name, each in self._classes.items()),
+            ),
+        ):
+            registry.register(gauge)
 
-    def know(self, classes: Iterable[str]) -> None:
+    def know(self, classes: Mapping[str, PriorityClass]) -> None:
         """Count requests of these classes, too: a policy has named them."""
+        self._classes = classes
         for name in classes:
             self._admitted_of[name] = self._admitted.labels(name)
             self._waits_of[name] = self._waits.labels(name)
@@ -123,18 +152,23 @@ class OverloadTelemetry:
         ):
             self._registry.register(gauge)
 
-    def admitted(self, class_name: str) -> None:
-        """Count a request that was sent to an endpoint."""
+    def admitted(self, class_name: str, *, tenant: str = "") -> None:
+        """Count a request that was sent to an endpoint; the tenant may be anything."""
         self._admitted_of[class_name].inc()
+        self._tenants.admitted(tenant, class_name)
 
-    def shed(self, class_name: str, *, reason: str) -> None:
+    def shed(self, class_name: str, *, reason: str, tenant: str = "") -> None:
         """Count a refusal."""
         self._shed.labels(class_name, reason).inc()
+        self._tenants.shed(tenant, class_name)
 
-    def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float) -> None:
+    def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str = "") -> None:
         """Count a request that does not wait any more."""
         self._left.labels(class_name, outcome.value).inc()
         self._waits_of[class_name].observe(seconds)
+        self._tenants.waited(tenant, seconds=seconds)
+        if self._queued is not None:
+            self._queued(seconds)
 
     def objective_ignored(self, why: str) -> None:
         """Count a header that did not count."""

@@ -197,9 +197,10 @@ class PodRender:
         elif status in (404, 405, 501):
             self._rest((address, path), settings.disabled_seconds, f"has no {path} (status {status}): vLLM is too old")
         elif status >= 500:
-            self._rest((address, path), settings.retry_seconds, f"answered {path} with status {status}: {refusal}")
+            self._rest((address, path), settings.retry_seconds, f"answered {path} with status {status}")
         else:
-            raise RenderRefusedError(f"{address} answered {path} with status {status}: {refusal}")
+            # its words may repeat the prompt: the client gets them from the pod, the log and the pages do not
+            raise RenderRefusedError(f"{address} answered {path} with status {status}")
         return None
 
     async def _post(self, url: str, body: bytes) -> tuple[int, bytes]:

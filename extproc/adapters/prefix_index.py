@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from msgspec import structs
 
+from extproc.adapters.lookup_deadline import LookupDeadlines
 from extproc.core.prompt_match import IndexHits, PromptKeys
 from extproc.core.prompt_tokens import TokenizedPrompt
 from extproc.core.quota import QUOTA_LOCAL, QuotaAsk, QuotaVerdict
@@ -93,7 +94,7 @@ class RedisPrefixIndex:
             raise ConfigError(f"--redis: {error}") from error
         self._owns_reader = reader is None
         self._hash_seed = hash_seed
-        self._timeout_seconds = timeout_seconds
+        self._deadlines = LookupDeadlines(timeout_seconds)
         self._shared = shared
         self._quotas = quotas
         self._roots: dict[tuple[str, str | None], bytes] = {}
@@ -124,14 +125,14 @@ class RedisPrefixIndex:
             also += command
         told: list[Any] = []
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            with self._deadlines():
                 first = self._look(prompts[0], root, also, shared_replies + quota_replies, told)
                 # nearly always one, and a task more would cost more than the rest of this
                 found = [await first] if len(prompts) == 1 else await self._look_all(first, prompts[1:], root)
         except IndexUnavailableError as error:
             reason, words = PrefixIndexUnavailableError.reason, str(error)
         except TimeoutError:
-            reason, words = PrefixIndexTimeoutError.reason, f"no answer within {self._timeout_seconds * 1000:g} ms"
+            reason, words = PrefixIndexTimeoutError.reason, f"no answer within {self._deadlines.seconds * 1000:g} ms"
         else:
             return self._hits(prompts, found, root, shared_replies, quota)
         verdict = None

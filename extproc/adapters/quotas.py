@@ -103,6 +103,8 @@ class Quotas:
         self._asked = 0
         # (ALLOWED or the limit, SHARED or LOCAL) -> how often it was decided so
         self._decisions = {(outcome, source): 0 for outcome in (ALLOWED, *LIMITS) for source in (SHARED, LOCAL)}
+        # (tenant as the policy has it, outcome) -> the same: what clients write is no key here
+        self._by_tenant: dict[tuple[str, str], int] = {}
         self._writes = QuotaWrites()
         self._wake = asyncio.Event()
 
@@ -168,6 +170,11 @@ class Quotas:
         return self._decisions
 
     @property
+    def decisions_by_tenant(self) -> Mapping[tuple[str, str], int]:
+        """Return how often each came: (tenant that a quota names, "*" for others; "allowed" or the limit's name)."""
+        return self._by_tenant
+
+    @property
     def rides(self) -> bool:
         """Whether asks may go along with a lookup: not where lookups lead to a replica."""
         return self._clock() >= self._elsewhere_until
@@ -209,7 +216,7 @@ class Quotas:
                 bucket.change(amount, now=now)
             ask.is_local = True
             self._admit(ask, taken=amounts if was_done else NOTHING, told_at=now if was_done else 0.0)
-        self._decisions[limit or ALLOWED, LOCAL] += 1
+        self._count(key, limit or ALLOWED, LOCAL)
         return QuotaVerdict(
             key=key,
             limit=limit,
@@ -333,8 +340,13 @@ class Quotas:
         wait = key.share.wait_for_an_end() if limit is Limit.CONCURRENT_REQUESTS else taken.wait_seconds
         if limit is None:
             self._admit(ask, taken=_amounts(ask), told_at=now)
-        self._decisions[limit or ALLOWED, SHARED] += 1
+        self._count(key, limit or ALLOWED, SHARED)
         return QuotaVerdict(key=key, limit=limit, wait_seconds=wait, levels=taken.levels, terms=key.terms)
+
+    def _count(self, key: QuotaKey, outcome: str, source: str) -> None:
+        self._decisions[outcome, source] += 1
+        of_tenant = (key.quota.tenant, outcome)
+        self._by_tenant[of_tenant] = self._by_tenant.get(of_tenant, 0) + 1
 
     def _admit(self, ask: QuotaAsk, *, taken: Amounts, told_at: float) -> None:
         ask.admitted, ask.taken = True, taken

@@ -1,21 +1,32 @@
-"""The picker's Prometheus metrics; label values are a closed set of our own words or configured endpoints."""
+"""The picker's Prometheus metrics; label values are a closed set of our own words or configured endpoints.
 
-import time
-from bisect import bisect_left
+What is shown is listed in docs/metrics.md, which is made from this. Only the event loop's thread may count.
+"""
+
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from extproc.adapters.endpoint_telemetry import EndpointTelemetry, EndpointView
+from extproc.adapters.histogram_telemetry import TimesHistogram
+from extproc.adapters.latency_telemetry import LatencyTelemetry
+from extproc.adapters.metrics_text import metric_lines
+from extproc.adapters.model_telemetry import ModelTelemetry
+from extproc.adapters.process_telemetry import process_exposition
+from extproc.adapters.tenant_telemetry import TenantTelemetry
+from extproc.core.policy import PickPolicy
 from extproc.core.realised import Comparison
 
-_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-_BOUNDS = (*map(str, _SECONDS), "+Inf")  # as the exposition format writes them
+PHASE_SECONDS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
+    *(2.5, 5.0, 10.0, 30.0, 60.0),  # nothing but the queue takes so long
+)
 _ERROR_TOKENS = (-4096, -1024, -256, -64, -16, -1, 0, 16, 64, 256, 1024, 4096)
-_PHASES = ("parse", "tokenize", "lookup", "decide")
+QUEUE = "queue"
+PHASES = ("parse", "tokenize", "lookup", "decide", QUEUE)
 
 
 class NoTelemetry:
@@ -23,43 +34,6 @@ class NoTelemetry:
 
     def phase(self, name: str, seconds: float) -> None:
         """Forget it."""
-
-
-class _PhaseTimes:
-    """How long one phase took: counted four times a pick, hence without the library's locks and checks.
-
-    Only the event loop's thread may touch it.
-    """
-
-    def __init__(self, phase: str) -> None:
-        self.phase = phase
-        self.seconds = 0.0
-        self.counts = [0] * (len(_SECONDS) + 1)  # by bucket, not cumulative; the last one has no bound
-        self.created_at = time.time()
-
-    def observe(self, seconds: float) -> None:
-        """Count one pick; a bucket's bound belongs to it."""
-        self.counts[bisect_left(_SECONDS, seconds)] += 1
-        self.seconds += seconds
-
-
-class _PhaseHistogram(Collector):
-    """The phases in the shape that prometheus_client's own Histogram has."""
-
-    def __init__(self, phases: Iterable[_PhaseTimes]) -> None:
-        self._phases = tuple(phases)
-
-    def collect(self) -> Iterator[Metric]:
-        metric = Metric("kvmesh_pick_phase_seconds", "Time a pick spent in each phase.", "histogram")
-        for times in self._phases:
-            labels = {"phase": times.phase}
-            counts = tuple(accumulate(times.counts))
-            for le, count in zip(_BOUNDS, counts, strict=True):
-                metric.add_sample(f"{metric.name}_bucket", {**labels, "le": le}, float(count))
-            metric.add_sample(f"{metric.name}_count", labels, float(counts[-1]))
-            metric.add_sample(f"{metric.name}_sum", labels, times.seconds)
-            metric.add_sample(f"{metric.name}_created", labels, times.created_at)
-        yield metric
 
 
 class _Tallies(Collector):
@@ -104,8 +78,17 @@ class PickerTelemetry:
             ["missing"],
             registry=self.registry,
         )
-        self._phases = {name: _PhaseTimes(name) for name in _PHASES}
-        self.registry.register(_PhaseHistogram(self._phases.values()))
+        phases = TimesHistogram(
+            "kvmesh_pick_phase_seconds",
+            "Time a pick spent in each phase; in the queue: of the requests that waited.",
+            ("phase",),
+            bounds=PHASE_SECONDS,
+            registry=self.registry,
+        )
+        self._phases = {name: phases.of(name) for name in PHASES}
+        self.latencies = LatencyTelemetry(self.registry)
+        self.models = ModelTelemetry(self.registry)
+        self.tenants = TenantTelemetry(self.registry)
         self._prompt_tokens = Counter("kvmesh_prompt_tokens", "Tokens of routed prompts.", registry=self.registry)
         self._predicted = Counter(
             "kvmesh_predicted_cached_tokens",
@@ -148,10 +131,10 @@ class PickerTelemetry:
             name: Counter(f"kvmesh_realised_{name}", text, ["model"], registry=self.registry)
             for name, text in {
                 "requests": "Responses whose usage was compared with what was predicted.",
-                "prompt_tokens": "Prompt tokens of these responses.",
-                "predicted_tokens": "Of these, tokens that were predicted to be cached.",
-                "cached_tokens": "Of these, tokens that the pod found in its cache.",
-                "regret_tokens": "Tokens that another endpoint was known to hold beyond the one picked.",
+                "prompt_tokens": "Prompt tokens of the responses that were compared.",
+                "predicted_tokens": "Prompt tokens of the responses that were compared, predicted to be cached.",
+                "cached_tokens": "Prompt tokens of the responses that were compared, found in the pod's cache.",
+                "regret_tokens": "Tokens that another endpoint held beyond the one picked, of compared responses.",
             }.items()
         }
         self._prediction_error = Histogram(
@@ -205,8 +188,21 @@ class PickerTelemetry:
         matched_tokens: int,
         degraded: Iterable[str],
         best_matched_tokens: int = 0,
+        model: str = "",
+        arm: str = "",
+        served: str = "",
+        tenant: str = "",
+        seconds_a_token: float = 0.0,
     ) -> None:
-        """Count one routed request."""
+        """Count one routed request.
+
+        `model` as the client asked for it and `served` as the pods call it are configured names or "", `tenant` may be
+        anything; `seconds_a_token`: what computing a prompt's token costs at the endpoint.
+        """
+        self.models.routed(
+            model, arm, served=served, prompt=prompt_tokens, cached=matched_tokens, seconds_a_token=seconds_a_token
+        )
+        self.tenants.routed(tenant, prompt=prompt_tokens, cached=matched_tokens)
         add = self._tallies.add
         add(self._outcomes_of("routed"))
         add(self._picks_of(endpoint))
@@ -228,8 +224,15 @@ class PickerTelemetry:
         """Count one request that the picker answered itself."""
         self._outcomes_of(reason).inc()
 
-    def exchange_ended(self, *, endpoint: str, status: int, model: str = "", arm: str = "") -> None:
-        """Count the end of a routed request; `status` is the pod's, 0 where none came; names are configured ones."""
+    def exchange_ended(
+        self, *, endpoint: str, status: int, model: str = "", arm: str = "", seconds: float | None = None
+    ) -> None:
+        """Count the end of a routed request; `status` is the pod's, 0 where none came; names are configured ones.
+
+        `seconds`: since it was booked.
+        """
+        if seconds is not None:
+            self.models.ended(model, arm, seconds=seconds)
         add = self._tallies.add
         add(self._bookings_of(endpoint), -1)
         outcome = f"{status // 100}xx" if status else "none"
@@ -241,8 +244,17 @@ class PickerTelemetry:
         """Count one request that an endpoint failed."""
         self._failures.labels(endpoint).inc()
 
-    def realised(self, comparison: Comparison) -> None:
-        """Count one response's usage beside what was predicted."""
+    def promised(self, served: str, *, seconds: float) -> None:
+        """Count the time to the first token that a pick expects."""
+        self.models.promised(served, seconds=seconds)
+
+    def queued(self, seconds: float) -> None:
+        """Count the time that a request spent in the queue."""
+        self._phases[QUEUE].observe(seconds)
+
+    def realised(self, comparison: Comparison, *, seconds_a_token: float = 0.0) -> None:
+        """Count one response's usage beside what was predicted; `seconds_a_token` as in `routed`."""
+        self.models.realised(comparison, seconds_a_token=seconds_a_token)
         for name, tokens in (
             ("requests", 1),
             ("prompt_tokens", comparison.prompt_tokens),
@@ -265,9 +277,20 @@ class PickerTelemetry:
         for labelled in (self._picks_of, self._bookings_of, self._rerouted_of, self._responses_of):
             labelled.cache_clear()
 
+    def retune(self, policy: PickPolicy) -> None:
+        """Go by another policy from now on: its tenants, its price, its target."""
+        self.alert_below(policy.alert_hit_ratio)
+        self.models.retune(policy.observability)
+        self.tenants.know(policy.priorities.quotas)
+
     def alert_below(self, hit_ratio: float) -> None:
         """Show what the policy wants an alert for."""
         self._alert_hit_ratio.set(hit_ratio)
+
+    def show(self, view: EndpointView) -> None:
+        """Show the endpoints as the picker sees them, at each scrape; to be called once."""
+        self.latencies.role_of = view.role_of
+        EndpointTelemetry(view, registry=self.registry)
 
     def finding(self, *, endpoint: str, reason: str, stands: bool) -> None:
         """Show that a finding has appeared or healed."""
@@ -277,9 +300,17 @@ class PickerTelemetry:
         """Show that a finding about a model's predictions has appeared or healed."""
         self._model_findings.labels(reason, model).set(int(stands))
 
-    def exposition(self) -> bytes:
-        """Return all metrics as Prometheus text."""
-        return generate_latest(self.registry)
+    async def page(self, *, ready: bool | None = None) -> bytes:
+        """Return the same in many small turns of the loop: with 500 endpoints it takes 100 ms, and picks wait."""
+        families: dict[bytes, list[bytes]] = {}
+        async for comment, lines in metric_lines(self.registry):
+            families.setdefault(comment, []).append(lines)
+        parts = [part for comment, lines in families.items() for part in (comment, *lines)]
+        return b"".join((*parts, process_exposition(ready=ready)))
+
+    def exposition(self, *, ready: bool | None = None) -> bytes:
+        """Return all metrics as Prometheus text, those of the process at the end."""
+        return generate_latest(self.registry) + process_exposition(ready=ready)
 
 
 def _drop(metric: Counter | Gauge, label: str, value: str) -> None:

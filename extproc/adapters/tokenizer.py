@@ -44,6 +44,9 @@ class Engine(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
         """Return the token ids as little-endian uint32."""
 
+    def decode(self, tokens: bytes) -> str:
+        """Return the text of token ids (little-endian uint32), special ones as they are written."""
+
 
 class _Fastokens:
     """The fast one: about 0.03 µs a token, nearly nothing for segments seen before."""
@@ -58,6 +61,9 @@ class _Fastokens:
     def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
         ids, _ = self._tokenizer.encode_batch_flat([text], add_special_tokens=add_special_tokens)
         return bytes(ids)
+
+    def decode(self, tokens: bytes) -> str:
+        return str(self._tokenizer.decode(_token_ids(tokens), skip_special_tokens=False))
 
 
 class _Reference:
@@ -74,6 +80,9 @@ class _Reference:
         if sys.byteorder == "big":
             ids.byteswap()
         return ids.tobytes()
+
+    def decode(self, tokens: bytes) -> str:
+        return str(self._tokenizer.decode(_token_ids(tokens), skip_special_tokens=False))
 
 
 class ModelTokenizer:
@@ -197,6 +206,16 @@ class ModelTokenizer:
             prompt = replace(prompt, chat_template_kwargs=prompt.kwargs_low_effort)
         return self._rendered(prompt)
 
+    def text(self, tokens: bytes) -> str:
+        """Return the text of token ids (little-endian uint32); raise TokenizerError for ids that are no token's.
+
+        For the beginning of hot prompts on the admin page, where the policy lets it show them.
+        """
+        try:
+            return self._engine.decode(tokens)
+        except Exception as error:  # the libraries raise plain exceptions, and clients may send any ids
+            raise TokenizerError(f"these token ids have no text: {type(error).__name__}") from None
+
     def _rendered(self, prompt: ChatPrompt) -> str:
         name = "tool_use" if prompt.tools is not None and "tool_use" in self._templates else "default"
         template = self._templates.get(name)
@@ -226,6 +245,13 @@ class ModelTokenizer:
             return cut_tokens(tokens, keep=keep, side=truncation.side, frame=self._frame if framed else NO_FRAME)
         except ValueError as error:
             raise TokenizerError(f"truncate_prompt_tokens: {error}") from error
+
+
+def _token_ids(tokens: bytes) -> list[int]:
+    ids = array("I", tokens)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tolist()
 
 
 def _frame(engine: Engine) -> Frame:

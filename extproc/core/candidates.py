@@ -38,20 +38,24 @@ def candidates_of(
     if session is not None:
         place = view.session_endpoint or memory.session_place(session, now=now)
     unhealthy = unhealthy_endpoints(statuses, health=health, policy=policy, now=now)
-    most = max(match.prompt_tokens - 1, 0)  # vLLM computes at least the last token anew
-    matched_tokens, states = match.matched_tokens, hits.states
-    least = min(policy.minimum_hit_ratio * match.prompt_tokens, most)
+    prompt_tokens = match.prompt_tokens
+    most = max(prompt_tokens - 1, 0)  # vLLM computes at least the last token anew
+    matched_tokens, worth_tokens, states = match.matched_tokens, match.worth_tokens, hits.states
+    indexed_tokens, recent_tokens = match.indexed_tokens, match.recent_tokens
+    least = min(policy.minimum_hit_ratio * prompt_tokens, most)
+    roles, cordoned = policy.roles, policy.cordoned
     candidates = []
     for status in statuses:
         address, load = status.address, status.load
-        other = others.get(address, NONE_BOOKED)
+        other = others.get(address, NONE_BOOKED) if others else NONE_BOOKED
         own = bookings.totals(address, now=now, others_tokens=other.uncached_tokens)
         opened = own.requests + other.requests
         booked = bookings.booked_since(address, since=load.reported_at if load else NEVER) if own.requests else 0
         if load is not None and other.requests:
             # others do not tell when they booked: what the pod does not show yet must be new
             booked = max(booked, opened - load.running_requests - load.waiting_requests)
-        matched = min(matched_tokens.get(address, 0), most)
+        matched = matched_tokens.get(address, 0)
+        matched = min(matched, most)
         # what is expected there stays true for the books; only in comparing endpoints a short match counts as none
         counts = matched and matched >= least
         state = states.get(address, LIVE)
@@ -62,18 +66,18 @@ def candidates_of(
                 load=load,
                 booked_requests=booked,
                 matched_tokens=matched,
-                prompt_tokens=match.prompt_tokens,
-                worth_tokens=min(match.worth_tokens.get(address, 0.0), matched) if counts else 0.0,
-                indexed_tokens=match.indexed_tokens.get(address, 0) if matched else 0,
-                recent_tokens=match.recent_tokens.get(address, 0) if counts else 0,
+                prompt_tokens=prompt_tokens,
+                worth_tokens=min(worth_tokens.get(address, 0.0), matched) if counts else 0.0,
+                indexed_tokens=indexed_tokens.get(address, 0) if matched else 0,
+                recent_tokens=recent_tokens.get(address, 0) if counts else 0,
                 open_requests=opened,
                 backlog_tokens=own.uncached_tokens + other.uncached_tokens,
                 context_tokens=own.context_tokens + other.context_tokens,
                 filled_tokens=own.filled_tokens,
                 trend=status.trend,
                 models=status.models,
-                role=policy.roles.get(address, Role.BOTH) if policy.roles else Role.BOTH,
-                cordoned=address in policy.cordoned,
+                role=roles.get(address, Role.BOTH) if roles else Role.BOTH,
+                cordoned=address in cordoned,
                 unhealthy=unhealthy.get(address),
                 session=place == address,
                 adapter_placed=adapter is not None

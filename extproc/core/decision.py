@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from extproc.core.endpoint import NOTHING_ASKED, Ask, Candidate
-from extproc.core.filters import FILTERS, LENIENT
+from extproc.core.filters import FILTERS, LENIENT, keep_all
 from extproc.core.policy import PickPolicy
 from extproc.core.scorers import SCORERS
 from extproc.errors import NoReadyEndpointError
@@ -58,21 +58,30 @@ def decide(
     `kept` and `rejected` are what `require_some` and the endpoints' room have left; there is at least one. `reserve`
     are endpoints that may serve and have no room: Envoy's retries go there before they go to a stranger.
     """
-    scores = {name: SCORERS[name](kept, ask, policy.scales) for name, weight in policy.weights.items() if weight > 0}
+    scores: dict[str, Sequence[float]] = {}
     totals = [0.0] * len(kept)
-    for name, column in scores.items():
-        weight = policy.weights[name]
-        totals = [total + weight * score for total, score in zip(totals, column)]  # noqa: B905 - once a scorer, hot
+    scales = policy.scales
+    for name, weight in policy.weights.items():
+        if weight > 0:
+            scores[name] = column = SCORERS[name](kept, ask, scales)
+            totals = [total + weight * score for total, score in zip(totals, column)]  # noqa: B905 - once a scorer, hot
     # equal but for the noise of adding floats is equal
-    order = sorted(range(len(kept)), key=lambda i: (-round(totals[i], 9), tie_break()))
+    ranks = [(-round(total, 9), tie_break()) for total in totals]
+    order = sorted(range(len(kept)), key=ranks.__getitem__)
     winner = kept[order[0]]
-    missing = dict(degraded)
+    missing = degraded
     if winner.source_state:
-        missing["prefix-source-" + winner.source_state] = (
-            f"the index's blocks of {winner.address} may not be all that it holds"
-        )
+        missing = {
+            **degraded,
+            "prefix-source-" + winner.source_state: (
+                f"the index's blocks of {winner.address} may not be all that it holds"
+            ),
+        }
+    places = [kept[i].address for i in order[: 1 + policy.fallbacks]]
+    if reserve:
+        places = [*places, *reserve][: 1 + policy.fallbacks]
     return Decision(
-        endpoints=tuple([*(kept[i].address for i in order), *reserve][: 1 + policy.fallbacks]),
+        endpoints=tuple(places),
         kept=tuple(kept),
         rejected=rejected,
         scores=scores,
@@ -105,6 +114,8 @@ def apply_filters(
     """
     kept: Sequence[Candidate] = candidates
     rejected: dict[str, str] = {}
+    if keep_all(candidates, ask):
+        return kept, rejected
     for name, keep in FILTERS.items():
         objections = [keep(candidate, ask) for candidate in kept]
         if not any(objections):

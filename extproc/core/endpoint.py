@@ -79,6 +79,7 @@ class EndpointModels:
     models: frozenset[str]  # base models under all their served names
     adapters: Mapping[str, str | None]  # LoRA adapter -> its base model, where the pod tells
     max_model_len: int | None = None  # tokens of prompt and output
+    first: str = ""  # of the base models: vLLM's first --served-model-name, by which blocks are indexed
 
     def serves(self, name: str) -> bool:
         """Tell whether requests for the name are answered."""

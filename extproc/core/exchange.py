@@ -82,6 +82,7 @@ class HeadersWithPick:
     endpoints: Sequence[str]
     removed_headers: tuple[str, ...] = ()
     note: ResponsePlan | None = None  # for the filter that will have the response
+    set_headers: Mapping[str, str] = field(default_factory=lambda: NOTHING_TOLD)  # over what the client sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class BodyWithPick:
     endpoints: Sequence[str]
     removed_headers: tuple[str, ...] = ()
     body: bytes | None = None  # in place of what came; None: unchanged
+    set_headers: Mapping[str, str] = field(default_factory=lambda: NOTHING_TOLD)  # over what the client sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,7 @@ class Exchange:
         *,
         body: bytes | None = None,
         removed_headers: tuple[str, ...] = (),
+        set_headers: Mapping[str, str] = NOTHING_TOLD,
         plan: ResponsePlan | None = None,
     ) -> Sequence[Step]:
         """Take the pick that was asked for and return the answers that were held back for it.
@@ -194,13 +197,13 @@ class Exchange:
         note = plan if plan is not None and plan.wants_body and self.response_comes_elsewhere else None
         if self._header_only:
             # nothing of a body that is not seen is changed, nor what tells of it
-            return (HeadersWithPick(endpoints, removed_headers if body is None else (), note),)
+            return (HeadersWithPick(endpoints, removed_headers if body is None else (), note, set_headers),)
         if self._mode is BodyMode.BUFFERED:
             self._chunks = []
-            return (BodyWithPick(endpoints, removed_headers, body),)
+            return (BodyWithPick(endpoints, removed_headers, body, set_headers),)
         if body is not None:
             self._chunks = [body]
-        steps: list[Step] = [HeadersWithPick(endpoints, removed_headers, note), *self._held_body()]
+        steps: list[Step] = [HeadersWithPick(endpoints, removed_headers, note, set_headers), *self._held_body()]
         if self._ended_by_trailers:
             steps.append(Answer.REQUEST_TRAILERS)
         return steps

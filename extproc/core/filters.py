@@ -4,7 +4,7 @@ A filter of `LENIENT` gives way where it would leave nobody: what it goes by may
 pod's own answer is better than ours.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from extproc.core.endpoint import Ask, Candidate, Reachability, Role
 
@@ -51,6 +51,33 @@ def context_length(candidate: Candidate, ask: Ask) -> str | None:
 def healthy(candidate: Candidate, _: Ask) -> str | None:
     """Keep endpoints that have not failed much lately and are not far slower than the others."""
     return candidate.unhealthy
+
+
+def keep_all(candidates: Sequence[Candidate], ask: Ask) -> bool:
+    """Tell whether no filter objects to any of them: nearly always, and in a tenth of the time that asking each takes.
+
+    Says no more and no less than `FILTERS`, which a test compares.
+    """
+    allowed, name, most, prompt_tokens = ask.subset, ask.model, ask.max_model_len, ask.prompt_tokens
+    for candidate in candidates:
+        reachability, models = candidate.reachability, candidate.models
+        if (
+            not (reachability is _READY or reachability is _UNKNOWN)
+            or candidate.cordoned
+            or candidate.role is Role.PREFILL
+            or candidate.unhealthy is not None
+            or (allowed is not None and candidate.address not in allowed)
+        ):
+            return False
+        limit = most
+        if models is not None:
+            if name is not None and not models.serves(name):
+                return False
+            if models.max_model_len is not None:
+                limit = models.max_model_len
+        if limit is not None and prompt_tokens >= limit:
+            return False
+    return True
 
 
 FILTERS: Mapping[str, Callable[[Candidate, Ask], str | None]] = {

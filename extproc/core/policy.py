@@ -9,6 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from extproc.core.endpoint import Role
+from extproc.core.observability import ObservabilityPolicy
 from extproc.core.priority import PriorityPolicy
 
 
@@ -169,3 +170,4 @@ class PickPolicy:
     priorities: PriorityPolicy = field(default_factory=PriorityPolicy)
     autoscale: Mapping[str, ScalePolicy] = field(default_factory=dict)  # role -> thresholds
     disaggregation: DisaggregationPolicy = field(default_factory=DisaggregationPolicy)
+    observability: ObservabilityPolicy = field(default_factory=ObservabilityPolicy)

@@ -6,7 +6,7 @@ Made by `mesh_policy` from documents, applied by `pools`. The pool "" is the sta
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from extproc.core.models import ModelTable
+from extproc.core.models import ModelTable, ServedModel
 from extproc.core.policy import PickPolicy
 from kv_indexer.api import PoolEndpoint
 
@@ -25,5 +25,6 @@ class PoolConfig:
     sample_share: float | None = None  # of the responses that are read; None: as the flag has it
     failure_mode: str = FAIL_CLOSE
     model: str | None = None  # None: learned from the pods' /v1/models
+    learned: tuple[ServedModel, ...] = ()  # what they tell there, where no model is declared
     # every field that some policy gives: "spec.scoring.strategy" -> "namespace/name" of that policy
     origins: Mapping[str, str] = field(default_factory=dict)

@@ -44,10 +44,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     realised_tokens: int
     error_tokens: int  # realised - predicted: negative where the pod held less than expected
     regret_tokens: int  # best - chosen overlap at the pick: given up for load or policy
+    requested: str = ""  # the configured name that the client asked for, "" where it is none
+    generated_tokens: int = 0
+    first_token_seconds: float | None = None  # from the pick to the first bytes of a stream's body
     prompt_error_tokens: int  # the pod's count - ours: not 0 where our tokens are not the pod's; 0 if ours is not known
 
 
-def compare(prediction: Prediction, usage: Usage) -> Comparison | None:
+def compare(prediction: Prediction, usage: Usage, *, first_token_seconds: float | None = None) -> Comparison | None:
     """Compare, or return None where the pod does not tell."""
     if usage.prompt_tokens is None or usage.cached_tokens is None:
         return None
@@ -60,6 +63,9 @@ def compare(prediction: Prediction, usage: Usage) -> Comparison | None:
         realised_tokens=usage.cached_tokens,
         error_tokens=usage.cached_tokens - prediction.matched_tokens,
         regret_tokens=max(prediction.best_matched_tokens - prediction.matched_tokens, 0),
+        requested=prediction.requested,
+        generated_tokens=usage.output_tokens or 0,
+        first_token_seconds=first_token_seconds,
         prompt_error_tokens=usage.prompt_tokens - prediction.prompt_tokens if prediction.prompt_tokens else 0,
     )
 

@@ -22,11 +22,13 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the pick expected the pod to find in its cache; tokens."""
 
     model: str  # a label: a configured name
+    requested: str = ""  # a label: the configured name that the client asked for, "" where it is none
     arm: str = ""  # a label: the arm of a split, "" without one
     endpoint: str
     prompt_tokens: int
     matched_tokens: int  # on the chosen endpoint
     best_matched_tokens: int  # on the endpoint that holds most
+    sent_at: float = 0.0  # unix seconds of the pick: another picker's clock may read it; 0: not told
 
 
 class ResponsePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

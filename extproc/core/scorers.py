@@ -31,7 +31,7 @@ def recent_prefix(candidates: Sequence[Candidate], _: Ask, __: Scales) -> Column
 
 def prefill_work(candidates: Sequence[Candidate], _: Ask, scales: Scales) -> Column:
     """Score 1.0 where the first token comes after the fewest computed tokens: queued ones and this prompt's own."""
-    return _fewest_is_best(prefill_costs(candidates, scales=scales), scale=scales.prefill_tokens)
+    return _least_is_best(prefill_costs(candidates, scales=scales), scale=scales.prefill_tokens)
 
 
 def decode_work(candidates: Sequence[Candidate], _: Ask, scales: Scales) -> Column:
@@ -74,7 +74,7 @@ def cache_room(candidates: Sequence[Candidate], _: Ask, scales: Scales) -> Colum
         else 0.0
         for candidate in candidates
     ]
-    return _fewest_is_best(shares, scale=1.0)
+    return _least_is_best(shares, scale=1.0)
 
 
 def lora(candidates: Sequence[Candidate], ask: Ask, _: Scales) -> Column:
@@ -120,14 +120,22 @@ def _adapter_score(candidate: Candidate, adapter: str) -> float:
 
 
 def _fewest_is_best(values: Sequence[float | None], *, scale: float) -> Column:
+    if None not in values:  # nearly always
+        return _least_is_best(values, scale=scale)  # type: ignore[arg-type]
     known = [value for value in values if value is not None]
     if not known:
         return [0.0] * len(values)
     fewest, most = min(known), max(known)
     span = max(most - fewest, scale)
-    if len(known) == len(values):
-        return [1.0 - (value - fewest) / span for value in known]
     return [0.0 if value is None else 1.0 - (value - fewest) / span for value in values]
+
+
+def _least_is_best(values: Sequence[float], *, scale: float) -> Column:
+    fewest, most = min(values), max(values)
+    if fewest == most:
+        return [1.0] * len(values)
+    span = max(most - fewest, scale)
+    return [1.0 - (value - fewest) / span for value in values]
 
 
 SCORERS: Mapping[str, Callable[[Sequence[Candidate], Ask, Scales], Column]] = {

@@ -1,6 +1,6 @@
 """All checks by name, and what is said where one finds nothing. Pure: facts in, findings out."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -26,6 +26,7 @@ from extproc.doctor.judge_events import (
 )
 from extproc.doctor.judge_picker import picker_answers, picker_endpoints
 from extproc.doctor.judge_pods import clocks, models_served, pods_answer, prefix_caching, render, vllm_version
+from extproc.doctor.judge_pools import pool_documents, pool_endpoints, pool_picker, pool_policies
 from extproc.doctor.judge_redis import redis_answers, redis_latency, redis_memory, redis_persistence
 from extproc.doctor.judge_tokens import picker_tokens, tokens
 
@@ -88,6 +89,14 @@ def _envoy_filter(facts: Facts) -> bool:
     return facts.envoy is not None and facts.envoy.picking_filter() is not None
 
 
+def _mesh(facts: Facts) -> bool:
+    return facts.mesh is not None
+
+
+def _served_pools(facts: Facts) -> bool:
+    return facts.mesh is not None and facts.mesh.served is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """One thing that is looked at."""
@@ -129,13 +138,27 @@ CHECKS: dict[str, Check] = {
     "envoy-header": Check(judge=envoy_header, right="clients cannot choose their pod", applies=_envoy_filter),
     "envoy-steering": Check(judge=envoy_steering, right="Envoy goes where the picker says", applies=_envoy_filter),
     "envoy-picker": Check(judge=envoy_picker, right="Envoy reaches the picker", applies=_envoy_filter),
+    "pool-documents": Check(judge=pool_documents, right="every document is taken as it is", applies=_mesh),
+    "pool-policies": Check(judge=pool_policies, right="every policy is in force as it is written", applies=_mesh),
+    "pool-endpoints": Check(judge=pool_endpoints, right="every pool has pods of its own", applies=_mesh),
+    "pool-picker": Check(judge=pool_picker, right="the picker serves these pools", applies=_served_pools),
 }
+# of several pools these are asked of each with its own pods, models and part of the index; the others once
+OF_EACH_POOL = frozenset(CHECKS) & {
+    *("pods-answer", "models-served", "vllm-version", "prefix-caching", "tokens", "render", "event-publisher"),
+    *("replay-socket", "index-follows", "events-flow", "block-size", "same-keys"),
+}
+# Envoy's clusters are told apart by pool there, and a picker's endpoints by `pool-picker`
+OF_THE_MESH = frozenset(CHECKS) - OF_EACH_POOL - {"picker-endpoints", "picker-tokens", "envoy-steering"}
 
 
-def judge(facts: Facts) -> tuple[Finding, ...]:
-    """Return the findings of all checks that apply, in their order; one that finds nothing says so in one line."""
+def judge(facts: Facts, *, names: Collection[str] = CHECKS) -> tuple[Finding, ...]:
+    """Return the findings of all checks that apply, in their order; one that finds nothing says so in one line.
+
+    `names` are the checks that are made.
+    """
     findings: list[Finding] = []
-    for name, check in CHECKS.items():
+    for name, check in ((name, check) for name, check in CHECKS.items() if name in names):
         found = _found(check, facts)
         findings += [msgspec.structs.replace(finding, check=name) for finding in found]
         if not found and check.applies(facts):

@@ -1,14 +1,19 @@
-"""The doctor's two ways in: `examine` for the command, `run_startup_checks` for a picker that has just started."""
+"""The doctor's ways in: `examine` and `examine_mesh` for the command, `run_startup_checks` for a picker that starts."""
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
 
 from extproc.adapters.tokenizer import ModelTokenizer
 from extproc.config import PickerSettings
-from extproc.doctor.checks import judge
+from extproc.doctor.checks import OF_EACH_POOL, OF_THE_MESH, judge
 from extproc.doctor.findings import Finding, Severity
 from extproc.doctor.gather import DoctorSettings, gather
+from extproc.doctor.gather_mesh import gather_mesh
+from kv_indexer.api import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +27,25 @@ async def examine(
 ) -> tuple[Finding, ...]:
     """Gather, then judge. `tokenizers` are those that are loaded already, by model. Never raises for what is found."""
     return judge(await gather(settings, tokenizers=tokenizers))
+
+
+async def examine_mesh(
+    settings: DoctorSettings, snapshot: Snapshot, *, now: datetime, pools: Collection[str] = ()
+) -> tuple[Finding, ...]:
+    """Judge the mesh that these documents name, then each pool by itself (of `pools`, if any are named).
+
+    A pool's findings begin with its name. Never raises for what is found.
+    """
+    found = await gather_mesh(settings, snapshot, now=now, pools=pools)
+    findings = judge(found.mesh, names=OF_THE_MESH)
+    for name, facts in found.pools.items():
+        if facts.expected.endpoints:  # where there are none, `pool-endpoints` has said so
+            findings += tuple(_of_pool(name, finding) for finding in judge(facts, names=OF_EACH_POOL))
+    return findings
+
+
+def _of_pool(pool: str, finding: Finding) -> Finding:
+    return msgspec.structs.replace(finding, subject=f"{pool} {finding.subject}".strip())
 
 
 async def run_startup_checks(

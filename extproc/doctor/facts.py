@@ -7,7 +7,8 @@ from typing import Any
 from extproc.core.endpoint import EndpointModels
 from extproc.core.models import ModelTable
 from extproc.core.policy import Steering
-from kv_indexer.api import SourceStatus
+from extproc.core.policy_status import PolicyStatus
+from kv_indexer.api import DocumentProblem, PoolEndpoint, SourceStatus
 
 SERVING = "SERVING"  # what a gRPC health check answers where all is well
 
@@ -242,6 +243,27 @@ class EnvoyFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFacts:
+    """One pool, as the documents have it."""
+
+    name: str  # "namespace/name"
+    endpoints: tuple[PoolEndpoint, ...]
+    hash_seed: str  # its own part of the index
+    model: str | None  # that its blocks are indexed under; None: neither declared nor told by a pod
+    policies: tuple[str, ...]  # in force there, "namespace/name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshFacts:
+    """What documents say: pools, policies, and what is wrong with them."""
+
+    pools: tuple[PoolFacts, ...]
+    problems: tuple[DocumentProblem, ...] = ()
+    policies: tuple[PolicyStatus, ...] = ()  # of each policy, as its status should be
+    served: Mapping[str, int] | None = None  # pool -> endpoints that a running picker has; None: it was not asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything; None stands for a part that nobody asked about."""
 
@@ -254,6 +276,7 @@ class Facts:
     indexer: IndexerFacts | None = None
     picker: PickerFacts | None = None
     envoy: EnvoyFacts | None = None
+    mesh: MeshFacts | None = None  # where pools come from documents
 
     @property
     def answering(self) -> tuple[PodFacts, ...]:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
@@ -16,6 +16,7 @@ from extproc.doctor.gather_pods import PodQuestions
 from extproc.doctor.gather_redis import gather_index, gather_redis
 from extproc.doctor.gather_tokens import own_tokens
 from extproc.doctor.gather_trials import Trials
+from kv_indexer.api import AdminLogin
 
 PODS_AT_A_TIME = 16
 
@@ -28,6 +29,7 @@ class DoctorSettings:
     envoy_admin: str | None = None
     picker_admin: str | None = None
     indexer_admin: str | None = None
+    login: AdminLogin = field(default_factory=AdminLogin)  # shown to these two alone
     trial: bool = True  # send each pod one fresh prompt and look for it in the index
     timeout_seconds: float = 5.0  # of each question
     visible_within_seconds: float = 3.0  # a prompt that was served must be in the index by then
@@ -63,7 +65,14 @@ async def gather(settings: DoctorSettings, *, tokenizers: Mapping[str, ModelToke
             )
         pods, redis = tuple([task.result() for task in of_pods]), of_redis.result()
         picker = (
-            await gather_picker(http, settings.picker_admin, expected=expected, pods=pods, timeout_seconds=seconds)
+            await gather_picker(
+                http,
+                settings.picker_admin,
+                expected=expected,
+                pods=pods,
+                timeout_seconds=seconds,
+                login=settings.login,
+            )
             if settings.picker_admin
             else None
         )
@@ -74,6 +83,7 @@ async def gather(settings: DoctorSettings, *, tokenizers: Mapping[str, ModelToke
                 access=settings.picker.redis_url,
                 expected=expected,
                 picker=picker,
+                login=settings.login,
                 timeout_seconds=seconds,
                 visible_within_seconds=settings.visible_within_seconds,
             ).gather(pods)
@@ -86,7 +96,7 @@ async def gather(settings: DoctorSettings, *, tokenizers: Mapping[str, ModelToke
             index=await gather_index(settings.picker.redis_url, hash_seed=expected.hash_seed, timeout_seconds=seconds),
             trials=trials,
             indexer=(
-                await gather_indexer(http, settings.indexer_admin, timeout_seconds=seconds)
+                await gather_indexer(http, settings.indexer_admin, timeout_seconds=seconds, login=settings.login)
                 if settings.indexer_admin
                 else None
             ),

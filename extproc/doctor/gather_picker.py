@@ -10,21 +10,28 @@ from extproc.doctor.facts import Expected, IndexerFacts, IndexerFinding, PickerF
 from extproc.doctor.grpc_health_check import ask_health
 from extproc.doctor.http_page import ask
 from extproc.doctor.probes import PROBES, Probe
+from kv_indexer.api import AdminLogin
 
 
 async def gather_picker(
-    http: aiohttp.ClientSession, url: str, *, expected: Expected, pods: Sequence[PodFacts], timeout_seconds: float
+    http: aiohttp.ClientSession,
+    url: str,
+    *,
+    expected: Expected,
+    pods: Sequence[PodFacts],
+    timeout_seconds: float,
+    login: AdminLogin,
 ) -> PickerFacts:
     """Return what the picker at this admin address says."""
     url = url.rstrip("/")
-    readiness = await ask(http, f"{url}/readyz", timeout_seconds=timeout_seconds)
-    page = await ask(http, f"{url}/state", timeout_seconds=timeout_seconds)
+    readiness = await ask(http, f"{url}/readyz", timeout_seconds=timeout_seconds, login=login)
+    page = await ask(http, f"{url}/state", timeout_seconds=timeout_seconds, login=login)
     state = page.json() if page.status == 200 else None
     if not isinstance(state, Mapping) or not isinstance(state.get("endpoints"), list):
-        answer = readiness.problem or page.problem or f"/state answers {page.status}"
+        answer = readiness.problem or page.problem or page.refusal or f"/state answers {page.status}"
         return PickerFacts(url=url, problem=answer if page.status != 200 else "/state is not what a picker answers")
     index = state.get("index")
-    address = f"{_host(url)}:{expected.grpc_port}"
+    address = picker_address(url, grpc_port=expected.grpc_port)
     return PickerFacts(
         url=url,
         ready=readiness.status == 200,
@@ -34,7 +41,7 @@ async def gather_picker(
             [
                 tokens
                 for pod in _one_pod_a_model(pods)
-                for tokens in await _tokens(http, url, pod, timeout_seconds=timeout_seconds)
+                for tokens in await _tokens(http, url, pod, timeout_seconds=timeout_seconds, login=login)
             ]
         ),
         grpc_address=address,
@@ -42,9 +49,10 @@ async def gather_picker(
     )
 
 
-def _host(url: str) -> str:
+def picker_address(url: str, *, grpc_port: int) -> str:
+    """Return where the picker at this admin address serves Envoy."""
     host = urlsplit(url).hostname or "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
+    return f"[{host}]:{grpc_port}" if ":" in host else f"{host}:{grpc_port}"
 
 
 def _one_pod_a_model(pods: Sequence[PodFacts]) -> list[PodFacts]:
@@ -56,7 +64,7 @@ def _one_pod_a_model(pods: Sequence[PodFacts]) -> list[PodFacts]:
 
 
 async def _tokens(
-    http: aiohttp.ClientSession, url: str, pod: PodFacts, *, timeout_seconds: float
+    http: aiohttp.ClientSession, url: str, pod: PodFacts, *, timeout_seconds: float, login: AdminLogin
 ) -> list[PickerTokens]:
     probes: Mapping[str, Probe] = {probe.name: probe for probe in PROBES}
     found = []
@@ -69,6 +77,7 @@ async def _tokens(
             f"{url}/v1/explain?path={probe.path}",
             timeout_seconds=timeout_seconds,
             post=probe.body(one.model),
+            login=login,
         )
         said: Any = page.json() if page.status == 200 else None
         tokens = said.get("prompt_tokens") if isinstance(said, Mapping) else None
@@ -77,14 +86,17 @@ async def _tokens(
     return found
 
 
-async def gather_indexer(http: aiohttp.ClientSession, url: str, *, timeout_seconds: float) -> IndexerFacts:
+async def gather_indexer(
+    http: aiohttp.ClientSession, url: str, *, timeout_seconds: float, login: AdminLogin
+) -> IndexerFacts:
     """Return the findings that the indexers share, by one indexer's admin page."""
     url = url.rstrip("/")
-    page = await ask(http, f"{url}/sources", timeout_seconds=timeout_seconds)
+    page = await ask(http, f"{url}/sources", timeout_seconds=timeout_seconds, login=login)
     content = page.json() if page.status == 200 else None
     findings = content.get("findings") if isinstance(content, Mapping) else None
     if not isinstance(findings, list):
-        why = page.problem or (f"/sources answers {page.status}" if page.status != 200 else "it is no indexer")
+        status = f"/sources answers {page.status}" if page.status != 200 else "it is no indexer"
+        why = page.problem or page.refusal or status
         return IndexerFacts(url=url, problem=why)
     return IndexerFacts(
         url=url,

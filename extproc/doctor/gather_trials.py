@@ -15,7 +15,15 @@ import msgspec
 from extproc.core.models import ServedModel
 from extproc.doctor.facts import Expected, PickerFacts, PodFacts, TrialFacts
 from extproc.doctor.http_page import Page, ask
-from kv_indexer.api import IndexUnavailableError, PrefixIndexReader, RedisAccess, RedisUrlError, SourceStatus, root_key
+from kv_indexer.api import (
+    AdminLogin,
+    IndexUnavailableError,
+    PrefixIndexReader,
+    RedisAccess,
+    RedisUrlError,
+    SourceStatus,
+    root_key,
+)
 
 USUAL_SEED = "kvmesh"
 USUAL_BLOCK_TOKENS = 16
@@ -34,6 +42,7 @@ class Trials:
         access: RedisAccess | str,
         expected: Expected,
         picker: PickerFacts | None,
+        login: AdminLogin,
         timeout_seconds: float,
         visible_within_seconds: float,
     ) -> None:
@@ -41,6 +50,7 @@ class Trials:
         self._access = access
         self._expected = expected
         self._picker = picker if picker is not None and not picker.problem else None
+        self._login = login
         self._timeout_seconds = timeout_seconds
         self._visible_within_seconds = visible_within_seconds
 
@@ -136,6 +146,7 @@ class Trials:
         page = await self._post(
             f"{self._picker.url}/v1/explain?path=/v1/completions",
             msgspec.json.encode({"model": model.name, "prompt": ids, "max_tokens": 1}),
+            login=self._login,
         )
         content = page.json() if page.status == 200 else None
         candidates = content.get("candidates") if isinstance(content, Mapping) else None
@@ -149,8 +160,8 @@ class Trials:
         async with asyncio.timeout(self._timeout_seconds):
             return await reader.sources()
 
-    async def _post(self, url: str, body: bytes) -> Page:
-        return await ask(self._http, url, timeout_seconds=self._timeout_seconds, post=body)
+    async def _post(self, url: str, body: bytes, *, login: AdminLogin | None = None) -> Page:
+        return await ask(self._http, url, timeout_seconds=self._timeout_seconds, post=body, login=login)
 
 
 def _served_name(model: ServedModel, pod: PodFacts) -> str | None:

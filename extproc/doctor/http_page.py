@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from kv_indexer.api import AdminLogin, SettingError
+
 ANSWER_LIMIT_BYTES = 64 << 20  # Envoy's configuration in a large mesh
 HALF_A_SECOND = 0.5  # a Date header is cut to whole seconds
 
@@ -21,6 +23,15 @@ class Page:
     body: bytes = b""
     problem: str = ""
     clock_ahead_seconds: float | None = None  # the server's, of ours; half a second exact at best
+
+    @property
+    def refusal(self) -> str:
+        """What an admin page says where it lets us not in, '' where it does."""
+        if self.status not in {401, 403, 429}:
+            return ""
+        said = self.json()
+        words = said.get("error") if isinstance(said, dict) else None
+        return f"it lets us not in ({self.status}): {words}" if isinstance(words, str) else ""
 
     def json(self) -> Any:
         """Return the body as JSON, None where it is none."""
@@ -37,13 +48,19 @@ async def ask(
     timeout_seconds: float,
     post: bytes | None = None,
     limit_bytes: int = ANSWER_LIMIT_BYTES,
+    login: AdminLogin | None = None,
 ) -> Page:
-    """GET the URL, or POST JSON to it. Never raises for what the other side does."""
+    """GET the URL, or POST JSON to it. Never raises for what the other side does.
+
+    `login` is shown to this address alone: it then is not followed to another one.
+    """
     began = time.time()
     try:
         async with asyncio.timeout(timeout_seconds):
             headers = {} if post is None else {"content-type": "application/json"}
-            request = http.request("GET" if post is None else "POST", url, data=post, headers=headers)
+            shown: dict[str, Any] = {"ssl": login.tls(), "allow_redirects": False} if login is not None else {}
+            headers |= login.headers() if login is not None else {}
+            request = http.request("GET" if post is None else "POST", url, data=post, headers=headers, **shown)
             async with request as answer:
                 ahead = _clock_ahead(answer.headers.get("Date"), began=began, ended=time.time())
                 body = bytearray()
@@ -58,7 +75,7 @@ async def ask(
         return Page(problem=f"cannot connect: {error.strerror or error}")
     except aiohttp.InvalidURL:
         return Page(problem="is no URL like http://127.0.0.1:9090")
-    except (aiohttp.ClientError, OSError, ValueError) as error:
+    except (aiohttp.ClientError, OSError, ValueError, SettingError) as error:
         return Page(problem=str(error) or type(error).__name__)
 
 

@@ -48,6 +48,7 @@ def _long_names(plan: InstallPlan) -> Iterator[tuple[str, str]]:
         "--redis-sentinel-password-secret": plan.redis_sentinel_password_secret,
         "--redis-ca-secret": plan.redis_ca_secret,
         "--redis-tls-secret": plan.redis_tls_secret,
+        "--admin-token-secret": plan.admin_token_secret,
         "--tokenizers-claim": plan.tokenizers_claim,
     }
     yield from ((flag, name) for flag, name in given.items() if name is not None)

@@ -16,6 +16,7 @@ from extproc.install.kinds import (
     KINDS,
     NAMESPACE,
     POLICY,
+    SECRET,
     Kind,
     kind_of,
 )
@@ -66,17 +67,21 @@ def install(
     installation: str,
     clock: Clock,
     wait_seconds: float,
+    once: Sequence[Document] = (),
     force: bool = False,
     say: Callable[[str], None] = log.info,
 ) -> None:
     """Apply `documents`, and remove what an earlier installation of that name had beside them.
 
+    What is in `once` is made where it is not there, and never changed: it holds what may differ from time to time.
+
     What changes the way of requests comes last, and only when the picker is there: a gateway that asks a picker in
     vain answers 503. Raise InstallError, before anything is changed, where the cluster lacks a kind or refuses an
     object.
     """
-    _check_kinds(cluster, documents)
+    _check_kinds(cluster, [*once, *documents])
     _check_owners(cluster, documents, installation)
+    documents = _with_missing(cluster, documents, once)
     foreign = [each for each in documents if _is_foreign_namespace(cluster, each)]
     for document in foreign:
         say(f"left as it is: {describe(document)} (not made by kvmesh install)")
@@ -92,7 +97,7 @@ def install(
         say(f"applied {describe(document)}")
     wanted = {_key(document) for document in documents}
     for kind in reversed(KINDS):
-        if kind in {NAMESPACE, CRD} or kind.name == "PersistentVolumeClaim":
+        if kind in {NAMESPACE, CRD, SECRET} or kind.name == "PersistentVolumeClaim":
             continue  # these hold what belongs to people
         for document in _ours(cluster, kind, installation):
             if _key(document) not in wanted:
@@ -176,6 +181,19 @@ def _check_owners(cluster: Cluster, documents: Sequence[Document], installation:
                 f"{describe(document)} belongs to the installation in namespace {owner}: a gateway and a pool can have "
                 "one installation only. Nothing was changed"
             )
+
+
+def _with_missing(cluster: Cluster, documents: Sequence[Document], once: Sequence[Document]) -> list[Document]:
+    """Return the documents with those of `once` that are not there yet, after the namespace that they are in."""
+    missing = [
+        each
+        for each in once
+        if cluster.get(kind_of(each["kind"]), each["metadata"]["name"], each["metadata"]["namespace"]) is None
+    ]
+    if not missing:
+        return list(documents)
+    roots = [each for each in documents if "namespace" not in each["metadata"]]
+    return [*roots, *missing, *(each for each in documents if "namespace" in each["metadata"])]
 
 
 def _rehearse(cluster: Cluster, documents: Sequence[Document], *, force: bool) -> None:

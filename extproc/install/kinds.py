@@ -34,6 +34,7 @@ ENVOY_FILTER = Kind(
 DESTINATION_RULE = Kind(
     name="DestinationRule", group="networking.istio.io", version="v1", plural="destinationrules", optional=True
 )
+SECRET = Kind(name="Secret", group="", version="v1", plural="secrets")
 DEPLOYMENT = Kind(name="Deployment", group="apps", version="v1", plural="deployments")
 POLICY = Kind(name="InferencePolicy", group="kvmesh.io", version="v1alpha1", plural="inferencepolicies", optional=True)
 
@@ -48,6 +49,7 @@ KINDS = (
     Kind(name="RoleBinding", group=_RBAC, version="v1", plural="rolebindings"),
     Kind(name="Lease", group="coordination.k8s.io", version="v1", plural="leases"),
     Kind(name="ServiceAccount", group="", version="v1", plural="serviceaccounts"),
+    SECRET,
     Kind(name="Service", group="", version="v1", plural="services"),
     Kind(name="StatefulSet", group="apps", version="v1", plural="statefulsets"),
     Kind(name="PersistentVolumeClaim", group="", version="v1", plural="persistentvolumeclaims"),
@@ -58,7 +60,9 @@ KINDS = (
     DESTINATION_RULE,
     Kind(name="PeerAuthentication", group=_SECURITY, version="v1", plural="peerauthentications", optional=True),
     Kind(name="AuthorizationPolicy", group=_SECURITY, version="v1", plural="authorizationpolicies", optional=True),
+    Kind(name="ConfigMap", group="", version="v1", plural="configmaps"),
     Kind(name="ServiceMonitor", group="monitoring.coreos.com", version="v1", plural="servicemonitors", optional=True),
+    Kind(name="PrometheusRule", group="monitoring.coreos.com", version="v1", plural="prometheusrules", optional=True),
     ENVOY_FILTER,
 )
 

@@ -1,24 +1,63 @@
-"""ServiceMonitors for the Prometheus operator. Pure; used by `render`."""
+"""What `--monitoring` installs: ServiceMonitors and rules for the Prometheus operator, dashboards for Grafana.
 
+Pure; used by `render`.
+"""
+
+import json
 from typing import Any
 
+from extproc.install.dashboards.all_dashboards import DASHBOARDS
+from extproc.install.dashboards.grafana_json import grafana_json
+from extproc.install.dashboards.panels import Dashboard
 from extproc.install.labels import component_labels, object_meta
 from extproc.install.plan import INDEXER, PICKER, InstallPlan
+from extproc.install.rule_groups import rule_groups
+
+RULES, DASHBOARD_FILES = "kvmesh-rules", "kvmesh-dashboards"  # as components: each has a file of its own
+SIDECAR_LABEL = {"grafana_dashboard": "1"}  # what the sidecar of Grafana's chart looks for, unless told otherwise
+SIDECAR_FOLDER = {"grafana_folder": "kvmesh"}
 
 
 def monitoring_objects(plan: InstallPlan) -> list[dict[str, Any]]:
-    """Return what has picker and indexer scraped, or nothing where that is not wanted."""
+    """Return what has picker and indexer scraped, watched and shown, or nothing where that is not wanted."""
     if not plan.monitoring:
         return []
-    return [
-        {
-            "apiVersion": "monitoring.coreos.com/v1",
-            "kind": "ServiceMonitor",
-            "metadata": object_meta(component, plan.namespace, component=component),
-            "spec": {
-                "selector": {"matchLabels": component_labels(component)},
-                "endpoints": [{"port": "http-admin", "path": "/metrics", "interval": "15s"}],
-            },
-        }
-        for component in (PICKER, INDEXER)
-    ]
+    monitors = [_service_monitor(component, plan.namespace) for component in (PICKER, INDEXER)]
+    return [*monitors, _rules(plan.namespace), *(_dashboard(each, plan.namespace) for each in DASHBOARDS)]
+
+
+def _service_monitor(component: str, namespace: str) -> dict[str, Any]:
+    # the operator adds a label `endpoint` (the port's name) to every series: ours, a pod's address, has to win
+    end = {"port": "http-admin", "path": "/metrics", "interval": "15s", "honorLabels": True}
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "ServiceMonitor",
+        "metadata": object_meta(component, namespace, component=component),
+        "spec": {
+            "selector": {"matchLabels": component_labels(component)},
+            "endpoints": [end],
+        },
+    }
+
+
+def _rules(namespace: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": object_meta(RULES, namespace, component=RULES),
+        "spec": rule_groups(),
+    }
+
+
+def _dashboard(dashboard: Dashboard, namespace: str) -> dict[str, Any]:
+    meta = object_meta(f"{dashboard.uid}-dashboard", namespace, component=DASHBOARD_FILES)
+    meta["labels"] |= SIDECAR_LABEL
+    meta["annotations"] = dict(SIDECAR_FOLDER)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": meta,
+        "data": {
+            f"{dashboard.uid}.json": json.dumps(grafana_json(dashboard), ensure_ascii=False, separators=(",", ":"))
+        },
+    }

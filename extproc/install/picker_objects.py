@@ -40,6 +40,7 @@ def _deployment(plan: InstallPlan) -> dict[str, Any]:
     )
     volumes = role_volumes(plan)
     if plan.tokenizers_claim:
+        container["env"].append({"name": "KVMESH_TOKENIZERS", "value": MODELS})  # of models that pods alone tell
         container["volumeMounts"].append({"name": "models", "mountPath": MODELS, "readOnly": True})
         claim = {"claimName": plan.tokenizers_claim, "readOnly": True}
         volumes.append({"name": "models", "persistentVolumeClaim": claim})

@@ -148,6 +148,7 @@ class InstallPlan:
     redis_image: str = "docker.io/valkey/valkey:8.1"
     redis_memory_mib: int = 2048  # of the bundled one, for its data
     redis_storage_gib: int = 8
+    admin_token_secret: str | None = None  # a Secret with the key `token`; None: the one that `kvmesh install` makes
     hash_seed: str = "kvmesh"
     picker_replicas: int = 2  # at least; the HPA adds more
     picker_replicas_max: int = 10

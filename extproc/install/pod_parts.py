@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from extproc.install.admin_token import token_mount, token_settings, token_volume
 from extproc.install.labels import OWNED, component_labels
 from extproc.install.plan import REDIS, InstallPlan, MeshMembership, RedisKind
 
@@ -123,7 +124,11 @@ def role_container(
         **http_probes("http-admin"),
         "resources": {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": "2Gi"}},
         "securityContext": locked_down(),
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *_redis_mounts(plan)],  # noqa: S108 - of the container
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - of the container
+            token_mount(),
+            *_redis_mounts(plan),
+        ],
     }
 
 
@@ -133,7 +138,7 @@ def _field(name: str, path: str) -> dict[str, Any]:
 
 def role_volumes(plan: InstallPlan) -> list[dict[str, Any]]:
     """Return the volumes that `role_container` mounts."""
-    return [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}, *_redis_volumes(plan)]
+    return [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}, token_volume(plan), *_redis_volumes(plan)]
 
 
 def redis_url(plan: InstallPlan) -> str:
@@ -150,6 +155,7 @@ def _shared_settings(plan: InstallPlan) -> dict[str, str]:
         "hash_seed": plan.hash_seed,
         "log_format": "json",
         "log_level": plan.log_level,
+        **token_settings(),
     }
 
 

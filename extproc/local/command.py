@@ -12,6 +12,7 @@ import typer
 
 from extproc.local.body_delivery import BodyDelivery
 from extproc.logs import LOG_FORMAT, LOG_LEVEL
+from kv_indexer.admin_options import AdminTokenFile
 from kv_indexer.redis_options import (
     RedisCaFile,
     RedisCertFile,
@@ -65,6 +66,7 @@ def up(
     redis_cert_file: RedisCertFile = None,
     redis_key_file: RedisKeyFile = None,
     redis_server_name: RedisServerName = None,
+    admin_token_file: AdminTokenFile = None,
     envoy_port: Annotated[int, typer.Option(min=1, max=65535, help="Gateway port, where clients connect.")] = 10000,
     envoy_admin_port: Annotated[int, typer.Option(min=1, max=65535, help="Envoy's admin port.")] = 9901,
     grpc_port: Annotated[
@@ -116,6 +118,7 @@ def up(
             indexer_admin_port=indexer_admin_port,
             sim_port=sim_port,
             body_delivery=body_mode,
+            admin_token_file=admin_token_file,
             log_flags=_log_flags(context),
         )
         asyncio.run(run(settings, ready_path=ready_file, live=not no_live))

@@ -32,7 +32,7 @@ def address_lines(facts: Mapping[str, object], *, log_directory: str) -> list[Te
     """Where everything is."""
     rows = {
         "gateway": f"{facts['gateway']}  (send requests here)",
-        "picker admin": f"{facts['admin']}  /state /metrics /readyz",
+        "picker admin": f"{facts['admin']}  (a page for the browser; /state /metrics)",
         "picker gRPC": f"{facts['extproc']}  (ext_proc)",
         "indexer admin": f"{facts['indexer_admin']}  /metrics /readyz",
         "Envoy admin": facts["envoy_admin"],

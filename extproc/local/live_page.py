@@ -1,7 +1,7 @@
-"""One page of the terminal view of `kvmesh up`: pods, and the last decisions with their reasons. Pure.
+"""One page of the terminal view of `kvmesh up` and `kvmesh top`: pods, and the last decisions with their reasons. Pure.
 
-Called by `live_view`, which knows the size of the terminal. All that comes from clients or pods is shown as text, never
-as markup.
+Called by `live_view` and `top_view`, which know the size of the terminal. All that comes from clients or pods is shown
+as text, never as markup.
 """
 
 import textwrap
@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from extproc.local.picker_state import DecisionState, EndpointState, PickerState
+from extproc.local.picker_state import ClassState, DecisionState, EndpointState, PickerState, PoolState
 from extproc.plain_text import cut_end, cut_start, printable
 
 STATE_STYLES = {"ready": "green", "unknown": "yellow", "unreachable": "red"}
@@ -24,12 +24,28 @@ OTHER_LINES = 3  # two headings and the last line
 PATH_LIMIT = 60
 INDENT = " " * 9  # below the path, beside the clock
 REASON_LINES = 2
+ENDS_EVERYTHING = "Ctrl-C ends everything"
 
 
-def page(state: PickerState | str, *, zone: tzinfo | None, width: int, height: int, lines_above: int) -> Group | Text:
-    """At most `height` lines; `lines_above` of what was printed before stay on the screen where that is possible."""
+def page(
+    state: PickerState | str,
+    *,
+    zone: tzinfo | None,
+    width: int,
+    height: int,
+    lines_above: int,
+    closing: str = ENDS_EVERYTHING,
+) -> Group | Text:
+    """At most `height` lines; `lines_above` of what was printed before stay on the screen where that is possible.
+
+    `closing` says how to leave.
+    """
     if isinstance(state, str):
         return _line(printable(state), style="red")
+    if state.pool is None:
+        return _pools_page(state.pools, height=height, closing=closing)
+    under_pressure = _under_pressure(state.classes)
+    height -= len(under_pressure)
     blocks = [_decision(decision, zone=zone, width=width) for decision in state.decisions[:MOST_DECISIONS]]
     least = sum(map(len, blocks[:LEAST_DECISIONS])) or 1
     shown_pods = _fitting_pods(len(state.endpoints), room=height - OTHER_LINES - least)
@@ -40,9 +56,10 @@ def page(state: PickerState | str, *, zone: tzinfo | None, width: int, height: i
     return Group(
         _pods_table(state.endpoints[:shown_pods], width=width),
         *_pods_left_out(state.endpoints[shown_pods:]),
+        *under_pressure,
         _line("last decisions: tokens found in the cache, and why", style="bold"),
         *(decisions or [_line("none yet", style="dim")]),
-        _last_line(state),
+        _last_line(state, closing=closing),
     )
 
 
@@ -114,9 +131,41 @@ def _decision(decision: DecisionState, *, zone: tzinfo | None, width: int) -> li
     ]
 
 
-def _last_line(state: PickerState) -> Text:
+def _under_pressure(classes: Iterable[ClassState]) -> list[Text]:
+    """One line with the classes that wait or have something taken from them; none where all is well."""
+    words = [
+        f"{printable(each.name)} {each.waiting:,} waiting" + "".join(f", {printable(step)}" for step in each.steps)
+        for each in classes
+        if each.waiting or each.steps
+    ]
+    return [_line("under pressure: " + "; ".join(words), style="yellow")] if words else []
+
+
+def _pools_page(pools: Sequence[PoolState], *, height: int, closing: str) -> Group:
+    """The pools of a picker that serves several, in short."""
+    shown = pools[: max(height - OTHER_LINES, 1)]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("pool", no_wrap=True)
+    for heading in ("ready", "open", "waiting"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for pool in shown:
+        table.add_row(
+            Text(printable(pool.pool)),
+            Text(f"{pool.ready}/{pool.endpoints}", style="" if pool.ready == pool.endpoints else "yellow"),
+            f"{pool.open_requests:,}",
+            f"{pool.waiting:,}",
+        )
+    left_out = len(pools) - len(shown)
+    return Group(
+        table,
+        *([_line(f"and {left_out} more", style="dim")] if left_out else []),
+        _line(f"--pool NAMESPACE/NAME shows one of them    {closing}", style="dim"),
+    )
+
+
+def _last_line(state: PickerState, *, closing: str) -> Text:
     index = f"prefix index: {printable(state.index.state)}, {state.index.sources} sources"
-    return _line(f"{index}    Ctrl-C ends everything", style="dim" if state.index.state == "ok" else "yellow")
+    return _line(f"{index}    {closing}", style="dim" if state.index.state == "ok" else "yellow")
 
 
 def _line(text: str, *, style: str = "") -> Text:

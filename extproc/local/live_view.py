@@ -19,6 +19,7 @@ from extproc.local.greeting import lines_on_screen
 from extproc.local.live_page import decision_line, page
 from extproc.local.picker_state import DecisionState, PickerState, fetch_state
 from extproc.plain_text import printable
+from kv_indexer.api import AdminLogin
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +28,19 @@ REFRESH_SECONDS = 0.5
 Draw = Callable[[PickerState | str], None]
 
 
-async def show_live(admin_url: str, *, console: Console, above: Sequence[Text]) -> None:
-    """Show the state until cancelled; `above` was printed before and stays in sight where the terminal is tall."""
+async def show_live(
+    admin_url: str, *, console: Console, above: Sequence[Text], login: AdminLogin | None = None
+) -> None:
+    """Show the state until cancelled; `above` was printed before and stays in sight where the terminal is tall.
+
+    `login`: what the admin pages are shown, where they want a token.
+    """
     zone = datetime.now(UTC).astimezone().tzinfo
-    if not console.is_terminal:
-        await _follow(admin_url, SafeView(draw_lines(console, zone=zone)))
+    if not console.is_terminal or console.is_dumb_terminal:  # that can draw nothing over what is there
+        await _follow(admin_url, SafeView(draw_lines(console, zone=zone)), login)
         return
     with Live(console=console, auto_refresh=False) as live:
-        await _follow(admin_url, SafeView(draw_pages(live, zone=zone, above=above)))
+        await _follow(admin_url, SafeView(draw_pages(live, zone=zone, above=above)), login)
 
 
 class SafeView:
@@ -96,8 +102,8 @@ def new_decisions(decisions: Iterable[DecisionState], *, after: float) -> list[D
     return sorted((decision for decision in decisions if decision.at > after), key=lambda decision: decision.at)
 
 
-async def _follow(admin_url: str, view: SafeView) -> None:
+async def _follow(admin_url: str, view: SafeView, login: AdminLogin | None) -> None:
     async with aiohttp.ClientSession() as session:
         while True:
-            view.show(await fetch_state(session, admin_url))
+            view.show(await fetch_state(session, admin_url, login=login))
             await asyncio.sleep(REFRESH_SECONDS)

@@ -1,12 +1,14 @@
 """What the picker's admin page says about itself (`GET /state`), as typed values.
 
-Read by `live_view` and by tests; fields that a newer picker adds are ignored.
+Read by `live_view`, `top_view` and tests; fields that a newer picker adds are ignored.
 """
 
 import asyncio
 
 import aiohttp
 import msgspec
+
+from kv_indexer.api import AdminLogin, SettingError
 
 FETCH_SECONDS = 2.0
 
@@ -48,23 +50,69 @@ class DecisionState(msgspec.Struct, frozen=True, kw_only=True):
     degraded: tuple[str, ...] = ()
 
 
+class ClassState(msgspec.Struct, frozen=True, kw_only=True):
+    """One priority class: how many of its requests wait, and what is taken from it."""
+
+    name: str = msgspec.field(name="class")
+    waiting: int = 0
+    steps: tuple[str, ...] = ()
+
+
+class PoolState(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several pools in short."""
+
+    pool: str
+    endpoints: int = 0
+    ready: int = 0
+    open_requests: int = 0
+    waiting: int = 0
+
+
 class PickerState(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole page; decisions are newest first."""
+    """The whole page; decisions are newest first, classes the most important first."""
 
     now: float
     endpoints: tuple[EndpointState, ...] = ()
-    index: IndexState
+    index: IndexState = IndexState(state="unknown")
     decisions: tuple[DecisionState, ...] = ()
+    classes: tuple[ClassState, ...] = ()
+    pool: str | None = ""  # None: the picker serves several, and none was named
+    pools: tuple[PoolState, ...] = ()
 
 
-async def fetch_state(session: aiohttp.ClientSession, admin_url: str) -> PickerState | str:
+async def fetch_state(
+    session: aiohttp.ClientSession, admin_url: str, *, pool: str | None = None, login: AdminLogin | None = None
+) -> PickerState | str:
     """The state now, or why it is not to be had."""
+    login = login or AdminLogin()
     try:
-        async with asyncio.timeout(FETCH_SECONDS), session.get(f"{admin_url}/state") as response:
+        headers, tls = login.headers(), login.tls()  # anew: files are replaced
+        parameters = {"pool": pool} if pool is not None else {}
+        async with (
+            asyncio.timeout(FETCH_SECONDS),
+            session.get(
+                f"{admin_url}/state", params=parameters, headers=headers, ssl=tls, allow_redirects=False
+            ) as response,
+        ):
+            content = await response.read()
             if response.status != 200:
-                return f"GET {admin_url}/state: status {response.status}"
-            return msgspec.json.decode(await response.read(), type=PickerState)
+                return f"GET {admin_url}/state: status {response.status}{_words(content)}"
+            return msgspec.json.decode(content, type=PickerState)
     except TimeoutError:
         return f"GET {admin_url}/state: no answer in {FETCH_SECONDS:g} s"
+    except SettingError as error:
+        return str(error)
     except (aiohttp.ClientError, msgspec.MsgspecError, OSError, ValueError) as error:
         return f"GET {admin_url}/state: {error}"
+
+
+class _Problem(msgspec.Struct):
+    error: str
+
+
+def _words(content: bytes) -> str:
+    """The words for people in an error's body, if it has any."""
+    try:
+        return f": {msgspec.json.decode(content, type=_Problem).error[:300]}"
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""

@@ -25,7 +25,7 @@ from extproc.local.redis_choice import redis_label, require_redis
 from extproc.local.run_directory import run_directory
 from extproc.local.served_model import fill_in_model, first_served_models
 from extproc.local.stack import HOST, LocalParts, StackSettings, fixed_ports, plan
-from kv_indexer.api import RedisAccess
+from kv_indexer.api import AdminLogin, RedisAccess
 
 EXTERNAL_REDIS_SECONDS = 10.0
 
@@ -107,7 +107,8 @@ async def _supervise(
         for line in lines:
             console.print(line, soft_wrap=True)
         if live:
-            await show_live(str(facts["admin"]), console=console, above=lines)
+            login = AdminLogin(token_file=settings.admin_token_file)
+            await show_live(str(facts["admin"]), console=console, above=lines, login=login)
         else:
             await asyncio.Event().wait()  # until a signal cancels this or a child ends
 

@@ -37,6 +37,7 @@ class StackSettings:
     sim_port: int
     body_delivery: BodyDelivery
     event_sources: str | None = None  # JSON for the indexer, keys as in `endpoints`
+    admin_token_file: Path | None = None  # opens the admin pages of picker and indexer
     log_flags: tuple[str, ...] = ()
 
     @property
@@ -142,6 +143,7 @@ def _indexer(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
             *("--endpoints", _comma_list(settings.pods)),
             *(("--model", settings.model) if settings.model else ()),
             *(("--event-sources", settings.event_sources) if settings.event_sources is not None else ()),
+            *_access_flags(settings),
             *settings.log_flags,
         ),
         environment=redis_environment(parts.redis),
@@ -157,6 +159,7 @@ def _picker(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
             *("--admin-port", str(settings.admin_port)),
             *("--endpoints", _comma_list(settings.pods)),
             *_model_flags(settings),
+            *_access_flags(settings),
             *("--drain-seconds", "0"),  # Envoy ends at the same moment: nobody is left to be told
             *settings.log_flags,
         ),
@@ -181,6 +184,10 @@ def _model_flags(settings: StackSettings) -> tuple[str, ...]:
     model = ("--model", settings.model) if settings.model else ()
     tokenizer = ("--tokenizer", str(settings.tokenizer_folder)) if settings.tokenizer_folder else ()
     return (*model, *tokenizer)
+
+
+def _access_flags(settings: StackSettings) -> tuple[str, ...]:
+    return ("--admin-token-file", str(settings.admin_token_file)) if settings.admin_token_file else ()
 
 
 def _comma_list(addresses: Sequence[SocketAddress]) -> str:

@@ -1,47 +1,22 @@
 """The JSON of the admin pages: decisions, explanations, the state of the endpoints. Shapes only, no I/O."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
-
-import msgspec
 
 from extproc.core.admission_preview import Preview
 from extproc.core.decision import Decision, apply_filters
 from extproc.core.degradation import StepInForce
 from extproc.core.endpoint import Candidate, EndpointStatus
-from extproc.core.exchange import RequestFacts
 from extproc.core.latency_estimate import EstimateError
 from extproc.core.policy import PickPolicy
 from extproc.core.priority import PriorityPolicy
+from extproc.core.request_story import AskedFor, DecisionRecord
 from extproc.core.saturation import Room
 from extproc.core.standing import Standing
 from extproc.errors import PickError
 
-
-class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a request; no part of its prompt."""
-
-    api: str
-    model: str | None  # as the client wrote it
-    served_model: str | None  # what the pod gets
-    adapter: str | None
-    arm: str
-    prompts: int
-    stream: bool
-    max_tokens: int | None
-    block_tokens: int  # 0 where tokens are unknown
-    standing: Standing
-    steps: tuple[str, ...] = ()  # of degradation, that changed it
-
-
-class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One answered request; no part of its prompt."""
-
-    at: float  # unix seconds
-    facts: RequestFacts
-    model: str | None
-    outcome: Decision | PickError
-    asked: AskedFor | None = None  # None: it was refused
+LONGEST_PATH = 500  # characters of a request's path that are shown
 
 
 def decision_json(record: DecisionRecord) -> dict[str, Any]:
@@ -50,7 +25,7 @@ def decision_json(record: DecisionRecord) -> dict[str, Any]:
         "at": record.at,
         "request_id": record.facts.request_id,
         "model": record.model,
-        "path": record.facts.path,
+        "path": shown_path(record.facts.path),
     }
     if isinstance(record.outcome, PickError):
         refusal = record.outcome
@@ -75,7 +50,7 @@ def decision_json(record: DecisionRecord) -> dict[str, Any]:
 
 def record_json(record: DecisionRecord, *, policy: PickPolicy) -> dict[str, Any]:
     """Return the whole explanation of an answered request."""
-    common = {"at": record.at, "request_id": record.facts.request_id, "path": record.facts.path}
+    common = {"at": record.at, "request_id": record.facts.request_id, "path": shown_path(record.facts.path)}
     if isinstance(record.outcome, PickError):
         refusal = record.outcome
         return common | {
@@ -108,13 +83,15 @@ def explanation_json(
     policy: PickPolicy,
     blocks: Mapping[str, int] | None = None,
     rooms: Mapping[str, Room] | None = None,
+    most: int | None = None,
 ) -> dict[str, Any]:
     """Return everything a decision rests on.
 
-    `blocks` is the block size of each endpoint in tokens; `rooms` how full each is for the request's class.
+    `blocks` is the block size of each endpoint in tokens; `rooms` how full each is for the request's class; `most`: so
+    many candidates and rejected endpoints, the winner and the best of the others.
     """
     sizes, standing = blocks or {}, asked.standing
-    return {
+    explanation = {
         "request": {
             "api": asked.api,
             "model": asked.model,
@@ -127,7 +104,7 @@ def explanation_json(
             "class": standing.class_name,
             "class_by": standing.why,
             "priority": standing.priority_class.priority,
-            "tenant": standing.tenant,
+            "tenant": shown_tenant(standing, policy.priorities),
             "steps": list(asked.steps),
         },
         "endpoint": decision.endpoints[0],
@@ -150,10 +127,40 @@ def explanation_json(
                 "scores": {name: scores[i] for name, scores in decision.scores.items()},
                 "total": decision.totals[i],
             }
-            for i, candidate in enumerate(decision.kept)
+            for i, candidate in _shown(decision, most=most)
         ],
-        "rejected": _rejected_json(decision.rejected),
+        "rejected": _rejected_json(dict(islice(decision.rejected.items(), most))),
     }
+    if most is None:
+        return explanation
+    return explanation | {
+        "candidates_left_out": max(len(decision.kept) - most, 0),
+        "rejected_left_out": max(len(decision.rejected) - most, 0),
+    }
+
+
+def shown_path(path: str) -> str:
+    """Return the path without its query, which may hold a secret."""
+    return path.partition("?")[0][:LONGEST_PATH]
+
+
+def shown_tenant(standing: Standing, policy: PriorityPolicy) -> str:
+    """Return the tenant as it may be shown: those that the policy names, "" where nobody told, else "other".
+
+    Clients write what they like into the header that tells it, secrets as well.
+    """
+    tenant = standing.tenant
+    return tenant if not tenant or any(quota.tenant == tenant for quota in policy.quotas) else "other"
+
+
+def _shown(decision: Decision, *, most: int | None) -> Iterable[tuple[int, Candidate]]:
+    """Return the candidates by their number: all as they are, or the winner and the best of the others."""
+    if most is None:
+        return enumerate(decision.kept)
+    winner = next(i for i, candidate in enumerate(decision.kept) if candidate.address == decision.endpoints[0])
+    best_first = sorted(range(len(decision.kept)), key=decision.totals.__getitem__, reverse=True)
+    best_first.remove(winner)
+    return [(i, decision.kept[i]) for i in (winner, *best_first[: most - 1])]
 
 
 def admission_json(standing: Standing, preview: Preview) -> dict[str, Any]:

@@ -90,7 +90,9 @@ def _part(part: Any) -> dict[str, Any] | None:
     if kind == "tool_reference":
         return {"type": "tool_reference", "name": _text(part.get("name"))}
     if not isinstance(kind, str) or kind not in TEXT_FIELD:
-        raise ChatTemplateError(f"content parts of type {kind!r} are not text")
+        # of what clients write, only words that vLLM knows are repeated: this is logged
+        shown = f"of type {kind}" if isinstance(kind, str) and kind in KNOWN_PART_FIELDS else "of an unknown type"
+        raise ChatTemplateError(f"content parts {shown} are not text")
     text = part.get(TEXT_FIELD[kind])
     if text is None and kind in ("text", "refusal"):
         return None

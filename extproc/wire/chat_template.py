@@ -66,6 +66,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._defaults = dict(defaults or {})
         self._knows_developer = '"developer"' in source or "'developer'" in source
+        self._source = source
         self._mentions_content = "content" in source
 
     def render(self, prompt: ChatPrompt) -> str:
@@ -98,7 +99,12 @@ class ChatTemplate:
                 add_generation_prompt=prompt.add_generation_prompt,
             )
         except Exception as error:  # a template is a program: it may raise anything
-            raise ChatTemplateError(f"the chat template refused the conversation: {error}") from error
+            raise ChatTemplateError(f"the chat template refused the conversation: {self._words(error)}") from error
+
+    def _words(self, error: Exception) -> str:
+        """Return what an error says if the template itself says it so: other words may be the conversation's."""
+        said = str(error)
+        return said if said and said in self._source else type(error).__name__
 
     def _continued(self, messages: list[Message], prompt: ChatPrompt) -> str:
         """Render with a tag at the end of the last message, then cut there: the model goes on writing it."""

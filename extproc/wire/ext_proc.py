@@ -231,13 +231,15 @@ def encode_step(step: Step) -> bytes:
     if isinstance(step, Answer):
         return _EMPTY_ANSWERS[step]
     if isinstance(step, BodyChunk):
-        return body_chunk(step)
+        return b"".join(body_chunk(step))
     if isinstance(step, HeadersWithPick):
         encoded = _pick(tuple(step.endpoints), with_body=False)
-        return encoded + _further_headers(step) if step.removed_headers or step.note is not None else encoded
+        is_more = step.removed_headers or step.set_headers or step.note is not None
+        return encoded + _further_headers(step) if is_more else encoded
     if isinstance(step, BodyWithPick):
         encoded = _pick(tuple(step.endpoints), with_body=True)
-        return encoded + _changed_body(step) if step.removed_headers or step.body is not None else encoded
+        is_more = step.removed_headers or step.set_headers or step.body is not None
+        return encoded + _changed_body(step) if is_more else encoded
     return _encode_response_step(step)
 
 
@@ -270,14 +272,21 @@ def _pick(endpoints: tuple[str, ...], *, with_body: bool) -> bytes:
 
 def _further_headers(step: HeadersWithPick) -> bytes:
     encoded = b"" if step.note is None else noted(step.note)
-    if step.removed_headers:
-        removal = CommonResponse(header_mutation=HeaderMutation(remove_headers=step.removed_headers))
-        encoded += ProcessingResponse(request_headers=HeadersResponse(response=removal)).SerializeToString()
+    if step.removed_headers or step.set_headers:
+        change = CommonResponse(header_mutation=_mutation(step))
+        encoded += ProcessingResponse(request_headers=HeadersResponse(response=change)).SerializeToString()
     return encoded
 
 
+def _mutation(step: HeadersWithPick | BodyWithPick) -> HeaderMutation:
+    return HeaderMutation(
+        remove_headers=step.removed_headers,
+        set_headers=[_set(name, visible(value)) for name, value in step.set_headers.items()],
+    )
+
+
 def _changed_body(step: BodyWithPick) -> bytes:
-    change = CommonResponse(header_mutation=HeaderMutation(remove_headers=step.removed_headers))
+    change = CommonResponse(header_mutation=_mutation(step))
     if step.body is not None:
         change.body_mutation.body = step.body
         # Envoy answers 500 where it does not agree with the body

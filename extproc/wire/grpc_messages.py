@@ -10,6 +10,7 @@ from urllib.parse import quote
 from extproc.wire.http2 import literal
 
 PREFIX_BYTES = 5
+MOST_PIECES = 64  # of a message that is not there yet: one of 1 MiB in frames of 16 KiB
 MAX_STATUS_TEXT = 512  # characters; peers bound what they take as trailers
 # everything printable but the escape itself stays (the specification's grammar of Status-Message)
 _UNESCAPED = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
@@ -52,35 +53,48 @@ def trailers(status: GrpcStatus, text: str = "") -> bytes:
 class MessageReader:
     """Cuts one stream's bytes into messages. Holds what was fed and not yet taken; the caller bounds that."""
 
-    __slots__ = ("_buffer", "_max_message_bytes", "_position")
+    __slots__ = ("_buffer", "_following", "_max_message_bytes", "_missing", "_position")
 
     def __init__(self, *, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes
-        self._buffer: bytes | bytearray = b""
+        self._buffer = b""
         self._position = 0
+        # what came after the buffer, joined with it once a message is there as a whole: a body of several frames is
+        # copied once and not at each frame
+        self._following: list[bytes | bytearray] = []
+        self._missing = 0  # bytes that have to come before it is worth looking again
 
     @property
     def has_rest(self) -> bool:
         """Whether bytes were fed that no message has taken."""
-        return self._position < len(self._buffer)
+        return self._position < len(self._buffer) or bool(self._following)
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes. The usual frame, which brings whole messages, is not copied."""
-        if self._position == len(self._buffer):
+        following = self._following
+        if not following and self._position == len(self._buffer):
             self._buffer = data
-        elif isinstance(self._buffer, bytearray):
-            del self._buffer[: self._position]
-            self._buffer += data
-        else:
-            self._buffer = bytearray(self._buffer[self._position :])
-            self._buffer += data
-        self._position = 0
+            self._position = self._missing = 0
+            return
+        following.append(data)
+        self._missing -= len(data)
+        if len(following) > MOST_PIECES:  # each of them an object, however few bytes it has
+            joined = bytearray(following[0]) if isinstance(following[0], bytes) else following[0]
+            joined += b"".join(following[1:])
+            self._following = [joined]
 
     def next_message(self) -> bytes | None:
         """Return the next whole message, None if there is none yet, or raise GrpcError."""
-        start = self._position + PREFIX_BYTES
+        if self._following:
+            if self._missing > 0:
+                return None
+            self._buffer = b"".join((self._buffer[self._position :], *self._following))
+            self._following = []
+            self._position = 0
         buffer = self._buffer
+        start = self._position + PREFIX_BYTES
         if len(buffer) < start:
+            self._missing = start - len(buffer)
             return None
         size = int.from_bytes(buffer[start - 4 : start], "big")
         if buffer[self._position]:
@@ -92,14 +106,12 @@ class MessageReader:
             )
         end = start + size
         if len(buffer) < end:
+            self._missing = end - len(buffer)
             return None
-        self._position = end
-        if isinstance(buffer, bytes):
-            message = buffer[start:end]
-        else:
-            with memoryview(buffer) as view:
-                message = bytes(view[start:end])
+        message = buffer[start:end]
         if end == len(buffer):
             self._buffer = b""  # a large message must not stay until the next one
             self._position = 0
+        else:
+            self._position = end
         return message

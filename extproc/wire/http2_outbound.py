@@ -23,6 +23,8 @@ from extproc.wire.http2 import (
 
 MAX_OWN_FRAME_BYTES = 1 << 16  # where the peer takes larger frames: other streams wait for each one of them
 TURN_BYTES = 1 << 18  # handed to the transport before it is asked whether it can take more
+# of a message that is handed over as a whole: other streams wait for it. A part of a request's body is no longer
+MOST_AT_ONCE_BYTES = 1 << 16
 _PREFIX = struct.Struct(">BL")  # not compressed, the message's length
 _FRAME_AND_PREFIX = struct.Struct(FRAME_HEADER.format + "BL")
 
@@ -55,24 +57,36 @@ class Outbound:
         self._ready: deque[SendLane] = deque()  # wait for the connection's window or the transport, in turn
         self._blocked: dict[int, SendLane] = {}  # wait for their own window
 
-    def message(self, lane: SendLane, message: bytes) -> None:
-        """Send one gRPC message, or as much of it as may be sent; the rest waits."""
-        size = PREFIX_BYTES + len(message)
+    def message(self, lane: SendLane, message: bytes, body: bytes = b"") -> None:
+        """Send one gRPC message, or as much of it as may be sent; the rest waits. `body`: what follows in it.
+
+        A long body is not copied here, as long as it need not wait.
+        """
+        size = PREFIX_BYTES + len(message) + len(body)
         if (
             lane.queue is None
-            and size <= self._max_frame
+            and size <= MOST_AT_ONCE_BYTES
             and size <= self._window
             and size <= self._initial + lane.credit
             and not self._ready
             and not self.paused
         ):
-            # nearly every answer: one frame, whose header and the message's prefix are packed at once
-            self._window -= size
-            lane.credit -= size
-            header = _FRAME_AND_PREFIX.pack(size >> 16, size & 0xFFFF, DATA, 0, lane.stream_id, 0, len(message))
-            self.frames += (header, message)
-            return
-        parts = (memoryview(_PREFIX.pack(0, len(message)) + message),)
+            # nearly every answer: the first frame's header and the message's prefix are packed at once
+            first = self._max_frame - PREFIX_BYTES - len(message)  # bytes of the body in the first frame
+            if first >= len(body):
+                self._window -= size
+                lane.credit -= size
+                header = _FRAME_AND_PREFIX.pack(
+                    size >> 16, size & 0xFFFF, DATA, 0, lane.stream_id, 0, size - PREFIX_BYTES
+                )
+                self.frames += (header, message, body) if body else (header, message)
+                return
+            if first >= 0:
+                self._window -= size
+                lane.credit -= size
+                self._cut(lane.stream_id, message, memoryview(body), first)
+                return
+        parts = (memoryview(b"".join((_PREFIX.pack(0, size - PREFIX_BYTES), message, body))),)
         if lane.queue is None:
             lane.queue = deque(parts)
             lane.moved_at = self._clock()
@@ -159,6 +173,15 @@ class Outbound:
     def _unblock(self, lane: SendLane) -> None:
         if self._initial + lane.credit > 0 and self._blocked.pop(lane.stream_id, None) is not None:
             self._ready.append(lane)
+
+    def _cut(self, stream_id: int, message: bytes, body: memoryview, first: int) -> None:
+        """Append the frames of a message, whose first one takes `first` bytes of the body."""
+        frames, size, length = self.frames, self._max_frame, len(message) + len(body)
+        header = _FRAME_AND_PREFIX.pack(size >> 16, size & 0xFFFF, DATA, 0, stream_id, 0, length)
+        frames += (header, message, body[:first])
+        for start in range(first, len(body), size):
+            part = body[start : start + size]
+            frames += (FRAME_HEADER.pack(len(part) >> 16, len(part) & 0xFFFF, DATA, 0, stream_id), part)
 
     def _send_frame(self, lane: SendLane) -> int:
         """Send one frame of the lane's, as large as everything allows; return its size, 0 if its window is shut."""

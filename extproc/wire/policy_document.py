@@ -19,7 +19,7 @@ SHARES = frozenset(
     {
         *("failure_share", "most_avoided_share", "tier_weights"),
         *("reserved_share", "ceiling", "kv_usage", "shed_leave", "retry_jitter"),
-        *("minimum_hit_ratio", "alert_hit_ratio", "gpu_utilization"),
+        *("minimum_hit_ratio", "alert_hit_ratio", "gpu_utilization", "audit_share"),
     }
 )
 # every other number must be above 0
@@ -27,13 +27,14 @@ MAY_BE_ZERO = frozenset(
     {
         *("weights", "tier_weights", "fallbacks", "copies", "pressure", "least_requests"),
         *("recent_prefix_seconds", "unfollowed_prefix_seconds", "slow_floor_seconds", "least_seconds"),
-        *("request_tokens", "waiting_tokens", "tokens"),
+        *("request_tokens", "waiting_tokens", "tokens", "audit_share", "gpu_hour_price"),
         *("minimum_hit_ratio", "alert_hit_ratio", "min_replicas", "gpu_utilization"),
         *("reserved_share", "queue_requests", "queue_seconds", "slow_start_seconds", "age_seconds", "retry_jitter"),
         # of a quota: nothing is allowed
         *("requests_per_minute", "prompt_tokens_per_minute", "generated_tokens_per_minute", "concurrent_requests"),
     }
 )
+MOST_CURRENCY_LETTERS = 8
 # InferenceObjective's and vLLM's: 32 bits
 PRIORITY, LEAST_PRIORITY, MOST_PRIORITY = "priority", -(2**31), 2**31 - 1
 
@@ -53,6 +54,7 @@ def parse_policy(document: object, *, path: str = "policy", base: PickPolicy | N
     if not policy.weights:
         raise ConfigError(f"{path}.weights: every weight is 0")
     check_autoscale(policy.autoscale, path=f"{path}.autoscale")
+    _check_currency(policy.observability.currency, path=f"{path}.observability.currency")
     return replace(policy, priorities=checked_priorities(policy.priorities, path=f"{path}.priorities"))
 
 
@@ -90,3 +92,9 @@ def _check(where: str, name: str, number: float) -> None:
         raise ConfigError(f"{where}: must be between 0 and 1, not {number!r}")
     if not number and name not in MAY_BE_ZERO:
         raise ConfigError(f"{where}: must be above 0")
+
+
+def _check_currency(currency: str, *, path: str) -> None:
+    # it becomes a label of metrics and a word on pages
+    if not (1 <= len(currency) <= MOST_CURRENCY_LETTERS and currency.isascii() and currency.isalpha()):
+        raise ConfigError(f"{path}: must be 1 to {MOST_CURRENCY_LETTERS} letters, not {currency!r}")

@@ -22,6 +22,7 @@ from extproc.wire.policy_bounds import (
 )
 from extproc.wire.policy_fields_load import LOAD
 from extproc.wire.policy_fields_models import MODELS
+from extproc.wire.policy_fields_observability import OBSERVABILITY
 from extproc.wire.policy_fields_priorities import PRIORITIES, QUOTAS
 from extproc.wire.policy_fields_scale import AUTOSCALE, DISAGGREGATION
 
@@ -212,18 +213,9 @@ SPEC = Record(
             words="without the picker: FailOpen sends requests to any pod, FailClose refuses them",
         ),
         "observability": Property(
-            kind=Record(
-                properties={
-                    "sampleShare": Property(
-                        kind=SHARE,
-                        usual="0.02",
-                        into=("sample_share",),
-                        words="of the responses, read to compare predicted with realised hits",
-                    )
-                }
-            ),
-            into=(),
-            words="what is looked at",
+            kind=OBSERVABILITY,
+            into=(*POLICY, "observability"),
+            words="what is looked at, written down and shown",
         ),
         "hosts": Property(
             kind=ListOf(

@@ -28,11 +28,12 @@ def parse_served_models(body: bytes) -> EndpointModels | None:
     except (msgspec.MsgspecError, RecursionError):
         return None
     lengths = [card.max_model_len for card in cards if card.max_model_len is not None and card.max_model_len > 0]
-    models = frozenset(card.id for card in cards if card.parent is None)
-    if not models:
+    names = [card.id for card in cards if card.parent is None]
+    if not names:
         return None
     return EndpointModels(
-        models=models,
+        models=frozenset(names),
         adapters={card.id: card.parent for card in cards if card.parent is not None},
         max_model_len=min(lengths, default=None),
+        first=next((card.id for card in cards if not card.parent), ""),
     )

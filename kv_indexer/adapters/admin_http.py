@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
+from kv_indexer.adapters.admin_gate import AdminGate, server_options
+from kv_indexer.core.admin_access import AdminAccess
 from kv_indexer.core.pool_report import PoolsReport
 from kv_indexer.core.source import IndexStatus
 from kv_indexer.errors import IndexUnavailableError, ListenError
@@ -27,9 +29,16 @@ class AdminPages:
 
 
 @asynccontextmanager
-async def serve_admin(pages: AdminPages, *, host: str, port: int) -> AsyncIterator[int]:
-    """Serve the pages while the context lasts; give the port (for when 0 was asked). Raise ListenError."""
+async def serve_admin(
+    pages: AdminPages, *, host: str, port: int, access: AdminAccess | None = None
+) -> AsyncIterator[int]:
+    """Serve the pages while the context lasts; give the port (for when 0 was asked).
+
+    Raise ListenError, and SettingError where `access` names certificates that cannot be used.
+    """
+    gate = AdminGate(access or AdminAccess(), host=host)
     app = web.Application()
+    gate.guard(app)
     app.add_routes(
         [
             web.get("/healthz", _healthz),
@@ -40,13 +49,14 @@ async def serve_admin(pages: AdminPages, *, host: str, port: int) -> AsyncIterat
     )
     if pages.pools is not None:
         app.add_routes([web.get("/pools", _pools(pages.pools))])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+    runner = web.AppRunner(app, shutdown_timeout=0.2, **server_options())
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port).start()
+            await web.TCPSite(runner, host, port, ssl_context=gate.ssl_context).start()
         except (OSError, ValueError) as error:  # the latter: a host that is no host name
             raise ListenError(_why_not(error, host=host, port=port)) from error
+        gate.warn_if_closed()
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-import aiohttp
 import msgspec
 
+from kv_indexer.adapters.pod_pages import PodPages
 from kv_indexer.core.served_models import first_base_model
 from kv_indexer.core.source import EventAddresses, reachable
 from kv_indexer.errors import FeedLostError, NoEventSourceError
@@ -40,13 +40,13 @@ class EventSourceDirectory:
     def __init__(
         self,
         *,
-        http: aiohttp.ClientSession,
+        pages: PodPages,
         configured: Mapping[str, tuple[EventAddresses, ...]],
         timeout_seconds: float = 2.0,
     ) -> None:
-        self._http = http
+        self._pages = pages
         self._configured = configured
-        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._timeout = timeout_seconds
 
     async def find(self, endpoint: str) -> dict[int, EventAddresses]:
         """Return data-parallel rank -> addresses. Raise FeedLostError, or NoEventSourceError if there are none."""
@@ -90,15 +90,12 @@ class EventSourceDirectory:
 
     async def _get(self, endpoint: str, path: str) -> tuple[int, bytes]:
         try:
-            async with self._http.get(f"http://{endpoint}{path}", timeout=self._timeout) as answer:
-                body = bytearray()
-                async for chunk in answer.content.iter_any():
-                    body += chunk
-                    if len(body) > ANSWER_LIMIT_BYTES:
-                        raise FeedLostError(f"{endpoint}{path}: the answer is longer than {ANSWER_LIMIT_BYTES} bytes")
-                return answer.status, bytes(body)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            answer = await self._pages.get(
+                endpoint, path, timeout_seconds=self._timeout, max_body_bytes=ANSWER_LIMIT_BYTES
+            )
+        except (OSError, ValueError) as error:  # TimeoutError and HttpResponseError among them
             raise FeedLostError(f"{endpoint}{path}: {str(error) or type(error).__name__}") from error
+        return answer.status, answer.body
 
 
 def _rank(name: str) -> int:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import aiohttp
-
+from kv_indexer.adapters.pod_pages import PodPages
 from kv_indexer.core.pod_report import PodReport
 from kv_indexer.wire.vllm_counters import parse_pod_report
 
@@ -44,13 +43,14 @@ class PodMetrics:
         interval_seconds: float = 5.0,
         timeout_seconds: float = 2.0,
         slowdown: Callable[[], float] = lambda: 1.0,
+        pages: PodPages | None = None,
     ) -> None:
-        """Take `slowdown` to ask by what to multiply the interval."""
+        """Take `pages` if others ask the same pods, and `slowdown` to ask by what to multiply the interval."""
         self._targets = {endpoint: _Target(endpoint) for endpoint in endpoints}
         self._interval_seconds = interval_seconds
         self._timeout_seconds = timeout_seconds
         self._slowdown = slowdown
-        self._session: aiohttp.ClientSession | None = None
+        self._pages = pages or PodPages()
         self._tasks: asyncio.TaskGroup | None = None
 
     def add(self, endpoint: str) -> None:
@@ -65,6 +65,7 @@ class PodMetrics:
         target = self._targets.pop(endpoint, None)
         if target is not None and target.task is not None:
             target.task.cancel()
+        self._pages.forget(endpoint)
 
     def latest(self, endpoint: str) -> PodReport | None:
         """Return the last report, however old; None if there was none, or if the endpoint is not among ours."""
@@ -91,17 +92,15 @@ class PodMetrics:
 
     async def run(self) -> None:
         """Scrape until cancelled."""
-        timeout = aiohttp.ClientTimeout(total=self._timeout_seconds)
-        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-            self._session = session
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    self._tasks = tasks
-                    for target in self._targets.values():
-                        self._start(target)
-                    await asyncio.Event().wait()  # pods may come at any time
-            finally:
-                self._session = self._tasks = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                for target in self._targets.values():
+                    self._start(target)
+                await asyncio.Event().wait()  # pods may come at any time
+        finally:
+            self._tasks = None
+            self._pages.close()
 
     def _start(self, target: _Target, *, wait_seconds: float = 0.0) -> None:
         if self._tasks is not None:
@@ -124,12 +123,15 @@ class PodMetrics:
 
     async def _scrape(self, target: _Target) -> None:
         asked_at = time.monotonic()
-        if self._session is None:
+        if self._tasks is None:
             return
+        page = b""
         try:
-            async with self._session.get(f"http://{target.endpoint}/metrics", allow_redirects=False) as answer:
-                page = await _page(answer)
-                problem = "" if answer.status == 200 else f"/metrics answers {answer.status}"
+            answer = await self._pages.get(
+                target.endpoint, "/metrics", timeout_seconds=self._timeout_seconds, max_body_bytes=MAX_PAGE_BYTES
+            )
+            page = answer.body
+            problem = "" if answer.status == 200 else f"/metrics answers {answer.status}"
         except Exception as error:  # whatever one pod answers must not end the scraping of all
             problem = f"no /metrics: {str(error) or type(error).__name__}"
         if not problem:
@@ -160,12 +162,3 @@ class PodIdentity:
         except TimeoutError:
             return None
         return report.started_at if report else None
-
-
-async def _page(answer: aiohttp.ClientResponse) -> bytes:
-    page = bytearray()
-    async for part in answer.content.iter_any():
-        page += part
-        if len(page) > MAX_PAGE_BYTES:
-            raise ValueError(f"longer than {MAX_PAGE_BYTES} bytes")
-    return bytes(page)

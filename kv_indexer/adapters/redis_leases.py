@@ -6,6 +6,8 @@ Who takes what is decided in `lua/tick.lua`, atomically and by Redis' clock; `do
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -43,6 +45,9 @@ class RedisLeaseBook:
         self._lease_seconds = lease_seconds
         self._slowdown = slowdown
         self._forget_ms = round(forget_seconds * 1000)
+        self._asked = _Asked()
+        self._answer: list[Any] | None = None
+        self._claims: Mapping[Stream, Claim] = {}  # that the answer gives
 
     def list_endpoints(self, endpoints: Collection[str]) -> None:
         """Take other endpoints from the next tick on; streams of those that no indexer lists any more are dropped."""
@@ -50,8 +55,8 @@ class RedisLeaseBook:
 
     async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
         """See `ports.LeaseBook`."""
-        streams = {stream.name.encode(): stream for stream in candidates}
-        endpoints = sorted(self._endpoints.union(stream.endpoint for stream in candidates))
+        if self._asked.endpoints is not self._endpoints or self._asked.candidates != candidates:
+            self._asked, self._answer = _asked(self._endpoints, candidates), None
         answer = await self._redis.run(
             TICK,
             self._indexer,
@@ -59,11 +64,14 @@ class RedisLeaseBook:
             self._forget_ms,
             secrets.token_hex(8),
             round(HEARTBEAT_SECONDS * self._slowdown()),
-            msgspec.json.encode(endpoints),
-            msgspec.json.encode([(stream.name, stream.endpoint, stream.dp_rank) for stream in candidates]),
+            self._asked.endpoints_json,
+            self._asked.candidates_json,
         )
-        held = {streams[name]: int(fence) for name, fence in zip(answer[::2], answer[1::2], strict=True)}
-        return {stream: Claim(stream=stream, fence=fence) for stream, fence in held.items()}
+        if answer != self._answer:
+            streams, self._answer = self._asked.streams, answer
+            held = {streams[name]: int(fence) for name, fence in zip(answer[::2], answer[1::2], strict=True)}
+            self._claims = {stream: Claim(stream=stream, fence=fence) for stream, fence in held.items()}
+        return self._claims
 
     async def drop(self, claim: Claim) -> None:
         """See `ports.LeaseBook`."""
@@ -76,3 +84,24 @@ class RedisLeaseBook:
     async def close(self) -> None:
         """Close the connection."""
         await self._redis.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What a beat asks for, made once while it stays the same: there may be thousands of streams."""
+
+    endpoints: frozenset[str] | None = None
+    candidates: AbstractSet[Stream] = frozenset()
+    streams: Mapping[bytes, Stream] = field(default_factory=dict)  # the candidates by name
+    endpoints_json: bytes = b""
+    candidates_json: bytes = b""
+
+
+def _asked(endpoints: frozenset[str], candidates: AbstractSet[Stream]) -> _Asked:
+    return _Asked(
+        endpoints=endpoints,
+        candidates=frozenset(candidates),
+        streams={stream.name.encode(): stream for stream in candidates},
+        endpoints_json=msgspec.json.encode(sorted(endpoints.union(stream.endpoint for stream in candidates))),
+        candidates_json=msgspec.json.encode([(each.name, each.endpoint, each.dp_rank) for each in candidates]),
+    )

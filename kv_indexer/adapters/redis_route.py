@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import hiredis
-from redis.crc import key_slot
 
 from kv_indexer.adapters.redis_address import RedisAddress, RedisKind, RedisNode
 from kv_indexer.adapters.redis_protocol import RedisProtocol, checked, pack
 from kv_indexer.adapters.redis_refusals import explained, refusal_word
 from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.wire.redis_keys import PREFIX
+from kv_indexer.wire.redis_keys import KEY_SLOT
 
-SLOT = key_slot(PREFIX)
 NODE_SECONDS = 1.0  # for one node to answer, while others may know better
 AGREEMENT_SECONDS = 0.25  # after the first answer, for a majority to agree
 KNOWN_NODES = 32  # nodes of a cluster that are remembered beside those of the address
@@ -152,11 +150,11 @@ class RedisRoute:
         known = [*self._known]
         for first, last, master, *replicas in ranges:
             known += [_announced(entry, asked=node) for entry in (master, *replicas)]
-            if first <= SLOT <= last:
+            if first <= KEY_SLOT <= last:
                 owner = _announced(master, asked=node)
         self._known = tuple(dict.fromkeys(reversed(known)))[:KNOWN_NODES]
         if owner is None:
-            raise IndexUnavailableError(f"{node} says that no server of the cluster has the index's slot {SLOT}")
+            raise IndexUnavailableError(f"{node} says that no server of the cluster has the index's slot {KEY_SLOT}")
         return owner
 
     async def _open_server(self, node: RedisNode | None, secrets: Secrets) -> RedisProtocol:

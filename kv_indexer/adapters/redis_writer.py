@@ -64,6 +64,8 @@ class RedisIndexWriter:
         self._tier_ttl = tier_ttl_seconds
         self._sweep_cursor: Argument = "0"
         self._sweeper = secrets.token_hex(8)
+        self._snapshot: Sequence[Any] = ()
+        self._registry: Registry | None = None  # that the snapshot says
 
     async def read_position(self, stream: Stream) -> StreamPosition | None:
         """See `ports.IndexWriter`."""
@@ -135,7 +137,12 @@ class RedisIndexWriter:
 
     async def read_registry(self) -> Registry:
         """See `ports.IndexWriter`."""
-        return parse_registry(await self._redis.run(SNAPSHOT))
+        snapshot = await self._redis.run(SNAPSHOT)
+        if (
+            self._registry is None or snapshot != self._snapshot
+        ):  # of thousands of quiet streams it is the same for long
+            self._snapshot, self._registry = snapshot, parse_registry(snapshot)
+        return self._registry
 
     async def close(self) -> None:
         """Close the connection."""

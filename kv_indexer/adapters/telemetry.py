@@ -7,13 +7,16 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from kv_indexer.adapters.process_telemetry import add_process_metrics
+from kv_indexer.adapters.redis_telemetry import RedisFacts, RedisTelemetry
 from kv_indexer.core.findings import Finding, FindingReason
 from kv_indexer.core.source import SourceState, SourceStatus, Stream
 from kv_indexer.core.stream_activity import StreamActivity
 
 _STREAM = ("endpoint", "dp_rank")
+LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,18 @@ class PrometheusTelemetry:
         self._lag = Gauge(
             f"{name}_lag_seconds", "Age of the newest batch when it was applied.", _STREAM, registry=registry
         )
+        self._lags = Histogram(
+            f"{name}_event_lag_seconds",
+            "Age of the newest event of each batch when it was applied, of all streams.",
+            buckets=LAG_SECONDS,
+            registry=registry,
+        )
+        self._orphans = Gauge(
+            f"{name}_orphan_events", "Stores that wait for their parent block.", _STREAM, registry=registry
+        )
+        self._ready = Gauge(f"{name}_ready", "1 while the indexer is ready.", registry=registry)
+        self._redis = RedisTelemetry(registry)
+        add_process_metrics(registry)
         self._redis_up = Gauge(f"{name}_redis_up", "1 while Redis can be written and read.", registry=registry)
         self._eviction = Gauge(
             f"{name}_redis_eviction_policy",
@@ -87,7 +102,9 @@ class PrometheusTelemetry:
         self._activity(stream).received(batches, now=self._clock())
         series = self._series.get(stream) or self._add_series(stream)
         series.batches.inc(batches)
-        series.lag.set(max(time.time() - last_ts, 0.0))
+        lag = max(time.time() - last_ts, 0.0)
+        series.lag.set(lag)
+        self._lags.observe(lag)
         for kind, count in events.items():
             counter = self._events_by_type.get(kind)
             if counter is None:
@@ -105,6 +122,11 @@ class PrometheusTelemetry:
         for reason, count in reasons.items():
             self._activity(stream).not_indexed.add(reason, count, now=self._clock())
             self._not_indexed.labels(reason).inc(count)
+
+    def orphans(self, stream: Stream, *, waiting: int) -> None:
+        """Show how many stores of a stream wait for their parents."""
+        self._counted.add(stream)
+        self._orphans.labels(*_labels(stream)).set(waiting)
 
     def gap(self, stream: Stream) -> None:
         """See `ports.IndexerTelemetry`."""
@@ -129,7 +151,8 @@ class PrometheusTelemetry:
         self._series.pop(stream, None)  # what is removed below would be counted into the void
         for known in SourceState:
             self._state.remove(*_labels(stream), known.value)
-        self._lag.remove(*_labels(stream))
+        for gauge in (self._lag, self._orphans):
+            gauge.remove(*_labels(stream))
         if stream.endpoint in self._departed:
             self._counted.discard(stream)
             for metric in (self._batches, self._gaps, self._replayed):
@@ -166,6 +189,14 @@ class PrometheusTelemetry:
     def held(self, streams: int) -> None:
         """Show how many streams this indexer follows."""
         self._held.set(streams)
+
+    def ready(self, is_ready: bool) -> None:
+        """Show whether the indexer is ready."""
+        self._ready.set(is_ready)
+
+    def redis_facts(self, facts: RedisFacts | None, *, seconds: float) -> None:
+        """Show what Redis says of itself, and how long it took to; None: it did not."""
+        self._redis.show(facts, seconds=seconds)
 
     def redis(self, *, up: bool) -> None:
         """Show whether Redis can be written and read."""

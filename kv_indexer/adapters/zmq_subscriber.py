@@ -20,6 +20,7 @@ QUEUE_LIMIT = 10_000  # batches that may wait unread, as many as a publisher's r
 MESSAGE_LIMIT = 32 << 20  # bytes of one message; a step of 8,192 tokens has 40 kB
 HEARTBEAT_SECONDS = 5.0
 KEEPALIVE_SECONDS = 5
+ANSWER_SECONDS = 15  # that a heartbeat may take to be answered, however rare heartbeats are
 HEARTBEATS_MISSED = 3  # then the publisher is gone, or the way to it; libzmq answers by itself, however busy the pod is
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _WATCHED = _GONE | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -63,7 +64,8 @@ class ZmqLiveEvents:
         socket.tcp_keepalive_cnt = HEARTBEATS_MISSED
         socket.setsockopt(zmq.TCP_MAXRT, KEEPALIVE_SECONDS * HEARTBEATS_MISSED * 1000)  # for heartbeats under way
         socket.heartbeat_ivl = self._heartbeat_ms
-        socket.heartbeat_timeout = self._heartbeat_ms * HEARTBEATS_MISSED
+        # not so long that an answer has to be looked for behind the next heartbeats of thousands of other sockets
+        socket.heartbeat_timeout = min(self._heartbeat_ms * HEARTBEATS_MISSED, ANSWER_SECONDS * 1000)
         socket.subscribe(b"")
         self._monitor = socket.get_monitor_socket(_WATCHED)
         self._signals = signals = SocketSignals(socket, self._monitor)

@@ -24,6 +24,9 @@ _METADATA = (
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # the whole document once more
 
 
+OWN_GROUP = "kvmesh.io"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentKind:
     """One kind, as the API names it."""
@@ -123,7 +126,7 @@ MESH_KINDS: tuple[DocumentKind, ...] = (
         keep=_spec,
     ),
     DocumentKind(
-        group="kvmesh.io",
+        group=OWN_GROUP,
         version="v1alpha1",
         kind="InferencePolicy",
         plural="inferencepolicies",

@@ -67,9 +67,9 @@ class _BlockSizes:
         self._last_size = report.block_size
 
     def _in_events(self, facts: StreamFacts, *, now: float) -> Fault | None:
-        lasting = (*facts.activity.not_indexed.lasting(now=now).items(),)
-        lasting += (*facts.activity.undecodable.lasting(now=now).items(),)
-        spell = next((spell for reason, spell in lasting if reason == BLOCK_SIZE_CHANGED), None)
+        activity = facts.activity
+        spell = activity.not_indexed.lasting(now=now).get(BLOCK_SIZE_CHANGED)
+        spell = spell or activity.undecodable.lasting(now=now).get(BLOCK_SIZE_CHANGED)
         if spell is None:
             return None
         message = (

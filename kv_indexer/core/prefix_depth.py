@@ -4,6 +4,8 @@ A cold prompt should cost a few misses, a warm one a single round trip. Block ke
 (block 0, 32, 64, 128, …) stands for the whole prefix up to there: whoever has seen it before knows how deep to ask.
 """
 
+from functools import lru_cache
+
 from kv_indexer.core.block_keys import KEY_BYTES
 
 FIRST_CHUNK = 32  # blocks asked for of a prompt that we know nothing of
@@ -49,6 +51,7 @@ def next_chunk(asked: int) -> int:
     return min(max(asked, FIRST_CHUNK) * GROWTH, LARGEST_CHUNK)
 
 
-def _within(blocks: int) -> list[int]:
+@lru_cache(maxsize=4_096)  # prompts' lengths, which come again
+def _within(blocks: int) -> tuple[int, ...]:
     """Return the checkpoints of a prompt, the deepest first."""
-    return [checkpoint for checkpoint in reversed(_CHECKPOINTS) if checkpoint < blocks]
+    return tuple([checkpoint for checkpoint in reversed(_CHECKPOINTS) if checkpoint < blocks])

@@ -13,6 +13,8 @@ from kv_indexer.core.tiers import tier_weight, weighted_blocks
 
 SLOT_DIGITS = 4  # of the greatest slot, 4095
 
+FEW_RUNS = 3
+
 Run = tuple[bytes | None, int]  # a value, and how many blocks in a row have it
 
 
@@ -95,9 +97,21 @@ def _stream_mask(endpoint: str, tiers: Mapping[str, int]) -> StreamMask:
     return StreamMask(endpoint=endpoint, mask=mask, tiers=tuple(best_first))
 
 
-def runs_of(values: Iterable[bytes | None]) -> list[Run]:
+def runs_of(values: Sequence[bytes | None]) -> list[Run]:
     """Put equal values in a row together."""
-    return [(value, len(list(run))) for value, run in groupby(values)]
+    runs: list[Run] = []
+    for _ in range(FEW_RUNS):
+        if not values:
+            return runs
+        # nearly always all blocks of a prompt have one value, or all up to where it is new: counting is the quickest
+        value = values[0]
+        count = values.count(value)
+        rest = values[count:]
+        if value in rest:
+            break
+        runs.append((value, count))
+        values = rest
+    return runs + [(value, len(list(run))) for value, run in groupby(values)]
 
 
 def held_mask(value: bytes, *, width: int) -> int:
@@ -170,7 +184,7 @@ def _worth(match: Match) -> tuple[int, float]:
 
 
 def match_prompt(
-    table: MatchTable, values: Mapping[int, Iterable[bytes | None]], *, keys: Mapping[int, bytes] | None = None
+    table: MatchTable, values: Mapping[int, Sequence[bytes | None]], *, keys: Mapping[int, bytes] | None = None
 ) -> PrefixLookup:
     """Match a prompt whose values are all at hand (`values`: block size -> values)."""
     walks = {size: PrefixWalk(streams, width=table.width) for size, streams in table.masks.items()}

@@ -36,6 +36,8 @@ class Spells:
 
     def lasting(self, *, now: float) -> Mapping[str, Spell]:
         """Return the spells that have not ended, most frequent first."""
+        if not self._spells:
+            return {}  # nearly always, and of thousands of streams
         return dict(sorted(self._still(now), key=lambda item: (-item[1].count, item[0])))
 
     def _still(self, now: float) -> Iterator[tuple[str, Spell]]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import yaml
 
 from kv_indexer.core.document_fields import FieldError, mapping_at, text_at
-from kv_indexer.core.document_kinds import MESH_KINDS, kind_of, trimmed
+from kv_indexer.core.document_kinds import MESH_KINDS, OWN_GROUP, kind_of, trimmed
 from kv_indexer.core.documents import Document
 
 MAX_BYTES = 4 * 1024 * 1024
@@ -69,7 +69,8 @@ for _tag in ("bool", "int", "float", "timestamp"):
 def read_documents(text: bytes) -> tuple[Document, ...]:
     """Return the documents of a file that are of our kinds, trimmed; others are left out.
 
-    Raises DocumentFileError for what is no YAML, for documents without kind or name, for unknown versions of our kinds.
+    Raises DocumentFileError for what is no YAML, for documents without kind or name, for unknown versions of our kinds,
+    for unknown kinds of our group.
     """
     return tuple(found for each in all_documents(text) if (found := _of_our_kinds(each)) is not None)
 
@@ -132,10 +133,13 @@ def _of_our_kinds(document: dict[str, Any]) -> Document | None:
         return trimmed(document, kind)
     known = [each for each in MESH_KINDS if each.kind == document["kind"]]
     group = str(document["apiVersion"]).rpartition("/")[0]
-    if any(each.group == group for each in known):
+    name = f"{document['kind']} {document['metadata']['name']}"
+    if any(each.group in (group, OWN_GROUP) for each in known):  # nobody else has kinds of the names of our own
         versions = " or ".join(each.api_version for each in known)
-        name = f"{document['kind']} {document['metadata']['name']}"
         raise DocumentFileError(f"{name}: apiVersion {document['apiVersion']!r} is not known; {versions} is")
+    if group == OWN_GROUP:
+        kinds = " or ".join(each.kind for each in MESH_KINDS if each.group == OWN_GROUP)
+        raise DocumentFileError(f"{name}: {OWN_GROUP} has no kind {document['kind']!r}; {kinds} is one")
     return None
 
 

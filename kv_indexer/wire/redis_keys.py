@@ -4,6 +4,7 @@ One versioned prefix that is one hash tag: all keys live in one Redis Cluster sl
 A change of any encoding, block keys included, is a new prefix. It is short because every block pays for it.
 """
 
+from binascii import crc_hqx
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from kv_indexer.core.index_changes import Clear, IndexChange, Operation, Remove,
 from kv_indexer.core.source import Registry, SlotRecord, SourceState, Stream, StreamPosition, StreamRecord
 
 PREFIX = b"{kv2}"
+KEY_SLOT = crc_hqx(PREFIX.strip(b"{}"), 0) % 16384  # of every key, by the Redis Cluster specification
 REGISTRY = PREFIX + b"registry"
 PICKERS = PREFIX + b"picker:"  # what picker replicas tell each other; the index neither reads nor writes it
 MAX_SLOTS = 4096  # registry.lua gives out no more

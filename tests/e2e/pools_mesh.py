@@ -48,6 +48,8 @@ class PoolsMesh:
 
     gateway: str
     admin: str
+    indexer_admin: str
+    redis_port: int
     documents: Path
     port: int  # of every pod
     http: aiohttp.ClientSession
@@ -91,8 +93,10 @@ class PoolsMesh:
 
 
 @asynccontextmanager
-async def pools_mesh(folder: Path) -> AsyncIterator[PoolsMesh]:
-    """Start everything; yield when both pools serve."""
+async def pools_mesh(
+    folder: Path, *, flags: Sequence[str] = (), picker_flags: Sequence[str] = ()
+) -> AsyncIterator[PoolsMesh]:
+    """Start everything, picker and indexer with further flags; yield when both pools serve."""
     port = free_at_all([ip for ips in IPS.values() for ip in ips], count=1)[0]
     documents = folder / "documents"
     documents.mkdir()
@@ -103,9 +107,10 @@ async def pools_mesh(folder: Path) -> AsyncIterator[PoolsMesh]:
         stack.callback(redis.kill)
         redis.start()
         grpc, admin, indexer = _free(3, avoid=(port, redis.port))
-        common = ("--host", HOST, "--redis", redis.url)
+        common = ("--host", HOST, "--redis", redis.url, *flags)
         follows = (*common, "--pools", str(documents), "--indexer-admin-port", str(indexer))
-        picks = (*common, "--policies", str(documents), "--grpc-port", str(grpc), "--admin-port", str(admin))
+        ports = ("--grpc-port", str(grpc), "--admin-port", str(admin))
+        picks = (*common, "--policies", str(documents), *ports, *picker_flags)
         programs = [
             *(_pod(ip, port) for ips in IPS.values() for ip in ips),
             _program("indexer", "extproc", "indexer", *follows, ready=f"http://{HOST}:{indexer}/readyz"),
@@ -120,6 +125,8 @@ async def pools_mesh(folder: Path) -> AsyncIterator[PoolsMesh]:
         mesh = PoolsMesh(
             gateway=proxy.listeners["0.0.0.0_80"],
             admin=f"http://{HOST}:{admin}",
+            indexer_admin=f"http://{HOST}:{indexer}",
+            redis_port=redis.port,
             documents=documents,
             port=port,
             http=http,

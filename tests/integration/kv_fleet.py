@@ -1,7 +1,9 @@
 """Thousands of quiet pods in one process, one loopback address each, and how an indexer fares with them.
 
-All addresses share one HTTP server, one PUB and one ROUTER socket. `python -m tests.integration.kv_fleet PODS POOLS`
-prints start-up time, CPU when all is quiet and memory of an indexer process; docs/operations.md quotes it.
+All addresses share one HTTP server, one PUB and one ROUTER socket. It prints start-up time, CPU when all is quiet and
+memory of an indexer process; docs/operations.md quotes it.
+
+    python -m tests.integration.kv_fleet PODS POOLS [METRICS_PAGE] [QUIET_SECONDS]
 """
 
 import asyncio
@@ -139,7 +141,7 @@ async def measure(pods: int, pools: int) -> None:
         [str(redis_program()), "--port", str(redis_port), "--save", "", "--appendonly", "no"], stdout=subprocess.DEVNULL
     )
     try:
-        page = Path(sys.argv[3]).read_text() if len(sys.argv) > 3 else ""
+        page = Path(sys.argv[3]).read_text() if len(sys.argv) > 3 and sys.argv[3] else ""
         async with running_fleet(page) as port:
             await _measure(pods, pools, port=port, redis_port=redis_port, redis_pid=redis_server.pid)
     finally:
@@ -160,9 +162,10 @@ async def _measure(pods: int, pools: int, *, port: int, redis_port: int, redis_p
                 await _until_ready(http, f"http://127.0.0.1:{admin}/readyz", child, log)
                 took, cpu = time.monotonic() - began, cpu_seconds(child.pid)
                 print(f"{pods} pods in {pools} pools: ready after {took:.1f} s, {cpu:.1f} s of CPU", flush=True)
-                await asyncio.sleep(QUIET_SECONDS / 3)
+                quiet_seconds = float(sys.argv[4]) if len(sys.argv) > 4 else QUIET_SECONDS
+                await asyncio.sleep(quiet_seconds / 3)
                 before, redis_before, at = cpu_seconds(child.pid), cpu_seconds(redis_pid), time.monotonic()
-                await asyncio.sleep(QUIET_SECONDS)
+                await asyncio.sleep(quiet_seconds)
                 passed = time.monotonic() - at
                 print(
                     f"quiet: {(cpu_seconds(child.pid) - before) / passed:.1%} of a core, "

@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from kv_indexer.adapters.redis_route import SLOT
+from kv_indexer.wire.redis_keys import KEY_SLOT
 from tests.integration.kv_redis import RedisServer, redis_program
 
 DEADLINE_SECONDS = 30.0
@@ -129,7 +129,7 @@ class ClusterGroup(ServerGroup):
         self.masters = [self._start(RedisServer(self._folder_of_next(), *options)) for _ in range(3)]
         self.replica = self._start(RedisServer(self._folder_of_next(), *options))
         third = SLOTS // 3 + 1
-        self.owner = self.masters[SLOT // third]
+        self.owner = self.masters[KEY_SLOT // third]
 
     @property
     def url(self) -> str:

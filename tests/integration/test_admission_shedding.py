@@ -211,7 +211,7 @@ async def test_the_class_comes_from_rules_claims_and_an_objective_that_is_truste
             "promotion": ("standard", ""),
             "unknown": ("standard", ""),
             "lower": ("sheddable", ""),
-            "gold": ("critical", "acme"),
+            "gold": ("critical", "other"),  # no quota names it
             "internal": ("standard", ""),
             "slow": ("sheddable", ""),
         }

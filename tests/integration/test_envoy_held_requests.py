@@ -46,6 +46,7 @@ class PickedPod:
     endpoints: tuple[str, ...]
     body: bytes | None = None
     removed_headers: tuple[str, ...] = ()
+    set_headers: dict[str, str] = field(default_factory=dict)
     response_headers: dict[str, str] = field(default_factory=dict)
     plan: ResponsePlan = PASS_PLAN
 

@@ -77,6 +77,7 @@ def comparison(endpoint: str) -> Comparison:
         error_tokens=16,
         regret_tokens=32,
         prompt_error_tokens=0,
+        generated_tokens=2,
     )
 
 

@@ -66,6 +66,7 @@ class FakeExchange:
 
     body: bytes | None = None
     removed_headers: tuple[str, ...] = ()
+    set_headers: Mapping[str, str] = field(default_factory=dict)
     plan: ResponsePlan = PASS_PLAN
     response_headers: Mapping[str, str] = field(default_factory=dict)
 

@@ -30,6 +30,7 @@ class FakeExchange:
     endpoints: Sequence[str] = ("10.0.0.1:8000", "10.0.0.2:8000")
     body: bytes | None = None
     removed_headers: tuple[str, ...] = ()
+    set_headers: Mapping[str, str] = field(default_factory=dict)
     plan: ResponsePlan = PASS_PLAN
     response_headers: Mapping[str, str] = field(default_factory=dict)
     responses: list[tuple[int, str | None]] = field(default_factory=list)

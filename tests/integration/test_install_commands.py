@@ -1,6 +1,7 @@
 """`kvmesh install` and `kvmesh uninstall` as they are called, against an API server that speaks the real protocol."""
 
 import asyncio
+from base64 import b64decode
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ async def test_a_dry_run_prints_what_is_rendered_and_needs_no_cluster() -> None:
     done = await call("install", *FLAGS, "--istio-version=1.27", "--image=kvmesh:0.1.0", "--dry-run")
     assert done.exit_code == 0, done.output
     assert list(yaml.safe_load_all(done.stdout)) == render(SAMPLE, crds=read_crds())
+    assert "kvmesh-admin-token" in done.stderr
 
 
 async def test_installing_puts_everything_into_the_cluster_and_uninstalling_leaves_nothing(api: KubeApi) -> None:
@@ -81,6 +83,36 @@ async def test_installing_puts_everything_into_the_cluster_and_uninstalling_leav
     assert gone.exit_code == 0, gone.output
     assert ours(api) == set()
     assert keys([{**each, "kind": "Namespace"} for each in api.documents("Namespace")]) == before
+
+
+async def test_the_admin_token_is_made_once_never_shown_and_goes_with_the_installation(api: KubeApi) -> None:
+    first = await call("install", *FLAGS, "--wait-seconds=0")
+    [secret] = [each for each in api.documents("Secret") if each["metadata"]["name"] == "kvmesh-admin-token"]
+    token = b64decode(secret["data"]["token"]).decode()
+    assert len(token) >= 40
+    again = await call("install", *FLAGS, "--wait-seconds=0", "--istio-version=1.30", "--force-conflicts")
+    assert (again.exit_code, api.documents("Secret")) == (0, [secret])
+    mounts = {
+        volume["secret"]["secretName"]
+        for deployment in api.documents("Deployment")
+        for volume in deployment["spec"]["template"]["spec"]["volumes"]
+        if "secret" in volume
+    }
+    assert mounts == {"kvmesh-admin-token"}
+    gone = await call("uninstall", "--yes", "--settle-seconds=0")
+    assert (gone.exit_code, api.documents("Secret")) == (0, [])
+    printed = "".join(each.output + each.stderr for each in (first, again, gone))
+    assert "Secret kvmesh-system/kvmesh-admin-token" in printed
+    assert token not in printed
+    assert secret["data"]["token"] not in printed
+
+
+async def test_a_secret_of_ones_own_is_mounted_and_none_is_made(api: KubeApi) -> None:
+    done = await call("install", *FLAGS, "--wait-seconds=0", "--admin-token-secret=ours")
+    assert (done.exit_code, api.documents("Secret")) == (0, [])
+    for deployment in api.documents("Deployment"):
+        [volume] = [each for each in deployment["spec"]["template"]["spec"]["volumes"] if "secret" in each]
+        assert volume["secret"] == {"secretName": "ours", "defaultMode": 0o440, "optional": True}
 
 
 async def test_installing_again_changes_nothing_and_another_release_changes_what_differs(api: KubeApi) -> None:

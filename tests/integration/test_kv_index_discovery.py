@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from kv_indexer.adapters.event_sources import ANSWER_LIMIT_BYTES, EventSourceDirectory
+from kv_indexer.adapters.pod_pages import PodPages
 from kv_indexer.core.source import EventAddresses
 from kv_indexer.errors import FeedLostError, NoEventSourceError
 
@@ -31,10 +31,11 @@ async def pod_that_answers(*pieces: bytes) -> AsyncIterator[tuple[EventSourceDir
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
+    pages = PodPages()
     try:
-        async with aiohttp.ClientSession() as http:
-            yield EventSourceDirectory(http=http, configured={}), f"127.0.0.1:{runner.addresses[0][1]}"
+        yield EventSourceDirectory(pages=pages, configured={}), f"127.0.0.1:{runner.addresses[0][1]}"
     finally:
+        pages.close()
         await runner.cleanup()
 
 
@@ -46,7 +47,7 @@ async def test_an_answer_in_many_pieces_is_read_to_its_end() -> None:
 
 async def test_an_answer_beyond_the_limit_is_given_up_and_said_so() -> None:
     async with pod_that_answers(*[b" " * PIECE] * (ANSWER_LIMIT_BYTES // PIECE + 1)) as (directory, endpoint):
-        with pytest.raises(FeedLostError, match=f"is longer than {ANSWER_LIMIT_BYTES} bytes"):
+        with pytest.raises(FeedLostError, match=f"is larger than {ANSWER_LIMIT_BYTES} bytes"):
             await directory.find(endpoint)
 
 

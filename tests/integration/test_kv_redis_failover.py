@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kv_indexer.adapters.redis_link import RedisLink, Script
-from kv_indexer.adapters.redis_route import SLOT
 from kv_indexer.errors import IndexUnavailableError
+from kv_indexer.wire.redis_keys import KEY_SLOT
 from tests.integration.kv_index import A, blocks, redis_index
 from tests.integration.kv_redis import RedisServer
 from tests.integration.kv_redis_groups import (
@@ -153,7 +153,7 @@ async def test_some_nodes_of_a_cluster_lead_to_the_one_that_has_the_index(cluste
 async def test_a_cluster_goes_on_with_the_replica_of_a_killed_master(cluster: ClusterGroup) -> None:
     link = RedisLink(cluster.url)
     assert await write_until_it_works(link) == (1, [])
-    await eventually(lambda: command(cluster.replica, "CLUSTER", "COUNTKEYSINSLOT", SLOT) == 1, "a copy")
+    await eventually(lambda: command(cluster.replica, "CLUSTER", "COUNTKEYSINSLOT", KEY_SLOT) == 1, "a copy")
     cluster.owner.kill()
 
     count, said = await write_until_it_works(link)
@@ -180,14 +180,14 @@ async def test_while_its_slot_is_moved_the_index_is_unavailable_and_afterwards_w
     link = RedisLink(cluster.url)
     await link.call("SET", KEY, "a")
     await link.call("SET", b"{kv2}other", "b")
-    command(target, "CLUSTER", "SETSLOT", SLOT, "IMPORTING", cluster.id_of(cluster.owner))
-    command(cluster.owner, "CLUSTER", "SETSLOT", SLOT, "MIGRATING", cluster.id_of(target))
+    command(target, "CLUSTER", "SETSLOT", KEY_SLOT, "IMPORTING", cluster.id_of(cluster.owner))
+    command(cluster.owner, "CLUSTER", "SETSLOT", KEY_SLOT, "MIGRATING", cluster.id_of(target))
     command(cluster.owner, "MIGRATE", "127.0.0.1", target.port, KEY.decode(), 0, 1000)
 
     with pytest.raises(IndexUnavailableError, match="is moving the index's slot"):
         await link.run(half, keys=[b"{kv2}"], arguments=[])
     command(cluster.owner, "MIGRATE", "127.0.0.1", target.port, "{kv2}other", 0, 1000)
     for one in (target, cluster.owner):
-        command(one, "CLUSTER", "SETSLOT", SLOT, "NODE", cluster.id_of(target))
+        command(one, "CLUSTER", "SETSLOT", KEY_SLOT, "NODE", cluster.id_of(target))
     assert await link.run(half, keys=[b"{kv2}"], arguments=[]) == [b"a", b"b"]
     await link.close()

@@ -8,8 +8,8 @@ import pytest
 
 from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_link import RedisLink, pack
-from kv_indexer.adapters.redis_route import SLOT
 from kv_indexer.errors import IndexUnavailableError
+from kv_indexer.wire.redis_keys import KEY_SLOT
 from tests.integration.kv_fake_redis import FakeRedis, array, error, fake_redis, replica_of
 
 ASK_MASTER = b"SENTINEL"
@@ -132,7 +132,7 @@ async def test_moved_is_followed_within_the_request() -> None:
     async with fake_redis() as old, fake_redis() as new:
         old.answer = lambda command: {
             b"CLUSTER": slots_at(old),
-            b"GET": error(f"MOVED {SLOT} 127.0.0.1:{new.port}"),
+            b"GET": error(f"MOVED {KEY_SLOT} 127.0.0.1:{new.port}"),
         }.get(command[0], b"")
         link = RedisLink(f"redis+cluster://127.0.0.1:{old.port}")
 
@@ -147,7 +147,7 @@ async def test_requests_under_way_when_the_slot_moves_all_arrive() -> None:
         old.answer = lambda command: slots_at(old) if command[0] == b"CLUSTER" else b""
         link = RedisLink(f"redis+cluster://127.0.0.1:{old.port}")
         await link.call("GET", "x")
-        old.answer = lambda command: error(f"MOVED {SLOT} 127.0.0.1:{new.port}") if command[0] == b"GET" else b""
+        old.answer = lambda command: error(f"MOVED {KEY_SLOT} 127.0.0.1:{new.port}") if command[0] == b"GET" else b""
 
         pair = pack("GET", "x") * 2
         assert await asyncio.gather(*(link.request(pair, replies=2) for _ in range(50))) == [[b"OK", b"OK"]] * 50
@@ -159,7 +159,7 @@ async def test_nodes_that_send_a_request_round_in_circles_end_it() -> None:
     async with fake_redis() as one, fake_redis() as two:
         for fake, other in ((one, two), (two, one)):
             fake.answer = lambda command, me=fake, to=other: (  # type: ignore[misc]
-                {b"CLUSTER": slots_at(me), b"GET": error(f"MOVED {SLOT} 127.0.0.1:{to.port}")}.get(command[0], b"")
+                {b"CLUSTER": slots_at(me), b"GET": error(f"MOVED {KEY_SLOT} 127.0.0.1:{to.port}")}.get(command[0], b"")
             )
         link = RedisLink(f"redis+cluster://127.0.0.1:{one.port}")
 
@@ -172,7 +172,7 @@ async def test_nodes_that_send_a_request_round_in_circles_end_it() -> None:
         await link.close()
 
 
-@pytest.mark.parametrize("refusal", ["TRYAGAIN Multiple keys", f"ASK {SLOT} 127.0.0.1:1"])
+@pytest.mark.parametrize("refusal", ["TRYAGAIN Multiple keys", f"ASK {KEY_SLOT} 127.0.0.1:1"])
 async def test_a_slot_that_is_being_moved_is_waited_for_where_it_is(refusal: str) -> None:
     async with fake_redis() as fake:
         fake.answer = lambda command: {b"CLUSTER": slots_at(fake), b"GET": error(refusal)}.get(command[0], b"")
@@ -202,7 +202,7 @@ async def test_a_cluster_that_is_down_is_asked_anew_who_has_the_index() -> None:
 
 
 async def test_a_cluster_behind_a_plain_address_is_named() -> None:
-    async with fake_redis(lambda command: error(f"MOVED {SLOT} h:1") if command[0] == b"GET" else b"") as fake:
+    async with fake_redis(lambda command: error(f"MOVED {KEY_SLOT} h:1") if command[0] == b"GET" else b"") as fake:
         link = RedisLink(fake.url)
         with pytest.raises(IndexUnavailableError, match=r"MOVED .*redis\+cluster://"):
             await link.call("GET", "x")

@@ -180,7 +180,7 @@ async def test_the_same_body_is_asked_once_until_the_answer_is_old_or_pushed_out
         (401, {"error": "Unauthorized"}, "wants an API key", 120.0),
         (404, {"detail": "Not Found"}, "has no /v1/chat/completions/render", 120.0),
         (501, {"error": {"message": "not supported"}}, "status 501", 120.0),
-        (500, {"error": {"message": "out of luck"}}, "status 500: out of luck", 5.0),
+        (500, {"error": {"message": "out of luck"}}, "answered /v1/chat/completions/render with status 500", 5.0),
         (200, {"hello": "world"}, "not an answer of vLLM's render endpoint", 120.0),
     ],
 )
@@ -236,8 +236,9 @@ async def test_a_request_that_the_pod_refuses_is_no_problem_of_the_pod() -> None
         rendering([pod.address]) as render,
     ):
         for _ in range(2):
-            with pytest.raises(RenderRefusedError, match="status 400: bad roles"):
+            with pytest.raises(RenderRefusedError, match="status 400") as caught:
                 await ask(render, CHAT)
+            assert "bad roles" not in str(caught.value), "a pod's words may be the client's"
         assert (len(pod.asked), render.problems()) == (2, {})
 
 
@@ -247,7 +248,7 @@ async def test_a_slow_pod_costs_one_deadline_and_is_then_left_alone() -> None:
             await ask(render, CHAT)
         with pytest.raises(RenderUnavailableError, match=r"no answer within 0.05 s"):
             await ask(render, CHAT)
-        assert len(pod.asked) == 1
+        assert len(pod.asked) <= 1, "on a busy machine the deadline may pass before the question has arrived"
 
 
 async def test_media_that_are_slow_to_fetch_say_nothing_of_the_pod() -> None:
@@ -255,10 +256,11 @@ async def test_media_that_are_slow_to_fetch_say_nothing_of_the_pod() -> None:
         serving(never) as [pod],
         rendering([pod.address], timeout_seconds=60.0, media_timeout_seconds=0.05) as render,
     ):
-        for _ in range(2):
-            with pytest.raises(RenderTimeoutError):
-                await render.prompts(WITH_IMAGE, b"{}", model=TINY, limit=1)
-        assert (len(pod.asked), render.problems()) == (2, {})
+        async with asyncio.timeout(10):  # on a busy machine a deadline may pass before the question has arrived
+            while len(pod.asked) < 2:
+                with pytest.raises(RenderTimeoutError):
+                    await render.prompts(WITH_IMAGE, b"{}", model=TINY, limit=1)
+        assert render.problems() == {}
 
 
 async def test_questions_under_way_are_bounded() -> None:

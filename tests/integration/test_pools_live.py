@@ -1,13 +1,19 @@
 """Several pools behind one picker, changed while requests run: the whole picker, pods on several addresses."""
 
 import asyncio
+import json
+import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from extproc import pool_picker
+from extproc.core.observation_settings import ObservationSettings
+from podsim.model_folder import TINY_MODEL
 from tests.integration.hermetic_envoy import Refused
+from tests.integration.otlp_collector import collector, spans_of
 from tests.integration.pools_picker import Mesh, pod_document, policy_document, pool_document, running_mesh, send
 
 WITHIN_SECONDS = 1.0  # after a change of documents
@@ -152,6 +158,70 @@ async def test_a_pool_that_is_gone_lets_its_requests_finish_and_goes_on_when_it_
         assert await mesh.pick(pool="llm/a") == pod.address
 
 
+async def test_who_waits_in_a_pool_that_is_deleted_and_made_again_goes_to_the_new_one(tmp_path: Path) -> None:
+    async with running_mesh(tmp_path) as mesh:
+        mesh.desk.put(pool_document("a", port=mesh.port))
+        pod = await mesh.pod("a")
+        await mesh.serves("llm/a", pod.address)
+        pod.fill()
+        await mesh.eventually("/state?pool=llm/a", lambda state: state["endpoints"][0]["waiting"] == 100)
+        async with mesh.exchange(pool="llm/a") as exchange:
+            waiting = asyncio.create_task(send(exchange))
+            await mesh.eventually("/pools", lambda pools: pools[0]["waiting"] == 1)
+            mesh.desk.remove("InferencePool", "llm/a")
+            await mesh.eventually("/pools", lambda pools: pools == [])
+            mesh.desk.remove("Pod", f"llm/pod-{pod.address.rpartition(':')[0].replace('.', '-')}")
+            found = await mesh.asked(pool="llm/a")
+
+            other = await mesh.pod("a")
+            mesh.desk.put(pool_document("a", port=mesh.port))
+
+            assert isinstance(found, Refused)
+            assert found.reason == "unknown-pool"
+            assert (await waiting).endpoints == (other.address,)
+
+
+async def test_who_waits_in_a_pool_that_stays_away_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extproc.pools.RETURN_SECONDS", 0.0)
+    async with running_mesh(tmp_path) as mesh:
+        mesh.desk.put(pool_document("a", port=mesh.port))
+        pod = await mesh.pod("a")
+        await mesh.serves("llm/a", pod.address)
+        pod.fill()
+        await mesh.eventually("/state?pool=llm/a", lambda state: state["endpoints"][0]["waiting"] == 100)
+        async with mesh.exchange(pool="llm/a") as exchange:
+            waiting = asyncio.create_task(send(exchange))
+            await mesh.eventually("/pools", lambda pools: pools[0]["waiting"] == 1)
+            mesh.desk.remove("InferencePool", "llm/a")
+
+            found = await waiting
+            assert (found.status, found.reason) == (503, "no-ready-endpoint")
+
+
+async def test_a_model_that_only_pods_tell_gets_its_tokenizer_by_name_and_its_aliases(tmp_path: Path) -> None:
+    folders = tmp_path / "tokenizers"
+    shutil.copytree(TINY_MODEL, folders / "org" / "tiny")
+    async with running_mesh(tmp_path, tokenizer_folders=folders) as mesh:
+        mesh.desk.put(pool_document("a", port=mesh.port))
+        pod = await mesh.pod("a", models=("org/tiny", "alias"))
+        await mesh.serves("llm/a", pod.address)
+
+        async def explained(model: str) -> dict[str, Any]:
+            url = f"{mesh.picker.admin}/v1/explain?path=/v1/completions&pool=llm/a"
+            async with mesh.picker.http.post(url, json={"model": model, "prompt": "the same words " * 40}) as response:
+                found: dict[str, Any] = await response.json()
+                return found
+
+        async with asyncio.timeout(10):
+            while "no-tokenizer" in (await explained("alias"))["degraded"]:
+                await asyncio.sleep(0.02)
+        await mesh.pick(pool="llm/a", model="alias", prompt="the same words " * 40)
+
+        found = await explained("org/tiny")
+        assert "no-tokenizer" not in found["degraded"]
+        assert 0 < found["matched_tokens"] <= found["prompt_tokens"]
+
+
 async def test_a_policy_changes_the_queue_without_losing_who_waits(tmp_path: Path) -> None:
     async with running_mesh(tmp_path) as mesh:
         mesh.desk.put(pool_document("a", port=mesh.port))
@@ -261,6 +331,33 @@ async def test_a_pool_that_fails_open_sends_a_request_that_nobody_seems_to_serve
             while not isinstance(found := await mesh.asked(pool="llm/a"), Refused):
                 await asyncio.sleep(0.01)
         assert (found.status, found.reason) == (503, "no-ready-endpoint")
+
+
+async def test_requests_without_a_decision_or_a_pool_have_their_line_and_their_span(tmp_path: Path) -> None:
+    file, spans = tmp_path / "access.log", list[Any]()
+    observed = ObservationSettings(access_log_file=file, trace_share=1.0)
+    async with (
+        collector(spans) as address,
+        running_mesh(tmp_path, observation=observed, otlp_endpoint=address) as mesh,
+    ):
+        mesh.desk.put(pool_document("a", port=mesh.port), policy_document("p", pool="a", failureMode="FailOpen"))
+        pod = await mesh.pod("a")
+        await mesh.serves("llm/a", pod.address)
+        await mesh.eventually("/pools", lambda pools: pools[0]["policies"] == ["llm/p"])
+        await pod.stop()
+        await mesh.eventually("/state?pool=llm/a", lambda state: state["endpoints"][0]["state"] == "unreachable")
+        assert await mesh.pick(pool="llm/a") == pod.address
+        assert isinstance(await mesh.asked(pool="llm/nobody"), Refused)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    found = [[line.get(name) for name in ("fate", "pool", "endpoint", "reason", "status")] for line in lines]
+    assert sorted(found) == [
+        ["failed-open", "llm/a", pod.address, "no-ready-endpoint", 0],
+        ["refused", None, None, "unknown-pool", 503],
+    ]
+    (opened,) = [line for line in lines if line["fate"] == "failed-open"]
+    assert opened["class"] == "standard"
+    exchanges = [span["attributes"] for span in spans_of(spans) if span["kind"] == 2]
+    assert {each["error.type"] for each in exchanges} == {"no-answer", "unknown-pool"}
 
 
 async def test_a_pick_that_fails_at_its_end_leaves_no_booking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

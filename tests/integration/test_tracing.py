@@ -1,74 +1,191 @@
-"""Spans arrive at an OTLP collector, as children of the client's trace, for routed and for refused requests."""
+"""Traces that are on: which requests have a span, what is dropped when nobody takes it, and the extra they need."""
 
-import asyncio
-import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from aiohttp import web
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from extproc.adapters.tracing import PickTracing
+from extproc.adapters import tracing
+from extproc.adapters.tracing import ExchangeTraces
 from extproc.core.endpoint import Candidate, Reachability
 from extproc.core.exchange import RequestFacts
 from extproc.core.policy import PickPolicy
-from extproc.errors import ConfigError, RequestShedError
+from extproc.core.realised import Usage
+from extproc.core.request_story import Decided, DecisionRecord, Ended, Fate, SpanContext
+from extproc.errors import ConfigError, PickError, RequestShedError
 from extproc.picker_parts import _tracing
-from tests.unit.extproc_core.pick_candidates import decided
+from tests.unit.extproc_core.pick_candidates import decided as decision_of
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-FACTS = RequestFacts(
-    method="POST",
-    path="/v1/completions?x=secret",
-    objective=None,
-    request_id="r1",
-    traceparent=f"00-{TRACE_ID}-{PARENT_ID}-01",
-)
+POD = "10.0.0.1:8000"
+SECOND = 1_000_000_000
 
 
-async def test_a_pick_is_a_child_span_of_the_clients_trace() -> None:
-    received: list[Any] = []
+class Exporter(SpanExporter):
+    def __init__(self, result: SpanExportResult = SpanExportResult.SUCCESS) -> None:
+        self.result = result
+        self.spans: list[ReadableSpan] = []
 
-    async def collect(request: web.Request) -> web.Response:
-        received.append(await request.json())
-        return web.json_response({})
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.spans.extend(spans)
+        return self.result
 
-    app = web.Application()
-    app.router.add_post("/v1/traces", collect)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    tracing = PickTracing(otlp_endpoint=f"http://127.0.0.1:{runner.addresses[0][1]}/v1/traces")
+
+def traces(exporter: SpanExporter | None = None, *, share: float = 1.0) -> ExchangeTraces:
+    return ExchangeTraces(otlp_endpoint="http://nowhere", share=share, exporter=exporter or Exporter())
+
+
+def facts(**changes: Any) -> RequestFacts:
+    return RequestFacts(
+        **{"method": "POST", "path": "/v1/completions", "objective": None, "request_id": "r1"} | changes
+    )
+
+
+def decided(span: SpanContext, *, error: PickError | None = None, **changes: Any) -> Decided:
     pod = Candidate(
-        address="10.0.0.1:8000",
+        address=POD,
         reachability=Reachability.READY,
         load=None,
         booked_requests=0,
         matched_tokens=32,
         prompt_tokens=40,
     )
-    decision = decided([pod], policy=PickPolicy(), prompt_tokens=40, degraded={}, tie_break=lambda: 0.0)
-    tracing.record(FACTS, decision, started_unix_ns=1_000, ended_unix_ns=3_000)
-    tracing.record(FACTS, RequestShedError("busy"), started_unix_ns=5_000, ended_unix_ns=6_000)
-    await asyncio.to_thread(tracing.close)
-    await runner.cleanup()
+    outcome = error or decision_of([pod], policy=PickPolicy(), prompt_tokens=40, degraded={}, tie_break=lambda: 0.0)
+    values: dict[str, Any] = {
+        "number": 1,
+        "pool": "",
+        "fate": Fate.REFUSED if error else Fate.ROUTED,
+        "record": DecisionRecord(at=0.0, facts=facts(path="/v1/completions?x=secret"), model=None, outcome=outcome),
+        "endpoint": None if error else POD,
+        "started_unix_ns": SECOND,
+        "seconds": 0.5,
+        "phases": {"parse": 0.125, "tokenize": 0.125, "lookup": 0.125, "decide": 0.001},
+        "span": span,
+    }
+    return Decided(**values | changes)
 
-    (export,) = received
-    routed, refused = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
-    for span in (routed, refused):
-        assert (span["traceId"], span["parentSpanId"], span["name"]) == (TRACE_ID, PARENT_ID, "kvmesh.pick")
-    assert (routed["startTimeUnixNano"], routed["endTimeUnixNano"]) == ("1000", "3000")
-    values = {attribute["key"]: attribute["value"] for attribute in routed["attributes"]}
-    assert values["kvmesh.endpoint"] == {"stringValue": "10.0.0.1:8000"}
-    assert values["kvmesh.matched_tokens"] == {"intValue": "32"}
-    assert refused["status"] == {"code": 2, "message": "shed"}
-    assert "secret" not in json.dumps(export)
+
+def ended(span: SpanContext, **changes: Any) -> Ended:
+    values: dict[str, Any] = {
+        "number": 1,
+        "pool": "",
+        "request_id": "r1",
+        "endpoint": POD,
+        "served_by": POD,
+        "status": 200,
+        "unserved": False,
+        "seconds_to_headers": 1.0,
+        "seconds": 2.0,
+        "span": span,
+    }
+    return Ended(**values | changes)
+
+
+def test_a_client_that_samples_has_its_trace_continued() -> None:
+    on = traces(share=0.0)
+    span = on.open(facts(traceparent=f"00-{TRACE_ID}-{PARENT_ID}-01", headers={"tracestate": "a=1"}))
+    on.close()
+    assert span is not None
+    assert (span.trace_id, span.parent_id, span.tracestate) == (int(TRACE_ID, 16), int(PARENT_ID, 16), "a=1")
+    assert span.span_id not in (0, span.parent_id)
+
+
+def test_a_client_that_does_not_sample_has_no_span_whatever_the_share() -> None:
+    on = traces(share=1.0)
+    assert on.open(facts(traceparent=f"00-{TRACE_ID}-{PARENT_ID}-00")) is None
+    on.close()
+
+
+def test_without_a_parent_the_share_decides() -> None:
+    all_of_them, none_of_them = traces(share=1.0), traces(share=0.0)
+    assert all_of_them.open(facts(traceparent="nonsense")) is not None
+    assert none_of_them.open(facts()) is None
+    all_of_them.close()
+    none_of_them.close()
+
+
+def test_an_exchange_has_spans_for_the_pick_the_lookup_and_the_wait() -> None:
+    exporter = Exporter()
+    on = traces(exporter)
+    span = on.open(facts())
+    assert span is not None
+    on.decided(decided(span, queued_seconds=0.25))
+    on.ended(ended(span, usage=Usage(prompt_tokens=40, cached_tokens=32, output_tokens=7)))
+    on.close()
+
+    spans = {each.name: each for each in exporter.spans}
+    times = {name: (each.start_time, each.end_time) for name, each in spans.items()}
+    assert times == {
+        "request": (SECOND, 3 * SECOND),
+        "kvmesh.pick": (SECOND, 1.5 * SECOND),
+        "kvmesh.lookup": (1.25 * SECOND, 1.375 * SECOND),
+        "kvmesh.queue": (1.25 * SECOND, 1.5 * SECOND),
+    }
+    exchange = spans["request"]
+    assert exchange.context is not None
+    assert (exchange.context.trace_id, exchange.context.span_id) == (span.trace_id, span.span_id)
+    assert exchange.attributes is not None
+    assert (
+        exchange.attributes.items()
+        >= {
+            "gen_ai.usage.input_tokens": 40,
+            "gen_ai.usage.cache_read.input_tokens": 32,
+            "gen_ai.usage.output_tokens": 7,
+            "http.response.status_code": 200,
+            "server.address": "10.0.0.1",
+            "server.port": 8000,
+            "url.path": "/v1/completions",
+        }.items()
+    )
+    pick = spans["kvmesh.pick"]
+    assert pick.attributes is not None
+    assert pick.attributes["kvmesh.matched_tokens"] == 32
+    assert on.exported_spans == 4
+
+
+def test_a_refusal_is_an_error_and_ends_at_once() -> None:
+    exporter = Exporter()
+    on = traces(exporter)
+    span = on.open(facts())
+    assert span is not None
+    on.decided(decided(span, error=RequestShedError("busy")))
+    on.close()
+    exchange = next(each for each in exporter.spans if each.name == "request")
+    assert (exchange.status.description, exchange.end_time) == ("shed", 1.5 * SECOND)
+
+
+def test_what_ends_faster_than_it_is_exported_is_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracing, "MOST_WAITING", 2)
+    exporter = Exporter()
+    on = ExchangeTraces(otlp_endpoint="http://nowhere", share=1.0, exporter=exporter, pause_seconds=60.0)
+    span = on.open(facts())
+    assert span is not None
+    for _ in range(3):
+        on.decided(decided(span, error=RequestShedError("busy")))
+    on.close()
+    assert (on.dropped_spans, len(exporter.spans)) == (2, 2 * 3)
+    assert caplog.text.count("spans are dropped") == 1
+
+
+def test_spans_that_the_collector_refuses_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    on = traces(Exporter(SpanExportResult.FAILURE))
+    span = on.open(facts())
+    assert span is not None
+    on.decided(decided(span, error=RequestShedError("busy")))
+    on.close()
+    assert (on.exported_spans, on.dropped_spans) == (0, 3)
+    assert "spans are dropped" in caplog.text
 
 
 def test_without_the_extra_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "extproc.adapters.tracing", None)
     with pytest.raises(ConfigError, match=r"pip install 'kvmesh\[otel\]'"):
-        _tracing("http://127.0.0.1:4318/v1/traces")
+        _tracing("http://127.0.0.1:4318/v1/traces", share=1.0)
 
 
 def test_without_the_flag_there_is_no_tracing() -> None:
-    assert _tracing(None) is None
+    assert _tracing(None, share=1.0) is None

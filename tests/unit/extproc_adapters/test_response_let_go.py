@@ -38,6 +38,7 @@ class FakeExchange:
     finishes: int = 0
     body: bytes | None = None
     removed_headers: tuple[str, ...] = ()
+    set_headers: Mapping[str, str] = field(default_factory=dict)
     plan: ResponsePlan = COUNTED
     response_headers: Mapping[str, str] = field(default_factory=dict)
 

@@ -78,6 +78,26 @@ def test_a_bad_file_is_refused_with_its_mistake(
         run("--config", config(tmp_path, text), "--endpoints", PODS)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "redis_password_file: @secret7741",
+        "redis: *secret7741",
+        "redis: !secret7741 x",
+        "redis: redis://:secret7741: x@127.0.0.1",
+        'redis: "redis://:secret7741@127.0.0.1',
+        "redis: &secret7741 &secret7741 x",
+        "redis: %secret7741",
+    ],
+)
+def test_a_mistake_in_a_line_is_told_without_the_line(
+    run: Callable[..., PickerSettings], tmp_path: Path, line: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"not readable as YAML: line \d+, column \d+: ") as refused:
+        run("--config", config(tmp_path, f"{line}\n"), "--endpoints", PODS)
+    assert "secret7741" not in str(refused.value)
+
+
 def test_an_unknown_variable_is_refused_with_the_nearest_one(
     run: Callable[..., PickerSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,12 @@
 """Bringing a cluster to what was rendered, and taking it away again; the cluster is a dictionary."""
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from extproc.install.admin_token import token_secret
 from extproc.install.crd_files import read_crds
 from extproc.install.installer import Document, InstallError, install, others, policies, uninstall
 from extproc.install.kinds import KINDS, POLICY, Kind
@@ -112,6 +114,28 @@ def test_installing_puts_every_object_there() -> None:
     cluster = FakeCluster()
     run(cluster, plan())
     assert set(cluster.objects) == {FakeCluster.key(each) for each in rendered(plan())}
+
+
+def test_what_is_made_once_follows_the_namespace_and_is_never_changed_again() -> None:
+    cluster = FakeCluster()
+    install_plan = plan()
+    for token in ("the first token", "another token"):
+        install(
+            cluster,
+            rendered(install_plan),
+            installation=install_plan.namespace,
+            clock=FakeClock(),
+            wait_seconds=60,
+            once=token_secret(install_plan, token=token),
+        )
+    secret = cluster.objects["Secret", "kvmesh-system", "kvmesh-admin-token"]
+    assert secret["data"] == {"token": b64encode(b"the first token").decode()}
+    kinds = [kind for _, kind in cluster.log]
+    assert kinds.index("Namespace") < kinds.index("Secret") < kinds.index("Deployment")
+    run(cluster, install_plan)  # as a version would that knows nothing of it
+    assert cluster.objects["Secret", "kvmesh-system", "kvmesh-admin-token"] == secret
+    uninstall(cluster, installation=install_plan.namespace, clock=FakeClock(), settle_seconds=0)
+    assert not [kind for kind, _, _ in cluster.objects if kind == "Secret"]
 
 
 def test_gateways_are_told_to_ask_only_when_the_picker_is_there() -> None:

@@ -272,6 +272,17 @@ def test_every_setting_of_a_pod_is_a_flag_of_its_command(
     assert names - flags == {"log_format", "log_level"}
 
 
+@pytest.mark.parametrize(("claim", "folder"), [("models", "/models"), (None, None)])
+def test_pickers_look_for_the_tokenizers_of_learned_models_where_the_claim_is_seen(
+    claim: str | None, folder: str | None
+) -> None:
+    picker = one(render(plan(tokenizers_claim=claim)), "Deployment", "kvmesh-picker")
+    [container] = [each for each in picker["spec"]["template"]["spec"]["containers"] if each["name"] == "extproc"]
+    settings = {each["name"]: each.get("value") for each in container["env"]}
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert (settings.get("KVMESH_TOKENIZERS"), mounts.get("models")) == (folder, folder)
+
+
 def test_secrets_of_redis_are_mounted_whole_and_named_to_both_roles() -> None:
     documents = render(PLANS["external redis"])
     for name in ("kvmesh-picker", "kvmesh-indexer"):

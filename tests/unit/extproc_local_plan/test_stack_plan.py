@@ -1,6 +1,7 @@
 """What `kvmesh up` would start, with which flags; nothing is started."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,17 @@ def test_the_indexer_gets_the_event_sources_and_every_role_the_log_flags() -> No
     argv = {spec.name: spec.argv for stage in stages for spec in stage}
     assert argv["indexer"][-6:] == ("--event-sources", '{"10.0.0.1:8000": {}}', *flags)
     assert [name for name in argv if argv[name][-4:] == flags] == ["pod-0", "pod-1", "indexer", "extproc"]
+
+
+def test_picker_and_indexer_get_the_token_file_of_the_admin_pages_and_nobody_else_does() -> None:
+    specs = {
+        spec.name: spec.argv
+        for stage in plan(replace(settings(), admin_token_file=Path("/t")), parts())
+        for spec in stage
+    }
+    told = {name for name, argv in specs.items() if "--admin-token-file" in argv}
+    assert told == {"indexer", "extproc"}
+    assert all(specs[name][specs[name].index("--admin-token-file") + 1] == "/t" for name in told)
 
 
 def test_the_ports_that_must_be_free_are_listed_with_the_flag_that_moves_them() -> None:

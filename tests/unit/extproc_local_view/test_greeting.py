@@ -53,7 +53,7 @@ def test_the_greeting_tells_every_address_as_it_is() -> None:
         "kvmesh is up",
         "no tokenizer: [/x]",
         "gateway        http://127.0.0.1:10000  (send requests here)",
-        "picker admin   http://127.0.0.1:9090  /state /metrics /readyz",
+        "picker admin   http://127.0.0.1:9090  (a page for the browser; /state /metrics)",
         "picker gRPC    127.0.0.1:9002  (ext_proc)",
         "indexer admin  http://127.0.0.1:9091  /metrics /readyz",
         "Envoy admin    http://127.0.0.1:9901",

@@ -117,11 +117,11 @@ def route(name: str, *, to: str, via: str = "", kind: str = "InferencePool", res
     return document | {"status": {"parents": [{"conditions": [condition]}]}}
 
 
-def objective(name: str, *, pool: str, priority: int) -> dict[str, Any]:
+def objective(name: str, *, pool: str, priority: int, group: str = "llm-d.ai", day: int = 1) -> dict[str, Any]:
     return {
-        "apiVersion": "llm-d.ai/v1alpha2",
+        "apiVersion": f"{group}/v1alpha2",
         "kind": "InferenceObjective",
-        "metadata": _metadata(name, 1),
+        "metadata": _metadata(name, day) | {"uid": f"{group}/{name}"},
         "spec": {"priority": priority, "poolRef": {"name": pool}},
     }
 

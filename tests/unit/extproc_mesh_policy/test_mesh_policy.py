@@ -231,6 +231,27 @@ def test_a_bad_objective_is_a_problem_and_its_last_good_state_stays() -> None:
     ]
 
 
+def test_of_two_objectives_of_one_name_in_both_groups_the_older_counts_and_it_is_said() -> None:
+    mesh = Mesh()
+    old = objective("a/chat", pool="llama", priority=150, day=2, group="llm-d.ai")
+    young = objective("a/chat", pool="llama", priority=-7, day=3, group="inference.networking.x-k8s.io")
+    state = mesh.update(inference_pool("a/llama"), young, old)
+    assert state.configs["a/llama"].policy.priorities.objectives == {"chat": "critical"}
+    assert [(problem.reason, problem.where) for problem in state.problems] == [
+        ("document-twice", "InferenceObjective a/chat")
+    ]
+    assert "inference.networking.x-k8s.io and in llm-d.ai" in state.problems[0].words
+
+    bad = old | {"spec": {"priority": "high", "poolRef": {"name": "llama"}}}
+    state = mesh.update(inference_pool("a/llama"), young, bad)
+    assert state.configs["a/llama"].policy.priorities.objectives == {"chat": "critical"}  # its last good state
+
+    mesh.remove(bad)
+    state = mesh.update()
+    assert state.configs["a/llama"].policy.priorities.objectives == {"chat": "sheddable"}
+    assert state.problems == ()
+
+
 def test_hosts_of_policies_and_annotations_lead_to_one_pool_each() -> None:
     state = Mesh().update(
         inference_pool("a/llama", hosts="llama.example.com:80, LLM.example.com, no/host"),

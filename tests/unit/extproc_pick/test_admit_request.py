@@ -45,10 +45,10 @@ class Counts:
     shed_: list[tuple[str, str]] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
 
-    def admitted(self, class_name: str) -> None:
+    def admitted(self, class_name: str, *, tenant: str) -> None:
         self.admitted_.append(class_name)
 
-    def shed(self, class_name: str, *, reason: str) -> None:
+    def shed(self, class_name: str, *, reason: str, tenant: str) -> None:
         self.shed_.append((class_name, reason))
 
     def objective_ignored(self, why: str) -> None:

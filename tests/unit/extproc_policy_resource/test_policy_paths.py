@@ -26,6 +26,8 @@ from tests.unit.extproc_policy_resource.policy_documents import path_exists, pol
         (("policy",), "spec"),
         (("models", "only_listed"), "spec.models.onlyListed"),
         (("sample_share",), "spec.observability.sampleShare"),
+        (("policy", "observability", "audit_share"), "spec.observability.auditShare"),
+        (("policy", "observability", "gpu_hour_price"), "spec.observability.gpuHourPrice"),
         (("failure_mode",), "spec.failureMode"),
         (("policy", "cordoned"), "spec.cordoned"),  # not a field of the resource: said as it is
     ],

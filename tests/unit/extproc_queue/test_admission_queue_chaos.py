@@ -50,7 +50,7 @@ class World:
             FlowQueue(PriorityPolicy(classes=DEFAULT_CLASSES, overload=overload)), clock=now, telemetry=self
         )
 
-    def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float) -> None:
+    def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str) -> None:
         assert seconds >= 0.0
         self.ends[outcome] += 1
 

@@ -30,7 +30,7 @@ class Desk:
         overload = OverloadPolicy(queue_requests=10**6)
         self.queue = AdmissionQueue(FlowQueue(policy(overload, CLASSES)), clock=now, telemetry=self)
 
-    def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float) -> None:
+    def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str) -> None:
         self.ended[outcome] += 1
 
     def enter(self, asked: Ticket) -> asyncio.Task[str]:

@@ -42,7 +42,7 @@ class Pool:
         self.left: list[tuple[str, Outcome, float]] = []
         self.queue = AdmissionQueue(FlowQueue(policy(overload)), clock=now, telemetry=self)
 
-    def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float) -> None:
+    def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str) -> None:
         self.left.append((class_name, outcome, round(seconds, 3)))
 
     def attempt_for(self, name: str) -> Callable[[float, float], str | None]:
@@ -183,7 +183,7 @@ async def test_a_defect_in_the_middle_leaves_nobody_waiting_for_ever() -> None:
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
 
-    def broken(class_name: str, *, outcome: Outcome, seconds: float) -> None:
+    def broken(class_name: str, *, outcome: Outcome, seconds: float, tenant: str) -> None:
         raise ZeroDivisionError
 
     pool.left_queue = broken  # type: ignore[method-assign]

@@ -270,6 +270,8 @@ def test_decisions_are_counted_by_outcome_and_by_who_made_them() -> None:
         'kvmesh_quota_decisions_total{outcome="allowed",source="shared"} 1.0',
         'kvmesh_quota_decisions_total{outcome="requests",source="shared"} 1.0',
         'kvmesh_quota_decisions_total{outcome="requests",source="local"} 3.0',
+        'kvmesh_tenant_quota_decisions_total{outcome="allowed",tenant="other"} 1.0',
+        'kvmesh_tenant_quota_decisions_total{outcome="requests",tenant="other"} 4.0',
         "kvmesh_quota_open_requests 1.0",
     }
     assert "kvmesh_quota_writes_failing 0.0" in found

@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 
 from extproc.booked_exchange import BookedExchange, ReadResponse
+from extproc.core.exchange import RequestFacts
 from extproc.core.inflight import Booking
 from extproc.core.quota import QuotaNote
-from extproc.core.realised import Comparison
+from extproc.core.realised import Comparison, Usage
+from extproc.core.request_story import Decided, Ended
 from extproc.core.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
+from extproc.request_watch import RequestWatch
 from extproc.wire.ext_proc import ResponseHead
 
 PODS = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
@@ -304,3 +307,25 @@ def test_a_long_document_counts_by_its_usage_and_without_one_stays_as_reserved()
     usage = b',"usage":{"prompt_tokens":5,"completion_tokens":4000}}'
     assert read(COUNTED, long, usage)[2] == [("generated", "acme", 4000)]
     assert read(COUNTED, long, b"}")[2] == []
+
+
+async def test_who_observes_hears_what_the_pod_reports_as_soon_as_the_response_is_whole() -> None:
+    watch = RequestWatch()
+    watch.observers.append(Observer())
+    story = watch.open("", RequestFacts(method="POST", path="/", objective=None, request_id="r1"))
+    assert story is not None
+    response = ReadResponse(books=Books(), plan=ResponsePlan(prediction=PREDICTION, sampled=True), story=story)
+    head = ResponseHead(status=200, content_type="application/json", content_encoding="", content_length=len(USAGE))
+    assert response.begin(head, served_by=PODS[0]) is ResponseHandling.READ
+    response.chunk(USAGE[:20], end_of_stream=False)
+    assert story.usage is None
+    response.chunk(USAGE[20:], end_of_stream=True)
+    assert story.usage == Usage(prompt_tokens=20, cached_tokens=16)
+
+
+class Observer:
+    def decided(self, decided: Decided, /) -> None:
+        raise NotImplementedError
+
+    def ended(self, ended: Ended, /) -> None:
+        raise NotImplementedError

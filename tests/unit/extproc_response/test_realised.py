@@ -18,7 +18,13 @@ from extproc.core.realised import (
 from extproc.core.response_plan import Prediction
 
 PREDICTION = Prediction(
-    model="m", arm="a", endpoint="10.0.0.1:8000", prompt_tokens=100, matched_tokens=64, best_matched_tokens=80
+    model="m",
+    requested="alias",
+    arm="a",
+    endpoint="10.0.0.1:8000",
+    prompt_tokens=100,
+    matched_tokens=64,
+    best_matched_tokens=80,
 )
 POLICY = DriftPolicy(window_requests=10, window_seconds=60.0, least_requests=4, least_tokens=100)
 
@@ -35,7 +41,9 @@ def compared(
 
 
 def test_a_comparison_has_error_and_regret() -> None:
-    assert compare(PREDICTION, Usage(prompt_tokens=102, cached_tokens=48, output_tokens=7)) == Comparison(
+    assert compare(
+        PREDICTION, Usage(prompt_tokens=102, cached_tokens=48, output_tokens=7), first_token_seconds=0.25
+    ) == Comparison(
         model="m",
         arm="a",
         endpoint="10.0.0.1:8000",
@@ -45,6 +53,9 @@ def test_a_comparison_has_error_and_regret() -> None:
         error_tokens=-16,
         regret_tokens=16,
         prompt_error_tokens=2,
+        requested="alias",
+        generated_tokens=7,
+        first_token_seconds=0.25,
     )
 
 

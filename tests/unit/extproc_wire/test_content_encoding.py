@@ -29,14 +29,14 @@ def raw_deflate(body: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("coding", "coded"),
     [
-        ("gzip", gzip.compress(BODY)),
-        ("GZip", gzip.compress(BODY)),
-        ("x-gzip", gzip.compress(BODY)),
-        ("identity, gzip", gzip.compress(BODY)),
-        ("gzip", gzip.compress(BODY[:9]) + gzip.compress(BODY[9:])),
+        ("gzip", gzip.compress(BODY, mtime=0)),
+        ("GZip", gzip.compress(BODY, mtime=0)),
+        ("x-gzip", gzip.compress(BODY, mtime=0)),
+        ("identity, gzip", gzip.compress(BODY, mtime=0)),
+        ("gzip", gzip.compress(BODY[:9], mtime=0) + gzip.compress(BODY[9:], mtime=0)),
         ("deflate", zlib.compress(BODY)),
         ("deflate", raw_deflate(BODY)),
-        ("gzip, deflate", zlib.compress(gzip.compress(BODY))),
+        ("gzip, deflate", zlib.compress(gzip.compress(BODY, mtime=0))),
         ("identity", BODY),
     ],
 )
@@ -53,7 +53,7 @@ def test_without_a_coding_the_body_is_not_copied(coding: str | None) -> None:
 @settings(max_examples=60, deadline=None)
 @given(body=st.binary(max_size=300), room=st.integers(-1, 1))
 def test_exactly_the_limit_still_fits(body: bytes, room: int) -> None:
-    coded, limit = gzip.compress(body), max(0, len(body) + room)
+    coded, limit = gzip.compress(body, mtime=0), max(0, len(body) + room)
     if limit >= len(body):
         assert decoded_body(coded, content_encoding="gzip", max_bytes=limit) == body
     else:
@@ -74,10 +74,12 @@ def test_a_bomb_is_a_413_and_is_never_unpacked() -> None:
 
 def test_many_small_members_count_together() -> None:
     with pytest.raises(BodyTooLargeError):
-        decoded_body(gzip.compress(b"x" * 100) * 11, content_encoding="gzip", max_bytes=1000)
+        decoded_body(gzip.compress(b"x" * 100, mtime=0) * 11, content_encoding="gzip", max_bytes=1000)
 
 
-@pytest.mark.parametrize("coded", [b"", b"plain", gzip.compress(BODY)[:-9], gzip.compress(BODY) + b"rest"])
+@pytest.mark.parametrize(
+    "coded", [b"", b"plain", gzip.compress(BODY, mtime=0)[:-9], gzip.compress(BODY, mtime=0) + b"rest"]
+)
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_damaged_data_is_a_400_where_a_body_is_needed_and_ignored_elsewhere(coding: str, coded: bytes) -> None:
     with pytest.raises(MalformedRequestError):
@@ -99,7 +101,7 @@ def test_what_the_picker_does_not_decode_is_routed_on_load(coding: str) -> None:
 
 
 def test_a_coded_body_of_an_unknown_path_still_tells_its_model() -> None:
-    request = parse_request(path="/other", body=gzip.compress(b'{"model": "m"}'), content_encoding="gzip")
+    request = parse_request(path="/other", body=gzip.compress(b'{"model": "m"}', mtime=0), content_encoding="gzip")
     assert request.model == "m"
 
 
@@ -125,7 +127,7 @@ def test_a_body_of_a_type_that_vllm_refuses_goes_to_any_pod_of_its_model(
 
 
 def test_a_body_of_very_many_pieces_is_not_unpacked_because_each_would_cost_a_copy_of_the_rest() -> None:
-    pieces = gzip.compress(b"") * 65
+    pieces = gzip.compress(b"", mtime=0) * 65
     assert decoded_body(pieces[: len(pieces) // 65 * 64], content_encoding="gzip", max_bytes=LIMIT) == b""
     with pytest.raises(UnknownContentEncodingError, match="more than 64 pieces"):
         decoded_body(pieces, content_encoding="gzip", max_bytes=LIMIT)
@@ -142,7 +144,7 @@ def test_a_json_object_under_a_header_that_is_not_true_of_it_is_read_as_what_it_
 
 
 @pytest.mark.parametrize(
-    ("coding", "body"), [("br", b"\x1b\x00"), ("gzip, gzip, gzip", b"x"), ("gzip", gzip.compress(b"") * 65)]
+    ("coding", "body"), [("br", b"\x1b\x00"), ("gzip, gzip, gzip", b"x"), ("gzip", gzip.compress(b"", mtime=0) * 65)]
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, "/score", "/invocations", "/cohere/v2/chat"])
 def test_a_coding_that_cannot_be_read_is_a_415_where_the_policy_needs_bodies(

@@ -8,10 +8,14 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
     BodyMutation,
     BodyResponse,
     CommonResponse,
+    HttpBody,
+    HttpHeaders,
     ProcessingRequest,
     ProcessingResponse,
     StreamedBodyResponse,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.core.exchange import (
     Answer,
@@ -28,6 +32,7 @@ from extproc.core.exchange import (
 from extproc.core.response_plan import Prediction, ResponsePlan
 from extproc.errors import MalformedRequestError, RequestShedError
 from extproc.wire import ext_proc
+from extproc.wire.ext_proc_bytes import BodyPart, read_body
 
 
 def decoded(step: object) -> ProcessingResponse:
@@ -60,7 +65,9 @@ def test_a_body_chunk_is_a_streamed_response() -> None:
 @pytest.mark.parametrize("response", [False, True])
 @pytest.mark.parametrize("end_of_stream", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 115, 117, 119, 121, 123, 127, 128, 8000, 16_383, 16_384, 62_000, 3_000_000])
-def test_a_body_chunk_is_encoded_as_protobuf_would(size: int, end_of_stream: bool, response: bool) -> None:
+def test_a_body_chunk_is_read_as_what_protobuf_would_have_written(
+    size: int, end_of_stream: bool, response: bool
+) -> None:
     body = BodyResponse(
         response=CommonResponse(
             body_mutation=BodyMutation(
@@ -70,7 +77,46 @@ def test_a_body_chunk_is_encoded_as_protobuf_would(size: int, end_of_stream: boo
     )
     expected = ProcessingResponse(response_body=body) if response else ProcessingResponse(request_body=body)
     chunk = BodyChunk(b"x" * size, end_of_stream=end_of_stream, response=response)
-    assert ext_proc.encode_step(chunk) == expected.SerializeToString()
+    encoded = ext_proc.encode_step(chunk)
+    assert ProcessingResponse.FromString(encoded) == expected
+    assert len(encoded) == expected.ByteSize()
+
+
+@pytest.mark.parametrize("part", ["request_body", "response_body"])
+@pytest.mark.parametrize("end_of_stream", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 117, 123, 127, 128, 16_383, 16_384, 3_000_000])
+def test_a_part_of_a_body_is_read_as_protobuf_reads_it(size: int, end_of_stream: bool, part: str) -> None:
+    message = ProcessingRequest(**{part: HttpBody(body=b"x" * size, end_of_stream=end_of_stream)})
+    expected = BodyPart(b"x" * size, end_of_stream, part == "response_body")
+    assert read_body(message.SerializeToString()) == expected
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ProcessingRequest(request_body=HttpBody(body=b"x"), observability_mode=True),
+        ProcessingRequest(request_body=HttpBody(body=b"x", end_of_stream_without_message=True)),
+        ProcessingRequest(request_headers=HttpHeaders()),
+        ProcessingRequest(),
+    ],
+    ids=["further field", "further field of the body", "headers", "empty"],
+)
+def test_any_other_message_is_left_to_protobuf(message: ProcessingRequest) -> None:
+    assert read_body(message.SerializeToString()) is None
+
+
+@given(st.binary(max_size=300))
+def test_whatever_is_read_as_a_part_of_a_body_protobuf_reads_alike(message: bytes) -> None:
+    part = read_body(b"\x22" + message)
+    if part is not None:
+        body = ProcessingRequest.FromString(b"\x22" + message).request_body
+        assert part == BodyPart(body.body, body.end_of_stream, False)
+
+
+@given(st.binary(max_size=300), st.booleans(), st.data())
+def test_a_part_of_a_body_that_is_cut_off_is_left_to_protobuf(body: bytes, end: bool, data: st.DataObject) -> None:
+    message = ProcessingRequest(request_body=HttpBody(body=body, end_of_stream=end)).SerializeToString()
+    assert read_body(message[: data.draw(st.integers(0, len(message) - 1))]) is None
 
 
 @pytest.mark.parametrize("answer", list(Answer))

@@ -57,6 +57,22 @@ def test_a_message_that_fits_is_one_frame_at_once() -> None:
     assert frames(outbound) == [(1, framed(b"abc")), (1, b"end")]
 
 
+@pytest.mark.parametrize("size", [0, 1, 16_374, 16_375, 40_000, 62_000, 70_000])
+@pytest.mark.parametrize("window", [10_000, 65_535])
+def test_a_message_in_two_parts_is_sent_as_one(size: int, window: int) -> None:
+    outbound, _ = make(window)
+    lane = SendLane(1)
+    outbound.message(lane, b"head", b"x" * size)
+    found = frames(outbound)
+    assert sum(len(part) for _, part in found) <= window
+    outbound.widen(lane, 1 << 20)
+    outbound.widen(None, 1 << 20)
+    outbound.message(lane, b"next")
+    found += frames(outbound)
+    assert b"".join(part for _, part in found) == framed(b"head" + b"x" * size) + framed(b"next")
+    assert max(len(part) for _, part in found) <= 16_384
+
+
 def test_a_large_message_is_cut_to_the_peer_s_frame_size() -> None:
     outbound, _ = make()
     message = b"x" * 40_000

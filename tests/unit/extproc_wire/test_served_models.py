@@ -19,7 +19,7 @@ def test_base_models_adapters_and_the_shortest_context_are_taken() -> None:
     }
     models = parse_served_models(json.dumps(page).encode())
     assert models == EndpointModels(
-        models=frozenset({"llama", "llama-8b"}), adapters={"sql": "llama"}, max_model_len=8192
+        models=frozenset({"llama", "llama-8b"}), adapters={"sql": "llama"}, max_model_len=8192, first="llama"
     )
     assert [models.serves(name) for name in ("llama-8b", "sql", "other")] == [True, True, False]
 

@@ -22,7 +22,7 @@ def test_every_command_that_takes_an_address_takes_what_belongs_to_it_and_says_t
     with_redis = {name: options for name, options in connecting if "redis" in options}
 
     looking = {f"index {word}" for word in ("sources", "lookup", "verify", "size", "clear")}
-    assert set(with_redis) == {"doctor", "extproc", "indexer", "up", *looking}
+    assert set(with_redis) == {"audit read", "doctor", "extproc", "indexer", "up", *looking}
     for name, options in with_redis.items():
         for option in (f"redis_{each}" for each in NAMES):
             assert options[option].help == with_redis["indexer"][option].help, name

@@ -66,6 +66,7 @@ class CountingTelemetry:
         self.unindexed: Counter[str] = Counter()
         self.decode_errors: Counter[str] = Counter()
         self.states: list[tuple[SourceState, str]] = []
+        self.waiting_orphans: list[int] = []
 
     def applied(self, stream: Stream, *, batches: int, events: Mapping[str, int], last_ts: float) -> None:
         self.batches += batches
@@ -76,6 +77,9 @@ class CountingTelemetry:
 
     def not_indexed(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
         self.unindexed.update(reasons)
+
+    def orphans(self, stream: Stream, *, waiting: int) -> None:
+        self.waiting_orphans.append(waiting)
 
     def gap(self, stream: Stream) -> None:
         self.gaps += 1

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from kv_indexer.adapters.memory_index import MemoryPrefixIndex
 from kv_indexer.apply_events import EventApplier, root_keys
 from kv_indexer.core.block_keys import root_key
-from kv_indexer.core.source import Claim, SourceState, Stream
+from kv_indexer.core.source import Claim, SourceState, Stream, StreamPosition, StreamRecord
 from kv_indexer.errors import FeedLostError, IndexUnavailableError, LeaseLostError
 from kv_indexer.follow_stream import RecoveryPolicy, StreamFollower
 from kv_indexer.ports import Applied, ReplayAnswer
@@ -40,6 +41,7 @@ class Bench:
         self.slept: list[float] = []
         self.time = 0.0
         self.policy = RecoveryPolicy()
+        self.registered: Callable[[], StreamRecord | None] = lambda: None  # what all indexers' registry says
 
     async def follow(self, pod: FakePod, *, with_replay: bool = True) -> None:
         """Run until the pod's script has ended."""
@@ -70,6 +72,7 @@ class Bench:
             identity=self.identity,
             sleep=sleep,
             clock=lambda: self.time,
+            registered=lambda _: self.registered(),
         )
         async with asyncio.timeout(10):
             await follower.run()
@@ -245,6 +248,46 @@ async def test_a_lost_last_batch_is_found_by_asking_an_idle_publisher(bench: Ben
     await bench.follow(pod)
 
     assert (await bench.matched(), pod.requests) == (2, [0, 0])
+
+
+class CountingIndex(MemoryPrefixIndex):
+    """An index that knows how often a stream's position was read."""
+
+    reads = 0
+
+    async def read_position(self, stream: Stream) -> StreamPosition | None:
+        self.reads += 1
+        return await super().read_position(stream)
+
+
+def record_of(index: MemoryPrefixIndex, **changes: Any) -> StreamRecord:
+    entry = index.entries[POD]
+    position = entry.position
+    record = StreamRecord(
+        endpoint=POD.endpoint,
+        dp_rank=0,
+        epoch=position.epoch,
+        last_seq=position.last_seq,
+        last_ts=position.last_ts,
+        state=entry.state,
+        reason=entry.reason,
+    )
+    return replace(record, **changes)
+
+
+async def test_a_quiet_stream_that_is_as_the_registry_says_is_not_read_by_itself(bench: Bench) -> None:
+    bench.index = index = CountingIndex()
+    bench.registered = lambda: record_of(index)
+    await bench.follow(FakePod(buffer=chain(2), live=[[]] * 5))
+    assert (index.reads, bench.states()[-1]) == (1, (LIVE, ""))  # once, to take it up
+
+
+@pytest.mark.parametrize("changes", [{"epoch": 9}, {"last_seq": 0}, {"state": LOST}, {"reason": "not-followed"}])
+async def test_a_stream_that_the_registry_has_otherwise_is_read(bench: Bench, changes: dict[str, Any]) -> None:
+    bench.index = index = CountingIndex()
+    bench.registered = lambda: record_of(index, **changes)
+    await bench.follow(FakePod(buffer=chain(2), live=[[]] * 5))
+    assert (index.reads, await bench.matched()) == (6, 2)
 
 
 async def test_batches_that_all_look_known_do_not_hide_another_process_for_long(bench: Bench) -> None:
@@ -522,6 +565,16 @@ async def test_orphans_of_a_truncated_history_are_completed_from_another_pod_wit
     assert position is not None
     assert await bench.index.find_block_keys(POD, {(4, 0)}) != {}
     assert (position.last_seq, bench.states()[-1]) == (6, (DEGRADED, "history-truncated"))
+
+
+async def test_it_is_shown_how_many_stores_wait_for_their_parents(bench: Bench) -> None:
+    pod = FakePod(
+        buffer=[frame(5, stored(4, parent=3))], live=[[], [frame(6, stored(7, parent=6))], [frame(7, stored(1, 2, 3))]]
+    )
+
+    await bench.follow(pod)
+
+    assert bench.telemetry.waiting_orphans == [1, 2, 1]
 
 
 class FlakyIndex(MemoryPrefixIndex):

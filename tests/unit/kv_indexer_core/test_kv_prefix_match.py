@@ -1,8 +1,12 @@
 """The longest prefix of each endpoint from the values of its leading blocks."""
 
-import pytest
+from itertools import pairwise
 
-from kv_indexer.core.prefix_match import PrefixWalk, held_mask, match_prompt, match_table, usable_tokens
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_indexer.core.prefix_match import PrefixWalk, held_mask, match_prompt, match_table, runs_of, usable_tokens
 from kv_indexer.core.source import EndpointCache, Registry, SlotRecord, SourceState, StreamRecord
 
 
@@ -152,3 +156,14 @@ def test_an_empty_registry_matches_nothing() -> None:
 
 def test_the_last_token_of_a_prompt_is_never_a_hit() -> None:
     assert [usable_tokens(bytes(4 * count)) for count in (0, 1, 16, 17)] == [0, 0, 15, 16]
+
+
+@given(
+    st.lists(st.sampled_from([b"1", b"2", b"B\xc0", None]), max_size=12).map(
+        lambda runs: [v for v in runs for _ in range(3)]
+    )
+)
+def test_equal_values_in_a_row_are_put_together(values: list[bytes | None]) -> None:
+    runs = runs_of(values)
+    assert [value for value, count in runs for _ in range(count)] == values
+    assert all(one[0] != other[0] for one, other in pairwise(runs))

@@ -82,3 +82,24 @@ def test_no_damage_to_a_file_raises_anything_else() -> None:
             read_documents(bytes(damaged))
         except DocumentFileError as refused:
             assert str(refused)
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "words"),
+    [
+        ("InferencePolcy", "kvmesh.io/v1alpha1", "kvmesh.io has no kind 'InferencePolcy'; InferencePolicy is one"),
+        ("inferencepolicy", "kvmesh.io/v1alpha1", "kvmesh.io has no kind 'inferencepolicy'; InferencePolicy is one"),
+        ("InferencePool", "kvmesh.io/v1", "kvmesh.io has no kind 'InferencePool'; InferencePolicy is one"),
+        ("InferencePolicy", "kvmesh.io/v1", "apiVersion 'kvmesh.io/v1' is not known; kvmesh.io/v1alpha1 is"),
+        ("InferencePolicy", "kvmesh.dev/v1alpha1", "'kvmesh.dev/v1alpha1' is not known; kvmesh.io/v1alpha1 is"),
+        ("InferencePolicy", "v1alpha1", "apiVersion 'v1alpha1' is not known; kvmesh.io/v1alpha1 is"),
+    ],
+)
+def test_a_kind_that_only_we_could_have_and_that_is_misspelt_refuses_its_file(
+    kind: str, version: str, words: str
+) -> None:
+    text = f"apiVersion: {version}\nkind: {kind}\nmetadata: {{name: a, namespace: llm}}\nspec: {{}}\n"
+    with pytest.raises(DocumentFileError) as refused:
+        read_documents(text.encode())
+    assert words in str(refused.value)
+    assert str(refused.value).startswith(f"{kind} a: ")

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kv_indexer.core.source import Claim, EventAddresses, SourceState, Stream
-from kv_indexer.core.whereabouts import PodAnswer
+from kv_indexer.core.whereabouts import PodAnswer, known_streams
 from kv_indexer.errors import IndexUnavailableError, KvIndexerError, LeaseLostError
 from kv_indexer.share_streams import StreamSharer
 from tests.unit.kv_indexer_apply.kv_fakes import CountingTelemetry
@@ -73,6 +73,7 @@ class Bench:
         self.sharer = StreamSharer(
             leases=self.leases,
             answers=self.answers,
+            streams=lambda: known_streams(self.answers),
             telemetry=self.telemetry,
             clock=lambda: self.now,
             stop_seconds=0.01,

@@ -60,6 +60,24 @@ async def test_a_look_tells_which_streams_there_are_and_who_follows_them() -> No
     assert owners == {A: "me", A1: "", Stream(endpoint="b:1"): ""}
 
 
+async def test_what_the_registry_says_of_a_stream_counts_while_it_was_read_recently() -> None:
+    index = FakeIndex()
+    watch = index.watch()
+    assert watch.record(A, max_age_seconds=1.0) is None
+    index.now = 10.0
+    await watch.look()
+
+    index.now = 11.0
+    assert watch.record(A, max_age_seconds=1.0) == RECORD
+    assert watch.record(Stream(endpoint="b:1"), max_age_seconds=1.0) is None
+    index.now = 11.1
+    assert watch.record(A, max_age_seconds=1.0) is None
+
+    index.fails = True
+    await watch.look()
+    assert watch.record(A, max_age_seconds=1.0) is None
+
+
 async def test_an_index_out_of_reach_is_said_once_and_so_is_its_return(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     index = FakeIndex()

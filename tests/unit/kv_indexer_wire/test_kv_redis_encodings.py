@@ -7,12 +7,21 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.crc import key_slot
 
 from kv_indexer.core.groups import CacheGroup
 from kv_indexer.core.index_changes import Clear, IndexChange, Remove, Store
 from kv_indexer.core.prefix_match import match_table
 from kv_indexer.core.source import Registry, SlotRecord, SourceState, StreamPosition, StreamRecord
-from kv_indexer.wire.redis_keys import PREFIX, change_arguments, engine_field, pack_mget, parse_position, parse_registry
+from kv_indexer.wire.redis_keys import (
+    KEY_SLOT,
+    PREFIX,
+    change_arguments,
+    engine_field,
+    pack_mget,
+    parse_position,
+    parse_registry,
+)
 
 
 def test_the_handwritten_mget_is_what_a_client_library_writes() -> None:
@@ -23,6 +32,10 @@ def test_the_handwritten_mget_is_what_a_client_library_writes() -> None:
 
 def test_all_keys_share_one_hash_tag() -> None:
     assert PREFIX.count(b"{") == PREFIX.count(b"}") == 1
+
+
+def test_the_slot_of_all_keys_is_what_a_client_library_computes() -> None:
+    assert key_slot(PREFIX + b"registry") == KEY_SLOT
     assert PREFIX.index(b"{") + 1 < PREFIX.index(b"}")  # an empty tag would not count
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.wire.http_response import HttpResponse, HttpResponseError, ResponseReader
+from kv_indexer.wire.http_response import HttpResponse, HttpResponseError, ResponseReader
 
 LIMIT_BYTES = 1000
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"

@@ -1,4 +1,4 @@
-"""Reads one HTTP/1.1 response (RFC 9112) out of bytes as they come. No I/O; the metrics scraper feeds it.
+"""Reads one HTTP/1.1 response (RFC 9112) out of bytes as they come. No I/O; `adapters.pod_http` feeds it.
 
 Enough for a plain GET over a kept connection: no encoding but identity, and trailers end the connection.
 """

@@ -1,0 +1,311 @@
+"""What was routed lately as a compressed tree of block keys: which prefixes are asked for most, and what they save.
+
+Fed by `prefix_watch` with a sample of the requests, read for pages. Pure; bounded by its memory; time is an argument.
+Counts decay: each is worth half as much `half_life_seconds` later (forward decay: what comes counts more, so that
+nothing that is there has to be touched; http://dimacs.rutgers.edu/~graham/pubs/papers/fwddecay.pdf).
+"""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush, heapreplace
+from itertools import count
+from math import exp2
+
+import msgspec
+
+KEY_BYTES = 8
+MOST_KEYS = 2048  # of one prompt: 32,768 tokens in blocks of 16; what is beyond is not told apart
+NODE_BYTES = 400  # of memory, beside its keys
+FORGOTTEN_AT_ONCE = 250  # about a millisecond; who has far too much gets there with the next prompts
+LOOKED_AT = 8  # leaves, of which the least asked for goes
+MOST_HALF_LIVES = 40.0  # after which all counts are brought down, long before they overflow
+HEAD_TOKENS = 32  # of an edge's beginning, where text may be shown
+TOKEN_BYTES = 4
+ALIKE = 0.999  # a child that is asked for as often as this share of its parent goes on with the same prefix
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """What all prompts of one first block have in common."""
+
+    model: str
+    adapter: str | None = None
+    tokens_each: int  # of one key
+    indexed: bool = True  # the keys are block keys; False: of text chunks, which no event tells of
+    private: bool = False  # salted: its text is never kept
+
+
+class TreeEdge(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of the tree without a branch, for pages."""
+
+    key: bytes  # the last of `keys`: stands for all tokens up to its end
+    parent: bytes | None
+    origin: Origin
+    depth: int
+    first: int  # keys before this edge
+    keys: bytes  # packed, its own
+    requests: float  # decayed, as are the hit tokens
+    hit_tokens: float
+    seen_at: float  # when it was last asked for
+    head: bytes  # token ids of its beginning; b"" where they are not kept
+
+    @property
+    def blocks(self) -> int:
+        """How many keys it has."""
+        return len(self.keys) // KEY_BYTES
+
+
+class TreeView(msgspec.Struct, frozen=True, kw_only=True):
+    """The most asked for edges: each parent before its children, of siblings the most requests first."""
+
+    edges: tuple[TreeEdge, ...]
+    requests: float  # decayed, of all
+    hit_tokens: float
+    left_out: int  # nodes of the tree that are in none of the edges
+
+
+class _Node:
+    __slots__ = ("children", "edge", "head", "hits", "origin", "parent", "seen_at", "slot", "weight")
+
+    def __init__(self, edge: bytes, parent: "_Node | None", origin: Origin) -> None:
+        self.edge = edge
+        self.parent = parent
+        self.origin = origin
+        self.children: dict[bytes, _Node] | None = None
+        self.weight = 0.0  # requests, in units of the scale
+        self.hits = 0.0  # bytes of keys that were found in a cache, in units of the scale
+        self.seen_at = 0.0
+        self.slot = -1  # among the leaves; -1: it is none
+        self.head = b""
+
+
+_NOWHERE = Origin(model="", tokens_each=1)
+
+
+class PrefixTree:
+    """Counts prompts by their leading keys; `most_bytes` bounds the memory, and the least asked for is forgotten."""
+
+    def __init__(self, *, half_life_seconds: float = 300.0, most_bytes: int = 4 << 20, started_at: float = 0.0) -> None:
+        self._half_life = half_life_seconds
+        self._most_bytes = most_bytes
+        self._scale_from = started_at
+        self._root = _Node(b"", None, _NOWHERE)
+        self._leaves: list[_Node] = []
+        self._hand = 0
+        self._nodes = 0
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        """Return the nodes."""
+        return self._nodes
+
+    @property
+    def memory_bytes(self) -> int:
+        """About the memory that it takes."""
+        return self._bytes
+
+    def retune(self, *, most_bytes: int) -> None:
+        """Take so much memory from now on, or soon: a large tree shrinks in steps, with each prompt and each call."""
+        self._most_bytes = most_bytes
+        self._keep_small()
+
+    def note(
+        self,
+        keys: bytes,
+        *,
+        origin: Origin,
+        matched_tokens: int,
+        now: float,
+        weight: float = 1.0,
+        tokens: bytes = b"",
+    ) -> None:
+        """Count a prompt that was routed at `now`, of which `matched_tokens` were expected in its endpoint's cache.
+
+        `weight`: for so many requests; `tokens`: its token ids, where the beginning of each edge is to be kept.
+        """
+        if not keys:
+            return
+        keys = keys[: MOST_KEYS * KEY_BYTES]
+        scaled = weight * self._scale(now)
+        matched = min(matched_tokens // origin.tokens_each * KEY_BYTES, len(keys))
+        node, at, end = self._root, 0, len(keys)
+        node.weight += scaled
+        node.hits += scaled * matched * origin.tokens_each
+        while at < end:
+            child = None if node.children is None else node.children.get(keys[at : at + KEY_BYTES])
+            if child is None:
+                child = self._grow(node, keys[at:], origin)
+            elif not keys.startswith(child.edge, at):
+                child = self._split(child, _common(child.edge, keys[at : at + len(child.edge)]))
+            child.weight += scaled
+            if matched > at:
+                child.hits += scaled * min(matched - at, len(child.edge))
+            child.seen_at = now
+            if tokens and not child.head:
+                start = at // KEY_BYTES * origin.tokens_each * TOKEN_BYTES
+                child.head = tokens[start : start + HEAD_TOKENS * TOKEN_BYTES]
+            at += len(child.edge)
+            node = child
+        if self._bytes > self._most_bytes:
+            self._keep_small()
+
+    def view(self, *, limit: int, now: float) -> TreeView:
+        """Return the `limit` edges that are asked for most, as counted at `now`."""
+        scale = self._scale(now)
+        edges: list[TreeEdge] = []
+        waiting: list[tuple[float, int, _Node, bytes | None, int, int]] = []
+        best: list[float] = []  # the greatest weights so far, as many as there are to be edges: a heap
+        tie, shown = count(), 0
+
+        def add(parent: _Node, key: bytes | None, depth: int, first: int) -> None:
+            for child in (parent.children or {}).values():
+                weight = child.weight
+                if len(best) < limit:
+                    heappush(best, weight)
+                elif weight > best[0]:
+                    heapreplace(best, weight)
+                else:
+                    continue
+                heappush(waiting, (-weight, next(tie), child, key, depth, first))
+
+        add(self._root, None, 0, 0)
+        while waiting and len(edges) < limit:
+            _, _, node, parent, depth, first = heappop(waiting)
+            last, keys, hits, nodes = _unbranched(node)
+            shown += nodes
+            edge = TreeEdge(
+                key=keys[-KEY_BYTES:],
+                parent=parent,
+                origin=node.origin,
+                depth=depth,
+                first=first,
+                keys=keys,
+                requests=node.weight / scale,
+                hit_tokens=hits / KEY_BYTES * node.origin.tokens_each / scale,
+                seen_at=node.seen_at,
+                head=node.head,
+            )
+            edges.append(edge)
+            add(last, edge.key, depth + 1, first + edge.blocks)
+        return TreeView(
+            edges=tuple(edges),
+            requests=self._root.weight / scale,
+            hit_tokens=self._root.hits / KEY_BYTES / scale,
+            left_out=self._nodes - shown,
+        )
+
+    def forget_text(self) -> None:
+        """Drop the token ids of all edges."""
+        for node in self._all():
+            node.head = b""
+
+    def _scale(self, now: float) -> float:
+        """Return what a request counts at `now`; all counts are brought down when that becomes large."""
+        half_lives = (now - self._scale_from) / self._half_life
+        if half_lives < MOST_HALF_LIVES:
+            return exp2(half_lives) if half_lives > 0 else 1.0
+        less = exp2(-min(half_lives, 1000.0))  # nothing is left after so many, and no float is smaller
+        for node in (self._root, *self._all()):
+            node.weight *= less
+            node.hits *= less
+        self._scale_from = now
+        return 1.0
+
+    def _grow(self, parent: _Node, edge: bytes, origin: Origin) -> _Node:
+        node = _Node(edge, parent, origin)
+        if parent.children is None:
+            parent.children = {}
+            self._no_leaf(parent)
+        parent.children[edge[:KEY_BYTES]] = node
+        self._leaf(node)
+        self._nodes += 1
+        self._bytes += NODE_BYTES + len(edge)
+        return node
+
+    def _split(self, lower: _Node, at: int) -> _Node:
+        """Cut an edge in two and return the new node of its first part."""
+        parent = lower.parent
+        assert parent is not None
+        assert parent.children is not None
+        upper = _Node(lower.edge[:at], parent, lower.origin)
+        upper.weight, upper.seen_at, upper.head = lower.weight, lower.seen_at, lower.head
+        # what is found is found from the front
+        upper.hits = min(lower.hits, lower.weight * at)
+        lower.hits -= upper.hits
+        lower.edge, lower.parent, lower.head = lower.edge[at:], upper, b""
+        parent.children[upper.edge[:KEY_BYTES]] = upper
+        upper.children = {lower.edge[:KEY_BYTES]: lower}
+        self._nodes += 1
+        self._bytes += NODE_BYTES
+        return upper
+
+    def _keep_small(self) -> None:
+        for _ in range(FORGOTTEN_AT_ONCE):
+            if self._bytes <= self._most_bytes or not self._leaves:
+                return
+            leaves = self._leaves
+            self._hand = hand = (self._hand + LOOKED_AT) % len(leaves)
+            self._remove(min(leaves[hand : hand + LOOKED_AT], key=_weight))
+
+    def _remove(self, leaf: _Node) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        assert parent.children is not None
+        self._no_leaf(leaf)
+        del parent.children[leaf.edge[:KEY_BYTES]]
+        self._nodes -= 1
+        self._bytes -= NODE_BYTES + len(leaf.edge)
+        if not parent.children:
+            parent.children = None
+            if parent is not self._root:
+                self._leaf(parent)
+
+    def _leaf(self, node: _Node) -> None:
+        node.slot = len(self._leaves)
+        self._leaves.append(node)
+
+    def _no_leaf(self, node: _Node) -> None:
+        """Take it out of the leaves; the last one goes to its place."""
+        if node.slot < 0:
+            return
+        last = self._leaves.pop()
+        if last is not node:
+            self._leaves[node.slot] = last
+            last.slot = node.slot
+        node.slot = -1
+
+    def _all(self) -> Iterator[_Node]:
+        waiting = [self._root]
+        while waiting:
+            node = waiting.pop()
+            if node.children:
+                waiting.extend(node.children.values())
+            if node is not self._root:
+                yield node
+
+
+def _weight(node: _Node) -> float:
+    return node.weight
+
+
+def _unbranched(node: _Node) -> tuple[_Node, bytes, float, int]:
+    """Follow a node to where its requests part; return the last node, and the keys, hits and nodes on the way."""
+    parts, hits = [node.edge], node.hits
+    while node.children is not None and len(node.children) == 1:
+        (child,) = node.children.values()
+        if child.weight < ALIKE * node.weight:
+            break
+        parts.append(child.edge)
+        hits += child.hits
+        node = child
+    return node, b"".join(parts), hits, len(parts)
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """Return the bytes of the keys that both begin with; they have the first one in common."""
+    low, high = 1, min(len(one), len(other)) // KEY_BYTES
+    while low < high:  # chained keys: where one differs, all behind it do
+        middle = (low + high + 1) // 2
+        if one[(middle - 1) * KEY_BYTES : middle * KEY_BYTES] == other[(middle - 1) * KEY_BYTES : middle * KEY_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * KEY_BYTES

@@ -1,0 +1,75 @@
+"""Both roles' admin servers with pages that say little, for tests of who is let in."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from extproc.adapters.admin_http import AdminPages, AdminServer
+from extproc.core.exchange import RequestFacts
+from extproc.local.ports import pick_free_port
+from kv_indexer.adapters.admin_http import AdminPages as IndexerPages
+from kv_indexer.adapters.admin_http import serve_admin
+from kv_indexer.api import AdminAccess
+from kv_indexer.core.source import IndexStatus
+
+HOST = "127.0.0.1"
+Door = Callable[..., AbstractAsyncContextManager[int]]
+
+
+class Pages:
+    """A picker's pages; `explained` keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.explained: list[RequestFacts] = []
+
+    def readiness(self) -> tuple[bool, dict[str, Any]]:
+        return True, {}
+
+    async def metrics(self) -> bytes:
+        return b"up 1\n"
+
+    async def state(self, *, pool: str | None = None) -> dict[str, Any]:
+        return {"pool": pool}
+
+    def pools(self) -> list[dict[str, Any]]:
+        raise RuntimeError("a defect")
+
+    async def explain(self, facts: RequestFacts, body: bytes, *, pool: str | None = None) -> dict[str, Any]:
+        self.explained.append(facts)
+        return {"endpoint": None}
+
+
+@asynccontextmanager
+async def picker_door(
+    access: AdminAccess | None = None, *, host: str = HOST, pages: Pages | None = None
+) -> AsyncIterator[int]:
+    """Serve a picker's admin pages; give the port."""
+    server = AdminServer(cast("AdminPages", pages or Pages()), max_body_bytes=1024, access=access)
+    port = pick_free_port(host=HOST, avoid=())
+    try:
+        await server.start(host=host, port=port)
+        yield port
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def indexer_door(access: AdminAccess | None = None, *, host: str = HOST) -> AsyncIterator[int]:
+    """Serve an indexer's admin pages; give the port."""
+
+    async def status() -> IndexStatus:
+        return cast("IndexStatus", {"sources": []})
+
+    async def metrics() -> bytes:
+        return b"up 1\n"
+
+    pages = IndexerPages(not_ready=dict, status=status, metrics=metrics)
+    async with serve_admin(pages, host=host, port=0, access=access) as port:
+        yield port
+
+
+BOTH_ROLES = pytest.mark.parametrize(
+    ("door", "page"), [(picker_door, "/state"), (indexer_door, "/sources")], ids=["picker", "indexer"]
+)

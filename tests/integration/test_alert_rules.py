@@ -1,0 +1,232 @@
+"""The rules file by Prometheus' own tools: it is valid, each alert fires after its time and not without its cause."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from extproc.install.alert_rules import ALERTS, Alert
+from extproc.install.monitoring_files import RULES_FILE, monitoring_files
+from extproc.install.rule_groups import rule_groups
+from tests.prometheus.prometheus_process import program
+
+MINUTES = 26  # the longest window and the longest wait
+POD = 'endpoint="10.0.0.1:8000"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Series, one point a minute in promtool's notation: those by which it fires, and those by which it must not."""
+
+    bad: Mapping[str, str]
+    good: Mapping[str, str]
+
+
+def steady(value: float) -> str:
+    return f"{float(value)}+0x{MINUTES}"
+
+
+def growing(by: float) -> str:
+    return f"0+{by}x{MINUTES}"
+
+
+def both(shared: Mapping[str, str], *, bad: Mapping[str, str], good: Mapping[str, str]) -> Case:
+    return Case(bad={**shared, **bad}, good={**shared, **good})
+
+
+def gauge(series: str, *, bad: float, good: float) -> Case:
+    return Case(bad={series: steady(bad)}, good={series: steady(good)})
+
+
+PICKS = {f"kvmesh_picks_total{{{POD}}}": growing(600)}
+BATCHES = f'kvmesh_indexer_batches_total{{{POD}, dp_rank="0"}}'
+LAG = f'kvmesh_indexer_lag_seconds{{{POD}, dp_rank="0"}}'
+LOOKUPS = 'kvmesh_pick_phase_seconds_bucket{phase="lookup", le="%s"}'
+WAITS = 'kvmesh_queue_seconds_bucket{class="standard", le="%s"}'
+PROMPTS = 'kvmesh_realised_prompt_tokens_total{model="m"}'
+FOUND, PREDICTED = (f'kvmesh_realised_{name}_tokens_total{{model="m"}}' for name in ("cached", "predicted"))
+BURST = {PROMPTS: 10_000, PREDICTED: 9_000, FOUND: 0}
+TARGET = {'kvmesh_class_ttft_target_seconds{class="standard"}': steady(2)}
+
+CASES: dict[str, Case] = {
+    "KvmeshNoPickerReady": Case(
+        bad={'kvmesh_ready{instance="a"}': steady(0)},
+        good={'kvmesh_ready{instance="a"}': steady(0), 'kvmesh_ready{instance="b"}': steady(1)},
+    ),
+    "KvmeshNoReadyEndpoint": Case(
+        bad={'kvmesh_decisions_total{outcome="no-ready-endpoint"}': growing(1)},
+        good={'kvmesh_decisions_total{outcome="shed"}': growing(100)},
+    ),
+    "KvmeshPoolFails": both(
+        PICKS,
+        bad={f"kvmesh_endpoint_failures_total{{{POD}}}": growing(60)},
+        good={f"kvmesh_endpoint_failures_total{{{POD}}}": growing(6)},
+    ),
+    "KvmeshReplicaDown": Case(
+        bad={'up{job="kvmesh-picker", instance="a"}': steady(0)},
+        good={'up{job="kvmesh-picker", instance="a"}': steady(1), 'up{job="other"}': steady(0)},
+    ),
+    "KvmeshPicksDegraded": both(
+        PICKS,
+        bad={'kvmesh_degraded_decisions_total{missing="prefix-index-timeout"}': growing(120)},
+        good={'kvmesh_degraded_decisions_total{missing="prefix-index-timeout"}': growing(6)},
+    ),
+    "KvmeshLookupSlow": Case(
+        bad={LOOKUPS % "0.001": growing(10), LOOKUPS % "0.025": growing(600), LOOKUPS % "+Inf": growing(600)},
+        good={LOOKUPS % "0.001": growing(599), LOOKUPS % "0.025": growing(600), LOOKUPS % "+Inf": growing(600)},
+    ),
+    "KvmeshEndpointFails": both(
+        {**PICKS, 'kvmesh_picks_total{endpoint="10.0.0.2:8000"}': growing(6000)},
+        bad={f"kvmesh_endpoint_failures_total{{{POD}}}": growing(200)},
+        good={f"kvmesh_endpoint_failures_total{{{POD}}}": growing(60)},
+    ),
+    "KvmeshEndpointSilent": Case(  # one replica that hears it is enough
+        bad={f'kvmesh_endpoint_reporting{{{POD}, instance="a"}}': steady(0)},
+        good={f'kvmesh_endpoint_reporting{{{POD}, instance="{at}"}}': steady(at == "b") for at in "ab"},
+    ),
+    "KvmeshEndpointRefuses": Case(
+        bad={f"kvmesh_endpoint_full_answers_total{{{POD}}}": growing(1)},
+        good={f"kvmesh_endpoint_full_answers_total{{{POD}}}": steady(7)},
+    ),
+    "KvmeshRequestsRerouted": both(
+        PICKS,
+        bad={f"kvmesh_rerouted_picks_total{{{POD}}}": growing(60)},
+        good={f"kvmesh_rerouted_picks_total{{{POD}}}": growing(12)},
+    ),
+    "KvmeshNoIndexerReady": Case(
+        bad={'kvmesh_indexer_ready{instance="a"}': steady(0)},
+        good={'kvmesh_indexer_ready{instance="a"}': steady(1)},
+    ),
+    "KvmeshNoEvents": both(
+        {"kvmesh_prompt_tokens_total": growing(1000)}, bad={BATCHES: steady(5)}, good={BATCHES: growing(5)}
+    ),
+    "KvmeshSourceNotLive": gauge(f'kvmesh_indexer_source_state{{{POD}, dp_rank="0", state="lost"}}', bad=1, good=0),
+    "KvmeshIndexBehind": Case(
+        bad={LAG: steady(9), BATCHES: growing(5)},
+        good={LAG: steady(9), BATCHES: steady(5)},  # nothing new: what it was long ago says nothing
+    ),
+    "KvmeshEventsNotUnderstood": Case(
+        bad={'kvmesh_indexer_decode_errors_total{reason="x"}': growing(1)},
+        good={'kvmesh_indexer_decode_errors_total{reason="x"}': steady(3)},
+    ),
+    "KvmeshFinding": gauge(f'kvmesh_indexer_finding{{{POD}, reason="no-events"}}', bad=1, good=0),
+    "KvmeshModelFinding": gauge('kvmesh_extproc_model_finding{model="m", reason="x"}', bad=1, good=0),
+    "KvmeshPredictionsOff": both(
+        {PROMPTS: growing(1000), PREDICTED: growing(700)},
+        bad={FOUND: growing(300)},
+        good={FOUND: growing(600)},
+    ),
+    "KvmeshHitRatioLow": both(
+        {PROMPTS: growing(1000), "kvmesh_alert_hit_ratio": steady(0.5)},
+        bad={FOUND: growing(300)},
+        good={FOUND: growing(600)},
+    ),
+    "KvmeshPoolProblem": gauge('kvmesh_indexer_pool_problems{reason="x"}', bad=1, good=0),
+    "KvmeshPoolConflict": gauge("kvmesh_indexer_pool_conflicts", bad=1, good=0),
+    "KvmeshRedisDown": Case(
+        bad={f'kvmesh_indexer_redis_up{{instance="{at}"}}': steady(0) for at in "ab"},
+        good={f'kvmesh_indexer_redis_up{{instance="{at}"}}': steady(at == "b") for at in "ab"},
+    ),
+    "KvmeshRedisMayEvict": Case(
+        bad={'kvmesh_indexer_redis_eviction_policy{policy="allkeys-lru"}': steady(1)},
+        good={'kvmesh_indexer_redis_eviction_policy{policy="noeviction"}': steady(1)},
+    ),
+    "KvmeshRedisEvicted": Case(
+        bad={"kvmesh_indexer_redis_evicted_keys_total": growing(1)},
+        good={"kvmesh_indexer_redis_evicted_keys_total": steady(8)},
+    ),
+    "KvmeshRedisAlmostFull": both(
+        {'kvmesh_indexer_redis_memory_bytes{instance="a"}': steady(90)},
+        bad={'kvmesh_indexer_redis_memory_limit_bytes{instance="a"}': steady(100)},
+        good={'kvmesh_indexer_redis_memory_limit_bytes{instance="a"}': steady(0)},  # no limit
+    ),
+    "KvmeshUnreadableRecords": gauge("kvmesh_indexer_unreadable_records", bad=1, good=0),
+    "KvmeshQuotaWritesFail": gauge("kvmesh_quota_writes_failing", bad=1, good=0),
+    "KvmeshClassShed": both(
+        {'kvmesh_admitted_requests_total{class="sheddable"}': growing(80)},
+        bad={'kvmesh_shed_requests_total{class="sheddable", reason="shed"}': growing(20)},
+        good={'kvmesh_shed_requests_total{class="sheddable", reason="shed"}': growing(4)},
+    ),
+    "KvmeshPromiseBroken": both(
+        {**TARGET, WAITS % "1.0": growing(10), WAITS % "+Inf": growing(100)},
+        bad={WAITS % "2.5": growing(20), WAITS % "5.0": growing(100)},
+        good={WAITS % "2.5": growing(100), WAITS % "5.0": growing(100), WAITS % "1.5": growing(99)},
+    ),
+    "KvmeshQueueNeverEmpty": gauge('kvmesh_queued_requests{class="standard"}', bad=3, good=0),
+    "KvmeshStepInForce": gauge('kvmesh_degradation_step{class="standard", step="cap-output"}', bad=1, good=0),
+}
+EVERY = [alert for alerts in ALERTS.values() for alert in alerts]
+
+
+def promtool(*words: str) -> str:
+    done = subprocess.run([program("promtool"), *words], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_rules_file_is_valid(tmp_path: Path) -> None:
+    for name, text in monitoring_files().items():
+        if name.startswith("prometheus/"):
+            (tmp_path / Path(name).name).write_text(text, encoding="utf-8")
+    assert "45 rules found" in promtool("check", "rules", str(tmp_path / Path(RULES_FILE).name))
+    promtool("check", "config", str(tmp_path / "prometheus.yaml"))
+
+
+def test_shorter_rules_for_tests_are_valid_too(tmp_path: Path) -> None:
+    (tmp_path / "short.yaml").write_text(yaml.safe_dump(rule_groups(divided_by=60)), encoding="utf-8")
+    promtool("check", "rules", str(tmp_path / "short.yaml"))
+
+
+def test_every_alert_fires_after_its_time_and_only_for_its_cause(tmp_path: Path) -> None:
+    assert set(CASES) == {alert.name for alert in EVERY}
+    (tmp_path / "rules.yaml").write_text(monitoring_files()[RULES_FILE], encoding="utf-8")
+    tests = [test for alert in EVERY for test in cases_of(alert, CASES[alert.name])]
+    content = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "tests.yaml"))
+
+
+def test_one_wrong_conversation_in_a_quiet_pool_is_no_alert_of_predictions(tmp_path: Path) -> None:
+    """Two minutes of it fill the ratio's window for longer than 5 minutes: hence a wait of twice that window."""
+    (tmp_path / "rules.yaml").write_text(monitoring_files()[RULES_FILE], encoding="utf-8")
+    burst = {name: f"0x3 {all_of_it / 2} {all_of_it}x{MINUTES}" for name, all_of_it in BURST.items()}
+    firing, pending = (
+        f'(count_over_time(ALERTS{{alertname="KvmeshPredictionsOff", alertstate="{state}"}}[{MINUTES}m]) > bool 0) '
+        "or vector(0)"
+        for state in ("firing", "pending")
+    )
+    test = _test(burst, asked=[(f"max({firing})", MINUTES, 0), (f"max({pending})", MINUTES, 1)])
+    content = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "tests.yaml"))
+
+
+def cases_of(alert: Alert, case: Case) -> list[dict[str, Any]]:
+    """Fire: not before its `for` is over, but at the end. Stay silent: never."""
+    firing = f'count(ALERTS{{alertname="{alert.name}", alertstate="firing"}}) or vector(0)'
+    early = max(int(alert.for_minutes) - 1, 0)
+    return [
+        _test(case.bad, asked=[*([(firing, early, 0)] if early else []), (firing, MINUTES, 1)]),
+        _test(case.good, asked=[(firing, MINUTES, 0)]),
+    ]
+
+
+def _test(series: Mapping[str, str], *, asked: Sequence[tuple[str, int, int]]) -> dict[str, Any]:
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": expr, "eval_time": f"{at}m", "exp_samples": [{"labels": "{}", "value": value}]}
+            for expr, at, value in asked
+        ],
+    }
+
+
+@pytest.mark.parametrize("alert", EVERY, ids=lambda alert: alert.name)
+def test_every_alert_is_explained_where_its_link_leads(alert: Alert) -> None:
+    page = Path("docs/operations.md").read_text(encoding="utf-8")
+    assert f"\n### {alert.name}\n" in page

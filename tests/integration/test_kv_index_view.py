@@ -1,0 +1,91 @@
+"""What pages ask of the index in a real Redis: sources, findings, and who holds given blocks."""
+
+import pytest
+
+from kv_indexer.adapters.redis_findings import FINDINGS, RedisFindings
+from kv_indexer.api import IndexUnavailableError, IndexView, block_keys
+from kv_indexer.core.findings import Finding
+from tests.integration.kv_index import ROOT, A, B, blocks, redis_index
+from tests.integration.kv_redis import RedisServer
+from tests.unit.kv_indexer_apply.kv_fakes import BLOCK, prompt
+
+FOUND = Finding(endpoint=A.endpoint, dp_rank=None, reason="no-events", message="none come", since=1.0)
+
+
+def keys(count: int) -> bytes:
+    return block_keys(prompt(count), block_size=BLOCK, parent=ROOT)
+
+
+async def test_each_block_has_its_holders_with_the_best_tier_of_each(redis_server: RedisServer) -> None:
+    view = IndexView(url=redis_server.url)
+    async with redis_index(redis_server) as index:
+        await index.apply(A, blocks(1, 3), blocks(3, 4, tier="CPU"))
+        await index.apply(B, blocks(1, 1))
+
+        look = await view.look(keys(5))
+
+        assert look.holders == [
+            {A.endpoint: "GPU", B.endpoint: "GPU"},
+            {A.endpoint: "GPU"},
+            {A.endpoint: "GPU"},
+            {A.endpoint: "CPU"},
+            {},
+        ]
+        assert sorted((line.endpoint, line.tier, line.cached_blocks) for line in look.status.sources) == [
+            (A.endpoint, "CPU", 2),
+            (A.endpoint, "GPU", 3),
+            (B.endpoint, "GPU", 1),
+        ]
+    await view.close()
+
+
+async def test_more_blocks_than_one_request_takes_are_answered_in_order(redis_server: RedisServer) -> None:
+    view = IndexView(url=redis_server.url)
+    async with redis_index(redis_server) as index:
+        await index.apply(A, blocks(1, 1200))
+
+        look = await view.look(keys(1300))
+
+        assert [bool(held) for held in look.holders] == [True] * 1200 + [False] * 100
+    await view.close()
+
+
+async def test_an_empty_index_is_no_error(redis_server: RedisServer) -> None:
+    view = IndexView(url=redis_server.url)
+
+    look = await view.look(keys(2))
+
+    assert (look.status.sources, look.status.indexer_alive, list(look.holders)) == ((), False, [{}, {}])
+    await view.close()
+
+
+async def test_what_indexers_have_found_is_there(redis_server: RedisServer) -> None:
+    view, shelf = IndexView(url=redis_server.url), RedisFindings(url=redis_server.url, indexer="i")
+    await shelf.share([FOUND], healed=[])
+
+    assert (await view.look()).status.findings == (FOUND,)
+    await shelf.close()
+    await view.close()
+
+
+async def test_findings_that_cannot_be_read_are_said_and_the_rest_is_shown(redis_server: RedisServer) -> None:
+    view = IndexView(url=redis_server.url)
+    redis_server.client().set(FINDINGS, "a stranger's")
+    async with redis_index(redis_server) as index:
+        await index.apply(A, blocks(1, 1))
+
+        status = (await view.look()).status
+
+        assert [line.endpoint for line in status.sources] == [A.endpoint]
+        (problem,) = status.unreadable
+        assert problem.startswith("findings: ")
+    await view.close()
+
+
+async def test_a_redis_that_is_gone_is_said_in_time(redis_server: RedisServer) -> None:
+    view = IndexView(url=redis_server.url, timeout_seconds=0.5)
+    redis_server.kill()
+
+    with pytest.raises(IndexUnavailableError):
+        await view.look(keys(2))
+    await view.close()
