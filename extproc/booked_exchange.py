@@ -139,18 +139,17 @@ class ReadResponse:
     """One response: its model rewritten, its usage compared and counted. The shape is `ext_proc_call.OpenResponse`."""
 
     __slots__ = (
-        *(
-            "_books",
-            "_chunks",
-            "_compares",
-            "_ended",
-            "_first_seconds",
-            "_handling",
-            "_is_stream",
-            "_plan",
-            "_rewriter",
-        ),
-        *("_story", "_usage"),
+        "_books",
+        "_chunks",
+        "_compares",
+        "_ended",
+        "_first_seconds",
+        "_handling",
+        "_is_stream",
+        "_plan",
+        "_rewriter",
+        "_story",
+        "_usage",
     )
 
     def __init__(self, *, books: ExchangeBooks, plan: ResponsePlan, story: Story | None = None) -> None:

@@ -3,6 +3,7 @@
 `python -m extproc.metrics_table` prints it; tests hold the page to this, and running pickers to the page.
 """
 
+import asyncio
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def picker_rows() -> dict[str, MetricRow]:
     telemetry.show(_view())
     pools = CollectorRegistry()
     Counter(*UNROUTED, ["reason"], registry=pools).labels("unknown-pool")
-    return metric_rows(telemetry.exposition(ready=True).decode() + generate_latest(pools).decode())
+    return metric_rows(asyncio.run(telemetry.page(ready=True)).decode() + generate_latest(pools).decode())
 
 
 def over_pickers(row: MetricRow) -> str:

@@ -108,19 +108,24 @@ class Story:
     """One request that is observed."""
 
     __slots__ = (
-        *(
-            "_audit_share",
-            "_ended",
-            "_facts",
-            "_headers_at",
-            "_is_told",
-            "_number",
-            "_pool",
-            "_settled_at",
-            "_started_at",
-        ),
-        *("_reading_key", "_started_unix_ns", "_watch"),
-        *("phases", "prepared", "prompt_key", "queued_seconds", "span", "usage"),
+        "_audit_share",
+        "_ended",
+        "_facts",
+        "_headers_at",
+        "_is_told",
+        "_number",
+        "_pool",
+        "_reading_key",
+        "_settled_at",
+        "_started_at",
+        "_started_unix_ns",
+        "_watch",
+        "phases",
+        "prepared",
+        "prompt_key",
+        "queued_seconds",
+        "span",
+        "usage",
     )
 
     def __init__(
@@ -268,8 +273,5 @@ def set_headers_of(story: Story | None) -> Mapping[str, str]:
     if story is None or story.span is None:
         return NOTHING_TOLD
     span = story.span
-    return (
-        {"traceparent": span.traceparent, "tracestate": span.tracestate}
-        if span.tracestate
-        else {"traceparent": span.traceparent}
-    )
+    state = {"tracestate": span.tracestate} if span.tracestate else {}
+    return {"traceparent": span.traceparent} | state

@@ -6,7 +6,7 @@ What is shown is listed in docs/metrics.md, which is made from this. Only the ev
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -301,16 +301,15 @@ class PickerTelemetry:
         self._model_findings.labels(reason, model).set(int(stands))
 
     async def page(self, *, ready: bool | None = None) -> bytes:
-        """Return the same in many small turns of the loop: with 500 endpoints it takes 100 ms, and picks wait."""
+        """Return all metrics as Prometheus text, those of the process at the end.
+
+        Made in many small turns of the loop: with 500 endpoints it takes 100 ms, and picks wait.
+        """
         families: dict[bytes, list[bytes]] = {}
         async for comment, lines in metric_lines(self.registry):
             families.setdefault(comment, []).append(lines)
         parts = [part for comment, lines in families.items() for part in (comment, *lines)]
         return b"".join((*parts, process_exposition(ready=ready)))
-
-    def exposition(self, *, ready: bool | None = None) -> bytes:
-        """Return all metrics as Prometheus text, those of the process at the end."""
-        return generate_latest(self.registry) + process_exposition(ready=ready)
 
 
 def _drop(metric: Counter | Gauge, label: str, value: str) -> None:

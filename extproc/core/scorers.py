@@ -120,9 +120,9 @@ def _adapter_score(candidate: Candidate, adapter: str) -> float:
 
 
 def _fewest_is_best(values: Sequence[float | None], *, scale: float) -> Column:
-    if None not in values:  # nearly always
-        return _least_is_best(values, scale=scale)  # type: ignore[arg-type]
     known = [value for value in values if value is not None]
+    if len(known) == len(values):  # nearly always
+        return _least_is_best(known, scale=scale)
     if not known:
         return [0.0] * len(values)
     fewest, most = min(known), max(known)

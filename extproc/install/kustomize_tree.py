@@ -28,6 +28,7 @@ from extproc.install.plan import (
 )
 from extproc.install.render import Document, render, to_yaml
 from extproc.install.targets import parse_clients, parse_gateway
+from extproc.install.write_tree import write_tree
 
 HEADER = "# Made by `python -m extproc.install.kustomize_tree manifests`: change extproc/install, not this.\n"
 POOL = PoolTarget(namespace="llm", name="vllm-llama", selector={"app": "vllm-llama"})
@@ -182,15 +183,8 @@ def _by_key(documents: Sequence[Document]) -> dict[tuple[str, ...], Document]:
 
 def write(folder: Path) -> None:
     """Write the files into `folder`, and remove what is no longer made."""
-    files = manifests()
-    for part in ("base", "components", "overlays"):
-        for path in sorted((folder / part).rglob("*.yaml")) if (folder / part).is_dir() else []:
-            if str(path.relative_to(folder)) not in files:
-                path.unlink()
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    parts = ("base", "components", "overlays")
+    write_tree(folder, manifests(), old=[path for part in parts for path in (folder / part).rglob("*.yaml")])
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from extproc.install.dashboards.all_dashboards import DASHBOARDS
 from extproc.install.dashboards.grafana_json import grafana_json
 from extproc.install.plan import INDEXER, PICKER
 from extproc.install.rule_groups import rule_groups
+from extproc.install.write_tree import write_tree
 
 HEADER = (
     "# Made by `python -m extproc.install.monitoring_files manifests/monitoring`: change extproc/install, not this.\n"
@@ -91,14 +92,7 @@ def _yaml(content: dict[str, Any]) -> str:
 
 def write(folder: Path) -> None:
     """Write the files into `folder`, and remove what is no longer made."""
-    files = monitoring_files()
-    for path in sorted(each for each in folder.rglob("*") if each.is_file()) if folder.is_dir() else []:
-        if str(path.relative_to(folder)) not in files:
-            path.unlink()
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    write_tree(folder, monitoring_files(), old=[path for path in folder.rglob("*") if path.is_file()])
 
 
 if __name__ == "__main__":

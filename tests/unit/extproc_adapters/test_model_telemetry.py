@@ -1,5 +1,6 @@
 """What is counted of models, arms and tenants, and that no name that a client writes becomes a series."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from extproc.adapters.histogram_telemetry import TimesHistogram
 from extproc.adapters.model_telemetry import ModelTelemetry
 from extproc.adapters.overload_telemetry import OverloadTelemetry
+from extproc.adapters.process_telemetry import process_exposition
 from extproc.adapters.telemetry import PickerTelemetry
 from extproc.adapters.tenant_telemetry import MOST_TENANTS, TenantTelemetry
 from extproc.admission_queue import Outcome
@@ -165,7 +167,7 @@ def test_a_flood_of_names_adds_no_series_beyond_the_bounds() -> None:
             overload.admitted("standard", tenant=name)
             overload.shed("standard", reason="overloaded", tenant=name)
             overload.left_queue("standard", outcome=Outcome.DISPATCHED, seconds=1.0, tenant=name)
-        text = telemetry.exposition().decode()
+        text = asyncio.run(telemetry.page()).decode()
         lines = text.count("\n")
         assert before is None or lines == before
         before = lines
@@ -188,7 +190,7 @@ def test_series_beyond_the_bound_of_a_histogram_are_one() -> None:
 
 @pytest.mark.parametrize("ready", [True, False])
 def test_the_page_says_whether_the_process_is_ready_and_which_it_is(ready: bool) -> None:
-    text = PickerTelemetry().exposition(ready=ready).decode()
+    text = asyncio.run(PickerTelemetry().page(ready=ready)).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert [sample.value for sample in families["kvmesh_ready"].samples] == [float(ready)]
     (build,) = (
@@ -204,7 +206,7 @@ async def test_the_page_that_is_made_in_many_turns_is_the_same() -> None:
     telemetry.retune(PickPolicy(observability=ObservabilityPolicy(gpu_hour_price=1.0)))
     telemetry.promised("m", seconds=0.1)
     telemetry.refused("shed")
-    in_turns, at_once = await telemetry.page(), telemetry.exposition()
+    in_turns, at_once = await telemetry.page(), generate_latest(telemetry.registry) + process_exposition()
     kvmesh, pages = (
         [
             line
@@ -213,12 +215,10 @@ async def test_the_page_that_is_made_in_many_turns_is_the_same() -> None:
         ]
         for page in (at_once, in_turns)
     )
-    assert (
-        pages == kvmesh
-    )  # but for the times at which counters began, which say nothing that the process's start does not
+    assert pages == kvmesh  # but for the times at which counters began: the process's own start says as much
     assert b"_created" not in in_turns
     assert len(kvmesh) > 100
 
 
 def test_a_page_that_knows_nothing_of_readiness_says_nothing_of_it() -> None:
-    assert "kvmesh_ready" not in PickerTelemetry().exposition().decode()
+    assert "kvmesh_ready" not in asyncio.run(PickerTelemetry().page()).decode()

@@ -34,4 +34,4 @@ def test_the_phases_read_as_those_of_the_library(observed: list[tuple[str, float
         reference.labels(phase).observe(seconds)
         telemetry.phase(phase, seconds)
 
-    assert lines_of_phases(telemetry.exposition()) == lines_of_phases(generate_latest(registry))
+    assert lines_of_phases(generate_latest(telemetry.registry)) == lines_of_phases(generate_latest(registry))

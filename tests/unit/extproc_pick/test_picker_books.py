@@ -1,5 +1,6 @@
 """What is booked and remembered for a pick, what it came to, and that other replicas are told."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -139,7 +140,7 @@ def test_a_pod_that_says_it_is_full_is_believed_and_has_not_failed() -> None:
     for endpoint in ("a", "stranger"):
         made.endpoint_full(endpoint)
     assert (made.health.full_until(now=1.0), made.health.avoided(now=1.0)) == ({"a": 2.0}, {})
-    assert 'kvmesh_endpoint_full_answers_total{endpoint="a"} 1.0' in made._telemetry.exposition().decode()
+    assert 'kvmesh_endpoint_full_answers_total{endpoint="a"} 1.0' in asyncio.run(made._telemetry.page()).decode()
 
 
 def test_what_came_true_is_counted_and_what_was_missed_is_named() -> None:
@@ -158,7 +159,7 @@ def test_what_came_true_is_counted_and_what_was_missed_is_named() -> None:
     made.realised(comparison)
     for why in (NOT_DELIVERED, TOO_LARGE):
         made.response_missed(why)
-    page = made._telemetry.exposition().decode()
+    page = asyncio.run(made._telemetry.page()).decode()
     for line in (
         'kvmesh_realised_predicted_tokens_total{model="tiny"} 64.0',
         'kvmesh_realised_cached_tokens_total{model="tiny"} 48.0',

@@ -50,11 +50,11 @@ def test_an_endpoint_that_is_gone_leaves_no_series_and_may_come_back() -> None:
         overload.endpoint_full(endpoint)
     telemetry.forget("a")
     overload.forget("a")
-    page = telemetry.exposition().decode()
+    page = asyncio.run(telemetry.page()).decode()
     assert 'endpoint="a"' not in page
     assert page.count('endpoint="b"') > 6
     routed(telemetry, "a")
-    assert 'kvmesh_picks_total{endpoint="a"} 1.0' in telemetry.exposition().decode()
+    assert 'kvmesh_picks_total{endpoint="a"} 1.0' in asyncio.run(telemetry.page()).decode()
     telemetry.forget("never seen")
     overload.forget("never seen")
 
@@ -64,7 +64,7 @@ def test_classes_that_a_policy_adds_are_counted() -> None:
     overload = OverloadTelemetry(telemetry.registry, classes=DEFAULT_CLASSES)
     overload.know({"gold": PriorityClass()})
     overload.admitted("gold")
-    assert 'kvmesh_admitted_requests_total{class="gold"} 1.0' in telemetry.exposition().decode()
+    assert 'kvmesh_admitted_requests_total{class="gold"} 1.0' in asyncio.run(telemetry.page()).decode()
 
 
 async def test_no_name_of_a_tenants_model_or_pool_breaks_the_page_of_all() -> None:
