@@ -73,7 +73,7 @@ class _Records:
     dropped_spans: int = 0
 
 
-def picker_rows() -> dict[str, MetricRow]:
+async def picker_rows() -> dict[str, MetricRow]:
     """Return the picker's metrics, out of a picker to which everything has happened once."""
     telemetry = PickerTelemetry()
     telemetry.retune(PickPolicy(observability=ObservabilityPolicy(gpu_hour_price=1.0)))
@@ -85,7 +85,7 @@ def picker_rows() -> dict[str, MetricRow]:
     telemetry.show(_view())
     pools = CollectorRegistry()
     Counter(*UNROUTED, ["reason"], registry=pools).labels("unknown-pool")
-    return metric_rows(asyncio.run(telemetry.page(ready=True)).decode() + generate_latest(pools).decode())
+    return metric_rows((await telemetry.page(ready=True)).decode() + generate_latest(pools).decode())
 
 
 def over_pickers(row: MetricRow) -> str:
@@ -157,4 +157,4 @@ def _view() -> EndpointView:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(metrics_table(picker_rows().values(), over_replicas=over_pickers))
+    sys.stdout.write(metrics_table(asyncio.run(picker_rows()).values(), over_replicas=over_pickers))

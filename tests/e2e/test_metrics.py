@@ -102,7 +102,7 @@ async def test_what_clients_saw_is_what_the_picker_counts(mesh: Stack) -> None:
 
 async def test_every_series_of_both_processes_is_documented(mesh: Stack) -> None:
     assert await say(mesh) == 200
-    for which, documented in (("admin", picker_rows()), ("indexer_admin", indexer_rows())):
+    for which, documented in (("admin", await picker_rows()), ("indexer_admin", indexer_rows())):
         shown = metric_rows(await page(mesh, which))
         assert {name: row.kind for name, row in shown.items()} == {
             name: documented[name].kind if name in documented else "not in docs/metrics.md" for name in shown

@@ -33,7 +33,7 @@ async def test_a_client_sees_its_own_name_and_predictions_come_true(
     body_mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVMESH_MODELS", json.dumps(RULES))
-    async with running_stack(tmp_path, f"--body-mode={body_mode}", pods=2) as stack:
+    async with running_stack(tmp_path, f"--body-mode={body_mode}", pods=2, settings="sample_share: 0") as stack:
         body = chat()
         first = await stack.send("POST", "/v1/chat/completions", json=body)
         assert (first.status, first.json["model"]) == (200, "gpt-x")

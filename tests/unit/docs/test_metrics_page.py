@@ -1,5 +1,6 @@
 """docs/metrics.md has every metric of both processes, as they show them."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from extproc.metrics_table import over_pickers, picker_rows
 from kv_indexer.metrics_table import MetricRow, indexer_rows, metrics_table, over_indexers
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
-ROWS = [*picker_rows().values(), *indexer_rows().values()]
+PICKER_ROWS = asyncio.run(picker_rows())
+ROWS = [*PICKER_ROWS.values(), *indexer_rows().values()]
 
 
 def table_of(module: str) -> str:
@@ -16,7 +18,7 @@ def table_of(module: str) -> str:
 
 
 def test_the_pickers_table_is_what_a_picker_shows() -> None:
-    assert table_of("extproc.metrics_table") == metrics_table(picker_rows().values(), over_replicas=over_pickers)
+    assert table_of("extproc.metrics_table") == metrics_table(PICKER_ROWS.values(), over_replicas=over_pickers)
 
 
 def test_the_indexers_table_is_what_an_indexer_shows() -> None:
