@@ -25,6 +25,9 @@ $(INSTALLED): pyproject.toml requirements-dev.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# Where this is set, each of the some thousand processes that tests start would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # processes that run tests: most tests wait for servers, so two take little more than half of the time on two cores
 TEST_WORKERS ?= 2
 
@@ -36,12 +39,13 @@ check: install ## format, lint, types, import contracts, unit tests
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache 2>&1 | grep -vE '^(╔|║|╚|$$)' | tail -n 12; exit $${PIPESTATUS[0]}
-	@$(BIN)/python -m pytest tests/unit --numprocesses=$(TEST_WORKERS)
+	@$(BIN)/python -m pytest tests/unit -m "not thorough" --numprocesses=$(TEST_WORKERS)
 
-unit: install ## the unit tests alone
+unit: install ## the unit tests alone, all of them
 	@$(BIN)/python -m pytest tests/unit --numprocesses=$(TEST_WORKERS)
 
 test: check ## everything that needs no vLLM: unit, integration, end to end, browser, random kills
+	@$(BIN)/python -m pytest tests/unit -m thorough --numprocesses=$(TEST_WORKERS)
 	@$(BIN)/python -m pytest tests/integration tests/e2e tests/browser tests/chaos --durations=15 \
 		--numprocesses=$(TEST_WORKERS) --dist=loadfile
 

@@ -12,6 +12,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from extproc.adapters.ext_proc_call import OpenExchange, Picks, steps_of
 from extproc.core.exchange import Exchange, Pick
 from extproc.wire import ext_proc
+from extproc.wire.ext_proc_messages import HeadersMessage, Message, read_message
+
+
+def _read(message: bytes) -> Message:
+    return read_message(message, ext_proc.wanted_headers())
 
 
 class GrpcAioServer:
@@ -31,7 +36,7 @@ class GrpcAioServer:
                 ("grpc.http2.max_pings_without_data", 0),
             ]
         )
-        handler = grpc.stream_stream_rpc_method_handler(self._process, request_deserializer=ext_proc.parse_message)
+        handler = grpc.stream_stream_rpc_method_handler(self._process, request_deserializer=_read)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(ext_proc.PROCESSOR_SERVICE, {"Process": handler}),)
         )
@@ -61,10 +66,10 @@ class GrpcAioServer:
                 if len(steps) == 1 and isinstance(pick := steps[0], Pick):
                     picked = await self._picks.pick(pick.facts, pick.body)
                     steps = exchange.picked(picked.endpoints, body=picked.body, removed_headers=picked.removed_headers)
-                elif picked is not None and message.HasField("response_headers"):
+                elif picked is not None and isinstance(message, HeadersMessage):
                     served_by, from_pod = ext_proc.response_origin(message)
                     picked.responded(
-                        status=ext_proc.response_status(message.response_headers),
+                        status=ext_proc.response_status(message),
                         served_by=served_by,
                         from_pod=from_pod,
                         content_type="",

@@ -18,7 +18,7 @@ from extproc.adapters.telemetry import NoTelemetry, PickerTelemetry
 from extproc.admit_request import RequestAdmission
 from extproc.core.admission_preview import Preview
 from extproc.core.candidates import unhealthy_endpoints
-from extproc.core.degradation import Degradation, Measures, measures_of
+from extproc.core.degradation import NO_MEASURES, Degradation, Measures, measures_of
 from extproc.core.exchange import RequestFacts
 from extproc.core.hotspot import HotPrefixes
 from extproc.core.policy import HotspotPolicy, PickPolicy
@@ -38,7 +38,7 @@ from extproc.live_json import PoolFacts
 from extproc.pick_endpoint import EndpointPicker, Picked
 from extproc.picker_books import PickerBooks
 from extproc.prefix_watch import PrefixWatch
-from extproc.prepared_request import LONGEST_NAME
+from extproc.prepared_request import LONGEST_NAME, asked_for
 from extproc.wire.admin_json import (
     admission_json,
     classes_json,
@@ -58,7 +58,13 @@ ADMIN_INDEX_TIMEOUT_SECONDS = 1.0
 
 def record_of(picked: Picked, facts: RequestFacts, *, at: float) -> DecisionRecord:
     """Return what is remembered of a pick; `at` is unix seconds."""
-    asked = picked.prepared.asked
+    prepared = picked.prepared
+    if prepared.measures is NO_MEASURES:  # nearly always: nothing was taken from it, which need not be found out
+        prompts = prepared.prompts
+        block_tokens = prompts[0].tokens_each if prompts else 0
+        asked = asked_for(prepared.request, prepared.resolved, prepared.standing, block_tokens=block_tokens)
+    else:
+        asked = prepared.asked
     return DecisionRecord(at=at, facts=facts, model=asked.model, outcome=picked.decision, asked=asked)
 
 

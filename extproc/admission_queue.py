@@ -117,6 +117,11 @@ class AdmissionQueue:
         """Return how many wait of each class."""
         return self._queue.sizes
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits, in any pool."""
+        return not self._waiting
+
     def would_wait(self, pool: str, priority: int, group: str | None = "") -> bool:
         """Tell whether somebody of the same or a higher priority already waits, whom a newcomer must not overtake.
 

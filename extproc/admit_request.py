@@ -4,8 +4,7 @@ Called by `service` for each request. The order in which waiting requests go is 
 has room `core.saturation`'s, and what must be expected `pool_pressure`'s; here is what follows from it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -219,30 +218,31 @@ class RequestAdmission(Generic[T]):
                 raise self._pressure.refusal(SHED_FOR[type(error)], standing, pool, expectation, now=now) from error
             later = self._picker.survey(prepared, now=now, others=self._others())
             return self._passed(self._go(prepared, later), prepared, later)
-        with self._unbooked_on_error(booking):
+        try:
             self._pressure.waited(standing, expectation, pool=pool, seconds=self._clock() - began)
+        except BaseException:
+            self._unbook(booking)  # of which nobody else knows yet
+            raise
         return booking
 
     def _would_wait(self, prepared: Prepared) -> bool:
         """Tell whether it must not overtake somebody who waits; one with an invented model nobody of its pool."""
+        if self._queue.is_empty:  # nearly always
+            return False
         group = _group(prepared) if prepared.resolved.base is not None else None
         return self._queue.would_wait(prepared.pool, prepared.standing.priority_class.priority, group)
 
     def _passed(self, booking: T, prepared: Prepared, survey: Survey) -> T:
         """Count a request that was sent without a turn for the shares of those that wait."""
-        standing, cost = prepared.standing, max(_uncached_tokens(survey), 1)
-        with self._unbooked_on_error(booking):
-            self._queue.passed(prepared.pool, standing.class_name, standing.priority_class, cost=cost)
-        return booking
-
-    @contextmanager
-    def _unbooked_on_error(self, booking: T) -> Iterator[None]:
-        """Release a booking of which nobody else knows yet."""
+        standing = prepared.standing
         try:
-            yield
+            # where nobody waits, nobody earns of it, whatever it costs
+            cost = 1 if self._queue.is_empty else max(_uncached_tokens(survey), 1)
+            self._queue.passed(prepared.pool, standing.class_name, standing.priority_class, cost=cost)
         except BaseException:
-            self._unbook(booking)
+            self._unbook(booking)  # of which nobody else knows yet
             raise
+        return booking
 
     def _go(self, prepared: Prepared, survey: Survey) -> T:
         """Send the request to the best endpoint, whether there is room or not."""
@@ -252,7 +252,10 @@ class RequestAdmission(Generic[T]):
         """Send the request to the best endpoint with room, or return None where none has any."""
         kept, now = survey.kept, survey.at
         rooms = self.rooms(survey, ceiling=ceiling)
-        free = [candidate for candidate, room in zip(kept, rooms, strict=True) if room.fill < 1.0]
+        free = []
+        for candidate, room in zip(kept, rooms, strict=True):
+            if room.fill < 1.0:
+                free.append(candidate)
         self._pressure.saw(prepared.standing, kept, pool=prepared.pool, has_room=bool(free), now=now)
         if not free:
             opens_in = min((room.opens_in_seconds for room in rooms if room.opens_in_seconds is not None), default=None)

@@ -7,9 +7,11 @@ the plan alone.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
+from extproc.core.exchange import NOTHING_TOLD
 from extproc.core.inflight import Booking
 from extproc.core.quota import QuotaNote
 from extproc.core.realised import Comparison, compare
@@ -69,8 +71,7 @@ class ExchangeBooks(Protocol):
         """Count a response whose plan was not carried out; `why` is one of MISSES."""
 
 
-@dataclass(slots=True, kw_only=True)
-class BookedExchange:
+class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
     """One request, its booking, and who answered. The shape is `adapters.ext_proc_call.OpenExchange`."""
 
     books: ExchangeBooks
@@ -80,12 +81,10 @@ class BookedExchange:
     arm: str = ""
     body: bytes | None = None  # in place of the client's; None: unchanged
     removed_headers: tuple[str, ...] = ()  # e.g. content-encoding, where `body` is the decoded one
-    response_headers: Mapping[str, str] = field(default_factory=dict)  # what the client is told besides
+    response_headers: Mapping[str, str] = NOTHING_TOLD  # what the client is told besides
     plan: ResponsePlan = PASS_PLAN
     story: Story | None = None  # None: nobody observes
-    set_headers: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of the request that the pod gets, over what the client sent
+    set_headers: Mapping[str, str] = NOTHING_TOLD  # of the request that the pod gets, over what the client sent
     status: int = 0  # the answer's, 0 until it came
     served_by: str | None = None  # who gave it
     unserved: bool = False  # Envoy answered in a pod's place, or the pod had no room
@@ -100,6 +99,10 @@ class BookedExchange:
         if self.story is not None:
             self.served_by = served_by if served_by is not None or not from_pod else self.endpoints[0]
             self.story.responded()
+        first = self.endpoints[0]
+        if from_pod and status < 500 and served_by == first == self.booking.endpoint:  # nearly always
+            self.books.endpoint_answered(first, failed=False)
+            return
         asked = self._asked(served_by)
         for endpoint in asked[:-1]:
             self.books.endpoint_answered(endpoint, failed=True)  # Envoy's retry went past it

@@ -211,7 +211,7 @@ def run_picker(
     ] = 16384,
     reads_per_second: Annotated[
         float, typer.Option(min=0, help="How many of these are read a second, at most; samples come on top.")
-    ] = 20,
+    ] = 5,
 ) -> None:
     """Run the endpoint picker: Envoy's ext_proc service."""
     from extproc.config import (

@@ -46,7 +46,7 @@ class PickerSettings:
     token_budget: int = 500_000  # tokens of one request that are tokenized; what is beyond is not looked up
     render_timeout_seconds: float = 0.5  # for a pod's answer to /render; prompts with media have four times as long
     read_below_bytes: int = 16384  # a response that is no stream and at most so long is read for usage; 0: none
-    reads_per_second: float = 20.0  # of these, at most: reading one costs as much as a fifth of a pick
+    reads_per_second: float = 5.0  # of these, at most: reading one costs as much as a fifth of a pick
     kubernetes: bool = False  # follow the pods, pools and policies of the cluster
     policies_folder: Path | None = None  # follow the same documents in a folder
     policy_fields: Mapping[str, Any] = field(default_factory=dict)  # what flags say, as an InferencePolicy's fields

@@ -112,19 +112,24 @@ class PickerBooks:
 
     def book(self, picked: Picked) -> Booking:
         """Book a decision: from now on the next pick counts with it."""
-        decision = picked.decision
-        context = decision.prompt_tokens if _fills_cache(picked) else 0
-        uncached = max(context - decision.matched_tokens, 1) if context else 0
-        booking = self.bookings.book(
-            decision.endpoints[0], now=self._clock(), uncached_tokens=uncached, context_tokens=context
+        decision, prepared, now = picked.decision, picked.prepared, self._clock()
+        endpoint, request = decision.endpoints[0], prepared.request
+        prompts: Sequence[PromptKeys] = ()
+        uncached = context = 0
+        if request.api is not ApiKind.TOKENIZE:  # which costs no GPU and leaves nothing in its cache
+            prompts, context = prepared.prompts, decision.prompt_tokens
+            uncached = max(context - decision.matched_tokens, 1) if context else 0
+        booking = self.bookings.book(endpoint, now=now, uncached_tokens=uncached, context_tokens=context)
+        self._sent[booking] = _Sent(
+            prompts=prompts,
+            session=prepared.session,
+            adapter=prepared.resolved.adapter,
+            quota=prepared.quota,
+            is_stream=request.stream,
         )
-        self._sent[booking] = _sent(picked)
-        now = booking.booked_at
-        self.health.sent(booking.endpoint, now=now)
-        expected = expected_ttft(decision.winner, self.estimates, now=now)
-        self.estimates.promised(booking.endpoint, seconds=expected)
-        self._telemetry.promised(_served(picked), seconds=expected)
-        self._changed()
+        self.health.sent(endpoint, now=now)
+        if self.shared is not None:
+            self.shared.changed()
         return booking
 
     def remember(self, picked: Picked, *, label: str = "") -> None:
@@ -132,14 +137,23 @@ class PickerBooks:
 
         `label`: the model that was asked for, where its name is a configured one.
         """
-        decision = picked.decision
-        winner = decision.endpoints[0]
-        self._place(
+        decision, prepared, now = picked.decision, picked.prepared, self._clock()
+        resolved, chosen = prepared.resolved, decision.winner
+        winner = chosen.address
+        # no other pick asks what this one was promised, and the pods' reports tell of first tokens far later than now
+        promised = expected_ttft(chosen, self.estimates, now=now)
+        self.estimates.promised(winner, seconds=promised)
+        prompts, session, adapter = prepared.prompts, prepared.session, resolved.adapter
+        self.memory.note(
             winner,
-            _sent(picked),
-            session_moved=picked.session_moved,
-            indexed=decision.winner.indexed_tokens >= _keyed_tokens(picked.prepared.prompts),
+            prompts=prompts if prepared.request.api is not ApiKind.TOKENIZE else (),
+            session=session,
+            adapter=adapter,
+            now=now,
+            indexed=chosen.indexed_tokens >= _keyed_tokens(prompts),
         )
+        if session is not None or adapter is not None:
+            self._tell_place(winner, session, adapter, session_moved=picked.session_moved)
         if winner in self.picks:
             self.picks[winner] += 1
         self.matches.routed(winner, prompt_tokens=decision.prompt_tokens, matched_tokens=decision.matched_tokens)
@@ -150,10 +164,11 @@ class PickerBooks:
             best_matched_tokens=decision.best_matched_tokens,
             degraded=decision.degraded,
             model=label,
-            arm=picked.prepared.resolved.arm,
-            served=_served(picked),
-            tenant=picked.prepared.standing.tenant,
+            arm=resolved.arm,
+            served=resolved.base.name if resolved.base is not None else "",  # a configured name
+            tenant=prepared.standing.tenant,
             seconds_a_token=self.estimates.pace(winner).prefill.seconds_a_token,
+            promised_seconds=promised,
         )
 
     # --- booked_exchange.ExchangeBooks ----------------------------------------------------------------------------
@@ -173,8 +188,13 @@ class PickerBooks:
             context_tokens=booking.context_tokens,
         )
         self._sent[moved] = sent = self._sent.pop(booking)
-        self._place(endpoint, sent)
-        self._changed()
+        self.memory.note(
+            endpoint, prompts=sent.prompts, session=sent.session, adapter=sent.adapter, now=moved.booked_at
+        )
+        if sent.session is not None or sent.adapter is not None:
+            self._tell_place(endpoint, sent.session, sent.adapter)
+        if self.shared is not None:
+            self.shared.changed()
         if self._leaving:
             self._forget_if_free(booking.endpoint)
         self.freed()
@@ -266,23 +286,12 @@ class PickerBooks:
             for endpoint, totals in self.bookings.all_totals(now=self._clock()).items()
         }
 
-    def _place(self, endpoint: str, sent: "_Sent", *, session_moved: bool = False, indexed: bool = False) -> None:
-        self.memory.note(
-            endpoint,
-            prompts=sent.prompts,
-            session=sent.session,
-            adapter=sent.adapter,
-            now=self._clock(),
-            indexed=indexed,
-        )
-        if self.shared is not None and (sent.session is not None or sent.adapter is not None):
-            self.shared.placed(
-                endpoint=endpoint, session=sent.session, adapter=sent.adapter, session_moved=session_moved
-            )
-
-    def _changed(self) -> None:
+    def _tell_place(
+        self, endpoint: str, session: str | None, adapter: str | None, *, session_moved: bool = False
+    ) -> None:
+        """Have the other replicas know where a session or an adapter is."""
         if self.shared is not None:
-            self.shared.changed()
+            self.shared.placed(endpoint=endpoint, session=session, adapter=adapter, session_moved=session_moved)
 
 
 class _Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,27 +316,9 @@ def _nobody_waits() -> None:
     pass
 
 
-def _sent(picked: Picked) -> _Sent:
-    prepared = picked.prepared
-    return _Sent(
-        quota=prepared.quota,
-        is_stream=prepared.request.stream,
-        prompts=prepared.prompts if _fills_cache(picked) else (),
-        session=prepared.session,
-        adapter=prepared.resolved.adapter,
-    )
-
-
-def _served(picked: Picked) -> str:
-    """Return the name of the model that serves it, where that is a configured one."""
-    base = picked.prepared.resolved.base
-    return base.name if base is not None else ""
-
-
 def _keyed_tokens(prompts: Sequence[PromptKeys]) -> int:
     """Return the tokens of all that can be indexed of these prompts."""
-    return sum([len(prompt.keys) // KEY_BYTES * prompt.tokens_each for prompt in prompts])
-
-
-def _fills_cache(picked: Picked) -> bool:
-    return picked.prepared.request.api is not ApiKind.TOKENIZE  # which costs no GPU and leaves nothing in its cache
+    tokens = 0
+    for prompt in prompts:
+        tokens += len(prompt.keys) // KEY_BYTES * prompt.tokens_each
+    return tokens

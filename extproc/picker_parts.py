@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-READS_BURST_SECONDS = 5.0  # so many seconds' worth of reads may come at once
+READS_BURST_SECONDS = 20.0  # so many seconds' worth of reads may come at once
 
 
 class PickerParts:

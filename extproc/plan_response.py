@@ -27,10 +27,11 @@ def plan_response(
     # a model that the load has put in the place of another one keeps its name
     is_rewritten = resolved.is_rewritten and not prepared.has_smaller_model and prepared.sent.changed is not None
     read_below = 0 if prepared.request.stream else read_below_bytes
-    if read_below and not is_sampled and not (picked.is_comparable and reads.take(now=now)):
+    is_comparable = bool(is_sampled or read_below) and picked.is_comparable  # most streams are not even asked
+    if read_below and not is_sampled and not (is_comparable and reads.take(now=now)):
         read_below = 0
     prediction = None
-    if picked.is_comparable and (is_sampled or read_below):
+    if is_comparable and (is_sampled or read_below):
         prediction = Prediction(
             model=resolved.base.name if resolved.base is not None else "",
             requested=label,

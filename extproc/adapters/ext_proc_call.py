@@ -8,7 +8,7 @@ may wait: it runs in a task, and messages that come meanwhile wait in the stream
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -17,7 +17,8 @@ from extproc.core.exchange import Answer, BodyChunk, Exchange, Pick, RequestFact
 from extproc.core.response_plan import ResponseHandling, ResponsePlan
 from extproc.errors import InternalPickError, PickError
 from extproc.wire import ext_proc
-from extproc.wire.ext_proc_bytes import BodyPart, body_chunk, read_body
+from extproc.wire.ext_proc_bytes import body_chunk
+from extproc.wire.ext_proc_messages import BodyPart, HeadersMessage, Message, read_message
 from extproc.wire.grpc_messages import GrpcError, GrpcStatus
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,6 @@ log = logging.getLogger(__name__)
 # With ten pickers, one gets none of a hundred responses once in 40,000 times.
 NOTES_WITHOUT_RESPONSE = 100
 SERVICE_UNAVAILABLE = 503
-READ_BY_HAND_ABOVE_BYTES = 4_096  # shorter parts of a body are copied sooner than our own reader has looked at them
 
 
 class OpenExchange(Protocol):
@@ -115,7 +115,7 @@ class ExtProcCalls:
         self.of_route = of_route
         self.picks = picks
         self.max_body_bytes = max_body_bytes
-        self.further_headers = further_headers  # of a request, handed to the pick
+        self.wanted_headers = ext_proc.wanted_headers(further_headers)  # of a request, handed to the pick
         self.claims = claims  # of a verified JWT, handed to the pick
         self.releasing = False  # streams whose response has begun are ended
         self._unseen = 0  # responses meant to come on a stream of their own since the last one that did
@@ -181,9 +181,8 @@ class ExtProcCall:
 
     def message(self, data: bytes) -> None:
         """Take one of Envoy's messages."""
-        part = read_body(data) if len(data) > READ_BY_HAND_ABOVE_BYTES else None
         try:
-            steps = self._steps(ext_proc.parse_message(data)) if part is None else self._part(part)
+            steps = self._steps(read_message(data, self._calls.wanted_headers))
             if len(steps) == 1 and isinstance(pick := steps[0], Pick):
                 self._start(pick)
                 return
@@ -223,21 +222,17 @@ class ExtProcCall:
             self._stream.finish()
             self._stream.flush()
 
-    def _steps(self, message: Any) -> Sequence[Step]:
-        kind = message.WhichOneof("request")
-        if kind == "response_headers":
-            return self._response_headers(message)
-        if kind == "response_body":
-            body = message.response_body
-            return self._response_body(body.body, end_of_stream=body.end_of_stream)
-        if kind == "request_headers" and self._calls.of_route is not None:
-            self._cluster = ext_proc.cluster_name(message)
-        return steps_of(self._exchange, message, further_headers=self._calls.further_headers, claims=self._calls.claims)
-
-    def _part(self, part: BodyPart) -> Sequence[Step]:
-        if part.is_response:
-            return self._response_body(part.content, end_of_stream=part.end_of_stream)
-        return self._exchange.request_body(part.content, end_of_stream=part.end_of_stream)
+    def _steps(self, message: Message) -> Sequence[Step]:
+        if isinstance(message, BodyPart):
+            if message.is_response:
+                return self._response_body(message.content, end_of_stream=message.end_of_stream)
+            return self._exchange.request_body(message.content, end_of_stream=message.end_of_stream)
+        if isinstance(message, HeadersMessage):
+            if message.is_response:
+                return self._response_headers(message)
+            if self._calls.of_route is not None:
+                self._cluster = ext_proc.cluster_name(message)
+        return steps_of(self._exchange, message, claims=self._calls.claims)
 
     def _start(self, pick: Pick) -> None:
         self._stream.hold()
@@ -281,38 +276,36 @@ class ExtProcCall:
             self._stream.release()
             self._stream.flush()
 
-    def _response_headers(self, message: Any) -> Sequence[Step]:
+    def _response_headers(self, message: HeadersMessage) -> Sequence[Step]:
         self._answered = True
         if self._exchange.is_response_alone:
             return self._response_alone(message)
         picked = self._picked
         if picked is None:
             return (Answer.RESPONSE_HEADERS,)
-        headers = message.response_headers
         served_by, from_pod = ext_proc.response_origin(message)
-        status = ext_proc.response_status(headers)
-        content_type = ext_proc.content_type(headers) if status == SERVICE_UNAVAILABLE else ""
+        status = ext_proc.response_status(message)
+        content_type = message.headers.get("content-type", "") if status == SERVICE_UNAVAILABLE else ""
         picked.responded(status=status, served_by=served_by, from_pod=from_pod, content_type=content_type)
         handling = ResponseHandling.PASS
-        if picked.plan.wants_body and from_pod and not headers.end_of_stream:
+        if picked.plan.wants_body and from_pod and not message.end_of_stream:
             if not self._exchange.response_comes_elsewhere:
-                handling = self._open_response(picked.plan, headers, served_by)
+                handling = self._open_response(picked.plan, message, served_by)
             elif self._calls.response_is_missed():
                 picked.response_missed("no-response-filter")
         return self._exchange.response_headers(
-            handling, end_of_stream=headers.end_of_stream, told=picked.response_headers
+            handling, end_of_stream=message.end_of_stream, told=picked.response_headers
         )
 
-    def _response_alone(self, message: Any) -> Sequence[Step]:
+    def _response_alone(self, message: HeadersMessage) -> Sequence[Step]:
         """Serve the filter that sees only responses: a pick, here or on another picker, has left its plan."""
         plan = ext_proc.response_plan(message)
-        headers = message.response_headers
         if plan is None:
             return self._let_go()
         self._calls.response_came()
-        if headers.end_of_stream:
+        if message.end_of_stream:
             return self._let_go()
-        handling = self._open_response(plan, headers, ext_proc.response_origin(message)[0])
+        handling = self._open_response(plan, message, ext_proc.response_origin(message)[0])
         if handling is ResponseHandling.PASS:
             return self._let_go()
         return self._exchange.response_headers(handling, end_of_stream=False)
@@ -323,10 +316,10 @@ class ExtProcCall:
         self._stream.finish()
         return ()
 
-    def _open_response(self, plan: ResponsePlan, headers: Any, served_by: str | None) -> ResponseHandling:
+    def _open_response(self, plan: ResponsePlan, message: HeadersMessage, served_by: str | None) -> ResponseHandling:
         response = self._calls.picks.response(plan)
         self._response = response
-        return response.begin(ext_proc.response_head(headers), served_by=served_by)
+        return response.begin(ext_proc.response_head(message), served_by=served_by)
 
     def _response_body(self, content: bytes, *, end_of_stream: bool) -> Sequence[Step]:
         changed = None
@@ -356,29 +349,19 @@ class ExtProcCall:
         self._refuse(InternalPickError("kvmesh failed to route this request; its log says why"))
 
 
-def steps_of(
-    exchange: Exchange,
-    message: Any,
-    *,
-    further_headers: frozenset[str] = ext_proc.FURTHER_HEADERS,
-    claims: frozenset[str] = frozenset(),
-) -> Sequence[Step]:
+def steps_of(exchange: Exchange, message: Message, *, claims: frozenset[str] = frozenset()) -> Sequence[Step]:
     """Feed one message to the exchange; responses pass unchanged."""
-    kind = message.WhichOneof("request")
-    if kind == "request_headers":
-        headers = message.request_headers
+    if isinstance(message, HeadersMessage):
+        if message.is_response:
+            return (Answer.RESPONSE_HEADERS,)
         return exchange.request_headers(
-            ext_proc.request_facts(message, further=further_headers, claims=claims),
-            mode=ext_proc.request_body_mode(message),
-            response_mode=ext_proc.response_body_mode(message),
-            end_of_stream=headers.end_of_stream,
+            ext_proc.request_facts(message, claims=claims),
+            mode=message.request_mode,
+            response_mode=message.response_mode,
+            end_of_stream=message.end_of_stream,
         )
-    if kind == "request_body":
-        return exchange.request_body(message.request_body.body, end_of_stream=message.request_body.end_of_stream)
-    if kind == "request_trailers":
-        return exchange.request_trailers()
-    if kind == "response_headers":
-        return (Answer.RESPONSE_HEADERS,)
-    if kind == "response_body":
-        return exchange.response_body(message.response_body.body, end_of_stream=message.response_body.end_of_stream)
-    return (Answer.RESPONSE_TRAILERS,)
+    if isinstance(message, BodyPart):
+        if message.is_response:
+            return exchange.response_body(message.content, end_of_stream=message.end_of_stream)
+        return exchange.request_body(message.content, end_of_stream=message.end_of_stream)
+    return (Answer.RESPONSE_TRAILERS,) if message.is_response else exchange.request_trailers()

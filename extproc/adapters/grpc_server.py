@@ -62,7 +62,7 @@ class ExtProcServer:
 
     def want(self, *, further_headers: frozenset[str], claims: frozenset[str]) -> None:
         """Hand these to the picks from now on: a policy has changed what it looks at."""
-        self._calls.further_headers = ext_proc.FURTHER_HEADERS | further_headers
+        self._calls.wanted_headers = ext_proc.wanted_headers(ext_proc.FURTHER_HEADERS | further_headers)
         self._calls.claims = claims
 
     @property

@@ -80,13 +80,28 @@ class ModelTelemetry(Collector):
         """Count the TTFT that a pick expects."""
         self._of_served(served).expected.observe(seconds)
 
-    def routed(self, model: str, arm: str, *, served: str, prompt: int, cached: int, seconds_a_token: float) -> None:
-        """Count one routed request: its prompt's tokens, and what computing the cached ones would have taken."""
+    def routed(
+        self,
+        model: str,
+        arm: str,
+        *,
+        served: str,
+        prompt: int,
+        cached: int,
+        seconds_a_token: float,
+        promised_seconds: float | None = None,
+    ) -> None:
+        """Count one routed request: its prompt's tokens, and what computing the cached ones would have taken.
+
+        `promised_seconds`: the TTFT that the pick expects, where nobody calls `promised` for it.
+        """
         line = self._arms.get((model, arm)) or self._new_arm(model, arm)
         line.prompt_tokens += prompt
         line.cached_tokens += cached
+        if promised_seconds is not None:
+            (self._served.get(served) or self._of_served(served)).expected.observe(promised_seconds)
         if cached:
-            saved = self._of_served(served)
+            saved = self._served.get(served) or self._of_served(served)
             seconds = cached * seconds_a_token
             saved.saved_seconds += seconds
             if self._price_a_second:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from extproc.adapters.tallies import TalliesFirst
 from extproc.adapters.tenant_telemetry import TenantTelemetry
 from extproc.admission_queue import Outcome
 from extproc.core.degradation import StepChange
@@ -55,6 +56,8 @@ class OverloadTelemetry:
         self._tenants = tenants or TenantTelemetry(CollectorRegistry())
         self._queued = queued
         self._classes = classes
+        self._kept: dict[str, int] = {}  # class -> admitted requests that are not in the metric yet
+        TalliesFirst(self._count_kept, registry=registry)
         self._admitted = Counter(
             "kvmesh_admitted_requests", "Requests sent to an endpoint, by priority class.", ["class"], registry=registry
         )
@@ -96,7 +99,6 @@ class OverloadTelemetry:
             registry=registry,
         )
         # looked up by label once: a request counts itself in a few hundred nanoseconds
-        self._admitted_of: dict[str, Counter] = {}
         self._waits_of: dict[str, Histogram] = {}
         self.know(classes)
         for gauge in (
@@ -119,8 +121,16 @@ class OverloadTelemetry:
         """Count requests of these classes, too: a policy has named them."""
         self._classes = classes
         for name in classes:
-            self._admitted_of[name] = self._admitted.labels(name)
+            self._admitted.labels(name)  # shown before the first one
+            self._kept.setdefault(name, 0)
             self._waits_of[name] = self._waits.labels(name)
+
+    def _count_kept(self) -> None:
+        """Move what was kept into the metric."""
+        for name, count in self._kept.items():
+            if count:
+                self._admitted.labels(name).inc(count)
+                self._kept[name] = 0
 
     def forget(self, endpoint: str) -> None:
         """Drop the series of an endpoint that is gone."""
@@ -154,7 +164,7 @@ class OverloadTelemetry:
 
     def admitted(self, class_name: str, *, tenant: str = "") -> None:
         """Count a request that was sent to an endpoint; the tenant may be anything."""
-        self._admitted_of[class_name].inc()
+        self._kept[class_name] += 1
         self._tenants.admitted(tenant, class_name)
 
     def shed(self, class_name: str, *, reason: str, tenant: str = "") -> None:

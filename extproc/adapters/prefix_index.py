@@ -169,6 +169,7 @@ class RedisPrefixIndex:
             also=also,
             also_replies=also_replies,
             also_told=told.extend,
+            needs_all_keys=True,
         )
 
     async def _look_all(
@@ -217,7 +218,9 @@ class RedisPrefixIndex:
         degraded: dict[str, str] = {}
         if not first.indexer_alive:
             degraded[STALE] = NO_INDEXER
-        self._note(degraded.get(STALE))
+        problem = degraded.get(STALE)
+        if problem is not self.problem:
+            self._note(problem)
         view = None
         if self._shared is not None:
             view = self._shared.take(first.also[:shared_replies])
@@ -229,7 +232,11 @@ class RedisPrefixIndex:
             degraded.update(_local(verdict))
         return IndexHits(
             prompts=found,
-            keys=[self._keys(prompt, lookup, root) for prompt, lookup in zip(prompts, found, strict=True)],
+            keys=(
+                (self._keys(prompts[0], first, root),)
+                if len(found) == 1
+                else [self._keys(prompt, lookup, root) for prompt, lookup in zip(prompts, found, strict=True)]
+            ),
             states=self._states_of(first.endpoints) if first.indexer_alive else {},
             view=view,
             quota=verdict,

@@ -99,7 +99,12 @@ class PromptTokenSource:
         word, why = UNSUPPORTED, request.unsupported_reason or ""
         if request.prompts:
             try:
-                return await self._known_here(request, tokenizer, model, limit)
+                if tokenizer is None:
+                    return self._given(request, model, limit)
+                if request.body_bytes <= tokenizer.thread_above_bytes:  # nearly all: nothing to wait for
+                    buffers = tokenizer.token_buffers(request, limit=limit, max_model_len=model.max_model_len)
+                    return self._known(buffers, request, model, limit)
+                return await self._large_known(request, tokenizer, model, limit)
             except PromptTokensError as error:
                 word, why = error.reason, str(error)
         if body is not None and self._render is not None and _pod_may_know(word, model):
@@ -136,23 +141,18 @@ class PromptTokenSource:
         except KeyError:
             raise TokenizerError(f"the tokenizer of {model.name!r} was not loaded at start-up") from None
 
-    async def _known_here(
-        self, request: InferenceRequest, tokenizer: ModelTokenizer | None, model: ServedModel, limit: int
-    ) -> PromptTokens:
-        """Return what needs no pod. Raise PromptTokensError."""
-        if tokenizer is not None:
-            return await self._tokenized(request, tokenizer, model, limit)
+    def _given(self, request: InferenceRequest, model: ServedModel, limit: int) -> PromptTokens:
+        """Return what needs neither a tokenizer nor a pod. Raise NoTokenizerError."""
         if isinstance(request.prompts[0], TokenPrompt):  # the client tokenized them: all are of one kind
             return _given(request, model, limit, self._settings.budget_tokens)
         raise NoTokenizerError(f"there is no tokenizer for the model {model.name!r} here")
 
-    async def _tokenized(
+    async def _large_known(
         self, request: InferenceRequest, tokenizer: ModelTokenizer, model: ServedModel, limit: int
     ) -> PromptTokens:
-        size, budget = request.body_bytes, self._settings.budget_tokens
-        if size <= tokenizer.thread_above_bytes:
-            buffers = tokenizer.token_buffers(request, limit=limit, max_model_len=model.max_model_len)
-        elif size <= budget * BYTES_PER_TOKEN or request.truncation is not None:
+        """Tokenize what would hold up other requests. Raise PromptTokensError."""
+        budget = self._settings.budget_tokens
+        if request.body_bytes <= budget * BYTES_PER_TOKEN or request.truncation is not None:
             buffers = await self._large.run(
                 lambda: tokenizer.token_buffers(request, limit=limit, max_model_len=model.max_model_len)
             )
@@ -162,7 +162,14 @@ class PromptTokenSource:
             )
             if left_out:
                 return _beginning(buffers, left_out, request, limit)
-        if size > budget:  # a byte may be a token
+        return self._known(buffers, request, model, limit)
+
+    def _known(
+        self, buffers: tuple[bytes, ...], request: InferenceRequest, model: ServedModel, limit: int
+    ) -> PromptTokens:
+        """Return the tokens of the first prompts, of which no more than the budget count."""
+        budget = self._settings.budget_tokens
+        if request.body_bytes > budget:  # a byte may be a token
             buffers, left_out = _within(buffers, budget)
             if left_out:
                 return _beginning(buffers, left_out, request, limit)

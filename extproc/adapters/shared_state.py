@@ -36,6 +36,7 @@ from kv_indexer.api import IndexUnavailableError, RedisAccess, RedisLink, RedisU
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 0.5
+NOTHING_SHARED = SharedView()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,8 @@ class SharedState:
 
     def take(self, replies: Sequence[Any]) -> SharedView:
         """Read the replies to `command`."""
+        if not replies and self.problem is None and not self._heard.replicas:  # nobody else is there: most of the time
+            return NOTHING_SHARED
         session_endpoint, session_read, adapter_endpoints = None, False, frozenset[str]()
         for at, reply in enumerate(replies):
             if isinstance(reply, Exception):

@@ -3,12 +3,10 @@
 What is shown is listed in docs/metrics.md, which is made from this. Only the event loop's thread may count.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from extproc.adapters.endpoint_telemetry import EndpointTelemetry, EndpointView
 from extproc.adapters.histogram_telemetry import TimesHistogram
@@ -16,6 +14,7 @@ from extproc.adapters.latency_telemetry import LatencyTelemetry
 from extproc.adapters.metrics_text import metric_lines
 from extproc.adapters.model_telemetry import ModelTelemetry
 from extproc.adapters.process_telemetry import process_exposition
+from extproc.adapters.tallies import TalliesFirst
 from extproc.adapters.tenant_telemetry import TenantTelemetry
 from extproc.core.policy import PickPolicy
 from extproc.core.realised import Comparison
@@ -27,6 +26,7 @@ PHASE_SECONDS = (
 _ERROR_TOKENS = (-4096, -1024, -256, -64, -16, -1, 0, 16, 64, 256, 1024, 4096)
 QUEUE = "queue"
 PHASES = ("parse", "tokenize", "lookup", "decide", QUEUE)
+MOST_KEPT = 10_000  # ends of exchanges that differ, until they are counted though nobody asks
 
 
 class NoTelemetry:
@@ -36,29 +36,15 @@ class NoTelemetry:
         """Forget it."""
 
 
-class _Tallies(Collector):
-    """What was counted since somebody looked last; a request counts seven times, the library's locks and checks cost.
+class _Kept:
+    """What was counted since somebody looked last; the library's locks and checks cost (`tallies`)."""
 
-    Registered before all metrics: whoever collects them finds them counted. Only the event loop's thread may touch it.
-    """
+    __slots__ = ("ended", "picks", "predicted_tokens", "prompt_tokens", "regret_tokens")
 
     def __init__(self) -> None:
-        self._amounts: dict[Counter | Gauge, float] = {}
-
-    def add(self, metric: Counter | Gauge, amount: float = 1) -> None:
-        self._amounts[metric] = self._amounts.get(metric, 0) + amount
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        self.count()
-        return iter(())
-
-    def count(self) -> None:
-        amounts, self._amounts = self._amounts, {}
-        for metric, amount in amounts.items():
-            metric.inc(amount)
+        self.prompt_tokens = self.predicted_tokens = self.regret_tokens = 0
+        self.picks: dict[str, int] = {}  # by endpoint
+        self.ended: dict[tuple[str, int, str, str], int] = {}  # by endpoint, status, model, arm
 
 
 class PickerTelemetry:
@@ -66,8 +52,8 @@ class PickerTelemetry:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._tallies = _Tallies()
-        self.registry.register(self._tallies)
+        self._kept = _Kept()
+        TalliesFirst(self._count_kept, registry=self.registry)
         self._outcomes = Counter(
             "kvmesh_decisions", "Requests by what became of them.", ["outcome"], registry=self.registry
         )
@@ -193,26 +179,33 @@ class PickerTelemetry:
         served: str = "",
         tenant: str = "",
         seconds_a_token: float = 0.0,
+        promised_seconds: float | None = None,
     ) -> None:
         """Count one routed request.
 
         `model` as the client asked for it and `served` as the pods call it are configured names or "", `tenant` may be
-        anything; `seconds_a_token`: what computing a prompt's token costs at the endpoint.
+        anything; `seconds_a_token`: what computing a prompt's token costs at the endpoint; `promised_seconds`: what
+        `promised` would be told.
         """
         self.models.routed(
-            model, arm, served=served, prompt=prompt_tokens, cached=matched_tokens, seconds_a_token=seconds_a_token
+            model,
+            arm,
+            served=served,
+            prompt=prompt_tokens,
+            cached=matched_tokens,
+            seconds_a_token=seconds_a_token,
+            promised_seconds=promised_seconds,
         )
         self.tenants.routed(tenant, prompt=prompt_tokens, cached=matched_tokens)
-        add = self._tallies.add
-        add(self._outcomes_of("routed"))
-        add(self._picks_of(endpoint))
-        add(self._bookings_of(endpoint))
-        add(self._prompt_tokens, prompt_tokens)
-        add(self._predicted, matched_tokens)
+        kept = self._kept
+        picks = kept.picks
+        picks[endpoint] = picks.get(endpoint, 0) + 1
+        kept.prompt_tokens += prompt_tokens
+        kept.predicted_tokens += matched_tokens
         if best_matched_tokens > matched_tokens:
-            add(self._regret, best_matched_tokens - matched_tokens)
+            kept.regret_tokens += best_matched_tokens - matched_tokens
         for missing in degraded:
-            add(self._degraded_of(missing))
+            self._degraded_of(missing).inc()
 
     def rerouted(self, *, picked: str, served_by: str) -> None:
         """Count one request that a retry took to another pod than the one picked."""
@@ -233,12 +226,10 @@ class PickerTelemetry:
         """
         if seconds is not None:
             self.models.ended(model, arm, seconds=seconds)
-        add = self._tallies.add
-        add(self._bookings_of(endpoint), -1)
-        outcome = f"{status // 100}xx" if status else "none"
-        add(self._responses_of(endpoint, outcome))
-        if model:
-            add(self._by_model_of(model, arm, outcome))
+        ended, key = self._kept.ended, (endpoint, status, model, arm)
+        ended[key] = ended.get(key, 0) + 1
+        if len(ended) > MOST_KEPT:
+            self._count_kept()
 
     def endpoint_failed(self, endpoint: str) -> None:
         """Count one request that an endpoint failed."""
@@ -271,11 +262,28 @@ class PickerTelemetry:
 
     def forget(self, endpoint: str) -> None:
         """Drop the series of an endpoint that is gone: new pods come with new addresses for ever."""
-        self._tallies.count()
+        self._count_kept()
         for metric in (self._picks, self._bookings, self._rerouted, self._failures, self._responses, self._findings):
             _drop(metric, "endpoint", endpoint)
         for labelled in (self._picks_of, self._bookings_of, self._rerouted_of, self._responses_of):
             labelled.cache_clear()
+
+    def _count_kept(self) -> None:
+        """Move what was kept into the metrics."""
+        kept, self._kept = self._kept, _Kept()
+        for endpoint, count in kept.picks.items():
+            self._outcomes_of("routed").inc(count)
+            self._picks_of(endpoint).inc(count)
+            self._bookings_of(endpoint).inc(count)
+        self._prompt_tokens.inc(kept.prompt_tokens)
+        self._predicted.inc(kept.predicted_tokens)
+        self._regret.inc(kept.regret_tokens)
+        for (endpoint, status, model, arm), count in kept.ended.items():
+            outcome = f"{status // 100}xx" if status else "none"
+            self._bookings_of(endpoint).dec(count)
+            self._responses_of(endpoint, outcome).inc(count)
+            if model:
+                self._by_model_of(model, arm, outcome).inc(count)
 
     def retune(self, policy: PickPolicy) -> None:
         """Go by another policy from now on: its tenants, its price, its target."""

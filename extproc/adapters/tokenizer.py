@@ -9,12 +9,12 @@ import logging
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import fastokens  # type: ignore[import-untyped]
 import tokenizers
+from msgspec.structs import replace
 
 from extproc.core.request import ChatPrompt, InferenceRequest, Prompt, TextPrompt, TokenPrompt, Truncation
 from extproc.core.text_chunks import BYTES_PER_TOKEN, estimated_tokens
@@ -59,8 +59,8 @@ class _Fastokens:
         self._tokenizer.enable_segment_cache(segment_cache_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
-        ids, _ = self._tokenizer.encode_batch_flat([text], add_special_tokens=add_special_tokens)
-        return bytes(ids)
+        ids: bytes = self._tokenizer.encode_batch_flat([text], add_special_tokens=add_special_tokens)[0]
+        return ids
 
     def decode(self, tokens: bytes) -> str:
         return str(self._tokenizer.decode(_token_ids(tokens), skip_special_tokens=False))
@@ -161,7 +161,7 @@ class ModelTokenizer:
         """
         truncation = request.truncation
         if truncation is None:
-            return tuple([self._encode(self._text(prompt)) for prompt in request.prompts[:limit]])
+            return tuple([self._tokens(prompt) for prompt in request.prompts[:limit]])
         keep = kept_tokens(truncation, max_model_len=max_model_len)
         return tuple([self._cut(self._text(prompt), truncation, keep) for prompt in request.prompts[:limit]])
 
@@ -223,6 +223,12 @@ class ModelTokenizer:
             raise ChatTemplateError(self._no_template)
         return template.render(prompt)
 
+    def _tokens(self, prompt: Prompt) -> bytes:
+        """Return a whole prompt's tokens; no more is made of a conversation than its text."""
+        if isinstance(prompt, ChatPrompt):
+            return self._encoded(self.render(prompt), prompt.add_special_tokens)
+        return self._encode(prompt)
+
     def _text(self, prompt: Prompt) -> TextPrompt | TokenPrompt:
         if isinstance(prompt, ChatPrompt):
             return TextPrompt(text=self.render(prompt), add_special_tokens=prompt.add_special_tokens)
@@ -231,8 +237,11 @@ class ModelTokenizer:
     def _encode(self, prompt: TextPrompt | TokenPrompt) -> bytes:
         if isinstance(prompt, TokenPrompt):
             return prompt.token_bytes
+        return self._encoded(prompt.text, prompt.add_special_tokens)
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> bytes:
         try:
-            return self._engine.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
+            return self._engine.encode(text, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:  # half of a surrogate pair, from tool call arguments
             raise TokenizerError(f"the prompt is not valid Unicode text: {error}") from error
 

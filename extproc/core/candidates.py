@@ -44,6 +44,8 @@ def candidates_of(
     indexed_tokens, recent_tokens = match.indexed_tokens, match.recent_tokens
     least = min(policy.minimum_hit_ratio * prompt_tokens, most)
     roles, cordoned = policy.roles, policy.cordoned
+    # what sets one endpoint apart from another beside its load and what it holds: mostly nothing
+    are_alike = not (roles or cordoned or unhealthy) and place is None and adapter is None
     candidates = []
     for status in statuses:
         address, load = status.address, status.load
@@ -54,11 +56,35 @@ def candidates_of(
         if load is not None and other.requests:
             # others do not tell when they booked: what the pod does not show yet must be new
             booked = max(booked, opened - load.running_requests - load.waiting_requests)
-        matched = matched_tokens.get(address, 0)
-        matched = min(matched, most)
-        # what is expected there stays true for the books; only in comparing endpoints a short match counts as none
-        counts = matched and matched >= least
+        matched, worth, indexed, recent = min(matched_tokens.get(address, 0), most), 0.0, 0, 0
+        if matched:
+            indexed = indexed_tokens.get(address, 0)
+            if matched >= least:
+                # what is expected there stays true for the books; only in comparing endpoints a short match is none
+                worth, recent = min(worth_tokens.get(address, 0.0), matched), recent_tokens.get(address, 0)
         state = states.get(address, LIVE)
+        if are_alike and state == LIVE and status.ready_since is None:
+            # with 22 fields named, making one takes three times as long
+            candidates.append(
+                Candidate(
+                    address=address,
+                    reachability=status.reachability,
+                    load=load,
+                    booked_requests=booked,
+                    matched_tokens=matched,
+                    prompt_tokens=prompt_tokens,
+                    worth_tokens=worth,
+                    indexed_tokens=indexed,
+                    recent_tokens=recent,
+                    open_requests=opened,
+                    backlog_tokens=own.uncached_tokens + other.uncached_tokens,
+                    context_tokens=own.context_tokens + other.context_tokens,
+                    filled_tokens=own.filled_tokens,
+                    trend=status.trend,
+                    models=status.models,
+                )
+            )
+            continue
         candidates.append(
             Candidate(
                 address=address,
@@ -67,9 +93,9 @@ def candidates_of(
                 booked_requests=booked,
                 matched_tokens=matched,
                 prompt_tokens=prompt_tokens,
-                worth_tokens=min(worth_tokens.get(address, 0.0), matched) if counts else 0.0,
-                indexed_tokens=indexed_tokens.get(address, 0) if matched else 0,
-                recent_tokens=recent_tokens.get(address, 0) if counts else 0,
+                worth_tokens=worth,
+                indexed_tokens=indexed,
+                recent_tokens=recent,
                 open_requests=opened,
                 backlog_tokens=own.uncached_tokens + other.uncached_tokens,
                 context_tokens=own.context_tokens + other.context_tokens,
@@ -93,11 +119,10 @@ def unhealthy_endpoints(
     statuses: Sequence[EndpointStatus], *, health: EndpointHealth, policy: PickPolicy, now: float
 ) -> Mapping[str, str]:
     """Return the endpoints to be avoided and why: failures, or tokens far slower than the others'."""
-    times = {
-        status.address: status.trend.inter_token_seconds
-        for status in statuses
-        if status.trend.inter_token_seconds is not None
-    }
+    times = {}
+    for status in statuses:
+        if (seconds := status.trend.inter_token_seconds) is not None:
+            times[status.address] = seconds
     slow = slow_endpoints(times, policy=policy.health) if len(times) > 2 else {}
     failed = health.avoided(now=now)
     if not slow and not failed:

@@ -7,8 +7,11 @@ import msgspec
 from extproc.core.endpoint import NOTHING_ASKED, Ask, Candidate
 from extproc.core.filters import FILTERS, LENIENT, keep_all
 from extproc.core.policy import PickPolicy
-from extproc.core.scorers import SCORERS
+from extproc.core.scorers import NO_COLUMNS, SCORERS, USUAL, usual_columns
 from extproc.errors import NoReadyEndpointError
+
+DIGITS = 9  # of a total; what is beyond is noise
+CLEAR_GAP = 1e-8  # between totals: rounding to these digits makes equal only what is closer
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +32,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def winner(self) -> Candidate:
         """The candidate that was picked."""
-        return next(candidate for candidate in self.kept if candidate.address == self.endpoints[0])
+        address = self.endpoints[0]
+        for candidate in self.kept:
+            if candidate.address == address:
+                return candidate
+        raise LookupError(f"{address} is not among those that may serve")
 
     def reasons(self) -> list[str]:
         """Return the winner's scores as a person reads them, the weightiest first."""
@@ -60,14 +67,17 @@ def decide(
     """
     scores: dict[str, Sequence[float]] = {}
     totals = [0.0] * len(kept)
-    scales = policy.scales
-    for name, weight in policy.weights.items():
+    scales, weights = policy.scales, policy.weights
+    usual = usual_columns(kept, ask, scales) if USUAL in weights else NO_COLUMNS
+    for name, weight in weights.items():
         if weight > 0:
-            scores[name] = column = SCORERS[name](kept, ask, scales)
-            totals = [total + weight * score for total, score in zip(totals, column)]  # noqa: B905 - once a scorer, hot
-    # equal but for the noise of adding floats is equal
-    ranks = [(-round(total, 9), tie_break()) for total in totals]
-    order = sorted(range(len(kept)), key=ranks.__getitem__)
+            scores[name] = column = usual[name] if name in usual else SCORERS[name](kept, ask, scales)
+            for i, score in enumerate(column):
+                totals[i] += weight * score
+    order = best_first(totals, tie_break)
+    best_matched = 0
+    for candidate in kept:
+        best_matched = max(best_matched, candidate.matched_tokens)
     winner = kept[order[0]]
     missing = degraded
     if winner.source_state:
@@ -86,11 +96,11 @@ def decide(
         rejected=rejected,
         scores=scores,
         totals=totals,
-        weights=policy.weights,
+        weights=weights,
         prompt_tokens=prompt_tokens,
         matched_tokens=winner.matched_tokens,
         degraded=missing,
-        best_matched_tokens=max([candidate.matched_tokens for candidate in kept]),
+        best_matched_tokens=best_matched,
         notes=tuple(notes),
     )
 
@@ -127,6 +137,21 @@ def apply_filters(
                 rejected[candidate.address] = f"{name}: {objection}"
         kept = [candidate for candidate, objection in zip(kept, objections, strict=True) if objection is None]
     return kept, rejected
+
+
+def best_first(totals: Sequence[float], tie_break: Callable[[], float]) -> list[int]:
+    """Return the places of the totals, the highest one's first; equal but for the noise of adding floats is equal."""
+    ranks = [(-total, tie_break()) for total in totals]
+    order = sorted(range(len(ranks)), key=ranks.__getitem__)
+    before = totals[order[0]]
+    for i in order:
+        gap = before - totals[i]
+        if gap and not gap > CLEAR_GAP:
+            # only now is it worth its price, a third of a decision: how floats are written is code of its own
+            ranks = [(-round(total, DIGITS), tie) for total, (_, tie) in zip(totals, ranks, strict=True)]
+            return sorted(range(len(ranks)), key=ranks.__getitem__)
+        before = totals[i]
+    return order
 
 
 def _nobody(rejected: Mapping[str, str]) -> str:

@@ -98,8 +98,11 @@ class EndpointStatus:
     ready_since: float | None = None  # monotonic seconds since when it serves; None: since before we looked
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One endpoint as one request sees it: the input of filters and scorers. Made once a request and endpoint."""
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One endpoint as one request sees it: the input of filters and scorers. Made once a request and endpoint.
+
+    Nothing in it leads back to it, so that the garbage collector need not look.
+    """
 
     address: str
     reachability: Reachability

@@ -15,9 +15,10 @@ Envoy enters only where the pick left a note, has the response on a stream of it
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
+
+import msgspec
 
 from extproc.core.response_plan import ResponseHandling, ResponsePlan
 from extproc.errors import BodyTooLargeError
@@ -36,8 +37,10 @@ class BodyMode(IntEnum):
     FULL_DUPLEX_STREAMED = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFacts:
+NOTHING_TOLD: Mapping[str, str] = MappingProxyType({})
+
+
+class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The request headers that matter to the picker."""
 
     method: str
@@ -45,19 +48,16 @@ class RequestFacts:
     objective: str | None  # `x-gateway-inference-objective`
     request_id: str
     traceparent: str | None = None  # W3C trace context
-    headers: Mapping[str, str] = field(default_factory=dict)  # further ones that were asked for; lowercase names
+    headers: Mapping[str, str] = NOTHING_TOLD  # further ones that were asked for; lowercase names
     subset: frozenset[str] | None = None  # the route's candidates; None: all. Empty: none may serve
     # of the JWT that Envoy has verified, those that were asked for; "a.b" is b within a, lists have a line an entry
-    claims: Mapping[str, str] = field(default_factory=dict)
+    claims: Mapping[str, str] = NOTHING_TOLD
 
-
-NOTHING_TOLD: Mapping[str, str] = MappingProxyType({})
 
 # --- steps: what the caller must do next, in order -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(msgspec.Struct, frozen=True):
     """Choose an endpoint for this request, then call `Exchange.picked`."""
 
     facts: RequestFacts
@@ -75,50 +75,44 @@ class Answer(IntEnum):
     RESPONSE_TRAILERS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class HeadersWithPick:
+class HeadersWithPick(msgspec.Struct, frozen=True):
     """Answer the request headers with the chosen endpoints."""
 
     endpoints: Sequence[str]
     removed_headers: tuple[str, ...] = ()
     note: ResponsePlan | None = None  # for the filter that will have the response
-    set_headers: Mapping[str, str] = field(default_factory=lambda: NOTHING_TOLD)  # over what the client sent
+    set_headers: Mapping[str, str] = NOTHING_TOLD  # over what the client sent
 
 
-@dataclass(frozen=True, slots=True)
-class BodyWithPick:
+class BodyWithPick(msgspec.Struct, frozen=True):
     """Answer the buffered body with the chosen endpoints."""
 
     endpoints: Sequence[str]
     removed_headers: tuple[str, ...] = ()
     body: bytes | None = None  # in place of what came; None: unchanged
-    set_headers: Mapping[str, str] = field(default_factory=lambda: NOTHING_TOLD)  # over what the client sent
+    set_headers: Mapping[str, str] = NOTHING_TOLD  # over what the client sent
 
 
-@dataclass(frozen=True, slots=True)
-class TellClient:
+class TellClient(msgspec.Struct, frozen=True):
     """Answer the response headers with further ones; over what the pod has set under these names."""
 
     headers: Mapping[str, str]  # lowercase names
 
 
-@dataclass(frozen=True, slots=True)
-class AskForResponse:
+class AskForResponse(msgspec.Struct, frozen=True):
     """Answer the response headers and have the body sent in the chunks in which it comes."""
 
     changes: bool  # the body will have another length
-    headers: Mapping[str, str] = field(default_factory=lambda: NOTHING_TOLD)  # as TellClient's
+    headers: Mapping[str, str] = NOTHING_TOLD  # as TellClient's
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedResponse:
+class ChangedResponse(msgspec.Struct, frozen=True):
     """Answer a part of the response's body with other bytes, perhaps none."""
 
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class BodyChunk:
+class BodyChunk(msgspec.Struct, frozen=True):
     """Send a part of the body on."""
 
     body: bytes
@@ -168,7 +162,8 @@ class Exchange:
                 f"the request body is larger than {self._max_body_bytes} bytes; shorten the prompt "
                 "or ask the operator to raise max_body_bytes"
             )
-        self._chunks.append(chunk)
+        if chunk:  # the last one is empty, mostly, and a single chunk need not be copied
+            self._chunks.append(chunk)
         if end_of_stream or self._mode is BodyMode.BUFFERED:
             return self._ask()
         return NOTHING

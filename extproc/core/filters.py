@@ -71,7 +71,7 @@ def keep_all(candidates: Sequence[Candidate], ask: Ask) -> bool:
             return False
         limit = most
         if models is not None:
-            if name is not None and not models.serves(name):
+            if name is not None and name not in models.models and name not in models.adapters:  # `serves`
                 return False
             if models.max_model_len is not None:
                 limit = models.max_model_len

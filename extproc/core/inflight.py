@@ -19,7 +19,7 @@ class Booking(msgspec.Struct, kw_only=True, eq=False):
     queued_tokens: float = 0.0  # of the uncached ones, those not computed yet as far as we can tell
 
 
-class EndpointTotals(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The open bookings of one endpoint."""
 
     requests: int = 0
@@ -72,14 +72,23 @@ class Bookings:
         line = self._lines.get(endpoint)
         if line is None:
             line = self._lines[endpoint] = _Line(drained_at=now, tokens_per_second=self._tokens_per_second)
-        line.add(booking, now=now)
+        line.drain(now)
+        line.open[booking] = None
+        line.context_tokens += context_tokens
+        if uncached_tokens > 0:
+            line.queued[booking] = None
+            line.queued_tokens += uncached_tokens
         line.filled_tokens = line.faded(now, self._fill_seconds) + uncached_tokens
         line.filled_at = now
         return booking
 
     def release(self, booking: Booking) -> None:
         """Forget the booking; raise KeyError if it was released before."""
-        self._lines[booking.endpoint].remove(booking)
+        line = self._lines[booking.endpoint]
+        del line.open[booking]
+        line.context_tokens -= booking.context_tokens
+        if booking in line.queued:
+            line.computed(booking)
 
     def first_token(self, booking: Booking, *, now: float) -> None:
         """Note that its prompt is computed: its first token was seen. Nothing of it is in the backlog any more."""
@@ -127,14 +136,19 @@ class Bookings:
         line = self._lines.get(endpoint)
         if line is None:
             return NO_BOOKINGS
-        line.drain(now)
+        if line.queued:  # else a booking does it before anything is
+            line.drain(now)
         if others_tokens is not None:
             line.others_tokens = others_tokens
+        filled = line.filled_tokens
+        if filled:  # as `faded` has it: this is asked for each endpoint at each pick
+            since = line.filled_at - now
+            filled *= exp((since if since < 0.0 else 0.0) / self._fill_seconds)
         return EndpointTotals(
             requests=len(line.open),
             uncached_tokens=line.queued_tokens,
             context_tokens=line.context_tokens,
-            filled_tokens=line.faded(now, self._fill_seconds) if line.filled_tokens else 0.0,
+            filled_tokens=filled,
         )
 
     def all_totals(self, *, now: float) -> Mapping[str, EndpointTotals]:
@@ -192,19 +206,6 @@ class _Line:
         self.filled_at = drained_at
         self.drained_at = drained_at
         self.tokens_per_second = tokens_per_second
-
-    def add(self, booking: Booking, *, now: float) -> None:
-        self.drain(now)
-        self.open[booking] = None
-        self.context_tokens += booking.context_tokens
-        if booking.queued_tokens > 0:
-            self.queued[booking] = None
-            self.queued_tokens += booking.queued_tokens
-
-    def remove(self, booking: Booking) -> None:
-        del self.open[booking]
-        self.context_tokens -= booking.context_tokens
-        self.computed(booking)
 
     def computed(self, booking: Booking) -> None:
         if booking in self.queued:

@@ -45,8 +45,11 @@ def resolve(
     """
     if name is None:
         return ResolvedModel(requested=None, model=None, base=table.served[0] if len(table.served) == 1 else None)
-    rule = table.rule_for(name)
+    rule = table.rule_for(name) if table.rules else None
     if rule is None:
+        base = table.served_as(name)
+        if base is not None:  # nearly every request
+            return ResolvedModel(requested=name, model=name, base=base)
         return _known(name, table=table, requested=name, learned=learned)
     target = _arm(rule, user=user, headers=headers, draw=draw)
     return _known(

@@ -6,7 +6,7 @@ stands for the whole prompt before it. Called by the use case for each pick; pur
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 KEY_BYTES = 8
@@ -31,6 +31,8 @@ def _positions() -> tuple[int, ...]:
 POSITIONS = _positions()
 FIRST_KEY = struct.Struct("<Q")
 NOTHING_HELD: Mapping[str, int] = MappingProxyType({})
+
+Checkpoints = tuple[tuple[int, ...], int]  # the keys at POSITIONS, the last key
 
 
 def _layouts() -> tuple[struct.Struct, ...]:
@@ -73,26 +75,36 @@ class RecentRoutes:
         self._turn_seconds = ttl_seconds / GENERATIONS
         self._turn_size = max(1, limit // GENERATIONS)
 
-    def note(self, keys: bytes, *, endpoint: str, now: float) -> None:
-        """Remember that a prompt with these keys was sent to `endpoint` at `now` (monotonic seconds)."""
+    def note(self, keys: bytes, *, endpoint: str, now: float, cut: Checkpoints | None = None) -> None:
+        """Remember that a prompt with these keys was sent to `endpoint` at `now` (monotonic seconds).
+
+        `cut`: what `checkpoints` makes of the keys, for a caller who notes them in several places.
+        """
         count = len(keys) // KEY_BYTES
         if not count:
             return
-        self._turn(now)
-        table, bit = self._tables[0], self._bit(endpoint)
-        checkpoints = _cut(keys, count)
+        if now - self._turned_at >= self._turn_seconds:
+            self._turn(now)
+        table, bit = self._tables[0], self._bits.get(endpoint) or self._new_bit(endpoint)
+        marks, last = cut or checkpoints(keys)
         # whoever has a checkpoint has all before it: only the rest is new, and often it is new to everybody
-        known = bisect_left(checkpoints, True, key=lambda key: not table.get(key, 0) & bit)
-        rest = checkpoints[known:]
+        known, end = 0, len(marks)
+        while known < end:
+            middle = (known + end) >> 1
+            if table.get(marks[middle], 0) & bit:
+                known = middle + 1
+            else:
+                end = middle
+        rest = marks[known:]
         if rest and rest[0] in table:
             table.update(zip(rest, [table.get(key, 0) | bit for key in rest], strict=True))
         else:
             table.update(dict.fromkeys(rest, bit))
-        last = FIRST_KEY.unpack_from(keys, (count - 1) * KEY_BYTES)[0]
         table[last] = table.get(last, 0) | bit
-        for confirmed in filter(None, self._confirmed):
-            for key in confirmed.keys() & (*checkpoints, last):
-                confirmed[key] &= ~bit  # it is expected anew
+        for confirmed in self._confirmed:
+            if confirmed:
+                for key in confirmed.keys() & (*marks, last):
+                    confirmed[key] &= ~bit  # it is expected anew
         self._keep_small(now)
 
     def match(self, keys: bytes, *, now: float, held: Mapping[str, int] = NOTHING_HELD) -> Mapping[str, int]:
@@ -101,27 +113,36 @@ class RecentRoutes:
         Never too many, up to a fifth too few for a prompt that goes on differently (15 keys where it is long).
         `held`: endpoint -> leading keys that the index knows there now. Where these are as many, the expectation has
         come true and is not returned again, until it is noted again; one of other keys after these stands.
+
+        Written as loops in one place, because calling something for each table and checkpoint cost twice as much.
         """
         count = len(keys) // KEY_BYTES
         if not count:
             return {}
-        self._turn(now)
-        tables = [table for table in self._tables if table]
+        if now - self._turned_at >= self._turn_seconds:
+            self._turn(now)
+        tables = self._tables
         found: dict[str, int] = {}
-        last = FIRST_KEY.unpack_from(keys, (count - 1) * KEY_BYTES)[0]
-        seen = self._collect(_bits(tables, last), last, count, found, held)
-        all_bits = _bits(tables, FIRST_KEY.unpack_from(keys)[0])
-        if all_bits == seen:  # nearly always: nobody was sent any of it, or all who were have all of it
-            self._keep_small(now)
-            return found
-        checkpoints = _cut(keys, count)
-        # a prompt is noted with every checkpoint before its end, so those that somebody has come first
-        depth = bisect_left(checkpoints, True, key=lambda key: not _bits(tables, key))
-        while seen != all_bits and depth:
-            depth -= 1
-            bits = _bits(tables, checkpoints[depth]) & ~seen
-            if bits:
-                seen |= self._collect(bits, checkpoints[depth], POSITIONS[depth], found, held)
+        last, first = FIRST_KEY.unpack_from(keys, (count - 1) * KEY_BYTES)[0], FIRST_KEY.unpack_from(keys)[0]
+        seen = all_bits = 0
+        for table in tables:
+            if table:
+                seen |= table.get(last, 0)
+                all_bits |= table.get(first, 0)
+        if seen:
+            self._collect(seen, last, count, found, held)
+        if all_bits != seen:  # else, mostly: nobody was sent any of it, or all who were have all of it
+            marks = _cut(keys, count)
+            depth = _noted(marks, tables)
+            while seen != all_bits and depth:
+                depth -= 1
+                key, bits = marks[depth], 0
+                for table in tables:
+                    bits |= table.get(key, 0)
+                bits &= ~seen
+                if bits:
+                    seen |= bits
+                    self._collect(bits, key, POSITIONS[depth], found, held)
         self._keep_small(now)
         return found
 
@@ -137,40 +158,36 @@ class RecentRoutes:
         """Return the checkpoints remembered, and those confirmed."""
         return sum(map(len, self._tables)) + sum(map(len, self._confirmed))
 
-    def _collect(self, bits: int, key: int, keys: int, found: dict[str, int], held: Mapping[str, int]) -> int:
-        """Enter the endpoints that have this key, the last of so many, if they are still to be confirmed.
-
-        Return their bits, which are the given ones.
-        """
-        left = bits & ~_bits(self._confirmed, key) if bits else 0
-        while left:
-            bit = 1 << (left.bit_length() - 1)
-            left ^= bit
-            endpoint = self._endpoints.get(bit.bit_length() - 1)
+    def _collect(self, bits: int, key: int, keys: int, found: dict[str, int], held: Mapping[str, int]) -> None:
+        """Enter the endpoints that have this key, the last of so many, if they are still to be confirmed."""
+        for confirmed in self._confirmed:
+            if confirmed:
+                bits &= ~confirmed.get(key, 0)
+        while bits:
+            number = bits.bit_length() - 1
+            bits ^= 1 << number
+            endpoint = self._endpoints.get(number)
             if endpoint is None:
                 continue
             if held.get(endpoint, 0) >= keys:
-                confirmed = self._confirmed[0]
-                confirmed[key] = confirmed.get(key, 0) | bit
+                newest = self._confirmed[0]
+                newest[key] = newest.get(key, 0) | 1 << number
             else:
                 found[endpoint] = keys
-        return bits
 
     def _keep_small(self, now: float) -> None:
         if len(self._tables[0]) + len(self._confirmed[0]) >= self._turn_size:
             self._push(now)
 
-    def _bit(self, endpoint: str) -> int:
-        bit = self._bits.get(endpoint)
-        if bit is None:
-            free = next((number for number, turn in self._retired.items() if turn <= self._turns), None)
-            if free is None:
-                number = len(self._endpoints) + len(self._retired)
-            else:
-                number = free
-                del self._retired[free]
-            bit = self._bits[endpoint] = 1 << number
-            self._endpoints[number] = endpoint
+    def _new_bit(self, endpoint: str) -> int:
+        free = next((number for number, turn in self._retired.items() if turn <= self._turns), None)
+        if free is None:
+            number = len(self._endpoints) + len(self._retired)
+        else:
+            number = free
+            del self._retired[free]
+        bit = self._bits[endpoint] = 1 << number
+        self._endpoints[number] = endpoint
         return bit
 
     def _turn(self, now: float) -> None:
@@ -192,13 +209,27 @@ class RecentRoutes:
         self._turns += 1
 
 
+def _noted(marks: tuple[int, ...], tables: tuple[dict[int, int], ...]) -> int:
+    """Return how many of these checkpoints somebody has."""
+    # a prompt is noted with every checkpoint before its end, so those that somebody has come first
+    noted, end = 0, len(marks)
+    while noted < end:
+        middle = (noted + end) >> 1
+        key = marks[middle]
+        for table in tables:
+            if key in table:
+                noted = middle + 1
+                break
+        else:
+            end = middle
+    return noted
+
+
+def checkpoints(keys: bytes) -> Checkpoints:
+    """Return what a prompt of at least one key is remembered by: its keys at checkpoints, and its last one."""
+    count = len(keys) // KEY_BYTES
+    return _cut(keys, count), FIRST_KEY.unpack_from(keys, (count - 1) * KEY_BYTES)[0]
+
+
 def _cut(keys: bytes, count: int) -> tuple[int, ...]:
-    number = bisect_left(POSITIONS, count + 1)
-    return LAYOUTS[number].unpack_from(keys)
-
-
-def _bits(tables: Sequence[dict[int, int]], key: int) -> int:
-    bits = 0
-    for table in tables:
-        bits |= table.get(key, 0)
-    return bits
+    return LAYOUTS[bisect_left(POSITIONS, count + 1)].unpack_from(keys)

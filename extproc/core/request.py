@@ -7,9 +7,10 @@ judges the request: vLLM does, the picker only needs what decides where the prom
 import sys
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
+
+import msgspec
 
 
 class ApiKind(Enum):
@@ -28,8 +29,7 @@ class ApiKind(Enum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPrompt:
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation that the model's chat template turns into text.
 
     Messages, tools, documents and variables are JSON values as the client sent them (key order kept). The
@@ -42,21 +42,19 @@ class ChatPrompt:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # extra variables for the template
+    chat_template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)  # extra variables for the template
     messages_system_first: tuple[Any, ...] | None = None  # in place of messages, if a later system message is refused
     kwargs_low_effort: Mapping[str, Any] | None = None  # in place of the kwargs, if thinking cannot be switched off
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextPrompt:
+class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A text that is tokenized as it is; the tokenizer adds BOS and the like by default."""
 
     text: str
     add_special_tokens: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenPrompt:
+class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids that the client made itself; nothing is added to them."""
 
     token_bytes: bytes  # little-endian uint32
@@ -80,8 +78,7 @@ class TruncationSide(Enum):
     RIGHT = "right"  # cut from the right: the first tokens are kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Truncation:
+class Truncation(msgspec.Struct, frozen=True, kw_only=True):
     """`truncate_prompt_tokens`: the prompt is cut to so many tokens before it is served."""
 
     tokens: int  # -1: the model's context length less `held_back`
@@ -90,8 +87,7 @@ class Truncation:
     keeps_special_tokens: bool = True  # the tokenizer cuts, around the special tokens that it adds; else any token goes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The facts of one request. Without prompts it is routed on load, and `unsupported_reason` says why."""
 
     api: ApiKind
@@ -105,4 +101,15 @@ class InferenceRequest:
     user: str | None = None  # `user`, `safety_identifier` or `metadata.user_id`: sticks experiments to people
     has_media: bool = False  # images, audio, video among the messages: only a pod's render endpoint knows their tokens
     unsupported_reason: str | None = None
-    body_bytes: int = field(default=0, compare=False)  # what was read for it; a large body is worth a thread
+    body_bytes: int = 0  # what was read for it; a large body is worth a thread. Takes no part in comparisons
+
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # messages have none
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not InferenceRequest:
+            return NotImplemented
+        return _compared(self) == _compared(other)
+
+
+def _compared(request: InferenceRequest) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(request), "body_bytes": 0}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from extproc.core.last_places import LastPlaces
 from extproc.core.policy import PickPolicy
 from extproc.core.prompt_match import LIVE, PromptKeys
-from extproc.core.recent_routes import NOTHING_HELD, RecentRoutes
+from extproc.core.recent_routes import KEY_BYTES, NOTHING_HELD, RecentRoutes, checkpoints
 
 # checkpoints of prompts: a long prompt has about 50 of them, each takes some 100 bytes
 FOLLOWED_LIMIT = 100_000
@@ -46,11 +46,13 @@ class RoutingMemory:
     ) -> None:
         """Remember one routed request; `indexed`: the index knows all of its keys there, nothing has to be expected."""
         for prompt in prompts:
-            if prompt.keys:
+            keys = prompt.keys
+            if len(keys) >= KEY_BYTES:
+                cut = checkpoints(keys)  # once for both
                 if not indexed:
-                    self._followed.note(prompt.keys, endpoint=endpoint, now=now)
+                    self._followed.note(keys, endpoint=endpoint, now=now, cut=cut)
                 # also what is indexed: the index may fail, or the endpoint's events end
-                self._unfollowed.note(prompt.keys, endpoint=endpoint, now=now)
+                self._unfollowed.note(keys, endpoint=endpoint, now=now, cut=cut)
         if session is not None:
             self._sessions.note(session, endpoint=endpoint, now=now)
         if adapter is not None:
@@ -73,11 +75,13 @@ class RoutingMemory:
         unfollowed = [endpoint for endpoint in endpoints if states.get(endpoint) != LIVE]
         hits: list[RecentHits] = []
         for prompt in prompts:
-            held = {
-                endpoint: tokens // prompt.tokens_each
-                for endpoint, tokens in indexed.items()
-                if states.get(endpoint) == LIVE
-            }
+            held = NOTHING_HELD
+            if indexed:
+                held = {
+                    endpoint: tokens // prompt.tokens_each
+                    for endpoint, tokens in indexed.items()
+                    if states.get(endpoint) == LIVE
+                }
             recent = self._followed.match(prompt.keys, now=now, held=held)
             if unfollowed:
                 older = self._unfollowed.match(prompt.keys, now=now)

@@ -26,7 +26,7 @@ BLIND_REQUESTS = 32.0  # open at an endpoint, where nobody reports at all, howev
 LEAST_LIMIT = 1e-3  # of limits that the policy sets to nothing
 
 
-class Room(msgspec.Struct, frozen=True):
+class Room(msgspec.Struct, frozen=True, gc=False):
     """How full an endpoint is for one class."""
 
     fill: float  # 1 and more: full
@@ -72,7 +72,7 @@ def rooms_of(
     now: float,
 ) -> list[Room]:
     """Return how full each is at `now` for a class that may fill `ceiling` (0..1) of the limits."""
-    blind = all(candidate.load is None for candidate in candidates)
+    blind: bool | None = None  # whether nobody reports; looked at where one does not
     backlog_share = 1.0 / max(policy.backlog_seconds * ceiling, LEAST_LIMIT)
     cache_share = 1.0 / max(policy.kv_usage, LEAST_LIMIT)
     rooms = []
@@ -97,6 +97,8 @@ def rooms_of(
             if fill < 1.0:
                 rooms.append(Room(fill))
                 continue
+        if blind is None:
+            blind = all(candidate.load is None for candidate in candidates)
         rooms.append(
             room(
                 candidate,
@@ -202,7 +204,9 @@ def expected_ttft(candidate: Candidate, estimates: LatencyEstimates, *, now: flo
         if pace.running_limit is not None:
             sent += 1.0  # its own place has to get free, too
         ahead = max(ahead, reported / pace.starts_a_second, sent / pace.starts_a_second)
-    return min(ahead + pace.prefill.seconds(max(candidate.prompt_tokens - candidate.saved_tokens, 0.0)), MOST_SECONDS)
+    worth = candidate.worth_tokens  # as `saved_tokens` has it
+    rest = max(candidate.prompt_tokens - (candidate.matched_tokens if worth is None else worth), 0.0)
+    return min(ahead + pace.prefill.seconds(rest), MOST_SECONDS)
 
 
 def _unknown(candidate: Candidate, pace: EndpointPace, *, policy: OverloadPolicy, share: float, blind: bool) -> Room:

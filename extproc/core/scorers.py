@@ -13,6 +13,9 @@ from extproc.core.token_cost import decode_loads, prefill_costs
 
 Column = list[float]
 
+USUAL = "prefill-work"  # who weighs it weighs the other ones of `usual_columns`, too: the default strategy
+NO_COLUMNS: Mapping[str, Column] = {}
+
 
 def prefix(candidates: Sequence[Candidate], _: Ask, __: Scales) -> Column:
     """Score the share of the prompt's tokens that the endpoint already holds; slower tiers count less."""
@@ -102,6 +105,57 @@ def turn(candidates: Sequence[Candidate], ask: Ask, _: Scales) -> Column:
     """Score 1.0 for the endpoint whose turn it is, and less the later another's comes."""
     count = len(candidates)
     return [1.0 - ((i - ask.turn) % count) / count for i in range(count)]
+
+
+def usual_columns(candidates: Sequence[Candidate], ask: Ask, scales: Scales) -> Mapping[str, Column]:
+    """Return the columns of the default strategy's scorers by name, in one pass over what all of them look at.
+
+    None at all where a load is not known: each has its own way with it. Says no more and no less than the scorers
+    themselves, which a test compares.
+    """
+    waiting_tokens, request_tokens = scales.waiting_tokens, scales.request_tokens
+    recompute_factor, cache_tokens = scales.recompute_factor, scales.cache_tokens
+    prefills: list[float] = []
+    decodes: list[float] = []
+    shares: list[float] = []
+    depths: list[float] = []
+    free: Column = []
+    sessions: Column = []
+    for candidate in candidates:
+        load = candidate.load
+        if load is None:
+            return NO_COLUMNS
+        prompt, matched, worth = candidate.prompt_tokens, candidate.matched_tokens, candidate.worth_tokens
+        waiting, capacity, used = load.waiting_requests, load.kv_capacity_tokens, load.kv_usage
+        depth = waiting + candidate.booked_requests
+        depths.append(depth)
+        # as `token_cost` has it
+        wait: float = candidate.backlog_tokens
+        if waiting and waiting * waiting_tokens > wait:
+            wait = waiting * waiting_tokens
+        rest: float = prompt - (matched if worth is None else worth)
+        prefills.append(wait + recompute_factor * (1.0 if rest < 1.0 else rest))
+        active, opened = depth + load.running_requests, candidate.open_requests
+        context, held = candidate.context_tokens, used * capacity if capacity is not None else 0.0
+        decodes.append((opened if opened > active else active) * request_tokens + (held if held > context else context))
+        # as `cache_room` and `kv_usage` have it
+        shares.append(
+            candidate.filled_tokens / (capacity or cache_tokens) * (1.0 - matched / prompt) if prompt else 0.0
+        )
+        if capacity:
+            used += (prompt - matched) / capacity
+        left = 1.0 - used
+        free.append(0.0 if left < 0.0 else left)
+        sessions.append(1.0 if candidate.session else 0.0)
+    return {
+        "prefill-work": _least_is_best(prefills, scale=scales.prefill_tokens),
+        "decode-work": _least_is_best(decodes, scale=scales.decode_tokens),
+        "cache-room": _least_is_best(shares, scale=1.0),
+        "queue-depth": _least_is_best(depths, scale=scales.queue_requests),
+        "kv-usage": free,
+        "lora": lora(candidates, ask, scales) if ask.adapter is not None else [1.0] * len(prefills),
+        "session": sessions,
+    }
 
 
 def _adapter_score(candidate: Candidate, adapter: str) -> float:

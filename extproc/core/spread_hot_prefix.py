@@ -69,12 +69,12 @@ def copy_of_hot_prefix(
 
 
 def _is_worth_a_look(candidates: Sequence[Candidate], policy: PickPolicy) -> bool:
-    return (
-        policy.hotspot.enabled
-        and len(candidates) > 1
-        and any(candidate.matched_tokens and not _is_idle(candidate) for candidate in candidates)
-        and any(name in policy.weights for name in MOVED_BY_HITS)
-    )
+    if not policy.hotspot.enabled or len(candidates) < 2:
+        return False
+    for candidate in candidates:
+        if candidate.matched_tokens and not _is_idle(candidate):
+            return any(name in policy.weights for name in MOVED_BY_HITS)
+    return False
 
 
 def _is_idle(candidate: Candidate) -> bool:

@@ -1,17 +1,17 @@
-"""Between Envoy's ext_proc protobuf messages and the exchange's events and steps; no I/O.
+"""Between what Envoy says on an ext_proc stream and the exchange's events and steps; no I/O.
 
-Messages come from `xds-protos` (protobuf upb). Answers leave as bytes: those without content are encoded once.
+`ext_proc_messages` reads the messages. Answers leave as bytes: those without content are encoded once.
 Field semantics: https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ext_proc/v3/external_processor.proto
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
+from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption, Metadata
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3.external_processor_pb2 import (
     BodyMutation,
@@ -19,9 +19,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
     CommonResponse,
     HeaderMutation,
     HeadersResponse,
-    HttpHeaders,
     ImmediateResponse,
-    ProcessingRequest,
     ProcessingResponse,
     TrailersResponse,
 )
@@ -32,7 +30,6 @@ from extproc.core.exchange import (
     Answer,
     AskForResponse,
     BodyChunk,
-    BodyMode,
     BodyWithPick,
     ChangedResponse,
     HeadersWithPick,
@@ -43,6 +40,7 @@ from extproc.core.exchange import (
 from extproc.core.response_plan import ResponsePlan
 from extproc.errors import PickError
 from extproc.wire.ext_proc_bytes import body_chunk, noted, told_client, visible
+from extproc.wire.ext_proc_messages import HeadersMessage
 from extproc.wire.jwt_claims import NO_CLAIMS, verified_claims
 from extproc.wire.response_note import NOTE_KEY, NOTE_NAMESPACE, decode_note
 
@@ -58,7 +56,6 @@ LOAD_BALANCING_NAMESPACE = "envoy.lb"
 
 PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
-_MODES: Mapping[int, BodyMode] = {int(mode): mode for mode in BodyMode}
 _OWN_HEADERS = frozenset({":method", ":path", "x-request-id", "traceparent", OBJECTIVE_HEADER})
 # what the picker reads of a request besides: the body's form, and what names a session
 FURTHER_HEADERS = frozenset(
@@ -67,7 +64,6 @@ FURTHER_HEADERS = frozenset(
         *("x-session-id", "session-id", "x-session-affinity", "x-claude-code-session-id"),
     }
 )
-_RESPONSE_HEADERS = frozenset({":status", "content-type", "content-encoding", "content-length"})
 
 _EMPTY_ANSWERS: Mapping[Answer, bytes] = {
     Answer.REQUEST_HEADERS: ProcessingResponse(request_headers=HeadersResponse()).SerializeToString(),
@@ -79,17 +75,18 @@ _EMPTY_ANSWERS: Mapping[Answer, bytes] = {
 }
 
 
-parse_message = ProcessingRequest.FromString
+def wanted_headers(further: frozenset[str] = FURTHER_HEADERS) -> frozenset[str]:
+    """Return the request headers that `request_facts` reads, these further ones among them."""
+    return _OWN_HEADERS | further
 
 
-def request_facts(
-    message: ProcessingRequest, *, further: frozenset[str] = FURTHER_HEADERS, claims: frozenset[str] = frozenset()
-) -> RequestFacts:
+def request_facts(message: HeadersMessage, *, claims: frozenset[str] = frozenset()) -> RequestFacts:
     """Take the few headers that the picker needs, the route's candidates, and these claims of a verified JWT.
 
     The path is unquoted, as vLLM's server does it; the query stays as it came.
     """
-    found = _found(message.request_headers, _wanted(further))
+    found = dict(message.headers)
+    metadata = _metadata(message) if message.metadata else None
     return RequestFacts(
         method=found.pop(":method", ""),
         path=_path(found.pop(":path", "")),
@@ -97,9 +94,13 @@ def request_facts(
         request_id=found.pop("x-request-id", ""),
         traceparent=found.pop("traceparent", None),
         headers=found,
-        subset=_subset(message),
-        claims=verified_claims(message.metadata_context.filter_metadata, claims) if claims else NO_CLAIMS,
+        subset=_subset(metadata) if metadata is not None else None,
+        claims=verified_claims(metadata, claims) if metadata is not None and claims else NO_CLAIMS,
     )
+
+
+def _metadata(message: HeadersMessage) -> Any:
+    return Metadata.FromString(message.metadata).filter_metadata
 
 
 def _path(target: str) -> str:
@@ -110,23 +111,8 @@ def _path(target: str) -> str:
     return "%3F".join(unquote(part) for part in re.split("%3[Ff]", path)) + mark + query
 
 
-@cache
-def _wanted(further: frozenset[str]) -> frozenset[str]:
-    return _OWN_HEADERS | further
-
-
-def _found(headers: HttpHeaders, wanted: frozenset[str]) -> dict[str, str]:
-    # Envoy fills `raw_value`, other data planes `value`
-    return {
-        header.key: (header.raw_value.decode("utf-8", "replace") or header.value)
-        for header in headers.headers.headers
-        if header.key in wanted
-    }
-
-
-def _subset(message: ProcessingRequest) -> frozenset[str] | None:
+def _subset(metadata: Any) -> frozenset[str] | None:
     """Return the addresses that the route allows: a list, or one text with commas; None where it says nothing."""
-    metadata = message.metadata_context.filter_metadata
     if SUBSET_NAMESPACE not in metadata or SUBSET_KEY not in metadata[SUBSET_NAMESPACE].fields:
         return None
     value = metadata[SUBSET_NAMESPACE].fields[SUBSET_KEY]
@@ -137,15 +123,12 @@ def _subset(message: ProcessingRequest) -> frozenset[str] | None:
     return frozenset(text.strip() for text in texts if text.strip())
 
 
-def cluster_name(message: ProcessingRequest) -> str:
+def cluster_name(message: HeadersMessage) -> str:
     """Return the cluster that Envoy has dealt the request to, "" where its filter is not set up to tell.
 
     On a route with weighted backends only this tells which of them the request is for: metadata is the route's.
     """
-    for attributes in message.attributes.values():
-        if CLUSTER_NAME in attributes.fields:
-            return str(attributes.fields[CLUSTER_NAME].string_value)
-    return ""
+    return message.attributes.get(CLUSTER_NAME, "")
 
 
 class ResponseHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,73 +140,39 @@ class ResponseHead(msgspec.Struct, frozen=True, kw_only=True):
     content_length: int | None
 
 
-def response_head(headers: HttpHeaders) -> ResponseHead:
+def response_head(message: HeadersMessage) -> ResponseHead:
     """Take the few response headers that matter to whoever reads the body."""
-    found = _found(headers, _RESPONSE_HEADERS)
-    status, length = found.get(":status", ""), found.get("content-length", "")
+    found = message.headers
+    length = found.get("content-length", "")
     return ResponseHead(
-        status=int(status) if status.isdecimal() else 0,
+        status=response_status(message),
         content_type=found.get("content-type", ""),
         content_encoding=found.get("content-encoding", ""),
         content_length=int(length) if length.isdecimal() else None,
     )
 
 
-def response_status(headers: HttpHeaders) -> int:
+def response_status(message: HeadersMessage) -> int:
     """Return the pod's HTTP status, or 0 if it is not there."""
-    for header in headers.headers.headers:
-        if header.key == ":status":
-            text = header.raw_value.decode("ascii", "replace") or header.value
-            return int(text) if text.isdigit() else 0
-    return 0
+    text = message.headers.get(":status", "")
+    return int(text) if text.isdecimal() else 0
 
 
-def content_type(headers: HttpHeaders) -> str:
-    """Return the response's `content-type`, or ""."""
-    for header in headers.headers.headers:
-        if header.key == "content-type":
-            return header.raw_value.decode("ascii", "replace") or str(header.value)
-    return ""
-
-
-def response_plan(message: ProcessingRequest) -> ResponsePlan | None:
+def response_plan(message: HeadersMessage) -> ResponsePlan | None:
     """Return the plan that a pick left for the filter that sees the response."""
-    metadata = message.metadata_context.filter_metadata
+    metadata = _metadata(message)
     if NOTE_NAMESPACE not in metadata or NOTE_KEY not in metadata[NOTE_NAMESPACE].fields:
         return None
     return decode_note(metadata[NOTE_NAMESPACE].fields[NOTE_KEY].string_value)
 
 
-def response_origin(message: ProcessingRequest) -> tuple[str | None, bool]:
+def response_origin(message: HeadersMessage) -> tuple[str | None, bool]:
     """Return the address of the pod that answered, after retries, and whether it was a pod and not Envoy in its place.
 
     None and True unless `response_attributes` asks for both.
     """
-    served_by, from_pod = None, True
     attributes = message.attributes
-    for name in attributes:
-        fields = attributes[name].fields
-        if UPSTREAM_ADDRESS in fields:
-            served_by = fields[UPSTREAM_ADDRESS].string_value or None
-        if CODE_DETAILS in fields:
-            from_pod = fields[CODE_DETAILS].string_value == VIA_UPSTREAM
-    return served_by, from_pod
-
-
-def request_body_mode(message: ProcessingRequest) -> BodyMode:
-    """Return how the request body will come; Envoy before 1.34 does not tell, and there only BUFFERED is usable."""
-    if not message.HasField("protocol_config"):
-        return BodyMode.BUFFERED
-    return _mode(message.protocol_config.request_body_mode)
-
-
-def response_body_mode(message: ProcessingRequest) -> BodyMode:
-    """Return how the response body will come, if Envoy is set up to send it; only the first message tells."""
-    return _mode(message.protocol_config.response_body_mode)
-
-
-def _mode(number: int) -> BodyMode:
-    return _MODES.get(number, BodyMode.NONE)
+    return attributes.get(UPSTREAM_ADDRESS) or None, attributes.get(CODE_DETAILS, VIA_UPSTREAM) == VIA_UPSTREAM
 
 
 def encode_step(step: Step) -> bytes:

@@ -35,7 +35,7 @@ def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
 
     Raise MalformedRequestError for what vLLM would not parse either, BodyNotReadError for what would take too long.
     """
-    if has_too_many_parts(body):
+    if len(body) > BODY_BYTES_WITHOUT_LIMIT and has_too_many_parts(body):
         raise BodyNotReadError("the body has too many parts to be read")
     try:
         return decoder.decode(body)

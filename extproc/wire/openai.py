@@ -126,16 +126,20 @@ def parse_request(
     api, kind = _api(path) if method == "POST" else (None, ApiKind.OTHER)
     if body is None:
         return _other_request(kind, path, b"", None if api is None else "Envoy does not send the body")
-    is_json = _is_json(content_type)
+    is_json = content_type == JSON_TYPE or _is_json(content_type)
     known = api if is_json else None
     # pods read nothing but JSON, and no GET's body; what is uploaded to other applications is not our business
     is_needed = require_readable and is_json and method == "POST" and (api is not None or content_type is not None)
     why = None if api is None or is_json else "the content-type is not application/json, all that vLLM takes"
     try:
-        plain = decoded_body(body, content_encoding=content_encoding, max_bytes=max_decoded_bytes)
+        plain = body
+        if content_encoding:
+            plain = decoded_body(body, content_encoding=content_encoding, max_bytes=max_decoded_bytes)
         if known is None:
             return _other_request(kind, path, plain, why)
-        return _known_request(known, path, plain, is_needed=is_needed)
+        if known.strict:
+            return _read(known, path, plain)
+        return _lenient_request(known, path, plain, is_needed=is_needed)
     except (UnknownContentEncodingError, BodyNotReadError) as error:
         if is_needed:
             raise _refusal(error) from None
@@ -159,15 +163,14 @@ def _is_final(error: PickError, known: _Api[Any] | None, *, is_needed: bool) -> 
     return known is not None and known.strict
 
 
-def _known_request(api: _Api[Any], path: str, body: bytes, *, is_needed: bool) -> InferenceRequest:
+def _lenient_request(api: _Api[Any], path: str, body: bytes, *, is_needed: bool) -> InferenceRequest:
+    """Return the facts of a body that is routed whatever it is."""
     chosen = _invoked(body, is_needed=is_needed) if api is _INVOCATIONS else api
     if chosen is None:
         return _other_request(api.kind, path, body)
     try:
         return _read(chosen, path, body)
     except MalformedRequestError:
-        if api.strict:
-            raise
         return _other_request(api.kind, path, body, NOT_OF_THE_API)
 
 
@@ -206,9 +209,11 @@ def _is_json(content_type: str | None) -> bool:
 
 def _read(api: _Api[Any], path: str, body: bytes) -> InferenceRequest:
     fields = decode_body(api.decoder, body)
-    if fields.model is not None and not is_unicode(fields.model):
+    model = fields.model
+    if model is not None and not (model.isascii() or is_unicode(model)):
         raise MalformedFieldError("The request body has a model whose name is not valid Unicode.")
-    fields.model = fields.model or None  # "" gets the pod's default, too
+    if not model:
+        fields.model = None  # "" gets the pod's default, too
     fields.body_bytes = len(body)
     return api.read(path, fields)
 

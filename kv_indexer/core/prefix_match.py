@@ -4,9 +4,11 @@ A *value* is what Redis has for a block: one slot in decimal, or `B` and a bitma
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
+
+import msgspec
 
 from kv_indexer.core.source import EndpointCache, Registry, SlotRecord, SourceState
 from kv_indexer.core.tiers import tier_weight, weighted_blocks
@@ -18,8 +20,7 @@ FEW_RUNS = 3
 Run = tuple[bytes | None, int]  # a value, and how many blocks in a row have it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixLookup:
+class PrefixLookup(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds how much of a prompt's beginning."""
 
     matched_blocks: Mapping[str, int]  # endpoint -> consecutive cached blocks from the first; absent means 0
@@ -28,8 +29,8 @@ class PrefixLookup:
     registry: Registry  # the snapshot that the answer was read against
     indexer_alive: bool  # False: nobody keeps the index true, and the states in `endpoints` are what was true once
     # endpoint -> tier -> blocks of its match, each counted in its best tier; `core.tiers` says what they are worth
-    tiers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    keys: Mapping[int, bytes] = field(default_factory=dict)  # block size -> packed keys of all of the prompt's blocks
+    tiers: Mapping[str, Mapping[str, int]] = {}
+    keys: Mapping[int, bytes] = {}  # block size -> packed keys of all of the prompt's blocks
     also: Sequence[Any] = ()  # Redis' replies to the commands that were passed through, error replies included
 
 
@@ -53,12 +54,18 @@ class MatchTable:
     width: int  # bytes of a bitmap that can matter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Match:
-    """How much of a prompt one endpoint holds."""
+    """How much of a prompt one stream holds, as far as it was followed."""
 
-    blocks: int
-    tiers: Mapping[str, int]  # tier -> blocks
+    stream: StreamMask
+    blocks: int = 0
+    counted: dict[str, int] | None = None  # tier -> blocks, of streams with several tiers
+
+    @property
+    def tiers(self) -> Mapping[str, int]:
+        """Return tier -> blocks, each in its best tier."""
+        return self.counted or {self.stream.tiers[0][0]: self.blocks}
 
 
 def match_table(registry: Registry) -> MatchTable:
@@ -118,25 +125,9 @@ def held_mask(value: bytes, *, width: int) -> int:
     """Return the slots of a value; those that cannot matter, and what is not ours to read, are left out."""
     if value[:1] == b"B":
         return int.from_bytes(value[1 : width + 1].ljust(width, b"\0"), "big")
-    if value.isdigit() and len(value) <= SLOT_DIGITS and int(value) < 8 * width:
-        return 1 << (8 * width - 1 - int(value))
+    if len(value) <= SLOT_DIGITS and value.isdigit() and (slot := int(value)) < 8 * width:
+        return 1 << (8 * width - 1 - slot)
     return 0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Progress:
-    """How far one stream has come."""
-
-    stream: StreamMask
-    blocks: int = 0
-    tiers: dict[str, int] = field(default_factory=dict)  # of streams with several
-
-    def count_tier(self, held: int, *, count: int) -> None:
-        tier = next(tier for tier, slots in self.stream.tiers if held & slots)
-        self.tiers[tier] = self.tiers.get(tier, 0) + count
-
-    def match(self) -> Match:
-        return Match(blocks=self.blocks, tiers=self.tiers or {self.stream.tiers[0][0]: self.blocks})
 
 
 class PrefixWalk:
@@ -149,34 +140,41 @@ class PrefixWalk:
         self.blocks = 0  # that the longest stream holds
         self._width = width
         self._streams = streams
-        self._started: list[_Progress] | None = None  # who holds the first block
-        self._alive: list[_Progress] = []
+        self._started: list[Match] | None = None  # who holds the first block
+        self._alive: list[Match] = []
 
     def feed(self, runs: Iterable[Run]) -> bool:
         """Take the values of the next blocks; tell whether any stream holds all blocks so far."""
         for value, count in runs:
             held = held_mask(value, width=self._width) if value else 0
             if self._started is None:
-                self._alive = self._started = [_Progress(stream=each) for each in self._streams if each.mask & held]
+                self._alive = self._started = [Match(stream=each) for each in self._streams if each.mask & held]
             else:
-                self._alive = [progress for progress in self._alive if progress.stream.mask & held]
+                self._alive = [match for match in self._alive if match.stream.mask & held]
             if not self._alive:
                 return False
             self.blocks += count
-            for progress in self._alive:
-                progress.blocks = self.blocks
-                if len(progress.stream.tiers) > 1:
-                    progress.count_tier(held, count=count)
+            for match in self._alive:
+                match.blocks = self.blocks
+                if len(match.stream.tiers) > 1:
+                    _count_tier(match, held, count=count)
         return bool(self._alive)
 
     def matches(self) -> dict[str, Match]:
         """Return endpoint -> match; over an endpoint's ranks the longest counts, of equals the better tiers."""
         best: dict[str, Match] = {}
-        for progress in self._started or ():
-            match, other = progress.match(), best.get(progress.stream.endpoint)
-            if other is None or _worth(match) > _worth(other):
-                best[progress.stream.endpoint] = match
+        for match in self._started or ():
+            endpoint = match.stream.endpoint
+            if endpoint not in best or _worth(match) > _worth(best[endpoint]):
+                best[endpoint] = match
         return best
+
+
+def _count_tier(match: Match, held: int, *, count: int) -> None:
+    tier = next(tier for tier, slots in match.stream.tiers if held & slots)
+    if match.counted is None:
+        match.counted = {}
+    match.counted[tier] = match.counted.get(tier, 0) + count
 
 
 def _worth(match: Match) -> tuple[int, float]:
@@ -203,11 +201,14 @@ def prefix_lookup(
     """Combine the walks of all block sizes (`walks`: block size -> walk); most matched tokens win."""
     matched: dict[str, int] = {}
     tiers: dict[str, Mapping[str, int]] = {}
-    sizes = dict(table.block_sizes)
+    sizes = table.block_sizes  # copied where one differs, which is seldom
     for size, walk in walks.items():
         for endpoint, match in walk.matches().items():
-            if match.blocks * size > matched.get(endpoint, 0) * sizes[endpoint]:
-                matched[endpoint], tiers[endpoint], sizes[endpoint] = match.blocks, match.tiers, size
+            known_size = sizes[endpoint]
+            if match.blocks * size > matched.get(endpoint, 0) * known_size:
+                matched[endpoint], tiers[endpoint] = match.blocks, match.tiers
+                if size != known_size:
+                    sizes = {**sizes, endpoint: size}
     return PrefixLookup(
         matched_blocks=matched,
         block_size=sizes,

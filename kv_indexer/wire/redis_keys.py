@@ -51,7 +51,7 @@ def pack_mget(keys: bytes) -> bytes:
     what a client library does argument by argument (0.01 ms against 0.5 ms for 512 keys).
     """
     count = len(keys) // KEY_BYTES
-    arguments = bytearray(_BLOCK_ARGUMENT * count)
+    arguments = bytearray(_BLOCK_ARGUMENT) * count
     for at in range(KEY_BYTES):
         arguments[len(_BLOCK_NAME) + at :: len(_BLOCK_ARGUMENT)] = keys[at::KEY_BYTES]
     return b"*%d\r\n$4\r\nMGET\r\n" % (count + 1) + arguments

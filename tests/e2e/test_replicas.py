@@ -15,8 +15,11 @@ from bench.replica_pods import SimulatedPods
 from bench.replicas import SETUPS, Envoy, Load, Outcome, Pickers, Setup, run_setup, with_pickers
 
 ONE, SHARED, _ = SETUPS
-# reports of the pods come once, at the start: what pickers know beyond it they have from each other
-BLIND = ("--strategy=least-request", "--scrape-interval-ms=600000", "--stale-after-ms=6000000")
+# reports of the pods come once, at the start: what pickers know beyond it they have from each other, however slow
+BLIND = (
+    *("--strategy=least-request", "--scrape-interval-ms=600000", "--stale-after-ms=6000000"),
+    "--index-timeout-ms=10000",
+)
 BODY = msgspec.json.encode({"model": "tiny", "prompt": "one two three", "max_tokens": 5})
 CONDITION_SECONDS = 15.0
 REPLICAS = "{kv2}picker:replicas"

@@ -112,3 +112,18 @@ async def test_sources_that_change_meanwhile_pass_commands_through_once(
 
     lookup = await in_redis.reader.lookup(prompt(4), root=ROOT, also=pack("INCR", "{kv2}count"), also_replies=1)
     assert (lookup.matched_blocks, lookup.also) == ({A.endpoint: 4, B.endpoint: 4}, [1])
+
+
+@pytest.mark.parametrize("held", [0, 4, 40])
+async def test_keys_made_while_redis_works_are_those_made_afterwards(
+    in_redis: Index, redis_server: RedisServer, held: int
+) -> None:
+    if held:
+        await in_redis.apply(A, blocks(1, held))
+    else:
+        await in_redis.apply(A, blocks(1001, 1))
+    async with redis_index(redis_server) as other:  # which has not seen the prompt
+        for _ in range(3):  # not connected yet, never seen before, seen before
+            lookup = await other.reader.lookup(prompt(300), root=ROOT, needs_all_keys=True)
+            assert lookup.keys == {BLOCK: block_keys(prompt(300)[:-4], block_size=BLOCK, parent=ROOT)}
+            assert lookup.matched_blocks == ({A.endpoint: held} if held else {})

@@ -1,12 +1,15 @@
 """The picker's own histogram says what prometheus_client's would say."""
 
 import re
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from extproc.adapters.telemetry import PHASE_SECONDS, PHASES, PickerTelemetry
+from extproc.adapters.overload_telemetry import OverloadTelemetry
+from extproc.adapters.telemetry import MOST_KEPT, PHASE_SECONDS, PHASES, PickerTelemetry
+from extproc.core.priority import DEFAULT_CLASSES
 
 CREATED_AT = re.compile(rb"(_created\{[^}]*\}) .*")
 DURATIONS = st.floats(0, 100) | st.sampled_from(PHASE_SECONDS)
@@ -35,3 +38,59 @@ def test_the_phases_read_as_those_of_the_library(observed: list[tuple[str, float
         telemetry.phase(phase, seconds)
 
     assert lines_of_phases(generate_latest(telemetry.registry)) == lines_of_phases(generate_latest(registry))
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.sampled_from(["a:1", "b:1"]),
+        st.sampled_from([0, 200, 204, 503]),
+        st.sampled_from(["", "m"]),
+        st.integers(0, 9),
+        st.integers(0, 9),
+        st.booleans(),  # somebody looks at the page
+    ),
+    max_size=20,
+)
+
+
+@given(REQUESTS)
+def test_what_is_kept_until_somebody_looks_adds_up(requests: list[tuple[str, int, str, int, int, bool]]) -> None:
+    telemetry = PickerTelemetry()
+    overload = OverloadTelemetry(telemetry.registry, classes=DEFAULT_CLASSES)
+    wanted: Counter[str] = Counter()
+    for endpoint, status, model, matched, best, looks in requests:
+        overload.admitted("standard")
+        telemetry.routed(
+            endpoint=endpoint, prompt_tokens=9, matched_tokens=matched, best_matched_tokens=best, degraded=("late",)
+        )
+        wanted["kvmesh_admitted_requests_total standard"] += 1
+        wanted["kvmesh_decisions_total routed"] += 1
+        wanted[f"kvmesh_picks_total {endpoint}"] += 1
+        wanted[f"kvmesh_open_bookings {endpoint}"] += 1
+        wanted["kvmesh_degraded_decisions_total late"] += 1
+        wanted["kvmesh_prompt_tokens_total "] += 9
+        wanted["kvmesh_predicted_cached_tokens_total "] += matched
+        wanted["kvmesh_regret_tokens_total "] += max(best - matched, 0)
+        if looks:
+            generate_latest(telemetry.registry)
+        if status:
+            telemetry.exchange_ended(endpoint=endpoint, status=status, model=model, arm="arm")
+            wanted[f"kvmesh_open_bookings {endpoint}"] -= 1
+            wanted[f"kvmesh_pod_responses_total {endpoint} {status // 100}xx"] += 1
+            if model:
+                wanted[f"kvmesh_model_requests_total {model} arm {status // 100}xx"] += 1
+    names = {name.partition(" ")[0] for name in wanted}
+    counted = {
+        " ".join((sample.name, *sample.labels.values())) if sample.labels else f"{sample.name} ": sample.value
+        for family in telemetry.registry.collect()
+        for sample in family.samples
+        if sample.name in names
+    }
+    assert {name: count for name, count in counted.items() if count} == +wanted
+
+
+def test_what_is_kept_is_counted_though_nobody_ever_looks() -> None:
+    telemetry = PickerTelemetry()
+    for status in range(1, MOST_KEPT + 2):
+        telemetry.exchange_ended(endpoint="a:1", status=status)
+    assert not telemetry._kept.ended

@@ -1,7 +1,10 @@
 """Filters, scorers and their sum: which endpoint wins and what the decision says of it."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from extproc.core.decision import DIGITS, best_first
 from extproc.core.endpoint import Candidate, EndpointLoad, Reachability
 from extproc.core.inflight import Bookings
 from extproc.core.policy import PRESETS, PickPolicy, Strategy
@@ -145,3 +148,15 @@ def test_bookings_since_the_report_are_counted_and_released_once() -> None:
     bookings.release(early)
     with pytest.raises(KeyError):
         bookings.release(early)
+
+
+NEARLY_ONE = st.integers(-40, 40).map(lambda steps: 1.0 + steps * 1e-10)  # some are equal but for noise
+TOTALS = st.lists(NEARLY_ONE | st.floats(-100.0, 100.0) | st.sampled_from([0.0, -0.0, 1e9]), min_size=1, max_size=6)
+
+
+@given(totals=TOTALS, ties=st.lists(st.floats(0, 1) | st.sampled_from([0.1, 0.2]), min_size=6, max_size=6))
+def test_the_order_is_that_of_the_rounded_totals_whether_they_were_rounded_or_not(
+    totals: list[float], ties: list[float]
+) -> None:
+    ranks = [(-round(total, DIGITS), tie) for total, tie in zip(totals, ties, strict=False)]
+    assert best_first(totals, iter(ties).__next__) == sorted(range(len(totals)), key=ranks.__getitem__)

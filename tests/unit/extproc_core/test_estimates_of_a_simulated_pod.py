@@ -17,6 +17,8 @@ from extproc.core.saturation import Saturation
 from podsim.core.scheduler import EngineSettings, Generation, Scheduler, State, Step
 from tests.unit.extproc_core.pick_candidates import candidate, load
 
+pytestmark = pytest.mark.thorough
+
 REPORT_SECONDS = 0.2
 PRIOR = 8000.0  # tokens a second; what the policy says, not what the pod does
 

@@ -250,6 +250,7 @@ REPORTS = st.builds(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(
     reports=st.lists(st.tuples(st.sampled_from("ab"), REPORTS), max_size=12),

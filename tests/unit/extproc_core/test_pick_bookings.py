@@ -129,3 +129,18 @@ def test_a_report_tells_that_what_was_sent_before_the_waiting_requests_is_comput
         slow.book("a", now=number, uncached_tokens=1000, context_tokens=1)
     slow.reported("a", waiting_requests=0, at=4.0, first_token_seconds=2.0)  # all may be in the step that runs
     assert open_on_a(slow, now=4.0)[1] == pytest.approx(3000, abs=10)
+
+
+@given(seconds=st.lists(st.floats(0, 100), min_size=1, max_size=20), filled=st.integers(0, 10**6))
+def test_looking_often_changes_nothing_where_nothing_waits(seconds: list[float], filled: int) -> None:
+    looked, left = Bookings(), Bookings()
+    for bookings in (looked, left):
+        bookings.release(bookings.book("a", now=0.0, uncached_tokens=filled, context_tokens=filled))
+    now = 0.0
+    for more in seconds:
+        now += more
+        looked.totals("a", now=now)
+    assert looked.totals("a", now=now) == left.totals("a", now=now)
+    for bookings in (looked, left):
+        bookings.book("a", now=now, uncached_tokens=500, context_tokens=500)
+    assert looked.totals("a", now=now + 0.01) == left.totals("a", now=now + 0.01)

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from extproc.core.candidates import candidates_of
 from extproc.core.endpoint import Candidate, EndpointStatus, EndpointTrend, Reachability, Role
 from extproc.core.health import EndpointHealth
@@ -133,3 +136,38 @@ def test_a_session_is_forgotten_after_its_time() -> None:
     memory = RoutingMemory(PickPolicy(session_seconds=10.0))
     memory.note("a", prompts=(), session="s", adapter=None, now=0.0)
     assert (memory.session_place("s", now=10.0), memory.session_place("s", now=10.1)) == ("a", None)
+
+
+@given(
+    held=st.dictionaries(st.sampled_from("abc"), st.integers(0, 80)),
+    others=st.dictionaries(st.sampled_from("abc"), st.builds(EndpointBookings, st.integers(0, 3), st.integers(0, 99))),
+    states=st.dictionaries(st.sampled_from("abc"), st.sampled_from(["live", "stale"])),
+    booked=st.lists(st.sampled_from("abc"), max_size=4),
+    ratio=st.sampled_from([0.0, 0.5]),
+)
+def test_endpoints_that_nothing_sets_apart_are_made_as_all_others_are(
+    held: dict[str, int],
+    others: dict[str, EndpointBookings],
+    states: dict[str, str],
+    booked: list[str],
+    ratio: float,
+) -> None:
+    def made(**policy: Any) -> list[Candidate]:
+        bookings = Bookings()
+        for endpoint in booked:
+            bookings.book(endpoint, now=10.5, uncached_tokens=9000, context_tokens=9000)
+        match = PromptMatch(
+            prompt_tokens=64,
+            matched_tokens=held,
+            worth_tokens={endpoint: tokens / 2 for endpoint, tokens in held.items()},
+            indexed_tokens=held,
+            recent_tokens=dict(list(held.items())[:1]),
+        )
+        hits = IndexHits(states=states, view=SharedView(others=others))
+        pods = [status("a"), status("b", ready_since=5.0), status("c", load=None)]
+        return seen(
+            *pods, match=match, hits=hits, bookings=bookings, policy=PickPolicy(minimum_hit_ratio=ratio, **policy)
+        )
+
+    # a role of one that is not there: then each is asked for all that may set it apart
+    assert made() == made(roles={"elsewhere": Role.DECODE})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.recent_routes import POSITIONS, RecentRoutes
+from extproc.core.recent_routes import POSITIONS, RecentRoutes, checkpoints
 from kv_indexer.api import block_keys
 
 ROOT = b"r" * 8
@@ -124,6 +124,7 @@ def test_without_a_time_to_live_nothing_is_remembered(ttl_seconds: float) -> Non
     assert len(recent) == 0
 
 
+@pytest.mark.thorough
 def test_random_routes_match_what_a_plain_list_of_them_says() -> None:
     source = random.Random(7)
     recent = routes(ttl_seconds=1e6)
@@ -215,3 +216,15 @@ def test_expectations_and_confirmations_match_what_a_plain_set_of_each_says(
             if deepest and (candidate, deepest) not in confirmed:
                 wanted[candidate] = len(deepest)
         assert recent.match(chain(*words), now=0.0, held={endpoint: held}) == wanted
+
+
+@given(st.lists(st.tuples(WORDS, st.sampled_from(("e1", "e2"))), max_size=20))
+def test_keys_cut_by_the_caller_are_noted_as_those_cut_here(steps: list[tuple[list[str], str]]) -> None:
+    recent, other = routes(ttl_seconds=1e6), routes(ttl_seconds=1e6)
+    for words, endpoint in steps:
+        keys = chain(*words)
+        recent.note(keys, endpoint=endpoint, now=0.0)
+        other.note(keys, endpoint=endpoint, now=0.0, cut=checkpoints(keys))
+
+        assert recent.match(keys, now=0.0) == other.match(keys, now=0.0)
+    assert len(recent) == len(other)

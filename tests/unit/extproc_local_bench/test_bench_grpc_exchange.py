@@ -3,21 +3,25 @@
 from bench.grpc_exchange import SETUPS, Script, table
 from extproc.core.exchange import BODY_CHUNK_BYTES, Exchange, Pick
 from extproc.wire import ext_proc
+from extproc.wire.ext_proc_messages import BodyPart, HeadersMessage, read_message
 
 
 def test_the_script_is_what_the_product_answers_with_as_many_messages_as_the_client_waits_for() -> None:
     for size, answers in ((1, 2), (BODY_CHUNK_BYTES, 2), (BODY_CHUNK_BYTES + 1, 3)):
         script = Script.for_body(size)
-        headers, body, end = (ext_proc.parse_message(message) for message in script.request)
+        headers, body, end = (read_message(message, ext_proc.wanted_headers()) for message in script.request)
+        assert isinstance(headers, HeadersMessage)
+        assert isinstance(body, BodyPart)
+        assert isinstance(end, BodyPart)
         exchange = Exchange(max_body_bytes=1 << 20)
         exchange.request_headers(
             ext_proc.request_facts(headers),
-            mode=ext_proc.request_body_mode(headers),
-            response_mode=ext_proc.response_body_mode(headers),
+            mode=headers.request_mode,
+            response_mode=headers.response_mode,
             end_of_stream=False,
         )
-        assert exchange.request_body(body.request_body.body, end_of_stream=False) == ()
-        (pick,) = exchange.request_body(end.request_body.body, end_of_stream=end.request_body.end_of_stream)
+        assert exchange.request_body(body.content, end_of_stream=False) == ()
+        (pick,) = exchange.request_body(end.content, end_of_stream=end.end_of_stream)
 
         assert isinstance(pick, Pick)
         assert (pick.facts.path, pick.body) == ("/v1/chat/completions", b"x" * size)

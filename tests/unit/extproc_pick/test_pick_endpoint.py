@@ -320,7 +320,7 @@ class AskedQuotas(NoQuotas):
 
 async def test_what_cannot_be_read_is_balanced_and_refused_only_where_the_policy_depends_on_it() -> None:
     limited = PickPolicy(priorities=PriorityPolicy(quotas=(Quota(requests_per_minute=1),)))
-    coded = replace(facts(), headers={"content-encoding": "br"})
+    coded = facts(headers={"content-encoding": "br"})
     complex_body = b'{"messages":[],"x":[' + b"[]," * 150_000 + b"0]}"
     assert (await picker(pod("a")).pick(coded, b"\x1b")).decision.endpoints == ("a",)
     assert (await picker(pod("a")).pick(facts(), complex_body)).decision.endpoints == ("a",)

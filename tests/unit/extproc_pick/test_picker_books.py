@@ -9,10 +9,13 @@ from msgspec import structs
 from extproc.adapters.degradation_log import DegradationLog
 from extproc.adapters.overload_telemetry import OverloadTelemetry
 from extproc.adapters.telemetry import PickerTelemetry
+from extproc.admin_pages import record_of
 from extproc.booked_exchange import NOT_DELIVERED, TOO_LARGE
+from extproc.core.degradation import NO_MEASURES, Measures
 from extproc.core.endpoint import EndpointTrend
 from extproc.core.inflight import Booking
 from extproc.core.policy import HealthPolicy, PickPolicy
+from extproc.core.priority import DegradationStep, StepKind
 from extproc.core.prompt_match import IndexHits, PromptKeys
 from extproc.core.realised import Comparison
 from extproc.core.shared_load import EndpointBookings
@@ -20,6 +23,7 @@ from extproc.picker_books import PickerBooks
 from tests.unit.extproc_core.pick_candidates import load
 from tests.unit.extproc_pick.pick_fakes import FakeIndex, FakePrompts, Hits, chat, facts, picker, pod, tokens
 
+CAPPED = DegradationStep(step=StepKind.CAP_OUTPUT, enter=1.0, leave=0.5)
 KEYS = PromptKeys(keys=bytes(range(240)), tokens_each=16)  # 30 keys
 
 
@@ -208,3 +212,30 @@ async def test_an_end_costs_its_tenant_what_was_used(
     booking = made.book(structs.replace(decided, prepared=structs.replace(decided.prepared, quota="ask")))
     made.release(booking, status=status, model="", arm="", unserved=unserved)
     assert quotas.told == [expected]
+
+
+async def test_what_a_pick_promises_is_counted_when_it_is_remembered() -> None:
+    made, _ = books()
+    made.reported("b", load(), EndpointTrend())
+    decided = await picked()
+    booking = made.book(decided)
+    registry = made._telemetry.registry
+
+    def promised() -> float | None:
+        return registry.get_sample_value("kvmesh_expected_ttft_seconds_sum", {"model": "tiny"})
+
+    assert promised() is None
+    made.remember(decided)
+    assert promised() == pytest.approx(made.estimates.pace("b").prefill.seconds(180))
+    assert list(made.estimates._lines["b"].promises) == [promised()]
+    made.release(booking, status=200, model="", arm="")
+
+
+@pytest.mark.parametrize("measures", [NO_MEASURES, Measures(steps=(CAPPED,), output_tokens=9)])
+async def test_a_record_says_what_was_asked_for(measures: Measures) -> None:
+    decided = await picked()
+    sent = structs.replace(decided.prepared.sent, capped=measures is not NO_MEASURES)
+    prepared = structs.replace(decided.prepared, measures=measures, sent=sent)
+    record = record_of(structs.replace(decided, prepared=prepared), prepared.facts, at=5.0)
+    assert (record.at, record.asked, record.model) == (5.0, prepared.asked, "tiny")
+    assert prepared.asked.steps == (() if measures is NO_MEASURES else ("cap-output",))

@@ -34,6 +34,7 @@ def damaged_documents(documents: Sequence[Mapping[str, Any]], count: int, *, see
         yield mutated(whole if i % 2 else others[i // 2 % len(others)], chance, most=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", SEEDS)
 def test_ten_thousand_damaged_policies_are_refused_with_a_path_of_theirs_or_mean_something(seed: int) -> None:
     outcomes: Counter[str] = Counter()
@@ -71,6 +72,7 @@ def test_what_is_no_object_at_all_is_refused_as_such() -> None:
         raise AssertionError(document)
 
 
+@pytest.mark.thorough
 def test_the_schema_and_we_agree_on_what_a_valid_policy_is() -> None:
     schema = policy_schema()
     outcomes: Counter[str] = Counter()

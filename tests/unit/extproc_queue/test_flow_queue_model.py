@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -146,7 +147,7 @@ class Machine(RuleBasedStateMachine):
             assert self.queue.is_alone(each) == alone
 
 
-TestMachine = Machine.TestCase
+TestMachine = pytest.mark.thorough(Machine.TestCase)
 TestMachine.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
 

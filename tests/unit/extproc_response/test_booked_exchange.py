@@ -140,6 +140,18 @@ def test_a_refusal_by_another_filter_of_envoys_blames_nobody(status: int) -> Non
     assert answered(served_by=None, status=status, from_pod=False) == [release(PODS[0], status, "unserved")]
 
 
+def test_a_refusal_of_envoys_own_after_a_pod_was_chosen_says_nothing_of_that_pod() -> None:
+    assert answered(served_by=PODS[0], status=429, from_pod=False) == [release(PODS[0], 429, "unserved")]
+
+
+def test_a_second_answer_of_a_moved_exchange_goes_to_where_it_was_picked() -> None:
+    books = Books()
+    exchange = BookedExchange(books=books, endpoints=PODS, booking=Booking(endpoint=PODS[0], booked_at=0.0))
+    for served_by in (PODS[1], PODS[0]):  # the booking is elsewhere when the first one answers
+        exchange.responded(status=200, served_by=served_by, from_pod=True)
+    assert books.told[3:] == [("well", PODS[0]), ("rebook", PODS[1], PODS[0])]
+
+
 def test_an_exchange_that_ends_without_an_answer_blames_nobody() -> None:
     books = Books()
     BookedExchange(books=books, endpoints=PODS, booking=Booking(endpoint=PODS[0], booked_at=0.0)).finish()

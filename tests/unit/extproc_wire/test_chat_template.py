@@ -1,12 +1,19 @@
 """Rendering of chat templates; the whole behaviour is compared with vLLM's own code in `tests/vllm`."""
 
+import random
 from datetime import datetime
 from typing import Any
 
 import pytest
+from jinja2 import Undefined
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from extproc.core.request import ChatPrompt
 from extproc.errors import ChatTemplateError
+from extproc.wire import chat_template
+from extproc.wire.chat_messages import conversation
 from extproc.wire.chat_template import ChatTemplate
 
 NOON = datetime(2026, 3, 4, 12, 0, 0)
@@ -140,3 +147,136 @@ def test_one_template_renders_many_conversations_without_remembering_any() -> No
     prompts = [ChatPrompt(messages=({"role": "user", "content": str(number)},)) for number in range(3)]
     rendered = [template.render(prompt) for prompt in prompts + prompts]
     assert rendered == ["[user]0</s>", "[user]1</s>", "[user]2</s>"] * 2
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("'<' + messages[0].content + '>' + messages[0].role", "<x>user"),
+        ("'<' + ('a' + messages[0].content) + '>'", "<ax>"),
+        ("1 + 2", "3"),
+        ("[1] + ['a']", "[1, 'a']"),
+        ("'<' + ('&' | e) + '>'", "&lt;&amp;&gt;"),
+        ("'<' + (messages[0].content | e) + '>' + 'b' * 2", "&lt;x&gt;bb"),
+        ("('a' + 'b') | upper", "AB"),
+        ("'a' + 'b'", "ab"),
+        ("'a' ~ (1 + 2)", "a3"),
+    ],
+)
+def test_a_sum_is_written_as_what_it_is(expression: str, expected: str) -> None:
+    assert render("{{ " + expression + " }}") == expected
+    assert render("{% macro m() %}{{ " + expression + " }}{% endmacro %}{{ m() }}") == expected
+    assert render("{% set x %}{{ " + expression + " }}{% endset %}{{ x }}") == expected
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("'<' + none + '>'", "TypeError"),
+        ("'<' + messages[0].missing + '>'", "UndefinedError"),
+        ("'<' + none + raise_exception('later')", "TypeError"),
+        ("'<' + raise_exception('sooner') + none", "sooner"),
+    ],
+)
+def test_a_sum_of_other_things_than_texts_fails_as_it_always_did(expression: str, words: str) -> None:
+    with pytest.raises(ChatTemplateError, match=rf"refused the conversation: {words}$"):
+        render("{{ " + expression + " }}")
+
+
+@pytest.mark.parametrize("source", ["{{ self }}", "{{ messages }}"])
+def test_a_variable_of_the_renderer_itself_never_comes_from_the_request(source: str) -> None:
+    with pytest.raises(ChatTemplateError, match=r"refused the conversation: TypeError$"):
+        render("{{ messages }}" + source, chat_template_kwargs={"messages": 1})
+    given = render(source, chat_template_kwargs={"self": "own", "context": "own", "environment": "own"})
+    assert given == ("<TemplateReference None>" if "self" in source else "[{'role': 'user', 'content': 'x'}]")
+
+
+class Loud(str):
+    """A text that tells when it is asked."""
+
+    __slots__ = ()
+
+
+def objects_of_templates() -> list[Any]:
+    loop = LoopContext(iter((1, 2)), Undefined)
+    next(loop)
+    return [
+        *("text", {"a": 1, "items": 2, "pop": 3}, [1], (1,), 1, None, {1}, loop, Loud("x"), str, dict, lambda: 1),
+        Namespace(text="t", number=1, none=None, items=[1], method="{0}".format, _hidden="h", map="{x}".format_map),
+        (number for number in (1, 2)),
+    ]
+
+
+def test_the_short_cuts_of_the_sandbox_answer_as_jinjas_own_sandbox() -> None:
+    short, own = chat_template._environment(datetime.now), ImmutableSandboxedEnvironment()
+    names = {name for item in objects_of_templates() for name in dir(item)} | {"nextitem", "previtem", "text", "", "_"}
+    names |= {"number", "none", "method", "_hidden", "map", "missing", "a", "__class__", "mro", "gi_frame", "__attrs"}
+    for mine, theirs in zip(objects_of_templates(), objects_of_templates(), strict=True):
+        for name in sorted(names):
+            found, expected = short.getattr(mine, name), own.getattr(theirs, name)
+            assert type(found) is type(expected), (mine, name)
+            if isinstance(expected, Undefined):
+                assert (str(found._undefined_message), found._undefined_exception) == (
+                    str(expected._undefined_message),
+                    expected._undefined_exception,
+                ), (mine, name)
+            elif isinstance(expected, str | int | float | bool | None | list | dict):
+                assert found == expected, (mine, name)
+            else:
+                assert getattr(found, "__qualname__", None) == getattr(expected, "__qualname__", None), (mine, name)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{% set f = '{0.__class__}'.format %}{{ f(messages) }}",
+        "{% set ns = namespace(f='{0.__class__}'.format) %}{{ ns.f(messages) }}",
+        "{% for f in ['{0.__class__}'.format, 1] %}{{ loop.previtem and loop.previtem(messages) }}{% endfor %}",
+        "{{ messages[0].pop('role') }}",
+        "{{ messages[0].update(role='x') }}",
+        "{% for m in messages %}{{ loop.__class__ }}{{ loop._iterator.x }}{% endfor %}",
+        "{{ namespace(a=1)._Namespace__attrs.x }}",
+        "{{ messages[0].content.__class__.mro() }}",
+        "{% set ns = namespace(a=1) %}{% set ns.b = 'c'.upper %}{{ ns.a }}{{ ns.b() }}{{ ns.missing }}",
+        "{% for m in messages %}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.index0 }}{% endfor %}",
+        "{% for m in messages %}{{ loop.cycle('a', 'b') }}{{ loop.changed(1) }}{{ loop.nothing }}{% endfor %}",
+        "{{ 'a,b'.split(',') }}{{ messages[0].get('role') }}{{ messages[0].items() | list }}",
+    ],
+)
+def test_templates_get_from_objects_what_jinjas_own_sandbox_gives(source: str) -> None:
+    message = {"role": "user", "content": "x"}
+    own = ImmutableSandboxedEnvironment().from_string(source)
+    try:
+        expected = own.render(messages=[message])
+    except Exception as error:
+        with pytest.raises(ChatTemplateError, match=f"{type(error).__name__}$"):
+            render(source, message)
+    else:
+        assert render(source, message) == expected
+
+
+def some_message(rng: random.Random) -> Any:
+    fields = {
+        "role": rng.choice(["system", "user", "assistant", "tool", "developer", None, 1, ["user"]]),
+        "content": rng.choice(["", "text", "x-anthropic-billing-header: 1\nrest", None, ["part"], 1]),
+        "name": "n",
+        "reasoning": "r",
+        "tool_calls": [],
+    }
+    names = rng.sample(sorted(fields), k=rng.choice([1, 2, 2, 2, 3]))
+    likely = rng.choice([["role", "content"], ["content", "role"], names])
+    return rng.choice([{name: fields[name] for name in likely}] * 9 + ["no object"])
+
+
+def test_plain_turns_are_what_any_conversation_becomes() -> None:
+    rng = random.Random(7)
+    plain = 0
+    for _ in range(4_000):
+        messages = tuple(some_message(rng) for _ in range(rng.randrange(4)))
+        turns = chat_template._plain_turns(messages)
+        if turns is not None:
+            expected = conversation(messages, content_format="string")
+            assert [list(turn.items()) for turn in turns] == [list(message.items()) for message in expected]
+            plain += bool(messages)
+    assert plain > 100

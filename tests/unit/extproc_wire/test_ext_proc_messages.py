@@ -8,14 +8,10 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
     BodyMutation,
     BodyResponse,
     CommonResponse,
-    HttpBody,
-    HttpHeaders,
     ProcessingRequest,
     ProcessingResponse,
     StreamedBodyResponse,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 from extproc.core.exchange import (
     Answer,
@@ -32,7 +28,7 @@ from extproc.core.exchange import (
 from extproc.core.response_plan import Prediction, ResponsePlan
 from extproc.errors import MalformedRequestError, RequestShedError
 from extproc.wire import ext_proc
-from extproc.wire.ext_proc_bytes import BodyPart, read_body
+from tests.unit.extproc_wire.envoy_message import read_headers, read_response
 
 
 def decoded(step: object) -> ProcessingResponse:
@@ -80,43 +76,6 @@ def test_a_body_chunk_is_read_as_what_protobuf_would_have_written(
     encoded = ext_proc.encode_step(chunk)
     assert ProcessingResponse.FromString(encoded) == expected
     assert len(encoded) == expected.ByteSize()
-
-
-@pytest.mark.parametrize("part", ["request_body", "response_body"])
-@pytest.mark.parametrize("end_of_stream", [False, True])
-@pytest.mark.parametrize("size", [0, 1, 117, 123, 127, 128, 16_383, 16_384, 3_000_000])
-def test_a_part_of_a_body_is_read_as_protobuf_reads_it(size: int, end_of_stream: bool, part: str) -> None:
-    message = ProcessingRequest(**{part: HttpBody(body=b"x" * size, end_of_stream=end_of_stream)})
-    expected = BodyPart(b"x" * size, end_of_stream, part == "response_body")
-    assert read_body(message.SerializeToString()) == expected
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        ProcessingRequest(request_body=HttpBody(body=b"x"), observability_mode=True),
-        ProcessingRequest(request_body=HttpBody(body=b"x", end_of_stream_without_message=True)),
-        ProcessingRequest(request_headers=HttpHeaders()),
-        ProcessingRequest(),
-    ],
-    ids=["further field", "further field of the body", "headers", "empty"],
-)
-def test_any_other_message_is_left_to_protobuf(message: ProcessingRequest) -> None:
-    assert read_body(message.SerializeToString()) is None
-
-
-@given(st.binary(max_size=300))
-def test_whatever_is_read_as_a_part_of_a_body_protobuf_reads_alike(message: bytes) -> None:
-    part = read_body(b"\x22" + message)
-    if part is not None:
-        body = ProcessingRequest.FromString(b"\x22" + message).request_body
-        assert part == BodyPart(body.body, body.end_of_stream, False)
-
-
-@given(st.binary(max_size=300), st.booleans(), st.data())
-def test_a_part_of_a_body_that_is_cut_off_is_left_to_protobuf(body: bytes, end: bool, data: st.DataObject) -> None:
-    message = ProcessingRequest(request_body=HttpBody(body=body, end_of_stream=end)).SerializeToString()
-    assert read_body(message[: data.draw(st.integers(0, len(message) - 1))]) is None
 
 
 @pytest.mark.parametrize("answer", list(Answer))
@@ -177,13 +136,6 @@ def test_an_empty_set_of_headers_costs_no_byte(changes: bool) -> None:
     assert ext_proc.encode_step(told) is ext_proc.encode_step(plain)
 
 
-def test_the_content_type_is_read_from_a_responses_headers() -> None:
-    message = ProcessingRequest()
-    assert ext_proc.content_type(message.response_headers) == ""
-    message.response_headers.headers.headers.add(key="content-type", raw_value=b"application/json")
-    assert ext_proc.content_type(message.response_headers) == "application/json"
-
-
 def test_only_refusals_with_a_time_carry_retry_after() -> None:
     response = ProcessingResponse.FromString(ext_proc.encode_refusal(MalformedRequestError("no")))
     headers = {option.header.key for option in response.immediate_response.headers.set_headers}
@@ -200,7 +152,7 @@ def test_request_facts_are_read_from_raw_or_plain_values() -> None:
         ("authorization", b"secret", ""),
     ]:
         message.request_headers.headers.headers.add(key=key, raw_value=raw, value=plain)
-    assert ext_proc.request_facts(message) == RequestFacts(
+    assert ext_proc.request_facts(read_headers(message)) == RequestFacts(
         method="POST", path="/v1/completions?x=1", objective="batch", request_id="r-1"
     )
 
@@ -219,32 +171,32 @@ def test_request_facts_are_read_from_raw_or_plain_values() -> None:
 def test_the_path_is_unquoted_once_as_the_pod_does_it_and_the_query_is_not(sent: str, path: str) -> None:
     message = ProcessingRequest()
     message.request_headers.headers.headers.add(key=":path", raw_value=sent.encode())
-    assert ext_proc.request_facts(message).path == path
+    assert ext_proc.request_facts(read_headers(message)).path == path
 
 
 def test_an_envoy_that_does_not_tell_its_mode_sends_buffered_bodies() -> None:
-    assert ext_proc.request_body_mode(ProcessingRequest()) is BodyMode.BUFFERED
+    assert read_headers(ProcessingRequest()).request_mode is BodyMode.BUFFERED
 
 
 def test_a_mode_of_a_newer_envoy_is_treated_as_a_body_we_do_not_see() -> None:
     message = ProcessingRequest()
     message.protocol_config.request_body_mode = 5
-    assert ext_proc.request_body_mode(message) is BodyMode.NONE
+    assert read_headers(message).request_mode is BodyMode.NONE
 
 
 @pytest.mark.parametrize(("value", "expected"), [(b"200", 200), (b"", 0), (b"abc", 0)])
 def test_the_pods_status_is_read_from_its_pseudo_header(value: bytes, expected: int) -> None:
     message = ProcessingRequest()
     message.response_headers.headers.headers.add(key=":status", raw_value=value)
-    assert ext_proc.response_status(message.response_headers) == expected
+    assert ext_proc.response_status(read_response(message)) == expected
 
 
 def test_further_headers_are_those_that_were_asked_for() -> None:
     message = ProcessingRequest()
     for key in ("content-type", "x-session-id", "x-tenant", "cookie"):
         message.request_headers.headers.headers.add(key=key, raw_value=key.encode())
-    usual = ext_proc.request_facts(message).headers
-    further = ext_proc.request_facts(message, further=ext_proc.FURTHER_HEADERS | {"x-tenant"}).headers
+    usual = ext_proc.request_facts(read_headers(message)).headers
+    further = ext_proc.request_facts(read_headers(message, further=ext_proc.FURTHER_HEADERS | {"x-tenant"})).headers
     assert usual == {"content-type": "content-type", "x-session-id": "x-session-id"}
     assert further == {**usual, "x-tenant": "x-tenant"}
 
@@ -262,13 +214,16 @@ def test_the_routes_candidates_are_a_list_or_a_text_and_may_be_none(hint: object
     message = ProcessingRequest()
     metadata = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
     metadata.update({"x-gateway-destination-endpoint-subset": hint})
-    assert ext_proc.request_facts(message).subset == expected
+    assert ext_proc.request_facts(read_headers(message)).subset == expected
 
 
 def test_a_route_that_says_nothing_allows_all_candidates() -> None:
     message = ProcessingRequest()
     message.metadata_context.filter_metadata["envoy.lb.subset_hint"].update({"other": "x"})
-    assert (ext_proc.request_facts(message).subset, ext_proc.request_facts(ProcessingRequest()).subset) == (None, None)
+    assert (
+        ext_proc.request_facts(read_headers(message)).subset,
+        ext_proc.request_facts(read_headers(ProcessingRequest())).subset,
+    ) == (None, None)
 
 
 # --- bodies and responses that change --------------------------------------------------------------------------------
@@ -304,15 +259,15 @@ def test_the_headers_carry_pick_note_and_removed_headers_together() -> None:
     # what Envoy hands to the filter that sees responses
     message = ProcessingRequest()
     message.metadata_context.filter_metadata["kvmesh"].CopyFrom(answer.dynamic_metadata.fields["kvmesh"].struct_value)
-    assert ext_proc.response_plan(message) == plan
+    assert ext_proc.response_plan(read_response(message)) == plan
 
 
 @pytest.mark.parametrize("note", ["", "{", '{"sampled": 3}', "[]"])
 def test_a_note_that_cannot_be_read_is_no_plan(note: str) -> None:
     message = ProcessingRequest()
     message.metadata_context.filter_metadata["kvmesh"].update({"response": note})
-    assert ext_proc.response_plan(message) is None
-    assert ext_proc.response_plan(ProcessingRequest()) is None
+    assert ext_proc.response_plan(read_response(message)) is None
+    assert ext_proc.response_plan(read_response(ProcessingRequest())) is None
 
 
 @pytest.mark.parametrize(("changes", "removed"), [(True, ["content-length"]), (False, [])])
@@ -337,10 +292,10 @@ def test_the_response_head_is_read() -> None:
         ("content-length", b"17"),
     ]:
         message.response_headers.headers.headers.add(key=key, raw_value=value)
-    assert ext_proc.response_head(message.response_headers) == ext_proc.ResponseHead(
+    assert ext_proc.response_head(read_response(message)) == ext_proc.ResponseHead(
         status=200, content_type="application/json", content_encoding="br", content_length=17
     )
-    assert ext_proc.response_head(ProcessingRequest().response_headers) == ext_proc.ResponseHead(
+    assert ext_proc.response_head(read_response(ProcessingRequest())) == ext_proc.ResponseHead(
         status=0, content_type="", content_encoding="", content_length=None
     )
 
@@ -353,7 +308,7 @@ def test_envoy_tells_whether_a_pod_answered(details: str | None, expected: bool)
     message = ProcessingRequest()
     if details is not None:
         message.attributes["envoy.filters.http.ext_proc"].update({"response.code_details": details})
-    assert ext_proc.response_origin(message) == (None, expected)
+    assert ext_proc.response_origin(read_response(message)) == (None, expected)
 
 
 @pytest.mark.parametrize(("address", "expected"), [("10.0.0.1:8000", "10.0.0.1:8000"), ("", None)])
@@ -362,4 +317,4 @@ def test_envoy_tells_which_pod_answered(address: str, expected: str | None) -> N
     message.attributes["envoy.filters.http.ext_proc"].update(
         {"upstream.address": address, "response.code_details": "via_upstream"}
     )
-    assert ext_proc.response_origin(message) == (expected, True)
+    assert ext_proc.response_origin(read_response(message)) == (expected, True)

@@ -174,6 +174,7 @@ messages = st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=300)), max_s
 widenings = st.lists(st.tuples(st.integers(-1, 3), st.integers(1, 400)), max_size=40)
 
 
+@pytest.mark.thorough
 @given(messages, widenings, st.lists(st.integers(0, 500), max_size=5))
 def test_whatever_the_windows_do_nothing_is_lost_and_no_window_is_passed(
     messages: list[tuple[int, bytes]], widenings: list[tuple[int, int]], initial: Iterable[int]

@@ -87,6 +87,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=120, deadline=None)
 @given(
     fields=st.lists(st.tuples(KEYS, VALUES), max_size=6),
@@ -111,6 +112,7 @@ def test_any_object_with_any_duplicates_reads_as_if_it_had_been_written_so(
     assert repr(pairs) == repr(json.loads(written(expected), object_pairs_hook=lambda found: found))
 
 
+@pytest.mark.thorough
 @settings(max_examples=100, deadline=None)
 @given(fields=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=5), at=st.integers(0, 4))
 def test_putting_the_old_value_back_gives_the_old_bytes(fields: list[tuple[str, Any]], at: int) -> None:
@@ -186,6 +188,7 @@ RAW_VALUES = st.sampled_from(
 SPACES = st.sampled_from((b"", b" ", b"\n\t", b"\r\n "))
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(
     mark=st.sampled_from((b"", b"\xef\xbb\xbf")),

@@ -108,6 +108,7 @@ ANY_JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(path=st.sampled_from(PATHS), body=st.dictionaries(st.sampled_from(NAMES), ANY_JSON))
 def test_any_json_object_gives_a_request_or_a_400(path: str, body: dict[str, Any]) -> None:

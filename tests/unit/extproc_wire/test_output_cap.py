@@ -206,6 +206,7 @@ NAMES = (
 )
 
 
+@pytest.mark.thorough
 @given(path=st.sampled_from(sorted(PROMPTS)), fields=st.dictionaries(st.sampled_from(NAMES), JSON))
 def test_whatever_a_client_sends_no_limit_rises_and_nothing_breaks(path: str, fields: dict[str, Any]) -> None:
     after = {**fields, **changed(path, fields)} if "max_tokens" not in fields else fields | changed(path, fields)

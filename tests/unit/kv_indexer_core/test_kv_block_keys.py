@@ -5,7 +5,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_indexer.core.block_keys import block_keys, root_key, split_keys
+from kv_indexer.core.block_keys import FEW_BLOCKS, block_keys, root_key, split_keys
 
 ROOT = root_key(hash_seed="kvmesh", model="tiny")
 FOUR_BLOCKS = bytes(range(256))  # 64 tokens of 4 bytes
@@ -75,3 +75,15 @@ def test_seed_model_adapter_and_salt_each_give_another_root() -> None:
 
     assert len(roots) == 6
     assert {len(root) for root in roots} == {8}
+
+
+@pytest.mark.parametrize("count", [0, 1, FEW_BLOCKS - 1, FEW_BLOCKS, FEW_BLOCKS + 1, 3 * FEW_BLOCKS])
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_any_number_of_blocks_is_chained_alike(count: int, block_size: int) -> None:
+    tokens = b"".join(number.to_bytes(4, "little") for number in range(count * block_size))
+    keys, key = [], ROOT
+    for at in range(0, len(tokens), 4 * block_size):
+        key = xxhash.xxh3_64(key + tokens[at : at + 4 * block_size]).digest()
+        keys.append(key)
+
+    assert block_keys(tokens + bytes(3), block_size=block_size, parent=ROOT) == b"".join(keys)

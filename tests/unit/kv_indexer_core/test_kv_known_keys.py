@@ -26,6 +26,7 @@ PROMPTS = st.tuples(
 )
 
 
+@pytest.mark.thorough
 @settings(deadline=None)
 @given(st.lists(PROMPTS, max_size=12), st.sampled_from((0, 2000, 1 << 20)))
 def test_remembered_keys_are_those_computed_anew(
@@ -126,3 +127,39 @@ def test_what_was_not_used_for_longest_is_forgotten_first(monkeypatch: pytest.Mo
 def test_a_block_size_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 token"):
         KnownBlockKeys().keys(tokens_of(1, blocks=1), block_size=0, parent=ROOTS[0])
+
+
+def test_a_prompt_that_leaves_a_known_one_at_a_stretch_is_found_again_by_each_way() -> None:
+    known = KnownBlockKeys()
+    begin, one, other = (tokens_of(seed, blocks=2 * STRETCH_BLOCKS) for seed in (1, 2, 3))
+    for tokens in (begin + one, begin + other, begin + one, other + one, begin + other, begin):
+        assert known.keys(tokens, block_size=1, parent=ROOTS[0]) == block_keys(tokens, block_size=1, parent=ROOTS[0])
+
+
+def test_keys_stay_true_while_what_followed_is_forgotten_and_learnt_again() -> None:
+    room = 3 * (STRETCH_BLOCKS * (4 + 8) + module.ENTRY_BYTES)  # for three stretches; each prompt has four
+    known, source = KnownBlockKeys(limit_bytes=room), random.Random(5)
+    prompts = [tokens_of(1, blocks=2 * STRETCH_BLOCKS) + tokens_of(seed, blocks=2 * STRETCH_BLOCKS) for seed in (2, 3)]
+    for _ in range(60):
+        tokens = source.choice(prompts)[: 4 * source.randint(1, 4 * STRETCH_BLOCKS)]
+        assert known.keys(tokens, block_size=1, parent=ROOTS[0]) == block_keys(tokens, block_size=1, parent=ROOTS[0])
+        assert known.held_bytes <= room
+
+
+def test_forgetting_lets_go_of_what_is_used_all_the_time_where_everything_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SECOND_CHANCES", 2)
+    room = 4 * (STRETCH_BLOCKS * (4 + 8) + module.ENTRY_BYTES)
+    known = KnownBlockKeys(limit_bytes=room)
+    prompts = [tokens_of(seed, blocks=STRETCH_BLOCKS) for seed in range(8)]
+    for tokens in prompts[:4] * 2 + prompts[4:]:
+        assert known.keys(tokens, block_size=1, parent=ROOTS[0]) == block_keys(tokens, block_size=1, parent=ROOTS[0])
+        assert known.held_bytes <= room
+
+
+@given(st.integers(0, 70), st.integers(0, 80))
+def test_keys_may_be_asked_for_of_the_first_blocks_alone(blocks: int, more: int) -> None:
+    tokens = tokens_of(4, blocks=blocks, more=more)
+    prompt = PromptKeys(KnownBlockKeys(), tokens, block_size=1, parent=ROOTS[0], blocks=blocks)
+
+    assert prompt.reach(blocks + more) == block_keys(tokens[: blocks * 4], block_size=1, parent=ROOTS[0])
+    assert prompt.blocks == blocks

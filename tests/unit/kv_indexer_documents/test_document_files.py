@@ -65,6 +65,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_place(text: bytes, words
     assert words in str(refused.value)
 
 
+@pytest.mark.thorough
 def test_much_out_of_little_is_refused() -> None:
     levels = "\n".join(f"l{level}: &l{level} [{', '.join(['*l' + str(level - 1)] * 9)}]" for level in range(1, 12))
     with pytest.raises(DocumentFileError, match="too large"):

@@ -215,6 +215,7 @@ def test_a_rank_that_is_none_is_left_out(rank: Any) -> None:
     assert decode_batch(pack([1.5, [["AllBlocksCleared"]], rank])) == EventBatch(ts=1.5, events=(AllBlocksCleared(),))
 
 
+@pytest.mark.thorough
 def test_a_batch_of_a_hundred_thousand_events_is_read_in_order() -> None:
     batch = decode_batch(pack([1.5, [["BlockRemoved", [number]] for number in range(100_000)], 0]))
 

@@ -223,6 +223,7 @@ def test_an_unknown_state_reads_as_degraded(state: bytes) -> None:
 ANYTHING = st.one_of(st.binary(max_size=12), st.sampled_from([b"a:1", b"0", b"live", b"1e999", b"{}", slot_json()]))
 
 
+@pytest.mark.thorough
 @given(
     slots=st.lists(st.tuples(ANYTHING, ANYTHING, st.integers(-1, 9)), max_size=4),
     streams=st.lists(st.tuples(ANYTHING, *[st.none() | ANYTHING] * 11, st.integers(0, 1)), max_size=4),
