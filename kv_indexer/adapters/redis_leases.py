@@ -21,9 +21,9 @@ from kv_indexer.core.lease_plan import IndexerRecord, LeasePlan, Survey, portion
 from kv_indexer.core.source import Claim, Stream
 
 HEARTBEAT_SECONDS = 5  # without one for so long, readers take the indexer for dead
-SURVEYED_AT_ONCE = 200  # streams: 2 to 3 ms of Redis
+SURVEYED_AT_ONCE = 100  # streams: 2 to 3 ms of Redis
 SETTLED_AT_ONCE = 50  # a stream that is registered takes some 50 µs
-CHECKED_A_BEAT = 200  # streams whose slots are looked at; of more, another part each time
+CHECKED_A_BEAT = 100  # streams whose slots are looked at; of more, another part each time
 ADOPT, TAKE, GIVE, BURY, UNFOLLOW = b"adopt", b"take", b"give", b"bury", b"unfollow"
 
 
