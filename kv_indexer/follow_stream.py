@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Any
+from zlib import crc32
 
 from kv_indexer.apply_events import EventApplier
 from kv_indexer.catch_up import TRUNCATED, UNANSWERED, CatchUp, RecoveryPolicy
@@ -85,6 +86,7 @@ class StreamFollower:
         self._on_lost = on_lost
         self._waits_since: float | None = None  # for a batch
         self._quiet_probes = 0  # in a row that brought nothing
+        self._spread = crc32(self._name.encode()) / (1 << 32)
         self._catch_up = CatchUp(
             stream=claim.stream,
             live=live,
@@ -237,7 +239,9 @@ class StreamFollower:
 
     def _probe_seconds(self) -> float:
         """Return after how long without a batch the publisher is asked."""
-        rarer = min(1 << min(self._quiet_probes, DOUBLINGS), self._policy.quiet_probe_limit)
+        # thousands that began at once must not ask at once: none later than it would, the more the more spread
+        early = self._spread * (1 - 1 / self._slowdown()) / 2
+        rarer = (1 - early) * min(1 << min(self._quiet_probes, DOUBLINGS), self._policy.quiet_probe_limit)
         return self._idle_seconds() * self._policy.idle_probes * rarer
 
     async def _take_up(self) -> None:
