@@ -31,6 +31,7 @@ __all__ = ["RecoveryPolicy", "StreamFollower"]
 
 log = logging.getLogger(__name__)
 
+ASKED_AT_FIRST = 2  # probes that the replay of a new session counts for, in a large fleet
 DOUBLINGS = 16  # beyond these every limit is reached
 
 Heed = Callable[[StreamRecord | None, float], None]  # what the registry says, and when it was asked
@@ -153,7 +154,8 @@ class StreamFollower:
             self._delay = self._policy.retry_seconds
             self._heal_at = self._clock() + self._heal_delay
             stale_since = self._clock()
-            self._quiet_probes = 0
+            # of a large fleet all begin at once, and each has just been asked for what it has
+            self._quiet_probes = ASKED_AT_FIRST if self._slowdown() > 1 and self._started_at is not None else 0
             while True:
                 before = self._applier.position
                 frames = await self._receive(stale_since)

@@ -46,6 +46,7 @@ class Bench:
         self.heed: Callable[[StreamRecord | None, float], None] | None = None  # the follower's, while it attends
         self.attend: Callable[[Any], AbstractContextManager[None]] | None = None
         self.lost = 0
+        self.slowdown = 1.0
 
     async def follow(self, pod: FakePod, *, with_replay: bool = True) -> None:
         """Run until the pod's script has ended."""
@@ -79,6 +80,7 @@ class Bench:
             registered=lambda _: self.registered(),
             attend=self.attend,
             on_lost=self._lost,
+            slowdown=lambda: self.slowdown,
         )
         async with asyncio.timeout(10):
             await follower.run()
@@ -325,6 +327,16 @@ async def test_probes_that_bring_nothing_get_rarer_up_to_a_limit_and_a_batch_end
     await bench.follow(pod)
     until_probe = [1, 2, 1, 4, 3, 2, 1, 4, 3, 2, 1, 4, 1, 2, 1]  # a second passes at each
     assert (pod.waits, bench.heed) == (until_probe, None)
+
+
+async def test_in_a_large_fleet_the_first_probe_after_a_replay_is_late_and_not_at_the_same_time_as_others(
+    bench: Bench,
+) -> None:
+    bench.attend, bench.identity, bench.slowdown = bench.attending, FakeIdentity(5.0), 10.0
+    pod = FakePod(buffer=chain(2), live=[[frame(2, stored(3, parent=2))], []])
+    await bench.follow(pod)
+    first, after_a_batch, _ = pod.waits
+    assert (220 <= first <= 400, first) == (True, 4 * after_a_batch)
 
 
 async def test_probes_stay_as_frequent_where_the_start_time_of_the_publisher_is_unknown(bench: Bench) -> None:
