@@ -17,6 +17,7 @@ from extproc.core.latency_estimate import LatencyEstimates
 from extproc.core.priority import PriorityPolicy
 from extproc.core.retry_slots import RetrySlots
 from extproc.core.standing import Standing
+from extproc.core.tenant_shares import TenantShares
 from extproc.core.wait_margin import FIRST, WaitMargin
 from extproc.errors import RequestShedError
 
@@ -89,6 +90,7 @@ class PoolPressure:
         self._shedding: dict[tuple[str, str, str], None] = {}  # class, tenant, pool
         self._rates: dict[str, DispatchRates] = {}
         self._margins: dict[tuple[str, str, str], WaitMargin] = {}  # class, tenant, pool
+        self._shares: dict[tuple[str, str], TenantShares] = {}  # class, pool: of classes that may be refused
         self._lines: dict[tuple[str, str], RetrySlots] = {}
 
     def retune(self, policy: PriorityPolicy) -> None:
@@ -152,6 +154,13 @@ class PoolPressure:
             rates = self._rates[pool] = DispatchRates(now=now)
         some_wait = self._waiting.waits_in(pool)
         rates.went(standing.priority_class.priority, uncached_tokens, some_wait=some_wait, now=now)
+        if standing.priority_class.sheddable:
+            key = (standing.class_name, pool)
+            shares = self._shares.get(key)
+            if shares is None:
+                _make_room(self._shares, most=MOST_POOLS)
+                shares = self._shares[key] = TenantShares()
+            shares.went(standing.tenant, uncached_tokens, now=now)
 
     def waited(self, standing: Standing, expectation: Expectation, *, pool: str, seconds: float) -> None:
         """Learn from a request that was in the queue for so long, whatever ended it but its client."""
@@ -198,11 +207,23 @@ class PoolPressure:
         """Tell the same without taking note of it, for explanations."""
         key = (standing.class_name, standing.tenant, pool)
         target = standing.priority_class.targets.ttft_seconds
-        margin = self._margins.get(key)
-        worst = expectation.own_seconds + expectation.wait_seconds * (margin.factor if margin is not None else FIRST)
+        worst = expectation.own_seconds + expectation.wait_seconds * self._margin(standing, pool)
         if key in self._shedding:
             target *= self._policy.overload.shed_leave
         return worst > target
+
+    def _margin(self, standing: Standing, pool: str) -> float:
+        """Return how many times longer than expected the request may wait.
+
+        Those who flood make waits uncertain. A tenant that got less than another is not refused more for that.
+        """
+        margin = self._margins.get((standing.class_name, standing.tenant, pool))
+        if margin is None:
+            return FIRST
+        shares = self._shares.get((standing.class_name, pool))
+        if shares is not None and shares.is_behind(standing.tenant, now=self._clock()):
+            return min(margin.factor, FIRST)
+        return margin.factor
 
     def refusal(
         self, kind: type[RequestShedError], standing: Standing, pool: str, expectation: Expectation, *, now: float

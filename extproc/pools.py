@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 AUTHORITY = ":authority"
 LOOK_SECONDS = 1.0
 LOOKS_BACK_EVERY = 5  # looks
+LOOKS_BACK_AT_REST = 30  # likewise, at the models of pools without requests: their pods are asked minutes apart
 WATCHED_SECONDS = 900.0  # after its last pick a pool is looked at so long
 RETURN_SECONDS = 5.0  # for a pool that was deleted to be made anew: who waits there goes on then, and gets a 503 else
 FULL_MEMORY_POOLS = 4  # with more pools, each remembers less of what it has routed
@@ -329,7 +330,8 @@ class Pools:
             looks += 1
             since = time.monotonic() - WATCHED_SECONDS
             for pool in tuple(self._pools.values()):
-                if pool.config.model is None and (not pool.config.learned or looks % LOOKS_BACK_EVERY == 0):
+                every = LOOKS_BACK_EVERY if pool.picked_at > since else LOOKS_BACK_AT_REST
+                if pool.config.model is None and (not pool.config.learned or looks % every == 0):
                     with self._alone(pool.name):
                         self._learn(pool)
                 if not pool.name or pool.picked_at > since:

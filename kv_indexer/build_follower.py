@@ -35,6 +35,7 @@ class FollowerParts:
     slowdown: Callable[[], float] = lambda: 1.0  # see `StreamFollower`
     turns: AbstractAsyncContextManager[Any] | None = None  # likewise
     watch: IndexWatch | None = None  # that reads the registry for all
+    lost: Callable[[Stream], None] = lambda _: None  # told when a publisher cannot be heard any more
 
     def build(self, claim: Claim, addresses: EventAddresses) -> StreamFollower:
         """Return a follower that writes under this claim; it opens its sockets when it runs."""
@@ -66,6 +67,8 @@ class FollowerParts:
             slowdown=self.slowdown,
             turns=self.turns,
             registered=partial(_record, self.watch, stream) if self.watch else lambda _: None,
+            attend=partial(self.watch.attend, stream) if self.watch else None,
+            on_lost=partial(self.lost, stream),
         )
 
 

@@ -30,6 +30,7 @@ class RecoveryPolicy:
     batches_per_change: int = 64  # applied in one atomic step, at most
     idle_seconds: float = 1.0  # without a batch; then the stored position is checked
     idle_probes: int = 10  # idle spells before the publisher itself is asked for what we may have missed
+    quiet_probe_limit: int = 8  # times as long, where it had nothing new; doubles up to this
     retry_seconds: float = 0.25  # after a lost pod; doubles up to the limit
     retry_limit_seconds: float = 2.0
     identity_seconds: float = 5.0  # between questions for the publisher's start time

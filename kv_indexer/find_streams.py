@@ -19,6 +19,7 @@ from kv_indexer.ports import EventDirectory, IndexerTelemetry
 log = logging.getLogger(__name__)
 
 NOT_ASKED = "not asked yet"
+DOUBLINGS = 16  # beyond these every limit is reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +76,22 @@ class StreamFinder:
     async def watch(self, endpoint: str, directory: EventDirectory) -> None:
         """Ask one pod for ever."""
         is_model_checked = False
+        known, same = None, 0  # what it answered, and how often in a row
         while True:
             is_well = await self._ask(endpoint, directory)
             if is_well and self._model and not is_model_checked:
                 await self._check_model(endpoint, directory)
             is_model_checked = is_well
             is_well = is_well and not self._is_lost(endpoint)
-            policy = self._policy
-            await self._sleep(policy.well_seconds * self._slowdown() if is_well else self._lost_seconds())
+            answer = self.answers.get(endpoint)
+            same = same + 1 if is_well and answer and answer.ranks == known else 0
+            known = answer.ranks if answer else None
+            await self._sleep(self._well_seconds(same) if is_well else self._lost_seconds())
+
+    def _well_seconds(self, same: int) -> float:
+        """Ask of many pods the more rarely, the more often they have said the same."""
+        slowdown = self._slowdown()
+        return self._policy.well_seconds * slowdown * min(float(1 << min(same, DOUBLINGS)), slowdown)
 
     def _lost_seconds(self) -> float:
         """Let one lost pod be found at once, and a thousand not ask for all our time."""

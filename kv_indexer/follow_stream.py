@@ -8,8 +8,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Any
+from zlib import crc32
 
 from kv_indexer.apply_events import EventApplier
 from kv_indexer.catch_up import TRUNCATED, UNANSWERED, CatchUp, RecoveryPolicy
@@ -30,6 +31,10 @@ __all__ = ["RecoveryPolicy", "StreamFollower"]
 
 log = logging.getLogger(__name__)
 
+ASKED_AT_FIRST = 2  # probes that the replay of a new session counts for, in a large fleet
+DOUBLINGS = 16  # beyond these every limit is reached
+
+Heed = Callable[[StreamRecord | None, float], None]  # what the registry says, and when it was asked
 _Shown = tuple[int, SourceState, str]  # epoch, state, reason
 
 
@@ -52,10 +57,15 @@ class StreamFollower:
         slowdown: Callable[[], float] = lambda: 1.0,
         turns: AbstractAsyncContextManager[Any] | None = None,
         registered: Callable[[float], StreamRecord | None] = lambda _: None,
+        attend: Callable[[Heed], AbstractContextManager[None]] | None = None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         """Take `slowdown` to ask how much rarer than by the policy a quiet publisher is looked at.
 
         `registered` gives what the registry says of the stream, where somebody has read it within so many seconds.
+        With `attend` somebody says by himself when the registry has changed, so that a quiet stream sleeps until there
+        is something to do; without, it looks every `idle_seconds`. `on_lost` is called when the publisher cannot be
+        heard any more.
 
         `turns` is entered to take the stream up for the first time: when thousands begin at once, each would find all
         its deadlines passed.
@@ -73,6 +83,11 @@ class StreamFollower:
         self._slowdown = slowdown
         self._turns = turns or nullcontext()
         self._registered = registered
+        self._attend = attend
+        self._on_lost = on_lost
+        self._waits_since: float | None = None  # for a batch
+        self._quiet_probes = 0  # in a row that brought nothing
+        self._spread = crc32(self._name.encode()) / (1 << 32)
         self._catch_up = CatchUp(
             stream=claim.stream,
             live=live,
@@ -96,11 +111,13 @@ class StreamFollower:
 
     async def run(self) -> None:
         """Follow the stream through every failure, until the claim has passed to another indexer."""
+        attending = self._attend(self._heed) if self._attend else nullcontext()
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(self._watch_identity(), name=f"identity-{self._name}")
             try:
-                while True:
-                    await self._sleep(await self._attempt())
+                with attending:
+                    while True:
+                        await self._sleep(await self._attempt())
             except LeaseLostError as error:
                 log.info("%s", error)
             watch.cancel()
@@ -137,9 +154,11 @@ class StreamFollower:
             self._delay = self._policy.retry_seconds
             self._heal_at = self._clock() + self._heal_delay
             stale_since = self._clock()
+            # of a large fleet all begin at once, and each has just been asked for what it has
+            self._quiet_probes = ASKED_AT_FIRST if self._slowdown() > 1 and self._started_at is not None else 0
             while True:
                 before = self._applier.position
-                frames = await self._live.receive(timeout_seconds=self._idle_seconds())
+                frames = await self._receive(stale_since)
                 if frames:
                     await self._advance(frames)
                 else:
@@ -159,6 +178,29 @@ class StreamFollower:
         await self._take_up()
         await self._show_caught_up()
 
+    async def _receive(self, stale_since: float) -> Sequence[Frame]:
+        self._waits_since = self._clock()
+        try:
+            return await self._live.receive(timeout_seconds=self._patience(stale_since))
+        finally:
+            self._waits_since = None
+
+    def _patience(self, stale_since: float) -> float:
+        """Return how long to wait for a batch: until something else is due."""
+        if self._attend is None:
+            return self._idle_seconds()
+        due = stale_since + self._probe_seconds()
+        if self._may_heal():
+            due = min(due, self._heal_at)
+        if self._applier.orphans:
+            due = min(due, self._orphans_at)
+        return max(due - self._clock(), 0.0)
+
+    def _heed(self, record: StreamRecord | None, asked_at: float) -> None:
+        """Wake up where the registry, asked while we wait, does not say what we have left there."""
+        if self._waits_since is not None and asked_at > self._waits_since and not self._is_ours(record):
+            self._live.interrupt()
+
     async def _check_step(self) -> None:
         if self._is_as_registered():
             return  # thousands of quiet streams are read at once, not one by one
@@ -168,7 +210,10 @@ class StreamFollower:
             await self._catch_up.complete(probe=True)
 
     def _is_as_registered(self) -> bool:
-        record, position = self._registered(self._idle_seconds()), self._applier.position
+        return self._is_ours(self._registered(self._idle_seconds()))
+
+    def _is_ours(self, record: StreamRecord | None) -> bool:
+        position = self._applier.position
         return (
             record is not None
             and (record.epoch, record.last_seq) == (position.epoch, position.last_seq)
@@ -179,15 +224,27 @@ class StreamFollower:
         """Ask who is there after a while without a new batch; return since when there is none.
 
         A lost last batch has no follower that would show the gap, and what another process says may look like what is
-        known already.
+        known already. Once a probe has brought nothing, neither is likely while the connection holds and the start time
+        stays the same: then the next ones are rarer.
         """
         now, position = self._clock(), self._applier.position
         if (position.epoch, position.last_seq) != (before.epoch, before.last_seq):
+            self._quiet_probes = 0
             return now
-        if now - stale_since < self._idle_seconds() * self._policy.idle_probes:
+        if now - stale_since < self._probe_seconds():
             return stale_since
         await self._catch_up.complete(probe=True)
+        position = self._applier.position
+        is_quiet = (position.epoch, position.last_seq) == (before.epoch, before.last_seq) and not self._catch_up.trouble
+        self._quiet_probes = self._quiet_probes + 1 if is_quiet and self._started_at is not None else 0
         return self._clock()
+
+    def _probe_seconds(self) -> float:
+        """Return after how long without a batch the publisher is asked."""
+        # thousands that began at once must not ask at once: none later than it would, the more the more spread
+        early = self._spread * (1 - 1 / self._slowdown()) / 2
+        rarer = (1 - early) * min(1 << min(self._quiet_probes, DOUBLINGS), self._policy.quiet_probe_limit)
+        return self._idle_seconds() * self._policy.idle_probes * rarer
 
     async def _take_up(self) -> None:
         """Find out whether the publisher is still the one whose blocks the index has, and get what is missing."""
@@ -226,12 +283,13 @@ class StreamFollower:
         now = self._clock()
         if now >= self._orphans_at and self._applier.orphans:
             await self._adopt_orphans(now)
-        if now >= self._heal_at and (
-            self._catch_up.trouble == UNANSWERED or self._applier.position.degraded in (TRUNCATED, UNANSWERED)
-        ):
+        if now >= self._heal_at and self._may_heal():
             await self._catch_up.heal()
             self._heal_delay = min(self._heal_delay * 2, self._policy.heal_limit_seconds)
             self._heal_at = self._clock() + self._heal_delay
+
+    def _may_heal(self) -> bool:
+        return self._catch_up.trouble == UNANSWERED or self._applier.position.degraded in (TRUNCATED, UNANSWERED)
 
     async def _adopt_orphans(self, now: float) -> None:
         """Look for lost parents elsewhere, ever more rarely while that leads nowhere and nothing new waits."""
@@ -249,6 +307,8 @@ class StreamFollower:
             seen = await self._ask_started_at()
             if seen is not None:
                 self._seen_started_at = seen
+                if is_another_process(self._started_at, seen):
+                    self._live.interrupt()
 
     def _idle_seconds(self) -> float:
         return self._policy.idle_seconds * self._slowdown()
@@ -311,6 +371,7 @@ class StreamFollower:
             self._said = shown
             log.error("%s is lost: %s", self._name, message)
             self._telemetry.state(self._claim.stream, state=SourceState.LOST, reason=reason)
+            self._on_lost()
         try:
             await self._record(shown)
         except IndexUnavailableError as error:

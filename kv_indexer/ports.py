@@ -124,6 +124,9 @@ class LiveEvents(Protocol):
     async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
         """Return what has arrived, at most a few dozen batches; empty on timeout. Raise FeedLostError."""
 
+    def interrupt(self) -> None:
+        """Have a `receive` that waits return at once, with what has arrived or with nothing."""
+
     def check(self) -> None:
         """Raise FeedLostError if the connection has gone since `connect`: who is there now may be another process."""
 

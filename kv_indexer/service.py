@@ -230,7 +230,13 @@ class IndexerService:
             slowdown=self._slowdown,
             turns=asyncio.Semaphore(STREAMS_AT_ONCE) if self._pools else None,
             watch=self._watch,
+            lost=self._ask_again,
         )
+
+    def _ask_again(self, stream: Stream) -> None:
+        """Have a pod whose stream was lost asked at once: well as it was, its turn may be a quarter of an hour off."""
+        if self._pools and self._slowdown() > 1 and stream.endpoint in self._pools.following.asked:
+            self._pools.begin(stream.endpoint)
 
     async def _share(self, group: asyncio.TaskGroup, parts: FollowerParts) -> float:
         """Tick; at once when discovery has news."""

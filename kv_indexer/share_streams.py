@@ -59,6 +59,7 @@ class StreamSharer:
         self._followed: dict[Stream, _Following] = {}
         self._ending: dict[Stream, asyncio.Task[None]] = {}  # stopped, and not yet gone
         self._registered_at: dict[Stream, float] = {}  # when the registry first had it, as far as we have seen
+        self._in_step_with: tuple[object, object] | None = None  # claims and addresses that the followers match
 
     @property
     def held(self) -> Collection[Stream]:
@@ -85,6 +86,8 @@ class StreamSharer:
             self.trouble = str(error)
             return
         self.trouble = ""
+        if self._is_in_step(claims, addresses):
+            return  # of thousands, not each has to be compared several times a lease
         await self._stop_what_is_not_ours(claims, addresses)
         for stream, claim in claims.items():
             if stream in self._ending:
@@ -93,6 +96,18 @@ class StreamSharer:
                 await self._drop(claim)
             elif stream not in self._followed:
                 self._start(claim, addresses[stream], group, follow)
+        if not self._ending and self._followed.keys() == claims.keys():
+            self._in_step_with = (claims, addresses)
+
+    def _is_in_step(self, claims: Mapping[Stream, Claim], addresses: Mapping[Stream, EventAddresses]) -> bool:
+        """Tell whether both are the very objects that the followers were matched with, and none has ended since."""
+        known, self._in_step_with = self._in_step_with, None
+        if known is not None and known[0] is claims and known[1] is addresses:
+            self._in_step_with = known
+        return self._in_step_with is not None
+
+    def _follower_ended(self, _: "asyncio.Task[None]") -> None:
+        self._in_step_with = None
 
     async def release(self) -> None:
         """Let others take over at once; call it when the followers have ended: what they write later is refused."""
@@ -106,6 +121,7 @@ class StreamSharer:
         log.info("%s is ours (fence %d)", stream.name, claim.fence)
         self._telemetry.forget(stream)  # what was shown before it was found, or before it was ours
         task = group.create_task(_run(follow, claim, addresses), name=f"follow-{stream.name}")
+        task.add_done_callback(self._follower_ended)
         self._followed[stream] = _Following(claim=claim, addresses=addresses, task=task)
 
     async def _stop_what_is_not_ours(

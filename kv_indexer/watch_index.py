@@ -3,9 +3,11 @@
 Run by the service; every indexer watches, whatever it follows.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from math import inf
 
 from kv_indexer.core.source import Registry, Stream, StreamRecord
@@ -19,6 +21,9 @@ SWEEP_FIELDS = 150  # a slice: about a millisecond of Redis
 SWEEP_PAUSE = 4  # times as long as the slice took: lookups come first
 LEAST_PAUSE_SECONDS = 0.004
 NAMED_RECORDS = 5  # unreadable records that one log line names
+HEEDED_AT_ONCE = 250  # streams that are told what the registry says; under a millisecond
+
+Heed = Callable[[StreamRecord | None, float], None]  # what the registry says of a stream, and when it was asked
 
 
 class IndexWatch:
@@ -41,6 +46,7 @@ class IndexWatch:
         self._slowdown = slowdown
         self._records: dict[Stream, StreamRecord] = {}
         self._asked_at = -inf  # for the registry that we have
+        self._heeding: dict[Stream, Heed] = {}
 
     async def look(self) -> float:
         """Read the registry once; return the seconds until the next time."""
@@ -63,6 +69,7 @@ class IndexWatch:
             }
             self._seen(list(self._records))
             self.registry = registry
+            await self._tell_followers()
         return WATCH_SECONDS * self._slowdown()
 
     def owner(self, stream: Stream) -> str:
@@ -75,6 +82,16 @@ class IndexWatch:
         is_recent = self._clock() - self._asked_at <= max_age_seconds
         return self._records.get(stream) if is_recent else None
 
+    @contextmanager
+    def attend(self, stream: Stream, heed: Heed) -> Iterator[None]:
+        """Call `heed` with each new registry, so that thousands of quiet followers need not look by themselves."""
+        self._heeding[stream] = heed
+        try:
+            yield
+        finally:
+            if self._heeding.get(stream) is heed:
+                del self._heeding[stream]
+
     async def sweep(self) -> float:
         """Clean one slice of what is void; return the seconds until the next."""
         began = self._clock()
@@ -85,6 +102,12 @@ class IndexWatch:
         except IndexUnavailableError as error:
             log.debug("sweep waits: %s", error)
             return WATCH_SECONDS
+
+    async def _tell_followers(self) -> None:
+        for number, (stream, heed) in enumerate(tuple(self._heeding.items()), 1):
+            heed(self._records.get(stream), self._asked_at)
+            if number % HEEDED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def _tell_unreadable(self, registry: Registry) -> None:
         """Say once what is in Redis that we cannot read: its blocks attract nobody."""

@@ -23,6 +23,7 @@ from kv_indexer.ports import FindingDisplay, FindingShelf, PodReports
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+RARER_LOOKS = 2.5  # times, in large fleets: then there are still two looks to a scrape
 JUDGED_AT_ONCE = 250  # streams; some milliseconds, in which no event is applied
 SHARE_SECONDS = 5.0  # between two times that standing findings are confirmed in Redis
 
@@ -103,7 +104,8 @@ class PodWatch:
         if news.appeared or news.healed or now >= self._share_at:
             self._share_at = now + SHARE_SECONDS
             await self._share()
-        return LOOK_SECONDS * self._slowdown()
+        slowdown = self._slowdown()
+        return LOOK_SECONDS * slowdown * min(slowdown, RARER_LOOKS)
 
     async def _share(self) -> None:
         try:

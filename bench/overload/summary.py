@@ -5,10 +5,11 @@ the share that was answered.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from bench.overload.own_half import own_half_tokens
 from bench.overload.plan import FLOOD, STEADY, ClassLoad
 from bench.overload.script import Attempt, Outcome
 from bench.routing.summary import percentile
@@ -43,6 +44,8 @@ class TenantSummary(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     asked_tokens: int
     answered_tokens: int
+    begun_tokens: int  # of those that came whenever: first token within the measured seconds
+    own_half_tokens: int  # the same, had it half of what the class got in these seconds for itself alone
     ttft_p50: float
     ttft_p95: float
 
@@ -102,6 +105,11 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         due = min(asked, (got[STEADY] + got[FLOOD]) / 2)
         return got[STEADY] / due if due else 1.0
 
+    def share_of_own_half(self, class_name: str) -> float:
+        """Of the work that a half of its own would have begun for it, what the steady tenant got in a class."""
+        mine = next(each for each in self.tenants if (each.tenant, each.class_name) == (STEADY, class_name))
+        return mine.begun_tokens / mine.own_half_tokens if mine.own_half_tokens else 1.0
+
 
 def summarise(
     outcomes: Sequence[Outcome],
@@ -132,7 +140,9 @@ def summarise(
         goodput_requests=len(in_time) / seconds,
         throughput=sum(outcome.work_tokens for outcome in good) / seconds,
         classes=tuple(_class(each, measured) for each in classes),
-        tenants=tuple(_tenant(tenant, each.name, measured) for each in classes for tenant in (STEADY, FLOOD)),
+        tenants=tuple(
+            tenant for each in classes for tenant in _tenants(each, outcomes, measured_from=measured_from, ends=ends)
+        ),
         refusals=_refusals([attempt for outcome in measured for attempt in outcome.attempts]),
         retries=_retries(outcomes, after=measured_from if falls_at is None else falls_at),
         errors=dict(errors.most_common(SHOWN_ERRORS)),
@@ -177,18 +187,35 @@ def _class(each: ClassLoad, measured: Sequence[Outcome]) -> ClassSummary:
     )
 
 
-def _tenant(tenant: str, class_name: str, measured: Sequence[Outcome]) -> TenantSummary:
-    mine = [outcome for outcome in measured if (outcome.tenant, outcome.class_name) == (tenant, class_name)]
-    ttfts = _ttfts(mine)
-    return TenantSummary(
-        tenant=tenant,
-        class_name=class_name,
-        requests=len(mine),
-        asked_tokens=sum(outcome.work_tokens for outcome in mine),
-        answered_tokens=sum(outcome.work_tokens for outcome in mine if outcome.last.ttft is not None),
-        ttft_p50=percentile(ttfts, 0.50),
-        ttft_p95=percentile(ttfts, 0.95),
-    )
+def _tenants(
+    each: ClassLoad, outcomes: Sequence[Outcome], *, measured_from: float, ends: float
+) -> Iterator[TenantSummary]:
+    mine = [outcome for outcome in outcomes if outcome.class_name == each.name]
+    begun = Counter[str]()
+    for outcome in mine:
+        if _begun_between(outcome, measured_from, ends):
+            begun[outcome.tenant] += outcome.work_tokens
+    for tenant in (STEADY, FLOOD):
+        own = [outcome for outcome in mine if outcome.tenant == tenant]
+        measured = [outcome for outcome in own if outcome.due >= measured_from]
+        ttfts = _ttfts(measured)
+        yield TenantSummary(
+            tenant=tenant,
+            class_name=each.name,
+            requests=len(measured),
+            asked_tokens=sum(outcome.work_tokens for outcome in measured),
+            answered_tokens=sum(outcome.work_tokens for outcome in measured if outcome.last.ttft is not None),
+            begun_tokens=begun[tenant],
+            own_half_tokens=own_half_tokens(
+                own,
+                tokens_per_second=begun.total() / 2 / (ends - measured_from),
+                limit_seconds=each.ttft_limit,
+                begins=measured_from,
+                ends=ends,
+            ),
+            ttft_p50=percentile(ttfts, 0.50),
+            ttft_p95=percentile(ttfts, 0.95),
+        )
 
 
 def _ttfts(outcomes: Iterable[Outcome]) -> list[float]:

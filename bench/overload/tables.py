@@ -77,7 +77,14 @@ def _whole_table(runs: Sequence[RunSummary], *, capacity: float) -> Table:
     table = _table(
         f"all classes: work in prompt tokens, capacity {capacity:g} a second",
         *("load", "goodput\nof cap. %", "all work\nof cap. %", "good\nreq/s", "refusals", "took ms\np50", "\np99"),
-        *("Retry-After\ns p50", "\nmost", "1st retries\nhome", "steady's share\nof sheddable %", "busy\ncores"),
+        *(
+            "Retry-After\ns p50",
+            "\nmost",
+            "1st retries\nhome",
+            "steady's share\nof sheddable %",
+            "of a half\nof its own",
+            "busy\ncores",
+        ),
     )
     for run in runs:
         refusals, retries = run.refusals, run.retries
@@ -91,6 +98,7 @@ def _whole_table(runs: Sequence[RunSummary], *, capacity: float) -> Table:
             *(f"{value:.0f}" for value in (refusals.retry_after_p50, refusals.retry_after_most)),
             f"{retries.home} of {retries.count}",
             f"{100 * run.tenant_share(SHEDDABLE):.0f}",
+            f"{100 * run.share_of_own_half(SHEDDABLE):.0f}",
             f"{run.busy_cores:.1f}",
         )
     return table

@@ -12,8 +12,9 @@ from typing import NamedTuple, TypeAlias
 from extproc.core.priority import Order
 from extproc.core.ticket import Ticket
 
-# late ones first by arrival, then the others by work: (0 | 1, arrival | tokens, sequence, ticket)
+# late ones first by when they became so, then the others by work: (0 | 1, late from | tokens, sequence, ticket)
 Rank: TypeAlias = tuple[int, float, int, Ticket]
+AGE_SHARE = 0.6  # of the time that a request may wait, from which on it is late: beyond it an age bound would be none
 
 
 class Kind(NamedTuple):
@@ -66,31 +67,35 @@ ANY = Wanted({})
 class Line:
     """One tenant's tickets of one kind."""
 
-    __slots__ = ("by_age", "by_work", "is_first_come", "kind")
+    __slots__ = ("_age_seconds", "by_age", "by_work", "kind")
 
-    def __init__(self, kind: Kind, order: Order) -> None:
+    def __init__(self, kind: Kind, order: Order, *, age_seconds: float) -> None:
         self.kind = kind
-        self.is_first_come = order is Order.FIRST_COME
-        self.by_age: list[tuple[float, int, Ticket]] = []  # sorted: (arrived_at, sequence, ticket)
+        self._age_seconds = 0.0 if order is Order.FIRST_COME else age_seconds
+        self.by_age: list[tuple[float, int, Ticket]] = []  # sorted: (late from, sequence, ticket)
         self.by_work: list[tuple[int, int, Ticket]] = []  # sorted: (cost, sequence, ticket)
 
     def add(self, ticket: Ticket) -> None:
         """Let it wait here."""
-        insort(self.by_age, (ticket.arrived_at, ticket.sequence, ticket))
+        insort(self.by_age, (self._late_from(ticket), ticket.sequence, ticket))
         insort(self.by_work, (ticket.cost, ticket.sequence, ticket))
 
     def remove(self, ticket: Ticket) -> None:
         """Take out one that waits here."""
-        del self.by_age[bisect_left(self.by_age, (ticket.arrived_at, ticket.sequence))]
+        del self.by_age[bisect_left(self.by_age, (self._late_from(ticket), ticket.sequence))]
         del self.by_work[bisect_left(self.by_work, (ticket.cost, ticket.sequence))]
 
-    def head(self, *, now: float, age_seconds: float) -> Rank:
+    def head(self, *, now: float) -> Rank:
         """Return the ticket that goes first; the line must not be empty."""
-        arrived_at, sequence, ticket = self.by_age[0]
-        if self.is_first_come or now - arrived_at >= age_seconds:
-            return 0, arrived_at, sequence, ticket
+        late_from, sequence, ticket = self.by_age[0]
+        if now >= late_from:
+            return 0, late_from, sequence, ticket
         cost, sequence, ticket = self.by_work[0]
         return 1, cost, sequence, ticket
+
+    def _late_from(self, ticket: Ticket) -> float:
+        """Return from when on it goes before all shorter work: first come, first served is at once."""
+        return ticket.arrived_at + min(self._age_seconds, AGE_SHARE * (ticket.deadline - ticket.arrived_at))
 
 
 class Flow:
@@ -107,18 +112,18 @@ class Flow:
         self.visited = visited
         self.key: tuple[int, int, int] = (0, 0, 0)  # its place in the band's order
 
-    def best(self, wanted: Wanted, *, now: float, age_seconds: float) -> Ticket | None:
+    def best(self, wanted: Wanted, *, now: float) -> Ticket | None:
         """Return its next ticket among those wanted.
 
         Of several classes in one band each line keeps its class's order, and the earliest come of their heads goes.
         """
         if len(self.lines) == 1:
             ((kind, line),) = self.lines.items()
-            return line.head(now=now, age_seconds=age_seconds)[3] if wanted is ANY or wanted.takes(kind) else None
+            return line.head(now=now)[3] if wanted is ANY or wanted.takes(kind) else None
         heads: dict[str, Rank] = {}
         for kind, line in self.lines.items():
             if wanted.takes(kind):
-                rank = line.head(now=now, age_seconds=age_seconds)
+                rank = line.head(now=now)
                 other = heads.get(kind.class_name)
                 if other is None or rank < other:
                     heads[kind.class_name] = rank
@@ -166,7 +171,7 @@ class Band:
         kind = kind_of(ticket)
         line = flow.lines.get(kind)
         if line is None:
-            line = flow.lines[kind] = Line(kind, ticket.priority_class.order)
+            line = flow.lines[kind] = Line(kind, ticket.priority_class.order, age_seconds=self._age_seconds)
         line.add(ticket)
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         for counts in (self, flow):
@@ -216,7 +221,7 @@ class Band:
             flow = self._order[index][3]
             if self._settle(flow, now=now):
                 continue  # it had to move back: another one stands here now
-            ticket = flow.best(wanted, now=now, age_seconds=self._age_seconds)
+            ticket = flow.best(wanted, now=now)
             if ticket is not None:
                 return ticket
             index += 1
@@ -237,7 +242,7 @@ class Band:
 
     def _settle(self, flow: Flow, *, now: float) -> bool:
         """Put the tenant where its next ticket belongs, and tell whether it moved."""
-        head = flow.best(ANY, now=now, age_seconds=self._age_seconds)
+        head = flow.best(ANY, now=now)
         assert head is not None
         turn = flow.turn(head.cost, quantum=self._quantum)
         if turn == flow.key[0]:

@@ -152,7 +152,8 @@ class OverloadPolicy:
     full_seconds: float = 1.0  # that an endpoint counts as full after a 503 of its own, unless it says how long
     slow_start_seconds: float = 10.0  # in which a new endpoint's limits rise to the full ones
     queue_requests: int = 4000  # of all classes, waiting in one replica
-    age_seconds: float = 15.0  # after so long in the queue a request goes before all shorter work of its tenant
+    # after so long in the queue, or AGE_SHARE of its longest wait, a request goes before all shorter work of its tenant
+    age_seconds: float = 15.0
     quantum_tokens: int = 2048  # uncached tokens that each tenant in turn may send
     shed_leave: float = 0.8  # refusing ends when the estimate is below this share of the target
     least_retry_seconds: float = 1.0  # bounds of Retry-After

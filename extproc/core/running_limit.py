@@ -16,6 +16,9 @@ STARTS_SECONDS = 1.0  # half-life of the starts
 # in which the limit doubles while nobody waits. Picks go little beyond it, and what is on its way is open too: without
 # this the pod would never be seen to run more
 GROWTH_SECONDS = 3.0
+# of the limit, that runs: it grows where it is reached and where little runs. In between, that nobody waits at a busy
+# pod for a moment tells nothing, and would raise the limit beyond what the pod can run
+REACHED_SHARE, QUIET_SHARE = 0.9, 0.5
 MOST_LIMIT = 4096.0  # from which it is none
 LONGEST_SECONDS = 60.0  # between two reports that the growth counts: 2 ** more is no float at some time
 
@@ -63,7 +66,8 @@ class RunningLimit:
                 self.limit -= (1.0 - 0.5 ** (seconds / LESS_SECONDS)) * (self.limit - max(running, 1.0))
         if self.limit is not None and running > self.limit:
             self.limit = running
-        if self.limit is not None and not load.waiting_requests:
+        is_telling = self.limit is not None and not QUIET_SHARE <= running / self.limit < REACHED_SHARE
+        if self.limit is not None and is_telling and not load.waiting_requests:
             self.limit *= 2.0 ** (min(seconds, LONGEST_SECONDS) / GROWTH_SECONDS)
             if self.limit > MOST_LIMIT:
                 self.limit = None

@@ -5,11 +5,11 @@ One for all pools of a picker, asked by each `adapters.metrics_scraper`. A scrap
 """
 
 BUSY_A_SECOND = 1000.0  # scrapes of pools with requests, all together
-IDLE_A_SECOND = 15.0  # of pools without: so little that nobody notices
+IDLE_A_SECOND = 8.0  # of pools without: so little that nobody notices
 MODELS_A_SECOND = 50.0  # reads of /v1/models
 IDLE_MODELS_A_SECOND = 5.0
 IDLE_AFTER_SECONDS = 10.0  # without a request
-LONGEST_SECONDS = 120.0
+LONGEST_SECONDS = 250.0
 LONGEST_MODELS_SECONDS = 300.0
 STALE_INTERVALS = 3.0  # after so many intervals without a report an endpoint's load is unknown, if not before
 

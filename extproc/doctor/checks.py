@@ -8,12 +8,14 @@ import msgspec
 from extproc.doctor.facts import Facts
 from extproc.doctor.findings import Finding, Severity, unchecked
 from extproc.doctor.judge_envoy import (
+    envoy_failure_mode,
     envoy_filter,
     envoy_header,
     envoy_mode,
     envoy_picker,
     envoy_steering,
     envoy_timeouts,
+    leads_to_pool,
 )
 from extproc.doctor.judge_events import (
     block_size,
@@ -89,6 +91,14 @@ def _envoy_filter(facts: Facts) -> bool:
     return facts.envoy is not None and facts.envoy.picking_filter() is not None
 
 
+def _envoy_steering(facts: Facts) -> bool:
+    return _envoy_filter(facts) and (not facts.expected.pool or leads_to_pool(facts))
+
+
+def _envoy_failure_mode(facts: Facts) -> bool:
+    return _envoy_filter(facts) and bool(facts.expected.failure_mode) and leads_to_pool(facts)
+
+
 def _mesh(facts: Facts) -> bool:
     return facts.mesh is not None
 
@@ -136,7 +146,12 @@ CHECKS: dict[str, Check] = {
     "envoy-mode": Check(judge=envoy_mode, right="the filter's modes are right", applies=_envoy_filter),
     "envoy-timeouts": Check(judge=envoy_timeouts, right="no timeout cuts a generation", applies=_envoy_filter),
     "envoy-header": Check(judge=envoy_header, right="clients cannot choose their pod", applies=_envoy_filter),
-    "envoy-steering": Check(judge=envoy_steering, right="Envoy goes where the picker says", applies=_envoy_filter),
+    "envoy-steering": Check(judge=envoy_steering, right="Envoy goes where the picker says", applies=_envoy_steering),
+    "envoy-failure-mode": Check(
+        judge=envoy_failure_mode,
+        right="without a picker, Envoy does what the policy says",
+        applies=_envoy_failure_mode,
+    ),
     "envoy-picker": Check(judge=envoy_picker, right="Envoy reaches the picker", applies=_envoy_filter),
     "pool-documents": Check(judge=pool_documents, right="every document is taken as it is", applies=_mesh),
     "pool-policies": Check(judge=pool_policies, right="every policy is in force as it is written", applies=_mesh),
@@ -147,9 +162,9 @@ CHECKS: dict[str, Check] = {
 OF_EACH_POOL = frozenset(CHECKS) & {
     *("pods-answer", "models-served", "vllm-version", "prefix-caching", "tokens", "render", "event-publisher"),
     *("replay-socket", "index-follows", "events-flow", "block-size", "same-keys"),
+    *("picker-tokens", "envoy-steering", "envoy-failure-mode"),
 }
-# Envoy's clusters are told apart by pool there, and a picker's endpoints by `pool-picker`
-OF_THE_MESH = frozenset(CHECKS) - OF_EACH_POOL - {"picker-endpoints", "picker-tokens", "envoy-steering"}
+OF_THE_MESH = frozenset(CHECKS) - OF_EACH_POOL - {"picker-endpoints"}  # `pool-picker` compares those
 
 
 def judge(facts: Facts, *, names: Collection[str] = CHECKS) -> tuple[Finding, ...]:

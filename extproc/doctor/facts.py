@@ -23,6 +23,8 @@ class Expected:
     steering: Steering = Steering.OVERRIDE_HOST
     grpc_port: int = 9002
     index_timeout_seconds: float = 0.02
+    pool: str = ""  # "namespace/name" where these are one pool's of several; "": of all
+    failure_mode: str = ""  # that the pool's policies say; "": they are not asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +222,16 @@ MODE_DEFAULTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRoute:
+    """A route that tells the picker which pool it is for, as `kvmesh install` writes them."""
+
+    name: str
+    pool: str  # as the metadata x-kvmesh-pool says, without the port
+    clusters: frozenset[str]  # that it leads to
+    fails_open: bool | None  # its own failure mode; None: the filter's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvoyFacts:
     """One Envoy, by its admin page."""
 
@@ -229,6 +241,7 @@ class EnvoyFacts:
     filters: tuple[ExtProcFilter, ...] = ()
     clusters: tuple[EnvoyCluster, ...] = ()
     routes: tuple[Mapping[str, Any], ...] = ()  # route entries that lead to a cluster
+    pool_routes: tuple[PoolRoute, ...] = ()
     picker_health: Mapping[str, str] = field(default_factory=dict)  # IP:PORT of the picker's cluster -> as grpc_health
 
     def cluster(self, name: str) -> EnvoyCluster | None:

@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 
-from extproc.doctor.facts import EnvoyCluster, EnvoyFacts, EnvoyHost, ExtProcFilter
+from extproc.doctor.facts import EnvoyCluster, EnvoyFacts, EnvoyHost, ExtProcFilter, PoolRoute
 from extproc.doctor.grpc_health_check import ask_health
 from extproc.doctor.http_page import ask
 
 EXT_PROC = "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor"
 MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+PER_ROUTE = "envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+POOL_KEY = "x-kvmesh-pool"
 MAX_PICKERS = 16  # of one cluster that are asked for their health
 
 
@@ -33,19 +36,13 @@ async def gather_envoy(http: aiohttp.ClientSession, url: str, *, timeout_seconds
         filters=tuple(read_filters(configs)),
         clusters=tuple(read_clusters(configs, clusters.json())),
         routes=tuple(read_routes(configs)),
+        pool_routes=tuple(read_pool_routes(configs)),
     )
     picking = facts.picking_filter()
     cluster = facts.cluster(picking.cluster) if picking is not None else None
     addresses = sorted(cluster.addresses)[:MAX_PICKERS] if cluster is not None else []
     health = await asyncio.gather(*(ask_health(address, timeout_seconds=timeout_seconds) for address in addresses))
-    return EnvoyFacts(
-        url=facts.url,
-        version=facts.version,
-        filters=facts.filters,
-        clusters=facts.clusters,
-        routes=facts.routes,
-        picker_health=dict(zip(addresses, health, strict=True)),
-    )
+    return replace(facts, picker_health=dict(zip(addresses, health, strict=True)))
 
 
 def read_filters(configs: Mapping[str, Any]) -> Iterator[ExtProcFilter]:
@@ -78,6 +75,49 @@ def read_routes(configs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
                     action = route.get("route")
                     if isinstance(action, Mapping):
                         yield action
+
+
+def read_pool_routes(configs: Mapping[str, Any]) -> Iterator[PoolRoute]:
+    """Return the routes that name a pool; what a route says goes before what its host and the whole table say."""
+    for section in _sections(configs, "RoutesConfigDump"):
+        for found in _typed(section, "envoy.config.route.v3.RouteConfiguration"):
+            for host in _list(found, "virtual_hosts"):
+                for route in _list(host, "routes"):
+                    action = route.get("route")
+                    if not isinstance(action, Mapping):
+                        continue
+                    pool, fails_open = "", None
+                    for level in (found, host, route):
+                        for overrides in _overrides(level):
+                            pool = _pool_of(overrides) or pool
+                            said = overrides.get("failure_mode_allow")
+                            fails_open = said if isinstance(said, bool) else fails_open
+                    if pool:
+                        name = str(route.get("name") or host.get("name") or found.get("name") or "")
+                        yield PoolRoute(name=name, pool=pool, clusters=_led_to(action), fails_open=fails_open)
+
+
+def _overrides(level: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    configs = level.get("typed_per_filter_config")
+    for config in configs.values() if isinstance(configs, Mapping) else ():
+        for each in _typed(config, PER_ROUTE):
+            overrides = each.get("overrides")
+            if isinstance(overrides, Mapping):
+                yield overrides
+
+
+def _pool_of(overrides: Mapping[str, Any]) -> str:
+    """Return the pool that the picker is told, `namespace/name`: `install` adds the port."""
+    for entry in _list(overrides, "grpc_initial_metadata"):
+        if entry.get("key") == POOL_KEY:
+            namespace, _, name = str(entry.get("value", "")).partition("/")
+            return f"{namespace}/{name.partition(':')[0]}"
+    return ""
+
+
+def _led_to(action: Mapping[str, Any]) -> frozenset[str]:
+    weighted = [each.get("name") for each in _list(action.get("weighted_clusters"), "clusters")]
+    return frozenset(str(name) for name in (action.get("cluster"), *weighted) if name)
 
 
 def _sections(configs: Mapping[str, Any], kind: str) -> Iterator[Mapping[str, Any]]:

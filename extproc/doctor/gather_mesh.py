@@ -14,10 +14,20 @@ import aiohttp
 
 from extproc.core.models import ModelTable, ServedModel
 from extproc.core.pool_config import PoolConfig
-from extproc.doctor.facts import Expected, Facts, IndexFacts, MeshFacts, PickerFacts, PodFacts, PoolFacts, RedisFacts
+from extproc.doctor.facts import (
+    EnvoyFacts,
+    Expected,
+    Facts,
+    IndexFacts,
+    MeshFacts,
+    PickerFacts,
+    PodFacts,
+    PoolFacts,
+    RedisFacts,
+)
 from extproc.doctor.gather import PODS_AT_A_TIME, DoctorSettings, expected_of
 from extproc.doctor.gather_envoy import gather_envoy
-from extproc.doctor.gather_picker import gather_indexer, picker_address
+from extproc.doctor.gather_picker import gather_indexer, gather_picker_tokens, picker_address
 from extproc.doctor.gather_pods import PodQuestions
 from extproc.doctor.gather_redis import gather_index, gather_redis
 from extproc.doctor.gather_tokens import own_tokens
@@ -51,10 +61,11 @@ async def gather_mesh(
     connector = aiohttp.TCPConnector(limit=4 * PODS_AT_A_TIME)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=True, trust_env=False) as http:
         questions = _Questions(http, settings=settings, redis=redis)
-        found = [await questions.of_pool(config) for config in asked]
+        around = await questions.around()
+        found = [await questions.of_pool(config, around) for config in asked]
         # last, so that it knows of the prompts that were just sent
         index = await gather_index(picker.redis_url, hash_seed=picker.hash_seed, timeout_seconds=seconds)
-        mesh = await questions.of_mesh(state, found, index=index, pools=pools)
+        mesh = await questions.of_mesh(state, found, around, index=index, pools=pools)
     return AllFacts(mesh=mesh, pools={each.pool.name: replace(each.facts, index=index) for each in found})
 
 
@@ -62,6 +73,15 @@ async def gather_mesh(
 class _Found:
     pool: PoolFacts
     facts: Facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Around:
+    """What is there once for all pools."""
+
+    picker: PickerFacts | None
+    served: Mapping[str, int] | None  # the picker's pools; None: it was not asked, or does not say
+    envoy: EnvoyFacts | None
 
 
 class _Questions:
@@ -72,7 +92,16 @@ class _Questions:
         self._settings = settings
         self._redis = redis
 
-    async def of_pool(self, config: PoolConfig) -> _Found:
+    async def around(self) -> _Around:
+        """Ask picker and Envoy."""
+        settings = self._settings
+        picker, served = await self._picker(settings.picker_admin) if settings.picker_admin else (None, None)
+        envoy = None
+        if settings.envoy_admin:
+            envoy = await gather_envoy(self._http, settings.envoy_admin, timeout_seconds=settings.timeout_seconds)
+        return _Around(picker=picker, served=served, envoy=envoy)
+
+    async def of_pool(self, config: PoolConfig, around: _Around) -> _Found:
         """Ask the pods of one pool, those that are ready, and try them."""
         settings = self._settings
         addresses = tuple(each.address for each in config.endpoints if each.ready and not each.terminating)
@@ -87,6 +116,8 @@ class _Questions:
             endpoints=addresses,
             models=models,
             hash_seed=seed,
+            pool=config.name,
+            failure_mode=config.failure_mode,
         )
         pods = await self._pods(expected)
         trials = None
@@ -109,19 +140,37 @@ class _Questions:
                 policies=tuple(sorted(set(config.origins.values()))),
             ),
             facts=Facts(
-                expected=expected, now=time.time(), pods=pods, redis=self._redis, index=IndexFacts(), trials=trials
+                expected=expected,
+                now=time.time(),
+                pods=pods,
+                redis=self._redis,
+                index=IndexFacts(),
+                trials=trials,
+                picker=await self._picker_of_pool(config.name, pods, around),
+                envoy=around.envoy,
             ),
         )
 
+    async def _picker_of_pool(self, pool: str, pods: Sequence[PodFacts], around: _Around) -> PickerFacts | None:
+        """Return the picker with what it makes of this pool's prompts; None where it does not serve the pool."""
+        if around.picker is None or pool not in (around.served or ()):
+            return None
+        settings = self._settings
+        tokens = await gather_picker_tokens(
+            self._http,
+            around.picker.url,
+            pods=pods,
+            timeout_seconds=settings.timeout_seconds,
+            login=settings.login,
+            pool=pool,
+        )
+        return replace(around.picker, tokens=tokens)
+
     async def of_mesh(
-        self, state: MeshState, found: Sequence[_Found], *, index: IndexFacts, pools: Collection[str]
+        self, state: MeshState, found: Sequence[_Found], around: _Around, *, index: IndexFacts, pools: Collection[str]
     ) -> Facts:
         """Ask those who are there once for all pools."""
         settings, seconds = self._settings, self._settings.timeout_seconds
-        served: Mapping[str, int] | None = None
-        picker = None
-        if settings.picker_admin:
-            picker, served = await self._picker(settings.picker_admin)
         pods = tuple(pod for each in found for pod in each.facts.pods)
         statuses = tuple(state.statuses.values())
         refused = {f"InferencePolicy {status.source}" for status in statuses}
@@ -139,18 +188,14 @@ class _Questions:
                 if settings.indexer_admin
                 else None
             ),
-            picker=picker,
-            envoy=(
-                await gather_envoy(self._http, settings.envoy_admin, timeout_seconds=seconds)
-                if settings.envoy_admin
-                else None
-            ),
+            picker=around.picker,
+            envoy=around.envoy,
             mesh=MeshFacts(
                 pools=tuple(each.pool for each in found),
                 # a policy's own status says what is wrong with it
                 problems=tuple(problem for problem in state.problems if problem.where not in refused),
                 policies=statuses,
-                served=_of(served, pools),
+                served=_of(around.served, pools),
             ),
         )
 

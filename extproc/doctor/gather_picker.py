@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 
@@ -37,15 +37,28 @@ async def gather_picker(
         ready=readiness.status == 200,
         endpoints=frozenset(str(each.get("address")) for each in state["endpoints"] if isinstance(each, Mapping)),
         index_problem=str((index.get("problem") if isinstance(index, Mapping) else None) or ""),
-        tokens=tuple(
-            [
-                tokens
-                for pod in _one_pod_a_model(pods)
-                for tokens in await _tokens(http, url, pod, timeout_seconds=timeout_seconds, login=login)
-            ]
-        ),
+        tokens=await gather_picker_tokens(http, url, pods=pods, timeout_seconds=timeout_seconds, login=login),
         grpc_address=address,
         grpc_health=await ask_health(address, timeout_seconds=timeout_seconds),
+    )
+
+
+async def gather_picker_tokens(
+    http: aiohttp.ClientSession,
+    url: str,
+    *,
+    pods: Sequence[PodFacts],
+    timeout_seconds: float,
+    login: AdminLogin,
+    pool: str = "",
+) -> tuple[PickerTokens, ...]:
+    """Return how many tokens the picker sees in what the pods have tokenized; `pool` is whose they are, of several."""
+    return tuple(
+        [
+            tokens
+            for pod in _one_pod_a_model(pods)
+            for tokens in await _tokens(http, url, pod, timeout_seconds=timeout_seconds, login=login, pool=pool)
+        ]
     )
 
 
@@ -64,17 +77,18 @@ def _one_pod_a_model(pods: Sequence[PodFacts]) -> list[PodFacts]:
 
 
 async def _tokens(
-    http: aiohttp.ClientSession, url: str, pod: PodFacts, *, timeout_seconds: float, login: AdminLogin
+    http: aiohttp.ClientSession, url: str, pod: PodFacts, *, timeout_seconds: float, login: AdminLogin, pool: str
 ) -> list[PickerTokens]:
     probes: Mapping[str, Probe] = {probe.name: probe for probe in PROBES}
     found = []
+    of_pool = f"&pool={quote(pool, safe='')}" if pool else ""
     for one in pod.tokens:
         if one.theirs is None:
             continue
         probe = probes[one.probe]
         page = await ask(
             http,
-            f"{url}/v1/explain?path={probe.path}",
+            f"{url}/v1/explain?path={probe.path}{of_pool}",
             timeout_seconds=timeout_seconds,
             post=probe.body(one.model),
             login=login,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from extproc.core.policy import Steering
+from extproc.core.pool_config import FAIL_CLOSE, FAIL_OPEN
 from extproc.doctor.facts import SERVING, EnvoyCluster, EnvoyFacts, ExtProcFilter, Facts
 from extproc.doctor.findings import Finding, error, unchecked, warning
 
@@ -149,9 +150,12 @@ def envoy_steering(facts: Facts) -> Iterator[Finding]:
     envoy, _ = found
     wanted = facts.expected.steering
     other = Steering.ORIGINAL_DST if wanted is Steering.OVERRIDE_HOST else Steering.OVERRIDE_HOST
-    clusters = [cluster for cluster in envoy.clusters if _steering(cluster) is wanted]
+    candidates = _clusters_of_pool(facts, envoy) if facts.expected.pool else list(envoy.clusters)
+    if facts.expected.pool and not candidates:
+        return  # this Envoy does not lead there
+    clusters = [cluster for cluster in candidates if _steering(cluster) is wanted]
     if not clusters:
-        if any(_steering(cluster) is other for cluster in envoy.clusters):
+        if any(_steering(cluster) is other for cluster in candidates):
             yield error(
                 envoy.url,
                 f"the picker has --steering {wanted.value}, and Envoy's cluster of the pods is made for {other.value}",
@@ -185,6 +189,46 @@ def _sources_and_members(facts: Facts, envoy: EnvoyFacts, clusters: list[EnvoyCl
             f"the cluster of the pods does not have {', '.join(missing)}: picks of these go to random pods",
             fix="add them to the cluster, written exactly as in the picker's --endpoints, or correct --endpoints",
         )
+
+
+def envoy_failure_mode(facts: Facts) -> Iterator[Finding]:
+    """While no picker answers, Envoy does what the pool's policy says: only `kvmesh install` tells it so."""
+    found = _picking(facts)
+    expected = facts.expected
+    if found is None or not expected.failure_mode:
+        return
+    envoy, picking = found
+    routes = [route for route in envoy.pool_routes if route.pool == expected.pool]
+    default = picking.config.get("failure_mode_allow") is True
+    modes = {default if route.fails_open is None else route.fails_open: route.name for route in routes}
+    if not routes and _clusters_of_pool(facts, envoy):
+        modes = {default: ""}
+    for fails_open, name in sorted(modes.items()):
+        mode = FAIL_OPEN if fails_open else FAIL_CLOSE
+        if mode == expected.failure_mode:
+            continue
+        where = f"route {name!r}" if name else "the filter"
+        effect = "requests go to any pod, by chance" if fails_open else "requests are refused"
+        yield warning(
+            envoy.url,
+            f"the policy says failureMode {expected.failure_mode}, and {where} is made for {mode}: while no picker "
+            f"answers, {effect}",
+            fix=f"run `kvmesh install` with the flags of before and --failure-mode {expected.failure_mode} (for all "
+            f"pools of that installation), or set failureMode: {mode} in the policy",
+        )
+
+
+def leads_to_pool(facts: Facts) -> bool:
+    """Tell whether requests for the pool pass this Envoy."""
+    return facts.envoy is not None and bool(_clusters_of_pool(facts, facts.envoy))
+
+
+def _clusters_of_pool(facts: Facts, envoy: EnvoyFacts) -> list[EnvoyCluster]:
+    """Return the clusters that routes of the pool lead to; without such routes, those that have its pods."""
+    expected = facts.expected
+    named = {name for route in envoy.pool_routes if route.pool == expected.pool for name in route.clusters}
+    endpoints = frozenset(expected.endpoints)
+    return [each for each in envoy.clusters if (each.name in named if named else each.addresses & endpoints)]
 
 
 def envoy_picker(facts: Facts) -> Iterator[Finding]:

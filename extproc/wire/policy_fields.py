@@ -210,7 +210,8 @@ SPEC = Record(
             kind=Choice(of=("FailOpen", "FailClose")),
             into=("failure_mode",),
             usual="FailClose",
-            words="without the picker: FailOpen sends requests to any pod, FailClose refuses them",
+            words="when the picker can decide nothing: FailOpen sends requests to any ready pod, FailClose refuses "
+            "them; without any picker Envoy does what `kvmesh install --failure-mode` says",
         ),
         "observability": Property(
             kind=OBSERVABILITY,

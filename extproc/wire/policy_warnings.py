@@ -122,7 +122,10 @@ def _of_models(models: Mapping[str, Any]) -> Iterator[str]:
 
 def _of_failure_mode(mode: str | None) -> Iterator[str]:
     if mode == "FailOpen":
-        yield "spec.failureMode: FailOpen holds where `kvmesh install` wrote it into the filter, not by this alone"
+        yield (
+            "spec.failureMode: FailOpen is the running picker's; while none answers, Envoy does what "
+            "`kvmesh install --failure-mode` says (`kvmesh doctor` compares the two)"
+        )
 
 
 def _reached_classes(priorities: PriorityPolicy) -> frozenset[str]:

@@ -13,20 +13,18 @@ from typing import Any
 
 from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_findings import RedisFindings
-from kv_indexer.adapters.redis_link import RedisLink, checked, pack
-from kv_indexer.adapters.redis_scripts import SNAPSHOT
+from kv_indexer.adapters.redis_link import RedisLink, checked
+from kv_indexer.adapters.redis_snapshot import read_registry_of, read_snapshot
 from kv_indexer.core.block_keys import KEY_BYTES
 from kv_indexer.core.prefix_match import MatchTable, held_mask, match_table
 from kv_indexer.core.source import IndexStatus
 from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.wire.redis_keys import PREFIX, SNAPSHOT_PARTS, pack_mget, parse_registry
+from kv_indexer.wire.redis_keys import pack_mget
 
 MOST_KEYS = 8192  # that are looked up for one page: about 5 ms of Redis
 TURN_SECONDS = 0.002  # of the loop
 KEYS_AT_ONCE = 512  # in one MGET: a lookup waits behind no more than that
 NO_HOLDERS: Mapping[str, str] = {}
-
-_SNAPSHOT = pack("EVAL", SNAPSHOT.source, 1, PREFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +52,7 @@ class IndexView:
         """
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                (reply,) = await self._link.request(_SNAPSHOT, replies=1)
-                table = self._read(reply)
+                table = self._read(await read_snapshot(self._ask))
                 holders = await self._holders(keys[: MOST_KEYS * KEY_BYTES], table)
         except TimeoutError:
             raise IndexUnavailableError(f"Redis did not answer within {self._timeout_seconds:g} s") from None
@@ -76,8 +73,11 @@ class IndexView:
         except IndexUnavailableError as error:
             return replace(status, unreadable=(*status.unreadable, f"findings: {error}"))
 
-    def _read(self, reply: Any) -> MatchTable:
-        registry = parse_registry(_array(reply, SNAPSHOT_PARTS))
+    async def _ask(self, commands: bytes, replies: int) -> list[Any]:
+        return await self._link.request(commands, replies=replies)
+
+    def _read(self, snapshot: tuple[list[Any], bool]) -> MatchTable:
+        registry = read_registry_of(snapshot)
         if self._table is None or self._table.registry != registry:
             self._table = match_table(registry)
         return self._table

@@ -37,12 +37,16 @@ class RedisCalls:
 
     async def call(self, command: bytes) -> Any:
         """Send one packed command. Raise IndexUnavailableError."""
+        (reply,) = await self.request(command, 1)
+        return checked(reply)
+
+    async def request(self, commands: bytes, replies: int) -> list[Any]:
+        """Send packed commands; errors among the replies are values. Raise IndexUnavailableError."""
         try:
             async with asyncio.timeout(self._timeout):
-                (reply,) = await self._link.request(command, replies=1)
+                return await self._link.request(commands, replies=replies)
         except TimeoutError:
             raise IndexUnavailableError(f"Redis did not answer within {self._timeout:g} s") from None
-        return checked(reply)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -12,10 +12,11 @@ import hiredis
 
 from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_link import Argument, RedisLink, Script, checked, pack
-from kv_indexer.adapters.redis_scripts import ADMIN_CLEAR, SNAPSHOT
+from kv_indexer.adapters.redis_scripts import ADMIN_CLEAR
+from kv_indexer.adapters.redis_snapshot import read_registry_of, read_snapshot
 from kv_indexer.core.source import Registry
 from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.wire.redis_keys import MAX_SLOTS, PREFIX, REGISTRY, parse_registry
+from kv_indexer.wire.redis_keys import MAX_SLOTS, PREFIX, REGISTRY
 
 SLICE = 500  # keys or fields a call: a millisecond of Redis or less
 
@@ -29,7 +30,7 @@ class RedisInspector:
 
     async def registry(self) -> Registry:
         """Return what the index says of itself."""
-        return parse_registry(await self._run(SNAPSHOT))
+        return read_registry_of(await read_snapshot(self._request))
 
     async def now(self) -> float:
         """Return Redis' clock, in unix seconds."""
@@ -149,7 +150,7 @@ class RedisInspector:
         except TimeoutError:
             raise IndexUnavailableError(f"Redis did not answer within {self._timeout:g} s") from None
 
-    async def _request(self, commands: bytes, *, replies: int) -> list[Any]:
+    async def _request(self, commands: bytes, replies: int) -> list[Any]:
         if not replies:
             return []
         try:

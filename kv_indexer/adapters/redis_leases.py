@@ -1,10 +1,13 @@
-"""The lease book in Redis: implements `ports.LeaseBook` with one script a beat. Used by the indexer alone.
+"""The lease book in Redis: implements `ports.LeaseBook`. Used by the indexer alone.
 
-Who takes what is decided in `lua/tick.lua`, atomically and by Redis' clock; `docs/redis.md` states the rule.
+Who takes what is decided by `core.lease_plan`, from what all indexers have said in Redis and by Redis' clock; each
+change is one atomic step that looks again. A beat is cut into pieces of a few milliseconds, because Redis answers
+nobody else meanwhile and there may be thousands of streams. `docs/redis.md` states the rule.
 """
 
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +16,15 @@ import msgspec
 
 from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_calls import RedisCalls
-from kv_indexer.adapters.redis_scripts import DROP_STREAM, RELEASE, TICK
+from kv_indexer.adapters.redis_scripts import BEAT, DROP_STREAM, RELEASE, SETTLE, SURVEY
+from kv_indexer.core.lease_plan import IndexerRecord, LeasePlan, Survey, portions
 from kv_indexer.core.source import Claim, Stream
 
 HEARTBEAT_SECONDS = 5  # without one for so long, readers take the indexer for dead
+SURVEYED_AT_ONCE = 100  # streams: 2 to 3 ms of Redis
+SETTLED_AT_ONCE = 50  # a stream that is registered takes some 50 µs
+CHECKED_A_BEAT = 100  # streams whose slots are looked at; of more, another part each time
+ADOPT, TAKE, GIVE, BURY, UNFOLLOW = b"adopt", b"take", b"give", b"bury", b"unfollow"
 
 
 class RedisLeaseBook:
@@ -46,8 +54,9 @@ class RedisLeaseBook:
         self._slowdown = slowdown
         self._forget_ms = round(forget_seconds * 1000)
         self._asked = _Asked()
-        self._answer: list[Any] | None = None
-        self._claims: Mapping[Stream, Claim] = {}  # that the answer gives
+        self._records = _Records()
+        self._held: Mapping[bytes, int] = {}
+        self._claims: Mapping[Stream, Claim] = {}  # of these
 
     def list_endpoints(self, endpoints: Collection[str]) -> None:
         """Take other endpoints from the next tick on; streams of those that no indexer lists any more are dropped."""
@@ -56,21 +65,24 @@ class RedisLeaseBook:
     async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
         """See `ports.LeaseBook`."""
         if self._asked.endpoints is not self._endpoints or self._asked.candidates != candidates:
-            self._asked, self._answer = _asked(self._endpoints, candidates), None
-        answer = await self._redis.run(
-            TICK,
-            self._indexer,
-            round(self._lease_seconds * self._slowdown() * 1000),
-            self._forget_ms,
-            secrets.token_hex(8),
-            round(HEARTBEAT_SECONDS * self._slowdown()),
-            self._asked.endpoints_json,
-            self._asked.candidates_json,
+            self._asked = _asked(self._endpoints, candidates)
+        asked = self._asked
+        now, names, others = await self._beat()
+        known = frozenset(names)
+        plan = LeasePlan(
+            me=self._indexer, records=self._records.read(others) | {self._indexer: _own(asked, now)}, now_ms=now
         )
-        if answer != self._answer:
-            streams, self._answer = self._asked.streams, answer
-            held = {streams[name]: int(fence) for name, fence in zip(answer[::2], answer[1::2], strict=True)}
-            self._claims = {stream: Claim(stream=stream, fence=fence) for stream, fence in held.items()}
+        foreign = sorted(known - asked.streams.keys())
+        await self._settle([(BURY, name) for name in plan.unlisted(foreign)])
+        await self._settle([(ADOPT, name) for name in asked.names if name not in known])
+        survey = await self._survey(asked.names, first_checked=secrets.randbelow(max(len(asked.names), 1)))
+        not_ours = await self._survey(foreign) if foreign else Survey(held={}, free={}, owners={})
+        held = await self._change(plan, survey, not_ours)
+        if held != self._held:
+            self._held = held
+            self._claims = {
+                asked.streams[name]: Claim(stream=asked.streams[name], fence=fence) for name, fence in held.items()
+            }
         return self._claims
 
     async def drop(self, claim: Claim) -> None:
@@ -85,6 +97,60 @@ class RedisLeaseBook:
         """Close the connection."""
         await self._redis.close()
 
+    @property
+    def _lease_ms(self) -> int:
+        return round(self._lease_seconds * self._slowdown() * 1000)
+
+    async def _beat(self) -> tuple[float, Sequence[bytes], Sequence[bytes]]:
+        """Say that we live; return Redis' time in ms, the names of all streams, and what others have said."""
+        now, names, others = await self._redis.run(
+            BEAT,
+            self._indexer,
+            self._lease_ms,
+            self._forget_ms,
+            secrets.token_hex(8),
+            round(HEARTBEAT_SECONDS * self._slowdown()),
+            self._asked.endpoints_json,
+            self._asked.names_json,
+        )
+        return float(now), names, others
+
+    async def _survey(self, names: Sequence[bytes], *, first_checked: int | None = None) -> Survey:
+        held: dict[bytes, int] = {}
+        free: dict[bytes, float] = {}
+        owners: Counter[bytes] = Counter()
+        at = 0
+        for portion in portions(names, SURVEYED_AT_ONCE):
+            checked = _checked(at, len(portion), of=len(names), first=first_checked)
+            reply = await self._redis.run(SURVEY, self._indexer, self._lease_ms, *checked, *portion)
+            held.update((name, int(fence)) for name, fence in _pairs(reply[0]))
+            free.update((name, float(ends)) for name, ends in _pairs(reply[1]))
+            owners.update(reply[2])
+            at += len(portion)
+        return Survey(
+            held=held, free=free, owners={str(name, "utf-8", "replace"): count for name, count in owners.items()}
+        )
+
+    async def _change(self, plan: LeasePlan, survey: Survey, not_ours: Survey) -> Mapping[bytes, int]:
+        """Give back and take; return what we hold then."""
+        given = plan.surplus(survey)
+        wanted = plan.wanted(survey, held=len(survey.held) - len(given))
+        actions = [(GIVE, name) for name in (*not_ours.held, *given)]
+        actions += [(UNFOLLOW, name) for name in plan.unfollowed(not_ours)]
+        actions += [(TAKE, name) for name in wanted]
+        if not actions:
+            return survey.held
+        taken = await self._settle(actions)
+        return {name: fence for name, fence in survey.held.items() if name not in set(given)} | taken
+
+    async def _settle(self, actions: Sequence[tuple[bytes, bytes]]) -> dict[bytes, int]:
+        taken: dict[bytes, int] = {}
+        for at in range(0, len(actions), SETTLED_AT_ONCE):
+            arguments = [part for action in actions[at : at + SETTLED_AT_ONCE] for part in action]
+            reply = await self._redis.run(SETTLE, self._indexer, self._lease_ms, *arguments)
+            taken.update((name, int(fence)) for name, fence in _pairs(reply))
+        return taken
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
@@ -93,15 +159,81 @@ class _Asked:
     endpoints: frozenset[str] | None = None
     candidates: AbstractSet[Stream] = frozenset()
     streams: Mapping[bytes, Stream] = field(default_factory=dict)  # the candidates by name
-    endpoints_json: bytes = b""
-    candidates_json: bytes = b""
+    names: Sequence[bytes] = ()  # of the candidates, in order
+    listed: frozenset[str] = frozenset()  # the endpoints, those of the candidates among them
+    endpoints_json: bytes = b"[]"
+    names_json: bytes = b"[]"
 
 
 def _asked(endpoints: frozenset[str], candidates: AbstractSet[Stream]) -> _Asked:
+    listed = endpoints.union(stream.endpoint for stream in candidates)
+    streams = {stream.name.encode(): stream for stream in candidates}
     return _Asked(
         endpoints=endpoints,
         candidates=frozenset(candidates),
-        streams={stream.name.encode(): stream for stream in candidates},
-        endpoints_json=msgspec.json.encode(sorted(endpoints.union(stream.endpoint for stream in candidates))),
-        candidates_json=msgspec.json.encode([(each.name, each.endpoint, each.dp_rank) for each in candidates]),
+        streams=streams,
+        names=sorted(streams),
+        listed=listed,
+        endpoints_json=msgspec.json.encode(sorted(listed)),
+        names_json=msgspec.json.encode([each.name for each in candidates]),
     )
+
+
+def _own(asked: _Asked, now: float) -> IndexerRecord:
+    return IndexerRecord(until_ms=now + 1, endpoints=asked.listed, streams=frozenset(asked.streams))
+
+
+class _Said(msgspec.Struct):
+    until_ms: float
+    endpoints: list[str] | dict[str, Any]  # an empty list that Lua has written is an object
+    streams: list[str] | dict[str, Any]
+
+
+class _Records:
+    """What other indexers have said, read anew only where more than their time has changed."""
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(_Said)
+        self._known: dict[bytes, tuple[bytes, IndexerRecord]] = {}
+
+    def read(self, flat: Sequence[bytes]) -> dict[str, IndexerRecord]:
+        """Read the records of a beat's answer; what cannot be read is left out."""
+        known, self._known = self._known, {}
+        found = {}
+        for name, text in _pairs(flat):
+            head, _, rest = text.partition(b",")
+            until = head.removeprefix(b'{"until_ms":')
+            if name in known and known[name][0] == rest and until.isdigit():
+                before = known[name][1]
+                record = IndexerRecord(until_ms=float(until), endpoints=before.endpoints, streams=before.streams)
+            else:
+                try:
+                    said = self._decoder.decode(text)
+                except (msgspec.MsgspecError, RecursionError):
+                    continue  # another program's, or a newer version's
+                record = IndexerRecord(
+                    until_ms=said.until_ms,
+                    endpoints=frozenset(said.endpoints),
+                    streams=frozenset(each.encode() for each in said.streams),
+                )
+            self._known[name] = rest, record
+            found[str(name, "utf-8", "replace")] = record
+        return found
+
+
+def _checked(at: int, count: int, *, of: int, first: int | None) -> tuple[int, int]:
+    """Return which of these names, counted from 1, have their slots looked at; 0, 0 for none.
+
+    Of few streams all; of many a part that begins anywhere, because it holds others up.
+    """
+    if first is None:
+        return 0, 0
+    if of <= CHECKED_A_BEAT:
+        return 1, count
+    first = min(first, of - CHECKED_A_BEAT)
+    low, high = max(first - at, 0), min(first + CHECKED_A_BEAT - at, count)
+    return (low + 1, high) if low < high else (0, 0)
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_link import RedisLink, checked, pack
-from kv_indexer.adapters.redis_scripts import SNAPSHOT
+from kv_indexer.adapters.redis_snapshot import read_registry_of, read_snapshot
 from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES, BlockExtras, block_keys
 from kv_indexer.core.known_keys import KnownBlockKeys, PromptKeys
 from kv_indexer.core.prefix_depth import DepthHints, next_chunk
@@ -26,15 +26,14 @@ from kv_indexer.core.prefix_match import (
     runs_of,
     usable_tokens,
 )
-from kv_indexer.core.source import IndexStatus, Registry, SourceStatus
+from kv_indexer.core.source import IndexStatus, SourceStatus
 from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.wire.redis_keys import PREFIX, REGISTRY, SNAPSHOT_PARTS, pack_mget, parse_registry, parse_version
+from kv_indexer.wire.redis_keys import REGISTRY, pack_mget, parse_version
 
 SNAPSHOT_MAX_AGE_SECONDS = 1.0  # counts and the indexer's heartbeat may be this old; slots and states never are
 CONFLICT_LIMIT = 4  # a registry that changes between all round trips is not worth waiting for
 
 _VERSION = pack("HMGET", REGISTRY, "nonce", "version")
-_SNAPSHOT = pack("EVAL", SNAPSHOT.source, 1, PREFIX)
 
 
 class PrefixIndexReader:
@@ -46,10 +45,12 @@ class PrefixIndexReader:
         self._known = KnownBlockKeys()
         self._hints = DepthHints()
         self._table: MatchTable | None = None
+        self._snapshot: tuple[list[Any], bool] | None = None  # that the table was made of
         self._read_at = 0.0  # loop time
         self._version_reply: list[Any] = []  # the last one, and what it says
         self._version = b""
         self._learns: list[_Search] = []  # what the next lookup must have learnt from
+        self._refreshing: asyncio.Task[MatchTable] | None = None
 
     async def lookup(
         self,
@@ -106,6 +107,9 @@ class PrefixIndexReader:
 
     async def close(self) -> None:
         """Close the connection."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.wait([self._refreshing])
         await self._link.close()
 
     async def _current_table(self) -> MatchTable:
@@ -114,15 +118,24 @@ class PrefixIndexReader:
             if now - self._read_at <= SNAPSHOT_MAX_AGE_SECONDS:
                 return self._table
             self._read_at = now  # lookups that run meanwhile keep the old one instead of asking too
-        return await self._refresh()
+        # with thousands of streams it takes longer than a lookup may: who comes after the deadline finds it done
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh(), name="index-registry")
+            self._refreshing.add_done_callback(_mark_seen)
+        return await asyncio.shield(self._refreshing)
 
     async def _refresh(self) -> MatchTable:
-        (reply,) = await self._link.request(_SNAPSHOT, replies=1)
-        registry: Registry = parse_registry(_array(reply, SNAPSHOT_PARTS))
-        if self._table is None or self._table.registry != registry:
-            self._table = match_table(registry)
+        snapshot = await read_snapshot(self._ask)
+        if self._table is None or snapshot != self._snapshot:
+            registry = read_registry_of(snapshot)
+            if self._table is None or self._table.registry != registry:
+                self._table = match_table(registry)
+            self._snapshot = snapshot
         self._read_at = asyncio.get_running_loop().time()
         return self._table
+
+    async def _ask(self, commands: bytes, replies: int) -> list[Any]:
+        return await self._link.request(commands, replies=replies)
 
     def _keys(
         self, tokens: bytes, usable: int, block_size: int, root: bytes, extra: BlockExtras | None
@@ -291,6 +304,12 @@ class _PassedThrough:
 
 
 NOTHING_PASSED = _PassedThrough(b"", 0, None)
+
+
+def _mark_seen(task: "asyncio.Task[MatchTable]") -> None:
+    # one that failed after its callers have given up is no news to anyone
+    if not task.cancelled():
+        task.exception()
 
 
 def _array(reply: Any, length: int) -> list[Any]:

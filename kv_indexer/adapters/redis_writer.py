@@ -19,9 +19,9 @@ from kv_indexer.adapters.redis_scripts import (
     SET_NAMESPACE,
     SET_STARTED_AT,
     SET_STATE,
-    SNAPSHOT,
     SWEEP,
 )
+from kv_indexer.adapters.redis_snapshot import read_registry_of, read_snapshot
 from kv_indexer.core.block_keys import KEY_BYTES
 from kv_indexer.core.index_changes import IndexChange, pack_hashes
 from kv_indexer.core.source import Claim, Registry, SourceState, Stream, StreamPosition
@@ -33,7 +33,6 @@ from kv_indexer.wire.redis_keys import (
     engine_field,
     live_slots,
     parse_position,
-    parse_registry,
 )
 
 MAX_BLOCKS_PER_SOURCE = 4_000_000
@@ -64,7 +63,7 @@ class RedisIndexWriter:
         self._tier_ttl = tier_ttl_seconds
         self._sweep_cursor: Argument = "0"
         self._sweeper = secrets.token_hex(8)
-        self._snapshot: Sequence[Any] = ()
+        self._snapshot: tuple[Sequence[Any], bool] = (), False
         self._registry: Registry | None = None  # that the snapshot says
 
     async def read_position(self, stream: Stream) -> StreamPosition | None:
@@ -137,11 +136,11 @@ class RedisIndexWriter:
 
     async def read_registry(self) -> Registry:
         """See `ports.IndexWriter`."""
-        snapshot = await self._redis.run(SNAPSHOT)
+        snapshot = await read_snapshot(self._redis.request)
         if (
             self._registry is None or snapshot != self._snapshot
         ):  # of thousands of quiet streams it is the same for long
-            self._snapshot, self._registry = snapshot, parse_registry(snapshot)
+            self._snapshot, self._registry = snapshot, read_registry_of(snapshot)
         return self._registry
 
     async def close(self) -> None:

@@ -37,6 +37,10 @@ class SocketSignals:
             timer.cancel()
             self._waiter = None
 
+    def wake(self) -> None:
+        """Have the waiter return, though nothing has come."""
+        _wake(self._waiter)
+
     def close(self) -> None:
         """Leave the event loop; a descriptor's number may be another file's soon."""
         while self._descriptors:

@@ -47,6 +47,7 @@ class ZmqLiveEvents:
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._signals: SocketSignals | None = None
+        self._is_interrupted = False
 
     async def connect(self) -> None:
         """See `ports.LiveEvents`."""
@@ -81,18 +82,25 @@ class ZmqLiveEvents:
         """See `ports.LiveEvents`."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_seconds
+        self._is_interrupted = False
         while True:
             frames, is_empty = self._drain()
             if frames:
                 return frames
             self.check()
             left = deadline - clock()
-            if left <= 0:
+            if left <= 0 or self._is_interrupted:
                 return []
             if is_empty and self._signals is not None:
                 await self._signals.wait(timeout_seconds=left)
             else:
                 await asyncio.sleep(0)  # more has come already, so nothing would be signalled
+
+    def interrupt(self) -> None:
+        """See `ports.LiveEvents`."""
+        self._is_interrupted = True
+        if self._signals is not None:
+            self._signals.wake()
 
     def check(self) -> None:
         """See `ports.LiveEvents`."""

@@ -142,11 +142,12 @@ def parse_version(reply: Sequence[bytes | None]) -> bytes:
     return b"%s.%s" % (nonce or b"", counter or b"0")
 
 
-def parse_registry(reply: Sequence[Any]) -> Registry:
+def parse_registry(reply: Sequence[Any], *, is_whole: bool = True) -> Registry:
     """Read the answer of snapshot.lua: nonce, counter, heartbeat, then flat lists of slots and streams.
 
     Another version or another tenant may have written anything: a record that cannot be read is left out and named,
-    and so is a slot without its stream. Never raises for what a record holds.
+    and so is a slot without its stream. Never raises for what a record holds. Where the reply is not `is_whole`, not of
+    one instant, such a slot is left out without a word.
     """
     nonce, counter, heartbeat, slots, streams = reply
     unreadable: list[str] = []
@@ -157,7 +158,7 @@ def parse_registry(reply: Sequence[Any]) -> Registry:
     for slot in slot_records:
         if epochs.get((slot.endpoint, slot.dp_rank)) == slot.epoch:
             believed.append(slot)
-        else:
+        elif is_whole:
             unreadable.append(f"slot {slot.slot}: belongs to no readable stream's epoch")
     return Registry(
         version=parse_version((nonce, counter)),

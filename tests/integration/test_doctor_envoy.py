@@ -1,6 +1,7 @@
 """Planted in Envoy's configuration: a real Envoy runs each, a real picker stands behind it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,42 @@ async def test_an_endpoint_that_envoys_cluster_does_not_have_is_found(tmp_path: 
 
     assert [(finding.check, finding.severity) for finding in found] == [("envoy-steering", ERROR)]
     assert further in found[0].seen
+
+
+def names_pool(config: dict[str, Any]) -> None:
+    """As `kvmesh install --failure-mode FailOpen` writes a route."""
+    manager, *_ = parts(config)
+    route = manager["route_config"]["virtual_hosts"][0]["routes"][0]
+    route["typed_per_filter_config"] = {
+        "envoy.filters.http.ext_proc.kvmesh": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute",
+            "overrides": {
+                "grpc_initial_metadata": [{"key": "x-kvmesh-pool", "value": "llm/a:8000"}],
+                "failure_mode_allow": True,
+            },
+        }
+    }
+
+
+@pytest.mark.parametrize(("mode", "differs"), [("FailOpen", []), ("FailClose", ["is made for FailOpen"])])
+async def test_a_running_envoys_failure_mode_is_compared_with_the_policy_of_its_pool(
+    mode: str, differs: list[str], tmp_path: Path
+) -> None:
+    grpc_port, admin_port = two_ports()
+    settings = picker_settings(NO_REDIS, PODS, tokenizer=None, grpc_port=grpc_port, admin_port=admin_port)
+    async with (
+        envoy(tmp_path, picker_port=grpc_port, endpoints=PODS, file="buffered.yaml", change=names_pool) as url,
+        aiohttp.ClientSession() as http,
+    ):
+        facts = Facts(
+            expected=replace(expected_of(settings), pool="llm/a", failure_mode=mode),
+            now=0.0,
+            pods=(),
+            redis=RedisFacts(label="redis", problem="not asked"),
+            index=IndexFacts(problem="not asked"),
+            envoy=await gather_envoy(http, url, timeout_seconds=20.0),
+        )
+    found = judge(facts, names={"envoy-failure-mode", "envoy-steering"})
+    assert [finding.check for finding in found] == ["envoy-steering", "envoy-failure-mode"]
+    wrong = [finding.seen for finding in found if finding.severity is not Severity.OK]
+    assert [part in seen for part, seen in zip(differs, wrong, strict=True)] == [True] * len(differs)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from extproc.config import PickerSettings
+from extproc.core.models import ModelTable, ServedModel, TokensFrom
 from extproc.doctor_commands import app
 from extproc.errors import ConfigError
 from kv_indexer.api import folder_source
@@ -176,6 +178,35 @@ async def test_a_picker_that_serves_other_pools_is_named(redis_server: RedisServ
         ("error", "does not serve llm/b"),
         ("error", "also serves llm/c"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("tokens_from", "told"),
+    [
+        (TokensFrom.TOKENIZER, [("ok", "llm/a", "the running picker counts tokens as the pods do")]),
+        (TokensFrom.TEXT, [("error", "llm/a http", "the running picker sees")]),
+    ],
+)
+async def test_the_running_picker_is_asked_for_the_tokens_of_each_pool_that_it_serves(
+    redis_server: RedisServer, tmp_path: Path, tokens_from: TokensFrom, told: list[tuple[str, str, str]]
+) -> None:
+    grpc_port, admin_port = two_ports()
+    async with pods(HEALTHY, HEALTHY) as [first, second]:
+        (tmp_path / "picker").mkdir()
+        documents = (service("a", model="tiny"), member("p1", first, pool="a"))
+        served = folder_of(tmp_path / "picker", *documents)
+        folder = folder_of(tmp_path, *documents, service("b", model="tiny"), member("p2", second, pool="b"))
+        settings = serving(served, redis_server, grpc_port=grpc_port, admin_port=admin_port)
+        tiny = ModelTable(served=(ServedModel(name="tiny", tokens_from=tokens_from, tokenizer_folder=TINY_MODEL),))
+        async with picker(replace(settings, models=tiny)) as url:
+            options = ("--policies", str(folder), "--no-trial", "--picker", url, "--grpc-port", str(grpc_port))
+            _, findings = await doctor(redis_server, *options, "--model", "tiny", "--tokenizer", str(TINY_MODEL))
+
+    found = [each for each in findings if each["check"] == "picker-tokens"]
+    assert [
+        (each["severity"], each["subject"][: len(subject)], each["seen"][: len(words)])
+        for each, (_, subject, words) in zip(found, told, strict=True)
+    ] == told
 
 
 def serving(folder: Path, redis: RedisServer, *, grpc_port: int, admin_port: int) -> PickerSettings:

@@ -273,3 +273,14 @@ async def test_a_publisher_that_is_not_there_is_an_error_in_bounded_time(context
             async with asyncio.timeout(5):
                 await live.connect()
         live.close()
+
+
+async def test_a_wait_for_batches_ends_at_once_when_it_is_interrupted(pod: ScriptedPod, context: Any) -> None:
+    events = ZmqLiveEvents(context=context, address=address(pod, "endpoint"), on_malformed=Malformed())
+    await events.connect()
+    waiting = asyncio.create_task(events.receive(timeout_seconds=60.0))
+    await asyncio.sleep(0)
+    events.interrupt()
+    async with asyncio.timeout(5):
+        assert await waiting == []
+    events.close()

@@ -1,6 +1,8 @@
 -- Read the whole registry at one instant: nonce, version, heartbeat (1 or 0), slots (number, record, blocks), streams
 -- (name and 12 fields each, the last tells whether its lease holds). A single stream or slot of another type is told as
 -- such (no fields, -1 blocks); what all readers need is an error that names the key.
+-- ARGV: how many slots and streams are read in one go, because Redis serves nobody else meanwhile (none: all). Of more,
+-- only slots with their records and the streams' names are given, and a sixth value.
 local P = KEYS[1]
 local broken
 local function failed(answer) return type(answer) == 'table' and answer.err end
@@ -17,14 +19,17 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local head = need('HMGET', P .. 'registry', 'nonce', 'version')
 local slots, streams = {}, {}
-local records = need('HGETALL', P .. 'slots')
+local records, names = need('HGETALL', P .. 'slots'), need('SMEMBERS', P .. 'streams')
+if ARGV[1] and #records / 2 + #names > tonumber(ARGV[1]) then
+  return broken or {head[1], head[2], redis.call('EXISTS', P .. 'heartbeat'), records, names, 'unread'}
+end
 for i = 1, #records, 2 do
   local blocks = redis.pcall('HLEN', P .. 'h' .. records[i])
   slots[#slots + 1] = records[i]
   slots[#slots + 1] = records[i + 1]
   slots[#slots + 1] = failed(blocks) and -1 or blocks
 end
-for _, name in ipairs(need('SMEMBERS', P .. 'streams')) do
+for _, name in ipairs(names) do
   local fields = redis.pcall('HMGET', P .. 'stream:' .. name, 'endpoint', 'rank', 'epoch', 'last_seq', 'last_ts', 'state',
     'reason', 'owner', 'fence', 'applied_at', 'events', 'lease_until')
   if failed(fields) then fields = {} end

@@ -106,6 +106,21 @@ def test_the_steady_tenant_is_due_what_it_asks_for_or_half_of_the_class() -> Non
     assert (starved.tenant_share(SHEDDABLE), halved.tenant_share(SHEDDABLE)) == (0.25, 1.0)
 
 
+def test_the_steady_tenant_is_compared_with_a_half_of_its_own_in_the_measured_seconds() -> None:
+    summary = run(  # 10 s in which the class gets 4000 tokens: a half of it is 200 a second
+        outcome(answered(2, ttft=1), work_tokens=800),
+        outcome(refused(2), work_tokens=600),  # could have begun after 4 s
+        outcome(refused(2.5), work_tokens=500),  # not after 6.5
+        outcome(refused(8), work_tokens=600),
+        outcome(refused(9), answered(12, ttft=1), work_tokens=400),  # after the end; could have begun before it
+        *(outcome(answered(at, ttft=1), tenant=FLOOD, work_tokens=800) for at in (2, 3, 4, 5, 12)),
+    )
+
+    steady = next(each for each in summary.tenants if (each.tenant, each.class_name) == (STEADY, SHEDDABLE))
+    assert (steady.begun_tokens, steady.own_half_tokens) == (800, 800 + 600 + 600)
+    assert summary.share_of_own_half(SHEDDABLE) == 0.4
+
+
 def test_all_targets_can_be_met() -> None:
     critical = outcome(answered(2, ttft=0.2), class_name=CRITICAL)
     calm = run(critical, outcome(answered(2, ttft=1), work_tokens=2000), load=0.5)
@@ -116,7 +131,7 @@ def test_all_targets_can_be_met() -> None:
     )
     fallen = run(critical, outcome(refused(2), answered(6, ttft=1)), scenario="falling", falls_at=5.0)
 
-    assert [verdict.met for verdict in verdicts([busy, calm, fallen])] == [True] * 6
+    assert [verdict.met for verdict in verdicts([busy, calm, fallen])] == [True] * 7
 
 
 def test_all_targets_can_be_missed() -> None:
@@ -133,7 +148,7 @@ def test_all_targets_can_be_missed() -> None:
     )
     fallen = run(outcome(refused(2), refused(6)), scenario="falling", falls_at=5.0)
 
-    assert [verdict.met for verdict in verdicts([calm, busy, fallen])] == [False] * 6
+    assert [verdict.met for verdict in verdicts([calm, busy, fallen])] == [False] * 7
 
 
 def test_targets_without_their_runs_are_left_out() -> None:

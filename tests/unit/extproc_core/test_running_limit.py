@@ -69,12 +69,20 @@ def test_a_pod_that_counts_no_first_tokens_does_not_look_as_if_it_started_none()
 def test_a_limit_grows_while_nobody_waits_until_it_is_none() -> None:
     watch = RunningLimit()
     report(watch, running=4, waiting=5, times=2)
-    report(watch, running=5, waiting=0, times=15)
-    assert watch.limit == pytest.approx(10.0)  # 3 s
-    report(watch, running=10, waiting=5, times=5)
-    assert watch.limit == pytest.approx(10.0)
-    report(watch, running=5, waiting=0, times=150)
+    for running in (4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 7, 8, 8, 8, 9):  # 3 s, in which it is reached
+        report(watch, running=running, waiting=0)
+    assert watch.limit == pytest.approx(9.5, abs=0.7)
+    report(watch, running=9, waiting=5, times=50)
+    assert watch.limit == pytest.approx(9.0, rel=0.01)
+    report(watch, running=3, waiting=0, times=150)
     assert watch.limit is None
+
+
+def test_a_moment_in_which_nobody_waits_at_a_busy_pod_does_not_raise_its_limit() -> None:
+    watch = RunningLimit()
+    report(watch, running=16, waiting=5, times=2)
+    report(watch, running=13, waiting=0, times=15)
+    assert watch.limit == 16.0
 
 
 def test_a_limit_outlives_any_pause_between_two_reports() -> None:

@@ -1,7 +1,7 @@
 """Envoy's admin answers become facts, whatever form they come in."""
 
-from extproc.doctor.facts import EnvoyFacts, EnvoyHost
-from extproc.doctor.gather_envoy import read_clusters, read_filters, read_routes
+from extproc.doctor.facts import EnvoyFacts, EnvoyHost, PoolRoute
+from extproc.doctor.gather_envoy import read_clusters, read_filters, read_pool_routes, read_routes
 
 TYPE = "type.googleapis.com/envoy."
 EXT_PROC = {"@type": f"{TYPE}extensions.filters.http.ext_proc.v3.ExternalProcessor"}
@@ -94,3 +94,31 @@ def test_routes_are_those_that_lead_to_a_cluster() -> None:
 def test_an_answer_that_is_none_has_nothing_in_it() -> None:
     assert list(read_filters({"configs": [3, {"@type": "x.ListenersConfigDump"}]})) == []
     assert next(iter(read_clusters(dump(), None))).hosts == ()
+
+
+def per_route(pool: str = "", **overrides: object) -> dict[str, object]:
+    """A route's own settings of the picking filter."""
+    metadata = {"grpc_initial_metadata": [{"key": "x-kvmesh-pool", "value": pool}]} if pool else {}
+    config = {"@type": f"{TYPE}extensions.filters.http.ext_proc.v3.ExtProcPerRoute", "overrides": metadata | overrides}
+    return {"typed_per_filter_config": {"kvmesh": config}}
+
+
+def test_routes_that_name_a_pool_are_found_with_their_failure_mode_or_that_of_their_host() -> None:
+    weighted = {"weighted_clusters": {"clusters": [{"name": "b1"}, {"name": "b2"}]}}
+    hosts = [
+        {
+            "name": "h1",
+            "routes": [
+                {"name": "r1", "route": {"cluster": "a"}} | per_route("llm/a:8000", failure_mode_allow=True),
+                {"name": "r2", "route": {"cluster": "other"}},
+                {"redirect": {}} | per_route("llm/a"),
+            ],
+        },
+        per_route("llm/b", failure_mode_allow=False) | {"name": "h2", "routes": [{"route": weighted}]},
+    ]
+    table = {"@type": f"{TYPE}config.route.v3.RouteConfiguration", "virtual_hosts": hosts}
+    section = {"@type": f"{TYPE}admin.v3.RoutesConfigDump", "static_route_configs": [{"route_config": table}]}
+    assert list(read_pool_routes({"configs": [section]})) == [
+        PoolRoute(name="r1", pool="llm/a", clusters=frozenset({"a"}), fails_open=True),
+        PoolRoute(name="h2", pool="llm/b", clusters=frozenset({"b1", "b2"}), fails_open=False),
+    ]

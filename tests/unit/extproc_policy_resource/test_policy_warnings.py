@@ -15,7 +15,10 @@ from tests.unit.extproc_policy_resource.policy_documents import policy
         ({"scoring": {"strategy": "round-robin"}}, []),
         (
             {"failureMode": "FailOpen"},
-            ["spec.failureMode: FailOpen holds where `kvmesh install` wrote it into the filter, not by this alone"],
+            [
+                "spec.failureMode: FailOpen is the running picker's; while none answers, Envoy does what "
+                "`kvmesh install --failure-mode` says (`kvmesh doctor` compares the two)"
+            ],
         ),
         ({"quotas": [{"requestsPerMinute": 0}]}, ["spec.quotas[0]: a limit of 0 refuses every request"]),
         (

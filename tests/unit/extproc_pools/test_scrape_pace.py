@@ -21,13 +21,13 @@ def test_pools_without_requests_leave_the_scrapes_to_those_with() -> None:
     pace = ScrapePace(rests=True)
     pace.endpoints, pace.busy = 2000, 10
     assert (pace.interval(0.2), pace.models_interval(5.0)) == (0.2, 5.0)
-    assert (pace.interval(0.2, idle=True), pace.models_interval(5.0, idle=True)) == (120.0, 300.0)
+    assert (pace.interval(0.2, idle=True), pace.models_interval(5.0, idle=True)) == (250.0, 300.0)
 
 
 def test_an_idle_pool_is_still_looked_at() -> None:
     pace = ScrapePace(rests=True)
     pace.endpoints = 100_000
-    assert (pace.interval(0.2, idle=True), pace.models_interval(5.0, idle=True)) == (120.0, 300.0)
+    assert (pace.interval(0.2, idle=True), pace.models_interval(5.0, idle=True)) == (250.0, 300.0)
     assert pace.interval(5.0) == 5.0
 
 

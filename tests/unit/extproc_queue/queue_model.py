@@ -152,9 +152,11 @@ class Model:
         for name in {each.class_name for each in tickets}:
             own = [each for each in tickets if each.class_name == name]
             by_age = own[0].priority_class.order is Order.FIRST_COME
-            late = [e for e in own if by_age or now - e.arrived_at >= self.overload.age_seconds]
+            age = 0.0 if by_age else self.overload.age_seconds
+            late_from = {e: e.arrived_at + min(age, 0.6 * (e.deadline - e.arrived_at)) for e in own}
+            late = [e for e in own if now >= late_from[e]]
             if late:
-                firsts.append(min(late, key=lambda e: (e.arrived_at, e.sequence)))
+                firsts.append(min(late, key=lambda e: (late_from[e], e.sequence)))
             else:
                 firsts.append(min(own, key=lambda e: (e.cost, e.sequence)))
         return min(firsts, key=lambda e: (e.arrived_at, e.sequence))

@@ -33,6 +33,17 @@ def test_of_one_tenant_the_least_work_goes_first_until_one_has_waited_too_long()
     assert send_one(queue, now=5.0) is middle
 
 
+def test_the_age_bound_is_soon_enough_to_go_before_the_time_in_the_queue_is_over() -> None:
+    queue = FlowQueue(policy(OverloadPolicy(age_seconds=5.0)))
+    patient, hasty, short = pushed(
+        queue, ticket(tokens=900), ticket(tokens=800, at=1.0, wait=5.0), ticket(tokens=10, at=3.0)
+    )
+    assert send_one(queue, now=3.9) is short
+    pushed(queue, ticket(tokens=10, at=3.9))
+    assert send_one(queue, now=4.0) is hasty
+    assert send_one(queue, now=5.0) is patient
+
+
 def test_first_come_is_first_served_where_the_class_says_so() -> None:
     classes = {**DEFAULT_CLASSES, "standard": PriorityClass(order=Order.FIRST_COME)}
     queue = FlowQueue(policy(classes=classes))

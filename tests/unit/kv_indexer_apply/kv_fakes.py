@@ -124,6 +124,8 @@ class FakePod:
         self.reborn: list[Frame] | None = None  # the buffer of who answers the next replay, after this pod's death
         self.cut_once: int | None = None  # the next answer lacks all from here on, but has an end
         self.receive_yields = 0
+        self.interrupted = 0
+        self.waits: list[float] = []  # how long each receive would have waited
         self.on_receive: Callable[[], None] = lambda: None
 
     async def connect(self) -> None:
@@ -132,6 +134,7 @@ class FakePod:
             raise self.script.pop(0)
 
     async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
+        self.waits.append(timeout_seconds)
         for _ in range(self.receive_yields):
             await asyncio.sleep(0)
         while self.script and callable(self.script[0]):
@@ -144,6 +147,9 @@ class FakePod:
             raise step
         frames: Sequence[Frame] = step
         return frames
+
+    def interrupt(self) -> None:
+        self.interrupted += 1
 
     def check(self) -> None:
         if self.died:

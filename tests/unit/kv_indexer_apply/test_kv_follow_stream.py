@@ -1,7 +1,8 @@
 """Recovery: subscribe, replay, live; gaps, restarts, truncated history, silence."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,10 @@ class Bench:
         self.time = 0.0
         self.policy = RecoveryPolicy()
         self.registered: Callable[[], StreamRecord | None] = lambda: None  # what all indexers' registry says
+        self.heed: Callable[[StreamRecord | None, float], None] | None = None  # the follower's, while it attends
+        self.attend: Callable[[Any], AbstractContextManager[None]] | None = None
+        self.lost = 0
+        self.slowdown = 1.0
 
     async def follow(self, pod: FakePod, *, with_replay: bool = True) -> None:
         """Run until the pod's script has ended."""
@@ -73,9 +78,23 @@ class Bench:
             sleep=sleep,
             clock=lambda: self.time,
             registered=lambda _: self.registered(),
+            attend=self.attend,
+            on_lost=self._lost,
+            slowdown=lambda: self.slowdown,
         )
         async with asyncio.timeout(10):
             await follower.run()
+
+    def _lost(self) -> None:
+        self.lost += 1
+
+    @contextmanager
+    def attending(self, heed: Callable[[StreamRecord | None, float], None]) -> Iterator[None]:
+        self.heed = heed
+        try:
+            yield
+        finally:
+            self.heed = None
 
     async def tell(self, stream: Stream, *frames: Frame) -> None:
         """Have another stream's batches in the index."""
@@ -288,6 +307,62 @@ async def test_a_stream_that_the_registry_has_otherwise_is_read(bench: Bench, ch
     bench.registered = lambda: record_of(index, **changes)
     await bench.follow(FakePod(buffer=chain(2), live=[[]] * 5))
     assert (index.reads, await bench.matched()) == (6, 2)
+
+
+async def test_a_stream_that_somebody_watches_sleeps_until_the_publisher_is_to_be_asked(bench: Bench) -> None:
+    bench.index = index = CountingIndex()
+    bench.registered, bench.attend = (lambda: record_of(index)), bench.attending
+    pod = FakePod(buffer=chain(2), live=[[]] * 3)
+    await bench.follow(pod)
+    assert (pod.waits, index.reads) == ([10.0, 9.0, 8.0, 7.0], 1)  # a second passes at each
+
+
+async def test_probes_that_bring_nothing_get_rarer_up_to_a_limit_and_a_batch_ends_that(bench: Bench) -> None:
+    bench.attend, bench.identity = bench.attending, FakeIdentity(5.0)
+    bench.policy = RecoveryPolicy(idle_seconds=0.1, idle_probes=10, quiet_probe_limit=4)
+    bench.registered = lambda: record_of(bench.index)
+    new = frame(2, stored(3, parent=2))
+    pod = FakePod(buffer=chain(2), live=[[] for _ in range(11)])
+    pod.script += [lambda: pod.buffer.append(new), [new], [], []]
+    await bench.follow(pod)
+    until_probe = [1, 2, 1, 4, 3, 2, 1, 4, 3, 2, 1, 4, 1, 2, 1]  # a second passes at each
+    assert (pod.waits, bench.heed) == (until_probe, None)
+
+
+async def test_in_a_large_fleet_the_first_probe_after_a_replay_is_late_and_not_at_the_same_time_as_others(
+    bench: Bench,
+) -> None:
+    bench.attend, bench.identity, bench.slowdown = bench.attending, FakeIdentity(5.0), 10.0
+    pod = FakePod(buffer=chain(2), live=[[frame(2, stored(3, parent=2))], []])
+    await bench.follow(pod)
+    first, after_a_batch, _ = pod.waits
+    assert (220 <= first <= 400, first) == (True, 4 * after_a_batch)
+
+
+async def test_probes_stay_as_frequent_where_the_start_time_of_the_publisher_is_unknown(bench: Bench) -> None:
+    bench.attend = bench.attending
+    bench.policy = RecoveryPolicy(idle_seconds=0.1, idle_probes=10)
+    pod = FakePod(buffer=chain(2), live=[[]] * 4)
+    await bench.follow(pod)
+    assert (pod.waits, len(pod.requests)) == ([1.0] * 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked_at", "wakes"),
+    [({}, 100.0, 0), ({"epoch": 9}, 100.0, 1), ({"epoch": 9}, 0.0, 0), ({"last_seq": 0}, 100.0, 1), (None, 100.0, 1)],
+)
+async def test_only_a_registry_asked_while_the_stream_waits_and_that_says_otherwise_wakes_it(
+    bench: Bench, changes: dict[str, Any] | None, asked_at: float, wakes: int
+) -> None:
+    bench.attend = bench.attending
+
+    def say() -> None:
+        assert bench.heed is not None
+        bench.heed(None if changes is None else record_of(bench.index, **changes), asked_at)
+
+    pod = FakePod(buffer=chain(2), live=[say, []])
+    await bench.follow(pod)
+    assert pod.interrupted == wakes
 
 
 async def test_batches_that_all_look_known_do_not_hide_another_process_for_long(bench: Bench) -> None:
@@ -688,6 +763,12 @@ async def test_a_lost_claim_ends_the_follower_quietly_and_nothing_more_is_writte
 
     assert (await bench.matched(), bench.slept, pod.script) == (1, [], [[]])
     assert bench.states() == [(SourceState.REPLAYING, ""), (LIVE, "")]
+
+
+async def test_whoever_asks_the_pod_is_told_once_when_it_is_lost(bench: Bench) -> None:
+    refused = FeedLostError("refused")
+    await bench.follow(FakePod(buffer=chain(1), live=[[], refused, refused, refused, []]))
+    assert bench.lost == 1
 
 
 async def test_a_defect_is_shown_and_does_not_end_the_follower(bench: Bench) -> None:

@@ -35,6 +35,7 @@ class Bench:
         self.changes = 0
         self.is_lost = False
         self.now = 0.0
+        self.slowdown = 1.0
         self.finder = StreamFinder(
             endpoints=(POD,),
             model="tiny",
@@ -44,6 +45,7 @@ class Bench:
             policy=DiscoveryPolicy(well_seconds=WELL_SECONDS, lost_seconds=LOST_SECONDS),
             sleep=self._sleep,
             clock=lambda: self.now,
+            slowdown=lambda: self.slowdown,
         )
 
     async def run(self) -> None:
@@ -138,3 +140,10 @@ async def test_a_pod_that_does_not_tell_its_models_is_followed_all_the_same(capl
 
     assert bench.finder.answers[POD].ranks == HERE
     assert "cannot compare the model name with what the pod serves: no answer" in caplog.text
+
+
+async def test_a_pod_of_a_large_fleet_is_asked_the_more_rarely_the_longer_it_says_the_same() -> None:
+    bench = Bench(*[HERE] * 6, THERE, THERE, DOWN, THERE)
+    bench.slowdown = 10.0
+    await bench.run()
+    assert [slept / WELL_SECONDS for slept in bench.slept] == [10, 20, 40, 80, 100, 100, 10, 20, 0.05, 20]

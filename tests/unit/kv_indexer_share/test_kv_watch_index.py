@@ -123,3 +123,17 @@ async def test_sweeping_leaves_redis_four_fifths_of_the_time_while_something_is_
     assert pauses == [1.0, 1.0, WATCH_SECONDS, WATCH_SECONDS]
     index.fails, index.void_slices, index.slice_seconds = False, 1, 0.0
     assert await watch.sweep() == LEAST_PAUSE_SECONDS
+
+
+async def test_whoever_attends_is_told_of_each_new_registry_and_of_none_that_is_the_same() -> None:
+    index = FakeIndex()
+    told: list[tuple[StreamRecord | None, float]] = []
+    watch = index.watch()
+    with watch.attend(A, lambda record, asked_at: told.append((record, asked_at))):
+        for index.now in (1.0, 2.0, 3.0):
+            if index.now == 3.0:
+                index.registry = replace(REGISTRY, streams=())
+            await watch.look()
+    index.registry = REGISTRY
+    await watch.look()
+    assert told == [(RECORD, 1.0), (None, 3.0)]

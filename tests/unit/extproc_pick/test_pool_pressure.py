@@ -1,0 +1,50 @@
+"""What a newcomer must expect, and who is refused for it."""
+
+from extproc.core.degradation import Degradation
+from extproc.core.latency_estimate import LatencyEstimates
+from extproc.core.priority import DEFAULT_CLASSES, PriorityPolicy
+from extproc.core.standing import Standing
+from extproc.pool_pressure import Expectation, PoolPressure
+
+
+class NobodyWaits:
+    def ahead(self, pool: str, priority: int, tenant: str | None = None, cost: int = 0) -> tuple[int, int]:
+        return 0, 0
+
+    def waits_in(self, pool: str) -> bool:
+        return False
+
+
+def pressure() -> PoolPressure:
+    policy = PriorityPolicy()
+    return PoolPressure(
+        policy=policy,
+        estimates=LatencyEstimates(),
+        degradation=Degradation(policy),
+        waiting=NobodyWaits(),
+        clock=lambda: 0.0,
+        random=lambda: 0.0,
+    )
+
+
+def of(tenant: str) -> Standing:
+    return Standing(class_name="sheddable", priority_class=DEFAULT_CLASSES["sheddable"], tenant=tenant)
+
+
+def waits(seconds: float) -> Expectation:
+    return Expectation(ttft_seconds=seconds, own_seconds=0.0, work_seconds=0.0)
+
+
+def test_only_the_tenant_that_got_most_is_refused_for_waits_that_may_become_much_longer() -> None:
+    made = pressure()
+    for tenant, tokens in (("flood", 1000), ("steady", 900)):
+        made.went(of(tenant), pool="m", uncached_tokens=tokens, now=0.0)
+        for _ in range(5):  # waits of theirs have been three times what was expected, and longer
+            made.waited(of(tenant), waits(10.0), pool="m", seconds=100.0)
+    half = waits(30.0)  # of the 60 s that the class is promised
+    assert made.is_late(of("flood"), half, pool="m")
+    assert not made.is_late(of("steady"), half, pool="m")
+    assert made.is_late(of("steady"), waits(41.0), pool="m")
+    made.went(of("steady"), pool="m", uncached_tokens=200, now=0.0)
+    assert made.is_late(of("steady"), half, pool="m")
+    assert not made.is_late(of("flood"), half, pool="m")
