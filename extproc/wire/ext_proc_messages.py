@@ -22,7 +22,9 @@ NO_TEXTS: Mapping[str, str] = {}
 _MODES: Mapping[int, BodyMode] = {int(mode): mode for mode in BodyMode}
 # Protobuf's tags: a field's number shifted by 3, plus 2 for what has a length. Of ProcessingRequest:
 _REQUEST_HEADERS, _RESPONSE_HEADERS, _REQUEST_BODY, _RESPONSE_BODY = 0x12, 0x1A, 0x22, 0x2A
+_REQUEST_TRAILERS, _RESPONSE_TRAILERS = 0x32, 0x3A
 _METADATA = 0x42
+_BESIDE = b"\x42\x4a\x5a"  # metadata_context, attributes, protocol_config
 _HEADER_MAP, _HEADERS_END = 0x0A, b"\x18\x01"  # HttpHeaders.headers and .end_of_stream = true
 _HEADER, _KEY, _RAW_VALUE = 0x0A, 0x0A, 0x1A  # HeaderMap.headers, HeaderValue.key and .raw_value
 _BODY, _BODY_END = 0x0A, b"\x10\x01"  # HttpBody.body and .end_of_stream = true
@@ -73,6 +75,10 @@ def read_message(message: bytes, wanted: frozenset[str]) -> Message:
             read = _headers(message, _names(RESPONSE_HEADERS if kind == _RESPONSE_HEADERS else wanted))
         except (_UnusualError, IndexError):  # an index: it is cut off
             read = None
+    elif kind in (_REQUEST_TRAILERS, _RESPONSE_TRAILERS):
+        size, at = _length(message, 1)
+        if _is_all(message, at + size):
+            read = TrailersMessage(kind == _RESPONSE_TRAILERS)
     return read if read is not None else _by_library(message, wanted)
 
 
@@ -178,18 +184,29 @@ def _mode(number: int) -> BodyMode:
 
 
 def _body(message: bytes) -> BodyPart | None:
-    """Read a part of a body and nothing else; None for any other. Most of the bytes that come are these."""
+    """Read a part of a body; None for another form. Most of the bytes that come are these."""
     size, at = _length(message, 1)
-    if at + size != len(message):
+    stop = at + size
+    if not _is_all(message, stop):
         return None
     start = end = at
     if size and message[at] == _BODY:
         size, start = _length(message, at + 1)
         end = start + size
-    rest = message[end:]
-    if end > len(message) or rest not in (b"", _BODY_END):
+    rest = message[end:stop]
+    if end > stop or rest not in (b"", _BODY_END):
         return None
     return BodyPart(message[start:end], bool(rest), message[0] == _RESPONSE_BODY)
+
+
+def _is_all(message: bytes, at: int) -> bool:
+    """Tell whether nothing follows but what comes beside: metadata, empty where there is none, and the like."""
+    while at < len(message):
+        if message[at] not in _BESIDE:
+            return False
+        size, at = _length(message, at + 1)
+        at += size
+    return at == len(message)
 
 
 def _length(message: bytes, at: int) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from extproc.core.quota import QuotaNote
 from extproc.core.realised import Comparison
 from extproc.core.response_plan import PASS_PLAN, Prediction, ResponsePlan
 from extproc.local.envoy_config import SocketAddress
+from extproc.wire import ext_proc_messages
 from tests.integration.envoy_process import HOST, free_addresses, running_envoy
 
 DEADLINE_SECONDS = 30.0
@@ -268,6 +269,20 @@ async def test_a_changed_request_arrives_whole_and_its_json_answer_has_the_clien
         await running.all_released()
         assert running.books.misses == []
         assert running.books.released == [(running.pod, 200)] * 2
+
+
+@pytest.mark.parametrize("file", BOTH)
+async def test_every_message_of_a_real_envoy_is_in_the_form_that_is_read_by_hand(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_to_the_library = []
+    monkeypatch.setattr(ext_proc_messages, "_by_library", lambda message, _: left_to_the_library.append(message))
+    async with mesh(file, tmp_path, document) as running:
+        running.books.plan, running.books.change = REWRITE, as_the_pod_has_it
+        async with running.post(json.dumps({"model": "gpt-x", "prompt": "x" * 100_000}).encode()) as response:
+            assert await response.read() == rewritten(DOCUMENT)
+        await running.all_released()
+    assert left_to_the_library == []
 
 
 @pytest.mark.parametrize("file", BOTH)

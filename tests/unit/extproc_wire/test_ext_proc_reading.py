@@ -89,9 +89,11 @@ def test_values_of_other_data_planes_are_read() -> None:
     assert read == HeadersMessage(is_response=False, headers={":path": "/v1/models"}, end_of_stream=False)
 
 
+@pytest.mark.usefixtures("by_hand")
 @pytest.mark.parametrize("is_response", [False, True])
 def test_trailers_are_told_apart(is_response: bool) -> None:
     message = ProcessingRequest(**{"response_trailers" if is_response else "request_trailers": HttpTrailers()})
+    message.metadata_context.SetInParent()
     assert read_message(message.SerializeToString(), WANTED) == TrailersMessage(is_response)
 
 
@@ -107,7 +109,12 @@ def test_what_is_no_message_is_refused(message: bytes) -> None:
 @pytest.mark.parametrize("size", [0, 1, 117, 123, 127, 128, 16_383, 16_384, 3_000_000])
 def test_a_part_of_a_body_is_read_by_hand(size: int, end_of_stream: bool, part: str) -> None:
     message = ProcessingRequest(**{part: HttpBody(body=b"x" * size, end_of_stream=end_of_stream)})
+    message.metadata_context.SetInParent()  # as Envoy 1.40 sends it, empty or not
     expected = BodyPart(b"x" * size, end_of_stream, part == "response_body")
+    assert read_message(message.SerializeToString(), WANTED) == expected
+    message.metadata_context.filter_metadata["kvmesh"].update({"response": "x" * 300})
+    message.attributes[FILTER].update({"upstream.address": "10.0.0.1:8000"})
+    message.protocol_config.SetInParent()
     assert read_message(message.SerializeToString(), WANTED) == expected
 
 
