@@ -104,11 +104,15 @@ class PickerBooks:
         if endpoint in self._leaving and self.bookings.forget(endpoint):
             self._leaving.discard(endpoint)
             del self.picks[endpoint]
-            self.estimates.forget(endpoint)
-            self.health.restarted(endpoint)
-            self.matches.forget(endpoint)
-            self._telemetry.forget(endpoint)
-            self._overload.forget(endpoint)
+            self._forget(endpoint)
+
+    def _forget(self, endpoint: str) -> None:
+        self.memory.forget(endpoint)  # once more: a request that was on its way may have been remembered since
+        self.estimates.forget(endpoint)
+        self.health.restarted(endpoint)
+        self.matches.forget(endpoint)
+        self._telemetry.forget(endpoint)
+        self._overload.forget(endpoint)
 
     def book(self, picked: Picked) -> Booking:
         """Book a decision: from now on the next pick counts with it."""
@@ -170,6 +174,8 @@ class PickerBooks:
             seconds_a_token=self.estimates.pace(winner).prefill.seconds_a_token,
             promised_seconds=promised,
         )
+        if winner not in self.picks:
+            self._forget(winner)  # gone, and this request's end came first: nothing would forget it any more
 
     # --- booked_exchange.ExchangeBooks ----------------------------------------------------------------------------
 

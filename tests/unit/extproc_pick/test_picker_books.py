@@ -239,3 +239,26 @@ async def test_a_record_says_what_was_asked_for(measures: Measures) -> None:
     record = record_of(structs.replace(decided, prepared=prepared), prepared.facts, at=5.0)
     assert (record.at, record.asked, record.model) == (5.0, prepared.asked, "tiny")
     assert prepared.asked.steps == (() if measures is NO_MEASURES else ("cap-output",))
+
+
+async def test_a_pick_that_is_remembered_after_its_endpoint_is_gone_leaves_only_its_count() -> None:
+    made, _ = books()
+    decided = await picked()
+    booking = made.book(decided)
+    made.set_endpoints(("a",))
+    made.release(booking, status=200, model="", arm="")  # its client has left at once
+    made.remember(decided)
+    page = (await made._telemetry.page()).decode()
+    assert 'kvmesh_decisions_total{outcome="routed"} 1.0' in page
+    assert 'endpoint="b"' not in page
+    assert made.memory.matches([KEYS], states={}, endpoints=("a", "b"), now=1.0) == [({}, 16)]
+
+
+async def test_what_is_remembered_of_an_endpoint_that_leaves_is_forgotten_with_its_last_request() -> None:
+    made, _ = books()
+    decided = await picked()
+    booking = made.book(decided)
+    made.set_endpoints(("a",))
+    made.remember(decided)
+    made.release(booking, status=200, model="", arm="")
+    assert made.memory.matches([KEYS], states={}, endpoints=("a", "b"), now=1.0) == [({}, 16)]
