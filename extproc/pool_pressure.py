@@ -90,7 +90,9 @@ class PoolPressure:
         self._shedding: dict[tuple[str, str, str], None] = {}  # class, tenant, pool
         self._rates: dict[str, DispatchRates] = {}
         self._margins: dict[tuple[str, str, str], WaitMargin] = {}  # class, tenant, pool
-        self._shares: dict[tuple[str, str], TenantShares] = {}  # class, pool: of classes that may be refused
+        # class, pool: of classes that may be refused; the one used last is last
+        self._shares: dict[tuple[str, str], TenantShares] = {}
+        self._sharing = 0  # tenants in all of them
         self._lines: dict[tuple[str, str], RetrySlots] = {}
 
     def retune(self, policy: PriorityPolicy) -> None:
@@ -155,12 +157,18 @@ class PoolPressure:
         some_wait = self._waiting.waits_in(pool)
         rates.went(standing.priority_class.priority, uncached_tokens, some_wait=some_wait, now=now)
         if standing.priority_class.sheddable:
-            key = (standing.class_name, pool)
-            shares = self._shares.get(key)
-            if shares is None:
-                _make_room(self._shares, most=MOST_POOLS)
-                shares = self._shares[key] = TenantShares()
-            shares.went(standing.tenant, uncached_tokens, now=now)
+            self._share(standing, pool, uncached_tokens, now=now)
+
+    def _share(self, standing: Standing, pool: str, tokens: int, *, now: float) -> None:
+        """Note what a tenant got; clients invent both names, so that what is bounded is all of it together."""
+        key = (standing.class_name, pool)
+        shares = self._shares.pop(key, None) or TenantShares()
+        self._shares[key] = shares
+        before = len(shares)
+        shares.went(standing.tenant, tokens, now=now)
+        self._sharing += len(shares) - before
+        while self._sharing > MOST_SHEDDING:
+            self._sharing -= len(self._shares.pop(next(iter(self._shares))))
 
     def waited(self, standing: Standing, expectation: Expectation, *, pool: str, seconds: float) -> None:
         """Learn from a request that was in the queue for so long, whatever ended it but its client."""

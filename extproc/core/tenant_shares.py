@@ -27,6 +27,10 @@ class TenantShares:
         if sum_now > _faded(self._most, now):
             self._most = (sum_now, now)
 
+    def __len__(self) -> int:
+        """Return how many tenants are remembered."""
+        return len(self._sent)
+
     def is_behind(self, tenant: str, *, now: float) -> bool:
         """Tell whether another tenant got more."""
         return _faded(self._sent.get(tenant, (0.0, now)), now) < _faded(self._most, now) * (1.0 - ROUNDING)

@@ -4,7 +4,7 @@ from extproc.core.degradation import Degradation
 from extproc.core.latency_estimate import LatencyEstimates
 from extproc.core.priority import DEFAULT_CLASSES, PriorityPolicy
 from extproc.core.standing import Standing
-from extproc.pool_pressure import Expectation, PoolPressure
+from extproc.pool_pressure import MOST_SHEDDING, Expectation, PoolPressure
 
 
 class NobodyWaits:
@@ -48,3 +48,14 @@ def test_only_the_tenant_that_got_most_is_refused_for_waits_that_may_become_much
     made.went(of("steady"), pool="m", uncached_tokens=200, now=0.0)
     assert made.is_late(of("steady"), half, pool="m")
     assert not made.is_late(of("flood"), half, pool="m")
+
+
+def test_invented_tenants_of_invented_models_are_remembered_no_more_than_so_many_altogether() -> None:
+    made = pressure()
+    for pool in range(20):
+        for tenant in range(MOST_SHEDDING // 10):
+            made.went(of(f"{tenant}"), pool=f"{pool}", uncached_tokens=10, now=0.0)
+        made.went(of("0"), pool="used", uncached_tokens=10 + pool, now=0.0)
+    assert sum(len(shares) for shares in made._shares.values()) <= MOST_SHEDDING
+    assert ("sheddable", "used") in made._shares
+    assert ("sheddable", "0") not in made._shares
