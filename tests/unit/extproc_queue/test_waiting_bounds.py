@@ -144,6 +144,7 @@ def test_those_whose_time_is_over_together_leave_a_bounded_number_a_turn() -> No
                 await asyncio.sleep(0 if before else 0.0001)
                 ends.append(desk.ended[Outcome.TIMEOUT] - before)
         assert [each for each in ends if each] == [32, 32, 5]
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     play(case())
 

@@ -40,6 +40,7 @@ class Pool:
         self.tried: list[str] = []
         self.taken: list[str] = []
         self.left: list[tuple[str, Outcome, float]] = []
+        self.tasks: list[asyncio.Task[str]] = []
         self.queue = AdmissionQueue(FlowQueue(policy(overload)), clock=now, telemetry=self)
 
     def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str) -> None:
@@ -64,7 +65,14 @@ class Pool:
     def enter(self, name: str, asked: Ticket | None = None, **options: Any) -> asyncio.Task[str]:
         asked = asked or ticket(at=now())
         waiting: Awaitable[str] = self.queue.enter(asked, self.attempt_for(name), undo=self.give_back, **options)
-        return asyncio.ensure_future(waiting)
+        task = asyncio.ensure_future(waiting)
+        self.tasks.append(task)
+        return task
+
+    async def close(self) -> None:
+        """End all who wait, and see their ends, whatever these are."""
+        self.queue.close()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
     def is_empty(self) -> bool:
         queue = self.queue
@@ -109,7 +117,7 @@ async def test_a_newcomer_that_was_tried_or_follows_one_like_it_is_not_tried_aga
     pool.enter("three")
     await turns()
     assert pool.tried == ["one", "elsewhere", "one", "elsewhere"]
-    pool.queue.close()
+    await pool.close()
 
 
 @in_virtual_time
@@ -123,7 +131,7 @@ async def test_any_number_of_wakes_in_one_turn_make_one_pass() -> None:
         pool.queue.wake("unknown")
     await turns()
     assert pool.tried == ["one"]
-    pool.queue.close()
+    await pool.close()
 
 
 @in_virtual_time
@@ -150,7 +158,7 @@ async def test_room_goes_to_the_highest_and_a_newcomer_does_not_overtake() -> No
     pool.queue.wake("m")
     assert await high == "high"
     assert not low.done()
-    pool.queue.close()
+    await pool.close()
 
 
 @in_virtual_time
@@ -208,7 +216,7 @@ async def test_a_newcomer_with_less_time_is_told_in_time_too() -> None:
         await pool.enter("hasty", ticket(at=1.0, wait=0.5))
     assert now() == pytest.approx(1.5, abs=0.002)
     assert not patient.done()
-    pool.queue.close()
+    await pool.close()
 
 
 @in_virtual_time
