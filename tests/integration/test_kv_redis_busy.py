@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from kv_indexer.adapters import redis_reader
 from kv_indexer.adapters.redis_leases import SURVEYED_AT_ONCE, RedisLeaseBook
 from kv_indexer.adapters.redis_scripts import SNAPSHOT
 from kv_indexer.adapters.redis_snapshot import ATTEMPTS, READ_AT_ONCE, read_registry_of, read_snapshot
@@ -44,6 +45,25 @@ async def test_a_beat_looks_at_a_bounded_number_of_streams_at_a_time(
     assert scripts_run(client) - before == 1 + pieces
 
 
+async def test_the_slots_of_each_of_many_streams_are_looked_at_within_as_many_beats_as_there_are_pieces(
+    redis_server: RedisServer, book: RedisLeaseBook
+) -> None:
+    claims = await book.tick(STREAMS)
+    client: Any = redis_server.client()
+    ordered = sorted(STREAMS, key=lambda stream: stream.name)
+    looked_at = [ordered[number] for number in (0, 1, 99, 100, 174, 298, 348, 349)]
+    async with redis_index(redis_server) as index:
+        for stream in looked_at:
+            position = await index.writer.read_position(stream)
+            assert position is not None
+            await index.writer.apply(claims[stream], change(position, blocks(1, 3)))
+        client.delete(f"{P}slots")
+        for _ in range(-(-len(STREAMS) // SURVEYED_AT_ONCE)):
+            await book.tick(STREAMS)
+        reasons = [client.hget(f"{P}stream:{stream.name}", "reason") for stream in looked_at]
+    assert reasons == [b"registry-damaged"] * len(looked_at)
+
+
 async def test_a_large_registry_is_read_in_portions_as_a_small_one_is_at_once(
     redis_server: RedisServer, book: RedisLeaseBook
 ) -> None:
@@ -62,6 +82,40 @@ async def test_a_large_registry_is_read_in_portions_as_a_small_one_is_at_once(
     assert registry == read_registry_of((by_hand, True))
     assert (len(registry.streams), registry.slots[0].blocks, len(registry.unreadable)) == (len(STREAMS) - 1, 3, 1)
     assert next(each for each in registry.streams if each.owner == "one").fence > 0
+
+
+async def test_a_lookup_waits_for_the_reading_of_a_large_registry_only_where_it_knows_none_that_could_be_read(
+    redis_server: RedisServer, book: RedisLeaseBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims, held = await book.tick(STREAMS), min(STREAMS)
+    goes_on, spoilt = asyncio.Event(), asyncio.Event()
+
+    async def read_late(ask: Any) -> Any:
+        await goes_on.wait()
+        if spoilt.is_set():
+            raise IndexUnavailableError("spoilt")
+        return await read_snapshot(ask)
+
+    async with redis_index(redis_server) as index:
+        position = await index.writer.read_position(held)
+        assert position is not None
+        await index.writer.apply(claims[held], change(position, blocks(1, 3)))
+        assert await index.matched() == {held.endpoint: 3}
+        monkeypatch.setattr(redis_reader, "SNAPSHOT_MAX_AGE_SECONDS", -1.0)  # whatever is known is too old
+        monkeypatch.setattr(redis_reader, "read_snapshot", read_late)
+        for _ in range(2):
+            async with asyncio.timeout(5.0):
+                assert await index.matched() == {held.endpoint: 3}
+
+        # what cannot be read at all is no secret, and once it can be read all is well again
+        spoilt.set()
+        goes_on.set()
+        async with asyncio.timeout(5.0):
+            with pytest.raises(IndexUnavailableError, match="spoilt"):
+                while True:
+                    await index.matched()
+        spoilt.clear()
+        assert await index.matched() == {held.endpoint: 3}
 
 
 async def test_a_registry_that_changes_all_the_time_is_read_without_what_contradicts_itself() -> None:
