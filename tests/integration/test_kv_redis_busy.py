@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import hiredis
 import pytest
 import redis
 
@@ -135,6 +136,27 @@ async def test_a_registry_that_changes_all_the_time_is_read_without_what_contrad
     registry = read_registry_of(await read_snapshot(ask))
     assert (asked, registry.version, registry.slots, registry.unreadable) == (ATTEMPTS, b"nonce.3", (), ())
     assert [(each.endpoint, each.owner, each.fence) for each in registry.streams] == [("10.0.0.1:8000", "one", 5)]
+
+
+@pytest.mark.parametrize("refused", [b"EVAL", b"HLEN", b"TIME", b"stream:", b"version"])
+async def test_a_refusal_in_the_middle_of_a_reading_is_none_of_a_record_that_cannot_be_read(refused: bytes) -> None:
+    record = b'{"endpoint":"10.0.0.1:8000","rank":0,"tier":"GPU","epoch":2,"block_size":4,"state":"live"}'
+    busy = hiredis.ReplyError("BUSY Redis is busy running a script.")
+
+    async def ask(commands: bytes, replies: int) -> list[Any]:
+        if b"EVAL" in commands[:20]:
+            answer: list[Any] = [[b"nonce", b"1", 1, [b"0", record], [b"10.0.0.1:8000#0"], b"unread"]]
+        elif b"HLEN" in commands:
+            answer = [3]
+        elif b"TIME" in commands:
+            stream = [b"10.0.0.1:8000", b"0", b"2", b"0", b"0", b"live", b"", b"one", b"5", b"0", b"0", b"9"]
+            return [busy if refused == b"TIME" else [b"1", b"0"], busy if refused == b"stream:" else stream]
+        else:
+            answer = [[b"nonce", b"1"]]
+        return [busy] if refused in commands[:20] or refused in commands[-12:] else answer
+
+    with pytest.raises(IndexUnavailableError, match="BUSY"):
+        await read_snapshot(ask)
 
 
 async def test_a_redis_that_another_script_keeps_busy_is_said_to_be_and_all_goes_on_afterwards(
