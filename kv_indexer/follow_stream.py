@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 ASKED_AT_FIRST = 2  # probes that the replay of a new session counts for, in a large fleet
 DOUBLINGS = 16  # beyond these every limit is reached
 
-Heed = Callable[[StreamRecord | None, float], None]  # what the registry says, and when it was asked
+Heed = Callable[[StreamRecord | None, float], bool]  # what the registry says, and when it was asked -> is it so?
 _Shown = tuple[int, SourceState, str]  # epoch, state, reason
 
 
@@ -135,10 +135,10 @@ class StreamFollower:
             # what the pod says meanwhile is replayed afterwards
             await self._lost(f"cannot write the index, waiting: {error}", error.reason)
         except UnstablePublisherError as error:
-            await self._lost(str(error), error.reason)
+            await self._lost(str(error), error.reason, is_unheard=True)
             return error.wait_seconds
         except FeedLostError as error:
-            await self._lost(str(error), error.reason)
+            await self._lost(str(error), error.reason, is_unheard=True)
         except Exception:  # a defect must not end the other streams
             log.exception("following %s failed; starting over", self._name)
             await self._lost("a defect, see the traceback", KvIndexerError.reason)
@@ -196,10 +196,15 @@ class StreamFollower:
             due = min(due, self._orphans_at)
         return max(due - self._clock(), 0.0)
 
-    def _heed(self, record: StreamRecord | None, asked_at: float) -> None:
-        """Wake up where the registry, asked while we wait, does not say what we have left there."""
-        if self._waits_since is not None and asked_at > self._waits_since and not self._is_ours(record):
+    def _heed(self, record: StreamRecord | None, asked_at: float) -> bool:
+        """Wake up where the registry, asked while we wait, does not say what we have left there; tell whether it does.
+
+        What was asked before may be older than what we have written since: then we must be told again.
+        """
+        is_ours = self._is_ours(record)
+        if not is_ours and self._waits_since is not None and asked_at > self._waits_since:
             self._live.interrupt()
+        return is_ours
 
     async def _check_step(self) -> None:
         if self._is_as_registered():
@@ -365,13 +370,14 @@ class StreamFollower:
             self._said_orphans = waiting
             self._telemetry.orphans(self._claim.stream, waiting=waiting)
 
-    async def _lost(self, message: str, reason: str) -> None:
+    async def _lost(self, message: str, reason: str, *, is_unheard: bool = False) -> None:
         shown = (self._applier.position.epoch, SourceState.LOST, reason)
         if self._said != shown:  # said once; the retries are silent
             self._said = shown
             log.error("%s is lost: %s", self._name, message)
             self._telemetry.state(self._claim.stream, state=SourceState.LOST, reason=reason)
-            self._on_lost()
+            if is_unheard:  # not for what is wrong with Redis: that tells all at once
+                self._on_lost()
         try:
             await self._record(shown)
         except IndexUnavailableError as error:

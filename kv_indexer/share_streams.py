@@ -96,7 +96,8 @@ class StreamSharer:
                 await self._drop(claim)
             elif stream not in self._followed:
                 self._start(claim, addresses[stream], group, follow)
-        if not self._ending and self._followed.keys() == claims.keys():
+        has_ended = any(each.task.done() for each in self._followed.values())  # while others were stopped
+        if not self._ending and not has_ended and self._followed.keys() == claims.keys():
             self._in_step_with = (claims, addresses)
 
     def _is_in_step(self, claims: Mapping[Stream, Claim], addresses: Mapping[Stream, EventAddresses]) -> bool:

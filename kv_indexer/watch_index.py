@@ -23,7 +23,7 @@ LEAST_PAUSE_SECONDS = 0.004
 NAMED_RECORDS = 5  # unreadable records that one log line names
 HEEDED_AT_ONCE = 250  # streams that are told what the registry says; under a millisecond
 
-Heed = Callable[[StreamRecord | None, float], None]  # what the registry says of a stream, and when it was asked
+Heed = Callable[[StreamRecord | None, float], bool]  # what the registry says of a stream, and when asked -> is it so?
 
 
 class IndexWatch:
@@ -47,6 +47,7 @@ class IndexWatch:
         self._records: dict[Stream, StreamRecord] = {}
         self._asked_at = -inf  # for the registry that we have
         self._heeding: dict[Stream, Heed] = {}
+        self._disagreeing: set[Stream] = set()  # of these, told what was not so
 
     async def look(self) -> float:
         """Read the registry once; return the seconds until the next time."""
@@ -69,7 +70,9 @@ class IndexWatch:
             }
             self._seen(list(self._records))
             self.registry = registry
-            await self._tell_followers()
+            await self._tell_followers(tuple(self._heeding))
+        elif self._disagreeing:  # they were at something else then, and may sleep by now
+            await self._tell_followers(tuple(self._disagreeing))
         return WATCH_SECONDS * self._slowdown()
 
     def owner(self, stream: Stream) -> str:
@@ -84,13 +87,17 @@ class IndexWatch:
 
     @contextmanager
     def attend(self, stream: Stream, heed: Heed) -> Iterator[None]:
-        """Call `heed` with each new registry, so that thousands of quiet followers need not look by themselves."""
+        """Call `heed` with each new registry, so that thousands of quiet followers need not look by themselves.
+
+        While it answers that something else is so, it is called with each reading.
+        """
         self._heeding[stream] = heed
         try:
             yield
         finally:
             if self._heeding.get(stream) is heed:
                 del self._heeding[stream]
+                self._disagreeing.discard(stream)
 
     async def sweep(self) -> float:
         """Clean one slice of what is void; return the seconds until the next."""
@@ -103,9 +110,13 @@ class IndexWatch:
             log.debug("sweep waits: %s", error)
             return WATCH_SECONDS
 
-    async def _tell_followers(self) -> None:
-        for number, (stream, heed) in enumerate(tuple(self._heeding.items()), 1):
-            heed(self._records.get(stream), self._asked_at)
+    async def _tell_followers(self, streams: Collection[Stream]) -> None:
+        for number, stream in enumerate(streams, 1):
+            heed = self._heeding.get(stream)
+            if heed is None or heed(self._records.get(stream), self._asked_at):
+                self._disagreeing.discard(stream)
+            else:
+                self._disagreeing.add(stream)
             if number % HEEDED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 RARER_LOOKS = 2.5  # times, in large fleets: then there are still two looks to a scrape
+LONGEST_LOOK_SECONDS = 25.0  # or else findings that stand would be void in Redis (after 30 s) between two looks
 JUDGED_AT_ONCE = 250  # streams; some milliseconds, in which no event is applied
 SHARE_SECONDS = 5.0  # between two times that standing findings are confirmed in Redis
 
@@ -105,7 +106,7 @@ class PodWatch:
             self._share_at = now + SHARE_SECONDS
             await self._share()
         slowdown = self._slowdown()
-        return LOOK_SECONDS * slowdown * min(slowdown, RARER_LOOKS)
+        return min(LOOK_SECONDS * slowdown * min(slowdown, RARER_LOOKS), LONGEST_LOOK_SECONDS)
 
     async def _share(self) -> None:
         try:

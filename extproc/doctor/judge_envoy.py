@@ -151,6 +151,7 @@ def envoy_steering(facts: Facts) -> Iterator[Finding]:
     wanted = facts.expected.steering
     other = Steering.ORIGINAL_DST if wanted is Steering.OVERRIDE_HOST else Steering.OVERRIDE_HOST
     candidates = _clusters_of_pool(facts, envoy) if facts.expected.pool else list(envoy.clusters)
+    yield from _missing_clusters(facts, envoy)
     if facts.expected.pool and not candidates:
         return  # this Envoy does not lead there
     clusters = [cluster for cluster in candidates if _steering(cluster) is wanted]
@@ -169,8 +170,32 @@ def envoy_steering(facts: Facts) -> Iterator[Finding]:
                 fix=f"give the cluster of the pods the policy envoy.load_balancing_policies.override_host: {EXAMPLES}",
             )
         return
+    yield from _disobedient(facts, envoy, candidates)
     if wanted is Steering.OVERRIDE_HOST:
         yield from _sources_and_members(facts, envoy, clusters)
+
+
+def _missing_clusters(facts: Facts, envoy: EnvoyFacts) -> Iterator[Finding]:
+    missing = _named_clusters(facts, envoy) - {cluster.name for cluster in envoy.clusters}
+    if missing:
+        yield error(
+            envoy.url,
+            f"routes for the pool lead to {', '.join(map(repr, sorted(missing)))}, which Envoy does not have: their "
+            "requests are answered 503",
+            fix="correct the route's backend, or see why Envoy was not told of the cluster (its Service, its pool)",
+        )
+
+
+def _disobedient(facts: Facts, envoy: EnvoyFacts, candidates: list[EnvoyCluster]) -> Iterator[Finding]:
+    """Find a cluster with the pool's pods that picks by itself, beside one that does not: part of a weighted route."""
+    named, endpoints = _named_clusters(facts, envoy), frozenset(facts.expected.endpoints)
+    for cluster in candidates:
+        if cluster.name in named and cluster.addresses & endpoints and _steering(cluster) is None:
+            yield error(
+                envoy.url,
+                f"cluster {cluster.name!r}, which routes for the pool lead to, does not obey the pick",
+                fix=f"give it the policy envoy.load_balancing_policies.override_host: {EXAMPLES}",
+            )
 
 
 def _sources_and_members(facts: Facts, envoy: EnvoyFacts, clusters: list[EnvoyCluster]) -> Iterator[Finding]:
@@ -223,10 +248,16 @@ def leads_to_pool(facts: Facts) -> bool:
     return facts.envoy is not None and bool(_clusters_of_pool(facts, facts.envoy))
 
 
+def _named_clusters(facts: Facts, envoy: EnvoyFacts) -> frozenset[str]:
+    """Return the clusters that routes lead to which name the pool."""
+    pool = facts.expected.pool
+    return frozenset(name for route in envoy.pool_routes if pool and route.pool == pool for name in route.clusters)
+
+
 def _clusters_of_pool(facts: Facts, envoy: EnvoyFacts) -> list[EnvoyCluster]:
     """Return the clusters that routes of the pool lead to; without such routes, those that have its pods."""
     expected = facts.expected
-    named = {name for route in envoy.pool_routes if route.pool == expected.pool for name in route.clusters}
+    named = _named_clusters(facts, envoy)
     endpoints = frozenset(expected.endpoints)
     return [each for each in envoy.clusters if (each.name in named if named else each.addresses & endpoints)]
 

@@ -1,4 +1,4 @@
-"""The lease book's twin over `MemoryPrefixIndex`, held to the same contract suite: `lua/tick.lua` in plain words."""
+"""The lease book's twin over `MemoryPrefixIndex`, held to the same contract suite: a whole beat in one step."""
 
 import math
 from collections import Counter

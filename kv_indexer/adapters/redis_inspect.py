@@ -8,10 +8,9 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-import hiredis
-
 from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_link import Argument, RedisLink, Script, checked, pack
+from kv_indexer.adapters.redis_protocol import unless_other_type
 from kv_indexer.adapters.redis_scripts import ADMIN_CLEAR
 from kv_indexer.adapters.redis_snapshot import read_registry_of, read_snapshot
 from kv_indexer.core.source import Registry
@@ -81,7 +80,7 @@ class RedisInspector:
         """Yield all fields of a source, in slices; one that is there all along comes at least once."""
         cursor: bytes = b"0"
         while True:
-            page = _unless_other_type(await self._reply("HSCAN", PREFIX + b"h%d" % slot, cursor, "COUNT", SLICE))
+            page = unless_other_type(await self._reply("HSCAN", PREFIX + b"h%d" % slot, cursor, "COUNT", SLICE))
             cursor, flat = page or (b"0", [])
             yield list(zip(flat[::2], flat[1::2], strict=True))
             if cursor == b"0":
@@ -104,7 +103,7 @@ class RedisInspector:
         commands = pack("MULTI") + pack("HGET", PREFIX + b"h%d" % slot, field) + pack("GET", name) + pack("EXEC")
         *_, answer = await self._request(commands, replies=4)
         one, other = checked(answer)
-        return _unless_other_type(one), _unless_other_type(other)
+        return unless_other_type(one), unless_other_type(other)
 
     async def sizes(self, names: Sequence[bytes], *, samples: int = 0) -> list[int]:
         """Return the bytes that each key takes, by MEMORY USAGE; 0 where it is gone."""
@@ -133,7 +132,7 @@ class RedisInspector:
         await self._link.close()
 
     async def _hash(self, name: bytes) -> Mapping[bytes, bytes]:
-        flat = _unless_other_type(await self._reply("HGETALL", name)) or []
+        flat = unless_other_type(await self._reply("HGETALL", name)) or []
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
     async def _call(self, *arguments: Argument) -> Any:
@@ -158,11 +157,6 @@ class RedisInspector:
                 return await self._link.request(commands, replies=replies)
         except TimeoutError:
             raise IndexUnavailableError(f"Redis did not answer within {self._timeout:g} s") from None
-
-
-def _unless_other_type(reply: Any) -> Any:
-    """Return the reply, or None: what is not of our type is as good as absent, and is reported by its key."""
-    return None if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("WRONGTYPE") else checked(reply)
 
 
 def _text(value: bytes) -> str:

@@ -21,9 +21,8 @@ from kv_indexer.core.lease_plan import IndexerRecord, LeasePlan, Survey, portion
 from kv_indexer.core.source import Claim, Stream
 
 HEARTBEAT_SECONDS = 5  # without one for so long, readers take the indexer for dead
-SURVEYED_AT_ONCE = 100  # streams: 2 to 3 ms of Redis
+SURVEYED_AT_ONCE = 100  # streams: 2 to 3 ms of Redis; of one such portion a beat the slots are looked at, too
 SETTLED_AT_ONCE = 50  # a stream that is registered takes some 50 µs
-CHECKED_A_BEAT = 100  # streams whose slots are looked at; of more, another part each time
 ADOPT, TAKE, GIVE, BURY, UNFOLLOW = b"adopt", b"take", b"give", b"bury", b"unfollow"
 
 
@@ -57,6 +56,7 @@ class RedisLeaseBook:
         self._records = _Records()
         self._held: Mapping[bytes, int] = {}
         self._claims: Mapping[Stream, Claim] = {}  # of these
+        self._beats = secrets.randbelow(1 << 16)  # several indexers begin to look at slots in different places
 
     def list_endpoints(self, endpoints: Collection[str]) -> None:
         """Take other endpoints from the next tick on; streams of those that no indexer lists any more are dropped."""
@@ -67,6 +67,7 @@ class RedisLeaseBook:
         if self._asked.endpoints is not self._endpoints or self._asked.candidates != candidates:
             self._asked = _asked(self._endpoints, candidates)
         asked = self._asked
+        self._beats += 1
         now, names, others = await self._beat()
         known = frozenset(names)
         plan = LeasePlan(
@@ -75,8 +76,8 @@ class RedisLeaseBook:
         foreign = sorted(known - asked.streams.keys())
         await self._settle([(BURY, name) for name in plan.unlisted(foreign)])
         await self._settle([(ADOPT, name) for name in asked.names if name not in known])
-        survey = await self._survey(asked.names, first_checked=secrets.randbelow(max(len(asked.names), 1)))
-        not_ours = await self._survey(foreign) if foreign else Survey(held={}, free={}, owners={})
+        survey = await self._survey(asked.names, checked=self._beats)
+        not_ours = await self._survey(foreign)
         held = await self._change(plan, survey, not_ours)
         if held != self._held:
             self._held = held
@@ -115,25 +116,25 @@ class RedisLeaseBook:
         )
         return float(now), names, others
 
-    async def _survey(self, names: Sequence[bytes], *, first_checked: int | None = None) -> Survey:
+    async def _survey(self, names: Sequence[bytes], *, checked: int | None = None) -> Survey:
+        """Look at these streams; `checked` says which portion's slots, counted round and round."""
         held: dict[bytes, int] = {}
         free: dict[bytes, float] = {}
         owners: Counter[bytes] = Counter()
-        at = 0
-        for portion in portions(names, SURVEYED_AT_ONCE):
-            checked = _checked(at, len(portion), of=len(names), first=first_checked)
-            reply = await self._redis.run(SURVEY, self._indexer, self._lease_ms, *checked, *portion)
+        cut = portions(names, SURVEYED_AT_ONCE)
+        for number, portion in enumerate(cut):
+            is_checked = checked is not None and checked % len(cut) == number
+            reply = await self._redis.run(SURVEY, self._indexer, self._lease_ms, int(is_checked), *portion)
             held.update((name, int(fence)) for name, fence in _pairs(reply[0]))
             free.update((name, float(ends)) for name, ends in _pairs(reply[1]))
             owners.update(reply[2])
-            at += len(portion)
         return Survey(
             held=held, free=free, owners={str(name, "utf-8", "replace"): count for name, count in owners.items()}
         )
 
     async def _change(self, plan: LeasePlan, survey: Survey, not_ours: Survey) -> Mapping[bytes, int]:
         """Give back and take; return what we hold then."""
-        given = plan.surplus(survey)
+        given = plan.surplus(survey, elsewhere=not_ours.owners)
         wanted = plan.wanted(survey, held=len(survey.held) - len(given))
         actions = [(GIVE, name) for name in (*not_ours.held, *given)]
         actions += [(UNFOLLOW, name) for name in plan.unfollowed(not_ours)]
@@ -219,20 +220,6 @@ class _Records:
             self._known[name] = rest, record
             found[str(name, "utf-8", "replace")] = record
         return found
-
-
-def _checked(at: int, count: int, *, of: int, first: int | None) -> tuple[int, int]:
-    """Return which of these names, counted from 1, have their slots looked at; 0, 0 for none.
-
-    Of few streams all; of many a part that begins anywhere, because it holds others up.
-    """
-    if first is None:
-        return 0, 0
-    if of <= CHECKED_A_BEAT:
-        return 1, count
-    first = min(first, of - CHECKED_A_BEAT)
-    low, high = max(first - at, 0), min(first + CHECKED_A_BEAT - at, count)
-    return (low + 1, high) if low < high else (0, 0)
 
 
 def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:

@@ -30,6 +30,11 @@ def checked(reply: Any) -> Any:
     return reply
 
 
+def unless_other_type(reply: Any) -> Any:
+    """Return the reply, or None: what is not of our type is as good as absent. Raise as `checked` does for the rest."""
+    return None if isinstance(reply, ReplyError) and str(reply).startswith("WRONGTYPE") else checked(reply)
+
+
 class _Pending:
     """A request under way."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_link import RedisLink, checked, pack
-from kv_indexer.adapters.redis_snapshot import read_registry_of, read_snapshot
+from kv_indexer.adapters.redis_snapshot import READ_AT_ONCE, read_registry_of, read_snapshot
 from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES, BlockExtras, block_keys
 from kv_indexer.core.known_keys import KnownBlockKeys, PromptKeys
 from kv_indexer.core.prefix_depth import DepthHints, next_chunk
@@ -114,14 +114,17 @@ class PrefixIndexReader:
 
     async def _current_table(self) -> MatchTable:
         now = asyncio.get_running_loop().time()
-        if self._table is not None:
+        table, has_failed = self._table, _has_failed(self._refreshing)
+        if table is not None:
             if now - self._read_at <= SNAPSHOT_MAX_AGE_SECONDS:
-                return self._table
+                return table
             self._read_at = now  # lookups that run meanwhile keep the old one instead of asking too
         # with thousands of streams it takes longer than a lookup may: who comes after the deadline finds it done
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._refresh(), name="index-registry")
             self._refreshing.add_done_callback(_mark_seen)
+        if table is not None and not has_failed and _is_large(table):
+            return table  # that its slots and states are as they were is compared in any case
         return await asyncio.shield(self._refreshing)
 
     async def _refresh(self) -> MatchTable:
@@ -310,6 +313,14 @@ def _mark_seen(task: "asyncio.Task[MatchTable]") -> None:
     # one that failed after its callers have given up is no news to anyone
     if not task.cancelled():
         task.exception()
+
+
+def _has_failed(task: "asyncio.Task[MatchTable] | None") -> bool:
+    return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def _is_large(table: MatchTable) -> bool:
+    return len(table.registry.streams) + len(table.registry.slots) > READ_AT_ONCE
 
 
 def _array(reply: Any, length: int) -> list[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from kv_indexer.adapters.redis_link import pack
-from kv_indexer.adapters.redis_protocol import checked
+from kv_indexer.adapters.redis_protocol import checked, unless_other_type
 from kv_indexer.adapters.redis_scripts import SNAPSHOT
 from kv_indexer.core.source import Registry
 from kv_indexer.errors import IndexUnavailableError
@@ -45,7 +45,7 @@ async def read_snapshot(ask: Ask) -> tuple[list[Any], bool]:
         slots, streams = await _slots(ask, snapshot[3]), await _streams(ask, snapshot[4])
         (version,) = await ask(_VERSION, 1)
         snapshot = [*snapshot[:3], slots, streams]
-        if version == snapshot[:2]:
+        if checked(version) == snapshot[:2]:
             return snapshot, True
     return snapshot, False
 
@@ -63,7 +63,8 @@ async def _slots(ask: Ask, records: Sequence[bytes]) -> list[Any]:
         numbers = portion[::2]
         sizes = await ask(b"".join(pack("HLEN", PREFIX + b"h" + number) for number in numbers), len(numbers))
         for number, record, size in zip(numbers, portion[1::2], sizes, strict=True):
-            flat += (number, record, size if isinstance(size, int) else -1)
+            blocks = unless_other_type(size)
+            flat += (number, record, -1 if blocks is None else blocks)
     return flat
 
 
@@ -72,10 +73,11 @@ async def _streams(ask: Ask, names: Sequence[bytes]) -> list[Any]:
     missing = [None] * len(FIELDS)
     for at in range(0, len(names), READ_AT_ONCE):
         portion = names[at : at + READ_AT_ONCE]
-        (seconds, micros), *records = await ask(_TIME + b"".join(map(_read_stream, portion)), len(portion) + 1)
+        time, *records = await ask(_TIME + b"".join(map(_read_stream, portion)), len(portion) + 1)
+        seconds, micros = checked(time)
         now_ms = int(seconds) * 1000 + int(micros) // 1000
         for name, record in zip(portion, records, strict=True):
-            fields = record if isinstance(record, list) else missing
+            fields = unless_other_type(record) or missing
             flat.append(name)
             flat += fields[:-1]
             flat.append(1 if _number(fields[-1]) > now_ms else 0)

@@ -49,10 +49,14 @@ class LeasePlan:
         listed = {endpoint.encode() for record in self._records.values() for endpoint in record.endpoints}
         return [name for name in names if name.rpartition(b"#")[0] not in listed]
 
-    def surplus(self, survey: Survey) -> list[bytes]:
-        """Return which of ours to give back: what exceeds our share and another would take."""
+    def surplus(self, survey: Survey, *, elsewhere: Mapping[str, int] | None = None) -> list[bytes]:
+        """Return which of ours to give back: what exceeds our share and another would take.
+
+        `elsewhere` says how many streams others hold that this indexer could not follow: they fill shares, too.
+        """
         spare = len(survey.held) - self._shares[self._me]
-        room = {name: self._shares[name] - survey.owners.get(name, 0) for name in self._live if name != self._me}
+        holds = Counter(survey.owners) + Counter(elsewhere or {})
+        room = {name: self._shares[name] - holds[name] for name in self._live if name != self._me}
         given: list[bytes] = []
         for stream in sorted(survey.held, reverse=True) if spare > 0 else ():
             taker = next((name for name, left in room.items() if left > 0 and stream in self._live[name].streams), None)

@@ -102,6 +102,19 @@ async def test_renewing_keeps_the_fence_and_the_position(index: Index) -> None:
     await close(index, book)
 
 
+async def test_nothing_is_given_to_one_that_has_its_share_in_streams_that_the_giver_could_not_follow(
+    index: Index,
+) -> None:
+    one, two, three, four = (Stream(endpoint=f"10.0.3.{number}:8000") for number in range(1, 5))
+    giver, full, hungry = index.lease_book("giver"), index.lease_book("full"), index.lease_book("hungry")
+    assert (await giver.tick({one, two})).keys() == {one, two}
+    assert (await full.tick({one, two, three, four})).keys() == {three, four}
+    assert await hungry.tick({three, four}) == {}
+    # it would not take it, nor could the hungry one: nobody would follow the stream for a second
+    assert (await giver.tick({one, two})).keys() == {one, two}
+    await close(index, giver, full, hungry)
+
+
 async def test_two_indexers_share_the_streams_and_the_second_gets_its_part(index: Index) -> None:
     streams = {Stream(endpoint=f"10.0.2.{number}:8000") for number in range(5)}
     one, two = index.lease_book("one"), index.lease_book("two")

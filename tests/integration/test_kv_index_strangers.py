@@ -43,6 +43,41 @@ async def test_a_stream_with_a_field_that_is_no_number_is_not_believed(
     assert await index.matched() == {B.endpoint: 3}
 
 
+@pytest.mark.parametrize(("field", "value"), [("owner", None), ("fence", None), ("fence", "many"), ("fence", "0x1")])
+async def test_a_leased_stream_without_a_readable_owner_or_fence_stops_no_indexer_and_is_taken_once_it_ends(
+    index: Index, redis_server: RedisServer, field: str, value: str | None
+) -> None:
+    one, two = index.lease_book("one"), index.lease_book("two")
+    assert (await one.tick({A, B})).keys() == {A, B}
+    client = redis_server.client()
+    if value is None:
+        client.hdel(f"{P}stream:{A.name}", field)
+    else:
+        client.hset(f"{P}stream:{A.name}", field, value)
+
+    assert (await one.tick({A, B})).keys() == {B}
+    assert await two.tick({A, B}) == {}
+    client.hset(f"{P}stream:{A.name}", "lease_until", 0)
+    assert (await two.tick({A, B})).keys() == {A}
+    await one.close()
+    await two.close()
+
+
+async def test_a_strangers_record_that_describes_another_stream_is_not_dropped_with_what_it_names(
+    index: Index, redis_server: RedisServer
+) -> None:
+    await index.apply(A, blocks(1, 3))
+    client: Any = redis_server.client()
+    copy = client.hgetall(f"{P}stream:{A.name}")
+    client.hset(f"{P}stream:10.9.9.9:1#0", mapping={**copy, "lease_until": 0, "owner": ""})
+    client.sadd(f"{P}streams", "10.9.9.9:1#0")
+
+    book = index.lease_book("one")
+    await book.tick({B})  # nobody lists 10.9.9.9:1
+    assert await reread(index) == {A.endpoint: 3}
+    await book.close()
+
+
 async def test_a_state_that_a_newer_version_wrote_is_degraded_and_its_blocks_are_believed(
     index: Index, redis_server: RedisServer
 ) -> None:

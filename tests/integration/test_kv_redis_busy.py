@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import hiredis
 import pytest
 import redis
 
+from kv_indexer.adapters import redis_reader
 from kv_indexer.adapters.redis_leases import SURVEYED_AT_ONCE, RedisLeaseBook
 from kv_indexer.adapters.redis_scripts import SNAPSHOT
 from kv_indexer.adapters.redis_snapshot import ATTEMPTS, READ_AT_ONCE, read_registry_of, read_snapshot
@@ -44,6 +46,25 @@ async def test_a_beat_looks_at_a_bounded_number_of_streams_at_a_time(
     assert scripts_run(client) - before == 1 + pieces
 
 
+async def test_the_slots_of_each_of_many_streams_are_looked_at_within_as_many_beats_as_there_are_pieces(
+    redis_server: RedisServer, book: RedisLeaseBook
+) -> None:
+    claims = await book.tick(STREAMS)
+    client: Any = redis_server.client()
+    ordered = sorted(STREAMS, key=lambda stream: stream.name)
+    looked_at = [ordered[number] for number in (0, 1, 99, 100, 174, 298, 348, 349)]
+    async with redis_index(redis_server) as index:
+        for stream in looked_at:
+            position = await index.writer.read_position(stream)
+            assert position is not None
+            await index.writer.apply(claims[stream], change(position, blocks(1, 3)))
+        client.delete(f"{P}slots")
+        for _ in range(-(-len(STREAMS) // SURVEYED_AT_ONCE)):
+            await book.tick(STREAMS)
+        reasons = [client.hget(f"{P}stream:{stream.name}", "reason") for stream in looked_at]
+    assert reasons == [b"registry-damaged"] * len(looked_at)
+
+
 async def test_a_large_registry_is_read_in_portions_as_a_small_one_is_at_once(
     redis_server: RedisServer, book: RedisLeaseBook
 ) -> None:
@@ -64,6 +85,40 @@ async def test_a_large_registry_is_read_in_portions_as_a_small_one_is_at_once(
     assert next(each for each in registry.streams if each.owner == "one").fence > 0
 
 
+async def test_a_lookup_waits_for_the_reading_of_a_large_registry_only_where_it_knows_none_that_could_be_read(
+    redis_server: RedisServer, book: RedisLeaseBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims, held = await book.tick(STREAMS), min(STREAMS)
+    goes_on, spoilt = asyncio.Event(), asyncio.Event()
+
+    async def read_late(ask: Any) -> Any:
+        await goes_on.wait()
+        if spoilt.is_set():
+            raise IndexUnavailableError("spoilt")
+        return await read_snapshot(ask)
+
+    async with redis_index(redis_server) as index:
+        position = await index.writer.read_position(held)
+        assert position is not None
+        await index.writer.apply(claims[held], change(position, blocks(1, 3)))
+        assert await index.matched() == {held.endpoint: 3}
+        monkeypatch.setattr(redis_reader, "SNAPSHOT_MAX_AGE_SECONDS", -1.0)  # whatever is known is too old
+        monkeypatch.setattr(redis_reader, "read_snapshot", read_late)
+        for _ in range(2):
+            async with asyncio.timeout(5.0):
+                assert await index.matched() == {held.endpoint: 3}
+
+        # what cannot be read at all is no secret, and once it can be read all is well again
+        spoilt.set()
+        goes_on.set()
+        async with asyncio.timeout(5.0):
+            with pytest.raises(IndexUnavailableError, match="spoilt"):
+                while True:
+                    await index.matched()
+        spoilt.clear()
+        assert await index.matched() == {held.endpoint: 3}
+
+
 async def test_a_registry_that_changes_all_the_time_is_read_without_what_contradicts_itself() -> None:
     asked = 0
     stream = [b"10.0.0.1:8000", b"0", b"1", b"0", b"0", b"live", b"", b"one", b"5", b"0", b"0", b"9999999999999"]
@@ -81,6 +136,27 @@ async def test_a_registry_that_changes_all_the_time_is_read_without_what_contrad
     registry = read_registry_of(await read_snapshot(ask))
     assert (asked, registry.version, registry.slots, registry.unreadable) == (ATTEMPTS, b"nonce.3", (), ())
     assert [(each.endpoint, each.owner, each.fence) for each in registry.streams] == [("10.0.0.1:8000", "one", 5)]
+
+
+@pytest.mark.parametrize("refused", [b"EVAL", b"HLEN", b"TIME", b"stream:", b"version"])
+async def test_a_refusal_in_the_middle_of_a_reading_is_none_of_a_record_that_cannot_be_read(refused: bytes) -> None:
+    record = b'{"endpoint":"10.0.0.1:8000","rank":0,"tier":"GPU","epoch":2,"block_size":4,"state":"live"}'
+    busy = hiredis.ReplyError("BUSY Redis is busy running a script.")
+
+    async def ask(commands: bytes, replies: int) -> list[Any]:
+        if b"EVAL" in commands[:20]:
+            answer: list[Any] = [[b"nonce", b"1", 1, [b"0", record], [b"10.0.0.1:8000#0"], b"unread"]]
+        elif b"HLEN" in commands:
+            answer = [3]
+        elif b"TIME" in commands:
+            stream = [b"10.0.0.1:8000", b"0", b"2", b"0", b"0", b"live", b"", b"one", b"5", b"0", b"0", b"9"]
+            return [busy if refused == b"TIME" else [b"1", b"0"], busy if refused == b"stream:" else stream]
+        else:
+            answer = [[b"nonce", b"1"]]
+        return [busy] if refused in commands[:20] or refused in commands[-12:] else answer
+
+    with pytest.raises(IndexUnavailableError, match="BUSY"):
+        await read_snapshot(ask)
 
 
 async def test_a_redis_that_another_script_keeps_busy_is_said_to_be_and_all_goes_on_afterwards(

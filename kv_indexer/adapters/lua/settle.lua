@@ -3,7 +3,7 @@
 --   adopt     a stream that it could follow and that `streams` lacks: register it, or void what is left of it
 --   take      if nobody has it
 --   give      back, if it is ours
---   bury      what no indexer lists, if nobody has it or it is ours
+--   bury      what no indexer lists, if nobody has it or it is ours, and it is no other stream's record
 --   unfollow  if nobody has it: say that nobody keeps it true
 -- Returns {name, fence, …} of what was taken.
 local me, lease, now = ARGV[1], tonumber(ARGV[2]), now_ms()
@@ -48,7 +48,7 @@ for i = 3, #ARGV, 2 do
       taken[#taken + 1] = fence
     elseif action == 'give' and is_ours then
       call('HSET', key, 'owner', '', 'lease_until', format('%.0f', now))
-    elseif action == 'bury' and (is_free or is_ours) then
+    elseif action == 'bury' and (is_free or is_ours) and string.match(name, '^(.*)#%d+$') == record[1] then
       retire(key)
       call('DEL', key)
       call('SREM', STREAMS, name)

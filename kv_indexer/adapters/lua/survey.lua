@@ -1,8 +1,8 @@
 -- Look at some streams: renew what this indexer holds, say who has the others and what is free.
--- ARGV: indexer, lease ms, first and last of the names whose slots are looked at ('0' '0': none), names.
+-- ARGV: indexer, lease ms, whether the streams' slots are looked at ('1'), names.
 -- Returns {names and fences that it holds, names and ends of free ones, owners of the rest}, of what can be read.
 local me, lease, now = ARGV[1], tonumber(ARGV[2]), now_ms()
-local NAMES = 4 -- of the arguments, come before the names
+local NAMES = 3 -- of the arguments, come before the names
 
 -- Void what a stream claims if `slots` does not bear it out: nobody else would notice while its pod is silent.
 local function check_slots(key, name)
@@ -23,19 +23,19 @@ end
 
 local held, free, owners = {}, {}, {}
 for i = NAMES + 1, #ARGV do
-  local name, key, at = ARGV[i], stream_key(ARGV[i]), i - NAMES
+  local name, key = ARGV[i], stream_key(ARGV[i])
   local record = redis.pcall('HMGET', key, 'endpoint', 'owner', 'fence', 'lease_until', 'epoch')
   if not record.err and record[1] and record[5] then -- else it is spoilt, and left alone
     local ends = tonumber(record[4]) or 0
-    if at >= tonumber(ARGV[3]) and at <= tonumber(ARGV[4]) then check_slots(key, name) end
+    if ARGV[3] == '1' then check_slots(key, name) end
     if ends <= now then
       free[#free + 1] = name
       free[#free + 1] = format('%.0f', ends)
-    elseif record[2] == me then
+    elseif record[2] == me and record[3] and string.find(record[3], '^%d+$') then
       call('HSET', key, 'lease_until', format('%.0f', now + lease))
       held[#held + 1] = name
       held[#held + 1] = record[3]
-    else
+    elseif record[2] and record[2] ~= me then -- else nobody can write it: it is free once its time has passed
       owners[#owners + 1] = record[2]
     end
   end

@@ -29,6 +29,9 @@ def route(pool: str, *clusters: str, fails_open: bool | None = None) -> PoolRout
     return PoolRoute(name=f"to-{pool}", pool=pool, clusters=frozenset(clusters), fails_open=fails_open)
 
 
+WEIGHTED = route("llm/a", "a", "other")
+
+
 def pool_facts(
     *clusters: EnvoyCluster, routes: tuple[PoolRoute, ...] = (), mode: str = "FailClose", filter_allows: bool = False
 ) -> Facts:
@@ -64,6 +67,29 @@ def test_a_pool_made_for_the_other_steering_is_found() -> None:
         f"the picker has --steering {Steering.OVERRIDE_HOST.value}, and Envoy's cluster of the pods is made for "
         f"{Steering.ORIGINAL_DST.value}"
     )
+
+
+def test_a_pool_whose_routes_lead_to_a_cluster_that_envoy_does_not_have_is_found() -> None:
+    seen = pool_facts(cluster("b", POD), routes=(route("llm/a", "gone"), route("llm/b", "b")))
+    words = "routes for the pool lead to 'gone', which Envoy does not have: their requests are answered 503"
+    assert lines("envoy-steering", seen) == [("error", URL, words)]
+
+
+def test_one_missing_cluster_of_several_is_found_though_the_others_obey() -> None:
+    seen = pool_facts(cluster("a", POD), routes=(route("llm/a", "a", "gone"),))
+    [(severity, _, words)] = lines("envoy-steering", seen)
+    assert (severity, "'gone', which Envoy does not have" in words) == ("error", True)
+
+
+def test_one_of_a_pools_clusters_that_does_not_obey_is_found_though_another_does() -> None:
+    seen = pool_facts(cluster("a", POD), cluster("a2", POD, type="EDS"), routes=(route("llm/a", "a", "a2"),))
+    [(severity, _, words)] = lines("envoy-steering", seen)
+    assert (severity, "'a2'" in words and "does not obey the pick" in words) == ("error", True)
+
+
+def test_a_cluster_without_the_pools_pods_in_a_weighted_route_need_not_obey() -> None:
+    seen = pool_facts(cluster("a", POD), cluster("other", "10.0.0.9:80", type="EDS"), routes=(WEIGHTED,))
+    assert lines("envoy-steering", seen) == []
 
 
 def test_nothing_is_said_of_a_pool_that_this_envoy_does_not_lead_to() -> None:

@@ -43,9 +43,10 @@ class Bench:
         self.time = 0.0
         self.policy = RecoveryPolicy()
         self.registered: Callable[[], StreamRecord | None] = lambda: None  # what all indexers' registry says
-        self.heed: Callable[[StreamRecord | None, float], None] | None = None  # the follower's, while it attends
+        self.heed: Callable[[StreamRecord | None, float], bool] | None = None  # the follower's, while it attends
         self.attend: Callable[[Any], AbstractContextManager[None]] | None = None
         self.lost = 0
+        self.on_sleep: Callable[[], None] = lambda: None
         self.slowdown = 1.0
 
     async def follow(self, pod: FakePod, *, with_replay: bool = True) -> None:
@@ -54,6 +55,7 @@ class Bench:
         async def sleep(seconds: float) -> None:
             self.slept.append(seconds)
             self.time += seconds
+            self.on_sleep()
             assert len(self.slept) < 100, "the follower goes round in circles"
 
         def pass_a_second() -> None:
@@ -89,7 +91,7 @@ class Bench:
         self.lost += 1
 
     @contextmanager
-    def attending(self, heed: Callable[[StreamRecord | None, float], None]) -> Iterator[None]:
+    def attending(self, heed: Callable[[StreamRecord | None, float], bool]) -> Iterator[None]:
         self.heed = heed
         try:
             yield
@@ -355,14 +357,32 @@ async def test_only_a_registry_asked_while_the_stream_waits_and_that_says_otherw
     bench: Bench, changes: dict[str, Any] | None, asked_at: float, wakes: int
 ) -> None:
     bench.attend = bench.attending
+    answers = []
 
     def say() -> None:
         assert bench.heed is not None
-        bench.heed(None if changes is None else record_of(bench.index, **changes), asked_at)
+        answers.append(bench.heed(None if changes is None else record_of(bench.index, **changes), asked_at))
 
     pod = FakePod(buffer=chain(2), live=[say, []])
     await bench.follow(pod)
-    assert pod.interrupted == wakes
+    # also what came too early to wake it is told again, or else it would sleep on what it has missed
+    assert (pod.interrupted, answers) == (wakes, [changes == {}])
+
+
+async def test_whoever_asks_the_pod_is_not_told_of_what_is_wrong_with_redis(bench: Bench) -> None:
+    class Away(MemoryPrefixIndex):
+        is_away = False
+
+        async def read_position(self, stream: Stream) -> StreamPosition | None:
+            if self.is_away:
+                raise IndexUnavailableError("away")
+            return await super().read_position(stream)
+
+    bench.index = index = Away()
+
+    bench.on_sleep = lambda: setattr(index, "is_away", False)
+    await bench.follow(FakePod(buffer=chain(1), live=[lambda: setattr(index, "is_away", True), [], []]))
+    assert (bench.lost, [state for state, _ in bench.states()].count(LOST)) == (0, 1)
 
 
 async def test_batches_that_all_look_known_do_not_hide_another_process_for_long(bench: Bench) -> None:

@@ -27,6 +27,7 @@ class FakeLeases:
 
     def __init__(self) -> None:
         self.granted: dict[Stream, Claim] = {}
+        self.same = False  # gives out the same object as long as it stays so, as the book in Redis does
         self.fails_with: KvIndexerError | None = None
         self.drop_fails_with: KvIndexerError | None = None
         self.candidates: list[AbstractSet[Stream]] = []
@@ -39,7 +40,7 @@ class FakeLeases:
     async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
         self.candidates.append(frozenset(candidates))
         self._maybe_fail()
-        return dict(self.granted)
+        return self.granted if self.same else dict(self.granted)
 
     async def drop(self, claim: Claim) -> None:
         if self.drop_fails_with is not None:
@@ -70,10 +71,13 @@ class Bench:
         self.stubborn = asyncio.Event()  # not set while followers refuse to end
         self.stubborn.set()
         self.broken: Stream | None = None  # its followers fail at once
+        self.ends_beside: Mapping[Stream, Stream] = {}  # stopped -> whose follower ends with it, by itself
+        self.ends: dict[Stream, asyncio.Event] = {}  # of each follower: set, it ends by itself
+        self.addresses: Mapping[Stream, EventAddresses] | None = None  # given as they are, None: made of the answers
         self.sharer = StreamSharer(
             leases=self.leases,
             answers=self.answers,
-            streams=lambda: known_streams(self.answers),
+            streams=self._streams,
             telemetry=self.telemetry,
             clock=lambda: self.now,
             stop_seconds=0.01,
@@ -82,6 +86,9 @@ class Bench:
     def found(self, ranks: Mapping[str, Mapping[int, EventAddresses]]) -> None:
         self.answers.clear()
         self.answers.update({each: PodAnswer(asked_at=self.now, ranks=of) for each, of in ranks.items()})
+
+    def _streams(self) -> Mapping[Stream, EventAddresses]:
+        return known_streams(self.answers) if self.addresses is None else self.addresses
 
     async def tick(self) -> None:
         """Tick, and let what was started get under way."""
@@ -94,9 +101,19 @@ class Bench:
             raise RuntimeError("a defect of ours")
         self.running.append((claim, addresses))
         self.log.append(f"+{claim.stream.name}/{claim.fence}")
+        self.ends[claim.stream] = end = asyncio.Event()
         try:
-            await self.lost.wait()
+            async with asyncio.TaskGroup() as group:
+                ways = [group.create_task(event.wait()) for event in (self.lost, end)]
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                for way in ways:
+                    way.cancel()
         finally:
+            if claim.stream in self.ends_beside:
+                self.ends[self.ends_beside[claim.stream]].set()
+                self.ends_beside = {}
+                for _ in range(5):  # the other one ends first
+                    await asyncio.sleep(0)
             while not self.stubborn.is_set():
                 try:
                     await self.stubborn.wait()
@@ -183,6 +200,21 @@ async def test_a_defect_in_a_follower_ends_neither_the_others_nor_its_stream(cap
         bench.broken = None
         await bench.tick()
         assert bench.running == [(claim(B), AT_B), (claim(A, fence=2), AT_A)]
+
+
+async def test_a_follower_that_ends_while_another_is_being_stopped_is_started_anew_though_nothing_changes() -> None:
+    async with bench_with(claim(A), claim(B)) as bench:
+        bench.addresses = known_streams(bench.answers)
+        bench.leases.same = True
+        bench.ends_beside = {B: A}
+        bench.leases.grant(claim(A), claim(B, fence=2))
+        await bench.tick()
+        assert bench.running == [(claim(B, fence=2), AT_B)]
+        await bench.tick()
+        assert bench.running == [(claim(B, fence=2), AT_B), (claim(A), AT_A)]
+        for _ in range(3):
+            await bench.tick()
+        assert len(bench.log) == 6
 
 
 async def test_a_follower_that_does_not_end_is_not_doubled_and_holds_up_nothing(

@@ -1,7 +1,7 @@
 """Watching the shared index: what is known, what is said once, what is swept."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import cast
 
@@ -129,7 +129,12 @@ async def test_whoever_attends_is_told_of_each_new_registry_and_of_none_that_is_
     index = FakeIndex()
     told: list[tuple[StreamRecord | None, float]] = []
     watch = index.watch()
-    with watch.attend(A, lambda record, asked_at: told.append((record, asked_at))):
+
+    def agree(record: StreamRecord | None, asked_at: float) -> bool:
+        told.append((record, asked_at))
+        return True
+
+    with watch.attend(A, agree):
         for index.now in (1.0, 2.0, 3.0):
             if index.now == 3.0:
                 index.registry = replace(REGISTRY, streams=())
@@ -137,3 +142,24 @@ async def test_whoever_attends_is_told_of_each_new_registry_and_of_none_that_is_
     index.registry = REGISTRY
     await watch.look()
     assert told == [(RECORD, 1.0), (None, 3.0)]
+
+
+async def test_whoever_disagrees_is_told_again_with_each_reading_until_it_is_so() -> None:
+    index = FakeIndex()
+    told: dict[Stream, list[float]] = {A: [], A1: []}
+    watch = index.watch()
+
+    def heed(stream: Stream, agrees_from: float) -> Callable[[StreamRecord | None, float], bool]:
+        def note(record: StreamRecord | None, asked_at: float) -> bool:
+            told[stream].append(asked_at)
+            return asked_at >= agrees_from
+
+        return note
+
+    with watch.attend(A1, heed(A1, 9.0)):
+        with watch.attend(A, heed(A, 3.0)):
+            for index.now in (1.0, 2.0, 3.0, 4.0):  # the registry stays the same object
+                await watch.look()
+        assert told == {A: [1.0, 2.0, 3.0], A1: [1.0, 2.0, 3.0, 4.0]}
+    await watch.look()
+    assert told[A1] == [1.0, 2.0, 3.0, 4.0]

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from kv_indexer.adapters.redis_findings import VOID_SECONDS
 from kv_indexer.adapters.telemetry import PrometheusTelemetry
 from kv_indexer.core.findings import Finding
+from kv_indexer.core.pace import SLOWEST
 from kv_indexer.core.pod_report import EngineCounters, PodReport
 from kv_indexer.core.source import EventAddresses, Registry, SlotRecord, SourceState, Stream
 from kv_indexer.core.whereabouts import PodAnswer
@@ -58,6 +60,7 @@ class World:
         self.engines: dict[int, EngineCounters] = {0: NOTHING}
         self.registry = Registry(version=b"1")
         self.shelf = FakeShelf()
+        self.slowdown = 1.0
         known = [stream.dp_rank for stream in streams] if ranks is None else ranks
         addresses = {rank: EventAddresses(events="tcp://10.0.0.1:5557") for rank in known}
         self.answers: Mapping[str, PodAnswer] = {POD: PodAnswer(asked_at=0.0, ranks=addresses)}
@@ -68,6 +71,7 @@ class World:
             shelf=self.shelf,
             display=self.telemetry,
             held=lambda: self.held,
+            slowdown=lambda: self.slowdown,
             answers=self.answers,
             registry=lambda: self.registry,
             clock=lambda: self.now,
@@ -211,3 +215,12 @@ async def test_without_redis_findings_stand_in_log_and_metrics_and_what_healed_i
     assert len(world.shelf.healed) == 1
     await world.pass_seconds(int(SHARE_SECONDS))
     assert world.shelf.healed == ()
+
+
+@pytest.mark.parametrize(("slowdown", "seconds"), [(1.0, 1.0), (2.0, 4.0), (10.0, 25.0), (SLOWEST, 25.0)])
+async def test_in_large_fleets_it_looks_more_rarely_but_never_so_that_what_stands_is_void_in_between(
+    slowdown: float, seconds: float
+) -> None:
+    world = World(ONE)
+    world.slowdown = slowdown
+    assert (await world.watch.look(), seconds < VOID_SECONDS) == (seconds, True)
