@@ -30,6 +30,7 @@ _HEADER, _KEY, _RAW_VALUE = 0x0A, 0x0A, 0x1A  # HeaderMap.headers, HeaderValue.k
 _BODY, _BODY_END = 0x0A, b"\x10\x01"  # HttpBody.body and .end_of_stream = true
 _MOST_IN_A_BYTE = 0x7F  # of a length; else more bytes follow
 _MOST_LENGTH_BYTES = 5  # of a length below 2 GiB
+_MOST_KEPT_BYTES = 512  # of what comes behind the metadata; a longer one has attributes that clients fill
 
 
 class HeadersMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +39,7 @@ class HeadersMessage(msgspec.Struct, frozen=True, kw_only=True):
     is_response: bool
     headers: Mapping[str, str]  # lowercase name -> text; those wanted
     end_of_stream: bool
-    attributes: Mapping[str, str] = NO_TEXTS  # Envoy's, those that are texts
+    attributes: Mapping[str, str] = NO_TEXTS  # Envoy's; "" for what is no text
     metadata: bytes = b""  # the encoded envoy.config.core.v3.Metadata
     request_mode: BodyMode = BodyMode.BUFFERED  # Envoy before 1.34 does not tell, and there only this one is usable
     response_mode: BodyMode = BodyMode.NONE  # only the first message of a stream tells
@@ -88,7 +89,8 @@ class _UnusualError(Exception):
 
 @cache  # the few sets that policies and defaults make
 def _names(wanted: frozenset[str]) -> Mapping[bytes, str]:
-    return {name.encode(): name for name in wanted}
+    # a name that is no Unicode, from a document, is found nowhere
+    return {name.encode("utf-8", "surrogatepass"): name for name in wanted}
 
 
 def _headers(message: bytes, names: Mapping[bytes, str]) -> HeadersMessage:
@@ -110,7 +112,9 @@ def _headers(message: bytes, names: Mapping[bytes, str]) -> HeadersMessage:
         metadata = message[start:end]
     if end > len(message):
         raise _UnusualError
-    attributes, request_mode, response_mode = _about(message[end:])
+    rest = message[end:]
+    about = _usual_about if len(rest) <= _MOST_KEPT_BYTES else _about
+    attributes, request_mode, response_mode = about(rest)
     return HeadersMessage(
         is_response=message[0] == _RESPONSE_HEADERS,
         headers=headers,
@@ -122,9 +126,8 @@ def _headers(message: bytes, names: Mapping[bytes, str]) -> HeadersMessage:
     )
 
 
-@lru_cache(maxsize=1024)
 def _about(rest: bytes) -> tuple[Mapping[str, str], BodyMode, BodyMode]:
-    """Return what the fields behind the metadata say, which are the same again and again. Raise _UnusualError."""
+    """Return what the fields behind the metadata say. Raise _UnusualError."""
     try:
         message = ProcessingRequest.FromString(rest)
     except DecodeError:
@@ -132,6 +135,9 @@ def _about(rest: bytes) -> tuple[Mapping[str, str], BodyMode, BodyMode]:
     if message.WhichOneof("request") is not None or message.HasField("metadata_context"):
         raise _UnusualError  # what comes twice is merged
     return _attributes(message), *_modes(message)
+
+
+_usual_about = lru_cache(maxsize=1024)(_about)  # without attributes of clients they are the same again and again
 
 
 def _header_map(message: bytes, at: int, stop: int, names: Mapping[bytes, str]) -> dict[str, str]:
@@ -164,11 +170,11 @@ def _header_map(message: bytes, at: int, stop: int, names: Mapping[bytes, str]) 
 
 
 def _attributes(message: ProcessingRequest) -> dict[str, str]:
+    # what is there and no text differs from what is not there: `response_origin` tells Envoy's own answers by it
     return {
         name: value.string_value
         for attributes in message.attributes.values()
         for name, value in attributes.fields.items()
-        if value.WhichOneof("kind") == "string_value"
     }
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.exchange import BodyMode
-from extproc.wire import ext_proc_messages
+from extproc.wire import ext_proc, ext_proc_messages
 from extproc.wire.ext_proc_messages import BodyPart, HeadersMessage, TrailersMessage, read_message
 
 WANTED = frozenset({":path", ":method", "x-request-id"})
@@ -58,7 +58,7 @@ def test_a_request_s_headers_are_read_by_hand() -> None:
         is_response=False,
         headers={":path": "/v1/chat/completions", ":method": "POST", "x-request-id": ""},
         end_of_stream=False,
-        attributes={"xds.cluster_name": "pool-a", "upstream.address": ""},
+        attributes={"xds.cluster_name": "pool-a", "count": "", "list": "", "upstream.address": ""},
         metadata=message.metadata_context.SerializeToString(),
         request_mode=BodyMode.FULL_DUPLEX_STREAMED,
     )
@@ -80,6 +80,34 @@ def test_a_response_s_headers_are_read_by_hand_and_need_not_be_wanted() -> None:
 def test_an_envoy_that_does_not_tell_how_bodies_come_buffers_them() -> None:
     read = read_message(ProcessingRequest(request_headers=HttpHeaders()).SerializeToString(), WANTED)
     assert read == HeadersMessage(is_response=False, headers={}, end_of_stream=False)
+
+
+def test_an_answer_whose_details_are_no_text_is_not_a_pod_s() -> None:
+    message = headers_message("response_headers")
+    message.attributes[FILTER].update({"response.code_details": None, "upstream.address": "10.0.0.1:8000"})
+    read = read_message(message.SerializeToString(), WANTED)
+    assert isinstance(read, HeadersMessage)
+    assert ext_proc.response_origin(read) == ("10.0.0.1:8000", False)
+
+
+def test_attributes_that_clients_fill_are_read_and_not_kept() -> None:
+    ext_proc_messages._usual_about.cache_clear()
+    for number in range(3):
+        message = headers_message()
+        message.attributes[FILTER].update({"request.path": f"/{number}" + "x" * 1000})
+        read = read_message(message.SerializeToString(), WANTED)
+        assert isinstance(read, HeadersMessage)
+        assert read.attributes == {"request.path": f"/{number}" + "x" * 1000}
+    assert ext_proc_messages._usual_about.cache_info().currsize == 0
+    for _ in range(2):
+        read_message(headers_message().SerializeToString(), WANTED)
+    assert ext_proc_messages._usual_about.cache_info().currsize == 1
+
+
+def test_a_wanted_name_that_no_header_can_have_is_never_found() -> None:
+    read = read_message(headers_message().SerializeToString(), frozenset({":path", "\ud800"}))
+    assert isinstance(read, HeadersMessage)
+    assert read.headers == {":path": "/v1/chat/completions"}
 
 
 def test_values_of_other_data_planes_are_read() -> None:
