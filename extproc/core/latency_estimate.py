@@ -7,7 +7,7 @@ want of samples.
 
     estimates.report(address, load, now=now)                    # each report, by the scraper's callback
     seconds = saturation.ttft(candidate, now=now)               # core.saturation, inside attempt(now)
-    estimates.promised(address, seconds=seconds)                # when it is booked: what the error is measured by
+    estimates.promised(address, seconds=seconds)                # behind the answer: what the error is measured by
     ahead = estimates.drain_seconds(tokens, requests)           # the picker's own queue; Retry-After
 """
 

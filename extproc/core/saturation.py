@@ -6,7 +6,7 @@ requests at a time. `docs/estimates.md` has the rules in words.
     saturation = Saturation(overload_policy, estimates=estimates, health=health)      # once
     rooms = saturation.rooms(kept, ceiling=standing.priority_class.ceiling, now=now)  # one a candidate, in their order
     roomy = [candidate for candidate, room in zip(kept, rooms) if room.fill < 1.0]
-    if roomy: ...                                            # decide among them, book, estimates.promised(...), go
+    if roomy: ...                                            # decide among them, book, go; then promised(...)
     soonest = min((room.opens_in_seconds for room in rooms if room.opens_in_seconds is not None), default=None)
     best = min(saturation.ttft(candidate, now=now) for candidate in kept)             # seconds, if it went now
 """
