@@ -25,7 +25,7 @@ $(INSTALLED): pyproject.toml requirements-dev.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Where this is set, each of the some thousand processes that tests start would compile every module anew.
+# Where this is set, each of the hundreds of processes that tests start would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 # processes that run tests: most tests wait for servers, so two take little more than half of the time on two cores

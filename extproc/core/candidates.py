@@ -5,6 +5,8 @@ Called by `pick_endpoint` once a request, hence plain: what does not apply is no
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import structs
+
 from extproc.core.endpoint import Candidate, EndpointStatus, Role
 from extproc.core.health import EndpointHealth, at_most, slow_endpoints
 from extproc.core.inflight import Bookings
@@ -63,45 +65,27 @@ def candidates_of(
                 # what is expected there stays true for the books; only in comparing endpoints a short match is none
                 worth, recent = min(worth_tokens.get(address, 0.0), matched), recent_tokens.get(address, 0)
         state = states.get(address, LIVE)
-        if are_alike and state == LIVE and status.ready_since is None:
-            # with 22 fields named, making one takes three times as long
-            candidates.append(
-                Candidate(
-                    address=address,
-                    reachability=status.reachability,
-                    load=load,
-                    booked_requests=booked,
-                    matched_tokens=matched,
-                    prompt_tokens=prompt_tokens,
-                    worth_tokens=worth,
-                    indexed_tokens=indexed,
-                    recent_tokens=recent,
-                    open_requests=opened,
-                    backlog_tokens=own.uncached_tokens + other.uncached_tokens,
-                    context_tokens=own.context_tokens + other.context_tokens,
-                    filled_tokens=own.filled_tokens,
-                    trend=status.trend,
-                    models=status.models,
-                )
-            )
-            continue
-        candidates.append(
-            Candidate(
-                address=address,
-                reachability=status.reachability,
-                load=load,
-                booked_requests=booked,
-                matched_tokens=matched,
-                prompt_tokens=prompt_tokens,
-                worth_tokens=worth,
-                indexed_tokens=indexed,
-                recent_tokens=recent,
-                open_requests=opened,
-                backlog_tokens=own.uncached_tokens + other.uncached_tokens,
-                context_tokens=own.context_tokens + other.context_tokens,
-                filled_tokens=own.filled_tokens,
-                trend=status.trend,
-                models=status.models,
+        # with 22 fields named, making one takes three times as long
+        candidate = Candidate(
+            address=address,
+            reachability=status.reachability,
+            load=load,
+            booked_requests=booked,
+            matched_tokens=matched,
+            prompt_tokens=prompt_tokens,
+            worth_tokens=worth,
+            indexed_tokens=indexed,
+            recent_tokens=recent,
+            open_requests=opened,
+            backlog_tokens=own.uncached_tokens + other.uncached_tokens,
+            context_tokens=own.context_tokens + other.context_tokens,
+            filled_tokens=own.filled_tokens,
+            trend=status.trend,
+            models=status.models,
+        )
+        if not (are_alike and state == LIVE and status.ready_since is None):
+            candidate = structs.replace(
+                candidate,
                 role=roles.get(address, Role.BOTH) if roles else Role.BOTH,
                 cordoned=address in cordoned,
                 unhealthy=unhealthy.get(address),
@@ -111,7 +95,7 @@ def candidates_of(
                 ready_since=status.ready_since,
                 source_state="" if state == LIVE else state,
             )
-        )
+        candidates.append(candidate)
     return candidates
 
 

@@ -6,7 +6,7 @@ estimate without new samples drifts back there within a minute or two, so that w
 want of samples.
 
     estimates.report(address, load, now=now)                    # each report, by the scraper's callback
-    seconds = saturation.ttft(candidate, now=now)               # core.saturation, inside attempt(now)
+    seconds = expected_ttft(candidate, estimates, now=now)      # core.saturation
     estimates.promised(address, seconds=seconds)                # behind the answer: what the error is measured by
     ahead = estimates.drain_seconds(tokens, requests)           # the picker's own queue; Retry-After
 """

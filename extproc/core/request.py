@@ -7,8 +7,9 @@ judges the request: vLLM does, the picker only needs what decides where the prom
 import sys
 from array import array
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -87,7 +88,8 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True):
     keeps_special_tokens: bool = True  # the tokenizer cuts, around the special tokens that it adds; else any token goes
 
 
-class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceRequest:
     """The facts of one request. Without prompts it is routed on load, and `unsupported_reason` says why."""
 
     api: ApiKind
@@ -101,15 +103,4 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     user: str | None = None  # `user`, `safety_identifier` or `metadata.user_id`: sticks experiments to people
     has_media: bool = False  # images, audio, video among the messages: only a pod's render endpoint knows their tokens
     unsupported_reason: str | None = None
-    body_bytes: int = 0  # what was read for it; a large body is worth a thread. Takes no part in comparisons
-
-    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # messages have none
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not InferenceRequest:
-            return NotImplemented
-        return _compared(self) == _compared(other)
-
-
-def _compared(request: InferenceRequest) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(request), "body_bytes": 0}
+    body_bytes: int = field(default=0, compare=False)  # what was read for it; a large body is worth a thread

@@ -1,14 +1,7 @@
 """Which endpoints have room for one more request of a class, and what TTFT it would have there. Pure.
 
-Called by `attempt(now)` once a try. An endpoint without a recent report is neither idle nor full: it gets a few
-requests at a time. `docs/estimates.md` has the rules in words.
-
-    saturation = Saturation(overload_policy, estimates=estimates, health=health)      # once
-    rooms = saturation.rooms(kept, ceiling=standing.priority_class.ceiling, now=now)  # one a candidate, in their order
-    roomy = [candidate for candidate, room in zip(kept, rooms) if room.fill < 1.0]
-    if roomy: ...                                            # decide among them, book, go; then promised(...)
-    soonest = min((room.opens_in_seconds for room in rooms if room.opens_in_seconds is not None), default=None)
-    best = min(saturation.ttft(candidate, now=now) for candidate in kept)             # seconds, if it went now
+Called by `admit_request` once a try, and its words by `explain`. An endpoint without a recent report is neither idle
+nor full: it gets a few requests at a time. `docs/estimates.md` has the rules in words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +10,6 @@ import msgspec
 
 from extproc.core.endpoint import Candidate, EndpointLoad
 from extproc.core.endpoint_samples import MOST_SECONDS, EndpointPace
-from extproc.core.health import EndpointHealth
 from extproc.core.latency_estimate import LatencyEstimates
 from extproc.core.priority import OverloadPolicy
 
@@ -36,30 +28,6 @@ class Room(msgspec.Struct, frozen=True, gc=False):
 
 
 EMPTY = Room(0.0)
-
-
-class Saturation:
-    """The rules, with all that they look at beside the candidates."""
-
-    def __init__(self, policy: OverloadPolicy, *, estimates: LatencyEstimates, health: EndpointHealth) -> None:
-        self.policy = policy
-        self._estimates = estimates
-        self._health = health
-
-    def rooms(self, candidates: Sequence[Candidate], *, ceiling: float, now: float) -> list[Room]:
-        """Return how full each is at `now` for a class that may fill `ceiling` (0..1) of the limits."""
-        return rooms_of(
-            candidates,
-            ceiling=ceiling,
-            policy=self.policy,
-            estimates=self._estimates,
-            full_until=self._health.full_until(now=now),
-            now=now,
-        )
-
-    def ttft(self, candidate: Candidate, *, now: float) -> float:
-        """Return the seconds to the first token of this request if it is sent there now."""
-        return expected_ttft(candidate, self._estimates, now=now)
 
 
 def rooms_of(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from extproc.adapters import prompt_tokens
 from extproc.adapters.prompt_tokens import PromptTokenSource, TokenSettings
@@ -307,6 +306,6 @@ async def test_requests_without_a_prompt_are_nothing_and_unknown_bodies_say_so()
 
 async def test_half_a_surrogate_pair_in_a_salt_is_no_failure() -> None:
     source = PromptTokenSource([])
-    request = structs.replace(chat(**LONG_CHAT), cache_salt="\ud800")
+    request = replace(chat(**LONG_CHAT), cache_salt="\ud800")
     assert (await source.prompts(request, None, model=TEXT, limit=1)).degraded == "no-tokenizer"
     source.close()

@@ -13,9 +13,9 @@ from extproc.core.health import EndpointHealth
 from extproc.core.inflight import Booking, Bookings
 from extproc.core.latency_estimate import LatencyEstimates
 from extproc.core.priority import OverloadPolicy
-from extproc.core.saturation import Saturation
 from podsim.core.scheduler import EngineSettings, Generation, Scheduler, State, Step
 from tests.unit.extproc_core.pick_candidates import candidate, load
+from tests.unit.extproc_core.saturation_of import Saturation
 
 pytestmark = pytest.mark.thorough
 

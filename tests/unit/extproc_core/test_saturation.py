@@ -12,9 +12,10 @@ from extproc.core.endpoint import Candidate, EndpointLoad
 from extproc.core.health import EndpointHealth
 from extproc.core.latency_estimate import LatencyEstimates
 from extproc.core.priority import OverloadPolicy
-from extproc.core.saturation import BLIND_REQUESTS, Room, Saturation, rooms_of
+from extproc.core.saturation import BLIND_REQUESTS, Room, rooms_of
 from extproc.core.saturation import room as room_of
 from tests.unit.extproc_core.pick_candidates import candidate, load
+from tests.unit.extproc_core.saturation_of import Saturation
 
 POLICY = OverloadPolicy(
     waiting_requests=3, kv_usage=0.9, backlog_seconds=0.5, unknown_requests=2, slow_start_seconds=10.0
