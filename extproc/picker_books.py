@@ -263,13 +263,9 @@ class PickerBooks:
         now = self._clock()
         self.estimates.report(endpoint, load, now=now)
         self.estimates.trend(endpoint, trend)
-        self.bookings.reported(
-            endpoint,
-            waiting_requests=load.waiting_requests,
-            at=load.reported_at,
-            first_token_seconds=self.estimates.pace(endpoint).first_token_seconds,
-        )
-        rate = trend.prefill_tokens_per_second or self.estimates.tokens_per_second(endpoint)
+        seconds = self.estimates.pace(endpoint).first_token_seconds
+        self.bookings.reported(endpoint, load, first_token_seconds=seconds)
+        rate = self.estimates.tokens_per_second(endpoint)
         if rate is not None:
             self.bookings.prefill_rate(endpoint, tokens_per_second=rate, now=now)
         self.freed()

@@ -26,6 +26,7 @@ OUTLOOK_SECONDS = 2.0  # what a pool looked like then says nothing now
 LEAST_SHARE = 0.02  # of a pool that is left to a class; what is below it is refused anyhow
 MOST_SHEDDING = 10_000  # (class, tenant, pool) remembered
 ANY_CLASS = ""  # in the place of a class's name
+MOST_BEHIND = 1.7  # times longer than expected that a tenant may have to wait which got less than another
 MOST_POOLS = 1024  # remembered: clients name models, and where none is configured they name what they like
 
 
@@ -230,7 +231,7 @@ class PoolPressure:
             return FIRST
         shares = self._shares.get((standing.class_name, pool))
         if shares is not None and shares.is_behind(standing.tenant, now=self._clock()):
-            return min(margin.factor, FIRST)
+            return min(margin.factor, MOST_BEHIND)
         return margin.factor
 
     def refusal(

@@ -47,6 +47,9 @@ def sim(
         int, typer.Option(min=2, help="Size of the KV cache, in blocks (one of them stays unused, as in vLLM).")
     ] = 2048,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Most sequences that run at the same time; more wait.")] = 16,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens that one engine step computes; longer prompts take several.")
+    ] = 2048,
     max_num_queued_reqs: Annotated[
         int | None,
         typer.Option(
@@ -92,6 +95,7 @@ def sim(
         block_size=block_size,
         total_blocks=kv_blocks,
         max_running=max_num_seqs,
+        max_step_tokens=max_num_batched_tokens,
         prefill_tokens_per_second=prefill_tokens_per_second,
         inter_token_seconds=inter_token_ms / 1000,
     )

@@ -75,7 +75,12 @@ class Plan:
     seed: int = 11
     pods: PodSettings = field(
         default_factory=lambda: PodSettings(
-            pods=4, kv_blocks=1536, prefill_tokens_per_second=7_000, inter_token_ms=10, max_num_seqs=16
+            pods=4,
+            kv_blocks=1536,
+            prefill_tokens_per_second=7_000,
+            inter_token_ms=10,
+            max_num_seqs=16,
+            max_num_batched_tokens=512,
         )
     )
     capacity: float = 28_000.0  # prompt tokens/s that these pods compute when they always have enough to do

@@ -93,18 +93,6 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         """The class called so."""
         return next(each for each in self.classes if each.name == name)
 
-    def tenant_share(self, class_name: str) -> float:
-        """Of its due share, what the steady tenant got in a class; 1.0 is all of it.
-
-        Due are what it asked for and half of what the class got, whichever is less.
-        """
-        got = {each.tenant: each.answered_tokens for each in self.tenants if each.class_name == class_name}
-        asked = next(
-            each.asked_tokens for each in self.tenants if (each.tenant, each.class_name) == (STEADY, class_name)
-        )
-        due = min(asked, (got[STEADY] + got[FLOOD]) / 2)
-        return got[STEADY] / due if due else 1.0
-
     def share_of_own_half(self, class_name: str) -> float:
         """Of the work that a half of its own would have begun for it, what the steady tenant got in a class."""
         mine = next(each for each in self.tenants if (each.tenant, each.class_name) == (STEADY, class_name))

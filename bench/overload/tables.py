@@ -82,7 +82,6 @@ def _whole_table(runs: Sequence[RunSummary], *, capacity: float) -> Table:
             "\nmost",
             "1st retries\nhome",
             "steady's share\nof sheddable %",
-            "of a half\nof its own",
             "busy\ncores",
         ),
     )
@@ -97,7 +96,6 @@ def _whole_table(runs: Sequence[RunSummary], *, capacity: float) -> Table:
             *(f"{value:.1f}" for value in (refusals.ms_p50, refusals.ms_p99)),
             *(f"{value:.0f}" for value in (refusals.retry_after_p50, refusals.retry_after_most)),
             f"{retries.home} of {retries.count}",
-            f"{100 * run.tenant_share(SHEDDABLE):.0f}",
             f"{100 * run.share_of_own_half(SHEDDABLE):.0f}",
             f"{run.busy_cores:.1f}",
         )

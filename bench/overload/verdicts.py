@@ -22,12 +22,7 @@ def verdicts(runs: Sequence[RunSummary], *, arm: str = KVMESH) -> list[Verdict]:
     if len(steady) > 1:
         found += [_critical_latency(steady[0], steady[-1]), _no_collapse(steady)]
     if steady:
-        found += [
-            _no_critical_refusal([*steady, *falling]),
-            _quick_refusals(steady),
-            _fair(steady[-1]),
-            _fair_in_time(steady[-1]),
-        ]
+        found += [_no_critical_refusal([*steady, *falling]), _quick_refusals(steady), _fair(steady[-1])]
     found += [_home(run) for run in falling]
     return found
 
@@ -101,18 +96,9 @@ def _home(run: RunSummary) -> Verdict:
 
 
 def _fair(run: RunSummary) -> Verdict:
-    share = run.tenant_share(SHEDDABLE)
-    return Verdict(
-        target=f"at {run.load:g}x tenant {FLOOD!r} does not push {STEADY!r} below its share of the sheddable class",
-        measured=f"{share:.0%} of its share",
-        met=share >= TENANT_SHARE,
-    )
-
-
-def _fair_in_time(run: RunSummary) -> Verdict:
     share = run.share_of_own_half(SHEDDABLE)
     return Verdict(
-        target=f"at {run.load:g}x tenant {STEADY!r} gets of the sheddable class what half of it, alone, would give it",
-        measured=f"{share:.0%} of that",
+        target=f"at {run.load:g}x tenant {FLOOD!r} does not push {STEADY!r} below its share of the sheddable class",
+        measured=f"{share:.0%} of what half of the class for itself would have given it",
         met=share >= TENANT_SHARE,
     )

@@ -126,6 +126,7 @@ class VirtualPods:
         engine = EngineSettings(
             total_blocks=settings.kv_blocks,
             max_running=settings.max_num_seqs,
+            max_step_tokens=settings.max_num_batched_tokens,
             prefill_tokens_per_second=settings.prefill_tokens_per_second,
             inter_token_seconds=settings.inter_token_ms / 1000,
         )

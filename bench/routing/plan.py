@@ -16,12 +16,14 @@ class PodSettings:
     prefill_tokens_per_second: float = 16_000
     inter_token_ms: float = 10
     max_num_seqs: int = 16
+    max_num_batched_tokens: int = 2048
     max_model_len: int = 16_000
 
     def flags(self, *, render: bool) -> tuple[str, ...]:
         """Flags of `podsim` for one pod; `render` for routers that let a pod tokenize."""
         return (
             *("--pods", "1", "--kv-blocks", str(self.kv_blocks), "--max-num-seqs", str(self.max_num_seqs)),
+            *("--max-num-batched-tokens", str(self.max_num_batched_tokens)),
             *("--prefill-tokens-per-second", f"{self.prefill_tokens_per_second:g}"),
             *("--inter-token-ms", f"{self.inter_token_ms:g}", "--max-model-len", str(self.max_model_len)),
             "--enable-scale-out" if render else "--no-enable-scale-out",

@@ -57,11 +57,13 @@ class Stack:
 
 
 async def start_pod(children: Children, number: int, address: SocketAddress, settings: Sequence[str]) -> None:
-    """Start one simulated pod, always the bench's own."""
+    """Start one simulated pod, always the bench's own.
+
+    It gives way to all others: real pods run on other machines, and keep no router from a core.
+    """
+    program = ("nice", "-n", "5", sys.executable, "-m", "bench.routing.quick_pod")
     flags = ("--host", address.host, "--sim-port", str(address.port), "--model", MODEL)
-    await children.start(
-        f"pod-{number}", (sys.executable, "-m", "bench.routing.quick_pod", *flags, *settings), cwd=HERE
-    )
+    await children.start(f"pod-{number}", (*program, *flags, *settings), cwd=HERE)
 
 
 @asynccontextmanager

@@ -17,6 +17,11 @@ LEAST_SPAN_SECONDS = 0.05  # between two reports; below, one has overtaken the o
 LEAST_WEIGHT = 0.5  # of an endpoint's own samples, from which it speaks for the pool
 USUAL_TOKENS = 512.0  # of a request nobody knows anything about
 LEAST_TOKENS, LEAST_WALL_SECONDS = 1.0, 1.0  # computed in so long, from which that is a rate
+LEAST_PEAK_SECONDS, LEAST_PEAK_TOKENS = 3.0, 1000.0  # computed in so long, from which that may be the best
+PEAK_SECONDS = 30.0  # half-life of the best that it has computed in a second
+# of the time, in which some prompt is being computed, from which its own throughput begins to tell what it can compute,
+# and from which nothing else does
+BUSY_SHARE, FULLY_BUSY_SHARE = 0.85, 1.0
 LEAST_GENERATED = 32.0  # tokens, from which their mean time means something
 MOST_PROMISES = 1000  # remembered until their first tokens come
 LEAST_AHEAD_SHARE = 0.25  # of a backlog's time that counts, where steps are shared so well that it delays nobody
@@ -57,6 +62,7 @@ class EndpointSamples:
         "generated",
         "generation_seconds",
         "last",
+        "peak",
         "prefill_requests",
         "prefill_seconds",
         "prefill_tokens",
@@ -77,12 +83,21 @@ class EndpointSamples:
         self.wall_seconds = self.queued_seconds = 0.0
         self.first_token_seconds = self.first_tokens = 0.0
         self.prefill_seconds = self.prefill_requests = self.prefill_tokens = 0.0
+        self.peak = 0.0  # prompt tokens a second: the most that it has computed of late, over some seconds
         self.generation_seconds = self.generated = 0.0
         self.request_seconds = 0.0
         self.ahead_share = 1.0  # of a backlog's time that really delays who comes next
         self.promises: deque[float] = deque(maxlen=MOST_PROMISES)
         self.error_seconds = self.bias_seconds = 0.0
         self.compared = 0
+
+    @property
+    def busy_share(self) -> float:
+        """How much (0..1) what it has computed of late tells what it can compute: prompts were there all the time."""
+        if self.peak <= 0.0:
+            return 0.0
+        share = (self.prefill_seconds / self.wall_seconds - BUSY_SHARE) / (FULLY_BUSY_SHARE - BUSY_SHARE)
+        return min(max(share, 0.0), 1.0)
 
     def report(self, load: EndpointLoad, *, prior: Pace) -> None:
         """Take what was counted since the last report; counters that begin anew tell nothing yet."""
@@ -119,6 +134,9 @@ class EndpointSamples:
         self.prefill_requests = self.prefill_requests * share + ended
         self.prefill_tokens = self.prefill_tokens * share + max(tokens, 0)
         self.prefill_seconds = self.prefill_seconds * share + took
+        self.peak *= 0.5 ** (seconds / PEAK_SECONDS)
+        if self.wall_seconds > LEAST_PEAK_SECONDS and self.prefill_tokens > LEAST_PEAK_TOKENS:
+            self.peak = max(self.peak, self.prefill_tokens / self.wall_seconds)
         self.generated = self.generated * share + max(load.inter_token_count - last.inter_token_count, 0)
         self.generation_seconds = self.generation_seconds * share + max(
             load.inter_token_seconds_sum - last.inter_token_seconds_sum, 0.0
@@ -169,7 +187,7 @@ class EndpointSamples:
         return self.fit.pace(prior)
 
     def _backlog_seconds_a_token(self, prefill: Pace) -> float:
-        """Return what a token costs among many: the longer others waited, the more the pod's own throughput tells."""
+        """Return what a token costs among many: the busier the pod is, the more its own throughput tells."""
         alone = prefill.seconds_a_token * self.ahead_share
         if self.prefill_tokens < LEAST_WEIGHT or self.wall_seconds <= 0.0:
             return alone
@@ -180,6 +198,9 @@ class EndpointSamples:
             # what it has computed it can compute. Times of short prompts are those of whole steps, which take as long
             # with ten times the tokens: taken for what a token costs they would keep the pod half idle, and right
             each = min(each, self.wall_seconds / self.prefill_tokens)
+        if (busy := self.busy_share) > 0.0:
+            # times of prompts that share their steps tell how long these take, and not how much is done in them
+            each += busy * (1.0 / self.peak - each)
         return min(max(each, LEAST_SECONDS_A_TOKEN), MOST_SECONDS_A_TOKEN)
 
     def pace(self, pool: Pace) -> EndpointPace:

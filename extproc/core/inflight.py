@@ -6,6 +6,9 @@ from statistics import median
 
 import msgspec
 
+from extproc.core.endpoint import EndpointLoad
+
+ON_THE_WAY_SECONDS = 0.02  # from a pick until its request can wait at the pod
 ARRIVAL_SECONDS = 0.1  # from a pick until the pod's report shows its request: network, tokenizing, the running step
 
 
@@ -78,6 +81,8 @@ class Bookings:
         if uncached_tokens > 0:
             line.queued[booking] = None
             line.queued_tokens += uncached_tokens
+        else:
+            line.early += 1.0
         line.filled_tokens = line.faded(now, self._fill_seconds) + uncached_tokens
         line.filled_at = now
         return booking
@@ -90,27 +95,33 @@ class Bookings:
         if booking in line.queued:
             line.computed(booking)
 
-    def first_token(self, booking: Booking, *, now: float) -> None:
-        """Note that its prompt is computed: its first token was seen. Nothing of it is in the backlog any more."""
-        line = self._lines.get(booking.endpoint)
-        if line is not None and booking in line.queued:
-            line.drain(now)
-            line.computed(booking)
+    def reported(self, endpoint: str, load: EndpointLoad, *, first_token_seconds: float = 0.0) -> None:
+        """Take from a report what is computed and what is not: vLLM goes by arrival, and fills its steps.
 
-    def reported(self, endpoint: str, *, waiting_requests: int, at: float, first_token_seconds: float = 0.0) -> None:
-        """Take from a report how many requests waited there at `at`: what was sent before them is computed by now.
+        - As many prompts are computed, the oldest first, as the pod has counted first tokens.
+        - Those that wait there came last, and nothing of them is computed. A rate that is believed a little too high
+          would lose sight of them.
+        - What was sent before those is computed, unless it may be in the running step: one prompt, of which the largest
+          is left, and all that was sent so short a time ago; `first_token_seconds` is what requests take there of late.
+          A rate that is believed too low would pile up in the books.
 
-        Unless it was sent so short a time ago that it may be in the running step; `first_token_seconds` is what the
-        pod's requests take there of late. vLLM goes by arrival and fills its steps, so that beside those one prompt at
-        most is computed in part: the largest is left. Without this what a pod computes faster than we believe would
-        pile up in the books.
+        Where others send requests there, too, ours are taken for as large a part of those that were counted, and of
+        those that wait, as of all that are open; by the last rule all that wait may be ours.
         """
         line = self._lines.get(endpoint)
-        if line is None or len(line.queued) <= waiting_requests + 1:
+        if line is None:
             return
-        at -= max(ARRIVAL_SECONDS, 2.0 * first_token_seconds)
+        line.drain(load.reported_at)
+        there = load.waiting_requests + load.running_requests
+        ours = min(len(line.open) / there, 1.0) if there else 1.0
+        waiting = round(load.waiting_requests * ours)
+        line.counted(load.first_token_count, ours=ours, waiting=waiting)
+        line.put_back(waiting, booked_before=load.reported_at - ON_THE_WAY_SECONDS)
+        if len(line.queued) <= load.waiting_requests + 1:
+            return
+        at = load.reported_at - max(ARRIVAL_SECONDS, first_token_seconds)
         before = [booking for booking in line.queued if booking.booked_at < at]
-        begun = before[: max(len(before) - waiting_requests, 0)]
+        begun = before[: max(len(before) - load.waiting_requests, 0)]
         largest = max(begun, key=_queued_tokens, default=None)
         for booking in begun:
             if booking is not largest:
@@ -187,8 +198,10 @@ class _Line:
     __slots__ = (
         "context_tokens",
         "drained_at",
+        "early",
         "filled_at",
         "filled_tokens",
+        "first_token_count",
         "open",
         "others_tokens",
         "queued",
@@ -206,10 +219,47 @@ class _Line:
         self.filled_at = drained_at
         self.drained_at = drained_at
         self.tokens_per_second = tokens_per_second
+        self.first_token_count: int | None = None  # of the last report
+        self.early = 0.0  # prompts that we took for computed before the pod counted their first tokens
+
+    def counted(self, first_token_count: int, *, ours: float, waiting: int) -> None:
+        """Take the pod's count; of those that wait there none is computed."""
+        last, self.first_token_count = self.first_token_count, first_token_count
+        if last is None:
+            return
+        if first_token_count < last:  # another process
+            self.early = 0.0
+            return
+        self.early -= (first_token_count - last) * ours
+        while self.early <= -1.0 and len(self.queued) > waiting:
+            self.computed(next(iter(self.queued)))
+        if self.early <= -1.0:  # of prompts that are not in the books; a part of one, as our share may be, adds up
+            self.early = 0.0
+        # who has left the books was counted by now, or never will be: its client had left
+        self.early = min(self.early, float(len(self.open) - len(self.queued)))
+
+    def put_back(self, newest: int, *, booked_before: float) -> None:
+        """Put the prompts of so many of those that were booked last, but before then, back as a whole."""
+        has_changed = False
+        for booking in reversed(self.open):
+            if newest <= 0:
+                break
+            if booking.booked_at <= booked_before:
+                newest -= 1
+                if booking.queued_tokens < booking.uncached_tokens:
+                    booking.queued_tokens = float(booking.uncached_tokens)
+                    has_changed = True
+        if has_changed:
+            queued = {booking: None for booking in self.open if booking.queued_tokens > 0.0}
+            self.early = max(self.early - (len(queued) - len(self.queued)), 0.0)
+            self.queued = queued
+            self.queued_tokens = sum(map(_queued_tokens, queued))
 
     def computed(self, booking: Booking) -> None:
+        """Take a prompt for computed, which that of a request that has ended is."""
         if booking in self.queued:
             del self.queued[booking]
+            self.early += 1.0
             # a sum of floats drifts: nothing queued is exactly nothing
             self.queued_tokens = self.queued_tokens - booking.queued_tokens if self.queued else 0.0
             booking.queued_tokens = 0.0

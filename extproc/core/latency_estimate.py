@@ -125,11 +125,19 @@ class LatencyEstimates:
         return self.pace(endpoint).inter_token_seconds
 
     def tokens_per_second(self, endpoint: str) -> float | None:
-        """Return how fast the endpoint computes many prompts by its own samples, or None before it has any."""
+        """Return how fast the endpoint computes many prompts by its own samples, or None before it has any.
+
+        What was computed while it always had prompts counts before what was computed while requests waited.
+        """
         line = self._lines.get(endpoint)
-        if line is None or line.fit.weight < LEAST_WEIGHT:
+        if line is None:
             return None
-        return 1.0 / self._paces[endpoint].backlog_seconds_a_token
+        rate = line.trend_rate
+        if not rate:
+            if line.fit.weight < LEAST_WEIGHT:
+                return None
+            rate = 1.0 / self._paces[endpoint].backlog_seconds_a_token
+        return rate + line.busy_share * (line.peak - rate)
 
     def drain_seconds(self, tokens: float, requests: float, *, endpoints: Collection[str] | None = None) -> float:
         """Return the time until so many queued requests with so many uncached tokens in all have been started.

@@ -62,12 +62,8 @@ class Run:
             first_token_count=self.first_tokens,
         )
         self.estimates.report("a", self.last, now=self.now)
-        self.bookings.reported(
-            "a",
-            waiting_requests=self.last.waiting_requests,
-            at=self.now,
-            first_token_seconds=self.estimates.pace("a").first_token_seconds,
-        )
+        seconds = self.estimates.pace("a").first_token_seconds
+        self.bookings.reported("a", self.last, first_token_seconds=seconds)
         rate = self.estimates.tokens_per_second("a")
         if rate is not None:
             self.bookings.prefill_rate("a", tokens_per_second=rate, now=self.now)

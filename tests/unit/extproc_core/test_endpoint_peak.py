@@ -1,0 +1,139 @@
+"""What a pod that always has prompts computes in a second prices its backlog; what an idle one does, does not."""
+
+import pytest
+
+from extproc.core.endpoint import EndpointLoad, EndpointTrend
+from extproc.core.endpoint_samples import EndpointSamples
+from extproc.core.first_token_fit import Pace
+from extproc.core.latency_estimate import LatencyEstimates
+from tests.unit.extproc_core.pick_candidates import load
+
+STEP = 0.2  # seconds between reports
+POOL = Pace(base_seconds=0.02, seconds_a_token=1e-5)  # others compute 100,000 tokens a second
+
+
+class Pod:
+    """Counts as a pod does that computes prompts of 100 tokens."""
+
+    def __init__(self) -> None:
+        self.now = self.tokens = 0.0
+        self.prompts = 0
+        self.prefill_seconds = 0.0
+
+    def load(self) -> EndpointLoad:
+        return load(
+            reported_at=self.now,
+            prefill_count=self.prompts,
+            prefill_seconds_sum=self.prefill_seconds,
+            prefill_computed_tokens=100 * self.prompts,
+            prefix_query_tokens=100 * self.prompts,
+            first_token_count=self.prompts,
+            first_token_seconds_sum=self.prefill_seconds,
+        )
+
+    def loads(self, seconds: float, *, rate: float, busy: float) -> list[EndpointLoad]:
+        """Report for so long that it computes `rate` tokens a second, `busy` seconds of prefill in each."""
+        made = []
+        for _ in range(round(seconds / STEP)):
+            self.now += STEP
+            self.tokens += rate * STEP
+            self.prompts = round(self.tokens / 100)
+            self.prefill_seconds += busy * STEP
+            made.append(self.load())
+        return made
+
+
+class Samples:
+    """One pod's samples, told what the pod counts."""
+
+    def __init__(self) -> None:
+        self.pod, self.samples = Pod(), EndpointSamples()
+        self.samples.report(self.pod.load(), prior=POOL)
+
+    def compute(self, seconds: float, *, rate: float, busy: float) -> None:
+        for each in self.pod.loads(seconds, rate=rate, busy=busy):
+            self.samples.report(each, prior=POOL)
+
+    @property
+    def backlog_rate(self) -> float:
+        return 1.0 / self.samples.pace(POOL).backlog_seconds_a_token
+
+
+@pytest.mark.parametrize("busy", [1.0, 16.0], ids=["one after another", "in shared steps"])
+def test_a_pod_that_computes_prompts_all_the_time_is_priced_at_its_own_peak_throughput(busy: float) -> None:
+    it = Samples()
+    it.compute(20.0, rate=8000, busy=busy)
+    assert it.samples.busy_share == pytest.approx(1.0)
+    assert it.backlog_rate == pytest.approx(8000.0)
+
+
+def test_a_pod_that_computes_prompts_half_of_the_time_is_not_priced_at_its_peak_throughput() -> None:
+    it = Samples()
+    it.compute(20.0, rate=8000, busy=0.5)
+    assert it.samples.peak == pytest.approx(8000.0)
+    assert it.samples.busy_share == 0.0
+    assert it.backlog_rate > 12_000
+
+
+@pytest.mark.parametrize(("busy", "share"), [(0.85, 0.0), (0.925, 0.5), (1.0, 1.0)])
+def test_the_busier_a_pod_is_the_more_its_peak_throughput_tells(busy: float, share: float) -> None:
+    it = Samples()
+    it.compute(20.0, rate=8000, busy=busy)
+    assert it.samples.busy_share == pytest.approx(share, abs=1e-6)
+
+
+def test_a_pod_that_computes_less_while_it_is_busy_is_priced_at_its_best_which_fades_by_half_in_30_seconds() -> None:
+    it = Samples()
+    it.compute(20.0, rate=8000, busy=16.0)
+    it.compute(15.0, rate=2000, busy=16.0)
+    assert it.backlog_rate == pytest.approx(8000 * 0.5**0.5)
+    it.compute(15.0, rate=2000, busy=16.0)
+    assert it.backlog_rate == pytest.approx(4000.0)
+    it.compute(60.0, rate=2000, busy=16.0)
+    assert it.backlog_rate == pytest.approx(2000.0, rel=0.01)  # and never below what it computes
+
+
+def test_the_peak_fades_by_half_in_30_seconds_however_often_reports_come() -> None:
+    it = Samples()
+    it.compute(20.0, rate=8000, busy=1.0)
+    assert it.samples.peak == pytest.approx(8000.0)
+    it.compute(30.0, rate=0, busy=0.0)
+    assert it.samples.peak == pytest.approx(4000.0)
+    it.pod.now += 30.0
+    it.samples.report(it.pod.load(), prior=POOL)
+    assert it.samples.peak == pytest.approx(2000.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate"), [(2.0, 8000), (20.0, 100)], ids=["in too short a time", "of too few tokens"]
+)
+def test_a_burst_or_a_trickle_is_no_peak(seconds: float, rate: float) -> None:
+    it = Samples()
+    it.compute(seconds, rate=rate, busy=16.0)
+    assert (it.samples.peak, it.samples.busy_share) == (0.0, 0.0)
+
+
+def estimated(*, busy: float, trend: float | None) -> float | None:
+    """Return what is expected of a pod that computes 8,000 tokens a second for 20 seconds."""
+    estimates, pod = LatencyEstimates(tokens_per_second=100_000.0), Pod()
+    estimates.report("a", pod.load(), now=0.0)
+    estimates.trend("a", EndpointTrend(prefill_tokens_per_second=trend))
+    for each in pod.loads(20.0, rate=8000, busy=busy):
+        estimates.report("a", each, now=each.reported_at)
+    return estimates.tokens_per_second("a")
+
+
+def test_the_rate_of_a_pod_that_is_always_busy_is_its_peak_whatever_its_trend_was() -> None:
+    assert estimated(busy=16.0, trend=2000.0) == pytest.approx(8000.0)
+    assert estimated(busy=16.0, trend=None) == pytest.approx(8000.0)
+
+
+def test_the_rate_of_a_pod_that_is_busy_half_of_the_time_is_its_trend_or_else_its_price() -> None:
+    assert estimated(busy=0.5, trend=2000.0) == 2000.0
+    without = estimated(busy=0.5, trend=None)
+    assert without is not None
+    assert without > 12_000
+
+
+def test_the_rate_of_a_pod_that_is_almost_always_busy_lies_between_its_trend_and_its_peak() -> None:
+    assert estimated(busy=0.925, trend=2000.0) == pytest.approx(5000.0)
