@@ -6,7 +6,7 @@ a request that waits until an endpoint has room. Books nothing. Each input but t
 then made on the rest, and `Decision.degraded` names what was missing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -35,8 +35,9 @@ from extproc.core.prompt_match import (
 )
 from extproc.core.prompt_tokens import PromptTokens
 from extproc.core.quota import QuotaAsk, QuotaVerdict
+from extproc.core.recent_routes import NOTHING_HELD
 from extproc.core.request import InferenceRequest
-from extproc.core.routing_memory import RoutingMemory
+from extproc.core.routing_memory import RecentHits, RoutingMemory
 from extproc.core.shared_load import EndpointBookings, SharedView
 from extproc.core.spread_hot_prefix import copy_of_hot_prefix
 from extproc.core.standing import Standing
@@ -175,7 +176,7 @@ class EndpointPicker:
             refusal.asked = asked_for(request, resolved, standing)
             raise
 
-    async def _prepare_at_once(
+    def _prepare_at_once(
         self,
         facts: RequestFacts,
         body: bytes | None,
@@ -183,8 +184,8 @@ class EndpointPicker:
         resolved: ResolvedModel,
         standing: Standing,
         charged: str | None,
-    ) -> Prepared:
-        """Prepare as the load allows now."""
+    ) -> Awaitable[Prepared]:
+        """Prepare as the load allows now. Its own errors come before anything is awaited."""
         measures = self.pressure.measures(standing, pool=pool_of(resolved))
         notes: tuple[str, ...] = ()
         smaller = measures.model
@@ -192,7 +193,7 @@ class EndpointPicker:
             notes = (f"{smaller} in place of {resolved.model}: class {standing.class_name!r} is under pressure",)
             learned = self.endpoints.learned_adapters
             resolved = stand_in(smaller, table=self.models, of=resolved, learned=learned)
-        return await self._prepare(facts, body, request, resolved, standing, measures, notes, charged, None)
+        return self._prepare(facts, body, request, resolved, standing, measures, notes, charged, None)
 
     async def fall_back(self, prepared: Prepared, refusal: NoReadyEndpointError) -> Prepared:
         """Prepare the request for the next model that may stand in; raise the refusal where there is none."""
@@ -386,29 +387,33 @@ class EndpointPicker:
             return None
         return self.quotas.ask(key, prompt_tokens=tokens.estimated_tokens, most_generated=most)
 
-    async def _lookup(
+    def _lookup(
         self,
         tokens: PromptTokens,
         request: InferenceRequest,
         resolved: ResolvedModel,
         session: str | None,
         quota: QuotaAsk | None,
-    ) -> IndexHits:
-        """Ask the index, and the other replicas and the tenant's quota with it; raise QuotaExceededError."""
+    ) -> Awaitable[IndexHits]:
+        """Ask the index, and the other replicas and the tenant's quota with it; what is awaited: see `_allowed`."""
+        hits = self.index.lookup(
+            tokens.prompts if resolved.base is not None else (),
+            model=resolved.base.name if resolved.base is not None else "",
+            adapter=resolved.adapter,
+            cache_salt=request.cache_salt,
+            session=session,
+            quota=quota,
+        )
+        return hits if quota is None else self._allowed(hits, quota)
+
+    async def _allowed(self, lookup: Awaitable[IndexHits], quota: QuotaAsk) -> IndexHits:
+        """Await the lookup that asks for the quota, too; raise QuotaExceededError."""
         try:
-            hits = await self.index.lookup(
-                tokens.prompts if resolved.base is not None else (),
-                model=resolved.base.name if resolved.base is not None else "",
-                adapter=resolved.adapter,
-                cache_salt=request.cache_salt,
-                session=session,
-                quota=quota,
-            )
+            hits = await lookup
             if hits.quota is not None and not hits.quota.allowed:
                 raise _quota_exceeded(hits.quota)
         except BaseException:  # a client that leaves, too
-            if quota is not None:
-                self.quotas.cancel(quota)
+            self.quotas.cancel(quota)
             raise
         return hits
 
@@ -422,16 +427,20 @@ class EndpointPicker:
         now: float,
     ) -> PromptMatch:
         """Merge what the index knows with what was routed lately."""
-        addresses = [status.address for status in statuses] if prompts else ()
-        states = {} if tokens.chunks else hits.states  # no event tells of text
-        indexed = indexed_tokens(hits.prompts[0]) if len(prompts) == len(hits.prompts) == 1 else {}
-        recent = (
-            self.memory.matches(prompts, states=states, endpoints=addresses, indexed=indexed, now=now)
-            if prompts
-            else ()
-        )
+        indexed = indexed_tokens(hits.prompts[0]) if len(hits.prompts) == 1 else None
+        recent: Sequence[RecentHits] = ()
+        if prompts:
+            states = {} if tokens.chunks else hits.states  # no event tells of text
+            addresses = [status.address for status in statuses]
+            recent = self.memory.matches(
+                prompts,
+                states=states,
+                endpoints=addresses,
+                indexed=indexed if indexed is not None and len(prompts) == 1 else NOTHING_HELD,
+                now=now,
+            )
         return match_prompts(
-            tokens.estimated_tokens, hits.prompts, recent=recent, tier_weights=self.policy.tier_weights
+            tokens.estimated_tokens, hits.prompts, recent=recent, tier_weights=self.policy.tier_weights, indexed=indexed
         )
 
     def _ask(self, prepared: Prepared) -> Ask:

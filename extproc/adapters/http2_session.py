@@ -81,14 +81,10 @@ class Http2Session:
         position, end = 0, len(data)
         self.has_more = False
         if not self._preface_seen:
-            preface = http2.PREFACE
-            if data[: len(preface)] != preface[:end]:
-                raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2 (gRPC) only")
-            if end < len(preface):
+            if not self._sees_preface(data):
                 self._rest = data
                 return
-            self._preface_seen = True
-            position = len(preface)
+            position = len(http2.PREFACE)
         unpack = http2.FRAME_HEADER.unpack_from
         turn_ends = self._last_stream_id + 2 * self._limits.streams_per_turn - 1
         while end - position >= http2.FRAME_HEADER_BYTES:
@@ -100,12 +96,27 @@ class Http2Session:
             if end - start < length:
                 break
             position = start + length
-            # the highest bit of a stream's number is reserved
-            self._frame(kind, flags, stream_id & http2.LAST_STREAM_ID, data[start:position])
+            payload = data[start:position]
+            stream_id &= http2.LAST_STREAM_ID  # the highest bit is reserved
+            if self._block is not None or not self.settled or kind > http2.CONTINUATION:
+                self._unusual_frame(kind, flags, stream_id, payload)
+            else:
+                try:
+                    _HANDLERS[kind](self, flags, stream_id, payload)
+                except Http2StreamError as error:
+                    self._break_off(stream_id, error)
             if self._last_stream_id >= turn_ends and position < end:
                 self.has_more = True
                 break
         self._rest = data[position:]
+
+    def _sees_preface(self, data: bytes) -> bool:
+        """Tell whether all of the preface has come; raise Http2ConnectionError for anything else."""
+        preface = http2.PREFACE
+        if data[: len(preface)] != preface[: len(data)]:
+            raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2 (gRPC) only")
+        self._preface_seen = len(data) >= len(preface)
+        return self._preface_seen
 
     def announce_drain(self) -> None:
         """Ask for no more streams, still serving those that the peer opens before it has read that.
@@ -172,7 +183,8 @@ class Http2Session:
 
     # --- frames, one method a kind ------------------------------------------------------------------------------------
 
-    def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+    def _unusual_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Handle a frame that may not be due, or is of a kind that we do not know."""
         if self._block is not None and (kind != http2.CONTINUATION or stream_id != self._block_stream_id):
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
         if not self.settled:
@@ -185,9 +197,12 @@ class Http2Session:
         try:
             _HANDLERS[kind](self, flags, stream_id, payload)
         except Http2StreamError as error:
-            log.debug("an HTTP/2 peer broke a rule; its stream ends", extra={"stream": stream_id, "why": error.reason})
-            self.reset(stream_id, error.code)
-            self._count_reset()
+            self._break_off(stream_id, error)
+
+    def _break_off(self, stream_id: int, error: Http2StreamError) -> None:
+        log.debug("an HTTP/2 peer broke a rule; its stream ends", extra={"stream": stream_id, "why": error.reason})
+        self.reset(stream_id, error.code)
+        self._count_reset()
 
     def _data(self, flags: int, stream_id: int, payload: bytes) -> None:
         size = len(payload)
@@ -219,9 +234,13 @@ class Http2Session:
     def _headers_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id % 2 == 0:
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that no client opens")
-        fragment = http2.header_fragment(payload, flags)
+        is_bare = not flags & (http2.PADDED | http2.HAS_PRIORITY)
+        fragment = payload if is_bare else http2.header_fragment(payload, flags)
         if flags & http2.END_HEADERS:
-            self._header_block(flags, stream_id, fragment)
+            if stream_id > self._last_stream_id:
+                self._open_stream(flags, stream_id, fragment)
+            else:
+                self._header_block(flags, stream_id, fragment)
             return
         self._block = bytearray(fragment)
         self._block_stream_id, self._block_flags, self._continuations = stream_id, flags, 0
@@ -288,9 +307,9 @@ class Http2Session:
     def _rst_stream(self, _: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of a wrong length")
-        self._check_not_idle(stream_id)
         stream = self.streams.get(stream_id)
         if stream is None:
+            self._check_not_idle(stream_id)
             self._idle_frame()
             return
         stream.cut()

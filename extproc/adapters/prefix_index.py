@@ -5,7 +5,7 @@ What the other replicas have booked (`SharedState`) and what quotas allow (`Quot
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import structs
@@ -158,11 +158,11 @@ class RedisPrefixIndex:
         if self._owns_reader:
             await self._reader.close()
 
-    async def _look(
+    def _look(
         self, prompt: TokenizedPrompt, root: bytes, also: bytes, also_replies: int, told: list[Any]
-    ) -> PrefixLookup:
+    ) -> Coroutine[Any, Any, PrefixLookup]:
         """Look one prompt up; `told` gets the replies to `also`, even if the lookup fails afterwards."""
-        return await self._reader.lookup(
+        return self._reader.lookup(
             prompt.tokens,
             root=root,
             extra=prompt.extra if prompt.features else None,

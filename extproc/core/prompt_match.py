@@ -73,29 +73,31 @@ def match_prompts(
     *,
     recent: Sequence[tuple[Mapping[str, int], int]] = (),
     tier_weights: Mapping[str, float] | None = None,
+    indexed: Mapping[str, int] | None = None,
 ) -> PromptMatch:
     """Sum up the hits of the prompts, which have `prompt_tokens` tokens together.
 
     `recent`: for each prompt endpoint -> leading keys that were routed there lately, and the tokens of a key.
+    `indexed`: what `indexed_tokens` makes of the one prompt's hits, for a caller who has asked for it.
     """
     weights = tier_weights or {}
     if len(hits) <= 1 and len(recent) <= 1:  # nearly always
-        return _with_recent(_match_one(hits[0], weights) if hits else NO_MATCH, prompt_tokens, *recent)
+        return _with_recent(_match_one(hits[0], weights, indexed) if hits else NO_MATCH, prompt_tokens, *recent)
     matched: dict[str, int] = {}
     worth: dict[str, float] = {}
-    indexed: dict[str, int] = {}
+    held: dict[str, int] = {}
     routed: dict[str, int] = {}
     for i in range(max(len(hits), len(recent))):
         one = _with_recent(_match_one(hits[i], weights) if i < len(hits) else NO_MATCH, 0, *recent[i : i + 1])
         _add(matched, one.matched_tokens)
         _add(worth, one.worth_tokens)
-        _add(indexed, one.indexed_tokens)
+        _add(held, one.indexed_tokens)
         _add(routed, one.recent_tokens)
     return PromptMatch(
         prompt_tokens=prompt_tokens,
         matched_tokens=matched,
         worth_tokens=worth,
-        indexed_tokens=indexed,
+        indexed_tokens=held,
         recent_tokens=routed,
     )
 
@@ -129,10 +131,12 @@ def indexed_tokens(hit: BlockHits) -> dict[str, int]:
     return {endpoint: blocks * sizes[endpoint] for endpoint, blocks in hit.matched_blocks.items() if blocks}
 
 
-def _match_one(hit: BlockHits, tier_weights: Mapping[str, float]) -> PromptMatch:
+def _match_one(
+    hit: BlockHits, tier_weights: Mapping[str, float], indexed: Mapping[str, int] | None = None
+) -> PromptMatch:
     sizes: Mapping[str, int] = hit.block_size
     tiers: Mapping[str, Mapping[str, int]] = hit.tiers
-    matched = indexed_tokens(hit)
+    matched = indexed if indexed is not None else indexed_tokens(hit)
     worth: dict[str, float] = {}
     for endpoint, tokens in matched.items():
         of_tier = tiers.get(endpoint)

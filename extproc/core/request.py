@@ -7,7 +7,6 @@ judges the request: vLLM does, the picker only needs what decides where the prom
 import sys
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -88,8 +87,7 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True):
     keeps_special_tokens: bool = True  # the tokenizer cuts, around the special tokens that it adds; else any token goes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of one request. Without prompts it is routed on load, and `unsupported_reason` says why."""
 
     api: ApiKind
@@ -103,4 +101,14 @@ class InferenceRequest:
     user: str | None = None  # `user`, `safety_identifier` or `metadata.user_id`: sticks experiments to people
     has_media: bool = False  # images, audio, video among the messages: only a pod's render endpoint knows their tokens
     unsupported_reason: str | None = None
-    body_bytes: int = field(default=0, compare=False)  # what was read for it; a large body is worth a thread
+    body_bytes: int = 0  # what was read for it; a large body is worth a thread. Not compared
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what was asked for, however many bytes it took."""
+        if not isinstance(other, InferenceRequest):
+            return NotImplemented
+        return msgspec.structs.astuple(self)[:-1] == msgspec.structs.astuple(other)[:-1]
+
+    def __hash__(self) -> int:
+        """Agree with `__eq__`."""
+        return hash(msgspec.structs.astuple(self)[:-1])

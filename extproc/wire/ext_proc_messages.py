@@ -24,6 +24,7 @@ _MODES: Mapping[int, BodyMode] = {int(mode): mode for mode in BodyMode}
 _REQUEST_HEADERS, _RESPONSE_HEADERS, _REQUEST_BODY, _RESPONSE_BODY = 0x12, 0x1A, 0x22, 0x2A
 _REQUEST_TRAILERS, _RESPONSE_TRAILERS = 0x32, 0x3A
 _METADATA = 0x42
+_NO_METADATA = b"\x42\x00"  # empty: so Envoy ends nearly every part of a body
 _BESIDE = b"\x42\x4a\x5a"  # metadata_context, attributes, protocol_config
 _HEADER_MAP, _HEADERS_END = 0x0A, b"\x18\x01"  # HttpHeaders.headers and .end_of_stream = true
 _HEADER, _KEY, _RAW_VALUE = 0x0A, 0x0A, 0x1A  # HeaderMap.headers, HeaderValue.key and .raw_value
@@ -144,9 +145,13 @@ def _header_map(message: bytes, at: int, stop: int, names: Mapping[bytes, str]) 
     """Return the headers that are wanted; of several with one name the last."""
     headers: dict[str, str] = {}
     while at < stop:
-        if message[at] != _HEADER or message[at + 1] == 0:
+        size = message[at + 1]
+        if message[at] != _HEADER or size == 0:
             raise _UnusualError
-        size, at = _length(message, at + 1)
+        if size <= _MOST_IN_A_BYTE:  # most headers: a call less for each
+            at += 2
+        else:
+            size, at = _length(message, at + 1)
         following = at + size
         key_size = message[at + 1]
         if message[at] != _KEY or key_size > _MOST_IN_A_BYTE:
@@ -193,7 +198,7 @@ def _body(message: bytes) -> BodyPart | None:
     """Read a part of a body; None for another form. Most of the bytes that come are these."""
     size, at = _length(message, 1)
     stop = at + size
-    if not _is_all(message, stop):
+    if message[stop:] != _NO_METADATA and not _is_all(message, stop):
         return None
     start = end = at
     if size and message[at] == _BODY:

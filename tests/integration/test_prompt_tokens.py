@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from extproc.adapters import prompt_tokens
@@ -306,6 +307,6 @@ async def test_requests_without_a_prompt_are_nothing_and_unknown_bodies_say_so()
 
 async def test_half_a_surrogate_pair_in_a_salt_is_no_failure() -> None:
     source = PromptTokenSource([])
-    request = replace(chat(**LONG_CHAT), cache_salt="\ud800")
+    request = msgspec.structs.replace(chat(**LONG_CHAT), cache_salt="\ud800")
     assert (await source.prompts(request, None, model=TEXT, limit=1)).degraded == "no-tokenizer"
     source.close()

@@ -3,10 +3,10 @@
 import json
 import shutil
 from array import array
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tokenizers
 from tokenizers.processors import TemplateProcessing
@@ -76,7 +76,7 @@ def test_the_beginning_of_a_long_batch_is_tokenized_within_the_budget() -> None:
     tokenizer = ModelTokenizer.load(TINY_MODEL)
     kinds = (["a b c d " * 10], [[5] * 30], ["more"], [[6] * 7])
     prompts = tuple(prompt for kind in kinds for prompt in completion(kind).prompts)
-    request = replace(completion("x"), prompts=prompts)
+    request = msgspec.structs.replace(completion("x"), prompts=prompts)
     whole = tokenizer.token_buffers(request)
     buffers, left_out = tokenizer.leading_tokens(request, limit=4, budget_tokens=len(whole[0]) // 4 + 10)
     assert buffers == (whole[0], whole[1][:40])

@@ -430,7 +430,7 @@ async def feed(rig: Rig, content: bytes, cuts: Sequence[int], waits: Sequence[bo
             await moment()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(MANNERS, st.lists(FRAMES, max_size=12), st.lists(st.integers(0, 10_000), max_size=6), st.lists(st.booleans()))
 def test_no_sequence_of_frames_leaves_anything_open_or_escapes(
     manner: str, frames: list[bytes], cuts: list[int], waits: list[bool]
@@ -443,7 +443,7 @@ def test_no_sequence_of_frames_leaves_anything_open_or_escapes(
     run(scenario())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.booleans(), st.binary(max_size=300), st.lists(st.integers(0, 10_000), max_size=6))
 def test_no_bytes_leave_anything_open_or_escape(greet: bool, content: bytes, cuts: list[int]) -> None:
     async def scenario() -> None:
@@ -454,7 +454,7 @@ def test_no_bytes_leave_anything_open_or_escape(greet: bool, content: bytes, cut
     run(scenario())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(FRAMES, max_size=12), st.lists(st.integers(0, 10_000), max_size=12))
 def test_frames_split_anywhere_lead_to_the_same_answers(frames: list[bytes], cuts: list[int]) -> None:
     async def scenario(cuts: list[int]) -> bytes:

@@ -251,7 +251,7 @@ REPORTS = st.builds(
 
 
 @pytest.mark.thorough
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     reports=st.lists(st.tuples(st.sampled_from("ab"), REPORTS), max_size=12),
     seen=st.lists(st.tuples(st.integers(0, 10**9), st.floats(0, 1e12), st.floats(0, 1e12)), max_size=4),
@@ -292,7 +292,7 @@ def test_whatever_pods_report_every_estimate_is_a_number_that_is_not_negative(
     assert all(isfinite(error.mean_seconds) and isfinite(error.bias_seconds) for error in estimates.errors().values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(outlier=st.floats(0, 1e9), tokens=st.integers(1, 100_000))
 def test_a_single_first_token_moves_an_estimate_by_less_than_half_whatever_it_is(outlier: float, tokens: int) -> None:
     estimates = LatencyEstimates(tokens_per_second=8000.0)

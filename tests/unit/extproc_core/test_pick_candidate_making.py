@@ -11,7 +11,8 @@ from extproc.core.health import EndpointHealth
 from extproc.core.inflight import Bookings
 from extproc.core.policy import HealthPolicy, PickPolicy
 from extproc.core.prompt_match import NO_HITS, NO_MATCH, IndexHits, PromptKeys, PromptMatch
-from extproc.core.routing_memory import RoutingMemory
+from extproc.core.recent_routes import RecentRoutes
+from extproc.core.routing_memory import UNFOLLOWED_LIMIT, RoutingMemory
 from extproc.core.shared_load import EndpointBookings, SharedView
 from tests.unit.extproc_core.pick_candidates import load
 
@@ -130,6 +131,35 @@ def test_what_was_routed_to_a_process_that_is_gone_is_forgotten() -> None:
     memory.note("a", prompts=[KEYS], session=None, adapter=None, now=0.0)
     memory.forget("a")
     assert memory.matches([KEYS], states={}, endpoints=("a",), now=0.0) == [({}, 16)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),  # endpoint
+            st.integers(0, 10),  # keys of it
+            st.floats(0.0, 20.0),  # seconds since the step before
+            st.sampled_from(["note", "note", "note", "look", "forget"]),
+        ),
+        max_size=40,
+    )
+)
+def test_what_the_memory_notes_is_found_as_in_routes_alone(steps: list[tuple[str, int, float, str]]) -> None:
+    memory = RoutingMemory(PickPolicy(unfollowed_prefix_seconds=60.0))
+    plain = RecentRoutes(ttl_seconds=60.0, limit=UNFOLLOWED_LIMIT)
+    now = 0.0
+    for endpoint, count, seconds, what in [*steps, ("a", 10, 0.0, "look")]:
+        now += seconds
+        keys = KEYS.keys[: count * 8]
+        prompt = PromptKeys(keys=keys, tokens_each=16)
+        if what == "note":
+            memory.note(endpoint, prompts=[prompt], session=None, adapter=None, now=now, indexed=True)
+            plain.note(keys, endpoint=endpoint, now=now)
+        elif what == "forget":
+            memory.forget(endpoint)
+            plain.forget(endpoint)
+        else:
+            assert memory.matches([prompt], states={}, endpoints="abc", now=now) == [(plain.match(keys, now=now), 16)]
 
 
 def test_a_session_is_forgotten_after_its_time() -> None:
