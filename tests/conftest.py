@@ -1,14 +1,29 @@
-"""What holds for every test: a limit for each, no handlers of gRPC's in forked children, logging as it was before."""
+"""What holds for every test: a limit for each, no handlers of gRPC's in forked children, logging as it was before.
+
+And no limit to the time of one of hypothesis' examples: how busy the machine is makes no test fail.
+"""
 
 import logging
 import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+from extproc.local import ports
 
 # Read when gRPC is loaded, so here. Tests fork from a process that gRPC's threads work in, and its handlers for that
 # were seen to crash the child before it became another program, and to close the parent's connections.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+
+# Workers that start servers at the same time must not pick the same port for them.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    worker, workers = os.environ["PYTEST_XDIST_WORKER"], os.environ["PYTEST_XDIST_WORKER_COUNT"]
+    own_ports = ports.pickable_ports()[int(worker.removeprefix("gw")) :: int(workers)]
+    ports.pickable_ports = lambda: own_ports
 
 pytest_plugins = ["tests.hang_guard"]
 

@@ -46,19 +46,20 @@ def pick_free_port(*, host: str, avoid: Collection[int]) -> int:
     listener does.
     """
     for _ in range(ATTEMPTS):
-        port = random.randrange(LOWEST_FREE_PORT, _first_outgoing_port())  # noqa: S311
+        port = random.choice(pickable_ports())  # noqa: S311
         if port not in avoid and _is_free(port, host=host):
             return port
     raise UpError(f"no free port found on {host} in {ATTEMPTS} attempts")
 
 
-def _first_outgoing_port() -> int:
+def pickable_ports() -> range:
+    """The ports below those that the kernel gives to outgoing connections."""
     try:
-        first = int(OUTGOING_PORTS.read_text(encoding="ascii").split()[0])
+        first_outgoing = int(OUTGOING_PORTS.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
-        first = USUAL_FIRST_OUTGOING_PORT
+        first_outgoing = USUAL_FIRST_OUTGOING_PORT
     # a machine that gives away nearly all ports leaves no range of our own
-    return first if first > LOWEST_FREE_PORT + ATTEMPTS else 1 << 16
+    return range(LOWEST_FREE_PORT, first_outgoing if first_outgoing > LOWEST_FREE_PORT + ATTEMPTS else 1 << 16)
 
 
 def _is_free(port: int, *, host: str) -> bool:

@@ -80,6 +80,8 @@ async def test_who_served_is_reported_to_the_client_and_to_the_picker(cluster: C
     for pod in cluster.pods[PRIMARY]:
         address = cluster.address(pod)
         await until_served(cluster, host, path, address)
+        # what was just answered is counted when its exchange has ended
+        await eventually(partial(metric, cluster, "kvmesh_open_bookings", address), partial(operator.eq, 0.0))
         before = await served_by(cluster, address)
 
         answer = await cluster.send(host, path, pin=[address])
@@ -90,12 +92,17 @@ async def test_who_served_is_reported_to_the_client_and_to_the_picker(cluster: C
 
 async def served_by(cluster: Cluster, address: str) -> float:
     """Return how many answers the picker knows to be this pod's."""
+    return await metric(cluster, "kvmesh_pod_responses_total", address)
+
+
+async def metric(cluster: Cluster, name: str, address: str) -> float:
+    """Return the sum of a metric of the picker over all its series of this pod."""
     async with cluster.http.get(f"{cluster.admin}/metrics") as response:
         lines = (await response.text()).splitlines()
     return sum(
         float(line.rpartition(" ")[2])
         for line in lines
-        if line.startswith("kvmesh_pod_responses_total{") and f'endpoint="{address}"' in line
+        if line.startswith(f"{name}{{") and f'endpoint="{address}"' in line
     )
 
 

@@ -69,7 +69,7 @@ def test_paths_survive_being_written_as_fields(given_paths: frozenset[tuple[str,
     assert frozenset(from_fields(to_fields(given_paths))) == given_paths
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["one", "two", "three"]), specs), min_size=1, max_size=6))
 def test_every_managed_path_is_in_the_object_and_what_was_applied_last_is_there(
     wishes: list[tuple[str, dict[str, Any]]],
@@ -87,7 +87,7 @@ def test_every_managed_path_is_in_the_object_and_what_was_applied_last_is_there(
         assert seen["spec"].get("labels", {}).items() >= spec.get("labels", {}).items()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(specs, specs)
 def test_what_comes_and_goes_with_one_manager_leaves_no_trace(first: dict[str, Any], second: dict[str, Any]) -> None:
     server = state()
@@ -97,7 +97,7 @@ def test_what_comes_and_goes_with_one_manager_leaves_no_trace(first: dict[str, A
     assert after["spec"] == before["spec"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(specs)
 def test_the_same_apply_again_is_no_write(spec: dict[str, Any]) -> None:
     server = state()

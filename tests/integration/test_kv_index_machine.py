@@ -293,7 +293,5 @@ def machine(tmp_path: Path) -> Iterator[type[IndexMachine]]:
 def test_redis_its_twin_and_a_plain_model_agree_after_every_step(machine: type[IndexMachine]) -> None:
     run_state_machine_as_test(
         machine,
-        settings=settings(
-            max_examples=20, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=20, stateful_step_count=25, suppress_health_check=list(HealthCheck)),
     )

@@ -69,6 +69,15 @@ def is_free(port: int) -> bool:
     return True
 
 
+def answers(port: int) -> bool:
+    """Unlike `is_free` this takes nothing from a process that is just about to listen there."""
+    try:
+        socket.create_connection((HOST, port)).close()
+    except OSError:
+        return False
+    return True
+
+
 @contextmanager
 def started(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], Path, dict[str, int]]]:
     """`kvmesh up` with one pod, whose temporary files go below `tmp_path`."""
@@ -199,7 +208,8 @@ def test_pods_by_name_need_neither_model_nor_tokenizer_and_their_event_sources_a
         stderr=subprocess.DEVNULL,
     )
     try:
-        until(lambda: not is_free(port), "the pod")
+        until(lambda: answers(port) or pod.poll() is not None, "the pod")
+        assert pod.poll() is None
         flags = ("--endpoints", f"localhost:{port}", "--event-sources", sources)
         with started(tmp_path, *flags) as (process, ready, _):
             until(lambda: ready.exists() or process.poll() is not None, "the ready file")

@@ -37,7 +37,7 @@ def test_writing_again_removes_what_is_no_longer_made(tmp_path: Path) -> None:
     assert (tmp_path / "kvmesh.yaml").is_file()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(old=VALUES, new=VALUES)
 def test_a_patch_turns_the_old_value_into_the_new_one(old: Any, new: Any) -> None:
     patched = {"root": copy.deepcopy(old)}

@@ -137,7 +137,7 @@ async def run(arrivals: list[Client], world: World) -> list[str]:
     return ends
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     arrivals=st.lists(clients, min_size=1, max_size=40),
     places=st.lists(st.integers(1, 3), min_size=1, max_size=3),

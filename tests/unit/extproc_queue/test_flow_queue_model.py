@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = pytest.mark.thorough(Machine.TestCase)
-TestMachine.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+TestMachine.settings = settings(max_examples=40, stateful_step_count=50)
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(CLASSES)), st.sampled_from("abc"), st.integers(0, 3000)), max_size=40))

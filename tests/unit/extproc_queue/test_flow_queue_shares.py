@@ -11,7 +11,7 @@ from tests.unit.extproc_queue.queue_tickets import send_one, ticket
 
 sizes = st.lists(st.integers(min_value=1, max_value=4000), min_size=1, max_size=12)
 orders = st.sampled_from(list(Order))
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=25)
 
 
 @few

@@ -50,7 +50,7 @@ def test_without_a_coding_the_body_is_not_copied(coding: str | None) -> None:
     assert decoded_body(BODY, content_encoding=coding, max_bytes=1) is BODY
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(body=st.binary(max_size=300), room=st.integers(-1, 1))
 def test_exactly_the_limit_still_fits(body: bytes, room: int) -> None:
     coded, limit = gzip.compress(body, mtime=0), max(0, len(body) + room)

@@ -88,7 +88,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 @pytest.mark.thorough
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     fields=st.lists(st.tuples(KEYS, VALUES), max_size=6),
     changes=st.dictionaries(KEYS, VALUES, max_size=3),
@@ -113,7 +113,7 @@ def test_any_object_with_any_duplicates_reads_as_if_it_had_been_written_so(
 
 
 @pytest.mark.thorough
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(fields=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=5), at=st.integers(0, 4))
 def test_putting_the_old_value_back_gives_the_old_bytes(fields: list[tuple[str, Any]], at: int) -> None:
     unique = dict(fields)
@@ -123,7 +123,7 @@ def test_putting_the_old_value_back_gives_the_old_bytes(fields: list[tuple[str, 
     assert replace_top_level(replace_top_level(body, {name: b"0"}), {name: old}) == body
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(body=st.binary(max_size=40) | st.text('{}[]":,\\ 1aeNu', max_size=30).map(str.encode))
 def test_any_bytes_give_bytes_or_a_refusal(body: bytes) -> None:
     try:
@@ -189,7 +189,7 @@ SPACES = st.sampled_from((b"", b" ", b"\n\t", b"\r\n "))
 
 
 @pytest.mark.thorough
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     mark=st.sampled_from((b"", b"\xef\xbb\xbf")),
     fields=st.lists(st.tuples(st.sampled_from(("model", "mod\\u0065l", "x", "y")), RAW_VALUES, SPACES), max_size=6),

@@ -109,7 +109,7 @@ ANY_JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 @pytest.mark.thorough
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(path=st.sampled_from(PATHS), body=st.dictionaries(st.sampled_from(NAMES), ANY_JSON))
 def test_any_json_object_gives_a_request_or_a_400(path: str, body: dict[str, Any]) -> None:
     try:
@@ -120,7 +120,7 @@ def test_any_json_object_gives_a_request_or_a_400(path: str, body: dict[str, Any
     assert (request.unsupported_reason is None) or not request.prompts
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(path=st.sampled_from(PATHS), body=st.binary(max_size=60))
 def test_any_bytes_give_a_request_or_a_400(path: str, body: bytes) -> None:
     try:

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kv_indexer.core.known_keys as module
@@ -27,7 +27,6 @@ PROMPTS = st.tuples(
 
 
 @pytest.mark.thorough
-@settings(deadline=None)
 @given(st.lists(PROMPTS, max_size=12), st.sampled_from((0, 2000, 1 << 20)))
 def test_remembered_keys_are_those_computed_anew(
     prompts: list[tuple[int, int, bytes, int, bytes]], limit_bytes: int

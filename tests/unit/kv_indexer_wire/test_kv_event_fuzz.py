@@ -14,7 +14,7 @@ from kv_indexer.wire.vllm_events import decode_batch
 from kv_indexer.wire.zmq_frames import is_replay_end, parse_live, parse_replay
 from tests.unit.kv_indexer_wire.kv_event_generations import GENERATIONS, batches, pack
 
-quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 anything = st.recursive(
     st.none()
