@@ -26,7 +26,6 @@ OUTLOOK_SECONDS = 2.0  # what a pool looked like then says nothing now
 LEAST_SHARE = 0.02  # of a pool that is left to a class; what is below it is refused anyhow
 MOST_SHEDDING = 10_000  # (class, tenant, pool) remembered
 ANY_CLASS = ""  # in the place of a class's name
-MOST_BEHIND = 1.7  # times longer than expected that a tenant may have to wait which got less than another
 MOST_POOLS = 1024  # remembered: clients name models, and where none is configured they name what they like
 
 
@@ -194,8 +193,8 @@ class PoolPressure:
             return seconds
         seconds = rates.drain_seconds(tokens, estimated=seconds, now=now)
         above = rates.above(asked.priority, now=now)
-        estimated = self._estimates.drain_seconds(above * replicas, 0, endpoints=endpoints)
-        taken = rates.drain_seconds(above, estimated=estimated, now=now)  # share of each second
+        taken = self._estimates.drain_seconds(above * replicas, 0, endpoints=endpoints)  # share of each second
+        taken = rates.share_above(asked.priority, estimated=taken, now=now)
         return seconds / max(1.0 - taken, asked.reserved_share, LEAST_SHARE)
 
     def ahead(self, standing: Standing, *, pool: str) -> int:
@@ -231,7 +230,7 @@ class PoolPressure:
             return FIRST
         shares = self._shares.get((standing.class_name, pool))
         if shares is not None and shares.is_behind(standing.tenant, now=self._clock()):
-            return min(margin.factor, MOST_BEHIND)
+            return min(margin.factor, FIRST)
         return margin.factor
 
     def refusal(

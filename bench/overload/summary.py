@@ -45,7 +45,7 @@ class TenantSummary(msgspec.Struct, frozen=True, kw_only=True):
     asked_tokens: int
     answered_tokens: int
     begun_tokens: int  # of those that came whenever: first token within the measured seconds
-    own_half_tokens: int  # the same, had it half of what the class got in these seconds for itself alone
+    own_half_tokens: int  # the same, had it half of what the class got, when it got it, for itself alone
     ttft_p50: float
     ttft_p95: float
 
@@ -145,8 +145,13 @@ def _in_time(outcome: Outcome, limit: float) -> bool:
 
 
 def _begun_between(outcome: Outcome, begins: float, ends: float) -> bool:
-    last = outcome.last
-    return last.ttft is not None and last.first is not None and begins <= last.first < ends
+    first = _first_token(outcome)
+    return first is not None and begins <= first < ends
+
+
+def _first_token(outcome: Outcome) -> float | None:
+    """When the whole answer that it got in the end began."""
+    return None if outcome.last.ttft is None else outcome.last.first
 
 
 def _class(each: ClassLoad, measured: Sequence[Outcome]) -> ClassSummary:
@@ -179,9 +184,10 @@ def _tenants(
     each: ClassLoad, outcomes: Sequence[Outcome], *, measured_from: float, ends: float
 ) -> Iterator[TenantSummary]:
     mine = [outcome for outcome in outcomes if outcome.class_name == each.name]
+    answered = [(outcome, first) for outcome in mine if (first := _first_token(outcome)) is not None]
     begun = Counter[str]()
-    for outcome in mine:
-        if _begun_between(outcome, measured_from, ends):
+    for outcome, first in answered:
+        if measured_from <= first < ends:
             begun[outcome.tenant] += outcome.work_tokens
     for tenant in (STEADY, FLOOD):
         own = [outcome for outcome in mine if outcome.tenant == tenant]
@@ -196,7 +202,7 @@ def _tenants(
             begun_tokens=begun[tenant],
             own_half_tokens=own_half_tokens(
                 own,
-                tokens_per_second=begun.total() / 2 / (ends - measured_from),
+                begun=[(first, outcome.work_tokens) for outcome, first in answered],
                 limit_seconds=each.ttft_limit,
                 begins=measured_from,
                 ends=ends,

@@ -37,51 +37,64 @@ from bench.routing.arms import picker_arm
 from extproc.wire.policy_document import parse_policy
 from podsim.model_folder import TINY_MODEL, load_model_folder
 
+BETWEEN_SECONDS = 6.0  # of two loads: the picker forgets what it has just sent where
 ARMS = (KVMESH, FIRST_COME, OFF, LEAST_REQUEST)
 
 
 def play(
-    scenario: Scenario, document: Mapping[str, Any] | None, *, name: str, plan: Plan, texts: Texts, seed: int
-) -> RunSummary:
-    """One run; without a policy it is the less busy of two random pods, as Envoy's LEAST_REQUEST."""
-    outcomes = run(_outcomes(scenario, document, plan=plan, texts=texts, seed=seed))
-    return summarise(
-        outcomes,
-        arm=name,
-        scenario=scenario.name,
-        load=scenario.load,
-        classes=plan.classes,
-        measured_from=scenario.measured_from,
-        ends=scenario.ends,
-        falls_at=scenario.falls_at,
-    )
+    played: Sequence[Scenario], document: Mapping[str, Any] | None, *, name: str, plan: Plan, texts: Texts, seed: int
+) -> list[RunSummary]:
+    """The loads of one arm, one after the other on the same pods and the same picker, which remembers the one before.
+
+    Without a policy it is the less busy of two random pods, as Envoy's LEAST_REQUEST.
+    """
+    return [
+        summarise(
+            outcomes,
+            arm=name,
+            scenario=scenario.name,
+            load=scenario.load,
+            classes=plan.classes,
+            measured_from=scenario.measured_from,
+            ends=scenario.ends,
+            falls_at=scenario.falls_at,
+        )
+        for scenario, outcomes in zip(
+            played, run(_outcomes(played, document, plan=plan, texts=texts, seed=seed)), strict=True
+        )
+    ]
 
 
 async def _outcomes(
-    scenario: Scenario, document: Mapping[str, Any] | None, *, plan: Plan, texts: Texts, seed: int
-) -> list[Outcome]:
+    played: Sequence[Scenario], document: Mapping[str, Any] | None, *, plan: Plan, texts: Texts, seed: int
+) -> list[list[Outcome]]:
     clock = asyncio.get_running_loop().time
     pods = VirtualPods(settings=plan.pods, texts=texts, clock=clock)
     picker = None if document is None else VirtualPicker(pods, parse_policy(document), seed=seed)
     ask: Ask = _least_request(pods, seed=seed) if picker is None else picker.ask
-    job = Job(
-        host="",
-        port=0,
-        model=MODEL,
-        requests=scenario.requests,
-        patience_seconds=plan.patience_seconds,
-        most_attempts=plan.most_attempts,
-    )
-    clients = Clients(job, ask=ask, clock=clock)
     beside = asyncio.ensure_future(pods.run(None if picker is None else picker.books.reported))
+    found: list[list[Outcome]] = []
     try:
-        await clients.run()
+        for scenario in played:
+            job = Job(
+                host="",
+                port=0,
+                model=MODEL,
+                requests=scenario.requests,
+                patience_seconds=plan.patience_seconds,
+                most_attempts=plan.most_attempts,
+            )
+            clients = Clients(job, ask=ask, clock=clock)
+            await clients.run()
+            found.append(clients.outcomes)
+            await asyncio.sleep(BETWEEN_SECONDS)
+            pods.empty_caches()
     finally:
         beside.cancel()
         await asyncio.gather(beside, return_exceptions=True)
         if picker is not None:
             picker.admission.close()
-    return clients.outcomes
+    return found
 
 
 def _least_request(pods: VirtualPods, *, seed: int) -> Ask:
@@ -126,10 +139,8 @@ def main() -> None:
         seeded = replace(plan, seed=plan.seed + seed)
         began, runs = time.monotonic(), list[RunSummary]()
         for each in chosen:
-            runs += [
-                play(scenario, each.arm.policy, name=each.arm.name, plan=seeded, texts=texts, seed=seed)
-                for scenario in _scenarios(seeded, each, words=words, falls=options.fall)
-            ]
+            played = _scenarios(seeded, each, words=words, falls=options.fall)
+            runs += play(played, each.arm.policy, name=each.arm.name, plan=seeded, texts=texts, seed=seed)
         judged = [
             msgspec.structs.replace(verdict, target=f"{each.arm.name}: {verdict.target}")
             for each in chosen

@@ -76,6 +76,11 @@ class VirtualPods:
                 delay = SCRAPE_SECONDS * number / len(self.pods)  # not all at once, as real ones are not
                 tasks.create_task(self._scrapes(address, delay, reported), name=f"scrape {address}")
 
+    def empty_caches(self) -> None:
+        """Forget every prompt; the pods must be idle."""
+        for pod in self.pods.values():
+            assert pod.reset_prefix_cache(), "no pod is at work between two loads"
+
     def scrape(self, address: str) -> EndpointStatus:
         """Read one pod's metrics now."""
         pod = self.pods[address]

@@ -18,7 +18,7 @@ class DispatchRates:
     def __init__(self, *, now: float) -> None:
         self._began = self._at = now
         self._tokens: dict[int, float] = {}  # priority -> tokens, decayed as of `_at`, like all sums here
-        self._busy_tokens = 0.0  # sent on while requests waited
+        self._busy_tokens: dict[int, float] = {}  # the same, of what was sent on while requests waited
         self._busy_seconds = 0.0
 
     def went(self, priority: int, tokens: int, *, some_wait: bool, now: float) -> None:
@@ -28,7 +28,7 @@ class DispatchRates:
         self._tokens[priority] = self._tokens.get(priority, 0.0) + tokens
         if some_wait:
             self._busy_seconds += since
-            self._busy_tokens += tokens
+            self._busy_tokens[priority] = self._busy_tokens.get(priority, 0.0) + tokens
 
     def above(self, priority: int, *, now: float) -> float:
         """Return the tokens a second of all higher priorities; a burst counts with its share of the window."""
@@ -40,15 +40,30 @@ class DispatchRates:
 
     def drain_seconds(self, tokens: float, *, estimated: float, now: float) -> float:
         """Return how long the pool takes for so many tokens: as `estimated`, and as counted while requests waited."""
-        if self._busy_tokens <= 0.0:
+        busy = sum(self._busy_tokens.values())
+        if busy <= 0.0:
             return estimated
-        fade = exp(min(self._at - now, 0.0) / SECONDS)
-        weight = fade * self._busy_seconds / (fade * self._busy_seconds + PRIOR_SECONDS)
-        return estimated + weight * (tokens * self._busy_seconds / self._busy_tokens - estimated)
+        return estimated + self._weight(now) * (tokens * self._busy_seconds / busy - estimated)
+
+    def share_above(self, priority: int, *, estimated: float, now: float) -> float:
+        """Return the part of the pool that higher priorities take: as `estimated`, and as counted while others waited.
+
+        A mean over the last seconds alone would for as long take a load that has just risen for the one before.
+        """
+        busy = sum(self._busy_tokens.values())
+        if busy <= 0.0:
+            return estimated
+        above = sum(tokens for other, tokens in self._busy_tokens.items() if other > priority)
+        return estimated + self._weight(now) * (above / busy - estimated)
+
+    def _weight(self, now: float) -> float:
+        """Return how much what was counted while requests waited says, from 0 to 1."""
+        seconds = self._busy_seconds * exp(min(self._at - now, 0.0) / SECONDS)
+        return seconds / (seconds + PRIOR_SECONDS)
 
     def _decay(self, now: float) -> None:
         fade = exp(min(self._at - now, 0.0) / SECONDS)
         self._at = max(self._at, now)
         self._tokens = {priority: tokens * fade for priority, tokens in self._tokens.items()}
-        self._busy_tokens *= fade
+        self._busy_tokens = {priority: tokens * fade for priority, tokens in self._busy_tokens.items()}
         self._busy_seconds *= fade

@@ -18,7 +18,7 @@ LEAST_WEIGHT = 0.5  # of an endpoint's own samples, from which it speaks for the
 USUAL_TOKENS = 512.0  # of a request nobody knows anything about
 LEAST_TOKENS, LEAST_WALL_SECONDS = 1.0, 1.0  # computed in so long, from which that is a rate
 LEAST_PEAK_SECONDS, LEAST_PEAK_TOKENS = 3.0, 1000.0  # computed in so long, from which that may be the best
-PEAK_SECONDS = 30.0  # half-life of the best that it has computed in a second
+PEAK_SECONDS = 10.0  # half-life, in busy seconds, of the best that it has computed in one
 # of the time, in which some prompt is being computed, from which its own throughput begins to tell what it can compute,
 # and from which nothing else does
 BUSY_SHARE, FULLY_BUSY_SHARE = 0.85, 1.0
@@ -52,7 +52,9 @@ class EndpointSamples:
 
     __slots__ = (
         "ahead_share",
+        "beside_seconds",
         "bias_seconds",
+        "busy_seconds",
         "compared",
         "compared_to",
         "error_seconds",
@@ -70,6 +72,7 @@ class EndpointSamples:
         "queued_seconds",
         "request_seconds",
         "running",
+        "told_at",
         "trend_rate",
         "wall_seconds",
     )
@@ -83,7 +86,10 @@ class EndpointSamples:
         self.wall_seconds = self.queued_seconds = 0.0
         self.first_token_seconds = self.first_tokens = 0.0
         self.prefill_seconds = self.prefill_requests = self.prefill_tokens = 0.0
-        self.peak = 0.0  # prompt tokens a second: the most that it has computed of late, over some seconds
+        self.busy_seconds = 0.0  # in which some prompt was being computed
+        self.beside_seconds = 0.0  # see `_newly_busy`
+        self.told_at = 0.0  # when prompts that had ended were reported last
+        self.peak = 0.0  # prompt tokens a busy second: the most that it has computed of late, over some seconds
         self.generation_seconds = self.generated = 0.0
         self.request_seconds = 0.0
         self.ahead_share = 1.0  # of a backlog's time that really delays who comes next
@@ -104,6 +110,8 @@ class EndpointSamples:
         last = self.last
         if last is None or restarted(last, load) or load.first_token_count < last.first_token_count:
             self.last = self.compared_to = load
+            self.told_at = load.reported_at
+            self.beside_seconds = 0.0
             self.promises.clear()
             return
         seconds = load.reported_at - last.reported_at
@@ -134,9 +142,11 @@ class EndpointSamples:
         self.prefill_requests = self.prefill_requests * share + ended
         self.prefill_tokens = self.prefill_tokens * share + max(tokens, 0)
         self.prefill_seconds = self.prefill_seconds * share + took
-        self.peak *= 0.5 ** (seconds / PEAK_SECONDS)
-        if self.wall_seconds > LEAST_PEAK_SECONDS and self.prefill_tokens > LEAST_PEAK_TOKENS:
-            self.peak = max(self.peak, self.prefill_tokens / self.wall_seconds)
+        busy = self._newly_busy(load.reported_at, took=took, ended=ended)
+        self.busy_seconds = self.busy_seconds * share + busy
+        self.peak *= 0.5 ** (busy / PEAK_SECONDS)
+        if self.busy_seconds > LEAST_PEAK_SECONDS and self.prefill_tokens > LEAST_PEAK_TOKENS:
+            self.peak = max(self.peak, self.prefill_tokens / self.busy_seconds)
         self.generated = self.generated * share + max(load.inter_token_count - last.inter_token_count, 0)
         self.generation_seconds = self.generation_seconds * share + max(
             load.inter_token_seconds_sum - last.inter_token_seconds_sum, 0.0
@@ -150,6 +160,20 @@ class EndpointSamples:
                 expected=self.prefill(prior),
                 share=min(seconds, 1.0),
             )
+
+    def _newly_busy(self, now: float, *, took: float, ended: int) -> float:
+        """Return the seconds in which some prompt was computed, of those that no report has told of.
+
+        Prompts that are computed side by side count more seconds than there are. What is beyond the time since others
+        were told of stands for those that are still computed: as long as one of these, that time was busy, too.
+        """
+        if not ended:
+            return 0.0
+        told = took + self.beside_seconds
+        busy = min(told, now - self.told_at)
+        self.beside_seconds = min(told - busy, took / ended)
+        self.told_at = now
+        return busy
 
     def _compare(self, load: EndpointLoad) -> None:
         """Compare the mean of what was promised with the mean of what came."""

@@ -92,18 +92,18 @@ def test_first_retries_count_from_the_moment_at_which_the_load_falls() -> None:
 
 
 def test_the_steady_tenant_is_compared_with_a_half_of_its_own_in_the_measured_seconds() -> None:
-    summary = run(  # 10 s in which the class gets 4000 tokens: a half of it is 200 a second
+    summary = run(
         outcome(answered(2, ttft=1), work_tokens=800),
-        outcome(refused(2), work_tokens=600),  # could have begun after 4 s
-        outcome(refused(2.5), work_tokens=500),  # not after 6.5
-        outcome(refused(8), work_tokens=600),
-        outcome(refused(9), answered(12, ttft=1), work_tokens=400),  # after the end; could have begun before it
-        *(outcome(answered(at, ttft=1), tenant=FLOOD, work_tokens=800) for at in (2, 3, 4, 5, 12)),
+        outcome(refused(6), work_tokens=400),  # a half of the class has been idle for long when it comes
+        outcome(refused(6), work_tokens=300),  # begins when the one before it is done, at 9
+        outcome(refused(6), work_tokens=300),  # not before 10.5
+        outcome(refused(6), answered(12, ttft=1), work_tokens=400),  # after 12
+        *(outcome(answered(at, ttft=1), tenant=FLOOD, work_tokens=400) for at in range(3, 15)),
     )
 
     steady = next(each for each in summary.tenants if (each.tenant, each.class_name) == (STEADY, SHEDDABLE))
-    assert (steady.begun_tokens, steady.own_half_tokens) == (800, 800 + 600 + 600)
-    assert summary.share_of_own_half(SHEDDABLE) == 0.4
+    assert (steady.begun_tokens, steady.own_half_tokens) == (800, 800 + 400 + 300 + 300)
+    assert summary.share_of_own_half(SHEDDABLE) == 800 / 1800
 
 
 def test_all_targets_can_be_met() -> None:

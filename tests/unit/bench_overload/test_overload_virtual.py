@@ -25,8 +25,8 @@ TEXTS, WORDS = Texts(load_model_folder(TINY_MODEL)), vocabulary_words(TINY_MODEL
 
 def played(document: Any, *, load: float) -> RunSummary:
     kvmesh = replace(arms(PLAN)["kvmesh"], loads=(load,), falls=False)
-    (scenario,) = scenarios(PLAN, kvmesh, words=WORDS)
-    return play(scenario, document, name="it", plan=PLAN, texts=TEXTS, seed=1)
+    (found,) = play(scenarios(PLAN, kvmesh, words=WORDS), document, name="it", plan=PLAN, texts=TEXTS, seed=1)
+    return found
 
 
 @pytest.mark.parametrize("document", [None, policy()], ids=["least request", "picker"])

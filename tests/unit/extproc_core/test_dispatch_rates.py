@@ -58,3 +58,18 @@ def test_what_was_counted_gives_way_to_the_estimate_when_it_gets_old() -> None:
     weight = (SECONDS / e) / (SECONDS / e + PRIOR_SECONDS)
     later = rates.drain_seconds(1000.0, estimated=20.0, now=60.0 + SECONDS)
     assert later == pytest.approx(2.0 * weight + 20.0 * (1.0 - weight), rel=0.02)
+
+
+def test_in_a_pool_in_which_nobody_waited_higher_priorities_take_what_is_estimated() -> None:
+    assert _rates(seconds=60.0).share_above(0, estimated=0.3, now=60.0) == 0.3
+
+
+def test_of_a_load_that_has_just_risen_what_went_while_others_waited_tells_the_share() -> None:
+    rates = _rates(seconds=60.0)  # a calm minute
+    for tenth in range(601, 631):  # in the next three seconds four times as much, and what is left goes to the others
+        rates.went(100, 200, some_wait=True, now=tenth / 10)
+        rates.went(-100, 50, some_wait=True, now=tenth / 10)
+    weight = 3.0 / (3.0 + PRIOR_SECONDS)
+    assert rates.share_above(0, estimated=0.3, now=63.0) == pytest.approx(0.8 * weight + 0.3 * (1 - weight), rel=0.05)
+    assert rates.share_above(100, estimated=0.0, now=63.0) == 0.0
+    assert rates.share_above(0, estimated=0.3, now=200.0) == pytest.approx(0.3, abs=0.01)

@@ -17,7 +17,7 @@ class Pod:
 
     def __init__(self) -> None:
         self.now = self.tokens = 0.0
-        self.prompts = 0
+        self.prompts = self.computed = 0
         self.prefill_seconds = 0.0
 
     def load(self) -> EndpointLoad:
@@ -25,8 +25,8 @@ class Pod:
             reported_at=self.now,
             prefill_count=self.prompts,
             prefill_seconds_sum=self.prefill_seconds,
-            prefill_computed_tokens=100 * self.prompts,
-            prefix_query_tokens=100 * self.prompts,
+            prefill_computed_tokens=self.computed,
+            prefix_query_tokens=self.computed,
             first_token_count=self.prompts,
             first_token_seconds_sum=self.prefill_seconds,
         )
@@ -38,6 +38,7 @@ class Pod:
             self.now += STEP
             self.tokens += rate * STEP
             self.prompts = round(self.tokens / 100)
+            self.computed = 100 * self.prompts
             self.prefill_seconds += busy * STEP
             made.append(self.load())
         return made
@@ -70,7 +71,7 @@ def test_a_pod_that_computes_prompts_all_the_time_is_priced_at_its_own_peak_thro
 def test_a_pod_that_computes_prompts_half_of_the_time_is_not_priced_at_its_peak_throughput() -> None:
     it = Samples()
     it.compute(20.0, rate=8000, busy=0.5)
-    assert it.samples.peak == pytest.approx(8000.0)
+    assert it.samples.peak == pytest.approx(16_000.0)  # a busy second
     assert it.samples.busy_share == 0.0
     assert it.backlog_rate > 12_000
 
@@ -82,26 +83,45 @@ def test_the_busier_a_pod_is_the_more_its_peak_throughput_tells(busy: float, sha
     assert it.samples.busy_share == pytest.approx(share, abs=1e-6)
 
 
-def test_a_pod_that_computes_less_while_it_is_busy_is_priced_at_its_best_which_fades_by_half_in_30_seconds() -> None:
+def test_a_pod_that_computes_less_while_it_is_busy_is_priced_at_its_best_which_fades_by_half_in_10_seconds() -> None:
     it = Samples()
     it.compute(20.0, rate=8000, busy=16.0)
-    it.compute(15.0, rate=2000, busy=16.0)
+    it.compute(5.0, rate=2000, busy=16.0)
     assert it.backlog_rate == pytest.approx(8000 * 0.5**0.5)
-    it.compute(15.0, rate=2000, busy=16.0)
+    it.compute(5.0, rate=2000, busy=16.0)
     assert it.backlog_rate == pytest.approx(4000.0)
     it.compute(60.0, rate=2000, busy=16.0)
     assert it.backlog_rate == pytest.approx(2000.0, rel=0.01)  # and never below what it computes
 
 
-def test_the_peak_fades_by_half_in_30_seconds_however_often_reports_come() -> None:
+def test_the_peak_does_not_fade_while_nothing_is_computed() -> None:
     it = Samples()
     it.compute(20.0, rate=8000, busy=1.0)
     assert it.samples.peak == pytest.approx(8000.0)
     it.compute(30.0, rate=0, busy=0.0)
-    assert it.samples.peak == pytest.approx(4000.0)
     it.pod.now += 30.0
     it.samples.report(it.pod.load(), prior=POOL)
-    assert it.samples.peak == pytest.approx(2000.0)
+    assert it.samples.peak == pytest.approx(8000.0)
+
+
+@pytest.mark.parametrize("busy", [1.0, 16.0], ids=["one after another", "in shared steps"])
+def test_a_load_that_rises_after_a_calm_time_is_priced_within_seconds_at_what_the_pod_computes(busy: float) -> None:
+    it = Samples()
+    it.compute(60.0, rate=2000, busy=0.25)  # a quarter of the time, as fast as later
+    it.compute(3.0, rate=8000, busy=busy)
+    assert it.samples.peak == pytest.approx(8000.0, rel=0.05)
+
+
+def test_the_time_of_long_prompts_beside_short_ones_is_counted_once() -> None:
+    it = Samples()
+    for _ in range(60):  # one of 4,000 tokens takes half a second, and two of 100 end meanwhile
+        for prompts, tokens, took in ((1, 100, 0.1), (1, 100, 0.1), (0, 0, 0.0), (1, 4000, 0.55)):
+            it.pod.now += 0.15
+            it.pod.prompts += prompts
+            it.pod.computed += tokens
+            it.pod.prefill_seconds += took
+            it.samples.report(it.pod.load(), prior=POOL)
+    assert it.samples.peak == pytest.approx(4200 / 0.6, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -136,4 +156,4 @@ def test_the_rate_of_a_pod_that_is_busy_half_of_the_time_is_its_trend_or_else_it
 
 
 def test_the_rate_of_a_pod_that_is_almost_always_busy_lies_between_its_trend_and_its_peak() -> None:
-    assert estimated(busy=0.925, trend=2000.0) == pytest.approx(5000.0)
+    assert estimated(busy=0.925, trend=2000.0) == pytest.approx((2000 + 8000 / 0.925) / 2)

@@ -4,6 +4,7 @@ from extproc.core.degradation import Degradation
 from extproc.core.latency_estimate import LatencyEstimates
 from extproc.core.priority import DEFAULT_CLASSES, PriorityPolicy
 from extproc.core.standing import Standing
+from extproc.core.wait_margin import FIRST
 from extproc.pool_pressure import MOST_SHEDDING, Expectation, PoolPressure
 
 
@@ -44,7 +45,8 @@ def test_only_the_tenant_that_got_most_is_refused_for_waits_that_may_become_much
     half = waits(30.0)  # of the 60 s that the class is promised
     assert made.is_late(of("flood"), half, pool="m")
     assert not made.is_late(of("steady"), half, pool="m")
-    assert made.is_late(of("steady"), waits(41.0), pool="m")
+    assert not made.is_late(of("steady"), waits(59.0 / FIRST), pool="m")
+    assert made.is_late(of("steady"), waits(61.0 / FIRST), pool="m")
     made.went(of("steady"), pool="m", uncached_tokens=200, now=0.0)
     assert made.is_late(of("steady"), half, pool="m")
     assert not made.is_late(of("flood"), half, pool="m")
