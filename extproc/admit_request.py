@@ -15,7 +15,9 @@ from extproc.core.exchange import RequestFacts
 from extproc.core.flow_queue import QueueFullError, Ticket
 from extproc.core.health import EndpointHealth
 from extproc.core.latency_estimate import LatencyEstimates
+from extproc.core.model_rules import ResolvedModel
 from extproc.core.priority import PriorityPolicy
+from extproc.core.request_story import AskedFor
 from extproc.core.saturation import Room, expected_ttft, rooms_of
 from extproc.core.shared_load import EndpointBookings
 from extproc.core.standing import Standing
@@ -29,7 +31,7 @@ from extproc.errors import (
 )
 from extproc.pick_endpoint import EndpointPicker, Picked, Survey
 from extproc.pool_pressure import PRIORITY_HEADER, Expectation, PoolPressure
-from extproc.prepared_request import Prepared
+from extproc.prepared_request import Prepared, pool_of
 from extproc.request_watch import PhaseNotes, current_story, in_its_turn
 
 T = TypeVar("T")
@@ -104,10 +106,10 @@ class RequestAdmission(Generic[T]):
         story = current_story()
         picker = self._picker if story is None else self._observed
         try:
-            prepared = await picker.prepare(facts, body)
-        except RequestShedError as error:  # the step `reject`
-            # who it was is not known here: the step refuses before anything of the request is kept
-            self._telemetry.shed(error.headers[PRIORITY_HEADER], reason=error.reason, tenant="")
+            prepared = await picker.prepare(facts, body, gate=self._turn_away)
+        except RequestShedError as error:  # before anything was done with its prompt
+            tenant = error.asked.standing.tenant if isinstance(error.asked, AskedFor) else ""
+            self._telemetry.shed(error.headers[PRIORITY_HEADER], reason=error.reason, tenant=tenant)
             raise
         if prepared.standing.ignored_objective:
             self._telemetry.objective_ignored(prepared.standing.ignored_objective.value)
@@ -166,6 +168,16 @@ class RequestAdmission(Generic[T]):
         """Answer all who wait; nobody waits from now on."""
         self._queue.close()
 
+    def _turn_away(self, facts: RequestFacts, resolved: ResolvedModel, standing: Standing) -> None:
+        """Raise RequestShedError for a request that would be refused whatever its prompt is, however much is cached.
+
+        Most of a flood is: tokenizing it and looking it up would take the picker's time from the others.
+        """
+        if self._queue.is_empty or not standing.priority_class.sheddable or not self._policy.overload.enabled:
+            return
+        if self._must_wait(facts, resolved, standing):
+            self._pressure.turn_away(standing, pool=pool_of(resolved))
+
     async def _admit(self, prepared: Prepared) -> T:
         now = self._clock()
         survey = self._picker.survey(prepared, now=now)
@@ -200,7 +212,7 @@ class RequestAdmission(Generic[T]):
             tenant=standing.tenant,
             uncached_tokens=max(uncached, 1),
             pool=pool,
-            group=_group(prepared),
+            group=_group(prepared.facts, prepared.resolved),
             arrived_at=began,
             deadline=began + _patience(standing, expectation),
         )
@@ -229,8 +241,11 @@ class RequestAdmission(Generic[T]):
         """Tell whether it must not overtake somebody who waits; one with an invented model nobody of its pool."""
         if self._queue.is_empty:  # nearly always
             return False
-        group = _group(prepared) if prepared.resolved.base is not None else None
-        return self._queue.would_wait(prepared.pool, prepared.standing.priority_class.priority, group)
+        return self._must_wait(prepared.facts, prepared.resolved, prepared.standing)
+
+    def _must_wait(self, facts: RequestFacts, resolved: ResolvedModel, standing: Standing) -> bool:
+        group = _group(facts, resolved) if resolved.base is not None else None
+        return self._queue.would_wait(pool_of(resolved), standing.priority_class.priority, group)
 
     def _passed(self, booking: T, prepared: Prepared, survey: Survey) -> T:
         """Count a request that was sent without a turn for the shares of those that wait."""
@@ -311,10 +326,10 @@ def _observed(picker: EndpointPicker) -> EndpointPicker:
     return replace(picker, telemetry=PhaseNotes(picker.telemetry))
 
 
-def _group(prepared: Prepared) -> str:
+def _group(facts: RequestFacts, resolved: ResolvedModel) -> str:
     """Return what narrows the endpoints within the pool: a request of another group may fit where this one does not."""
-    adapter, subset = prepared.resolved.adapter, prepared.facts.subset
-    name = adapter if prepared.resolved.base is not None else prepared.resolved.model  # some pods may know it
+    adapter, subset = resolved.adapter, facts.subset
+    name = adapter if resolved.base is not None else resolved.model  # some pods may know it
     if name is None and subset is None:
         return ""
     return f"{name or ''}\0{','.join(sorted(subset)) if subset is not None else '*'}"

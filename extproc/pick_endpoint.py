@@ -102,6 +102,9 @@ class Picked(msgspec.Struct, frozen=True, kw_only=True):
         return len(prepared.tokens.prompts) == 1 and len(prepared.request.prompts) <= 1 and bool(prepared.hits.prompts)
 
 
+Gate = Callable[[RequestFacts, ResolvedModel, Standing], None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointPicker:
     """All that a pick depends on; one instance serves all requests."""
@@ -142,10 +145,11 @@ class EndpointPicker:
             else:
                 return self.choose(prepared, survey, kept=survey.kept, rejected=survey.rejected)
 
-    async def prepare(self, facts: RequestFacts, body: bytes | None) -> Prepared:
+    async def prepare(self, facts: RequestFacts, body: bytes | None, *, gate: Gate | None = None) -> Prepared:
         """Read the request and ask the index; `body` is None where Envoy does not send it.
 
-        Raise PickError with the answer for the client where it goes nowhere.
+        `gate` raises for those with whose prompt nothing shall be done. Raise PickError with the answer for the client
+        where it goes nowhere.
         """
         started = self.clock()
         request = parse_request(
@@ -171,6 +175,8 @@ class EndpointPicker:
         charged = charged_model(self.policy.priorities.quotas, tenant=standing.tenant, resolved=resolved)
         self.telemetry.phase("parse", self.clock() - started)
         try:
+            if gate is not None:
+                gate(facts, resolved, standing)
             return await self._prepare_at_once(facts, body, request, resolved, standing, charged)
         except PickError as refusal:
             refusal.asked = asked_for(request, resolved, standing)

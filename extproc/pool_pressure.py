@@ -26,6 +26,7 @@ OUTLOOK_SECONDS = 2.0  # what a pool looked like then says nothing now
 LEAST_SHARE = 0.02  # of a pool that is left to a class; what is below it is refused anyhow
 MOST_SHEDDING = 10_000  # (class, tenant, pool) remembered
 ANY_CLASS = ""  # in the place of a class's name
+WORK_SHARE = 0.1  # that the newest request has in the mean work of its class
 MOST_POOLS = 1024  # remembered: clients name models, and where none is configured they name what they like
 
 
@@ -94,6 +95,7 @@ class PoolPressure:
         self._shares: dict[tuple[str, str], TenantShares] = {}
         self._sharing = 0  # tenants in all of them
         self._lines: dict[tuple[str, str], RetrySlots] = {}
+        self._work: dict[tuple[str, str], float] = {}  # class, pool: mean seconds of those that had to be judged
 
     def retune(self, policy: PriorityPolicy) -> None:
         """Go by another policy from now on; what was learned of the pool stays."""
@@ -203,6 +205,7 @@ class PoolPressure:
 
     def cannot_be_met(self, standing: Standing, expectation: Expectation, *, pool: str) -> bool:
         """Tell whether the class's target is out of reach; once it is, until the estimate is well below it again."""
+        self._judged(standing, expectation, pool=pool)
         key = (standing.class_name, standing.tenant, pool)
         if not self.is_late(standing, expectation, pool=pool):
             self._shedding.pop(key, None)
@@ -210,6 +213,31 @@ class PoolPressure:
         _make_room(self._shedding, most=MOST_SHEDDING)
         self._shedding[key] = None
         return True
+
+    def turn_away(self, standing: Standing, *, pool: str) -> None:
+        """Raise RequestShedError where, as a moment ago, the target is out of reach already for a prompt of no tokens.
+
+        For a newcomer that has to wait: one that is cached altogether waits no shorter than that.
+        """
+        if (standing.class_name, standing.tenant, pool) not in self._shedding:
+            return
+        now = self._clock()
+        outlook = self._outlook(standing, pool, now)
+        if outlook is None:
+            return
+        wait = self._wait(standing, pool, 0, outlook.endpoints, now=now)
+        expectation = Expectation(
+            ttft_seconds=wait, own_seconds=0.0, work_seconds=self._work.get((standing.class_name, pool), 0.0)
+        )
+        if self.is_late(standing, expectation, pool=pool):
+            raise self.refusal(RequestShedError, standing, pool, expectation, now=now)
+
+    def _judged(self, standing: Standing, expectation: Expectation, *, pool: str) -> None:
+        key = (standing.class_name, pool)
+        if key not in self._work:
+            _make_room(self._work, most=MOST_POOLS)
+            self._work[key] = expectation.work_seconds
+        self._work[key] += WORK_SHARE * (expectation.work_seconds - self._work[key])
 
     def is_late(self, standing: Standing, expectation: Expectation, *, pool: str) -> bool:
         """Tell the same without taking note of it, for explanations."""

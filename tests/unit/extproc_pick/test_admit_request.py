@@ -162,6 +162,48 @@ async def test_a_sheddable_request_is_refused_at_once_where_its_target_cannot_be
     assert desk.counts.shed_ == [("sheddable", "shed")]
 
 
+async def test_while_a_tenant_is_refused_nothing_is_done_with_prompts_that_would_be_whatever_they_are() -> None:
+    slow = PriorityClass(priority=-1, sheddable=True, ttft_seconds=20.0)
+    priorities = PriorityPolicy(trust_objective=True, classes={**DEFAULT_CLASSES, "sheddable": slow})
+    desk = Desk(full("a"), priorities=priorities, prompt=90_000)
+    prompts = desk.picker.prompts
+    assert isinstance(prompts, FakePrompts)
+
+    first = desk.start(SHEDDABLE)
+    await desk.waiting(1)
+    refusals = []
+    for read in (2, 2, 2):  # only one more prompt, which shows that the target is out of reach
+        with pytest.raises(RequestShedError) as refusal:
+            await desk.admission.admit(SHEDDABLE, chat())
+        refusals.append(refusal.value)
+        assert len(prompts.asked) == read
+    after = [int(each.headers["retry-after-ms"]) for each in refusals]
+    assert after == sorted(after)
+    assert after[1] < after[2]  # those that nobody has looked at take their place in the line, too
+    assert desk.counts.shed_ == [("sheddable", "shed")] * 3
+    prompts.answer = tokens(100)
+    important = desk.start(facts(objective="critical"))
+    await desk.waiting(2)
+
+    desk.become(pod("a"))
+    await asyncio.gather(first, important)
+    await desk.admission.admit(SHEDDABLE, chat())  # nobody waits any more
+    assert len(prompts.asked) == 4
+
+
+async def test_an_explanation_of_a_request_that_would_be_turned_away_looks_at_all_of_it() -> None:
+    slow = PriorityClass(priority=-1, sheddable=True, ttft_seconds=20.0)
+    desk = Desk(full("a"), priorities=PriorityPolicy(classes={**DEFAULT_CLASSES, "sheddable": slow}), prompt=90_000)
+    first = desk.start(SHEDDABLE)
+    await desk.waiting(1)
+    with pytest.raises(RequestShedError):
+        await desk.admission.admit(SHEDDABLE, chat())
+    prepared = await desk.picker.prepare(SHEDDABLE, chat())
+    survey = desk.picker.survey(prepared, now=desk.picker.clock())
+    assert desk.admission.preview(prepared, survey).verdict == "refuse"
+    first.cancel()
+
+
 async def test_a_sheddable_request_whose_time_in_the_queue_is_over_is_refused_and_any_other_is_sent_on() -> None:
     classes = {name: replace(item, queue_seconds=0.01) for name, item in DEFAULT_CLASSES.items()}
     desk = Desk(full("a"), priorities=PriorityPolicy(classes=classes))
