@@ -30,7 +30,7 @@ from extproc.errors import (
     StoppingShedError,
 )
 from extproc.pick_endpoint import EndpointPicker, Picked, Survey
-from extproc.pool_pressure import PRIORITY_HEADER, Expectation, PoolPressure
+from extproc.pool_pressure import Expectation, PoolPressure
 from extproc.prepared_request import Prepared, pool_of
 from extproc.request_watch import PhaseNotes, current_story, in_its_turn
 
@@ -108,11 +108,12 @@ class RequestAdmission(Generic[T]):
         try:
             prepared = await picker.prepare(facts, body, gate=self._turn_away)
         except RequestShedError as error:  # before anything was done with its prompt
-            tenant = error.asked.standing.tenant if isinstance(error.asked, AskedFor) else ""
-            self._telemetry.shed(error.headers[PRIORITY_HEADER], reason=error.reason, tenant=tenant)
+            assert isinstance(error.asked, AskedFor), "only what was read is refused for load"
+            standing = error.asked.standing
+            self._note_ignored(standing)
+            self._telemetry.shed(standing.class_name, reason=error.reason, tenant=standing.tenant)
             raise
-        if prepared.standing.ignored_objective:
-            self._telemetry.objective_ignored(prepared.standing.ignored_objective.value)
+        self._note_ignored(prepared.standing)
         if story is not None:
             story.prepared = prepared
         try:
@@ -167,6 +168,10 @@ class RequestAdmission(Generic[T]):
     def close(self) -> None:
         """Answer all who wait; nobody waits from now on."""
         self._queue.close()
+
+    def _note_ignored(self, standing: Standing) -> None:
+        if standing.ignored_objective:
+            self._telemetry.objective_ignored(standing.ignored_objective.value)
 
     def _turn_away(self, facts: RequestFacts, resolved: ResolvedModel, standing: Standing) -> None:
         """Raise RequestShedError for a request that would be refused whatever its prompt is, however much is cached.

@@ -102,7 +102,7 @@ class Picked(msgspec.Struct, frozen=True, kw_only=True):
         return len(prepared.tokens.prompts) == 1 and len(prepared.request.prompts) <= 1 and bool(prepared.hits.prompts)
 
 
-Gate = Callable[[RequestFacts, ResolvedModel, Standing], None]
+Gate = Callable[[RequestFacts, ResolvedModel, Standing], None]  # the model that it goes to, as the load allows now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +175,7 @@ class EndpointPicker:
         charged = charged_model(self.policy.priorities.quotas, tenant=standing.tenant, resolved=resolved)
         self.telemetry.phase("parse", self.clock() - started)
         try:
-            if gate is not None:
-                gate(facts, resolved, standing)
-            return await self._prepare_at_once(facts, body, request, resolved, standing, charged)
+            return await self._prepare_at_once(facts, body, request, resolved, standing, charged, gate)
         except PickError as refusal:
             refusal.asked = asked_for(request, resolved, standing)
             raise
@@ -190,6 +188,7 @@ class EndpointPicker:
         resolved: ResolvedModel,
         standing: Standing,
         charged: str | None,
+        gate: Gate | None,
     ) -> Awaitable[Prepared]:
         """Prepare as the load allows now. Its own errors come before anything is awaited."""
         measures = self.pressure.measures(standing, pool=pool_of(resolved))
@@ -199,6 +198,8 @@ class EndpointPicker:
             notes = (f"{smaller} in place of {resolved.model}: class {standing.class_name!r} is under pressure",)
             learned = self.endpoints.learned_adapters
             resolved = stand_in(smaller, table=self.models, of=resolved, learned=learned)
+        if gate is not None:
+            gate(facts, resolved, standing)
         return self._prepare(facts, body, request, resolved, standing, measures, notes, charged, None)
 
     async def fall_back(self, prepared: Prepared, refusal: NoReadyEndpointError) -> Prepared:

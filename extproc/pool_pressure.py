@@ -20,8 +20,8 @@ from extproc.core.standing import Standing
 from extproc.core.tenant_shares import TenantShares
 from extproc.core.wait_margin import FIRST, WaitMargin
 from extproc.errors import RequestShedError
+from extproc.prepared_request import PRIORITY_HEADER
 
-PRIORITY_HEADER = "x-kvmesh-priority"
 OUTLOOK_SECONDS = 2.0  # what a pool looked like then says nothing now
 LEAST_SHARE = 0.02  # of a pool that is left to a class; what is below it is refused anyhow
 MOST_SHEDDING = 10_000  # (class, tenant, pool) remembered

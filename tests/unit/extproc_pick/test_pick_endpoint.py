@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from extproc.admin_pages import NoQuotas, record_of
+from extproc.core.degradation import Measures
 from extproc.core.endpoint import EndpointModels, Reachability
+from extproc.core.exchange import RequestFacts
+from extproc.core.model_rules import ResolvedModel
 from extproc.core.models import ModelRule, ModelTable, ModelTarget
 from extproc.core.policy import PRESETS, HotspotPolicy, PickPolicy, Strategy
 from extproc.core.priority import ClassRule, PriorityPolicy, Quota
@@ -15,6 +18,7 @@ from extproc.core.prompt_match import IndexHits, PromptKeys
 from extproc.core.prompt_tokens import PromptTokens, TokenizedPrompt
 from extproc.core.quota import QuotaKey
 from extproc.core.shared_load import EndpointBookings, SharedView
+from extproc.core.standing import Standing
 from extproc.errors import (
     BodyTooLargeError,
     MalformedRequestError,
@@ -214,6 +218,29 @@ async def test_a_model_that_no_ready_pod_serves_is_replaced_by_the_first_fallbac
         "absent in place of tiny",
         "small in place of absent",
     ]
+
+
+class Shrinks:
+    """A load under which a smaller model stands in."""
+
+    def measures(self, standing: Standing, *, pool: str) -> Measures:
+        return Measures(model="small")
+
+
+async def test_who_is_turned_away_is_judged_by_the_model_that_would_serve_it_and_before_its_prompt_is_read() -> None:
+    prompts = FakePrompts()
+    models = ModelTable(served=(TINY, TINY.__class__(name="small")))
+    shrinks = replace(picker(pod("a"), models=models, prompts=prompts), pressure=Shrinks())
+    seen: list[str | None] = []
+
+    def gate(_: RequestFacts, resolved: ResolvedModel, standing: Standing) -> None:
+        seen.append(resolved.model)
+        raise NoReadyEndpointError("not today")
+
+    with pytest.raises(NoReadyEndpointError):
+        await shrinks.prepare(facts(), chat("tiny"), gate=gate)
+    assert (seen, prompts.asked) == (["small"], [])
+    assert (await shrinks.prepare(facts(), chat("tiny"))).resolved.model == "small"
 
 
 async def test_the_last_fallback_is_tried_though_no_pod_lists_it() -> None:
