@@ -128,7 +128,8 @@ class EndpointSamples:
         share = 0.5 ** (seconds / WINDOW_SECONDS)
         ended = max(load.prefill_count - last.prefill_count, 0)
         tokens = load.prefill_computed_tokens - last.prefill_computed_tokens
-        if not load.prefill_computed_tokens:  # older versions count them when they begin only
+        begun_only = not load.prefill_computed_tokens  # older versions
+        if begun_only:
             tokens = (load.prefix_query_tokens - load.prefix_hit_tokens) - (
                 last.prefix_query_tokens - last.prefix_hit_tokens
             )
@@ -142,7 +143,8 @@ class EndpointSamples:
         self.prefill_requests = self.prefill_requests * share + ended
         self.prefill_tokens = self.prefill_tokens * share + max(tokens, 0)
         self.prefill_seconds = self.prefill_seconds * share + took
-        busy = self._newly_busy(load.reported_at, took=took, ended=ended)
+        # tokens of prompts that begin do not belong to the times of those that end
+        busy = seconds if begun_only else self._newly_busy(load.reported_at, took=took, ended=ended)
         self.busy_seconds = self.busy_seconds * share + busy
         self.peak *= 0.5 ** (busy / PEAK_SECONDS)
         if self.busy_seconds > LEAST_PEAK_SECONDS and self.prefill_tokens > LEAST_PEAK_TOKENS:

@@ -18,6 +18,7 @@ class Pod:
     def __init__(self) -> None:
         self.now = self.tokens = 0.0
         self.prompts = self.computed = 0
+        self.counts_computed = True  # as newer versions of vLLM
         self.prefill_seconds = 0.0
 
     def load(self) -> EndpointLoad:
@@ -25,7 +26,7 @@ class Pod:
             reported_at=self.now,
             prefill_count=self.prompts,
             prefill_seconds_sum=self.prefill_seconds,
-            prefill_computed_tokens=self.computed,
+            prefill_computed_tokens=self.computed if self.counts_computed else 0,
             prefix_query_tokens=self.computed,
             first_token_count=self.prompts,
             first_token_seconds_sum=self.prefill_seconds,
@@ -110,6 +111,14 @@ def test_a_load_that_rises_after_a_calm_time_is_priced_within_seconds_at_what_th
     it.compute(60.0, rate=2000, busy=0.25)  # a quarter of the time, as fast as later
     it.compute(3.0, rate=8000, busy=busy)
     assert it.samples.peak == pytest.approx(8000.0, rel=0.05)
+
+
+def test_a_pod_that_counts_tokens_when_they_begin_is_priced_by_the_clock() -> None:
+    it = Samples()
+    it.pod.counts_computed = False
+    it.compute(20.0, rate=2000, busy=0.6)
+    it.compute(3.0, rate=8000, busy=0.0)  # these prompts begin, and none of them has ended
+    assert it.samples.peak < 8000.0
 
 
 def test_the_time_of_long_prompts_beside_short_ones_is_counted_once() -> None:
