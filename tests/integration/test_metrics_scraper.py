@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from aiohttp import web
@@ -15,11 +16,13 @@ from extproc.local.ports import pick_free_port
 
 DEADLINE_SECONDS = 10.0
 LOAD = "vllm:num_requests_running 1\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.5\n"
+QUERIES = count(1000)
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def load_page(_: web.Request) -> web.Response:
-    return web.Response(text=LOAD)
+    """A pod that works: with numbers that stand still it would be taken for a frozen one."""
+    return web.Response(text=f"{LOAD}vllm:prefix_cache_queries_total {next(QUERIES)}\n")
 
 
 async def hangs(_: web.Request) -> web.Response:
@@ -293,12 +296,12 @@ async def test_a_pod_that_was_there_first_is_not_new_and_one_that_comes_or_comes
 
 
 async def test_a_pod_that_was_slow_to_report_is_not_new_and_one_whose_counters_began_anew_is() -> None:
-    queries, gate = [1000], asyncio.Event()
+    queries, gate = [count(1000)], asyncio.Event()
     gate.set()
 
     async def page(_: web.Request) -> web.Response:
         await gate.wait()
-        return web.Response(text=f"{LOAD}vllm:prefix_cache_queries_total {queries[0]}\n")
+        return web.Response(text=f"{LOAD}vllm:prefix_cache_queries_total {next(queries[0])}\n")
 
     async with pod(page) as (address, _), scraping(address) as scraper:
         await becomes(scraper, Reachability.READY)
@@ -306,7 +309,7 @@ async def test_a_pod_that_was_slow_to_report_is_not_new_and_one_whose_counters_b
         await becomes(scraper, Reachability.UNKNOWN)
         gate.set()
         assert (await becomes(scraper, Reachability.READY)).ready_since is None
-        queries[0] = 0
+        queries[0] = count()
         async with asyncio.timeout(DEADLINE_SECONDS):
             while scraper.snapshot(now=time.monotonic())[0].ready_since is None:
                 await asyncio.sleep(0.005)
