@@ -271,12 +271,12 @@ class RequestAdmission(Generic[T]):
     def _go_where_there_is_room(self, prepared: Prepared, survey: Survey, *, ceiling: float) -> T | None:
         """Send the request to the best endpoint with room, or return None where none has any."""
         kept, now = survey.kept, survey.at
-        rooms, pool = self.rooms(survey, ceiling=ceiling), prepared.pool
+        rooms = self.rooms(survey, ceiling=ceiling)
         free = []
         for candidate, room in zip(kept, rooms, strict=True):
             if room.fill < 1.0:
                 free.append(candidate)
-        self._pressure.saw(prepared.standing, kept, pool=pool, has_room=bool(free), now=now)
+        self._pressure.saw(prepared.standing, kept, pool=prepared.pool, has_room=bool(free), now=now)
         if not free:
             opens_in = min((room.opens_in_seconds for room in rooms if room.opens_in_seconds is not None), default=None)
             if opens_in is not None:

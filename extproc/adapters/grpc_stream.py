@@ -102,11 +102,8 @@ class GrpcStream:
     def received(self, content: bytes, size: int) -> None:
         """Take a DATA frame's content; `size` is what it took of the windows, with its padding."""
         self.unconsumed += size
-        if not self._reader.feed(content) and not self._held and not self.half_closed:
-            # in the middle of a long message: nobody has to look for what is not there
-            size, self.unconsumed = self.unconsumed, 0
-            self._connection.credit(self, size)
-        elif not self._held:
+        self._reader.feed(content)
+        if not self._held:
             self._deliver()
 
     def client_ended(self) -> None:

@@ -81,10 +81,14 @@ class Http2Session:
         position, end = 0, len(data)
         self.has_more = False
         if not self._preface_seen:
-            if not self._sees_preface(data):
+            preface = http2.PREFACE
+            if data[: len(preface)] != preface[:end]:
+                raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2 (gRPC) only")
+            if end < len(preface):
                 self._rest = data
                 return
-            position = len(http2.PREFACE)
+            self._preface_seen = True
+            position = len(preface)
         unpack = http2.FRAME_HEADER.unpack_from
         turn_ends = self._last_stream_id + 2 * self._limits.streams_per_turn - 1
         while end - position >= http2.FRAME_HEADER_BYTES:
@@ -96,27 +100,12 @@ class Http2Session:
             if end - start < length:
                 break
             position = start + length
-            payload = data[start:position]
-            stream_id &= http2.LAST_STREAM_ID  # the highest bit is reserved
-            if self._block is not None or not self.settled or kind > http2.CONTINUATION:
-                self._unusual_frame(kind, flags, stream_id, payload)
-            else:
-                try:
-                    _HANDLERS[kind](self, flags, stream_id, payload)
-                except Http2StreamError as error:
-                    self._break_off(stream_id, error)
+            # the highest bit of a stream's number is reserved
+            self._frame(kind, flags, stream_id & http2.LAST_STREAM_ID, data[start:position])
             if self._last_stream_id >= turn_ends and position < end:
                 self.has_more = True
                 break
         self._rest = data[position:]
-
-    def _sees_preface(self, data: bytes) -> bool:
-        """Tell whether all of the preface has come; raise Http2ConnectionError for anything else."""
-        preface = http2.PREFACE
-        if data[: len(preface)] != preface[: len(data)]:
-            raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2 (gRPC) only")
-        self._preface_seen = len(data) >= len(preface)
-        return self._preface_seen
 
     def announce_drain(self) -> None:
         """Ask for no more streams, still serving those that the peer opens before it has read that.
@@ -183,8 +172,7 @@ class Http2Session:
 
     # --- frames, one method a kind ------------------------------------------------------------------------------------
 
-    def _unusual_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Handle a frame that may not be due, or is of a kind that we do not know."""
+    def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if self._block is not None and (kind != http2.CONTINUATION or stream_id != self._block_stream_id):
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
         if not self.settled:
@@ -197,12 +185,9 @@ class Http2Session:
         try:
             _HANDLERS[kind](self, flags, stream_id, payload)
         except Http2StreamError as error:
-            self._break_off(stream_id, error)
-
-    def _break_off(self, stream_id: int, error: Http2StreamError) -> None:
-        log.debug("an HTTP/2 peer broke a rule; its stream ends", extra={"stream": stream_id, "why": error.reason})
-        self.reset(stream_id, error.code)
-        self._count_reset()
+            log.debug("an HTTP/2 peer broke a rule; its stream ends", extra={"stream": stream_id, "why": error.reason})
+            self.reset(stream_id, error.code)
+            self._count_reset()
 
     def _data(self, flags: int, stream_id: int, payload: bytes) -> None:
         size = len(payload)
@@ -234,13 +219,9 @@ class Http2Session:
     def _headers_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id % 2 == 0:
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that no client opens")
-        is_bare = not flags & (http2.PADDED | http2.HAS_PRIORITY)
-        fragment = payload if is_bare else http2.header_fragment(payload, flags)
+        fragment = http2.header_fragment(payload, flags)
         if flags & http2.END_HEADERS:
-            if stream_id > self._last_stream_id:
-                self._open_stream(flags, stream_id, fragment)
-            else:
-                self._header_block(flags, stream_id, fragment)
+            self._header_block(flags, stream_id, fragment)
             return
         self._block = bytearray(fragment)
         self._block_stream_id, self._block_flags, self._continuations = stream_id, flags, 0
@@ -307,9 +288,9 @@ class Http2Session:
     def _rst_stream(self, _: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of a wrong length")
+        self._check_not_idle(stream_id)
         stream = self.streams.get(stream_id)
         if stream is None:
-            self._check_not_idle(stream_id)
             self._idle_frame()
             return
         stream.cut()

@@ -65,7 +65,6 @@ class RecentRoutes:
         # the tables above: whoever has a checkpoint there has all before it, and another prompt may go on from here
         self._confirmed: tuple[dict[int, int], ...] = tuple({} for _ in range(GENERATIONS))
         self._turned_at = float("-inf")
-        self._last_cut: tuple[bytes, tuple[int, ...]] = (b"", ())  # the keys that were cut last, and what came of it
         self._turns = 0
         self._bits: dict[str, int] = {}
         self._endpoints: dict[int, str] = {}  # bit number -> who has it
@@ -134,7 +133,6 @@ class RecentRoutes:
             self._collect(seen, last, count, found, held)
         if all_bits != seen:  # else, mostly: nobody was sent any of it, or all who were have all of it
             marks = _cut(keys, count)
-            self._last_cut = keys, marks
             depth = _noted(marks, tables)
             while seen != all_bits and depth:
                 depth -= 1
@@ -147,13 +145,6 @@ class RecentRoutes:
                     self._collect(bits, key, POSITIONS[depth], found, held)
         self._keep_small(now)
         return found
-
-    def cut(self, keys: bytes) -> Checkpoints:
-        """Return `checkpoints`; of the keys that were matched last, mostly noted next, without cutting anew."""
-        last_keys, marks = self._last_cut
-        if last_keys is not keys:
-            return checkpoints(keys)
-        return marks, FIRST_KEY.unpack_from(keys, len(keys) // KEY_BYTES * KEY_BYTES - KEY_BYTES)[0]
 
     def forget(self, endpoint: str) -> None:
         """Drop what was sent to a pod that restarted, cleared its cache or is gone."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from extproc.core.last_places import LastPlaces
 from extproc.core.policy import PickPolicy
 from extproc.core.prompt_match import LIVE, PromptKeys
-from extproc.core.recent_routes import KEY_BYTES, NOTHING_HELD, RecentRoutes
+from extproc.core.recent_routes import KEY_BYTES, NOTHING_HELD, RecentRoutes, checkpoints
 
 # checkpoints of prompts: a long prompt has about 50 of them, each takes some 100 bytes
 FOLLOWED_LIMIT = 100_000
@@ -48,7 +48,7 @@ class RoutingMemory:
         for prompt in prompts:
             keys = prompt.keys
             if len(keys) >= KEY_BYTES:
-                cut = self._followed.cut(keys)  # once for both
+                cut = checkpoints(keys)  # once for both
                 if not indexed:
                     self._followed.note(keys, endpoint=endpoint, now=now, cut=cut)
                 # also what is indexed: the index may fail, or the endpoint's events end

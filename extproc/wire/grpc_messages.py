@@ -69,23 +69,19 @@ class MessageReader:
         """Whether bytes were fed that no message has taken."""
         return self._position < len(self._buffer) or bool(self._following)
 
-    def feed(self, data: bytes) -> bool:
-        """Take the next bytes; tell whether there may be a whole message now.
-
-        The usual frame, which brings whole messages, is not copied.
-        """
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes. The usual frame, which brings whole messages, is not copied."""
         following = self._following
         if not following and self._position == len(self._buffer):
             self._buffer = data
             self._position = self._missing = 0
-            return True
+            return
         following.append(data)
         self._missing -= len(data)
         if len(following) > MOST_PIECES:  # each of them an object, however few bytes it has
             joined = bytearray(following[0]) if isinstance(following[0], bytes) else following[0]
             joined += b"".join(following[1:])
             self._following = [joined]
-        return self._missing <= 0
 
     def next_message(self) -> bytes | None:
         """Return the next whole message, None if there is none yet, or raise GrpcError."""

@@ -228,16 +228,3 @@ def test_keys_cut_by_the_caller_are_noted_as_those_cut_here(steps: list[tuple[li
 
         assert recent.match(keys, now=0.0) == other.match(keys, now=0.0)
     assert len(recent) == len(other)
-
-
-@given(st.lists(st.tuples(WORDS, st.booleans()), max_size=20))
-def test_keys_that_were_matched_before_are_cut_as_any(steps: list[tuple[list[str], bool]]) -> None:
-    recent = routes(ttl_seconds=1e6)
-    for words, is_noted in steps:
-        keys = chain(*words)
-        recent.match(keys, now=0.0)
-        assert recent.cut(keys) == checkpoints(keys)
-        other = chain("other", *words)
-        assert recent.cut(other) == checkpoints(other)
-        if is_noted:
-            recent.note(keys, endpoint="e1", now=0.0, cut=recent.cut(keys))

@@ -45,23 +45,6 @@ def test_messages_wait_in_the_reader_until_they_are_taken(messages: list[bytes],
     assert got + taken(reader) == messages
 
 
-@given(st.lists(st.binary(max_size=50)), st.lists(st.integers(min_value=0, max_value=400)), st.data())
-def test_where_nothing_is_said_to_be_whole_there_is_no_message(
-    messages: list[bytes], cuts: list[int], data: st.DataObject
-) -> None:
-    content = b"".join(map(framed, messages))
-    edges = sorted({0, len(content), *(cut for cut in cuts if cut < len(content))})
-    reader = MessageReader(max_message_bytes=50)
-    got: list[bytes] = []
-    for start, end in pairwise(edges):
-        may_be_whole = reader.feed(content[start:end])
-        if data.draw(st.booleans()):
-            found = taken(reader)
-            assert may_be_whole or not found
-            got += found
-    assert got + taken(reader) == messages
-
-
 def test_a_message_over_the_limit_is_refused_when_its_length_is_known() -> None:
     reader = MessageReader(max_message_bytes=10)
     reader.feed(framed(b"x" * 11)[:5])
