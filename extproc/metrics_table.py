@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from extproc.adapters.endpoint_telemetry import EndpointView
+from extproc.adapters.lookup_telemetry import LookupTelemetry
 from extproc.adapters.overload_telemetry import OverloadTelemetry
 from extproc.adapters.quota_telemetry import QuotaMetrics
 from extproc.adapters.record_telemetry import RecordTelemetry
@@ -73,6 +74,15 @@ class _Records:
     dropped_spans: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
+class _Lookups:
+    """An index of which some blocks were looked up."""
+
+    known_blocks: int = 64
+    asked_blocks: int = 1
+    tracked_blocks: int = 64
+
+
 async def picker_rows() -> dict[str, MetricRow]:
     """Return the picker's metrics, out of a picker to which everything has happened once."""
     telemetry = PickerTelemetry()
@@ -81,6 +91,7 @@ async def picker_rows() -> dict[str, MetricRow]:
     _overload(telemetry)
     telemetry.registry.register(QuotaMetrics(_Quotas()))
     telemetry.registry.register(RecordTelemetry(targets=(_Records(),), traces=_Records()))
+    telemetry.registry.register(LookupTelemetry(_Lookups()))
     telemetry.latencies.page(ENDPOINT, PAGE, load=LOAD)
     telemetry.show(_view())
     pools = CollectorRegistry()

@@ -49,7 +49,7 @@ class PickerParts:
             self.observers.append(self.records.log)
         self.reads = Pace(per_second=settings.reads_per_second, burst_seconds=READS_BURST_SECONDS)
         try:
-            self.reader = PrefixIndexReader(url=settings.redis_url, hash_seed=settings.hash_seed)
+            self.reader = PrefixIndexReader(url=settings.redis_url, hash_seed=settings.hash_seed, tracks=True)
             self.quota_link = RedisLink(settings.redis_url)  # to a master, always: lookups may lead to a replica
         except RedisUrlError as error:
             raise ConfigError(f"--redis: {error}") from error

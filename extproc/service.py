@@ -14,6 +14,7 @@ from extproc.adapters.admin_http import AdminServer
 from extproc.adapters.ext_proc_call import OfRoute, Picks
 from extproc.adapters.grpc_server import ExtProcServer
 from extproc.adapters.live_feed import LivePages
+from extproc.adapters.lookup_telemetry import LookupTelemetry
 from extproc.adapters.record_telemetry import RecordTelemetry
 from extproc.admin_pages import PickerPages
 from extproc.config import PickerSettings
@@ -88,6 +89,7 @@ class PickerService:
         parts.watch.on_picked = self.live.picked
         targets = parts.records.buffers if parts.records is not None else ()
         registry.register(RecordTelemetry(targets=targets, traces=parts.tracing))
+        registry.register(LookupTelemetry(parts.reader))
 
     def _server(self, picks: Picks, *, of_route: OfRoute | None) -> ExtProcServer:
         return ExtProcServer(

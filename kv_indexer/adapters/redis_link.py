@@ -8,7 +8,7 @@ interest in its answer: nothing has to be reconnected, which a pooled client mus
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,9 @@ class RedisLink:
         connect_timeout_seconds: float = 2.0,
         stall_seconds: float = 5.0,
         recheck_seconds: float = RECHECK_SECONDS,
+        greet: Callable[[RedisProtocol], Awaitable[None]] | None = None,
     ) -> None:
+        """`greet` has each new connection before anybody else; what it raises is why there is none."""
         address = read_address(url)
         try:
             read_secrets(address)  # later it would be an outage, now it is a mistake
@@ -70,6 +72,7 @@ class RedisLink:
         self._connect_timeout = connect_timeout_seconds
         self._stall = stall_seconds
         self._recheck_seconds = recheck_seconds
+        self._greet = greet
         self._protocol: RedisProtocol | None = None
         self._connecting: asyncio.Task[RedisProtocol] | None = None
         self._checking: asyncio.Task[None] | None = None
@@ -155,7 +158,7 @@ class RedisLink:
         hint, self._hint = self._hint, None
         try:
             async with asyncio.timeout(self._connect_timeout):
-                protocol = await self._route.open(hint)
+                protocol = await self._opened(hint)
         except TimeoutError:
             perhaps = "; perhaps it speaks no TLS" if self._route.address.secure else ""
             self._set_back(f"cannot connect to Redis: no answer within {self._connect_timeout:g} s{perhaps}")
@@ -174,6 +177,16 @@ class RedisLink:
             if self._led_to is not None:
                 log.warning("the index is now on the Redis at %s; it was on %s", self._route.node, self._led_to)
             self._led_to = self._route.node
+        return protocol
+
+    async def _opened(self, hint: RedisNode | None) -> RedisProtocol:
+        protocol = await self._route.open(hint)
+        if self._greet is not None:
+            try:
+                await self._greet(protocol)
+            except BaseException:
+                protocol.abort()
+                raise
         return protocol
 
     def _judge_the_last(self) -> None:

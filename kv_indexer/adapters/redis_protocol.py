@@ -5,10 +5,11 @@ Used by the link and by `redis_route`. Knows nothing of addresses, and opens not
 
 import asyncio
 from collections import deque
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import hiredis
-from hiredis import ReplyError
+from hiredis import PushNotification, ReplyError
 
 from kv_indexer.adapters.redis_refusals import Reaction, explained, reaction
 from kv_indexer.errors import IndexUnavailableError
@@ -47,11 +48,22 @@ class _Pending:
         self.got: list[Any] = []
 
 
+class Listener(Protocol):
+    """Who hears what Redis says unasked; only RESP3 has such messages."""
+
+    def told(self, message: Sequence[Any]) -> None:
+        """Take one message."""
+
+    def lost(self) -> None:
+        """Take note that the connection is gone, and with it what would have been said."""
+
+
 class RedisProtocol(asyncio.Protocol):
     """Matches answers with requests, in order."""
 
     def __init__(self, *, in_cluster: bool = False) -> None:
         self.closed = False
+        self.listener: Listener | None = None
         self.leave: str | None = None  # an error after which this is not the right server any more
         self._in_cluster = in_cluster
         self.last_error = ""  # a server that refuses a connection says why, unasked
@@ -91,6 +103,10 @@ class RedisProtocol(asyncio.Protocol):
             while (reply := self._reader.gets()) is not False:
                 if type(reply) is ReplyError:
                     self._refused(str(reply))
+                elif type(reply) is PushNotification:
+                    if self.listener is not None:
+                        self.listener.told(reply)
+                    continue
                 request = self._pending[0]
                 request.got.append(reply)
                 if len(request.got) == request.replies:
@@ -104,6 +120,8 @@ class RedisProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self.closed = True
+        if self.listener is not None:
+            self.listener.lost()
         why = self.last_error or str(exc or "") or "end of stream"
         while self._pending:
             future = self._pending.popleft().future

@@ -12,10 +12,12 @@ from typing import Any
 
 from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_link import RedisLink, checked, pack
+from kv_indexer.adapters.redis_protocol import RedisProtocol
 from kv_indexer.adapters.redis_snapshot import READ_AT_ONCE, read_registry_of, read_snapshot
+from kv_indexer.adapters.tracking_link import TrackingLink
 from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES, BlockExtras, block_keys
 from kv_indexer.core.known_keys import KnownBlockKeys, PromptKeys
-from kv_indexer.core.prefix_depth import DepthHints, next_chunk
+from kv_indexer.core.prefix_depth import FIRST_CHUNK, DepthHints, next_chunk
 from kv_indexer.core.prefix_match import (
     MatchTable,
     PrefixLookup,
@@ -39,9 +41,12 @@ _VERSION = pack("HMGET", REGISTRY, "nonce", "version")
 class PrefixIndexReader:
     """Answers who holds a prompt's beginning; any number of lookups may run at a time. Raise RedisUrlError."""
 
-    def __init__(self, *, url: RedisAccess | str, hash_seed: str) -> None:
+    def __init__(self, *, url: RedisAccess | str, hash_seed: str, tracks: bool = False) -> None:
+        """`tracks`: have Redis tell of changes to prefixes that come again and again, and ask for the rest only."""
         self.hash_seed = hash_seed
-        self._link = RedisLink(url, reads_only=True)
+        self.known_blocks = self.asked_blocks = 0  # of all lookups: not asked for because known, and asked for
+        self._tracking = TrackingLink(url) if tracks else None
+        self._link = RedisLink(url, reads_only=True, greet=self._begin_anew)
         self._known = KnownBlockKeys()
         self._hints = DepthHints()
         self._table: MatchTable | None = None
@@ -105,8 +110,15 @@ class PrefixIndexReader:
         """Return the sources, whether an indexer is alive, and what could not be read. Raise IndexUnavailableError."""
         return (await self._refresh()).registry.status()
 
+    @property
+    def tracked_blocks(self) -> int:
+        """Return the blocks whose changes Redis tells us of."""
+        return len(self._tracking) if self._tracking is not None else 0
+
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
+        if self._tracking is not None:
+            await self._tracking.close()
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.wait([self._refreshing])
@@ -137,6 +149,10 @@ class PrefixIndexReader:
         self._read_at = asyncio.get_running_loop().time()
         return self._table
 
+    async def _begin_anew(self, _: RedisProtocol) -> None:
+        if self._tracking is not None:
+            self._tracking.begin_anew()
+
     async def _ask(self, commands: bytes, replies: int) -> list[Any]:
         return await self._link.request(commands, replies=replies)
 
@@ -154,20 +170,24 @@ class PrefixIndexReader:
         self, searches: Sequence["_Search"], table: MatchTable, passed: "_PassedThrough", *, needs_all_keys: bool
     ) -> bool:
         """Walk each block size in growing chunks, while anyone holds every block; False if the registry has changed."""
+        now = asyncio.get_running_loop().time()
         for search in searches:
             # who has asked deeper before has computed the keys up to there, so what was never seen needs no hint
             keys = search.keys
-            search.want(self._hints.first_chunk(keys.reach_unknown(), blocks=keys.blocks))
+            reached = keys.reach_unknown()
+            if self._tracking is not None:
+                search.known, search.asked = self._tracking.leading(reached, now=now)
+                self.known_blocks += search.asked
+            search.want(max(self._hints.first_chunk(reached, blocks=keys.blocks) - search.asked, FIRST_CHUNK))
         asking = [search for search in searches if search.wanted]
         while True:  # at least once: with no source yet, the version tells whether there are any now
             chunks = [search.wanted for search in asking]
+            self.asked_blocks += sum(map(len, chunks)) // KEY_BYTES
             commands, replies = _commands(chunks, passed)
-            if needs_all_keys:
-                answer = self._link.begin(commands, replies=replies)
-                _reach_all(searches)
-                version, values = self._read(await answer, chunks, passed)
-            else:
-                version, values = self._read(await self._link.request(commands, replies=replies), chunks, passed)
+            answer = self._link.begin(commands, replies=replies)
+            for search in searches:
+                search.work_ahead(needs_all_keys=needs_all_keys)
+            version, values = self._read(await answer, chunks, passed)
             if version != table.registry.version:
                 return False
             asking = [search for search, runs in zip(asking, values, strict=True) if search.goes_on(runs)]
@@ -203,7 +223,10 @@ class PrefixIndexReader:
 
     def _learn(self) -> None:
         for search in self._learns:
-            self._hints.learn(search.keys.reach(search.keys.blocks), matched=search.walk.blocks)
+            keys, matched = search.keys.reach(search.keys.blocks), search.walk.blocks
+            self._hints.learn(keys, matched=matched)
+            if self._tracking is not None:
+                self._tracking.note(keys, held=matched)
         self._learns.clear()
 
 
@@ -233,13 +256,14 @@ class _ComputedKeys:
 class _Search:
     """One prompt at one block size: its keys, how far they were asked for, and who holds them so far."""
 
-    __slots__ = ("asked", "block_size", "keys", "walk", "wanted")
+    __slots__ = ("asked", "block_size", "keys", "known", "walk", "wanted")
 
     def __init__(self, block_size: int, walk: PrefixWalk, keys: PromptKeys | _ComputedKeys) -> None:
         self.block_size = block_size
         self.walk = walk
         self.keys = keys
-        self.asked = 0  # blocks, those of `wanted` included
+        self.known: Sequence[Run] = ()  # of the first blocks, which need not be asked for; until `walk` has them
+        self.asked = 0  # blocks, those known and those of `wanted` included
         self.wanted = b""  # packed keys to ask for now
 
     def want(self, blocks: int) -> None:
@@ -248,17 +272,20 @@ class _Search:
         self.wanted = self.keys.reach(end)[self.asked * KEY_BYTES : end * KEY_BYTES]
         self.asked = end
 
+    def work_ahead(self, *, needs_all_keys: bool) -> None:
+        """Do what needs no answer, while Redis works."""
+        if self.known:
+            self.walk.feed(self.known)
+            self.known = ()
+        if needs_all_keys:
+            self.keys.reach(self.keys.blocks)
+
     def goes_on(self, runs: Iterable[Run]) -> bool:
         """Take the values of what was wanted; want more and return True while anyone holds all so far."""
         if not self.walk.feed(runs) or self.asked >= self.keys.blocks:
             return False
         self.want(next_chunk(len(self.wanted) // KEY_BYTES))
         return True
-
-
-def _reach_all(searches: Sequence[_Search]) -> None:
-    for search in searches:
-        search.keys.reach(search.keys.blocks)
 
 
 def _whole_keys(searches: Sequence[_Search]) -> Mapping[int, bytes]:

@@ -59,9 +59,15 @@ def series(text: str, name: str) -> dict[tuple[tuple[str, str], ...], float]:
 
 
 async def say(
-    mesh: Stack, *, model: str = "chat", stream: bool = False, tenant: str = "acme", headers: Mapping[str, str] = {}
+    mesh: Stack,
+    *,
+    prompt: str = PROMPT,
+    model: str = "chat",
+    stream: bool = False,
+    tenant: str = "acme",
+    headers: Mapping[str, str] = {},
 ) -> int:
-    body = {"model": model, "prompt": PROMPT, "max_tokens": 4, "stream": stream}
+    body = {"model": model, "prompt": prompt, "max_tokens": 4, "stream": stream}
     if stream:
         body["stream_options"] = {"include_usage": True}
     answer = await mesh.send("POST", "/v1/completions", headers={TENANT: tenant, **headers}, json=body)
@@ -98,6 +104,26 @@ async def test_what_clients_saw_is_what_the_picker_counts(mesh: Stack) -> None:
         series(text, "kvmesh_prompt_tokens_total").values()
     )
     assert series(text, "kvmesh_tenant_quota_decisions_total") == {(("outcome", "allowed"), *acme): 4.0}
+
+
+async def test_what_redis_tells_of_is_not_asked_for(mesh: Stack) -> None:
+    prompt = " ".join(f"letter{i}" for i in range(1000))
+
+    async def blocks() -> tuple[float, float, float]:
+        text = await page(mesh, "admin")
+        looked_up = series(text, "kvmesh_index_lookup_blocks_total")
+        (tracked,) = series(text, "kvmesh_index_tracked_blocks").values()
+        return looked_up[(("source", "known"),)], looked_up[(("source", "redis"),)], tracked
+
+    async def one_more() -> tuple[float, float, float]:
+        known, asked, _ = await blocks()
+        assert await say(mesh, prompt=prompt) == 200
+        now_known, now_asked, tracked = await blocks()
+        return now_known - known, now_asked - asked, tracked
+
+    known, asked, _ = await eventually(one_more, lambda told: told[0] == told[2] > 0)
+    assert known % 64 == 0
+    assert 0 < asked < 64
 
 
 async def test_every_series_of_both_processes_is_documented(mesh: Stack) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -343,6 +343,9 @@ class ChangingLink:
                 nonce, version = answer[-1]
                 answer[-1] = [nonce, b"%d" % (int(version) + 1)]
         return answer
+
+    def begin(self, commands: bytes, *, replies: int) -> Awaitable[list[Any]]:
+        return self.request(commands, replies=replies)
 
     async def close(self) -> None:
         await self._link.close()

@@ -1,0 +1,268 @@
+"""Prefixes that come again are known without asking, and what Redis tells of them is heard: a real Redis."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from kv_indexer.adapters import tracking_link
+from kv_indexer.adapters.tracking_link import TrackingLink
+from kv_indexer.api import PrefixIndexReader
+from kv_indexer.core.index_changes import Clear
+from kv_indexer.errors import IndexUnavailableError
+from tests.integration.kv_fake_redis import array, error, fake_redis
+from tests.integration.kv_index import ROOT, A, B, Index, blocks, redis_index, without
+from tests.integration.kv_redis import RedisServer
+from tests.unit.kv_indexer_apply.kv_fakes import BLOCK, prompt
+
+DEADLINE_SECONDS = 20.0
+LONG = 200  # blocks: three stretches and some
+
+
+@pytest.fixture
+async def index(redis_server: RedisServer) -> AsyncIterator[Index]:
+    async with redis_index(redis_server) as one:
+        yield one
+
+
+@pytest.fixture
+async def tracking(redis_server: RedisServer) -> AsyncIterator[PrefixIndexReader]:
+    reader = PrefixIndexReader(url=redis_server.url, hash_seed="kvmesh", tracks=True)
+    yield reader
+    await reader.close()
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not await condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.005)
+
+
+async def look(reader: PrefixIndexReader, tokens: bytes = prompt(LONG)) -> tuple[dict[str, int], int, int]:
+    """Return who holds how much, and how many blocks were known and asked for."""
+    known, asked = reader.known_blocks, reader.asked_blocks
+    lookup = await reader.lookup(tokens, root=ROOT, needs_all_keys=True)
+    return dict(lookup.matched_blocks), reader.known_blocks - known, reader.asked_blocks - asked
+
+
+async def until_known(reader: PrefixIndexReader, blocks_: int, tokens: bytes = prompt(LONG)) -> None:
+    async def is_known() -> bool:
+        return (await look(reader, tokens))[1] >= blocks_
+
+    await eventually(is_known, f"{blocks_} blocks are never known")
+
+
+async def until_same(reader: PrefixIndexReader, plain: PrefixIndexReader, tokens: bytes = prompt(LONG)) -> None:
+    async def is_same() -> bool:
+        return (await look(reader, tokens))[0] == (await look(plain, tokens))[0]
+
+    await eventually(is_same, "the answers stay different")
+
+
+def trackers(server: RedisServer) -> list[dict[str, Any]]:
+    """The connections that Redis tells of changes."""
+    client: Any = server.client()
+    return [each for each in client.client_list() if "t" in each["flags"]]
+
+
+async def test_what_is_held_and_comes_again_is_not_asked_for(index: Index, tracking: PrefixIndexReader) -> None:
+    await index.apply(A, blocks(1, LONG))
+    await until_known(tracking, 192)
+
+    assert await look(tracking) == ({A.endpoint: LONG}, 192, LONG - 192)
+    assert tracking.tracked_blocks == 192
+    # another prompt that goes on differently after 64 blocks
+    other = prompt(64)[:-4] + b"\7" * 400
+    assert await look(tracking, other) == ({A.endpoint: 64}, 64, (len(other) // 4 - 1) // BLOCK - 64)
+
+
+async def test_a_prompt_that_nobody_holds_is_not_tracked(index: Index, tracking: PrefixIndexReader) -> None:
+    await index.apply(A, blocks(1, 70))
+    await until_known(tracking, 64)
+    for _ in range(5):
+        assert (await look(tracking))[:2] == ({A.endpoint: 70}, 64)
+    assert tracking.tracked_blocks == 64
+
+
+async def test_every_kind_of_change_is_heard(index: Index, tracking: PrefixIndexReader) -> None:
+    await index.apply(A, blocks(1, LONG))
+    await until_known(tracking, 192)
+
+    await index.apply(B, blocks(1, 150))  # a second holder
+    await until_same(tracking, index.reader)
+    await until_known(tracking, 192)
+    await index.apply(A, without(100))  # in the middle
+    await until_same(tracking, index.reader)
+    assert (await look(tracking))[0] == {A.endpoint: 99, B.endpoint: 150}
+    await until_known(tracking, 128)
+    await index.apply(B, Clear())
+    await until_same(tracking, index.reader)
+    await index.sweep()
+    await until_same(tracking, index.reader)
+    await index.drop(A)
+    assert (await look(tracking))[0] == {}
+
+
+async def test_an_emptied_redis_is_heard(index: Index, tracking: PrefixIndexReader, redis_server: RedisServer) -> None:
+    await index.apply(A, blocks(1, LONG))
+    await until_known(tracking, 192)
+
+    redis_server.client().flushall()
+
+    await eventually(lambda: _is(lambda: tracking.tracked_blocks == 0), "an emptied Redis is not heard of")
+    assert (await look(tracking))[0] == {}
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_random_histories_end_with_the_answer_of_a_reader_that_asks(
+    index: Index, tracking: PrefixIndexReader, seed: int
+) -> None:
+    chance = random.Random(seed)
+    known = 0
+    for _ in range(40):
+        stream = chance.choice((A, B))
+        first = chance.randrange(1, LONG)
+        match chance.randrange(8):
+            case 0 | 1 | 2:
+                await index.apply(stream, blocks(first, chance.randrange(first, LONG + 1)))
+            case 3 | 4:
+                await index.apply(stream, blocks(1, first))
+            case 5 | 6:
+                await index.apply(stream, without(*chance.sample(range(1, LONG + 1), 3)))
+            case 7:
+                await index.apply(stream, Clear())
+                await index.sweep()
+        for _ in range(3):
+            known += (await look(tracking))[1]
+            await asyncio.sleep(0)
+        await until_same(tracking, index.reader)
+    assert known, "nothing was known at any time, so nothing was tried"
+
+
+async def test_a_lost_connection_forgets_and_another_one_begins_anew(
+    index: Index, tracking: PrefixIndexReader, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking_link, "PING_SECONDS", 60.0)
+    await index.apply(A, blocks(1, LONG))
+    await until_known(tracking, 192)
+    (before,) = trackers(redis_server)
+
+    redis_server.client().client_kill_filter(_id=before["id"])
+    await index.apply(A, without(100))  # nobody tells of it
+
+    await until_same(tracking, index.reader)
+    assert (await look(tracking))[0] == {A.endpoint: 99}
+    await until_known(tracking, 64)
+    assert [each["id"] for each in trackers(redis_server)] != [before["id"]]
+
+
+async def test_where_lookups_go_elsewhere_so_do_the_changes(
+    index: Index, tracking: PrefixIndexReader, redis_server: RedisServer
+) -> None:
+    await index.apply(A, blocks(1, LONG))
+    await until_known(tracking, 192)
+    (before,) = trackers(redis_server)
+    client: Any = redis_server.client()
+    asks = [each["id"] for each in client.client_list() if each["cmd"].lower() == "hmget" and not each["name"]]
+
+    for each in asks:  # lookups' connection, and the other reader's
+        client.client_kill_filter(_id=each)
+
+    async def is_another() -> bool:
+        try:
+            await look(tracking)
+        except IndexUnavailableError:
+            return False
+        return [each["id"] for each in trackers(redis_server)] not in ([], [before["id"]])
+
+    await eventually(is_another, "the changes still come from the connection of before")
+    await until_known(tracking, 192)
+
+
+async def test_a_redis_that_does_no_tracking_is_asked_for_everything(
+    index: Index,
+    tracking: PrefixIndexReader,
+    redis_server: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(tracking_link, "RETRY_SECONDS", 0.01)
+    client: Any = redis_server.client()
+    client.acl_setuser("default", enabled=True, nopass=True, commands=["+@all", "-client"], keys=["*"])
+    try:
+        await index.apply(A, blocks(1, LONG))
+        for _ in range(4):
+            assert await look(tracking) == ({A.endpoint: LONG}, 0, LONG)
+        await eventually(lambda: _is(lambda: "known prefixes" in caplog.text), "nobody is told")
+        for _ in range(4):
+            assert await look(tracking) == ({A.endpoint: LONG}, 0, LONG)
+        assert caplog.text.count("known prefixes are asked for with every request") == 1
+        assert "client" in caplog.text
+        assert tracking.tracked_blocks == 0
+        tried = client.info("stats")["total_connections_received"]
+        connections = client.info("clients")["connected_clients"]
+        await eventually(
+            lambda: _is(lambda: client.info("stats")["total_connections_received"] >= tried + 3), "it gives up"
+        )
+        assert client.info("clients")["connected_clients"] <= connections + 1
+    finally:
+        client.acl_setuser("default", commands=["+@all"])
+
+
+async def test_a_connection_that_says_nothing_is_not_believed() -> None:
+    is_silent = False
+
+    def answer(command: list[bytes]) -> bytes | None:
+        if is_silent:
+            return None
+        return array(*[b"3"] * (len(command) - 1)) if command[0] == b"MGET" else b""
+
+    keys = b"".join(number.to_bytes(8, "big") for number in range(64))
+    async with fake_redis(answer) as server:
+        link = TrackingLink(server.url)
+        try:
+            await eventually(lambda: comes_again(link, keys), "nothing is known")
+            is_silent = True
+            now = asyncio.get_running_loop().time()
+            assert is_known(link, keys, now=now + tracking_link.BELIEVED_SECONDS / 2)
+            assert not is_known(link, keys, now=now + tracking_link.BELIEVED_SECONDS)
+        finally:
+            await link.close()
+
+
+async def test_an_error_to_what_is_asked_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking_link, "RETRY_SECONDS", 0.01)
+    refusals = [error("LOADING Redis is loading the dataset in memory")] * 3
+
+    def answer(command: list[bytes]) -> bytes | None:
+        if command[0] != b"MGET":
+            return b""
+        return refusals.pop() if refusals else array(*[b"3"] * (len(command) - 1))
+
+    keys = b"".join(number.to_bytes(8, "big") for number in range(64))
+    async with fake_redis(answer) as server:
+        link = TrackingLink(server.url)
+        try:
+            await eventually(lambda: comes_again(link, keys), "it does not recover")
+            assert not refusals
+        finally:
+            await link.close()
+
+
+def is_known(link: TrackingLink, keys: bytes, *, now: float) -> bool:
+    return link.leading(keys, now=now)[1] == len(keys) // 8
+
+
+async def comes_again(link: TrackingLink, keys: bytes) -> bool:
+    link.note(keys, held=len(keys) // 8)
+    return is_known(link, keys, now=asyncio.get_running_loop().time())
+
+
+async def _is(condition: Callable[[], bool]) -> bool:
+    return condition()
