@@ -71,6 +71,7 @@ async def costs(url: str, *, tracks: bool) -> dict[str, float]:
     """Return microseconds a block of Redis' CPU and of ours: for writes of other blocks, and for changes of ours."""
     client: Any = redis.Redis.from_url(url)
     link = TrackingLink(url)
+    link.begin_anew(client.info("server")["run_id"].encode())
     keys = os.urandom(LIMIT * STRETCH_BLOCKS * KEY_BYTES)
     names = [PREFIX + b"b" + key for key in split_keys(keys)]
     _set(client, names, value="1")
@@ -86,7 +87,7 @@ async def costs(url: str, *, tracks: bool) -> dict[str, float]:
     own, theirs = time.process_time(), cpu_seconds(client)
     _set(client, names, value="2")
     if tracks:
-        await _until(lambda: len(link) == 0)
+        await _until(lambda: link.tracked_blocks == 0)
     spent["redis_us_a_changed_block"] = (cpu_seconds(client) - theirs) / len(names) * 1e6
     spent["own_us_a_changed_block"] = (time.process_time() - own) / len(names) * 1e6
     await link.close()

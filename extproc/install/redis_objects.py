@@ -96,6 +96,7 @@ def _arguments(plan: InstallPlan) -> list[str]:
         "protected-mode": "no",  # the mesh and the network policy say who may connect
         "maxmemory": f"{plan.redis_memory_mib}mb",
         "maxmemory-policy": "noeviction",  # evicted keys would make the index lie
+        "tracking-table-max-keys": "262144",  # what pickers had it track stays in its memory: 36 MB, not 137
         "appendonly": "yes",
         "appendfsync": "everysec",
         "save": "",

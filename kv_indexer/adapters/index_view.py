@@ -13,7 +13,8 @@ from typing import Any
 
 from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_findings import RedisFindings
-from kv_indexer.adapters.redis_link import RedisLink, checked
+from kv_indexer.adapters.redis_link import RedisLink
+from kv_indexer.adapters.redis_protocol import array_of
 from kv_indexer.adapters.redis_snapshot import read_registry_of, read_snapshot
 from kv_indexer.core.block_keys import KEY_BYTES
 from kv_indexer.core.prefix_match import MatchTable, held_mask, match_table
@@ -89,7 +90,7 @@ class IndexView:
         for at in range(0, len(keys), KEYS_AT_ONCE * KEY_BYTES):
             part = keys[at : at + KEYS_AT_ONCE * KEY_BYTES]
             (reply,) = await self._link.request(pack_mget(part), replies=1)
-            for value in _array(reply, len(part) // KEY_BYTES):
+            for value in array_of(reply, len(part) // KEY_BYTES):
                 found.append(NO_HOLDERS if value is None else read(value))
                 if time.monotonic() - began >= TURN_SECONDS:  # a tenth of a millisecond each with 64 pods
                     await asyncio.sleep(0)
@@ -105,10 +106,3 @@ def _holders_of(value: bytes, table: MatchTable) -> Mapping[str, str]:
             if stream.mask & held and stream.endpoint not in holders:
                 holders[stream.endpoint] = next(tier for tier, slots in stream.tiers if slots & held)
     return holders
-
-
-def _array(reply: Any, length: int) -> list[Any]:
-    array = checked(reply)
-    if not isinstance(array, list) or len(array) != length:
-        raise IndexUnavailableError("Redis answers something else than was asked; perhaps it is a proxy or no Redis")
-    return array

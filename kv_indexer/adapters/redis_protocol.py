@@ -31,6 +31,20 @@ def checked(reply: Any) -> Any:
     return reply
 
 
+def array_of(reply: Any, length: int) -> list[Any]:
+    """Return an array of so many values. Raise IndexUnavailableError, as `checked` does."""
+    array = checked(reply)
+    if not isinstance(array, list) or len(array) != length:
+        raise IndexUnavailableError("Redis answers something else than was asked; perhaps it is a proxy or no Redis")
+    return array
+
+
+def run_id(info: Any) -> bytes:
+    """Return which run of which server answers, by its reply to `INFO server`; empty where that does not say."""
+    text = info if isinstance(info, bytes) else b""
+    return text.partition(b"run_id:")[2].partition(b"\r\n")[0]
+
+
 def unless_other_type(reply: Any) -> Any:
     """Return the reply, or None: what is not of our type is as good as absent. Raise as `checked` does for the rest."""
     return None if isinstance(reply, ReplyError) and str(reply).startswith("WRONGTYPE") else checked(reply)

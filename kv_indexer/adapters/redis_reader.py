@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kv_indexer.adapters.redis_address import RedisAccess
-from kv_indexer.adapters.redis_link import RedisLink, checked, pack
-from kv_indexer.adapters.redis_protocol import RedisProtocol
+from kv_indexer.adapters.redis_link import RedisLink, pack
+from kv_indexer.adapters.redis_protocol import RedisProtocol, array_of, run_id
 from kv_indexer.adapters.redis_snapshot import READ_AT_ONCE, read_registry_of, read_snapshot
 from kv_indexer.adapters.tracking_link import TrackingLink
 from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES, BlockExtras, block_keys
@@ -36,6 +36,7 @@ SNAPSHOT_MAX_AGE_SECONDS = 1.0  # counts and the indexer's heartbeat may be this
 CONFLICT_LIMIT = 4  # a registry that changes between all round trips is not worth waiting for
 
 _VERSION = pack("HMGET", REGISTRY, "nonce", "version")
+_WHO = pack("INFO", "server")
 
 
 class PrefixIndexReader:
@@ -46,7 +47,7 @@ class PrefixIndexReader:
         self.hash_seed = hash_seed
         self.known_blocks = self.asked_blocks = 0  # of all lookups: not asked for because known, and asked for
         self._tracking = TrackingLink(url) if tracks else None
-        self._link = RedisLink(url, reads_only=True, greet=self._begin_anew)
+        self._link = RedisLink(url, reads_only=True, greet=self._greet)
         self._known = KnownBlockKeys()
         self._hints = DepthHints()
         self._table: MatchTable | None = None
@@ -113,7 +114,7 @@ class PrefixIndexReader:
     @property
     def tracked_blocks(self) -> int:
         """Return the blocks whose changes Redis tells us of."""
-        return len(self._tracking) if self._tracking is not None else 0
+        return self._tracking.tracked_blocks if self._tracking is not None else 0
 
     async def close(self) -> None:
         """Close the connections."""
@@ -149,9 +150,9 @@ class PrefixIndexReader:
         self._read_at = asyncio.get_running_loop().time()
         return self._table
 
-    async def _begin_anew(self, _: RedisProtocol) -> None:
+    async def _greet(self, protocol: RedisProtocol) -> None:
         if self._tracking is not None:
-            self._tracking.begin_anew()
+            self._tracking.begin_anew(run_id((await protocol.request(_WHO, 1))[0]))
 
     async def _ask(self, commands: bytes, replies: int) -> list[Any]:
         return await self._link.request(commands, replies=replies)
@@ -170,13 +171,13 @@ class PrefixIndexReader:
         self, searches: Sequence["_Search"], table: MatchTable, passed: "_PassedThrough", *, needs_all_keys: bool
     ) -> bool:
         """Walk each block size in growing chunks, while anyone holds every block; False if the registry has changed."""
-        now = asyncio.get_running_loop().time()
+        version, now = table.registry.version, asyncio.get_running_loop().time()
         for search in searches:
             # who has asked deeper before has computed the keys up to there, so what was never seen needs no hint
             keys = search.keys
             reached = keys.reach_unknown()
             if self._tracking is not None:
-                search.known, search.asked = self._tracking.leading(reached, now=now)
+                search.known, search.asked = self._tracking.leading(reached, version=version, now=now)
                 self.known_blocks += search.asked
             search.want(max(self._hints.first_chunk(reached, blocks=keys.blocks) - search.asked, FIRST_CHUNK))
         asking = [search for search in searches if search.wanted]
@@ -187,8 +188,8 @@ class PrefixIndexReader:
             answer = self._link.begin(commands, replies=replies)
             for search in searches:
                 search.work_ahead(needs_all_keys=needs_all_keys)
-            version, values = self._read(await answer, chunks, passed)
-            if version != table.registry.version:
+            found, values = self._read(await answer, chunks, passed)
+            if found != version:
                 return False
             asking = [search for search, runs in zip(asking, values, strict=True) if search.goes_on(runs)]
             if not asking:
@@ -205,9 +206,9 @@ class PrefixIndexReader:
         ours = len(chunks) + 2
         if len(replies) > ours:
             passed.took(replies[ours:])
-        before, after = _array(replies[0], 2), _array(replies[ours - 1], 2)
+        before, after = array_of(replies[0], 2), array_of(replies[ours - 1], 2)
         runs = [
-            runs_of(_array(reply, len(chunk) // KEY_BYTES)) for chunk, reply in zip(chunks, replies[1:], strict=False)
+            runs_of(array_of(reply, len(chunk) // KEY_BYTES)) for chunk, reply in zip(chunks, replies[1:], strict=False)
         ]
         if before != after:
             return None, runs
@@ -348,10 +349,3 @@ def _has_failed(task: "asyncio.Task[MatchTable] | None") -> bool:
 
 def _is_large(table: MatchTable) -> bool:
     return len(table.registry.streams) + len(table.registry.slots) > READ_AT_ONCE
-
-
-def _array(reply: Any, length: int) -> list[Any]:
-    array = checked(reply)
-    if not isinstance(array, list) or len(array) != length:
-        raise IndexUnavailableError("Redis answers something else than was asked; perhaps it is a proxy or no Redis")
-    return array

@@ -38,6 +38,7 @@ class RedisFacts:
     evicted_keys: float | None = None  # since it started, as the next one
     operations: float | None = None
     clients: float | None = None
+    tracked_keys: float | None = None
     replicas: float | None = None
 
 
@@ -49,6 +50,7 @@ FIELDS: Mapping[str, str] = {
     "evicted_keys": "evicted_keys",
     "operations": "total_commands_processed",
     "clients": "connected_clients",
+    "tracked_keys": "tracking_total_keys",
     "replicas": "connected_slaves",
 }
 
@@ -173,5 +175,6 @@ def _families() -> Mapping[str, GaugeMetricFamily | CounterMetricFamily]:
         "evicted_keys": counter("evicted_keys", "Keys that Redis has evicted; any makes the index lie."),
         "operations": counter("operations", "Commands that Redis has processed, whoever sent them."),
         "clients": gauge("clients", "Connections to Redis."),
+        "tracked_keys": gauge("tracked_keys", "Keys that Redis remembers to tell pickers of, some 140 bytes each."),
         "replicas": gauge("replicas", "Replicas that follow Redis."),
     }

@@ -13,23 +13,23 @@ from typing import Any
 
 from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_link import RedisLink, checked, pack
-from kv_indexer.adapters.redis_protocol import RedisProtocol
+from kv_indexer.adapters.redis_protocol import RedisProtocol, array_of, run_id
 from kv_indexer.core.block_keys import KEY_BYTES
 from kv_indexer.core.prefix_match import Run
 from kv_indexer.core.tracked_blocks import NOTHING_KNOWN, STRETCH_BLOCKS, TrackedBlocks
 from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.wire.redis_keys import pack_mget
+from kv_indexer.wire.redis_keys import REGISTRY, pack_mget, parse_version
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8  # stretches an MGET: as many blocks as a lookup of 8,000 tokens
-PING_SECONDS = 0.5
+ASK_SECONDS = 0.5
 # Redis had told of every change by the time that it answered. Longer ago than this, the connection may be dead
 BELIEVED_SECONDS = 2.0
 RETRY_SECONDS = 5.0
 
-_GREETING = pack("HELLO", 3) + pack("CLIENT", "TRACKING", "ON")
-_PING = pack("PING")
+_GREETING = pack("INFO", "server") + pack("HELLO", 3) + pack("CLIENT", "TRACKING", "ON")
+_VERSION = pack("HMGET", REGISTRY, "nonce", "version")
 
 
 class TrackingLink:
@@ -39,39 +39,56 @@ class TrackingLink:
         self._blocks = TrackedBlocks()
         self._link = RedisLink(url, reads_only=True, stall_seconds=BELIEVED_SECONDS, greet=self._greet)
         self._protocol: RedisProtocol | None = None
+        self._server = self._server_of_lookups = b""  # their run ids
+        self._version = b""  # of the registry; all changes up to it have been told
         self._believed_until = 0.0  # loop time
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._trouble = ""
 
-    def leading(self, keys: bytes, *, now: float) -> tuple[Sequence[Run], int]:
-        """Return what is known of the first blocks of these packed keys at `now` (loop time), and of how many."""
-        return self._blocks.leading(keys) if now < self._believed_until else NOTHING_KNOWN
+    def leading(self, keys: bytes, *, version: bytes, now: float) -> tuple[Sequence[Run], int]:
+        """Return what is known of the first blocks of these packed keys at `now` (loop time), and of how many.
 
-    def __len__(self) -> int:
-        """Return how many blocks Redis tells of."""
-        return len(self._blocks) * STRETCH_BLOCKS
+        `version`: of the registry that is to tell what the values mean. What was read before a slot got another
+        meaning must not be read by the new one.
+        """
+        if now >= self._believed_until:
+            return NOTHING_KNOWN
+        if version != self._version:
+            self._wake.set()
+            return NOTHING_KNOWN
+        return self._blocks.leading(keys)
+
+    @property
+    def tracked_blocks(self) -> int:
+        """Return how many blocks are known here or about to be."""
+        return len(self._blocks)
 
     def note(self, keys: bytes, *, held: int) -> None:
         """Take note of a lookup: somebody holds the first `held` blocks of these packed keys."""
-        if self._trouble or not self._blocks.note(keys, held=held):
+        if self._trouble or self._is_closed or not self._blocks.note(keys, held=held):
             return
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="redis-tracking")
         self._wake.set()
 
-    def begin_anew(self) -> None:
-        """Forget everything and look for the server again: lookups may go to another one from now on."""
+    def begin_anew(self, server: bytes) -> None:
+        """Forget everything: lookups have a new connection, perhaps to another server (its run id)."""
+        self._server_of_lookups = server
         self.lost()
         if self._protocol is not None:
-            self._protocol.abort()
+            self._protocol.abort()  # the next one goes where lookups go
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        await self._link.close()
+        self._is_closed = True
+        try:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.wait([self._task])
+        finally:
+            await self._link.close()
 
     # --- redis_protocol.Listener ----------------------------------------------------------------------------------
 
@@ -92,38 +109,54 @@ class TrackingLink:
     # --------------------------------------------------------------------------------------------------------------
 
     async def _greet(self, protocol: RedisProtocol) -> None:
-        for reply in await protocol.request(_GREETING, 2):
-            checked(reply)
-        self.lost()
+        info, hello, tracking = await protocol.request(_GREETING, 3)
+        told = checked(hello)
+        if not isinstance(told, dict) or told.get(b"proto") != 3:  # by RESP2 nothing would ever be told
+            raise IndexUnavailableError("it does not speak RESP3")
+        checked(tracking)
+        if self._protocol is not None and self._protocol is not protocol:
+            self._protocol.listener = None  # its end is no news any more
+            self.lost()
         self._protocol, protocol.listener = protocol, self
+        self._server = run_id(info)
 
     async def _run(self) -> None:
         while True:
             try:
                 await self._ask()
-            except IndexUnavailableError as error:
-                self.lost()  # what was asked for, too
-                self._note_trouble(str(error))
-                await asyncio.sleep(RETRY_SECONDS)
+                self._note_trouble("")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(ASK_SECONDS if len(self._blocks) else None):
+                        await self._wake.wait()
+                self._wake.clear()
                 continue
-            self._note_trouble("")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PING_SECONDS if len(self._blocks) else None):
-                    await self._wake.wait()
-            self._wake.clear()
+            except IndexUnavailableError as error:
+                self._note_trouble(str(error))
+            except Exception:
+                log.exception("what Redis said of known prefixes could not be read")
+                self._note_trouble("a defect")
+            self.lost()  # what was asked for, too
+            if self._protocol is not None:
+                self._protocol.abort()
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _ask(self) -> None:
-        """Ask for all that is wanted, or whether Redis is still there."""
+        """Ask for all that is wanted, and how far Redis has told."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        # first: where it opens a connection, what was wanted before is forgotten
-        checked((await self._link.request(_PING, replies=1))[0])
-        while stretches := self._blocks.take_wanted(AT_ONCE):
+        while True:
+            stretches = self._blocks.take_wanted(AT_ONCE)
             keys = b"".join([stretch.keys for stretch in stretches])
-            values = checked((await self._link.request(pack_mget(keys), replies=1))[0])
+            began = loop.time()
+            replies = await self._link.request(_VERSION + pack_mget(keys) if keys else _VERSION, replies=1 + bool(keys))
+            if not self._server or self._server != self._server_of_lookups:
+                raise IndexUnavailableError("this is not the server that answers lookups, or it does not say (+info)")
+            version = parse_version(array_of(replies[0], 2))
+            values = array_of(replies[1], len(stretches) * STRETCH_BLOCKS) if keys else []
             for number, stretch in enumerate(stretches):
                 self._blocks.fill(stretch, values[number * STRETCH_BLOCKS : (number + 1) * STRETCH_BLOCKS])
-        self._believed_until = began + BELIEVED_SECONDS
+            self._version, self._believed_until = version, began + BELIEVED_SECONDS
+            if not stretches:
+                return
 
     def _note_trouble(self, trouble: str) -> None:
         """Log when it begins and ends, not each attempt."""

@@ -15,6 +15,8 @@ STRETCH_BLOCKS = 64
 STRETCH_BYTES = STRETCH_BLOCKS * KEY_BYTES
 LIMIT = 1_024  # stretches: a million tokens at 16 a block, some 8 MB here and 9 MB of Redis (docs/redis.md)
 SEEN_LIMIT = 16_384  # stretches that were held once
+NEW_AT_ONCE = 16  # stretches of a lookup that are begun with: each of them costs 20 us
+MOST_RUNS = 256  # of a prompt that are kept together; values that alternate would take memory by the square
 SECOND_CHANCES = 16  # stretches that one new one looks past for one that was not used
 NOTHING_KNOWN: tuple[Sequence[Run], int] = ((), 0)
 
@@ -49,8 +51,8 @@ class TrackedBlocks:
         self._dropped = 0
 
     def __len__(self) -> int:
-        """Return how many stretches are known or asked for."""
-        return len(self._stretches)
+        """Return how many blocks are known or about to be."""
+        return len(self._of_block)
 
     def leading(self, keys: bytes) -> tuple[Sequence[Run], int]:
         """Return the values of a prompt's first blocks, as far as they are known, and how many blocks that are.
@@ -69,16 +71,18 @@ class TrackedBlocks:
 
     def note(self, keys: bytes, *, held: int) -> bool:
         """Take note that somebody holds the first `held` of these blocks; tell whether any are to be asked for now."""
+        new = 0
         for end in range(STRETCH_BYTES, held * KEY_BYTES + 1, STRETCH_BYTES):
             last = keys[end - KEY_BYTES : end]
             stretch = self._stretches.get(last)
             if stretch is not None:
                 stretch.was_used = True
-            elif last in self._seen:
+            elif last not in self._seen:
+                self._seen[last] = None
+            elif new < NEW_AT_ONCE:
+                new += 1
                 del self._seen[last]
                 self._want(TrackedStretch(keys[end - STRETCH_BYTES : end]), last)
-            else:
-                self._seen[last] = None
         while len(self._seen) > SEEN_LIMIT:
             del self._seen[next(iter(self._seen))]
         return bool(self._wanted)
@@ -124,7 +128,8 @@ class TrackedBlocks:
             deepest, known = stretch, end // KEY_BYTES
         if deepest is None:
             return NOTHING_KNOWN
-        deepest.so_far, deepest.as_of = runs, self._dropped
+        if len(runs) <= MOST_RUNS:
+            deepest.so_far, deepest.as_of = runs, self._dropped
         return runs, known
 
     def _want(self, stretch: TrackedStretch, last: bytes) -> None:

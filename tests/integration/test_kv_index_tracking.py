@@ -17,6 +17,7 @@ from kv_indexer.errors import IndexUnavailableError
 from tests.integration.kv_fake_redis import array, error, fake_redis
 from tests.integration.kv_index import ROOT, A, B, Index, blocks, redis_index, without
 from tests.integration.kv_redis import RedisServer
+from tests.integration.kv_redis_groups import RIGHTS
 from tests.unit.kv_indexer_apply.kv_fakes import BLOCK, prompt
 
 DEADLINE_SECONDS = 20.0
@@ -147,7 +148,7 @@ async def test_random_histories_end_with_the_answer_of_a_reader_that_asks(
 async def test_a_lost_connection_forgets_and_another_one_begins_anew(
     index: Index, tracking: PrefixIndexReader, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking_link, "PING_SECONDS", 60.0)
+    monkeypatch.setattr(tracking_link, "ASK_SECONDS", 60.0)
     await index.apply(A, blocks(1, LONG))
     await until_known(tracking, 192)
     (before,) = trackers(redis_server)
@@ -168,10 +169,9 @@ async def test_where_lookups_go_elsewhere_so_do_the_changes(
     await until_known(tracking, 192)
     (before,) = trackers(redis_server)
     client: Any = redis_server.client()
-    asks = [each["id"] for each in client.client_list() if each["cmd"].lower() == "hmget" and not each["name"]]
-
-    for each in asks:  # lookups' connection, and the other reader's
-        client.client_kill_filter(_id=each)
+    for each in client.client_list():  # lookups' connection, and the other reader's
+        if each["cmd"].lower() == "hmget" and each["id"] != before["id"]:
+            client.client_kill_filter(_id=each["id"])
 
     async def is_another() -> bool:
         try:
@@ -215,53 +215,156 @@ async def test_a_redis_that_does_no_tracking_is_asked_for_everything(
         client.acl_setuser("default", commands=["+@all"])
 
 
-async def test_a_connection_that_says_nothing_is_not_believed() -> None:
-    is_silent = False
-
-    def answer(command: list[bytes]) -> bytes | None:
-        if is_silent:
-            return None
-        return array(*[b"3"] * (len(command) - 1)) if command[0] == b"MGET" else b""
-
-    keys = b"".join(number.to_bytes(8, "big") for number in range(64))
-    async with fake_redis(answer) as server:
-        link = TrackingLink(server.url)
-        try:
-            await eventually(lambda: comes_again(link, keys), "nothing is known")
-            is_silent = True
-            now = asyncio.get_running_loop().time()
-            assert is_known(link, keys, now=now + tracking_link.BELIEVED_SECONDS / 2)
-            assert not is_known(link, keys, now=now + tracking_link.BELIEVED_SECONDS)
-        finally:
-            await link.close()
+async def test_the_rights_that_the_docs_grant_are_enough(
+    index: Index, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    client: Any = redis_server.client()
+    client.execute_command("ACL", "SETUSER", "picker", "on", ">secret", *RIGHTS)
+    reader = PrefixIndexReader(
+        url=f"redis://picker:secret@127.0.0.1:{redis_server.port}/0", hash_seed="kvmesh", tracks=True
+    )
+    try:
+        await index.apply(A, blocks(1, LONG))
+        await until_known(reader, 192)
+        assert "known prefixes" not in caplog.text
+    finally:
+        await reader.close()
+        client.acl_deluser("picker")
 
 
-async def test_an_error_to_what_is_asked_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_right_after_a_lookup_leaves_nothing(
+    index: Index, tracking: PrefixIndexReader, redis_server: RedisServer
+) -> None:
+    await index.apply(A, blocks(1, LONG))
+    for _ in range(2):
+        await look(tracking)
+    await tracking.close()  # before the second one was taken note of
+    await eventually(lambda: _is(lambda: not trackers(redis_server)), "a connection is left")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "redis-tracking"]
+    assert not trackers(redis_server)
+
+
+# --- what no real server does: the link alone ---------------------------------------------------------------------
+
+KEYS = b"".join(number.to_bytes(8, "big") for number in range(64))
+SERVER, VERSION = b"f00d", b"n.7"
+HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
+
+
+class Tracked:
+    """A link to a fake server that a test can make say anything."""
+
+    def __init__(self) -> None:
+        self.answers: dict[bytes, bytes | None] = {}  # in place of the usual ones, by command
+        self.values = b"3"
+
+    def answer(self, command: list[bytes]) -> bytes | None:
+        usual = {
+            b"INFO": b"$%d\r\n%s\r\n" % (len(SERVER) + 9, b"run_id:" + SERVER + b"\r\n"),
+            b"HELLO": HELLO,
+            b"HMGET": array(*VERSION.split(b".")),
+            b"MGET": array(*[self.values] * (len(command) - 1)),
+        }
+        return self.answers.get(command[0], usual.get(command[0], b""))
+
+    def is_known(self, link: TrackingLink, *, version: bytes = VERSION, now: float | None = None) -> bool:
+        now = asyncio.get_running_loop().time() if now is None else now
+        return link.leading(KEYS, version=version, now=now) == ([(self.values, 64)], 64)
+
+    async def comes_again(self, link: TrackingLink) -> bool:
+        link.note(KEYS, held=64)
+        return self.is_known(link)
+
+
+@pytest.fixture
+def fake() -> Tracked:
+    return Tracked()
+
+
+@pytest.fixture
+async def link(fake: Tracked, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TrackingLink]:
     monkeypatch.setattr(tracking_link, "RETRY_SECONDS", 0.01)
-    refusals = [error("LOADING Redis is loading the dataset in memory")] * 3
-
-    def answer(command: list[bytes]) -> bytes | None:
-        if command[0] != b"MGET":
-            return b""
-        return refusals.pop() if refusals else array(*[b"3"] * (len(command) - 1))
-
-    keys = b"".join(number.to_bytes(8, "big") for number in range(64))
-    async with fake_redis(answer) as server:
-        link = TrackingLink(server.url)
-        try:
-            await eventually(lambda: comes_again(link, keys), "it does not recover")
-            assert not refusals
-        finally:
-            await link.close()
+    async with fake_redis(fake.answer) as server:
+        one = TrackingLink(server.url)
+        one.begin_anew(SERVER)
+        yield one
+        await one.close()
 
 
-def is_known(link: TrackingLink, keys: bytes, *, now: float) -> bool:
-    return link.leading(keys, now=now)[1] == len(keys) // 8
+async def test_a_connection_that_says_nothing_is_not_believed(
+    fake: Tracked, link: TrackingLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking_link, "BELIEVED_SECONDS", 0.5)  # it is given up after 2 s
+    await eventually(lambda: fake.comes_again(link), "nothing is known")
+    fake.answers = dict.fromkeys((b"HMGET", b"MGET"), None)
+    await eventually(lambda: _is(lambda: not fake.is_known(link)), "silence is believed")
+    assert link.tracked_blocks == 64  # the connection is still there
 
 
-async def comes_again(link: TrackingLink, keys: bytes) -> bool:
-    link.note(keys, held=len(keys) // 8)
-    return is_known(link, keys, now=asyncio.get_running_loop().time())
+async def test_a_connection_without_news_stays_believed(fake: Tracked, link: TrackingLink) -> None:
+    await eventually(lambda: fake.comes_again(link), "nothing is known")
+    later = asyncio.get_running_loop().time() + tracking_link.BELIEVED_SECONDS
+    await eventually(lambda: _is(lambda: fake.is_known(link, now=later)), "nobody asks whether it is there")
+
+
+async def test_a_new_connection_of_lookups_makes_it_forget_at_once(fake: Tracked, link: TrackingLink) -> None:
+    await eventually(lambda: fake.comes_again(link), "nothing is known")
+    link.begin_anew(SERVER)
+    assert not fake.is_known(link)
+    await eventually(lambda: fake.comes_again(link), "it does not recover")
+
+
+async def test_what_was_read_by_another_version_of_the_registry_is_not_used(
+    fake: Tracked, link: TrackingLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking_link, "ASK_SECONDS", 60.0)
+    await eventually(lambda: fake.comes_again(link), "nothing is known")
+    fake.answers[b"HMGET"] = array(b"n", b"8")
+    assert not fake.is_known(link, version=b"n.8")
+    assert fake.is_known(link)
+    await eventually(lambda: _is(lambda: fake.is_known(link, version=b"n.8")), "a new version is not asked for")
+    assert not fake.is_known(link)
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong"),
+    [
+        (b"MGET", error("LOADING Redis is loading the dataset in memory")),
+        (b"MGET", b":1\r\n"),
+        (b"MGET", array(b"3", b"3")),
+        (b"HMGET", array(b"n")),
+        (b"HELLO", b"+OK\r\n"),  # a proxy: nothing would ever be told
+        (b"HELLO", error("ERR unknown command `HELLO`")),
+        (b"CLIENT", error("NOPERM this user has no permissions")),
+        (b"INFO", b"$2\r\nno\r\n"),
+        (b"INFO", b"$13\r\nrun_id:beef\r\n\r\n"),  # not the server of the lookups
+    ],
+)
+async def test_after_a_wrong_answer_nothing_is_known_until_there_are_right_ones(
+    fake: Tracked, link: TrackingLink, caplog: pytest.LogCaptureFixture, command: bytes, wrong: bytes
+) -> None:
+    fake.answers[command] = wrong
+
+    async def is_told() -> bool:
+        assert not await fake.comes_again(link)
+        return "known prefixes are asked for" in caplog.text
+
+    await eventually(is_told, "nobody is told")
+    del fake.answers[command]
+    await eventually(lambda: fake.comes_again(link), "it does not recover")
+
+
+async def test_a_defect_is_logged_and_ends_nothing(
+    fake: Tracked, link: TrackingLink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(tracking_link, "parse_version", lambda _: 1 / 0)
+        link.note(KEYS, held=64)
+        link.note(KEYS, held=64)
+        await eventually(lambda: _is(lambda: "ZeroDivisionError" in caplog.text), "nobody is told")
+    await eventually(lambda: fake.comes_again(link), "it does not recover")
 
 
 async def _is(condition: Callable[[], bool]) -> bool:

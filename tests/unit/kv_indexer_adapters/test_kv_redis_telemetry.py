@@ -11,7 +11,7 @@ INFO = (
     "# Server\r\nredis_version:7.2.4\r\n\r\n# Clients\r\nconnected_clients:12\r\n\r\n# Memory\r\n"
     "used_memory:1048576\r\n"
     "used_memory_human:1.00M\r\nused_memory_peak:2097152\r\nmaxmemory:0\r\nmem_fragmentation_ratio:1.50\r\n\r\n"
-    "# Stats\r\ntotal_commands_processed:99\r\nevicted_keys:3\r\n\r\n# Replication\r\n"
+    "# Stats\r\ntotal_commands_processed:99\r\nevicted_keys:3\r\ntracking_total_keys:640\r\n\r\n# Replication\r\n"
     "role:master\r\nconnected_slaves:2\r\n"
     "slave0:ip=10.0.0.1,port=6379,state=online\r\n\r\n"
     "# Keyspace\r\ndb0:keys=70,expires=2,avg_ttl=0\r\ndb3:keys=7,expires=0,avg_ttl=0,subexpiry=0\r\n"
@@ -25,6 +25,7 @@ FACTS = RedisFacts(
     evicted_keys=3.0,
     operations=99.0,
     clients=12.0,
+    tracked_keys=640.0,
     replicas=2.0,
 )
 STREAM = Stream(endpoint="10.0.0.1:8000")

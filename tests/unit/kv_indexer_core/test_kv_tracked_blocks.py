@@ -80,7 +80,7 @@ def test_a_change_takes_its_stretch_out_and_hides_what_follows() -> None:
     tracked.changed([keys_of(keys)[70]])
     assert tracked.leading(keys) == ([(HELD, 64)], 64)
     tracked.changed([keys_of(keys)[70], b"stranger", keys_of(keys)[71]])  # told twice, or of nothing of ours
-    assert len(tracked) == 2
+    assert len(tracked) == 128
 
     for _ in range(2):
         tracked.note(keys, held=192)
@@ -150,7 +150,32 @@ def test_who_is_not_used_goes_first() -> None:
     answer(tracked)
 
     assert [tracked.leading(keys)[1] for keys in (used, unused, new)] == [64, 0, 64]
-    assert len(tracked) == 2
+    assert len(tracked) == 128
+
+
+def test_a_very_long_prompt_is_begun_with_in_parts() -> None:
+    keys = prompt(64 * 40)
+    tracked = TrackedBlocks(limit=100)
+    sizes = []
+    for _ in range(5):
+        tracked.note(keys, held=64 * 40)
+        sizes.append(len(tracked) // 64)
+        answer(tracked)
+    assert sizes == [0, 16, 32, 40, 40]
+    assert tracked.leading(keys)[1] == 64 * 40
+
+
+def test_values_that_alternate_are_known_and_not_kept_together() -> None:
+    keys = prompt(64 * 10)
+    tracked = TrackedBlocks()
+    for _ in range(2):
+        tracked.note(keys, held=64 * 10)
+    stretches = tracked.take_wanted(10)
+    for stretch in stretches:
+        tracked.fill(stretch, [b"1", b"2"] * 32)
+    runs, known = tracked.leading(keys)
+    assert (values(runs), known) == ([b"1", b"2"] * 320, 640)
+    assert sum(len(stretch.so_far) for stretch in stretches) == 0
 
 
 def test_nothing_piles_up_while_nobody_answers() -> None:
@@ -158,7 +183,7 @@ def test_nothing_piles_up_while_nobody_answers() -> None:
     for branch in range(20):
         for _ in range(2):
             tracked.note(prompt(64, branch=branch), held=64)
-    assert len(tracked) == 3
+    assert len(tracked) == 3 * 64
     assert [stretch.keys for stretch in tracked.take_wanted(100)] == [prompt(64, branch=each) for each in (17, 18, 19)]
     assert tracked.take_wanted(100) == []
 
@@ -195,5 +220,5 @@ def test_whatever_happens_what_is_known_is_what_redis_has(seed: int) -> None:
             assert values(runs) == [redis.get(key) for key in keys_of(cut)[:blocks]]
             assert list(runs) == runs_of(values(runs))
             known += blocks
-        assert len(tracked) <= 6
+        assert len(tracked) <= 6 * 64
     assert known  # else nothing was tried
