@@ -13,7 +13,7 @@ from typing import Any
 from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_link import RedisLink, pack
 from kv_indexer.adapters.redis_protocol import RedisProtocol, array_of, run_id
-from kv_indexer.adapters.redis_snapshot import READ_AT_ONCE, read_registry_of, read_snapshot
+from kv_indexer.adapters.redis_snapshot import ASK_VERSION, READ_AT_ONCE, read_registry_of, read_snapshot
 from kv_indexer.adapters.tracking_link import TrackingLink
 from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES, BlockExtras, block_keys
 from kv_indexer.core.known_keys import KnownBlockKeys, PromptKeys
@@ -30,12 +30,11 @@ from kv_indexer.core.prefix_match import (
 )
 from kv_indexer.core.source import IndexStatus, SourceStatus
 from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.wire.redis_keys import REGISTRY, pack_mget, parse_version
+from kv_indexer.wire.redis_keys import pack_mget, parse_version
 
 SNAPSHOT_MAX_AGE_SECONDS = 1.0  # counts and the indexer's heartbeat may be this old; slots and states never are
 CONFLICT_LIMIT = 4  # a registry that changes between all round trips is not worth waiting for
 
-_VERSION = pack("HMGET", REGISTRY, "nonce", "version")
 _WHO = pack("INFO", "server")
 
 
@@ -234,7 +233,7 @@ class PrefixIndexReader:
 def _commands(chunks: Sequence[bytes], passed: "_PassedThrough") -> tuple[bytes, int]:
     """Return what asks for the chunks' values and the version that holds for all of them, and the replies to it."""
     more, more_replies = passed.pending()
-    return b"".join((_VERSION, *map(pack_mget, chunks), _VERSION, more)), len(chunks) + 2 + more_replies
+    return b"".join((ASK_VERSION, *map(pack_mget, chunks), ASK_VERSION, more)), len(chunks) + 2 + more_replies
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ FIELDS = (
 Ask = Callable[[bytes, int], Awaitable[list[Any]]]  # packed commands and their number -> replies, errors as values
 
 _HEAD = pack("EVAL", SNAPSHOT.source, 1, PREFIX, READ_AT_ONCE)
-_VERSION = pack("HMGET", REGISTRY, "nonce", "version")
+ASK_VERSION = pack("HMGET", REGISTRY, "nonce", "version")
 _TIME = pack("TIME")
 _STREAM = b"*%d\r\n$5\r\nHMGET\r\n" % (len(FIELDS) + 2)
 _FIELDS = b"".join(b"$%d\r\n%s\r\n" % (len(each), each) for each in FIELDS)
@@ -43,7 +43,7 @@ async def read_snapshot(ask: Ask) -> tuple[list[Any], bool]:
         if len(snapshot) == SNAPSHOT_PARTS:
             return snapshot, True
         slots, streams = await _slots(ask, snapshot[3]), await _streams(ask, snapshot[4])
-        (version,) = await ask(_VERSION, 1)
+        (version,) = await ask(ASK_VERSION, 1)
         snapshot = [*snapshot[:3], slots, streams]
         if checked(version) == snapshot[:2]:
             return snapshot, True

@@ -14,11 +14,12 @@ from typing import Any
 from kv_indexer.adapters.redis_address import RedisAccess
 from kv_indexer.adapters.redis_link import RedisLink, checked, pack
 from kv_indexer.adapters.redis_protocol import RedisProtocol, array_of, run_id
+from kv_indexer.adapters.redis_snapshot import ASK_VERSION
 from kv_indexer.core.block_keys import KEY_BYTES
 from kv_indexer.core.prefix_match import Run
 from kv_indexer.core.tracked_blocks import NOTHING_KNOWN, STRETCH_BLOCKS, TrackedBlocks
 from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.wire.redis_keys import REGISTRY, pack_mget, parse_version
+from kv_indexer.wire.redis_keys import pack_mget, parse_version
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,6 @@ BELIEVED_SECONDS = 2.0
 RETRY_SECONDS = 5.0
 
 _GREETING = pack("INFO", "server") + pack("HELLO", 3) + pack("CLIENT", "TRACKING", "ON")
-_VERSION = pack("HMGET", REGISTRY, "nonce", "version")
 
 
 class TrackingLink:
@@ -147,7 +147,9 @@ class TrackingLink:
             stretches = self._blocks.take_wanted(AT_ONCE)
             keys = b"".join([stretch.keys for stretch in stretches])
             began = loop.time()
-            replies = await self._link.request(_VERSION + pack_mget(keys) if keys else _VERSION, replies=1 + bool(keys))
+            replies = await self._link.request(
+                ASK_VERSION + pack_mget(keys) if keys else ASK_VERSION, replies=1 + bool(keys)
+            )
             if not self._server or self._server != self._server_of_lookups:
                 raise IndexUnavailableError("this is not the server that answers lookups, or it does not say (+info)")
             version = parse_version(array_of(replies[0], 2))
