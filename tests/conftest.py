@@ -19,10 +19,12 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-# Workers that start servers at the same time must not pick the same port for them.
+# Workers that start servers at the same time must not pick the same port for them, nor one of several in a row.
 if "PYTEST_XDIST_WORKER" in os.environ:
-    worker, workers = os.environ["PYTEST_XDIST_WORKER"], os.environ["PYTEST_XDIST_WORKER_COUNT"]
-    own_ports = ports.pickable_ports()[int(worker.removeprefix("gw")) :: int(workers)]
+    worker, workers = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    all_ports = ports.pickable_ports()
+    each = len(all_ports) // workers
+    own_ports = all_ports[worker * each : (worker + 1) * each]
     ports.pickable_ports = lambda: own_ports
 
 pytest_plugins = ["tests.hang_guard"]

@@ -18,6 +18,7 @@ from typing import Any
 
 import aiohttp
 
+from extproc.local import ports as local_ports
 from extproc.local.ports import pick_free_port
 
 START_SECONDS = 60.0
@@ -116,12 +117,15 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def free_port_range(count: int) -> int:
+def free_port_range(count: int, *, avoid: Sequence[int]) -> int:
     """Return the first of `count` neighbouring free ports."""
     while True:
         (first,) = free_ports(1)
+        row = range(first, first + count)
+        if row[-1] not in local_ports.pickable_ports() or not set(row).isdisjoint(avoid):
+            continue
         try:
-            opened = [socket.create_server(("127.0.0.1", first + i)) for i in range(count)]
+            opened = [socket.create_server(("127.0.0.1", port)) for port in row]
         except OSError:
             continue
         for each in opened:
@@ -136,10 +140,11 @@ async def running_stack(
     """Start `kvmesh up`, wait for its ready file, and end it; its own output goes to a file that failures show."""
     ready_file, config, output = tmp_path / "ready.json", tmp_path / "kvmesh.yaml", tmp_path / "up.log"
     config.write_text(settings, encoding="utf-8")
-    ports = [f"--{flag}={port}" for flag, port in zip(PORT_FLAGS, free_ports(len(PORT_FLAGS)), strict=True)]
-    where = ["--endpoints", ",".join(endpoints)] if endpoints else ["--pods", str(pods)]
-    where += [] if endpoints else ["--sim-port", str(free_port_range(pods))]
-    command = [sys.executable, "-m", "extproc", "up", "--no-live", "--ready-file", str(ready_file), *ports, *where]
+    ports = free_ports(len(PORT_FLAGS))
+    where = [f"--{flag}={port}" for flag, port in zip(PORT_FLAGS, ports, strict=True)]
+    where += ["--endpoints", ",".join(endpoints)] if endpoints else ["--pods", str(pods)]
+    where += [] if endpoints else ["--sim-port", str(free_port_range(pods, avoid=ports))]
+    command = [sys.executable, "-m", "extproc", "up", "--no-live", "--ready-file", str(ready_file), *where]
     if settings:
         command += ["--config", str(config)]
     with output.open("wb") as log:

@@ -20,13 +20,14 @@ from extproc.local.ports import pick_free_port
 
 HOST = "127.0.0.1"
 DEADLINE_SECONDS = 60.0
+MOST_PODS = 8  # they listen on as many ports in a row
 PORT_FLAGS = (
+    "--sim-port",
     "--envoy-port",
     "--envoy-admin-port",
     "--grpc-port",
     "--admin-port",
     "--indexer-admin-port",
-    "--sim-port",
 )
 
 TINY_MODEL = Path(__file__).parents[2] / "podsim" / "tiny_model"
@@ -38,7 +39,8 @@ app.command()(up)
 def port_flags() -> dict[str, int]:
     ports: dict[str, int] = {}
     for flag in PORT_FLAGS:
-        ports[flag] = pick_free_port(host=HOST, avoid=ports.values())
+        avoid = [port + pod for port in ports.values() for pod in range(MOST_PODS)]
+        ports[flag] = pick_free_port(host=HOST, avoid=avoid)
     return ports
 
 
