@@ -52,7 +52,7 @@ def pick_free_port(*, host: str, avoid: Collection[int]) -> int:
     raise UpError(f"no free port found on {host} in {ATTEMPTS} attempts")
 
 
-def pickable_ports() -> range:
+def pickable_ports() -> Sequence[int]:
     """The ports below those that the kernel gives to outgoing connections."""
     try:
         first_outgoing = int(OUTGOING_PORTS.read_text(encoding="ascii").split()[0])
