@@ -3,6 +3,8 @@
 A lookup is plain commands in one round trip: the registry's version, one MGET, the version again. Plain commands cost
 Redis a third of what a script does, and no more on this side (`docs/decisions/0001-redis-lookup.md`). Equal versions
 before and after make the answer consistent without MULTI, which Redis refuses even for reads when its memory is full.
+Of prefixes that `tracking_link` knows by that version, only what follows is asked for; changes of who holds them since
+its last answer may still be on their way (`docs/decisions/0006-tracked-blocks.md`).
 """
 
 import asyncio
@@ -46,7 +48,7 @@ class PrefixIndexReader:
         self.hash_seed = hash_seed
         self.known_blocks = self.asked_blocks = 0  # of all lookups: not asked for because known, and asked for
         self._tracking = TrackingLink(url) if tracks else None
-        self._link = RedisLink(url, reads_only=True, greet=self._greet)
+        self._link = RedisLink(url, reads_only=True, greet=self._greet if tracks else None)
         self._known = KnownBlockKeys()
         self._hints = DepthHints()
         self._table: MatchTable | None = None
