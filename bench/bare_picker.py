@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from extproc.adapters.ext_proc_call import OpenResponse
-from extproc.adapters.grpc_server import ExtProcServer
-from extproc.core.exchange import RequestFacts
-from extproc.core.response_plan import ResponsePlan
-from extproc.unbooked_exchange import UnbookedExchange
+from extproc.ext_proc.call import OpenResponse
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.ext_proc.grpc_server import ExtProcServer
+from extproc.pools.unbooked_exchange import UnbookedExchange
+from extproc.responses.response_plan import ResponsePlan
 
 if TYPE_CHECKING:
     from bench.grpc_aio_server import GrpcAioServer

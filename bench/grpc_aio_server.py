@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from extproc.adapters.ext_proc_call import OpenExchange, Picks, steps_of
-from extproc.core.exchange import Exchange, Pick
-from extproc.wire import ext_proc
-from extproc.wire.ext_proc_messages import HeadersMessage, Message, read_message
+from extproc.ext_proc import answers as ext_proc
+from extproc.ext_proc.call import OpenExchange, Picks, steps_of
+from extproc.ext_proc.exchange import Exchange, Pick
+from extproc.ext_proc.messages import HeadersMessage, Message, read_message
 
 
 def _read(message: bytes) -> Message:

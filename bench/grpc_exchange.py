@@ -23,12 +23,12 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 
 from bench.calibration import loop_ns_per_iteration
 from bench.cpu_time import process_cpu_ms
-from extproc.core.exchange import BODY_CHUNK_BYTES, BodyMode
+from extproc.ext_proc.answers import PROCESSOR_SERVICE
+from extproc.ext_proc.exchange import BODY_CHUNK_BYTES, BodyMode
 from extproc.local.errors import UpError
 from extproc.local.ports import pick_free_port
 from extproc.local.processes import ProcessSpec, Supervisor
 from extproc.local.readiness import GrpcReady
-from extproc.wire.ext_proc import PROCESSOR_SERVICE
 
 HOST = "127.0.0.1"
 PODS = "10.0.0.1:8000,10.0.0.2:8000,10.0.0.3:8000"

@@ -23,12 +23,12 @@ import uvloop
 
 from bench.machine import machine
 from bench.redis_server import cpu_seconds, start_redis, stop_redis
-from kv_indexer.adapters.redis_leases import RedisLeaseBook
-from kv_indexer.adapters.redis_writer import RedisIndexWriter
-from kv_indexer.adapters.telemetry import PrometheusTelemetry
-from kv_indexer.apply_events import EventApplier, root_keys
-from kv_indexer.core.source import Stream
-from kv_indexer.wire.zmq_frames import Frame
+from kv_indexer.apply.apply_events import EventApplier, root_keys
+from kv_indexer.apply.redis_writer import RedisIndexWriter
+from kv_indexer.events.zmq_frames import Frame
+from kv_indexer.share.redis_leases import RedisLeaseBook
+from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
+from kvmesh.blocks.source import Stream
 
 BLOCK_SIZE = 16
 ALL_DAY_SECONDS = 86_400.0

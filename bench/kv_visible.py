@@ -31,7 +31,9 @@ from bench.kv_apply import BLOCK_SIZE, engine_hashes, frames, removed
 from bench.machine import machine
 from bench.redis_server import cpu_seconds, start_redis, stop_redis
 from extproc.local.ports import pick_free_port
-from kv_indexer.api import IndexUnavailableError, PrefixIndexReader, root_key
+from kvmesh.blocks.block_keys import root_key
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.index.redis_reader import PrefixIndexReader
 
 MODEL = "bench"
 WARM_SECONDS = 3.0

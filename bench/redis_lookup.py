@@ -25,15 +25,17 @@ import uvloop
 
 from bench.machine import machine
 from bench.redis_server import cpu_seconds, start_redis, stop_redis
-from kv_indexer.adapters.redis_leases import RedisLeaseBook
-from kv_indexer.adapters.redis_link import RedisLink, Script
-from kv_indexer.adapters.redis_writer import RedisIndexWriter
-from kv_indexer.api import PrefixIndexReader, PrefixLookup, Stream, block_keys, root_key
-from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES, split_keys
-from kv_indexer.core.index_changes import IndexChange, Store, pack_hashes
-from kv_indexer.core.known_keys import KnownBlockKeys
-from kv_indexer.core.prefix_depth import DepthHints
-from kv_indexer.wire.redis_keys import PREFIX, pack_mget
+from kv_indexer.apply.redis_writer import RedisIndexWriter
+from kv_indexer.share.redis_leases import RedisLeaseBook
+from kvmesh.blocks.block_keys import KEY_BYTES, TOKEN_BYTES, block_keys, root_key, split_keys
+from kvmesh.blocks.index_changes import IndexChange, Store, pack_hashes
+from kvmesh.blocks.source import Stream
+from kvmesh.index.known_keys import KnownBlockKeys
+from kvmesh.index.prefix_depth import DepthHints
+from kvmesh.index.prefix_match import PrefixLookup
+from kvmesh.index.redis_reader import PrefixIndexReader
+from kvmesh.redis.keys import PREFIX, pack_mget
+from kvmesh.redis.link import RedisLink, Script
 
 Way = Callable[[], Awaitable[Any]]
 BLOCK_SIZE = 16

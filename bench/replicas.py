@@ -29,12 +29,12 @@ from bench.cpu_time import process_cpu_ms
 from bench.machine import machine
 from bench.redis_server import start_redis, stop_redis
 from bench.replica_pods import HOST, SimulatedPods
-from extproc.core.exchange import BodyMode
+from extproc.ext_proc.answers import PROCESSOR_SERVICE
+from extproc.ext_proc.exchange import BodyMode
 from extproc.local.errors import UpError
 from extproc.local.ports import pick_free_port
 from extproc.local.processes import ProcessSpec, Supervisor
 from extproc.local.readiness import GrpcReady
-from extproc.wire.ext_proc import PROCESSOR_SERVICE
 
 TOKENIZER = Path(__file__).parents[1] / "podsim" / "tiny_model"
 DESTINATION = "x-gateway-destination-endpoint"

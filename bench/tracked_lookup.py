@@ -25,11 +25,11 @@ import uvloop
 from bench.machine import machine
 from bench.redis_lookup import BLOCK_SIZE, Filler, measure
 from bench.redis_server import cpu_seconds, start_redis, stop_redis
-from kv_indexer.adapters.tracking_link import TrackingLink
-from kv_indexer.api import PrefixIndexReader, block_keys, root_key
-from kv_indexer.core.block_keys import KEY_BYTES, TOKEN_BYTES, split_keys
-from kv_indexer.core.tracked_blocks import LIMIT, STRETCH_BLOCKS
-from kv_indexer.wire.redis_keys import PREFIX
+from kvmesh.blocks.block_keys import KEY_BYTES, TOKEN_BYTES, block_keys, root_key, split_keys
+from kvmesh.index.redis_reader import PrefixIndexReader
+from kvmesh.index.tracked_blocks import LIMIT, STRETCH_BLOCKS
+from kvmesh.index.tracking_link import TrackingLink
+from kvmesh.redis.keys import PREFIX
 
 ROOT = root_key(hash_seed="kvmesh", model="bench")
 OTHERS = 200_000  # blocks that are written

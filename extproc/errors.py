@@ -1,6 +1,6 @@
 """What can go wrong for a request, and what the client is told.
 
-The class is the reason: adapters and the use case raise these, `wire.ext_proc` turns them into an OpenAI error
+The class is the reason: adapters and the use case raise these, `ext_proc.answers` turns them into an OpenAI error
 object with the class's status. Nothing here knows gRPC or HTTP libraries.
 """
 

@@ -10,25 +10,27 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from extproc.adapters.admin_http import AdminServer
-from extproc.adapters.ext_proc_call import OfRoute, Picks
-from extproc.adapters.grpc_server import ExtProcServer
-from extproc.adapters.live_feed import LivePages
-from extproc.adapters.lookup_telemetry import LookupTelemetry
-from extproc.adapters.record_telemetry import RecordTelemetry
-from extproc.admin_pages import PickerPages
-from extproc.config import PickerSettings
-from extproc.core.pool_config import PoolConfig
 from extproc.doctor.examine import run_startup_checks
 from extproc.errors import ConfigError, first_error
-from extproc.live_feed import LiveFeed
-from extproc.mesh import MeshFollower, mesh_policy
-from extproc.mesh_sources import follow_source
-from extproc.picker_parts import PickerParts
-from extproc.pool_picker import PoolPicker
-from extproc.pools import Pools
-from extproc.pools_pages import PoolsPages
-from kv_indexer.api import DocumentSource, IndexView, PoolEndpoint
+from extproc.ext_proc.call import OfRoute, Picks
+from extproc.ext_proc.grpc_server import ExtProcServer
+from extproc.pages.admin_http import AdminServer
+from extproc.pages.admin_pages import PickerPages
+from extproc.pages.feed_http import LivePages
+from extproc.pages.live_feed import LiveFeed
+from extproc.pages.pools_pages import PoolsPages
+from extproc.policy.pool_config import PoolConfig
+from extproc.pools.mesh import MeshFollower, mesh_policy
+from extproc.pools.mesh_sources import follow_source
+from extproc.pools.picker_parts import PickerParts
+from extproc.pools.pool_picker import PoolPicker
+from extproc.pools.pools import Pools
+from extproc.settings.config import PickerSettings
+from extproc.telemetry.lookup_telemetry import LookupTelemetry
+from extproc.telemetry.record_telemetry import RecordTelemetry
+from kvmesh.documents.documents import DocumentSource
+from kvmesh.documents.pools import PoolEndpoint
+from kvmesh.index.index_view import IndexView
 
 log = logging.getLogger(__name__)
 

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kv_indexer.admin_options import with_admin_access
-from kv_indexer.redis_options import with_redis
+from kvmesh.admin.admin_options import with_admin_access
+from kvmesh.redis.options import with_redis
 
 if TYPE_CHECKING:
-    from kv_indexer.adapters.redis_address import RedisAccess
-    from kv_indexer.core.admin_access import AdminAccess
-    from kv_indexer.core.documents import DocumentSource
+    from kvmesh.admin.admin_access import AdminAccess
+    from kvmesh.documents.documents import DocumentSource
+    from kvmesh.redis.address import RedisAccess
 
 app = typer.Typer()
 
@@ -92,8 +92,8 @@ def indexer(
 ) -> None:
     """Follow the KV events of vLLM pods and keep the prefix index in Redis true."""
     from kv_indexer.config import IndexerSettings, parse_endpoints, parse_event_sources, unique_indexer_id
-    from kv_indexer.core.cluster_access import KubernetesConfigError
-    from kv_indexer.errors import ListenError, SettingError
+    from kvmesh.documents.cluster_access import KubernetesConfigError
+    from kvmesh.errors import ListenError, SettingError
 
     try:
         documents = _documents(kubernetes=kubernetes, folder=pools, namespaces=namespaces)
@@ -126,7 +126,7 @@ def indexer(
 
 def _documents(*, kubernetes: bool, folder: Path | None, namespaces: str) -> "DocumentSource | None":
     """Return where pools come from, None if these are not followed. Raise SettingError."""
-    from kv_indexer.errors import SettingError
+    from kvmesh.errors import SettingError
 
     if kubernetes and folder is not None:
         raise SettingError("--kubernetes and --pools exclude each other: give one of them")
@@ -136,7 +136,9 @@ def _documents(*, kubernetes: bool, folder: Path | None, namespaces: str) -> "Do
         raise SettingError(f"--pools: {folder} is no folder")
     if not kubernetes and folder is None:
         return None
-    from kv_indexer.api import POOL_KINDS, ClusterAccess, folder_source, kubernetes_source
+    from kvmesh.documents.cluster_access import ClusterAccess
+    from kvmesh.documents.cluster_sources import folder_source, kubernetes_source
+    from kvmesh.documents.document_kinds import POOL_KINDS
 
     if folder is not None:
         return folder_source(folder)
@@ -167,8 +169,8 @@ async def _until_signalled(settings: Any) -> None:
     import asyncio
     import signal
 
-    from kv_indexer.core.cluster_access import KubernetesConfigError
     from kv_indexer.service import IndexerService
+    from kvmesh.documents.cluster_access import KubernetesConfigError
 
     task = asyncio.create_task(IndexerService(settings).run(), name="indexer")
     loop = asyncio.get_running_loop()

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kv_indexer.adapters.redis_address import RedisAccess
-from kv_indexer.core.admin_access import AdminAccess
-from kv_indexer.core.documents import DocumentSource
-from kv_indexer.core.source import EventAddresses, reachable
-from kv_indexer.core.stream_facts import FindingPolicy
-from kv_indexer.errors import SettingError
-from kv_indexer.follow_stream import RecoveryPolicy
+from kv_indexer.follow.follow_stream import RecoveryPolicy
+from kv_indexer.watch.stream_facts import FindingPolicy
+from kvmesh.admin.admin_access import AdminAccess
+from kvmesh.blocks.source import EventAddresses, reachable
+from kvmesh.documents.documents import DocumentSource
+from kvmesh.errors import SettingError
+from kvmesh.redis.address import RedisAccess
 
 
 def unique_indexer_id(name: str = "") -> str:

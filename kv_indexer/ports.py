@@ -2,22 +2,13 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Protocol
 
-from kv_indexer.core.findings import Finding
-from kv_indexer.core.index_changes import IndexChange
-from kv_indexer.core.pod_report import PodReport
-from kv_indexer.core.source import Claim, EventAddresses, Registry, SourceState, Stream, StreamPosition
-from kv_indexer.wire.zmq_frames import Frame
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """A change is in the index."""
-
-    epoch: int  # of the stream after the change: a clear begins a new one
-    left_out: Mapping[str, int]  # reason (`no-free-slot`, `source-full`) -> operations not applied, or applied in part
+from kv_indexer.events.zmq_frames import Frame, ReplayAnswer
+from kvmesh.blocks.findings import Finding
+from kvmesh.blocks.index_changes import Applied, IndexChange
+from kvmesh.blocks.source import Claim, EventAddresses, Registry, SourceState, Stream, StreamPosition
+from kvmesh.pods.pod_report import PodReport
 
 
 class IndexWriter(Protocol):
@@ -97,15 +88,6 @@ class PodDirectory(EventDirectory, Protocol):
 
     async def first_model(self, endpoint: str) -> str | None:
         """Return the first base model that the pod serves, None if it names none. Raise FeedLostError."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayAnswer:
-    """One attempt at a replay: all it gave without a hole."""
-
-    frames: tuple[Frame, ...]  # consecutive, the first is what was asked for
-    ended: bool  # the publisher said that this is all, and there was no hole
-    next_seq: int | None = None  # the first batch behind the hole at which this attempt was cut
 
 
 class ReplaySource(Protocol):

@@ -15,30 +15,30 @@ from math import inf
 
 import zmq
 
-from kv_indexer.adapters.admin_http import AdminPages, serve_admin
-from kv_indexer.adapters.event_sources import EventSourceDirectory
-from kv_indexer.adapters.pod_metrics import PodMetrics
-from kv_indexer.adapters.pod_pages import PodPages
-from kv_indexer.adapters.pool_telemetry import PoolCollector
-from kv_indexer.adapters.redis_eviction import EvictionWatch
-from kv_indexer.adapters.redis_findings import RedisFindings
-from kv_indexer.adapters.redis_leases import RedisLeaseBook
-from kv_indexer.adapters.redis_telemetry import RedisWatch
-from kv_indexer.adapters.redis_writer import RedisIndexWriter
-from kv_indexer.adapters.telemetry import PrometheusTelemetry
-from kv_indexer.apply_events import root_keys
-from kv_indexer.build_follower import FollowerParts
+from kv_indexer.admin_http import AdminPages, serve_admin
+from kv_indexer.apply.apply_events import root_keys
+from kv_indexer.apply.change_plan import RootKeys
+from kv_indexer.apply.redis_writer import RedisIndexWriter
 from kv_indexer.config import IndexerSettings
-from kv_indexer.core.change_plan import RootKeys
-from kv_indexer.core.members import PoolFeed
-from kv_indexer.core.pool_report import IndexFacts, PoolsReport
-from kv_indexer.core.source import Claim, EventAddresses, IndexStatus, SourceState, Stream
-from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.find_streams import DiscoveryPolicy, StreamFinder
-from kv_indexer.pool_parts import PoolParts, pool_roots
-from kv_indexer.share_streams import StreamSharer
-from kv_indexer.watch_index import IndexWatch
-from kv_indexer.watch_pods import PodWatch
+from kv_indexer.follow.build_follower import FollowerParts
+from kv_indexer.pools.event_sources import EventSourceDirectory
+from kv_indexer.pools.find_streams import DiscoveryPolicy, StreamFinder
+from kv_indexer.pools.members import PoolFeed
+from kv_indexer.pools.pod_pages import PodPages
+from kv_indexer.pools.pool_parts import PoolParts, pool_roots
+from kv_indexer.pools.pool_report import IndexFacts, PoolsReport
+from kv_indexer.share.redis_leases import RedisLeaseBook
+from kv_indexer.share.share_streams import StreamSharer
+from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
+from kv_indexer.telemetry.pool_telemetry import PoolCollector
+from kv_indexer.telemetry.redis_telemetry import RedisWatch
+from kv_indexer.watch.pod_metrics import PodMetrics
+from kv_indexer.watch.redis_eviction import EvictionWatch
+from kv_indexer.watch.watch_index import IndexWatch
+from kv_indexer.watch.watch_pods import PodWatch
+from kvmesh.blocks.source import Claim, EventAddresses, IndexStatus, SourceState, Stream
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.index.redis_findings import RedisFindings
 
 log = logging.getLogger(__name__)
 

@@ -32,9 +32,7 @@ from bench.routing.result_file import run_to_end, write_result
 from bench.routing.subject import HERE, Subject
 from podsim.model_folder import TINY_MODEL
 
-POLICY_CHECK = (
-    "import json, sys; from extproc.wire.policy_document import parse_policy; parse_policy(json.load(sys.stdin))"
-)
+POLICY_CHECK = "import json, sys; from extproc.policy.document import parse_policy; parse_policy(json.load(sys.stdin))"
 CHECK_SECONDS = 60.0
 
 

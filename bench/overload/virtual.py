@@ -34,7 +34,7 @@ from bench.overload.virtual_picker import VirtualPicker
 from bench.overload.virtual_pods import MODEL, Texts, VirtualPods
 from bench.prompts import vocabulary_words
 from bench.routing.arms import picker_arm
-from extproc.wire.policy_document import parse_policy
+from extproc.policy.document import parse_policy
 from podsim.model_folder import TINY_MODEL, load_model_folder
 
 BETWEEN_SECONDS = 6.0  # of two loads: the picker forgets what it has just sent where

@@ -1,4 +1,4 @@
-"""The picker itself in virtual time: `extproc.admit_request` with all it decides by, on inputs that are never late.
+"""The picker itself in virtual time: `admit_request` with all it decides by, on inputs that are never late.
 
 Called by `virtual`. Put together as `extproc.service` does, without gRPC, Redis and HTTP.
 """
@@ -15,27 +15,27 @@ from bench.overload.refusable_http import Answer
 from bench.overload.script import Request
 from bench.overload.virtual_pods import MODEL, Texts, VirtualPods
 from bench.routing.one_cache import BLOCK_TOKENS, block_keys
-from extproc.adapters.degradation_log import DegradationLog
-from extproc.adapters.overload_telemetry import OverloadTelemetry
-from extproc.adapters.telemetry import PickerTelemetry
-from extproc.admission_queue import AdmissionQueue
-from extproc.admit_request import RequestAdmission
-from extproc.booked_exchange import BookedExchange
-from extproc.core.degradation import Degradation
-from extproc.core.exchange import RequestFacts
-from extproc.core.flow_queue import FlowQueue
-from extproc.core.hotspot import HotPrefixes
-from extproc.core.models import ModelTable, ServedModel, TokensFrom
-from extproc.core.policy import PickPolicy
-from extproc.core.prompt_match import LIVE, IndexHits, PromptKeys
-from extproc.core.prompt_tokens import PromptTokens, TokenizedPrompt
-from extproc.core.quota import QuotaAsk, QuotaKey
-from extproc.core.request import InferenceRequest
-from extproc.core.turns import Turns
+from extproc.admission.admission_queue import AdmissionQueue
+from extproc.admission.degradation import Degradation
+from extproc.admission.flow_queue import FlowQueue
+from extproc.admission.pool_pressure import PoolPressure
+from extproc.choosing.hotspot import HotPrefixes
+from extproc.choosing.turns import Turns
 from extproc.errors import PickError
-from extproc.pick_endpoint import EndpointPicker, Picked
-from extproc.picker_books import PickerBooks
-from extproc.pool_pressure import PoolPressure
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.models.models import ModelTable, ServedModel, TokensFrom
+from extproc.pick import EndpointPicker, Picked
+from extproc.policy.values import PickPolicy
+from extproc.pools.admit_request import RequestAdmission
+from extproc.pools.booked_exchange import BookedExchange
+from extproc.pools.picker_books import PickerBooks
+from extproc.prefixes.prompt_match import LIVE, IndexHits, PromptKeys
+from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
+from extproc.quotas.quota import QuotaAsk, QuotaKey
+from extproc.requests.request import InferenceRequest
+from extproc.telemetry.degradation_log import DegradationLog
+from extproc.telemetry.overload_telemetry import OverloadTelemetry
+from extproc.telemetry.picker_telemetry import PickerTelemetry
 
 REQUEST_NUMBER = "x-request-number"
 TOKEN_BYTES = 4

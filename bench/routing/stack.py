@@ -19,7 +19,7 @@ from extproc.local.envoy_config import SocketAddress
 from extproc.local.ports import pick_free_port
 from extproc.local.programs import find_envoy
 from extproc.local.readiness import GrpcReady, HttpReady, RedisReady
-from kv_indexer.api import RedisAccess
+from kvmesh.redis.address import RedisAccess
 from podsim.model_folder import TINY_MODEL
 
 HOST = "127.0.0.1"

@@ -25,8 +25,8 @@ from bench.routing.summary import RunSummary, summarise
 from bench.routing.virtual_picker import Picker
 from bench.routing.virtual_world import Pod, RoundRobin, Router, World
 from bench.routing.workloads import WORKLOADS, Texts, build
-from extproc.core.policy import PickPolicy
-from extproc.wire.policy_document import parse_policy
+from extproc.policy.document import parse_policy
+from extproc.policy.values import PickPolicy
 from podsim.model_folder import TINY_MODEL, ModelFolder, load_model_folder
 
 

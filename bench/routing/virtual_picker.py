@@ -1,4 +1,4 @@
-"""The picker's own decision as a router in virtual time, with the steps of `extproc.pick_endpoint` in their order.
+"""The picker's own decision as a router in virtual time, with the steps of `extproc.pick` in their order.
 
 Called by `virtual`. The index is never late, and the replicas hear of each other at once.
 """
@@ -12,17 +12,17 @@ from typing import Any
 
 from bench.routing.one_cache import BLOCK_TOKENS, block_keys
 from bench.routing.virtual_world import Arrival, Pod
-from extproc.core.candidates import candidates_of
-from extproc.core.decision import decide, require_some
-from extproc.core.endpoint import Ask, EndpointStatus
-from extproc.core.health import EndpointHealth
-from extproc.core.hotspot import HotPrefixes
-from extproc.core.inflight import Booking, Bookings
-from extproc.core.policy import PickPolicy
-from extproc.core.prompt_match import LIVE, IndexHits, PromptKeys, match_prompts
-from extproc.core.routing_memory import RoutingMemory
-from extproc.core.shared_load import EndpointBookings, SharedView
-from extproc.core.spread_hot_prefix import copy_of_hot_prefix
+from extproc.choosing.candidates import candidates_of
+from extproc.choosing.decision import decide, require_some
+from extproc.choosing.health import EndpointHealth
+from extproc.choosing.hotspot import HotPrefixes
+from extproc.choosing.spread_hot_prefix import copy_of_hot_prefix
+from extproc.pods.endpoint import Ask, EndpointStatus
+from extproc.pods.inflight import Booking, Bookings
+from extproc.policy.values import PickPolicy
+from extproc.prefixes.prompt_match import LIVE, IndexHits, PromptKeys, match_prompts
+from extproc.prefixes.routing_memory import RoutingMemory
+from extproc.replicas.shared_load import EndpointBookings, SharedView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class _Hits:
 
 
 class Picker:
-    """One replica of the picker, with the steps of `pick_endpoint` in their order, on an index that is never late."""
+    """One replica of the picker, with the steps of `pick` in their order, on an index that is never late."""
 
     def __init__(self, pods: Sequence[Pod], policy: PickPolicy, *, seed: int) -> None:
         self._pods, self._policy = pods, policy

@@ -1,1 +1,1 @@
-"""`kvmesh doctor`: gathers facts of every part, judges them, names the fix."""
+"""What is wrong with a running mesh and how to mend it: facts are gathered, judged, and shown as findings."""

@@ -7,13 +7,13 @@ from datetime import datetime
 
 import msgspec
 
-from extproc.adapters.tokenizer import ModelTokenizer
-from extproc.config import PickerSettings
 from extproc.doctor.checks import OF_EACH_POOL, OF_THE_MESH, judge
 from extproc.doctor.findings import Finding, Severity
 from extproc.doctor.gather import DoctorSettings, gather
 from extproc.doctor.gather_mesh import gather_mesh
-from kv_indexer.api import Snapshot
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.settings.config import PickerSettings
+from kvmesh.documents.documents import Snapshot
 
 log = logging.getLogger(__name__)
 

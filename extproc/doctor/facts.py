@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from extproc.core.endpoint import EndpointModels
-from extproc.core.models import ModelTable
-from extproc.core.policy import Steering
-from extproc.core.policy_status import PolicyStatus
-from kv_indexer.api import DocumentProblem, PoolEndpoint, SourceStatus
+from extproc.models.models import ModelTable
+from extproc.pods.endpoint import EndpointModels
+from extproc.policy.status import PolicyStatus
+from extproc.policy.values import Steering
+from kvmesh.blocks.source import SourceStatus
+from kvmesh.documents.documents import DocumentProblem
+from kvmesh.documents.pools import PoolEndpoint
 
 SERVING = "SERVING"  # what a gRPC health check answers where all is well
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from extproc.adapters.tokenizer import ModelTokenizer
-from extproc.config import PickerSettings
 from extproc.doctor.facts import Expected, Facts, PodFacts
 from extproc.doctor.gather_envoy import gather_envoy
 from extproc.doctor.gather_picker import gather_indexer, gather_picker
@@ -16,7 +14,9 @@ from extproc.doctor.gather_pods import PodQuestions
 from extproc.doctor.gather_redis import gather_index, gather_redis
 from extproc.doctor.gather_tokens import own_tokens
 from extproc.doctor.gather_trials import Trials
-from kv_indexer.api import AdminLogin
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.settings.config import PickerSettings
+from kvmesh.admin.admin_login import AdminLogin
 
 PODS_AT_A_TIME = 16
 

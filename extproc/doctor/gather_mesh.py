@@ -12,8 +12,6 @@ from typing import Any
 
 import aiohttp
 
-from extproc.core.models import ModelTable, ServedModel
-from extproc.core.pool_config import PoolConfig
 from extproc.doctor.facts import (
     EnvoyFacts,
     Expected,
@@ -34,11 +32,14 @@ from extproc.doctor.gather_tokens import own_tokens
 from extproc.doctor.gather_trials import Trials
 from extproc.doctor.grpc_health_check import ask_health
 from extproc.doctor.http_page import ask
-from extproc.learned_models import learned_models
-from extproc.mesh_policy import MeshPolicy, MeshState
-from extproc.pool_models import declared_models
-from extproc.wire.served_models import parse_served_models
-from kv_indexer.api import Snapshot, pool_seed
+from extproc.models.learned_models import learned_models
+from extproc.models.models import ModelTable, ServedModel
+from extproc.pods.served_models import parse_served_models
+from extproc.policy.mesh_policy import MeshPolicy, MeshState
+from extproc.policy.pool_config import PoolConfig
+from extproc.pools.pool_models import declared_models
+from kvmesh.documents.documents import Snapshot
+from kvmesh.documents.pools import pool_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from extproc.doctor.facts import Expected, IndexerFacts, IndexerFinding, PickerF
 from extproc.doctor.grpc_health_check import ask_health
 from extproc.doctor.http_page import ask
 from extproc.doctor.probes import PROBES, Probe
-from kv_indexer.api import AdminLogin
+from kvmesh.admin.admin_login import AdminLogin
 
 
 async def gather_picker(

@@ -7,13 +7,13 @@ from typing import Any
 
 import aiohttp
 
-from extproc.core.endpoint import EndpointModels
-from extproc.core.models import ModelTable, ServedModel, TokensFrom
 from extproc.doctor.facts import PodFacts, Publisher
 from extproc.doctor.gather_tokens import OwnTokens, compare
 from extproc.doctor.http_page import Page, ask
 from extproc.doctor.probes import PROBES
-from extproc.wire.served_models import parse_served_models
+from extproc.models.models import ModelTable, ServedModel, TokensFrom
+from extproc.pods.endpoint import EndpointModels
+from extproc.pods.served_models import parse_served_models
 
 POD_ANSWER_BYTES = 8 << 20
 _CONFIG = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)

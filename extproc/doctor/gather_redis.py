@@ -6,15 +6,10 @@ from collections.abc import Mapping
 from statistics import median
 
 from extproc.doctor.facts import IndexFacts, RedisFacts
-from kv_indexer.api import (
-    IndexUnavailableError,
-    PrefixIndexReader,
-    RedisAccess,
-    RedisLink,
-    RedisUrlError,
-    pack,
-    read_address,
-)
+from kvmesh.errors import IndexUnavailableError, RedisUrlError
+from kvmesh.index.redis_reader import PrefixIndexReader
+from kvmesh.redis.address import RedisAccess, read_address
+from kvmesh.redis.link import RedisLink, pack
 
 PINGS = 15
 _PING = pack("PING")

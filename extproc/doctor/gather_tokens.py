@@ -6,14 +6,14 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from extproc.adapters.prompt_tokens import load_tokenizer
-from extproc.adapters.tokenizer import ModelTokenizer
-from extproc.core.models import ServedModel, TokensFrom
 from extproc.doctor.facts import TokenComparison
 from extproc.doctor.http_page import Page
 from extproc.doctor.probes import PROBES, Probe
 from extproc.errors import PickError, PromptTokensError
-from extproc.wire.openai import parse_request
+from extproc.models.models import ServedModel, TokensFrom
+from extproc.prompts.prompt_tokens import load_tokenizer
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.requests.openai import parse_request
 
 SHOWN_CHARACTERS = 200
 

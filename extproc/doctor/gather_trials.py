@@ -12,18 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import aiohttp
 import msgspec
 
-from extproc.core.models import ServedModel
 from extproc.doctor.facts import Expected, PickerFacts, PodFacts, TrialFacts
 from extproc.doctor.http_page import Page, ask
-from kv_indexer.api import (
-    AdminLogin,
-    IndexUnavailableError,
-    PrefixIndexReader,
-    RedisAccess,
-    RedisUrlError,
-    SourceStatus,
-    root_key,
-)
+from extproc.models.models import ServedModel
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.blocks.block_keys import root_key
+from kvmesh.blocks.source import SourceStatus
+from kvmesh.errors import IndexUnavailableError, RedisUrlError
+from kvmesh.index.redis_reader import PrefixIndexReader
+from kvmesh.redis.address import RedisAccess
 
 USUAL_SEED = "kvmesh"
 USUAL_BLOCK_TOKENS = 16

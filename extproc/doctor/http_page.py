@@ -9,7 +9,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from kv_indexer.api import AdminLogin, SettingError
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.errors import SettingError
 
 ANSWER_LIMIT_BYTES = 64 << 20  # Envoy's configuration in a large mesh
 HALF_A_SECOND = 0.5  # a Date header is cut to whole seconds

@@ -6,10 +6,10 @@ Why each setting is as it is stands beside it in `envoy/*.yaml`.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from extproc.core.policy import Steering
-from extproc.core.pool_config import FAIL_CLOSE, FAIL_OPEN
 from extproc.doctor.facts import SERVING, EnvoyCluster, EnvoyFacts, ExtProcFilter, Facts
 from extproc.doctor.findings import Finding, error, unchecked, warning
+from extproc.policy.pool_config import FAIL_CLOSE, FAIL_OPEN
+from extproc.policy.values import Steering
 
 PICK_KEY = "x-gateway-destination-endpoint"
 NAMESPACE = "envoy.lb"

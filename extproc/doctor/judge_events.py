@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from extproc.doctor.facts import Facts, PodFacts, Publisher, TrialFacts
 from extproc.doctor.findings import Finding, error, unchecked, warning
-from kv_indexer.api import SourceState
+from kvmesh.blocks.source import SourceState
 
 CONFIG = (
     '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", '

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from extproc.core.models import TokensFrom
 from extproc.doctor.facts import Facts, PodFacts
 from extproc.doctor.findings import Finding, error, unchecked, warning
+from extproc.models.models import TokensFrom
 
 OLDEST = (0, 8)  # vLLM; docs/limits.md
 WITHOUT_GROUP_KINDS = frozenset({(0, 20), (0, 21)})

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from extproc.core.policy_status import ACCEPTED, CONFLICTED, FALSE, TRUE, WARNING
 from extproc.doctor.facts import Facts, PoolFacts
 from extproc.doctor.findings import Finding, Severity, error, warning
+from extproc.policy.status import ACCEPTED, CONFLICTED, FALSE, TRUE, WARNING
 
 NAMED = 4  # addresses or pools that one finding names
 

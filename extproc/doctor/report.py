@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from extproc.doctor.findings import WORST_FIRST, Finding, Severity
-from extproc.plain_text import cut_end, printable
+from kvmesh.plain_text import cut_end, printable
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.UNCHECKED: "magenta", Severity.OK: "green"}
 WIDTH = max(len(severity) for severity in Severity)

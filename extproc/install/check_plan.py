@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from extproc.core.policy import Steering
 from extproc.errors import ConfigError
 from extproc.install.istio_release import OVERRIDE_HOST_FROM, plan_wiring
 from extproc.install.plan import BodyMode, FailureMode, InstallPlan, MeshMembership, Mode, RedisKind, Scope
+from extproc.policy.values import Steering
 
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 DNS_NAME = re.compile(rf"{DNS_LABEL.pattern}(\.{DNS_LABEL.pattern})*")

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from extproc.core.policy import Steering
 from extproc.install.ext_proc_filter import (
     EXT_PROC,
     PICK_FILTER,
@@ -27,6 +26,7 @@ from extproc.install.plan import (
     PoolTarget,
     RouteTarget,
 )
+from extproc.policy.values import Steering
 
 HCM = "envoy.filters.network.http_connection_manager"
 ROUTER = "envoy.filters.http.router"

@@ -5,9 +5,9 @@ A test compares them with those files field by field: what the picker needs is w
 
 from typing import Any
 
-from extproc.core.policy import Steering
 from extproc.install.istio_release import Wiring
 from extproc.install.plan import CLUSTER_DOMAIN, PICKER, BodyMode, FailureMode, InstallPlan
+from extproc.policy.values import Steering
 
 PICK_FILTER = "envoy.filters.http.ext_proc.kvmesh"  # not Istio's own name: routes refer to filters by name
 RESPONSE_FILTER = "envoy.filters.http.ext_proc.kvmesh-response"

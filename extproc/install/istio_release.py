@@ -7,9 +7,9 @@ istiod drops a field that it does not know in silence, and refuses a patch with 
 import re
 from dataclasses import dataclass
 
-from extproc.core.policy import Steering
 from extproc.errors import ConfigError
 from extproc.install.plan import BodyMode, FailureMode, InstallPlan, IstioVersion
+from extproc.policy.values import Steering
 
 OLDEST_MINOR = 24
 NEWEST_TESTED_MINOR = 31  # newer ones are taken for like this one

@@ -3,7 +3,6 @@
 from hashlib import sha256
 from typing import Any
 
-from extproc.core.policy import Steering
 from extproc.install.ext_proc_filter import GRPC_PORT, picker_host
 from extproc.install.indexer_objects import ADMIN_PORT as INDEXER_ADMIN_PORT
 from extproc.install.istio_release import plan_wiring
@@ -21,6 +20,7 @@ from extproc.install.plan import (
     RedisKind,
 )
 from extproc.install.pod_parts import REDIS_PORT
+from extproc.policy.values import Steering
 
 NETWORKING = "networking.istio.io/v1"
 SECURITY = "security.istio.io/v1"

@@ -1,6 +1,6 @@
 """`kvmesh up`: the whole mesh on this machine under one supervisor. Only the flags are here; `service` does the work.
 
-Registered by `extproc.commands`; imports what is heavy only when it runs.
+Registered by `extproc.local.commands`; imports what is heavy only when it runs.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from extproc.local.body_delivery import BodyDelivery
-from extproc.logs import LOG_FORMAT, LOG_LEVEL
-from kv_indexer.admin_options import AdminTokenFile
-from kv_indexer.redis_options import (
+from kvmesh.admin.admin_options import AdminTokenFile
+from kvmesh.logs import LOG_FORMAT, LOG_LEVEL
+from kvmesh.redis.options import (
     RedisCaFile,
     RedisCertFile,
     RedisKeyFile,

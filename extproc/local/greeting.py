@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from extproc.plain_text import printable
+from kvmesh.plain_text import printable
 
 # long enough to fill several blocks of the prefix cache, so that the repeat has something to find there
 SYSTEM_PROMPT = (

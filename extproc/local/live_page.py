@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from extproc.local.picker_state import ClassState, DecisionState, EndpointState, PickerState, PoolState
-from extproc.plain_text import cut_end, cut_start, printable
+from kvmesh.plain_text import cut_end, cut_start, printable
 
 STATE_STYLES = {"ready": "green", "unknown": "yellow", "unreachable": "red"}
 HEADINGS = ("state", "blocks", "run", "wait", "KV", "hits", "picks")

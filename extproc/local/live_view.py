@@ -18,8 +18,8 @@ from rich.text import Text
 from extproc.local.greeting import lines_on_screen
 from extproc.local.live_page import decision_line, page
 from extproc.local.picker_state import DecisionState, PickerState, fetch_state
-from extproc.plain_text import printable
-from kv_indexer.api import AdminLogin
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.plain_text import printable
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ import asyncio
 import aiohttp
 import msgspec
 
-from kv_indexer.api import AdminLogin, SettingError
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.errors import SettingError
 
 FETCH_SECONDS = 2.0
 

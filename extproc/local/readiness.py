@@ -11,8 +11,10 @@ import aiohttp
 from extproc.doctor.grpc_health_check import ask_health
 from extproc.local.errors import NotReadyError
 from extproc.local.redis_choice import redis_label
-from extproc.plain_text import printable
-from kv_indexer.api import IndexUnavailableError, RedisAccess, RedisUrlError, ping
+from kvmesh.errors import IndexUnavailableError, RedisUrlError
+from kvmesh.plain_text import printable
+from kvmesh.redis.address import RedisAccess
+from kvmesh.redis.link import ping
 
 ATTEMPT_SECONDS = 2.0
 POLL_SECONDS = 0.1

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from extproc.local.errors import BadSettingError
-from extproc.plain_text import printable
-from kv_indexer.api import RedisAccess, RedisUrlError, read_address
+from kvmesh.errors import RedisUrlError
+from kvmesh.plain_text import printable
+from kvmesh.redis.address import RedisAccess, read_address
 
 
 def foreign_redis(

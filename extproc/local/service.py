@@ -25,7 +25,9 @@ from extproc.local.redis_choice import redis_label, require_redis
 from extproc.local.run_directory import run_directory
 from extproc.local.served_model import fill_in_model, first_served_models
 from extproc.local.stack import HOST, LocalParts, StackSettings, fixed_ports, plan
-from kv_indexer.api import AdminLogin, RedisAccess
+from extproc.local.unread_terminal import standard_output
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.redis.address import RedisAccess
 
 EXTERNAL_REDIS_SECONDS = 10.0
 
@@ -97,7 +99,7 @@ async def _supervise(
     settings: StackSettings, parts: LocalParts, *, notes: Sequence[str], ready_path: Path | None, live: bool
 ) -> None:
     supervisor = Supervisor(log_directory=parts.run_directory)
-    console = Console()
+    console = Console(file=standard_output())
 
     async def when_ready() -> None:
         facts = ready_facts(settings, redis=redis_label(parts.redis), pids=supervisor.pids)

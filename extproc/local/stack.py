@@ -14,7 +14,7 @@ from extproc.local.ports import PortUse
 from extproc.local.processes import ProcessSpec
 from extproc.local.readiness import GrpcReady, HttpReady, RedisReady
 from extproc.local.redis_choice import redis_environment
-from kv_indexer.api import RedisAccess
+from kvmesh.redis.address import RedisAccess
 
 HOST = "127.0.0.1"
 KVMESH = (sys.executable, "-m", "extproc")

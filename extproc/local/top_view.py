@@ -21,8 +21,8 @@ from extproc.local.live_page import page
 from extproc.local.live_view import SafeView, draw_lines
 from extproc.local.picker_state import PickerState, fetch_state
 from extproc.local.replica_states import Replica, added_up
-from extproc.plain_text import printable
-from kv_indexer.api import AdminLogin
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.plain_text import printable
 
 REFRESH_SECONDS = 1.0
 CLOSING = "Ctrl-C leaves"

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from extproc.core.scorers import SCORERS
+from extproc.choosing.scorers import SCORERS
 from tests.browser import feed_data
 from tests.browser.chromium import chromium, feed_is, grave_findings, opened, overflow
 from tests.browser.fake_picker import FakePicker, running

@@ -10,10 +10,10 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from extproc.adapters.page_files import PageFiles
+from extproc.pages.page_files import PageFiles
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted((ROOT / "extproc" / "page").iterdir())
+FILES = sorted((ROOT / "extproc" / "pages" / "page").iterdir())
 Client = TestClient[web.Request, web.Application]
 
 
@@ -75,7 +75,7 @@ def test_no_file_needs_another_server_or_makes_markup_of_text(file: Path) -> Non
 
 def test_every_module_is_fetched_at_once() -> None:
     """What is imported only by another module would cost one more round trip to a picker that is far away."""
-    html = (ROOT / "extproc" / "page" / "index.html").read_text(encoding="utf-8")
+    html = (ROOT / "extproc" / "pages" / "page" / "index.html").read_text(encoding="utf-8")
     linked = set(re.findall(r'(?:src|href)="/page/([^"]+)"', html))
     assert linked == {file.name for file in FILES} - {"index.html"}
 
@@ -86,7 +86,7 @@ def test_findings_are_explained_in_the_words_of_the_docs() -> None:
         name: [means.replace("`", ""), fix.replace("`", "")]
         for name, means, fix in re.findall(r"^\| \[`([a-z-]+)`\]\([^)]*\) \| (.*?) \| (.*?) \|$", table, re.MULTILINE)
     }
-    script = (ROOT / "extproc" / "page" / "findings.js").read_text(encoding="utf-8")
+    script = (ROOT / "extproc" / "pages" / "page" / "findings.js").read_text(encoding="utf-8")
     shown = {
         name: [means, fix] for name, means, fix in re.findall(r'^  "([a-z-]+)": \["(.*?)", "(.*?)"\],$', script, re.M)
     }

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import redis
 
-from kv_indexer.wire.redis_keys import PREFIX
+from kvmesh.redis.keys import PREFIX
 from tests.integration.kv_redis import RedisServer, free_port
 
 KILLS = int(os.environ.pop("KVMESH_CHAOS_KILLS", "200"))

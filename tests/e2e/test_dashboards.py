@@ -27,7 +27,7 @@ from tests.e2e.watched_mesh import SMALL, WatchedMesh, watched_mesh
 from tests.e2e.wrong_pools import WRONG_POOLS
 from tests.prometheus.draw_panels import draw
 from tests.prometheus.prometheus_process import Series
-from tests.unit.kv_indexer_apply.kv_fakes import stored
+from tests.unit.kv_indexer_follow.kv_fakes import stored
 
 TARGETS = 5  # a picker, two indexers, two pods
 FIRE_SECONDS = 100.0  # many times what it takes where nothing else runs

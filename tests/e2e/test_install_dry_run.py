@@ -7,8 +7,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from extproc.install.commands import app
 from extproc.install.plan import Mode
-from extproc.install_commands import app
 from tests.istiod.apply import apply_envoy_filters
 from tests.istiod.base import Proxy
 from tests.istiod.bootstrap import bootstrap, refusal_of

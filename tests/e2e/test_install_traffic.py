@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from extproc.core.policy import Steering
 from extproc.install.plan import Mode
+from extproc.policy.values import Steering
 from tests.e2e.stack import Answer, Stack, eventually, free_ports, running_stack
 from tests.istiod.base import DENIED_PATH
 from tests.istiod.bootstrap import RunningProxy, running_proxy

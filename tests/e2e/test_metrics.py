@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.metrics_table import picker_rows
-from kv_indexer.metrics_table import MetricRow, indexer_rows, metric_rows
+from extproc.telemetry.metrics_table import picker_rows
+from kv_indexer.telemetry.metrics_table import MetricRow, indexer_rows, metric_rows
 from tests.e2e.stack import Stack, eventually, running_stack
 
 TINY_MODEL = Path(__file__).parents[2] / "podsim" / "tiny_model"

@@ -18,10 +18,10 @@ import aiohttp
 import redis
 from aiohttp import web
 
-from extproc.adapters.audit_redis_stream import stream_key
-from extproc.adapters.tokenizer import ModelTokenizer
 from extproc.local.service import simulated_tokenizer
-from extproc.wire.openai import parse_request
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.records.audit_redis_stream import stream_key
+from extproc.requests.openai import parse_request
 from tests.e2e.planted import Secrets, leaks, token_traces, traces_of
 from tests.e2e.stack import Stack, eventually, running_stack
 from tests.integration.kv_redis import RedisServer

@@ -12,8 +12,8 @@ import openai
 import pytest
 import yarl
 
-from extproc.core.exchange import BODY_CHUNK_BYTES
-from extproc.core.policy import PickPolicy
+from extproc.ext_proc.exchange import BODY_CHUNK_BYTES
+from extproc.policy.values import PickPolicy
 from tests.e2e.stack import Answer, Stack, eventually, running_stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -18,16 +18,16 @@ from typing import Any, get_args
 import atheris
 
 with atheris.instrument_imports(include=["kv_indexer"]):
-    from kv_indexer.core.block_keys import root_key
-    from kv_indexer.core.change_plan import Knowledge, first_size_change, hashes_to_look_up, plan_change
-    from kv_indexer.core.events import BlockStored, EventBatch
-    from kv_indexer.core.extra_keys import UnknownExtraKeyError, separate_extra_keys
-    from kv_indexer.core.groups import MAX_GROUP
-    from kv_indexer.core.index_changes import Store
-    from kv_indexer.errors import DecodeError
-    from kv_indexer.wire.event_fields import Fault
-    from kv_indexer.wire.vllm_events import decode_batch
-    from kv_indexer.wire.zmq_frames import is_replay_end, parse_live, parse_replay
+    from kv_indexer.apply.change_plan import Knowledge, first_size_change, hashes_to_look_up, plan_change
+    from kv_indexer.events.event_fields import Fault
+    from kv_indexer.events.vllm_events import decode_batch
+    from kv_indexer.events.zmq_frames import is_replay_end, parse_live, parse_replay
+    from kvmesh.blocks.block_keys import root_key
+    from kvmesh.blocks.events import BlockStored, EventBatch
+    from kvmesh.blocks.extra_keys import UnknownExtraKeyError, separate_extra_keys
+    from kvmesh.blocks.groups import MAX_GROUP
+    from kvmesh.blocks.index_changes import Store
+    from kvmesh.errors import DecodeError
 
 import msgspec
 

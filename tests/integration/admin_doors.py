@@ -6,13 +6,13 @@ from typing import Any, cast
 
 import pytest
 
-from extproc.adapters.admin_http import AdminPages, AdminServer
-from extproc.core.exchange import RequestFacts
+from extproc.ext_proc.exchange import RequestFacts
 from extproc.local.ports import pick_free_port
-from kv_indexer.adapters.admin_http import AdminPages as IndexerPages
-from kv_indexer.adapters.admin_http import serve_admin
-from kv_indexer.api import AdminAccess
-from kv_indexer.core.source import IndexStatus
+from extproc.pages.admin_http import AdminPages, AdminServer
+from kv_indexer.admin_http import AdminPages as IndexerPages
+from kv_indexer.admin_http import serve_admin
+from kvmesh.admin.admin_access import AdminAccess
+from kvmesh.blocks.source import IndexStatus
 
 HOST = "127.0.0.1"
 Door = Callable[..., AbstractAsyncContextManager[int]]

@@ -13,18 +13,19 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from extproc.config import PickerSettings
-from extproc.core.models import ModelTable
-from extproc.core.policy import Steering
 from extproc.doctor.examine import examine
 from extproc.doctor.findings import Finding, Severity
 from extproc.doctor.gather import DoctorSettings
 from extproc.local.envoy_config import SocketAddress, named
 from extproc.local.ports import pick_free_port
+from extproc.models.models import ModelTable
+from extproc.policy.values import Steering
 from extproc.service import serve
-from kv_indexer.api import PrefixIndexReader, SourceState
+from extproc.settings.config import PickerSettings
 from kv_indexer.config import IndexerSettings
 from kv_indexer.service import IndexerService
+from kvmesh.blocks.source import SourceState
+from kvmesh.index.redis_reader import PrefixIndexReader
 from podsim.core.scheduler import EngineSettings
 from podsim.model_folder import TINY_MODEL, load_model_folder
 from podsim.pod import PodSettings

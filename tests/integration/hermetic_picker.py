@@ -13,10 +13,10 @@ from typing import Any
 
 import aiohttp
 
-from extproc.config import PickerSettings
-from extproc.core.policy import Steering
 from extproc.local.ports import pick_free_port
+from extproc.policy.values import Steering
 from extproc.service import serve
+from extproc.settings.config import PickerSettings
 from tests.integration.hermetic_pods import PodState, running_pods
 
 HOST = "127.0.0.1"

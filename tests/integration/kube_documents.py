@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from kv_indexer.api import Document, DocumentSource, Snapshot
+from kvmesh.documents.documents import Document, DocumentSource, Snapshot
 
 POOL_GROUP = "inference.networking.k8s.io"
 POOL_CRD: dict[str, Any] = {"group": POOL_GROUP, "version": "v1", "kind": "InferencePool", "plural": "inferencepools"}

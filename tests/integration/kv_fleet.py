@@ -23,7 +23,7 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
-from kv_indexer.api import Document, Snapshot
+from kvmesh.documents.documents import Document, Snapshot
 from tests.integration.kv_redis import free_port, redis_program
 
 QUIET_SECONDS = 30.0

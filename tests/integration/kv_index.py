@@ -6,15 +6,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kv_indexer.adapters.memory_leases import MemoryLeaseBook
-from kv_indexer.adapters.redis_leases import RedisLeaseBook
-from kv_indexer.adapters.redis_writer import RedisIndexWriter
-from kv_indexer.api import MemoryPrefixIndex, PrefixIndexReader, PrefixLookup, block_keys, root_key
-from kv_indexer.core.block_keys import KEY_BYTES
-from kv_indexer.core.index_changes import IndexChange, Operation, Remove, Store, pack_hashes
-from kv_indexer.core.source import Claim, Stream, StreamPosition
+from kv_indexer.apply.redis_writer import RedisIndexWriter
+from kv_indexer.share.memory_leases import MemoryLeaseBook
+from kv_indexer.share.redis_leases import RedisLeaseBook
+from kvmesh.blocks.block_keys import KEY_BYTES, block_keys, root_key
+from kvmesh.blocks.index_changes import IndexChange, Operation, Remove, Store, pack_hashes
+from kvmesh.blocks.source import Claim, Stream, StreamPosition
+from kvmesh.index.memory_index import MemoryPrefixIndex
+from kvmesh.index.prefix_match import PrefixLookup
+from kvmesh.index.redis_reader import PrefixIndexReader
 from tests.integration.kv_redis import RedisServer
-from tests.unit.kv_indexer_apply.kv_fakes import BLOCK, prompt
+from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, prompt
 
 P = "{kv2}"
 ROOT = root_key(hash_seed="kvmesh", model="tiny")

@@ -17,7 +17,7 @@ import aiohttp
 
 from tests.integration.kv_publisher import ScriptedPod, running_pod
 from tests.integration.kv_redis import RedisServer, free_port
-from tests.unit.kv_indexer_apply.kv_fakes import removed, stored
+from tests.unit.kv_indexer_follow.kv_fakes import removed, stored
 
 END_SECONDS = 10.0
 CHAIN = 8  # blocks of a prompt, at most

@@ -5,13 +5,16 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from kv_indexer.api import Document, PrefixIndexReader, Snapshot, pool_seed, root_key
 from kv_indexer.config import IndexerSettings
-from kv_indexer.follow_stream import RecoveryPolicy
+from kv_indexer.follow.follow_stream import RecoveryPolicy
 from kv_indexer.service import IndexerService
+from kvmesh.blocks.block_keys import root_key
+from kvmesh.documents.documents import Document, Snapshot
+from kvmesh.documents.pools import pool_seed
+from kvmesh.index.redis_reader import PrefixIndexReader
 from tests.integration.kv_publisher import ScriptedPod, running_pod
 from tests.integration.kv_redis import RedisServer
-from tests.unit.kv_indexer_apply.kv_fakes import prompt
+from tests.unit.kv_indexer_follow.kv_fakes import prompt
 
 DEADLINE_SECONDS = 20.0
 QUICK = RecoveryPolicy(idle_seconds=0.05, retry_seconds=0.02, retry_limit_seconds=0.1, identity_seconds=0.1)

@@ -12,7 +12,7 @@ import zmq.asyncio
 from aiohttp import web
 
 from tests.integration.kv_redis import free_port
-from tests.unit.kv_indexer_apply.kv_fakes import payload
+from tests.unit.kv_indexer_follow.kv_fakes import payload
 
 BIND_DEADLINE_SECONDS = 5.0
 END = b"\xff" * 8

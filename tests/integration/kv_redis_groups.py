@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from kv_indexer.wire.redis_keys import KEY_SLOT
+from kvmesh.redis.keys import KEY_SLOT
 from tests.integration.kv_redis import RedisServer, redis_program
 
 DEADLINE_SECONDS = 30.0

@@ -6,8 +6,8 @@ of any of its hashes. Nothing here knows slots, bitmaps or Redis.
 
 from dataclasses import dataclass, field
 
-from kv_indexer.core.index_changes import Clear, Operation, Remove
-from kv_indexer.core.source import Stream
+from kvmesh.blocks.index_changes import Clear, Operation, Remove
+from kvmesh.blocks.source import Stream
 
 Field = tuple[int, bytes]  # (group, engine hash)
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import aiohttp
 
-from extproc.adapters.admin_http import AdminServer
-from extproc.adapters.ext_proc_call import OpenExchange
-from extproc.adapters.live_feed import LivePages
-from extproc.config import PickerSettings
-from extproc.core.exchange import RequestFacts
-from extproc.core.policy import PickPolicy
-from extproc.live_feed import LiveFeed
+from extproc.ext_proc.call import OpenExchange
+from extproc.ext_proc.exchange import RequestFacts
 from extproc.local.ports import pick_free_port
-from extproc.picker_parts import PickerParts
-from extproc.pool_picker import PoolPicker
+from extproc.pages.admin_http import AdminServer
+from extproc.pages.feed_http import LivePages
+from extproc.pages.live_feed import LiveFeed
+from extproc.policy.values import PickPolicy
+from extproc.pools.picker_parts import PickerParts
+from extproc.pools.pool_picker import PoolPicker
 from extproc.service import static_config
-from kv_indexer.api import IndexView
+from extproc.settings.config import PickerSettings
+from kvmesh.index.index_view import IndexView
 from tests.integration.hermetic_picker import SETTINGS
 
 HOST = "127.0.0.1"

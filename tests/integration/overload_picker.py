@@ -12,12 +12,12 @@ from typing import Any
 
 import aiohttp
 
-from extproc.config import PickerSettings
-from extproc.core.exchange import BodyMode
-from extproc.core.policy import PickPolicy
+from extproc.ext_proc.exchange import BodyMode
 from extproc.local.ports import pick_free_port
+from extproc.policy.document import parse_policy
+from extproc.policy.values import PickPolicy
 from extproc.service import serve
-from extproc.wire.policy_document import parse_policy
+from extproc.settings.config import PickerSettings
 from tests.integration.hermetic_envoy import Envoy, Refused, Routed
 from tests.integration.hermetic_picker import SETTINGS, Picker
 from tests.integration.overload_pods import HOST, MODEL, HeldPod

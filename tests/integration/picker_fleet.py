@@ -28,8 +28,8 @@ PAGE = "process_start_time_seconds 1000.0\nvllm:num_requests_running 0.0\nvllm:n
 
 async def serve_picker(pods: int, pools: int, policies: int, port: int, *ports: int) -> None:
     """Run the picker under measurement; `ports`: Redis, gRPC, admin."""
-    from extproc.config import PickerSettings
     from extproc.service import serve
+    from extproc.settings.config import PickerSettings
 
     documents: dict[str, Any] = fleet_documents(pods, pools, port)
     documents["InferencePolicy"] = tuple(

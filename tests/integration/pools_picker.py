@@ -17,11 +17,11 @@ import aiohttp
 import grpc
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 
-from extproc.config import PickerSettings
-from extproc.core.exchange import BodyMode
+from extproc.ext_proc.exchange import BodyMode
 from extproc.local.ports import pick_free_port
 from extproc.service import serve
-from kv_indexer.api import Snapshot
+from extproc.settings.config import PickerSettings
+from kvmesh.documents.documents import Snapshot
 from tests.integration.hermetic_envoy import CALL_SECONDS, PROCESS, Envoy, HttpExchange, Refused, Routed
 from tests.integration.hermetic_picker import SETTINGS, Picker
 from tests.integration.overload_pods import MODEL, HeldPod
@@ -33,7 +33,7 @@ PODS_PORT_RANGE = 250  # addresses 127.0.1.x
 
 
 class DocumentDesk:
-    """Implements `kv_indexer.api.DocumentSource`: documents as a test puts them."""
+    """Implements `kvmesh.documents.documents.DocumentSource`: documents as a test puts them."""
 
     def __init__(self) -> None:
         self._documents: dict[tuple[str, str], dict[str, Any]] = {}

@@ -12,15 +12,16 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
-from extproc.adapters.admin_http import AdminPages, AdminServer
-from extproc.commands import app as commands
 from extproc.doctor.gather import DoctorSettings, gather
 from extproc.errors import KvmeshError
-from extproc.explain import ask
+from extproc.local.commands import app as commands
+from extproc.local.explain import ask
 from extproc.local.ports import pick_free_port
-from extproc.policy_commands import app as policy_commands
-from extproc.policy_view import ask_picker
-from kv_indexer.api import AdminAccess, AdminLogin
+from extproc.pages.admin_http import AdminPages, AdminServer
+from extproc.policy.commands import app as policy_commands
+from extproc.policy.view import ask_picker
+from kvmesh.admin.admin_access import AdminAccess
+from kvmesh.admin.admin_login import AdminLogin
 from tests.integration.admin_doors import HOST
 from tests.integration.doctor_mesh import picker_settings, two_ports
 from tests.integration.kv_tls import make_authority, make_certificate

@@ -13,8 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kv_indexer.api import AdminAccess, AdminLogin, SettingError
-from kv_indexer.core.failed_tokens import AT_ONCE
+from kvmesh.admin.admin_access import AdminAccess
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.admin.failed_tokens import AT_ONCE
+from kvmesh.errors import SettingError
 from tests.integration.admin_doors import BOTH_ROLES, HOST, Door, Pages, picker_door
 
 TOKEN = "correct-horse-battery"

@@ -9,7 +9,9 @@ import aiohttp
 import pytest
 
 from extproc.errors import ConfigError
-from kv_indexer.api import AdminAccess, AdminLogin, SettingError
+from kvmesh.admin.admin_access import AdminAccess
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.errors import SettingError
 from tests.integration.admin_doors import BOTH_ROLES, HOST, Door, Pages, picker_door
 from tests.integration.kv_tls import Certificate, make_authority, make_certificate
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from extproc.core.exchange import BodyMode
-from extproc.core.saturation import BLIND_REQUESTS
+from extproc.admission.saturation import BLIND_REQUESTS
+from extproc.ext_proc.exchange import BodyMode
 from tests.integration.hermetic_envoy import Envoy, Refused, Routed
 from tests.integration.overload_picker import Crowd, crowd_before, picker_before, policy
 from tests.integration.overload_pods import HeldPod, held_pods

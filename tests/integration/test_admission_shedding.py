@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extproc.core.exchange import BodyMode
+from extproc.ext_proc.exchange import BodyMode
 from tests.integration.hermetic_envoy import Envoy, Refused, Routed
 from tests.integration.kv_redis import RedisServer
 from tests.integration.overload_picker import Crowd, crowd_before, picker_before, policy

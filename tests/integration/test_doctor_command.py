@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
-from extproc.doctor_commands import app
+from extproc.doctor.commands import app
 from extproc.errors import ConfigError
 from podsim.model_folder import TINY_MODEL
 from tests.integration.doctor_mesh import HEALTHY, SEED, Tampered, indexer, pods, two_ports

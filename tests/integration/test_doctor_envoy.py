@@ -8,12 +8,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from extproc.core.policy import Steering
 from extproc.doctor.checks import judge
 from extproc.doctor.facts import Facts, IndexFacts, RedisFacts
 from extproc.doctor.findings import Finding, Severity
 from extproc.doctor.gather import expected_of
 from extproc.doctor.gather_envoy import gather_envoy
+from extproc.policy.values import Steering
 from tests.integration.doctor_mesh import envoy, parts, picker, picker_settings, two_ports
 from tests.integration.envoy_process import HOST
 

@@ -7,7 +7,8 @@ from extproc.doctor.checks import CHECKS
 from extproc.doctor.examine import examine
 from extproc.doctor.findings import Severity
 from extproc.doctor.gather import DoctorSettings
-from kv_indexer.api import AdminAccess, AdminLogin
+from kvmesh.admin.admin_access import AdminAccess
+from kvmesh.admin.admin_login import AdminLogin
 from tests.integration.doctor_mesh import HEALTHY, envoy, indexer, picker, picker_settings, pods, two_ports
 from tests.integration.kv_redis import RedisServer
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from extproc.core.models import ModelTable, ServedModel, TokensFrom
 from extproc.doctor.findings import Severity
+from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from tests.integration.doctor_mesh import (
     HEALTHY,
     Tampered,

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from extproc.config import PickerSettings
-from extproc.core.models import ModelTable, ServedModel, TokensFrom
-from extproc.doctor_commands import app
+from extproc.doctor.commands import app
 from extproc.errors import ConfigError
-from kv_indexer.api import folder_source
+from extproc.models.models import ModelTable, ServedModel, TokensFrom
+from extproc.settings.config import PickerSettings
 from kv_indexer.config import IndexerSettings
 from kv_indexer.service import IndexerService
+from kvmesh.documents.cluster_sources import folder_source
 from podsim.model_folder import TINY_MODEL
 from tests.integration.doctor_mesh import HEALTHY, SEED, picker, picker_settings, pods, two_ports
 from tests.integration.envoy_process import HOST

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from kv_indexer.adapters import document_folder
-from kv_indexer.api import Document, Snapshot, folder_source, resolve_pools
+from kvmesh.documents import document_folder
+from kvmesh.documents.cluster_sources import folder_source
+from kvmesh.documents.documents import Document, Snapshot
+from kvmesh.documents.pool_resolver import resolve_pools
 from tests.integration.kube_documents import following, names, pod, policy, pool
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.core.priority import TARGETS
+from extproc.ext_proc.jwt_claims import JWT_NAMESPACE
 from extproc.local.programs import find_envoy
-from extproc.wire.jwt_claims import JWT_NAMESPACE
+from extproc.policy.priority import TARGETS
 
 FOLDER = Path(__file__).parents[2] / "envoy"
 FILES = ("local.yaml", "buffered.yaml", "original-dst.yaml")

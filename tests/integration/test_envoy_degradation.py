@@ -16,22 +16,22 @@ import openai
 import pytest
 from aiohttp import web
 
-from extproc.adapters.grpc_server import ExtProcServer
-from extproc.booked_exchange import BookedExchange, ReadResponse
-from extproc.core.degradation import NO_MEASURES, Measures, measures_of, took, words_of
-from extproc.core.exchange import RequestFacts
-from extproc.core.inflight import Booking
-from extproc.core.priority import DegradationStep, StepKind
-from extproc.core.response_plan import PASS_PLAN, ResponsePlan
+from extproc.admission.degradation import NO_MEASURES, Measures, measures_of, took, words_of
+from extproc.admission.output_cap import body_changes, caps, removed_headers
 from extproc.errors import PickError, RequestShedError
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.ext_proc.grpc_server import ExtProcServer
 from extproc.local.envoy_config import SocketAddress, fill_in, read_template
 from extproc.local.ports import pick_free_port
 from extproc.local.processes import ProcessSpec, Supervisor
 from extproc.local.programs import find_envoy
 from extproc.local.readiness import HttpReady
-from extproc.wire.json_edit import JsonObject, replace_top_level
-from extproc.wire.openai import parse_request
-from extproc.wire.output_cap import body_changes, caps, removed_headers
+from extproc.pods.inflight import Booking
+from extproc.policy.priority import DegradationStep, StepKind
+from extproc.pools.booked_exchange import BookedExchange, ReadResponse
+from extproc.requests.json_edit import JsonObject, replace_top_level
+from extproc.requests.openai import parse_request
+from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
 
 HOST = "127.0.0.1"
 DEADLINE_SECONDS = 30.0

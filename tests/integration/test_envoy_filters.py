@@ -18,8 +18,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.core.policy import Steering
 from extproc.install.plan import FailureMode, Mode
+from extproc.policy.values import Steering
 from tests.integration.envoy_process import free_addresses
 from tests.integration.test_envoy_steering import Refusal, ScriptedPicker, Seen, pod, start_picker
 from tests.istiod.apply import HCM, Applied, apply_envoy_filters

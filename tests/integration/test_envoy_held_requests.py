@@ -16,17 +16,17 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.adapters.grpc_server import ExtProcServer
-from extproc.core.classify import claims_named, classify
-from extproc.core.exchange import RequestFacts
-from extproc.core.priority import ClassRule, PriorityPolicy
-from extproc.core.response_plan import PASS_PLAN, ResponsePlan
+from extproc.admission.classify import claims_named, classify
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.ext_proc.grpc_server import ExtProcServer
+from extproc.ext_proc.jwt_claims import JWT_NAMESPACE
 from extproc.local.envoy_config import SocketAddress, fill_in, named, read_template
 from extproc.local.ports import pick_free_port
 from extproc.local.processes import ProcessSpec, Supervisor
 from extproc.local.programs import find_envoy
 from extproc.local.readiness import HttpReady
-from extproc.wire.jwt_claims import JWT_NAMESPACE
+from extproc.policy.priority import ClassRule, PriorityPolicy
+from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
 
 HOST = "127.0.0.1"
 DEADLINE_SECONDS = 30.0

@@ -18,16 +18,16 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.adapters.ext_proc_call import NOTES_WITHOUT_RESPONSE
-from extproc.adapters.grpc_server import ExtProcServer
-from extproc.booked_exchange import BookedExchange, ReadResponse
-from extproc.core.exchange import RequestFacts
-from extproc.core.inflight import Booking
-from extproc.core.quota import QuotaNote
-from extproc.core.realised import Comparison
-from extproc.core.response_plan import PASS_PLAN, Prediction, ResponsePlan
+from extproc.ext_proc import messages as ext_proc_messages
+from extproc.ext_proc.call import NOTES_WITHOUT_RESPONSE
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.ext_proc.grpc_server import ExtProcServer
 from extproc.local.envoy_config import SocketAddress
-from extproc.wire import ext_proc_messages
+from extproc.pods.inflight import Booking
+from extproc.pools.booked_exchange import BookedExchange, ReadResponse
+from extproc.quotas.quota import QuotaNote
+from extproc.responses.realised import Comparison
+from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponsePlan
 from tests.integration.envoy_process import HOST, free_addresses, running_envoy
 
 DEADLINE_SECONDS = 30.0

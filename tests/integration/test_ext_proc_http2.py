@@ -16,12 +16,12 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame, SettingsFrame
 
-from extproc.adapters.ext_proc_call import OpenResponse
-from extproc.adapters.grpc_server import ExtProcServer
-from extproc.core.exchange import BodyMode, RequestFacts
-from extproc.core.response_plan import PASS_PLAN, ResponsePlan
-from extproc.wire import http2
-from extproc.wire.http2_limits import Http2Limits
+from extproc.ext_proc.call import OpenResponse
+from extproc.ext_proc.exchange import BodyMode, RequestFacts
+from extproc.ext_proc.grpc_server import ExtProcServer
+from extproc.http2 import frames as http2
+from extproc.http2.limits import Http2Limits
+from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
 
 DEADLINE_SECONDS = 20.0
 TEST_SECONDS = 120.0
@@ -499,5 +499,5 @@ async def test_a_window_that_stays_shut_costs_the_stream_and_not_the_connection(
 
 
 def test_the_picker_s_process_does_without_grpc() -> None:
-    code = "import sys, extproc.service, extproc.commands; sys.exit('grpc' in sys.modules)"
+    code = "import sys, extproc.service, extproc.local.commands; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -13,12 +13,12 @@ import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from extproc.adapters.ext_proc_call import OpenResponse
-from extproc.adapters.grpc_server import ExtProcServer
-from extproc.core.exchange import BodyMode, RequestFacts
-from extproc.core.response_plan import PASS_PLAN, ResponsePlan
 from extproc.errors import ConfigError, MalformedRequestError
-from extproc.wire.response_note import encode_note
+from extproc.ext_proc.call import OpenResponse
+from extproc.ext_proc.exchange import BodyMode, RequestFacts
+from extproc.ext_proc.grpc_server import ExtProcServer
+from extproc.ext_proc.response_note import encode_note
+from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
 
 DEADLINE_SECONDS = 20.0
 CALL_SECONDS = 60.0  # at which gRPC ends a call

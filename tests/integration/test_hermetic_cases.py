@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from extproc.core.exchange import BodyMode
-from extproc.core.models import ModelRule, ModelTable, ModelTarget, ServedModel, TokensFrom
-from extproc.core.policy import PickPolicy
-from extproc.core.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityClass, PriorityPolicy
+from extproc.ext_proc.exchange import BodyMode
+from extproc.models.models import ModelRule, ModelTable, ModelTarget, ServedModel, TokensFrom
+from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityClass, PriorityPolicy
+from extproc.policy.values import PickPolicy
 from tests.integration.hermetic_envoy import Envoy, Refused, Returned, Routed
 from tests.integration.hermetic_picker import Picker, running_picker
 from tests.integration.hermetic_pods import BASE_MODEL, PodState

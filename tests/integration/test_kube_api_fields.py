@@ -17,7 +17,7 @@ from tests.kube_api.managed_fields import read_managers
 from tests.kube_api.registry import resources_of
 from tests.kube_api.state import State
 from tests.kube_api.writing import Intent, field_type
-from tests.unit.extproc_policy_resource.policy_mutations import mutated
+from tests.unit.extproc_policy.policy_mutations import mutated
 
 WIDGETS = resources_of(DEFINITION)[0]
 AT = ("default", "a")

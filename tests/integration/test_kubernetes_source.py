@@ -6,15 +6,11 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.adapters import document_feed
-from kv_indexer.api import (
-    MESH_KINDS,
-    POOL_KINDS,
-    ClusterAccess,
-    KubernetesConfigError,
-    kubernetes_source,
-    resolve_pools,
-)
+from kvmesh.documents import document_feed
+from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
+from kvmesh.documents.cluster_sources import kubernetes_source
+from kvmesh.documents.document_kinds import MESH_KINDS, POOL_KINDS
+from kvmesh.documents.pool_resolver import resolve_pools
 from tests.integration.kube_documents import POLICY_CRD, POOL_CRD, eventually, following, names, pod, policy, pool
 from tests.kube_api import KubeApi, kube_api
 

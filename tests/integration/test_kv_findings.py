@@ -15,11 +15,11 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
-from kv_indexer.adapters.redis_findings import RedisFindings
-from kv_indexer.catch_up import RecoveryPolicy
 from kv_indexer.config import IndexerSettings, parse_event_sources
-from kv_indexer.core.stream_facts import FindingPolicy
+from kv_indexer.follow.catch_up import RecoveryPolicy
 from kv_indexer.service import IndexerService
+from kv_indexer.watch.stream_facts import FindingPolicy
+from kvmesh.index.redis_findings import RedisFindings
 from podsim.core.events import BlockStored
 from podsim.core.scheduler import EngineSettings
 from podsim.model_folder import TINY_MODEL, load_model_folder

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from kv_indexer.adapters.redis_findings import FINDINGS, MAX_FINDINGS, RedisFindings
-from kv_indexer.core.findings import Finding, FindingReason
-from kv_indexer.errors import IndexUnavailableError
+from kvmesh.blocks.findings import Finding, FindingReason
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.index.redis_findings import FINDINGS, MAX_FINDINGS, RedisFindings
 from tests.integration.kv_redis import RedisServer
 
 SILENT = Finding(

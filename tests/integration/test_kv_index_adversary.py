@@ -17,21 +17,21 @@ from zlib import crc32
 import pytest
 import zmq
 
-from kv_indexer.adapters.memory_leases import MemoryLeaseBook
-from kv_indexer.adapters.pod_metrics import PodMetrics
-from kv_indexer.adapters.redis_leases import RedisLeaseBook
-from kv_indexer.adapters.redis_writer import RedisIndexWriter
-from kv_indexer.adapters.zmq_replay import ZmqReplaySource
-from kv_indexer.adapters.zmq_subscriber import ZmqLiveEvents
-from kv_indexer.api import MemoryPrefixIndex, SourceState
-from kv_indexer.apply_events import EventApplier, root_keys
-from kv_indexer.core.source import Stream
-from kv_indexer.follow_stream import RecoveryPolicy, StreamFollower
+from kv_indexer.apply.apply_events import EventApplier, root_keys
+from kv_indexer.apply.redis_writer import RedisIndexWriter
+from kv_indexer.events.zmq_replay import ZmqReplaySource
+from kv_indexer.events.zmq_subscriber import ZmqLiveEvents
+from kv_indexer.follow.follow_stream import RecoveryPolicy, StreamFollower
+from kv_indexer.share.memory_leases import MemoryLeaseBook
+from kv_indexer.share.redis_leases import RedisLeaseBook
+from kv_indexer.watch.pod_metrics import PodMetrics
+from kvmesh.blocks.source import SourceState, Stream
+from kvmesh.index.memory_index import MemoryPrefixIndex
 from tests.integration.kv_cache_model import CacheModel
 from tests.integration.kv_publisher import ScriptedPod, running_pod
 from tests.integration.kv_recount import recount
 from tests.integration.kv_redis import RedisServer
-from tests.unit.kv_indexer_apply.kv_fakes import CountingTelemetry, payload
+from tests.unit.kv_indexer_follow.kv_fakes import CountingTelemetry, payload
 
 # Seconds where the machine has little else to do. Beside busy loops 20 s were once not enough: each batch that never
 # was costs restarts, and each of these is a replay that loses a third.

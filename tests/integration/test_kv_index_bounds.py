@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.core.index_changes import Clear
-from kv_indexer.core.source import SourceState
+from kvmesh.blocks.index_changes import Clear
+from kvmesh.blocks.source import SourceState
 from tests.integration.kv_index import A, B, Index, blocks, change, memory_index, redis_index, without
 
 

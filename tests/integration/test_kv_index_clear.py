@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.adapters.redis_inspect import RedisInspector
-from kv_indexer.verify_index import IndexVerifier
+from kv_indexer.inspect.redis_inspect import RedisInspector
+from kv_indexer.inspect.verify_index import IndexVerifier
 from tests.integration.kv_indexer_processes import at_work, busy_pods, indexer_process
 from tests.integration.kv_recount import recount
 from tests.integration.kv_redis import RedisServer

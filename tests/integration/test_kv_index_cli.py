@@ -13,15 +13,15 @@ import pytest
 import typer
 
 from extproc import cli
-from extproc.adapters.tokenizer import ModelTokenizer
-from extproc.wire.openai import parse_request
-from kv_indexer.api import block_keys, root_key
-from kv_indexer.core.index_changes import Store, pack_hashes
-from kv_indexer.core.source import SourceState, Stream
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.requests.openai import parse_request
+from kvmesh.blocks.block_keys import block_keys, root_key
+from kvmesh.blocks.index_changes import Store, pack_hashes
+from kvmesh.blocks.source import SourceState, Stream
 from podsim.model_folder import TINY_MODEL
 from tests.integration.kv_index import A1, A, B, blocks, redis_index
 from tests.integration.kv_redis import RedisServer, free_port
-from tests.unit.kv_indexer_apply.kv_fakes import BLOCK, prompt
+from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, prompt
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.api import block_keys, root_key
-from kv_indexer.core.groups import CacheGroup
-from kv_indexer.core.index_changes import Clear, Operation, Store
-from kv_indexer.core.source import (
+from kvmesh.blocks.block_keys import block_keys, root_key
+from kvmesh.blocks.groups import CacheGroup
+from kvmesh.blocks.index_changes import Applied, Clear, Operation, Store
+from kvmesh.blocks.source import (
     EndpointCache,
     IndexStatus,
     SourceState,
@@ -17,9 +17,8 @@ from kv_indexer.core.source import (
     Stream,
     StreamPosition,
 )
-from kv_indexer.ports import Applied
 from tests.integration.kv_index import A1, ROOT, A, B, Index, blocks, change, memory_index, redis_index, without
-from tests.unit.kv_indexer_apply.kv_fakes import BLOCK, prompt
+from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, prompt
 
 C = Stream(endpoint="10.0.0.3:8000")
 

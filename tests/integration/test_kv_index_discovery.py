@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from kv_indexer.adapters.event_sources import ANSWER_LIMIT_BYTES, EventSourceDirectory
-from kv_indexer.adapters.pod_pages import PodPages
-from kv_indexer.core.source import EventAddresses
-from kv_indexer.errors import FeedLostError, NoEventSourceError
+from kv_indexer.pools.event_sources import ANSWER_LIMIT_BYTES, EventSourceDirectory
+from kv_indexer.pools.pod_pages import PodPages
+from kvmesh.blocks.source import EventAddresses
+from kvmesh.errors import FeedLostError, NoEventSourceError
 
 PIECE = 1 << 14
 

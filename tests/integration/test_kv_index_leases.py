@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.core.source import Claim, SourceState, Stream, StreamPosition
-from kv_indexer.errors import LeaseLostError
+from kvmesh.blocks.source import Claim, SourceState, Stream, StreamPosition
+from kvmesh.errors import LeaseLostError
 from tests.integration.kv_index import A1, A, B, Index, blocks, change, memory_index, redis_index
 
 

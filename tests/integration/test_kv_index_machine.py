@@ -12,15 +12,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from kv_indexer.adapters.redis_writer import RedisIndexWriter
-from kv_indexer.api import MemoryPrefixIndex, PrefixIndexReader, block_keys
-from kv_indexer.core.index_changes import Clear, Operation, Remove, Store, pack_hashes
-from kv_indexer.core.source import Claim, Stream
-from kv_indexer.errors import IndexUnavailableError, LeaseLostError
+from kv_indexer.apply.redis_writer import RedisIndexWriter
+from kvmesh.blocks.block_keys import block_keys
+from kvmesh.blocks.index_changes import Clear, Operation, Remove, Store, pack_hashes
+from kvmesh.blocks.source import Claim, Stream
+from kvmesh.errors import IndexUnavailableError, LeaseLostError
+from kvmesh.index.memory_index import MemoryPrefixIndex
+from kvmesh.index.redis_reader import PrefixIndexReader
 from tests.integration.kv_index import ROOT, Clock, Index, P, change
 from tests.integration.kv_redis import RedisServer
 from tests.integration.kv_reference import Field, Reference, eights
-from tests.unit.kv_indexer_apply.kv_fakes import BLOCK, prompt
+from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, prompt
 
 BLOCKS = 10
 NEVER = 1e9  # days pass in these histories, and generations are not in the model

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.adapters.redis_leases import RedisLeaseBook
-from kv_indexer.core.index_changes import Clear
-from kv_indexer.core.source import Claim, Stream
-from kv_indexer.errors import LeaseLostError
+from kv_indexer.share.redis_leases import RedisLeaseBook
+from kvmesh.blocks.index_changes import Clear
+from kvmesh.blocks.source import Claim, Stream
+from kvmesh.errors import LeaseLostError
 from tests.integration.kv_index import A, B, Index, P, blocks, change, memory_index, redis_index
 from tests.integration.kv_redis import RedisServer
 

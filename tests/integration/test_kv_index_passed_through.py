@@ -6,12 +6,12 @@ from typing import Any
 import hiredis
 import pytest
 
-from kv_indexer.adapters.redis_link import pack
-from kv_indexer.api import block_keys
-from kv_indexer.core.index_changes import Store, pack_hashes
+from kvmesh.blocks.block_keys import block_keys
+from kvmesh.blocks.index_changes import Store, pack_hashes
+from kvmesh.redis.link import pack
 from tests.integration.kv_index import ROOT, A, B, Index, blocks, memory_index, redis_index
 from tests.integration.kv_redis import RedisServer
-from tests.unit.kv_indexer_apply.kv_fakes import BLOCK, prompt
+from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, prompt
 
 
 @pytest.fixture(params=["memory", "redis"])

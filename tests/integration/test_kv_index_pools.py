@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 
 from kv_indexer.service import IndexerService
-from kv_indexer.watch_index import WATCH_SECONDS
+from kv_indexer.watch.watch_index import WATCH_SECONDS
 from tests.integration.kv_index import P
 from tests.integration.kv_pools import MODEL, PoolMesh, eventually, eventually_async
 from tests.integration.kv_redis import RedisServer
-from tests.unit.kv_indexer_apply.kv_fakes import removed, stored
+from tests.unit.kv_indexer_follow.kv_fakes import removed, stored
 
 
 @pytest.fixture

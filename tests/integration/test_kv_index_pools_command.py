@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kv_indexer.api import PrefixIndexReader, pool_seed, root_key
+from kvmesh.blocks.block_keys import root_key
+from kvmesh.documents.pools import pool_seed
+from kvmesh.index.redis_reader import PrefixIndexReader
 from tests.integration.kube_documents import pod, pool
 from tests.integration.kv_indexer_processes import IndexerProcess
 from tests.integration.kv_pools import eventually_async
 from tests.integration.kv_publisher import ScriptedPod, running_pod
 from tests.integration.kv_redis import RedisServer, free_port
 from tests.kube_api import kube_api
-from tests.unit.kv_indexer_apply.kv_fakes import prompt, stored
+from tests.unit.kv_indexer_follow.kv_fakes import prompt, stored
 
 COMMAND = (sys.executable, "-m", "extproc", "indexer")
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.apply_events import BLOCKS_A_CHANGE, EventApplier, root_keys
-from kv_indexer.core.index_changes import Clear, IndexChange
-from kv_indexer.core.source import Claim
-from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.ports import Applied
+from kv_indexer.apply.apply_events import BLOCKS_A_CHANGE, EventApplier, root_keys
+from kvmesh.blocks.index_changes import Applied, Clear, IndexChange
+from kvmesh.blocks.source import Claim
+from kvmesh.errors import IndexUnavailableError
 from tests.integration.kv_index import A, Index, memory_index, redis_index
-from tests.unit.kv_indexer_apply.kv_fakes import CountingTelemetry, frame, removed, stored
+from tests.unit.kv_indexer_follow.kv_fakes import CountingTelemetry, frame, removed, stored
 
 LONG = BLOCKS_A_CHANGE * 2 // 5  # blocks of a batch: two fit into a change, three do not
 BATCHES = 5

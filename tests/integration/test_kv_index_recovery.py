@@ -12,14 +12,17 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kv_indexer.adapters.zmq_replay import ZmqReplaySource
-from kv_indexer.api import IndexUnavailableError, PrefixIndexReader, SourceState, root_key
 from kv_indexer.config import IndexerSettings, parse_event_sources
-from kv_indexer.follow_stream import RecoveryPolicy
+from kv_indexer.events.zmq_replay import ZmqReplaySource
+from kv_indexer.follow.follow_stream import RecoveryPolicy
 from kv_indexer.service import IndexerService
+from kvmesh.blocks.block_keys import root_key
+from kvmesh.blocks.source import SourceState
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.index.redis_reader import PrefixIndexReader
 from tests.integration.kv_publisher import ScriptedPod, running_pod
 from tests.integration.kv_redis import RedisServer, free_port
-from tests.unit.kv_indexer_apply.kv_fakes import CLEARED, prompt, removed, stored
+from tests.unit.kv_indexer_follow.kv_fakes import CLEARED, prompt, removed, stored
 
 ROOT = root_key(hash_seed="kvmesh", model="tiny")
 DEADLINE_SECONDS = 15.0
@@ -240,7 +243,7 @@ async def test_a_replay_socket_that_comes_back_makes_the_source_exact_again(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impatient = partial(ZmqReplaySource, first_answer_seconds=0.3, silence_seconds=0.1)
-    monkeypatch.setattr("kv_indexer.build_follower.ZmqReplaySource", impatient)
+    monkeypatch.setattr("kv_indexer.follow.build_follower.ZmqReplaySource", impatient)
     pod = await mesh.pod()
     pod.answers_replay = False
     await pod.publish(stored(1, 2))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.adapters.redis_link import RedisLink, Script, pack
-from kv_indexer.adapters.redis_writer import RedisIndexWriter
-from kv_indexer.api import IndexUnavailableError
-from kv_indexer.core.index_changes import Clear, Operation
-from kv_indexer.core.source import SourceStatus, Stream
+from kv_indexer.apply.redis_writer import RedisIndexWriter
+from kvmesh.blocks.index_changes import Clear, Operation
+from kvmesh.blocks.source import SourceStatus, Stream
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.redis.link import RedisLink, Script, pack
 from tests.integration.kv_index import A, B, Index, P, blocks, change, memory_index, redis_index, without
 from tests.integration.kv_redis import RedisServer, free_port
 

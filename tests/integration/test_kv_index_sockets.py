@@ -8,14 +8,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from kv_indexer.adapters.zmq_replay import History, ZmqReplaySource
-from kv_indexer.adapters.zmq_subscriber import ZmqLiveEvents
-from kv_indexer.errors import FeedLostError
-from kv_indexer.ports import ReplayAnswer
-from kv_indexer.wire.zmq_frames import Frame
+from kv_indexer.events.zmq_frames import Frame, ReplayAnswer
+from kv_indexer.events.zmq_replay import History, ZmqReplaySource
+from kv_indexer.events.zmq_subscriber import ZmqLiveEvents
+from kvmesh.errors import FeedLostError
 from tests.integration.kv_publisher import ScriptedPod, running_pod
 from tests.integration.kv_redis import free_port
-from tests.unit.kv_indexer_apply.kv_fakes import stored
+from tests.unit.kv_indexer_follow.kv_fakes import stored
 
 
 @pytest.fixture

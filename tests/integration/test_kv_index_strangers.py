@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.adapters.redis_writer import RedisIndexWriter
-from kv_indexer.api import IndexUnavailableError, PrefixIndexReader, SourceState
-from kv_indexer.core.source import Registry
+from kv_indexer.apply.redis_writer import RedisIndexWriter
 from kv_indexer.service import IndexerService
+from kvmesh.blocks.source import Registry, SourceState
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.index.redis_reader import PrefixIndexReader
 from tests.integration.kv_index import A1, ALL_DAY, A, B, Index, P, blocks, change, redis_index, without
 from tests.integration.kv_redis import RedisServer
 from tests.integration.test_kv_index_recovery import Mesh, eventually, is_logged, mesh, page  # noqa: F401  a fixture
-from tests.unit.kv_indexer_apply.kv_fakes import stored
+from tests.unit.kv_indexer_follow.kv_fakes import stored
 
 
 @pytest.fixture

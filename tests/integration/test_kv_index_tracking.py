@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.adapters import tracking_link
-from kv_indexer.adapters.tracking_link import TrackingLink
-from kv_indexer.api import PrefixIndexReader
-from kv_indexer.core.index_changes import Clear
-from kv_indexer.errors import IndexUnavailableError
+from kvmesh.blocks.index_changes import Clear
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.index import tracking_link
+from kvmesh.index.redis_reader import PrefixIndexReader
+from kvmesh.index.tracking_link import TrackingLink
 from tests.integration.kv_fake_redis import array, error, fake_redis
 from tests.integration.kv_index import ROOT, A, B, Index, blocks, redis_index, without
 from tests.integration.kv_redis import RedisServer
 from tests.integration.kv_redis_groups import RIGHTS
-from tests.unit.kv_indexer_apply.kv_fakes import BLOCK, prompt
+from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, prompt
 
 DEADLINE_SECONDS = 20.0
 LONG = 200  # blocks: three stretches and some

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.adapters.redis_inspect import RedisInspector
-from kv_indexer.core.index_audit import Difference
-from kv_indexer.core.index_changes import Clear
-from kv_indexer.inspect_index import inspect_sizes
-from kv_indexer.verify_index import Audit, IndexVerifier
+from kv_indexer.inspect.index_audit import Difference
+from kv_indexer.inspect.inspect_index import inspect_sizes
+from kv_indexer.inspect.redis_inspect import RedisInspector
+from kv_indexer.inspect.verify_index import Audit, IndexVerifier
+from kvmesh.blocks.index_changes import Clear
 from tests.integration.kv_index import A, B, Index, blocks, redis_index, without
 from tests.integration.kv_redis import RedisServer
 from tests.integration.kv_redis_groups import ClusterGroup

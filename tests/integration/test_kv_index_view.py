@@ -2,12 +2,14 @@
 
 import pytest
 
-from kv_indexer.adapters.redis_findings import FINDINGS, RedisFindings
-from kv_indexer.api import IndexUnavailableError, IndexView, block_keys
-from kv_indexer.core.findings import Finding
+from kvmesh.blocks.block_keys import block_keys
+from kvmesh.blocks.findings import Finding
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.index.index_view import IndexView
+from kvmesh.index.redis_findings import FINDINGS, RedisFindings
 from tests.integration.kv_index import ROOT, A, B, blocks, redis_index
 from tests.integration.kv_redis import RedisServer
-from tests.unit.kv_indexer_apply.kv_fakes import BLOCK, prompt
+from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, prompt
 
 FOUND = Finding(endpoint=A.endpoint, dp_rank=None, reason="no-events", message="none come", since=1.0)
 

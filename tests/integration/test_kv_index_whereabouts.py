@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.api import SourceState
+from kvmesh.blocks.source import SourceState
 from tests.integration.kv_publisher import ScriptedPod
 from tests.integration.kv_recount import recount
 from tests.integration.test_kv_index_recovery import Mesh, eventually, mesh  # noqa: F401  the fixture
-from tests.unit.kv_indexer_apply.kv_fakes import stored
+from tests.unit.kv_indexer_follow.kv_fakes import stored
 
 
 def announce(monkeypatch: pytest.MonkeyPatch, pod: ScriptedPod, *publishers: ScriptedPod) -> None:

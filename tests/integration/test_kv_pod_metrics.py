@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kv_indexer.adapters.pod_metrics import PodMetrics
-from kv_indexer.core.pod_report import EngineCounters
+from kv_indexer.watch.pod_metrics import PodMetrics
+from kvmesh.pods.pod_report import EngineCounters
 from podsim.core.scheduler import EngineSettings
 from podsim.model_folder import TINY_MODEL, load_model_folder
 from podsim.pod import PodSettings

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.adapters.redis_address import RedisAccess
-from kv_indexer.adapters.redis_link import RedisLink, Script
-from kv_indexer.errors import IndexUnavailableError
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.redis.address import RedisAccess
+from kvmesh.redis.link import RedisLink, Script
 from tests.integration.kv_redis import RedisServer
 from tests.integration.kv_redis_groups import RIGHTS
 from tests.integration.kv_tls import Certificate, make_authority, make_certificate, tls_front

@@ -8,14 +8,14 @@ import hiredis
 import pytest
 import redis
 
-from kv_indexer.adapters import redis_reader
-from kv_indexer.adapters.redis_leases import SURVEYED_AT_ONCE, RedisLeaseBook
-from kv_indexer.adapters.redis_scripts import SNAPSHOT
-from kv_indexer.adapters.redis_snapshot import ATTEMPTS, READ_AT_ONCE, read_registry_of, read_snapshot
-from kv_indexer.adapters.redis_writer import RedisIndexWriter
-from kv_indexer.core.source import Claim, SourceState, Stream
-from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.wire.redis_keys import PREFIX
+from kv_indexer.apply.redis_writer import RedisIndexWriter
+from kv_indexer.share.redis_leases import SURVEYED_AT_ONCE, RedisLeaseBook
+from kvmesh.blocks.source import Claim, SourceState, Stream
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.index import redis_reader
+from kvmesh.redis.keys import PREFIX
+from kvmesh.redis.scripts import SNAPSHOT
+from kvmesh.redis.snapshot import ATTEMPTS, READ_AT_ONCE, read_registry_of, read_snapshot
 from tests.integration.kv_index import P, blocks, change, redis_index
 from tests.integration.kv_redis import RedisServer
 

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from kv_indexer.adapters.redis_eviction import LOOK_SECONDS, RETRY_SECONDS, EvictionWatch, eviction_policy
-from kv_indexer.adapters.telemetry import PrometheusTelemetry
+from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
+from kv_indexer.watch.redis_eviction import LOOK_SECONDS, RETRY_SECONDS, EvictionWatch, eviction_policy
 from tests.integration.kv_redis import RedisServer
 
 

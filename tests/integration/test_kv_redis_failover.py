@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.adapters.redis_link import RedisLink, Script
-from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.wire.redis_keys import KEY_SLOT
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.redis.keys import KEY_SLOT
+from kvmesh.redis.link import RedisLink, Script
 from tests.integration.kv_index import A, blocks, redis_index
 from tests.integration.kv_redis import RedisServer
 from tests.integration.kv_redis_groups import (

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kv_indexer.adapters.redis_address import RedisAccess
-from kv_indexer.adapters.redis_link import RedisLink, pack
-from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.wire.redis_keys import KEY_SLOT
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.redis.address import RedisAccess
+from kvmesh.redis.keys import KEY_SLOT
+from kvmesh.redis.link import RedisLink, pack
 from tests.integration.kv_fake_redis import FakeRedis, array, error, fake_redis, replica_of
 
 ASK_MASTER = b"SENTINEL"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from kv_indexer.adapters.redis_telemetry import LOOK_SECONDS, RedisFacts, RedisWatch
+from kv_indexer.telemetry.redis_telemetry import LOOK_SECONDS, RedisFacts, RedisWatch
 from tests.integration.kv_redis import RedisServer
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from kv_indexer.adapters import zmq_subscriber
-from kv_indexer.adapters.zmq_subscriber import HEARTBEATS_MISSED, ZmqLiveEvents
-from kv_indexer.errors import FeedLostError
+from kv_indexer.events import zmq_subscriber
+from kv_indexer.events.zmq_subscriber import HEARTBEATS_MISSED, ZmqLiveEvents
+from kvmesh.errors import FeedLostError
 
 HEARTBEAT_SECONDS = 0.05
 DEADLINE_SECONDS = 10.0

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import zmq
 
-from kv_indexer.adapters.zmq_replay import ZmqReplaySource
-from kv_indexer.adapters.zmq_signals import SocketSignals
-from kv_indexer.adapters.zmq_subscriber import DRAIN_LIMIT, RECEIVE_LIMIT, ZmqLiveEvents
-from kv_indexer.errors import FeedLostError
+from kv_indexer.events.zmq_replay import ZmqReplaySource
+from kv_indexer.events.zmq_signals import SocketSignals
+from kv_indexer.events.zmq_subscriber import DRAIN_LIMIT, RECEIVE_LIMIT, ZmqLiveEvents
+from kvmesh.errors import FeedLostError
 from tests.integration.kv_redis import free_port
 
 NEVER_SECONDS = 60.0  # a receiver that waits so long has missed a signal

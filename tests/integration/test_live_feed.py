@@ -12,20 +12,19 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.adapters.live_feed import LivePages
-from extproc.core.exchange import RequestFacts
-from extproc.core.observability import ObservabilityPolicy
-from extproc.core.policy import PickPolicy
-from extproc.core.priority import PriorityPolicy, Quota
-from extproc.core.request_story import Decided, DecisionRecord, Fate
 from extproc.errors import MalformedRequestError
-from extproc.live_feed import MOST_WATCHERS
-from extproc.live_watchers import Coalesced, Watcher
+from extproc.ext_proc.exchange import RequestFacts
 from extproc.local.ports import pick_free_port
-from kv_indexer.api import block_keys, root_key
-from kv_indexer.core.block_keys import KEY_BYTES
-from kv_indexer.core.index_changes import Store, pack_hashes
-from kv_indexer.core.source import Stream as KvStream
+from extproc.pages.feed_http import LivePages
+from extproc.pages.live_feed import MOST_WATCHERS
+from extproc.pages.live_watchers import Coalesced, Watcher
+from extproc.policy.observability import ObservabilityPolicy
+from extproc.policy.priority import PriorityPolicy, Quota
+from extproc.policy.values import PickPolicy
+from extproc.records.request_story import Decided, DecisionRecord, Fate
+from kvmesh.blocks.block_keys import KEY_BYTES, block_keys, root_key
+from kvmesh.blocks.index_changes import Store, pack_hashes
+from kvmesh.blocks.source import Stream as KvStream
 from tests.integration.kv_index import redis_index
 from tests.integration.kv_redis import RedisServer
 from tests.integration.live_picker import DEADLINE_SECONDS, MODEL, PODS, Event, LivePicker, live_picker
@@ -279,8 +278,8 @@ async def test_the_end_of_the_picker_ends_the_streams_with_a_word(redis_server: 
 async def test_who_does_not_read_is_let_go_and_others_go_on(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extproc.live_watchers.MOST_WAITING_BYTES", 200_000)
-    monkeypatch.setattr("extproc.adapters.live_feed.WRITE_SECONDS", 0.2)
+    monkeypatch.setattr("extproc.pages.live_watchers.MOST_WAITING_BYTES", 200_000)
+    monkeypatch.setattr("extproc.pages.feed_http.WRITE_SECONDS", 0.2)
     async with live_picker(redis_server.url) as picker, picker.watching() as stream:
         await stream.next("snapshot")
         reader, writer = await asyncio.open_connection(*picker.admin.removeprefix("http://").split(":"), limit=1024)
@@ -333,7 +332,7 @@ async def test_a_client_that_is_gone_is_forgotten(redis_server: RedisServer) -> 
 async def test_one_whose_machine_takes_nothing_any_more_loses_its_place_long_before_the_buffers_are_full(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extproc.adapters.live_feed.UNHEARD_SECONDS", 0.5)
+    monkeypatch.setattr("extproc.pages.feed_http.UNHEARD_SECONDS", 0.5)
     async with live_picker(redis_server.url) as picker:
         host, port = picker.admin.removeprefix("http://").split(":")
         with socket.socket() as connection:
@@ -371,8 +370,8 @@ class QuietFeed:
 async def test_who_has_gone_gives_the_place_back_before_anything_is_to_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("extproc.adapters.live_feed.KEEP_ALIVE_SECONDS", 10 * DEADLINE_SECONDS)
-    monkeypatch.setattr("extproc.adapters.live_feed.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("extproc.pages.feed_http.KEEP_ALIVE_SECONDS", 10 * DEADLINE_SECONDS)
+    monkeypatch.setattr("extproc.pages.feed_http.LOOK_SECONDS", 0.05)
     feed, web_app = QuietFeed(), web.Application()
     web_app.add_routes(LivePages(feed).routes())
     runner = web.AppRunner(web_app, shutdown_timeout=0.1)
@@ -406,6 +405,6 @@ async def test_a_failure_while_looking_harms_nobody_and_the_feed_goes_on(
         monkeypatch.setattr(picker.pool.pages, "facts", facts)
 
         await stream.next("pods")
-        assert [record.message for record in caplog.records if record.name == "extproc.live_feed"] == [
+        assert [record.message for record in caplog.records if record.name == "extproc.pages.live_feed"] == [
             "the live feed has failed; it goes on"
         ]

@@ -10,9 +10,9 @@ from itertools import count
 import pytest
 from aiohttp import web
 
-from extproc.adapters.metrics_scraper import MetricsScraper
-from extproc.core.endpoint import EndpointStatus, Reachability
 from extproc.local.ports import pick_free_port
+from extproc.pods.endpoint import EndpointStatus, Reachability
+from extproc.pods.metrics_scraper import MetricsScraper
 
 DEADLINE_SECONDS = 10.0
 LOAD = "vllm:num_requests_running 1\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.5\n"

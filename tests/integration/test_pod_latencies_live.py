@@ -12,10 +12,10 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.adapters.latency_telemetry import LatencyTelemetry
-from extproc.adapters.metrics_scraper import MetricsScraper
-from extproc.core.endpoint import Reachability
 from extproc.local.ports import pick_free_port
+from extproc.pods.endpoint import Reachability
+from extproc.pods.metrics_scraper import MetricsScraper
+from extproc.telemetry.latency_telemetry import LatencyTelemetry
 from podsim.wire.metrics_text import EngineState, PodMetrics
 
 HOST, DEADLINE_SECONDS = "127.0.0.1", 30.0

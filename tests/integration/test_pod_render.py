@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from extproc.adapters.pod_render import (
+from extproc.models.models import ServedModel, TokensFrom
+from extproc.prompts.pod_render import (
     PodRender,
     RenderRefusedError,
     RenderSettings,
     RenderTimeoutError,
     RenderUnavailableError,
 )
-from extproc.adapters.tokenizer import ModelTokenizer
-from extproc.core.models import ServedModel, TokensFrom
-from extproc.core.prompt_tokens import Feature, TokenizedPrompt
-from extproc.core.request import ApiKind, InferenceRequest
-from extproc.wire.openai import parse_request
+from extproc.prompts.token_ids import Feature, TokenizedPrompt
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.requests.openai import parse_request
+from extproc.requests.request import ApiKind, InferenceRequest
 from podsim.core.scheduler import EngineSettings
 from podsim.model_folder import TINY_MODEL, load_model_folder
 from podsim.pod import PodSettings
@@ -199,7 +199,7 @@ async def test_a_pod_that_cannot_render_is_left_alone_for_a_while_and_said_once(
             pod.handler = answers(RENDERED)
             assert await ask(render, CHAT) == ONE_TWO_THREE
             assert render.problems() == {}
-        assert len([record for record in caplog.records if record.name == "extproc.adapters.pod_render"]) == 1
+        assert len([record for record in caplog.records if record.name == "extproc.prompts.pod_render"]) == 1
 
 
 async def test_another_pod_is_asked_when_one_is_gone_and_the_gone_one_not_again() -> None:
@@ -284,7 +284,7 @@ async def test_questions_under_way_are_bounded() -> None:
 
 
 async def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("extproc.adapters.pod_render.MAX_ANSWER_BYTES", 10_000)
+    monkeypatch.setattr("extproc.prompts.pod_render.MAX_ANSWER_BYTES", 10_000)
     async with serving(answers({"token_ids": [1] * 10_000})) as [pod], rendering([pod.address]) as render:
         with pytest.raises(RenderUnavailableError, match="larger than 10000 bytes"):
             await ask(render, CHAT)

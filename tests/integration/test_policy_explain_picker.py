@@ -10,14 +10,14 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner
 
-from extproc.adapters.admin_http import AdminPages, AdminServer
 from extproc.errors import ConfigError, KvmeshError
 from extproc.local.ports import pick_free_port
-from extproc.mesh_policy import PolicyTargetError
-from extproc.policy_commands import app
-from extproc.policy_view import ask_picker
+from extproc.pages.admin_http import AdminPages, AdminServer
+from extproc.policy.commands import app
+from extproc.policy.mesh_policy import PolicyTargetError
+from extproc.policy.view import ask_picker
 from tests.kube_api import kube_api
-from tests.unit.extproc_mesh_policy.mesh_documents import Mesh, inference_policy, inference_pool
+from tests.unit.extproc_policy.mesh_documents import Mesh, inference_policy, inference_pool
 
 HOST = "127.0.0.1"
 CRD = Path(__file__).parents[2] / "manifests" / "crds" / "kvmesh.io_inferencepolicies.yaml"

@@ -10,20 +10,16 @@ from typing import Any
 
 import pytest
 
-from extproc.mesh_policy import MeshPolicy, MeshState
-from kv_indexer.adapters import leader_election
-from kv_indexer.api import (
-    MESH_KINDS,
-    ClusterAccess,
-    DocumentKey,
-    Snapshot,
-    StatusUpdate,
-    kubernetes_source,
-    status_writer,
-)
+from extproc.policy.mesh_policy import MeshPolicy, MeshState
+from kvmesh.documents import leader_election
+from kvmesh.documents.cluster_access import ClusterAccess
+from kvmesh.documents.cluster_sources import kubernetes_source, status_writer
+from kvmesh.documents.document_kinds import MESH_KINDS
+from kvmesh.documents.documents import DocumentKey, Snapshot
+from kvmesh.documents.status_update import StatusUpdate
 from tests.integration.kube_documents import eventually
 from tests.kube_api import KubeApi, kube_api
-from tests.unit.extproc_mesh_policy.mesh_documents import inference_policy, inference_pool
+from tests.unit.extproc_policy.mesh_documents import inference_policy, inference_pool
 
 CRD = Path(__file__).parents[2] / "manifests" / "crds" / "kvmesh.io_inferencepolicies.yaml"
 HALF = {"priorities": {"classes": [{"name": "sheddable", "reservedShare": 0.6}]}}

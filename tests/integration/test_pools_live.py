@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from extproc import pool_picker
-from extproc.core.observation_settings import ObservationSettings
+from extproc.pools import pool_picker
+from extproc.settings.observation_settings import ObservationSettings
 from podsim.model_folder import TINY_MODEL
 from tests.integration.hermetic_envoy import Refused
 from tests.integration.otlp_collector import collector, spans_of
@@ -182,7 +182,7 @@ async def test_who_waits_in_a_pool_that_is_deleted_and_made_again_goes_to_the_ne
 
 
 async def test_who_waits_in_a_pool_that_stays_away_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("extproc.pools.RETURN_SECONDS", 0.0)
+    monkeypatch.setattr("extproc.pools.pools.RETURN_SECONDS", 0.0)
     async with running_mesh(tmp_path) as mesh:
         mesh.desk.put(pool_document("a", port=mesh.port))
         pod = await mesh.pod("a")

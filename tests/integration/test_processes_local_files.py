@@ -19,7 +19,7 @@ from extproc.local.programs import find_envoy, find_redis_server
 from extproc.local.readiness import Condition, GrpcReady, HttpReady, RedisReady, wait_until_ready
 from extproc.local.redis_choice import require_redis
 from extproc.local.run_directory import run_directory
-from kv_indexer.api import RedisAccess
+from kvmesh.redis.address import RedisAccess
 
 HOST = "127.0.0.1"
 DEADLINE_SECONDS = 10.0

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from extproc.adapters import prompt_tokens
-from extproc.adapters.prompt_tokens import PromptTokenSource, TokenSettings
-from extproc.adapters.tokenizer import ModelTokenizer
-from extproc.core.models import ServedModel, TokensFrom
-from extproc.core.prompt_tokens import NO_PROMPT, PromptTokens, TokenizedPrompt
-from extproc.core.request import ApiKind, InferenceRequest
 from extproc.errors import PromptTokensError, TokenizerError
-from extproc.wire.openai import parse_request
+from extproc.models.models import ServedModel, TokensFrom
+from extproc.prompts import prompt_tokens
+from extproc.prompts.prompt_tokens import PromptTokenSource, TokenSettings
+from extproc.prompts.token_ids import NO_PROMPT, PromptTokens, TokenizedPrompt
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.requests.openai import parse_request
+from extproc.requests.request import ApiKind, InferenceRequest
 
 TINY_MODEL = Path(__file__).parents[2] / "podsim" / "tiny_model"
 TINY = ServedModel(name="tiny", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=TINY_MODEL)

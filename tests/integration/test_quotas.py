@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from extproc.adapters.prefix_index import RedisPrefixIndex
-from extproc.adapters.quotas import Quotas, QuotaSettings
-from extproc.core.priority import Quota
-from extproc.core.prompt_match import IndexHits
-from extproc.core.prompt_tokens import TokenizedPrompt
-from extproc.core.quota import QUOTA_LOCAL, Limit, QuotaAsk, QuotaVerdict
 from extproc.errors import ConfigError, PrefixIndexUnavailableError
-from kv_indexer.api import IndexUnavailableError
+from extproc.policy.priority import Quota
+from extproc.prefixes.prefix_index import RedisPrefixIndex
+from extproc.prefixes.prompt_match import IndexHits
+from extproc.prompts.token_ids import TokenizedPrompt
+from extproc.quotas.quota import QUOTA_LOCAL, Limit, QuotaAsk, QuotaVerdict
+from extproc.quotas.shared_quotas import Quotas, QuotaSettings
+from kvmesh.errors import IndexUnavailableError
 from tests.integration.kv_fake_redis import error, fake_redis
 from tests.integration.kv_redis import RedisServer
 from tests.integration.kv_redis_groups import RIGHTS, ClusterGroup

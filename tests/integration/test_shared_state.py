@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from extproc.adapters.shared_state import SharedState, SharedStateSettings
-from extproc.core.shared_load import EndpointBookings, SharedView
 from extproc.errors import ConfigError
-from extproc.wire.shared_records import PlacementNames
-from kv_indexer.api import PrefixIndexReader, root_key
+from extproc.replicas.shared_load import EndpointBookings, SharedView
+from extproc.replicas.shared_records import PlacementNames
+from extproc.replicas.shared_state import SharedState, SharedStateSettings
+from kvmesh.blocks.block_keys import root_key
+from kvmesh.index.redis_reader import PrefixIndexReader
 from tests.integration.kv_fake_redis import array, error, fake_redis, replica_of
 from tests.integration.kv_redis import RedisServer
 from tests.integration.kv_redis_groups import RIGHTS, ClusterGroup

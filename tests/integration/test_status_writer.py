@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.adapters import leader_election
-from kv_indexer.api import ClusterAccess, DocumentKey, StatusUpdate, status_writer
+from kvmesh.documents import leader_election
+from kvmesh.documents.cluster_access import ClusterAccess
+from kvmesh.documents.cluster_sources import status_writer
+from kvmesh.documents.documents import DocumentKey
+from kvmesh.documents.status_update import StatusUpdate
 from tests.integration.kube_documents import POLICY_CRD, eventually, policy
 from tests.kube_api import KubeApi, kube_api
 
@@ -112,7 +115,7 @@ async def test_a_judgement_of_an_older_spec_or_of_a_deleted_policy_is_not_writte
 
 
 async def test_conflicts_and_errors_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kv_indexer.adapters.status_writer._RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("kvmesh.documents.status_writer._RETRY_SECONDS", 0.1)
     async with kube_api(tmp_path) as api:
         api.loose_crd(**POLICY_CRD)
         document = api.put(policy("p"))
@@ -143,7 +146,7 @@ async def test_without_the_right_to_write_it_is_said_and_nothing_else_happens(tm
 async def test_what_stays_wrong_is_said_once_and_shown_all_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kv_indexer.adapters.status_writer._RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("kvmesh.documents.status_writer._RETRY_SECONDS", 0.02)
     async with kube_api(tmp_path) as api:
         api.loose_crd(**POLICY_CRD)
         document = api.put(policy("p"))
@@ -168,8 +171,8 @@ async def test_a_leader_that_cannot_renew_stops_before_another_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr("kv_indexer.core.leadership.RENEW_WITHIN_SECONDS", 0.5)
-    monkeypatch.setattr("kv_indexer.core.leadership.LEASE_SECONDS", 2.0)
+    monkeypatch.setattr("kvmesh.documents.leadership.RENEW_WITHIN_SECONDS", 0.5)
+    monkeypatch.setattr("kvmesh.documents.leadership.LEASE_SECONDS", 2.0)
     async with kube_api(tmp_path) as api, _writing(api, "a") as first:
         await eventually(lambda: first.leads)
         lease = api.get(LEASE, "default/kvmesh-status-writer") or {}

@@ -12,12 +12,12 @@ import fastokens  # type: ignore[import-untyped]
 import pytest
 import tokenizers
 
-from extproc.adapters.prompt_tokens import PromptTokenSource
-from extproc.adapters.tokenizer import ModelTokenizer
-from extproc.core.models import ServedModel, TokensFrom
-from extproc.core.request import InferenceRequest
 from extproc.errors import TokenizerError
-from extproc.wire.openai import parse_request
+from extproc.models.models import ServedModel, TokensFrom
+from extproc.prompts.prompt_tokens import PromptTokenSource
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.requests.openai import parse_request
+from extproc.requests.request import InferenceRequest
 
 TINY_MODEL = Path(__file__).parents[2] / "podsim" / "tiny_model"
 CHATS = json.loads((Path(__file__).parents[1] / "data" / "awkward_chats.json").read_text())
@@ -156,7 +156,7 @@ def test_a_fastokens_that_is_wrong_or_unable_is_replaced_loudly(
     with caplog.at_level(logging.WARNING):
         tokenizer = ModelTokenizer.load(TINY_MODEL)
     assert tokenizer.engine == "tokenizers"
-    assert [record.name for record in caplog.records] == ["extproc.adapters.tokenizer"]
+    assert [record.name for record in caplog.records] == ["extproc.prompts.tokenizer"]
     text = "Hello <|im_end|>"
     assert [ids(b) for b in tokenizer.token_buffers(completion(text))] == [reference.encode(text).ids]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from extproc.adapters.tokenizer import ModelTokenizer
-from extproc.core.request import ChatPrompt
 from extproc.errors import ChatTemplateError, TokenizerError
-from extproc.wire.openai import parse_request
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.requests.openai import parse_request
+from extproc.requests.request import ChatPrompt
 
 TINY_MODEL = Path(__file__).parents[2] / "podsim" / "tiny_model"
 HELLO = ChatPrompt(messages=({"role": "user", "content": "Hello"},))

@@ -11,10 +11,10 @@ import pytest
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from extproc.adapters.tokenizer import ModelTokenizer
-from extproc.core.request import InferenceRequest
 from extproc.errors import TokenizerError
-from extproc.wire.openai import parse_request
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.requests.openai import parse_request
+from extproc.requests.request import InferenceRequest
 
 TINY_MODEL = Path(__file__).parents[2] / "podsim" / "tiny_model"
 TEXT = "def truncate(prompt): return prompt[-limit:]  # naïve 字"

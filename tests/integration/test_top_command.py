@@ -4,12 +4,13 @@ import asyncio
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ from typer.testing import CliRunner
 from extproc.local.picker_state import PickerState
 from extproc.local.ports import pick_free_port
 from extproc.local.replica_states import Replica
+from extproc.local.top_commands import app
 from extproc.local.top_view import follow, look_once, show_pages
-from extproc.top_commands import app
-from kv_indexer.api import AdminLogin
+from kvmesh.admin.admin_login import AdminLogin
 from tests.integration.kv_redis import RedisServer
 from tests.integration.live_picker import DEADLINE_SECONDS, HOST, PODS, live_picker
 
@@ -159,7 +160,14 @@ async def test_a_terminal_that_has_no_such_signs_or_cannot_be_drawn_over_gets_wh
     async with live_picker(redis_server.url) as picker:
         (await picker.ask("hello world " * 40, request_id="r")).finish()
         ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "TERM": "dumb"}
-        command = [sys.executable, "-c", "from extproc.top_commands import app; app()", "top", "--url", picker.admin]
+        command = [
+            sys.executable,
+            "-c",
+            "from extproc.local.top_commands import app; app()",
+            "top",
+            "--url",
+            picker.admin,
+        ]
         once = await asyncio.create_subprocess_exec(*command, "--once", stdout=PIPE, stderr=PIPE, env=ascii_only)
         async with asyncio.timeout(DEADLINE_SECONDS):
             page, errors = await once.communicate()
@@ -177,6 +185,37 @@ async def test_a_terminal_that_has_no_such_signs_or_cannot_be_drawn_over_gets_wh
         os.close(leader)
     assert b"hello" not in line
     assert b"-> 10.0.0." in line
+
+
+@pytest.mark.parametrize("terminal", ["xterm", "dumb"])
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+async def test_a_terminal_that_is_not_read_does_not_keep_it_from_ending(terminal: str, ending: signal.Signals) -> None:
+    nowhere = f"http://{HOST}:{pick_free_port(host=HOST, avoid=())}"
+    code = "from extproc.local.top_commands import app; app()"
+    leader, follower = pty.openpty()
+    fill = os.open(os.ttyname(follower), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        drawing = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", code, "top", "--url", nowhere),
+            stdin=follower,
+            stdout=follower,
+            stderr=PIPE,
+            env={**os.environ, "TERM": terminal},
+        )
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not await asyncio.to_thread(select.select, [leader], [], [], 0.1) >= ([leader],):
+                assert drawing.returncode is None
+        with suppress(BlockingIOError):
+            while True:
+                os.write(fill, b"x" * 4096)  # nothing that it draws from now on fits in
+        drawing.send_signal(ending)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            _, errors = await drawing.communicate()
+    finally:
+        for descriptor in (leader, follower, fill):
+            os.close(descriptor)
+    assert b"Traceback" not in errors
+    assert drawing.returncode == (0 if ending is signal.SIGINT else -signal.SIGTERM)
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

@@ -7,16 +7,16 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from extproc.adapters import tracing
-from extproc.adapters.tracing import ExchangeTraces
-from extproc.core.endpoint import Candidate, Reachability
-from extproc.core.exchange import RequestFacts
-from extproc.core.policy import PickPolicy
-from extproc.core.realised import Usage
-from extproc.core.request_story import Decided, DecisionRecord, Ended, Fate, SpanContext
 from extproc.errors import ConfigError, PickError, RequestShedError
-from extproc.picker_parts import _tracing
-from tests.unit.extproc_core.pick_candidates import decided as decision_of
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.pods.endpoint import Candidate, Reachability
+from extproc.policy.values import PickPolicy
+from extproc.pools.picker_parts import _tracing
+from extproc.records import tracing
+from extproc.records.request_story import Decided, DecisionRecord, Ended, Fate, SpanContext
+from extproc.records.tracing import ExchangeTraces
+from extproc.responses.realised import Usage
+from tests.unit.extproc_choosing.pick_candidates import decided as decision_of
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 POD = "10.0.0.1:8000"
@@ -182,7 +182,7 @@ def test_spans_that_the_collector_refuses_are_counted(caplog: pytest.LogCaptureF
 
 
 def test_without_the_extra_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "extproc.adapters.tracing", None)
+    monkeypatch.setitem(__import__("sys").modules, "extproc.records.tracing", None)
     with pytest.raises(ConfigError, match=r"pip install 'kvmesh\[otel\]'"):
         _tracing("http://127.0.0.1:4318/v1/traces", share=1.0)
 

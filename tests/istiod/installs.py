@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from extproc.core.policy import Steering
 from extproc.install.istio_release import wiring
 from extproc.install.plan import (
     BodyMode,
@@ -23,6 +22,7 @@ from extproc.install.plan import (
     RouteTarget,
 )
 from extproc.install.render import render
+from extproc.policy.values import Steering
 from tests.istiod.apply import Applied, apply_envoy_filters
 from tests.istiod.base import GatewayRoute, Proxy, gateway_proxy, sidecar_proxy
 from tests.istiod.clusters import MeshService

@@ -16,8 +16,8 @@ from tests.kube_api.contract import CRDS, eventually
 from tests.kube_api.errors import Document
 from tests.kube_api.rest import Rest
 from tests.kube_api.schemas import admit
-from tests.unit.extproc_policy_resource.policy_documents import WHOLE
-from tests.unit.extproc_policy_resource.policy_mutations import mutated
+from tests.unit.extproc_policy.policy_documents import WHOLE
+from tests.unit.extproc_policy.policy_mutations import mutated
 
 MOST_SECONDS = 600
 _FILE = Path(__file__).parents[2] / "manifests/crds/kvmesh.io_inferencepolicies.yaml"

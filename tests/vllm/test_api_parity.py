@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from extproc.adapters.tokenizer import ModelTokenizer
-from extproc.core.request import ChatPrompt, InferenceRequest
 from extproc.errors import MalformedRequestError, PromptTokensError
-from extproc.wire.openai import parse_request
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.requests.openai import parse_request
+from extproc.requests.request import ChatPrompt, InferenceRequest
 from tests.vllm.environment import VllmEnvironment, offline
 from tests.vllm.random_bodies import random_bodies
 from tests.vllm.servers import MAX_MODEL_LEN, VllmPod

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from extproc.core.request import ChatPrompt
 from extproc.errors import ChatTemplateError
-from extproc.wire.chat_template import ChatTemplate
-from extproc.wire.openai import parse_request
+from extproc.prompts.chat_template import ChatTemplate
+from extproc.requests.openai import parse_request
+from extproc.requests.request import ChatPrompt
 from tests.data.content_formats import CONTENT_FORMATS
 from tests.vllm.environment import VllmEnvironment, offline
 from tests.vllm.random_chats import random_chats

@@ -12,6 +12,7 @@ from tests.vllm.environment import (
     exclusive,
     is_complete,
     run,
+    without_torch,
 )
 
 
@@ -49,3 +50,23 @@ def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: p
     assert cache_folder() == tmp_path / "xdg" / "kvmesh"
     monkeypatch.setenv("KVMESH_CACHE", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own"
+
+
+def test_what_vllm_declares_is_installed_without_torchs_packages_and_without_extras() -> None:
+    declared = [
+        "numpy",
+        "transformers!=5.0.*,>=4.56.0",
+        'torch==2.13.0+cpu; platform_machine == "x86_64"',
+        "torchvision",
+        'torchcodec>=0.14; platform_machine != "riscv64"',
+        'pandas; extra == "bench"',
+        'tomli; python_version < "3.11"',
+        'setuptools<81.0.0,>=77.0.3; python_version > "3.10"',
+        "fastapi[standard]>=0.115.0",
+    ]
+    assert without_torch(declared) == [
+        "numpy",
+        "transformers!=5.0.*,>=4.56.0",
+        "setuptools<81.0.0,>=77.0.3",
+        "fastapi[standard]>=0.115.0",
+    ]

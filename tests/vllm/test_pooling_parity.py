@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from extproc.adapters.tokenizer import ModelTokenizer
-from extproc.wire.openai import parse_request
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.requests.openai import parse_request
 from tests.vllm.environment import VllmEnvironment
 from tests.vllm.servers import MAX_MODEL_LEN, VllmPod, running_pods
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from extproc.adapters.prompt_tokens import PromptTokenSource
-from extproc.core.models import ServedModel, TokensFrom
-from extproc.wire.openai import parse_request
+from extproc.models.models import ServedModel, TokensFrom
+from extproc.prompts.prompt_tokens import PromptTokenSource
+from extproc.requests.openai import parse_request
 from tests.vllm.environment import VllmEnvironment
 from tests.vllm.servers import VllmPod, running_pods
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from extproc.adapters.pod_render import PodRender, RenderSettings, RenderUnavailableError
-from extproc.adapters.prompt_tokens import PromptTokenSource
-from extproc.core.models import ServedModel, TokensFrom
-from extproc.wire.openai import parse_request
+from extproc.models.models import ServedModel, TokensFrom
+from extproc.prompts.pod_render import PodRender, RenderSettings, RenderUnavailableError
+from extproc.prompts.prompt_tokens import PromptTokenSource
+from extproc.requests.openai import parse_request
 from tests.vllm.servers import MAX_MODEL_LEN, VllmPod
 
 CHAT_PATH, COMPLETIONS_PATH = "/v1/chat/completions", "/v1/completions"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from extproc.adapters.tokenizer import ModelTokenizer
 from extproc.errors import PromptTokensError
-from extproc.wire.openai import parse_request
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.requests.openai import parse_request
 from tests.vllm.servers import VllmPod
 
 CHATS = json.loads((Path(__file__).parents[1] / "data" / "awkward_chats.json").read_text())

@@ -3,8 +3,8 @@
 import time
 from dataclasses import replace
 
-from kv_indexer.core.pod_report import EngineCounters, PodReport, least_new_blocks
-from kv_indexer.wire.vllm_counters import parse_pod_report
+from kvmesh.pods.pod_report import EngineCounters, PodReport, least_new_blocks
+from kvmesh.pods.vllm_counters import parse_pod_report
 from tests.vllm.servers import BLOCK_SIZE, VllmPod
 
 DEADLINE_SECONDS = 20.0

@@ -8,7 +8,7 @@ from bench.routing.script import Workload
 from bench.routing.summary import RunSummary
 from bench.routing.virtual import play
 from bench.routing.workloads import build
-from extproc.core.policy import PickPolicy
+from extproc.policy.values import PickPolicy
 from podsim.model_folder import TINY_MODEL, load_model_folder
 
 SMALL = QaSize(users=6, rounds=3, system_tokens=32, history_tokens=160, question_tokens=8, answer_tokens=4)

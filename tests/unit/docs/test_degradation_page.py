@@ -4,8 +4,8 @@ from pathlib import Path
 
 import yaml
 
-from extproc.core.priority import StepKind
-from extproc.wire.policy_document import parse_policy
+from extproc.policy.document import parse_policy
+from extproc.policy.priority import StepKind
 
 PAGE = Path(__file__).parents[3] / "docs" / "degradation.md"
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from extproc.core.match_watch import NEVER_MATCHES
-from extproc.core.realised import REMEDIES
-from kv_indexer.core.findings import FindingReason
+from extproc.prefixes.match_watch import NEVER_MATCHES
+from extproc.responses.realised import REMEDIES
+from kvmesh.blocks.findings import FindingReason
 
 PAGE = Path(__file__).parents[3] / "docs" / "findings.md"
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from extproc.index_lookup import EndpointHolding, LookupReport, PromptHolding
-from kv_indexer.core.findings import Finding
-from kv_indexer.core.index_audit import KINDS, Difference
-from kv_indexer.core.index_report import SizeReport, SlotSize, SourceLine, SourcesReport
-from kv_indexer.inspect_index import Cleared
-from kv_indexer.verify_index import Audit
+from extproc.local.index_lookup import EndpointHolding, LookupReport, PromptHolding
+from kv_indexer.inspect.index_audit import KINDS, Difference
+from kv_indexer.inspect.index_report import SizeReport, SlotSize, SourceLine, SourcesReport
+from kv_indexer.inspect.inspect_index import Cleared
+from kv_indexer.inspect.verify_index import Audit
+from kvmesh.blocks.findings import Finding
 
 PAGE = Path(__file__).parents[3] / "docs" / "index-commands.md"
 

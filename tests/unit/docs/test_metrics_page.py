@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.metrics_table import over_pickers, picker_rows
-from kv_indexer.metrics_table import MetricRow, indexer_rows, metrics_table, over_indexers
+from extproc.telemetry.metrics_table import over_pickers, picker_rows
+from kv_indexer.telemetry.metrics_table import MetricRow, indexer_rows, metrics_table, over_indexers
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 PICKER_ROWS = asyncio.run(picker_rows())
@@ -18,11 +18,15 @@ def table_of(module: str) -> str:
 
 
 def test_the_pickers_table_is_what_a_picker_shows() -> None:
-    assert table_of("extproc.metrics_table") == metrics_table(PICKER_ROWS.values(), over_replicas=over_pickers)
+    assert table_of("extproc.telemetry.metrics_table") == metrics_table(
+        PICKER_ROWS.values(), over_replicas=over_pickers
+    )
 
 
 def test_the_indexers_table_is_what_an_indexer_shows() -> None:
-    assert table_of("kv_indexer.metrics_table") == metrics_table(indexer_rows().values(), over_replicas=over_indexers)
+    assert table_of("kv_indexer.telemetry.metrics_table") == metrics_table(
+        indexer_rows().values(), over_replicas=over_indexers
+    )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])

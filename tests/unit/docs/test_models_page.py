@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from extproc.core.realised import REMEDIES
-from extproc.wire.models_document import parse_models
+from extproc.models.models_document import parse_models
+from extproc.responses.realised import REMEDIES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
 

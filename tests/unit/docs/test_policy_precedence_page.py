@@ -7,13 +7,13 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from extproc.core.policy_merge import Level
-from extproc.core.policy_status import TYPES
-from extproc.mesh_policy import MeshPolicy
-from extproc.policy_explanation import WORDS
-from extproc.policy_view import render
-from kv_indexer.api import Snapshot
-from tests.unit.extproc_mesh_policy.mesh_documents import inference_pool, pod
+from extproc.policy.explanation import WORDS
+from extproc.policy.merge import Level
+from extproc.policy.mesh_policy import MeshPolicy
+from extproc.policy.status import TYPES
+from extproc.policy.view import render
+from kvmesh.documents.documents import Snapshot
+from tests.unit.extproc_policy.mesh_documents import inference_pool, pod
 
 PAGE = (Path(__file__).parents[3] / "docs" / "policy-precedence.md").read_text(encoding="utf-8")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.core.request import ApiKind
-from extproc.wire.openai import parse_request
+from extproc.requests.openai import parse_request
+from extproc.requests.request import ApiKind
 
 PAGE = (Path(__file__).parents[3] / "docs" / "requests.md").read_text(encoding="utf-8")
 ROWS = [line.split("|")[1:5] for line in PAGE.splitlines() if line.startswith("| `/")]

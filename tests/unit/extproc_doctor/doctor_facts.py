@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from extproc.core.endpoint import EndpointModels
-from extproc.core.models import ModelTable, ServedModel
 from extproc.doctor.checks import CHECKS
 from extproc.doctor.facts import Expected, Facts, IndexFacts, PodFacts, Publisher, RedisFacts
 from extproc.doctor.findings import Finding
-from kv_indexer.api import SourceState, SourceStatus
+from extproc.models.models import ModelTable, ServedModel
+from extproc.pods.endpoint import EndpointModels
+from kvmesh.blocks.source import SourceState, SourceStatus
 
 NOW = 1_000_000.0
 POD = "10.0.0.1:8000"

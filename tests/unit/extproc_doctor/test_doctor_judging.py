@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from extproc.core.endpoint import EndpointModels
-from extproc.core.models import ModelTable, ServedModel, TokensFrom
 from extproc.doctor.checks import CHECKS, judge
 from extproc.doctor.facts import (
     Facts,
@@ -17,7 +15,9 @@ from extproc.doctor.facts import (
     TrialFacts,
 )
 from extproc.doctor.findings import Finding, Severity, error, exit_code, unchecked, warning
-from kv_indexer.api import SourceState
+from extproc.models.models import ModelTable, ServedModel, TokensFrom
+from extproc.pods.endpoint import EndpointModels
+from kvmesh.blocks.source import SourceState
 from tests.unit.extproc_doctor.doctor_facts import (
     NOW,
     POD,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from extproc.core.policy import Steering
 from extproc.doctor.checks import OF_EACH_POOL, judge
 from extproc.doctor.facts import EnvoyCluster, EnvoyFacts, EnvoyHost, ExtProcFilter, Facts, PoolRoute
+from extproc.policy.values import Steering
 from tests.unit.extproc_doctor.doctor_facts import POD, facts, lines
 
 URL = "http://envoy:15000"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from extproc.install.commands import app
 from extproc.install.kustomize_tree import AXES, OVERLAYS
 from extproc.install.render import render
-from extproc.install_commands import app
 from tests.unit.extproc_install.sample_plans import plan
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from extproc.core.policy import Steering
 from extproc.errors import ConfigError
 from extproc.install.istio_release import parse_release, plan_wiring, wiring
 from extproc.install.plan import BodyMode, FailureMode, IstioVersion
+from extproc.policy.values import Steering
 from tests.unit.extproc_install.sample_plans import plan
 
 

@@ -262,7 +262,7 @@ def test_dialling_addresses_names_the_tls_mode_because_it_cannot_be_found_out(mo
 def test_every_setting_of_a_pod_is_a_flag_of_its_command(
     component: str, command: str, rendered: list[dict[str, Any]]
 ) -> None:
-    from extproc.commands import run_picker
+    from extproc.local.commands import run_picker
     from kv_indexer.cli import indexer
 
     flags = set(inspect.signature({"extproc": run_picker, "indexer": indexer}[command]).parameters)

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from extproc.core.model_rules import ResolvedModel, fall_back, resolve
-from extproc.core.models import ModelRule, ModelTable, ModelTarget, ServedModel, StickyBy
 from extproc.errors import UnknownModelError
+from extproc.models.model_rules import ResolvedModel, fall_back, resolve
+from extproc.models.models import ModelRule, ModelTable, ModelTarget, ServedModel, StickyBy
 
 LLAMA = ServedModel(name="org/llama", aliases=frozenset({"llama"}), adapters=frozenset({"sql-lora"}))
 QWEN = ServedModel(name="org/qwen")

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.core.models import ModelRule, ModelTable, ModelTarget, ServedModel, StickyBy, TokensFrom
 from extproc.errors import ConfigError
-from extproc.wire.models_document import parse_models
+from extproc.models.models import ModelRule, ModelTable, ModelTarget, ServedModel, StickyBy, TokensFrom
+from extproc.models.models_document import parse_models
 
 DOCUMENT = """
 only_listed: true

@@ -5,23 +5,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from extproc.admin_pages import NoQuotas
-from extproc.core.degradation import NO_MEASURES, Measures
-from extproc.core.endpoint import EndpointModels, EndpointStatus, Reachability
-from extproc.core.exchange import RequestFacts
-from extproc.core.health import EndpointHealth
-from extproc.core.hotspot import HotPrefixes
-from extproc.core.inflight import Bookings
-from extproc.core.models import ModelTable, ServedModel, TokensFrom
-from extproc.core.policy import PickPolicy
-from extproc.core.prompt_match import IndexHits
-from extproc.core.prompt_tokens import PromptTokens, TokenizedPrompt
-from extproc.core.request import InferenceRequest
-from extproc.core.routing_memory import RoutingMemory
-from extproc.core.standing import Standing
-from extproc.core.turns import Turns
-from extproc.pick_endpoint import EndpointPicker
-from tests.unit.extproc_core.pick_candidates import load
+from extproc.admission.degradation import NO_MEASURES, Measures
+from extproc.choosing.health import EndpointHealth
+from extproc.choosing.hotspot import HotPrefixes
+from extproc.choosing.turns import Turns
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.models.models import ModelTable, ServedModel, TokensFrom
+from extproc.pages.admin_pages import NoQuotas
+from extproc.pick import EndpointPicker
+from extproc.pods.endpoint import EndpointModels, EndpointStatus, Reachability
+from extproc.pods.inflight import Bookings
+from extproc.policy.standing import Standing
+from extproc.policy.values import PickPolicy
+from extproc.prefixes.prompt_match import IndexHits
+from extproc.prefixes.routing_memory import RoutingMemory
+from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
+from extproc.requests.request import InferenceRequest
+from tests.unit.extproc_choosing.pick_candidates import load
 
 TINY = ServedModel(name="tiny", adapters=frozenset({"lora"}), tokens_from=TokensFrom.RENDER)
 ONE_MODEL = ModelTable(served=(TINY,))

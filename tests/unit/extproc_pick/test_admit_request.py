@@ -7,18 +7,11 @@ from typing import Any
 
 import pytest
 
-from extproc.admission_queue import AdmissionQueue
-from extproc.admit_request import RequestAdmission
-from extproc.core.degradation import Degradation
-from extproc.core.endpoint import EndpointStatus
-from extproc.core.exchange import RequestFacts
-from extproc.core.flow_queue import FlowQueue
-from extproc.core.inflight import Booking
-from extproc.core.latency_estimate import LatencyEstimates
-from extproc.core.policy import PickPolicy
-from extproc.core.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityClass, PriorityPolicy
-from extproc.core.prompt_tokens import PromptTokens
-from extproc.core.saturation import Room
+from extproc.admission.admission_queue import AdmissionQueue
+from extproc.admission.degradation import Degradation
+from extproc.admission.flow_queue import FlowQueue
+from extproc.admission.pool_pressure import PoolPressure
+from extproc.admission.saturation import Room
 from extproc.errors import (
     DisplacedShedError,
     NoReadyEndpointError,
@@ -27,8 +20,15 @@ from extproc.errors import (
     RequestShedError,
     StoppingShedError,
 )
-from extproc.pick_endpoint import EndpointPicker, Picked
-from extproc.pool_pressure import PoolPressure
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.pick import EndpointPicker, Picked
+from extproc.pods.endpoint import EndpointStatus
+from extproc.pods.inflight import Booking
+from extproc.pods.latency_estimate import LatencyEstimates
+from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityClass, PriorityPolicy
+from extproc.policy.values import PickPolicy
+from extproc.pools.admit_request import RequestAdmission
+from extproc.prompts.token_ids import PromptTokens
 from tests.unit.extproc_pick.pick_fakes import FakeEndpoints, FakePrompts, chat, facts, picker, pod, tokens
 
 

@@ -6,19 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from extproc.admin_pages import NoQuotas, record_of
-from extproc.core.degradation import Measures
-from extproc.core.endpoint import EndpointModels, Reachability
-from extproc.core.exchange import RequestFacts
-from extproc.core.model_rules import ResolvedModel
-from extproc.core.models import ModelRule, ModelTable, ModelTarget
-from extproc.core.policy import PRESETS, HotspotPolicy, PickPolicy, Strategy
-from extproc.core.priority import ClassRule, PriorityPolicy, Quota
-from extproc.core.prompt_match import IndexHits, PromptKeys
-from extproc.core.prompt_tokens import PromptTokens, TokenizedPrompt
-from extproc.core.quota import QuotaKey
-from extproc.core.shared_load import EndpointBookings, SharedView
-from extproc.core.standing import Standing
+from extproc.admission.degradation import Measures
 from extproc.errors import (
     BodyTooLargeError,
     MalformedRequestError,
@@ -27,6 +15,18 @@ from extproc.errors import (
     UnknownModelError,
     UnsupportedEncodingError,
 )
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.models.model_rules import ResolvedModel
+from extproc.models.models import ModelRule, ModelTable, ModelTarget
+from extproc.pages.admin_pages import NoQuotas, record_of
+from extproc.pods.endpoint import EndpointModels, Reachability
+from extproc.policy.priority import ClassRule, PriorityPolicy, Quota
+from extproc.policy.standing import Standing
+from extproc.policy.values import PRESETS, HotspotPolicy, PickPolicy, Strategy
+from extproc.prefixes.prompt_match import IndexHits, PromptKeys
+from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
+from extproc.quotas.quota import QuotaKey
+from extproc.replicas.shared_load import EndpointBookings, SharedView
 from tests.unit.extproc_pick.pick_fakes import (
     TINY,
     FakeIndex,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from extproc.core.pool_config import PoolConfig
-from extproc.mesh import MeshFollower
-from extproc.mesh_policy import MeshPolicy, MeshState
-from extproc.mesh_sources import status_updates
-from kv_indexer.api import DocumentKey, Snapshot
+from extproc.policy.mesh_policy import MeshPolicy, MeshState
+from extproc.policy.pool_config import PoolConfig
+from extproc.pools.mesh import MeshFollower
+from extproc.pools.mesh_sources import status_updates
+from kvmesh.documents.documents import DocumentKey, Snapshot
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from extproc.core.pool_hosts import PoolHosts, pools_of_cluster, without_port
+from extproc.pools.pool_hosts import PoolHosts, pools_of_cluster, without_port
 
 HOSTS = PoolHosts({"llm/b": ["*.example.com", "b.example.com"], "llm/a": ["*.eu.example.com", "b.example.com"]})
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from extproc.core.endpoint import EndpointModels
-from extproc.core.models import ModelTable, ServedModel, TokensFrom
-from extproc.core.pool_config import PoolConfig
-from extproc.learned_models import MOST_MODELS, learned_models
-from extproc.pool_models import as_indexed, declared_models
+from extproc.models.learned_models import MOST_MODELS, learned_models
+from extproc.models.models import ModelTable, ServedModel, TokensFrom
+from extproc.pods.endpoint import EndpointModels
+from extproc.policy.pool_config import PoolConfig
+from extproc.pools.pool_models import as_indexed, declared_models
 
 
 def told(first: str, *others: str) -> EndpointModels:

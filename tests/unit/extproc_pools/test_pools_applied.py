@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from extproc import pools as module
-from extproc.config import PickerSettings
-from extproc.core.flow_queue import FlowQueue
-from extproc.core.models import ServedModel, TokensFrom
-from extproc.core.policy import PickPolicy
-from extproc.core.pool_config import PoolConfig
-from extproc.core.priority import PriorityPolicy, Quota
-from extproc.core.routing_memory import RoutingMemory
+from extproc.admission.flow_queue import FlowQueue
 from extproc.errors import NoPoolForHostError
-from extproc.picker_parts import PickerParts
-from extproc.pools import Pools
-from extproc.tokenizer_shelf import TokenizerShelf
-from extproc.wire.policy_document import parse_policy
+from extproc.models.models import ServedModel, TokensFrom
+from extproc.policy.document import parse_policy
+from extproc.policy.pool_config import PoolConfig
+from extproc.policy.priority import PriorityPolicy, Quota
+from extproc.policy.values import PickPolicy
+from extproc.pools import pools as module
+from extproc.pools.picker_parts import PickerParts
+from extproc.pools.pools import Pools
+from extproc.prefixes.routing_memory import RoutingMemory
+from extproc.prompts.tokenizer_shelf import TokenizerShelf
+from extproc.settings.config import PickerSettings
 from tests.integration.hermetic_picker import SETTINGS
 
 A, B = PoolConfig(name="llm/a"), PoolConfig(name="llm/b")

@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_indexer.adapters.memory_index import MemoryPrefixIndex
-from kv_indexer.apply_events import BLOCKS_A_CHANGE, EventApplier, Halt, root_keys
-from kv_indexer.core.block_keys import root_key
-from kv_indexer.core.groups import CacheGroup
-from kv_indexer.core.index_changes import IndexChange
-from kv_indexer.core.sequence import Verdict
-from kv_indexer.core.source import Claim, SourceState, Stream
-from kv_indexer.errors import IndexUnavailableError, LeaseLostError, StreamForgottenError
-from kv_indexer.wire.zmq_frames import Frame
-from tests.unit.kv_indexer_apply.kv_fakes import CLEARED, CountingTelemetry, frame, prompt, removed, stored
+from kv_indexer.apply.apply_events import BLOCKS_A_CHANGE, EventApplier, Halt, root_keys
+from kv_indexer.events.sequence import Verdict
+from kv_indexer.events.zmq_frames import Frame
+from kvmesh.blocks.block_keys import root_key
+from kvmesh.blocks.groups import CacheGroup
+from kvmesh.blocks.index_changes import IndexChange
+from kvmesh.blocks.source import Claim, SourceState, Stream
+from kvmesh.errors import IndexUnavailableError, LeaseLostError, StreamForgottenError
+from kvmesh.index.memory_index import MemoryPrefixIndex
+from tests.unit.kv_indexer_follow.kv_fakes import CLEARED, CountingTelemetry, frame, prompt, removed, stored
 
 POD = Stream(endpoint="10.0.0.1:8000")
 ROOT = root_key(hash_seed="kvmesh", model="tiny")

@@ -6,14 +6,14 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from kv_indexer.adapters.event_sources import EventSourceDirectory
-from kv_indexer.ask_members import QUESTIONS_AT_ONCE, MemberDirectory
-from kv_indexer.core.members import Member, PoolFeed, membership
-from kv_indexer.core.pools import EventTemplates, Pool, PoolEndpoint
-from kv_indexer.core.source import EventAddresses
-from kv_indexer.errors import FeedLostError, NoEventSourceError, UnknownModelError
-from kv_indexer.follow_pools import PoolFollowing
+from kv_indexer.pools.ask_members import QUESTIONS_AT_ONCE, MemberDirectory
+from kv_indexer.pools.event_sources import EventSourceDirectory
+from kv_indexer.pools.follow_pools import PoolFollowing
+from kv_indexer.pools.members import Member, PoolFeed, membership
 from kv_indexer.service import LOST_PODS_A_SECOND
+from kvmesh.blocks.source import EventAddresses
+from kvmesh.documents.pools import EventTemplates, Pool, PoolEndpoint
+from kvmesh.errors import FeedLostError, NoEventSourceError, UnknownModelError
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from kv_indexer.core.members import PoolFeed, is_other_feed, membership, own_rank
-from kv_indexer.core.pace import slowdown
-from kv_indexer.core.pools import EventTemplates, Pool, PoolEndpoint
-from kv_indexer.core.served_models import first_base_model
-from kv_indexer.core.source import EventAddresses
+from kv_indexer.pools.members import PoolFeed, is_other_feed, membership, own_rank
+from kv_indexer.pools.pace import slowdown
+from kvmesh.blocks.source import EventAddresses
+from kvmesh.documents.pools import EventTemplates, Pool, PoolEndpoint
+from kvmesh.pods.served_models import first_base_model
 
 ONE, TWO = PoolEndpoint(address="10.0.0.1:8000"), PoolEndpoint(address="10.0.0.2:8000")
 HERE = EventAddresses(events="tcp://10.0.0.1:5557")

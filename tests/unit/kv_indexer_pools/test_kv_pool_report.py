@@ -2,12 +2,8 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kv_indexer.adapters.pool_telemetry import MAX_POOLS, PoolCollector
-from kv_indexer.adapters.telemetry import PrometheusTelemetry
-from kv_indexer.core.documents import DocumentProblem
-from kv_indexer.core.findings import Finding
-from kv_indexer.core.members import PoolFeed, membership
-from kv_indexer.core.pool_report import (
+from kv_indexer.pools.members import PoolFeed, membership
+from kv_indexer.pools.pool_report import (
     EndpointStanding,
     IndexFacts,
     PoolsReport,
@@ -15,9 +11,13 @@ from kv_indexer.core.pool_report import (
     StreamStanding,
     pools_report,
 )
-from kv_indexer.core.pools import Pool, PoolEndpoint
-from kv_indexer.core.source import Registry, SlotRecord, SourceState, Stream, StreamRecord
-from kv_indexer.core.whereabouts import PodAnswer
+from kv_indexer.pools.whereabouts import PodAnswer
+from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
+from kv_indexer.telemetry.pool_telemetry import MAX_POOLS, PoolCollector
+from kvmesh.blocks.findings import Finding
+from kvmesh.blocks.source import Registry, SlotRecord, SourceState, Stream, StreamRecord
+from kvmesh.documents.documents import DocumentProblem
+from kvmesh.documents.pools import Pool, PoolEndpoint
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 OURS, THEIRS = Stream(endpoint=A), Stream(endpoint=B)

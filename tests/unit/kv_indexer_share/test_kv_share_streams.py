@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kv_indexer.core.source import Claim, EventAddresses, SourceState, Stream
-from kv_indexer.core.whereabouts import PodAnswer, known_streams
-from kv_indexer.errors import IndexUnavailableError, KvIndexerError, LeaseLostError
-from kv_indexer.share_streams import StreamSharer
-from tests.unit.kv_indexer_apply.kv_fakes import CountingTelemetry
+from kv_indexer.pools.whereabouts import PodAnswer, known_streams
+from kv_indexer.share.share_streams import StreamSharer
+from kvmesh.blocks.source import Claim, EventAddresses, SourceState, Stream
+from kvmesh.errors import IndexUnavailableError, KvIndexerError, LeaseLostError
+from tests.unit.kv_indexer_follow.kv_fakes import CountingTelemetry
 
 A, B, A1 = Stream(endpoint="a:1"), Stream(endpoint="b:1"), Stream(endpoint="a:1", dp_rank=1)
 AT_A, AT_B, ELSEWHERE = (EventAddresses(events=f"tcp://{host}:9") for host in ("a", "b", "c"))

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kv_indexer.adapters.redis_findings import VOID_SECONDS
-from kv_indexer.adapters.telemetry import PrometheusTelemetry
-from kv_indexer.core.findings import Finding
-from kv_indexer.core.pace import SLOWEST
-from kv_indexer.core.pod_report import EngineCounters, PodReport
-from kv_indexer.core.source import EventAddresses, Registry, SlotRecord, SourceState, Stream
-from kv_indexer.core.whereabouts import PodAnswer
-from kv_indexer.errors import IndexUnavailableError
-from kv_indexer.watch_pods import SHARE_SECONDS, PodWatch
+from kv_indexer.pools.pace import SLOWEST
+from kv_indexer.pools.whereabouts import PodAnswer
+from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
+from kv_indexer.watch.watch_pods import SHARE_SECONDS, PodWatch
+from kvmesh.blocks.findings import Finding
+from kvmesh.blocks.source import EventAddresses, Registry, SlotRecord, SourceState, Stream
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.index.redis_findings import VOID_SECONDS
+from kvmesh.pods.pod_report import EngineCounters, PodReport
 
 POD = "10.0.0.1:8000"
 ONE, TWO = Stream(endpoint=POD), Stream(endpoint=POD, dp_rank=1)

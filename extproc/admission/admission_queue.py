@@ -1,0 +1,383 @@
+"""Where requests wait for room at an endpoint, on the event loop; `admission.flow_queue` has their order.
+
+Called by `service` for requests that find no room at once, and by whatever makes room: completions, reports, other
+replicas. Decides nothing itself: an attempt decides and books in one step, and here is only who makes it when.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from itertools import islice
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from extproc.admission.flow_queue import FlowQueue, QueueFullError
+from extproc.admission.ticket import Ticket
+from extproc.errors import KvmeshError
+from extproc.policy.priority import PriorityClass
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+# tried, and told that they wait no longer, in one turn of the event loop; the rest follows in the next turns, so that
+# others have theirs
+MOST_IN_ONE_PASS = 32
+# after a look that found no room for anybody: a try costs up to a millisecond, and at saturation most looks are in vain
+PAUSE_SECONDS = 0.005
+# a newcomer whom others like it precede is reason to look again only where nobody has looked for so long
+LOOKED_SECONDS = 0.05
+SHORTEST_TIMER_SECONDS = 0.001
+
+
+class QueueTimeoutError(KvmeshError):
+    """The request's time in the queue is over."""
+
+    reason: ClassVar[str] = "queue-timeout"
+
+
+class DisplacedError(KvmeshError):
+    """The request gave its place up for another one."""
+
+    reason: ClassVar[str] = "displaced"
+
+
+class SentOnError(QueueFullError):
+    """The request may not be refused, and has to make room for a newer one of its class: it has waited longest."""
+
+    reason: ClassVar[str] = "sent-on"
+
+
+class QueueClosedError(KvmeshError):
+    """The picker is going down."""
+
+    reason: ClassVar[str] = "shutting-down"
+
+
+class Outcome(StrEnum):
+    """How a request left the queue."""
+
+    DISPATCHED = "dispatched"
+    TIMEOUT = "timeout"
+    DISPLACED = "displaced"
+    FULL = "full"  # it never was in it, or was sent on for a newcomer
+    CANCELLED = "cancelled"  # the client has left
+    FAILED = "failed"  # its attempt raised
+    CLOSED = "closed"
+
+
+class QueueTelemetry(Protocol):
+    """Where the queue reports."""
+
+    def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str) -> None:
+        """Record that a request left the queue after so long in it; the tenant is whatever the client says."""
+
+
+class Attempt(Protocol[T_co]):
+    """Makes something of a request where there is room for it."""
+
+    def __call__(self, now: float, ceiling: float, /) -> T_co | None:
+        """Return None where every endpoint is as full as `ceiling`. Must not wait; what it raises ends the request."""
+
+
+class _Waiting(Generic[T]):
+    """One request in the queue."""
+
+    __slots__ = ("answer", "attempt", "since")
+
+    def __init__(self, attempt: Attempt[T], answer: asyncio.Future[T], *, since: float) -> None:
+        self.attempt = attempt
+        self.answer = answer
+        self.since = since
+
+
+class AdmissionQueue:
+    """The waiting requests of this replica. Not for several threads; every call but `enter` returns at once."""
+
+    def __init__(self, queue: FlowQueue, *, clock: Callable[[], float], telemetry: QueueTelemetry) -> None:
+        """`clock` counts the seconds in which tickets have their deadlines."""
+        self._queue = queue
+        self._clock = clock
+        self._telemetry = telemetry
+        self._waiting: dict[Ticket, _Waiting[Any]] = {}
+        self._looked_at: dict[str, float] = {}  # pool -> when, of pools in which somebody waits
+        self._woken: dict[str, None] = {}  # pools that the next round looks at
+        self._round: dict[str, None] = {}  # those still to be looked at in this one, in order
+        self._in_vain = True  # nobody of this round has been sent
+        self._no_pass_before = float("-inf")
+        self._next_pass: asyncio.Handle | None = None
+        self._over: dict[Ticket, tuple[Exception, Outcome]] = {}  # out of the order, and still to be told so
+        self._telling: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._room_at = float("inf")
+        self._is_closed = False
+
+    @property
+    def depth(self) -> Mapping[str, int]:
+        """Return how many wait of each class."""
+        return self._queue.sizes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits, in any pool."""
+        return not self._waiting
+
+    def would_wait(self, pool: str, priority: int, group: str | None = "") -> bool:
+        """Tell whether somebody of the same or a higher priority already waits, whom a newcomer must not overtake.
+
+        None: of whatever group.
+        """
+        return bool(self._waiting) and self._queue.is_ahead(pool, priority, group)
+
+    async def enter(
+        self,
+        ticket: Ticket,
+        attempt: Attempt[T],
+        *,
+        undo: Callable[[T], None] | None = None,
+        tried: bool = False,
+    ) -> T:
+        """Wait until `attempt` makes something, and return it.
+
+        `attempt` is given the time and the ceiling with which it is tried. `tried`: it has just been made without
+        success. `undo` takes back what was made in the very moment in which the client left. Raise QueueFullError,
+        SentOnError, QueueTimeoutError, DisplacedError or QueueClosedError where it comes to nothing; nothing is left of
+        the request then, nor after CancelledError.
+        """
+        if self._is_closed:
+            raise QueueClosedError("the picker is going down")
+        now = self._clock()
+        try:
+            displaced = self._queue.push(ticket)
+        except QueueFullError:
+            self._telemetry.left_queue(ticket.class_name, outcome=Outcome.FULL, seconds=0.0, tenant=ticket.tenant)
+            raise
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = _Waiting(attempt, answer, since=now)
+        has_resumed = False
+        try:
+            with self._guard():
+                for other in displaced:
+                    if other.priority_class.sheddable:
+                        error = DisplacedError(f"gave its place up for a request of class {ticket.class_name}")
+                        self._end(other, error, Outcome.DISPLACED, now=now)
+                    else:
+                        self._end_soon(other, SentOnError("a newer one of its class needs its place"), Outcome.FULL)
+                self._look_for(ticket, now=now, tried=tried)
+            made = await answer
+            has_resumed = True
+            return made
+        finally:
+            if not has_resumed:
+                self._has_left(ticket, answer, undo)
+
+    def wake(self, pool: str | None = None) -> None:
+        """Try those that wait, in the next turn of the loop: something may be free in this pool (None: in any).
+
+        Costs next to nothing while nobody waits, and any number of calls in one turn make one pass; so do those in the
+        PAUSE_SECONDS after a look in vain.
+        """
+        if not self._waiting:
+            return
+        if pool is None:
+            self._woken.update(dict.fromkeys(self._looked_at))
+        elif pool in self._looked_at:
+            self._woken[pool] = None
+        self._look_soon()
+
+    def passed(self, pool: str, class_name: str, priority_class: PriorityClass, *, cost: int) -> None:
+        """Tell of a request that was sent without having been given a turn: those that wait earn their shares of it."""
+        if self._waiting:
+            self._queue.passed(pool, class_name, priority_class.ceiling, cost)
+
+    def wake_at(self, at: float) -> None:
+        """Room will appear at this time without anything happening. The earliest counts; nothing while nobody waits."""
+        if self._waiting and at < self._room_at:
+            self._room_at = at
+            self._set_timer(self._clock())
+
+    def close(self) -> None:
+        """End all that wait with QueueClosedError, and take no more."""
+        self._is_closed = True
+        now = self._clock()
+        with self._guard():
+            for ticket in self._queue:
+                self._queue.remove(ticket)
+                self._end(ticket, QueueClosedError("the picker is going down"), Outcome.CLOSED, now=now)
+
+    def _look_for(self, ticket: Ticket, *, now: float, tried: bool) -> None:
+        """Have a newcomer tried, unless it was or one like it that precedes it has found no room a moment ago."""
+        looked_at = self._looked_at.setdefault(ticket.pool, now if tried else float("-inf"))
+        if not tried and (now - looked_at >= LOOKED_SECONDS or self._queue.is_alone(ticket)):
+            self.wake(ticket.pool)
+
+    def _look_soon(self) -> None:
+        if self._next_pass is not None or not (self._round or self._woken):
+            return
+        loop = asyncio.get_running_loop()
+        pause = self._no_pass_before - self._clock()
+        if self._round or pause <= 0.0:
+            self._next_pass = loop.call_soon(self._pass)
+        else:
+            self._next_pass = loop.call_later(min(pause, PAUSE_SECONDS), self._pass)
+
+    def _pass(self) -> None:
+        """Try those that wait in the pools that were woken, as many as one turn of the loop has time for.
+
+        A round looks once at every pool that was woken before it began, those with the highest priority first.
+        """
+        self._next_pass = None
+        with self._guard():
+            now = self._clock()
+            self._end_late(now)
+            if not self._round:
+                self._round = dict.fromkeys(sorted(self._woken, key=self._importance, reverse=True))
+                self._woken.clear()
+                self._in_vain = True
+            self._send(now)
+            if not self._round and self._in_vain:
+                self._no_pass_before = now + PAUSE_SECONDS
+        self._look_soon()
+
+    def _importance(self, pool: str) -> float:
+        highest = self._queue.highest(pool)
+        return float("-inf") if highest is None else highest
+
+    def _send(self, now: float) -> None:
+        """Try those of this round; pools with more to try stay in it."""
+        left = MOST_IN_ONE_PASS
+        while self._round:
+            pool = next(iter(self._round))
+            if pool in self._looked_at:
+                self._looked_at[pool] = now
+            has_sent = False
+            for ticket in self._queue.candidates(pool, now):
+                if not left:
+                    if has_sent:  # behind the others
+                        del self._round[pool]
+                        self._round[pool] = None
+                    return
+                left -= 1
+                if self._try(ticket, now=now):
+                    has_sent, self._in_vain = True, False
+            del self._round[pool]
+
+    def _try(self, ticket: Ticket, *, now: float) -> bool:
+        """Make its attempt, and tell whether it has left the queue."""
+        waiting = self._waiting[ticket]
+        if waiting.answer.done():  # cancelled, and its task has not run since
+            self._queue.remove(ticket)
+            self._take(ticket, Outcome.CANCELLED, now=now)
+            return True
+        try:
+            made = waiting.attempt(now, ticket.tried_ceiling)
+        except Exception as error:  # the request's own: it must end no other
+            self._queue.remove(ticket)
+            self._end(ticket, error, Outcome.FAILED, now=now)
+            return True
+        if made is None:
+            return False
+        waiting.answer.set_result(made)
+        self._queue.went(ticket, now)
+        self._take(ticket, Outcome.DISPATCHED, now=now)
+        return True
+
+    def _end_soon(self, ticket: Ticket, error: Exception, outcome: Outcome) -> None:
+        """Tell a request that has been taken out of the order why it does not go, when its turn comes.
+
+        It may be sent on then, which costs as much as any other that is sent.
+        """
+        self._over[ticket] = (error, outcome)
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._telling = None
+        with self._guard():
+            now = self._clock()
+            for ticket in tuple(islice(self._over, MOST_IN_ONE_PASS)):
+                error, outcome = self._over.pop(ticket)
+                self._end(ticket, error, outcome, now=now)
+        if self._over:
+            self._telling = asyncio.get_running_loop().call_soon(self._tell)
+
+    def _end(self, ticket: Ticket, error: Exception, outcome: Outcome, *, now: float) -> None:
+        """Tell a request that has been taken out of the order why it does not go."""
+        answer = self._waiting[ticket].answer
+        if answer.done():  # cancelled, and its task has not run since
+            self._take(ticket, Outcome.CANCELLED, now=now)
+            return
+        if isinstance(error, StopIteration):  # no future takes it
+            error = RuntimeError(f"an attempt raised {error!r}")
+        answer.set_exception(error)
+        self._take(ticket, outcome, now=now)
+
+    def _take(self, ticket: Ticket, outcome: Outcome, *, now: float) -> None:
+        """Forget a request that has been taken out of the order."""
+        waiting = self._waiting.pop(ticket)
+        if not self._queue.waits_in(ticket.pool):
+            self._looked_at.pop(ticket.pool, None)  # several may have been taken out at once
+        if not self._waiting:
+            self._room_at = float("inf")
+            self._stop_timer()
+        seconds = now - waiting.since
+        self._telemetry.left_queue(ticket.class_name, outcome=outcome, seconds=seconds, tenant=ticket.tenant)
+
+    def _has_left(self, ticket: Ticket, answer: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
+        """Clear up after a task that does not take its answer: cancelled, or told why it does not go."""
+        if self._queue.remove(ticket) or self._over.pop(ticket, None) is not None:
+            self._take(ticket, Outcome.CANCELLED, now=self._clock())
+        elif answer.done() and not answer.cancelled() and answer.exception() is None:
+            # asyncio: a task that is cancelled between its future's result and its own next step never sees the result
+            if undo is not None:
+                undo(answer.result())
+            self.wake(ticket.pool)
+
+    def _end_late(self, now: float) -> None:
+        for ticket in self._queue.expired(now):
+            seconds = now - self._waiting[ticket].since
+            error = QueueTimeoutError(f"waited {seconds:.1f} s, the most for class {ticket.class_name}")
+            self._end_soon(ticket, error, Outcome.TIMEOUT)
+
+    def _set_timer(self, now: float) -> None:
+        """See to it that somebody looks when the first one's time is over, or room appears by itself."""
+        deadline = self._queue.next_deadline()
+        at = self._room_at if deadline is None else min(deadline, self._room_at)
+        if at >= self._timer_at:
+            return  # it fires earlier, and looks then
+        self._stop_timer()
+        self._timer_at = at
+        # never at once: the loop's clock is coarser than ours and may fire a moment early
+        self._timer = asyncio.get_running_loop().call_later(max(SHORTEST_TIMER_SECONDS, at - now), self._timer_fires)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._timer_at = float("inf")
+
+    def _timer_fires(self) -> None:
+        self._stop_timer()
+        with self._guard():
+            now = self._clock()
+            if self._room_at <= now:
+                self._room_at = float("inf")
+                self.wake()
+            self._end_late(now)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Whatever goes wrong inside, nobody is left waiting for whom nobody will look again."""
+        try:
+            yield
+        except BaseException:
+            self._over.clear()
+            for ticket, waiting in tuple(self._waiting.items()):
+                if ticket not in self._queue:
+                    del self._waiting[ticket]
+                    if not waiting.answer.done():
+                        waiting.answer.set_exception(RuntimeError("the queue lost this request"))
+            raise
+        finally:
+            if self._waiting:
+                self._set_timer(self._clock())

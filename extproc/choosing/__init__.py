@@ -1,0 +1,1 @@
+"""Which endpoint serves a request: candidates, filters, scorers, the decision. Pure."""

@@ -1,0 +1,216 @@
+"""The command `kvmesh doctor`: looks at every part of a running mesh and says what to mend. Imports late."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from extproc.policy.values import Steering
+from kvmesh.admin.admin_options import with_admin_login
+from kvmesh.redis.options import with_redis
+
+if TYPE_CHECKING:
+    from extproc.settings.config import PickerSettings
+    from kvmesh.admin.admin_login import AdminLogin
+    from kvmesh.documents.documents import Snapshot
+    from kvmesh.redis.address import RedisAccess
+
+app = typer.Typer(add_completion=False)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `doctor` a subcommand when this app runs alone."""
+
+
+@app.command("doctor")
+@with_redis
+@with_admin_login
+def doctor(
+    access: "RedisAccess",
+    login: "AdminLogin",
+    endpoints: Annotated[
+        str,
+        typer.Option(
+            help="vLLM pods as IP:PORT,IP:PORT,… (IPv6 as [::1]:8000). Required, unless documents name pools."
+        ),
+    ] = "",
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="Check all pools of the cluster of KUBECONFIG, and their policies.")
+    ] = False,
+    policies: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            exists=True,
+            file_okay=False,
+            help="Check all pools of a folder of YAML or JSON documents, and their policies.",
+        ),
+    ] = None,
+    pool: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMESPACE/NAME[:PORT]",
+            help="With --kubernetes or --policies: ask the pods of these pools alone. Repeat for more.",
+        ),
+    ] = None,
+    namespaces: Annotated[
+        str, typer.Option(metavar="A,B,…", help="With --kubernetes: as the picker has them. Default: all.")
+    ] = "",
+    root_namespace: Annotated[
+        str, typer.Option(help="Namespace whose policies without targetRefs are for the whole mesh.")
+    ] = "istio-system",
+    model: Annotated[str | None, typer.Option(help="Served model name that --tokenizer belongs to.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder with the model's tokenizer.json and chat template.")
+    ] = None,
+    tokenizers: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", exists=True, file_okay=False, help="As the picker has it, for learned models."),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|JSON", help="Models, aliases, rewrites and splits, as the picker has them."),
+    ] = None,
+    hash_seed: Annotated[str, typer.Option(help="Seed of the block keys; the same for indexer and picker.")] = "kvmesh",
+    steering: Annotated[
+        Steering, typer.Option(help="How the picker steers Envoy; Envoy's clusters must fit.")
+    ] = Steering.OVERRIDE_HOST,
+    grpc_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The picker's port for Envoy, on the host of --picker.")
+    ] = 9002,
+    index_timeout_ms: Annotated[
+        float, typer.Option(min=0.1, help="Milliseconds that the picker waits for the index.")
+    ] = 20,
+    picker: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Admin address of a running picker, like http://127.0.0.1:9090."),
+    ] = None,
+    indexer: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Admin address of a running indexer, like http://127.0.0.1:9091."),
+    ] = None,
+    envoy_admin: Annotated[
+        str | None, typer.Option(metavar="URL", help="Admin address of an Envoy, like http://127.0.0.1:9901.")
+    ] = None,
+    trial: Annotated[
+        bool,
+        typer.Option(
+            help="Send each pod one fresh prompt of a few blocks for one token, and look for it in the index. "
+            "Finds seeds, models and event addresses that differ."
+        ),
+    ] = True,
+    trial_timeout_ms: Annotated[
+        float, typer.Option(min=100, help="Milliseconds within which such a prompt must be in the index.")
+    ] = 3000,
+    timeout_ms: Annotated[float, typer.Option(min=100, help="Milliseconds to wait for each answer.")] = 5000,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON instead of lines.")] = False,
+) -> None:
+    """Check pods, tokens, events, index, Redis and, where named, picker, indexer and Envoy; say what to mend.
+
+    The exit code is 1 where an error was found, 2 where something could not be checked (or for wrong usage), else 0.
+    """
+    import msgspec
+    from rich.console import Console
+
+    from extproc.doctor.examine import examine, examine_mesh
+    from extproc.doctor.findings import exit_code
+    from extproc.doctor.gather import DoctorSettings
+    from extproc.doctor.report import render
+    from extproc.settings.config import PickerSettings, parse_endpoints, read_models
+
+    follows_mesh = kubernetes or policies is not None
+    _require_one_source(endpoints=endpoints, pool=pool, namespaces=namespaces, follows_mesh=follows_mesh)
+    settings = DoctorSettings(
+        picker=PickerSettings(
+            host="127.0.0.1",
+            grpc_port=grpc_port,
+            admin_port=0,
+            redis_url=access,
+            endpoints=parse_endpoints(endpoints),
+            model=model,
+            tokenizer_folder=tokenizer,
+            tokenizer_folders=tokenizers,
+            hash_seed=hash_seed,
+            known_models=frozenset(),
+            steering=steering,
+            index_timeout_seconds=index_timeout_ms / 1000,
+            scrape_interval_seconds=1.0,
+            scrape_timeout_seconds=1.0,
+            max_body_bytes=16 << 20,
+            drain_seconds=0.0,
+            otlp_endpoint=None,
+            models=read_models(models),
+            kubernetes=kubernetes,
+            policies_folder=policies,
+            root_namespace=root_namespace,
+            namespaces=frozenset(name.strip() for name in namespaces.split(",") if name.strip()),
+        ),
+        envoy_admin=envoy_admin,
+        picker_admin=picker,
+        indexer_admin=indexer,
+        login=login,
+        trial=trial,
+        timeout_seconds=timeout_ms / 1000,
+        visible_within_seconds=trial_timeout_ms / 1000,
+    )
+    if follows_mesh:
+        snapshot = _snapshot(settings.picker, timeout_seconds=settings.timeout_seconds)
+        asked = _asked_pools(snapshot, pool or ())
+        findings = asyncio.run(examine_mesh(settings, snapshot, now=datetime.now(UTC), pools=asked))
+    else:
+        findings = asyncio.run(examine(settings))
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(findings)).decode())
+    else:
+        render(findings, console=Console(highlight=False))
+    raise typer.Exit(exit_code(findings))
+
+
+def _require_one_source(*, endpoints: str, pool: list[str] | None, namespaces: str, follows_mesh: bool) -> None:
+    """Raise ConfigError where the options do not say what to check."""
+    from extproc.errors import ConfigError
+
+    if not endpoints and not follows_mesh:
+        raise ConfigError("name what to check: --endpoints IP:PORT,…, or pools by --kubernetes or --policies FOLDER")
+    if (pool or namespaces) and not follows_mesh:
+        raise ConfigError("--pool and --namespaces belong to --kubernetes or --policies")
+
+
+def _snapshot(settings: "PickerSettings", *, timeout_seconds: float) -> "Snapshot":
+    """Read the documents once. Raise ConfigError or KvmeshError."""
+    from extproc.errors import ConfigError
+    from extproc.policy.view import first_snapshot
+    from extproc.pools.mesh_sources import namespaces_read
+    from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
+    from kvmesh.documents.cluster_sources import folder_source, kubernetes_source
+
+    folder = settings.policies_folder
+    try:
+        source = (
+            folder_source(folder)
+            if folder is not None
+            else kubernetes_source(ClusterAccess(), namespaces=namespaces_read(settings))
+        )
+        return asyncio.run(first_snapshot(source, timeout_seconds=timeout_seconds))
+    except KubernetesConfigError as error:
+        raise ConfigError(f"--kubernetes: {error}") from error
+
+
+def _asked_pools(snapshot: "Snapshot", texts: Sequence[str]) -> frozenset[str]:
+    """Return the pools that are asked for, none: all. Raise ConfigError where one is not there."""
+    from extproc.errors import ConfigError
+    from extproc.pools.pool_names import pool_name
+    from kvmesh.documents.pool_resolver import resolve_pools
+
+    names = resolve_pools(snapshot.documents).pools
+    try:
+        asked = frozenset(map(pool_name, texts))
+    except ValueError as error:
+        raise ConfigError(f"--pool: {error}") from error
+    if missing := sorted(asked - names.keys()):
+        raise ConfigError(f"--pool: there is no pool {missing[0]!r}, but {', '.join(sorted(names)) or 'none'}")
+    return asked

@@ -1,0 +1,320 @@
+"""Between what Envoy says on an ext_proc stream and the exchange's events and steps; no I/O.
+
+`ext_proc_messages` reads the messages. Answers leave as bytes: those without content are encoded once.
+Field semantics: https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ext_proc/v3/external_processor.proto
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption, Metadata
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    BodyMutation,
+    BodyResponse,
+    CommonResponse,
+    HeaderMutation,
+    HeadersResponse,
+    ImmediateResponse,
+    ProcessingResponse,
+    TrailersResponse,
+)
+from envoy.type.v3.http_status_pb2 import HttpStatus
+from google.protobuf.struct_pb2 import Struct
+
+from extproc.errors import PickError
+from extproc.ext_proc.exchange import (
+    Answer,
+    AskForResponse,
+    BodyChunk,
+    BodyWithPick,
+    ChangedResponse,
+    HeadersWithPick,
+    RequestFacts,
+    Step,
+    TellClient,
+)
+from extproc.ext_proc.jwt_claims import NO_CLAIMS, verified_claims
+from extproc.ext_proc.message_bytes import body_chunk, noted, told_client, visible
+from extproc.ext_proc.messages import HeadersMessage
+from extproc.ext_proc.response_note import NOTE_KEY, NOTE_NAMESPACE, decode_note
+from extproc.responses.response_plan import ResponsePlan
+
+DESTINATION_HEADER = "x-gateway-destination-endpoint"
+OBJECTIVE_HEADER = "x-gateway-inference-objective"
+REASON_HEADER = "x-kvmesh-reason"
+UPSTREAM_ADDRESS = "upstream.address"  # an Envoy attribute: host:port, IPv6 bracketed
+CODE_DETAILS = "response.code_details"  # an Envoy attribute: who made the response, and why
+CLUSTER_NAME = "xds.cluster_name"  # an Envoy attribute: the cluster of the request's route
+VIA_UPSTREAM = "via_upstream"  # a pod made it
+SUBSET_NAMESPACE, SUBSET_KEY = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
+LOAD_BALANCING_NAMESPACE = "envoy.lb"
+
+PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+_OWN_HEADERS = frozenset({":method", ":path", "x-request-id", "traceparent", OBJECTIVE_HEADER})
+# what the picker reads of a request besides: the body's form, and what names a session
+FURTHER_HEADERS = frozenset(
+    {
+        *("content-type", "content-encoding", "x-prefiller-host-port"),
+        *("x-session-id", "session-id", "x-session-affinity", "x-claude-code-session-id"),
+    }
+)
+
+_EMPTY_ANSWERS: Mapping[Answer, bytes] = {
+    Answer.REQUEST_HEADERS: ProcessingResponse(request_headers=HeadersResponse()).SerializeToString(),
+    Answer.REQUEST_BODY: ProcessingResponse(request_body=BodyResponse()).SerializeToString(),
+    Answer.REQUEST_TRAILERS: ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString(),
+    Answer.RESPONSE_HEADERS: ProcessingResponse(response_headers=HeadersResponse()).SerializeToString(),
+    Answer.RESPONSE_BODY: ProcessingResponse(response_body=BodyResponse()).SerializeToString(),
+    Answer.RESPONSE_TRAILERS: ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString(),
+}
+
+
+def wanted_headers(further: frozenset[str] = FURTHER_HEADERS) -> frozenset[str]:
+    """Return the request headers that `request_facts` reads, these further ones among them."""
+    return _OWN_HEADERS | further
+
+
+def request_facts(message: HeadersMessage, *, claims: frozenset[str] = frozenset()) -> RequestFacts:
+    """Take the few headers that the picker needs, the route's candidates, and these claims of a verified JWT.
+
+    The path is unquoted, as vLLM's server does it; the query stays as it came.
+    """
+    found = dict(message.headers)
+    metadata = _metadata(message) if message.metadata else None
+    return RequestFacts(
+        method=found.pop(":method", ""),
+        path=_path(found.pop(":path", "")),
+        objective=found.pop(OBJECTIVE_HEADER, None),
+        request_id=found.pop("x-request-id", ""),
+        traceparent=found.pop("traceparent", None),
+        headers=found,
+        subset=_subset(metadata) if metadata is not None else None,
+        claims=verified_claims(metadata, claims) if metadata is not None and claims else NO_CLAIMS,
+    )
+
+
+def _metadata(message: HeadersMessage) -> Any:
+    return Metadata.FromString(message.metadata).filter_metadata
+
+
+def _path(target: str) -> str:
+    if "%" not in target:
+        return target
+    path, mark, query = target.partition("?")
+    # a "?" of the path itself stays quoted: what follows would pass for a query
+    return "%3F".join(unquote(part) for part in re.split("%3[Ff]", path)) + mark + query
+
+
+def _subset(metadata: Any) -> frozenset[str] | None:
+    """Return the addresses that the route allows: a list, or one text with commas; None where it says nothing."""
+    if SUBSET_NAMESPACE not in metadata or SUBSET_KEY not in metadata[SUBSET_NAMESPACE].fields:
+        return None
+    value = metadata[SUBSET_NAMESPACE].fields[SUBSET_KEY]
+    if value.WhichOneof("kind") == "list_value":
+        texts = [item.string_value for item in value.list_value.values]
+    else:
+        texts = value.string_value.split(",")
+    return frozenset(text.strip() for text in texts if text.strip())
+
+
+def cluster_name(message: HeadersMessage) -> str:
+    """Return the cluster that Envoy has dealt the request to, "" where its filter is not set up to tell.
+
+    On a route with weighted backends only this tells which of them the request is for: metadata is the route's.
+    """
+    return message.attributes.get(CLUSTER_NAME, "")
+
+
+class ResponseHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What the response headers say."""
+
+    status: int  # 0: not there
+    content_type: str
+    content_encoding: str
+    content_length: int | None
+
+
+def response_head(message: HeadersMessage) -> ResponseHead:
+    """Take the few response headers that matter to whoever reads the body."""
+    found = message.headers
+    length = found.get("content-length", "")
+    return ResponseHead(
+        status=response_status(message),
+        content_type=found.get("content-type", ""),
+        content_encoding=found.get("content-encoding", ""),
+        content_length=int(length) if length.isdecimal() else None,
+    )
+
+
+def response_status(message: HeadersMessage) -> int:
+    """Return the pod's HTTP status, or 0 if it is not there."""
+    text = message.headers.get(":status", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def response_plan(message: HeadersMessage) -> ResponsePlan | None:
+    """Return the plan that a pick left for the filter that sees the response."""
+    metadata = _metadata(message)
+    if NOTE_NAMESPACE not in metadata or NOTE_KEY not in metadata[NOTE_NAMESPACE].fields:
+        return None
+    return decode_note(metadata[NOTE_NAMESPACE].fields[NOTE_KEY].string_value)
+
+
+def response_origin(message: HeadersMessage) -> tuple[str | None, bool]:
+    """Return the address of the pod that answered, after retries, and whether it was a pod and not Envoy in its place.
+
+    None and True unless `response_attributes` asks for both.
+    """
+    attributes = message.attributes
+    return attributes.get(UPSTREAM_ADDRESS) or None, attributes.get(CODE_DETAILS, VIA_UPSTREAM) == VIA_UPSTREAM
+
+
+def encode_step(step: Step) -> bytes:
+    """Encode one answer for Envoy."""
+    if isinstance(step, Answer):
+        return _EMPTY_ANSWERS[step]
+    if isinstance(step, BodyChunk):
+        return b"".join(body_chunk(step))
+    if isinstance(step, HeadersWithPick):
+        encoded = _pick(tuple(step.endpoints), with_body=False)
+        is_more = step.removed_headers or step.set_headers or step.note is not None
+        return encoded + _further_headers(step) if is_more else encoded
+    if isinstance(step, BodyWithPick):
+        encoded = _pick(tuple(step.endpoints), with_body=True)
+        is_more = step.removed_headers or step.set_headers or step.body is not None
+        return encoded + _changed_body(step) if is_more else encoded
+    return _encode_response_step(step)
+
+
+def _encode_response_step(step: Step) -> bytes:
+    if isinstance(step, TellClient):
+        return told_client(step.headers)
+    if isinstance(step, AskForResponse):
+        encoded = _ASK_TO_CHANGE if step.changes else _ASK_TO_READ
+        return encoded + told_client(step.headers) if step.headers else encoded
+    if isinstance(step, ChangedResponse):
+        return _changed_response(step.body)
+    raise TypeError(f"{type(step).__name__} is not an answer")
+
+
+@lru_cache(maxsize=4096)  # the same few orders of pods come again and again
+def _pick(endpoints: tuple[str, ...], *, with_body: bool) -> bytes:
+    response = (
+        ProcessingResponse(request_body=BodyResponse(response=_with_pick(endpoints)))
+        if with_body
+        else ProcessingResponse(request_headers=HeadersResponse(response=_with_pick(endpoints)))
+    )
+    # a string, not a list: override_host ignores anything else; it must equal the header
+    response.dynamic_metadata.CopyFrom(_destination_metadata(endpoints))
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+# What is appended to an encoded message is merged with it: lists grow, fields are set.
+
+
+def _further_headers(step: HeadersWithPick) -> bytes:
+    encoded = b"" if step.note is None else noted(step.note)
+    if step.removed_headers or step.set_headers:
+        change = CommonResponse(header_mutation=_mutation(step))
+        encoded += ProcessingResponse(request_headers=HeadersResponse(response=change)).SerializeToString()
+    return encoded
+
+
+def _mutation(step: HeadersWithPick | BodyWithPick) -> HeaderMutation:
+    return HeaderMutation(
+        remove_headers=step.removed_headers,
+        set_headers=[_set(name, visible(value)) for name, value in step.set_headers.items()],
+    )
+
+
+def _changed_body(step: BodyWithPick) -> bytes:
+    change = CommonResponse(header_mutation=_mutation(step))
+    if step.body is not None:
+        change.body_mutation.body = step.body
+        # Envoy answers 500 where it does not agree with the body
+        change.header_mutation.set_headers.append(_set("content-length", str(len(step.body))))
+    encoded: bytes = ProcessingResponse(request_body=BodyResponse(response=change)).SerializeToString()
+    return encoded
+
+
+def encode_refusal(error: PickError) -> bytes:
+    """Encode the answer that ends the request here: an OpenAI error object with the error's status and reason."""
+    headers = {**error.headers, "content-type": "application/json", REASON_HEADER: error.reason}
+    if error.retry_after_seconds is not None:
+        headers["retry-after"] = str(error.retry_after_seconds)
+    encoded: bytes = ProcessingResponse(
+        immediate_response=ImmediateResponse(
+            status=HttpStatus(code=error.status),
+            headers=HeaderMutation(set_headers=[_set(name, visible(value)) for name, value in headers.items()]),
+            body=error_body(error),
+            details=f"kvmesh_{error.reason.replace('-', '_')}",
+        )
+    ).SerializeToString()
+    return encoded
+
+
+def error_body(error: PickError) -> bytes:
+    """Return the OpenAI error object as JSON."""
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": error.message,
+                "type": error.error_type,
+                "param": None,
+                "code": error.error_code,
+            }
+        }
+    )
+
+
+def _with_pick(endpoints: Sequence[str]) -> CommonResponse:
+    # set, not added: what a client sent under this name is gone
+    return CommonResponse(header_mutation=HeaderMutation(set_headers=[_set(DESTINATION_HEADER, ",".join(endpoints))]))
+
+
+def _destination_metadata(endpoints: Sequence[str]) -> Any:
+    metadata = Struct()
+    metadata.fields[LOAD_BALANCING_NAMESPACE].struct_value.fields[DESTINATION_HEADER].string_value = ",".join(endpoints)
+    return metadata
+
+
+def _set(name: str, value: str) -> HeaderValueOption:
+    # `raw_value`: Envoy ignores `value` here and would set an empty header
+    return HeaderValueOption(
+        header=HeaderValue(key=name, raw_value=value.encode()),
+        append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
+    )
+
+
+def _ask(*, changes: bool) -> bytes:
+    response = ProcessingResponse(
+        response_headers=HeadersResponse(),
+        # response trailers as the filter has them: their message keeps the stream open to the end of the exchange
+        mode_override=ProcessingMode(
+            response_header_mode=ProcessingMode.SEND,
+            response_body_mode=ProcessingMode.STREAMED,
+            response_trailer_mode=ProcessingMode.SEND,
+        ),
+    )
+    if changes:
+        # left in place it would cut the client short, or make Envoy refuse the change
+        response.response_headers.response.header_mutation.remove_headers.append("content-length")
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+_ASK_TO_READ, _ASK_TO_CHANGE = _ask(changes=False), _ask(changes=True)
+
+
+def _changed_response(body: bytes) -> bytes:
+    mutation = BodyMutation(body=body) if body else BodyMutation(clear_body=True)
+    response = ProcessingResponse(response_body=BodyResponse(response=CommonResponse(body_mutation=mutation)))
+    encoded: bytes = response.SerializeToString()
+    return encoded

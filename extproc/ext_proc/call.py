@@ -1,0 +1,367 @@
+"""One ext_proc stream: feeds an `Exchange`, carries out its steps, and holds the pick until the exchange is over.
+
+`grpc_server` opens one for each stream to the processor. All is done while the message is handled but the pick, which
+may wait: it runs in a task, and messages that come meanwhile wait in the stream. Decides nothing: picks come through
+`Picks`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from extproc.errors import InternalPickError, PickError
+from extproc.ext_proc import answers as ext_proc
+from extproc.ext_proc.exchange import Answer, BodyChunk, Exchange, Pick, RequestFacts, Step
+from extproc.ext_proc.message_bytes import body_chunk
+from extproc.ext_proc.messages import BodyPart, HeadersMessage, Message, read_message
+from extproc.http2.grpc_messages import GrpcError, GrpcStatus
+from extproc.http2.grpc_stream import GrpcStream
+from extproc.responses.response_plan import ResponseHandling, ResponsePlan
+
+log = logging.getLogger(__name__)
+
+# With ten pickers, one gets none of a hundred responses once in 40,000 times.
+NOTES_WITHOUT_RESPONSE = 100
+SERVICE_UNAVAILABLE = 503
+
+
+class OpenExchange(Protocol):
+    """What a pick holds until its exchange ends."""
+
+    @property
+    def endpoints(self) -> Sequence[str]:
+        """The winner, then the fallbacks in order."""
+
+    body: bytes | None
+    """What goes to the pod in place of the client's body; None: that body, unchanged. Let go of once it is sent."""
+
+    @property
+    def removed_headers(self) -> tuple[str, ...]:
+        """Request headers that do not go to the pod, because they tell of the client's body."""
+
+    @property
+    def set_headers(self) -> Mapping[str, str]:
+        """Request headers (lowercase) that the pod gets, over what the client sent; mostly nothing."""
+
+    @property
+    def plan(self) -> ResponsePlan:
+        """What is to be done with the response."""
+
+    @property
+    def response_headers(self) -> Mapping[str, str]:
+        """What the client is told in the response's headers (lowercase), over what the pod says; mostly nothing."""
+
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str) -> None:
+        """Take note of the HTTP status and of the pod (where Envoy tells), or that Envoy answered in a pod's place.
+
+        `content_type` is that of a 503, "" otherwise: it tells a pod without room from a proxy without a pod.
+        """
+
+    def response_missed(self, why: str) -> None:
+        """Take note that the plan cannot be carried out."""
+
+    def finish(self) -> None:
+        """Release what the pick holds: the exchange is over, whatever ended it. Called exactly once."""
+
+
+class OpenResponse(Protocol):
+    """What carries out the plan for one response."""
+
+    def begin(self, head: ext_proc.ResponseHead, *, served_by: str | None) -> ResponseHandling:
+        """Return what is needed of the body."""
+
+    def chunk(self, content: bytes, *, end_of_stream: bool) -> bytes:
+        """Take a part of the body and return what goes to the client now; by the end, all of it."""
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether bytes were taken that have not been given back."""
+
+    def finish(self) -> None:
+        """Conclude: the exchange is over, whatever ended it. Called once, or never where Envoy goes on without us."""
+
+
+class Picks(Protocol):
+    """Where picks come from."""
+
+    async def pick(self, facts: RequestFacts, body: bytes | None) -> OpenExchange:
+        """Choose and book, or raise PickError with the answer for the client."""
+
+    def response(self, plan: ResponsePlan) -> OpenResponse:
+        """Open a response whose pick, here or on another picker, made this plan."""
+
+
+# what the call's metadata names as pool, and the cluster that Envoy has dealt the request to (each "" where not said)
+# -> whose picks it gets. Raises PickError
+OfRoute = Callable[[str, str], Picks]
+
+
+class ExtProcCalls:
+    """What all ext_proc streams of a server share."""
+
+    def __init__(
+        self,
+        *,
+        picks: Picks,
+        max_body_bytes: int,
+        further_headers: frozenset[str] = ext_proc.FURTHER_HEADERS,
+        claims: frozenset[str] = frozenset(),
+        of_route: OfRoute | None = None,
+    ) -> None:
+        """`of_route` tells whose picks a stream gets whose route says something of it; None: all get the same."""
+        self.of_route = of_route
+        self.picks = picks
+        self.max_body_bytes = max_body_bytes
+        self.wanted_headers = ext_proc.wanted_headers(further_headers)  # of a request, handed to the pick
+        self.claims = claims  # of a verified JWT, handed to the pick
+        self.releasing = False  # streams whose response has begun are ended
+        self._unseen = 0  # responses meant to come on a stream of their own since the last one that did
+        self.open: set[ExtProcCall] = set()
+        self.tasks: set[asyncio.Task[None]] = set()  # one a pick that is awaited; ended with its stream
+
+    def response_is_missed(self) -> bool:
+        """Note a response that comes on a stream of its own, here or on another picker; tell whether none does.
+
+        This stream sees the response's headers first and cannot tell of one; of so many, some would have come here.
+        """
+        self._unseen += 1
+        if self._unseen < NOTES_WITHOUT_RESPONSE:
+            return False
+        self._unseen = 0
+        return True
+
+    def response_came(self) -> None:
+        """Note that a response has come on a stream of its own: Envoy has the filter for it."""
+        self._unseen = 0
+
+    def serve(self, stream: GrpcStream) -> "ExtProcCall":
+        """Serve a stream."""
+        return ExtProcCall(stream, self)
+
+    def release_answered(self) -> None:
+        """End each stream whose response has begun, now and from now on."""
+        self.releasing = True
+        for call in list(self.open):
+            call.release_if_answered()
+
+
+class ExtProcCall:
+    """One HTTP exchange. Its stream's end is the end of the exchange, however that came about."""
+
+    __slots__ = (
+        "_answered",
+        "_calls",
+        "_cluster",
+        "_exchange",
+        "_over",
+        "_picked",
+        "_response",
+        "_stream",
+        "_task",
+        "_was_read",
+    )
+
+    def __init__(self, stream: GrpcStream, calls: ExtProcCalls) -> None:
+        self._stream = stream
+        self._calls = calls
+        self._cluster = ""
+        self._exchange = Exchange(max_body_bytes=calls.max_body_bytes)
+        self._picked: OpenExchange | None = None
+        self._response: OpenResponse | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._answered = False
+        self._over = False
+        self._was_read = False  # the response, to its end
+        calls.open.add(self)
+
+    # --- grpc_stream.Call -----------------------------------------------------------------------------------------
+
+    def message(self, data: bytes) -> None:
+        """Take one of Envoy's messages."""
+        try:
+            steps = self._steps(read_message(data, self._calls.wanted_headers))
+            if len(steps) == 1 and isinstance(pick := steps[0], Pick):
+                self._start(pick)
+                return
+            self._carry_out(steps)
+        except DecodeError as error:
+            raise GrpcError(GrpcStatus.INTERNAL, "the message cannot be decoded as a ProcessingRequest") from error
+        except PickError as refusal:
+            self._refuse(refusal)
+        except Exception:
+            self._fail()
+        if self._answered and self._calls.releasing and not self._holds_back():
+            self._stream.finish()
+
+    def half_closed(self) -> None:
+        """End the stream: Envoy says nothing more."""
+        self._stream.finish()
+
+    def ended(self) -> None:
+        """Release the pick, or give it up."""
+        self._over = True
+        self._calls.open.discard(self)
+        if self._task is not None:
+            self._task.cancel()
+        try:
+            # what is let go of half-way is not over: a client still gets its tokens
+            if self._response is not None and (self._was_read or not self._calls.releasing):
+                self._response.finish()
+        finally:
+            if self._picked is not None:
+                self._picked.finish()
+
+    # --------------------------------------------------------------------------------------------------------------
+
+    def release_if_answered(self) -> None:
+        """Let go of the exchange if its response has begun: Envoy finishes it without us."""
+        if self._answered and not self._holds_back():
+            self._stream.finish()
+            self._stream.flush()
+
+    def _steps(self, message: Message) -> Sequence[Step]:
+        if isinstance(message, BodyPart):
+            if message.is_response:
+                return self._response_body(message.content, end_of_stream=message.end_of_stream)
+            return self._exchange.request_body(message.content, end_of_stream=message.end_of_stream)
+        if isinstance(message, HeadersMessage):
+            if message.is_response:
+                return self._response_headers(message)
+            if self._calls.of_route is not None:
+                self._cluster = ext_proc.cluster_name(message)
+        return steps_of(self._exchange, message, claims=self._calls.claims)
+
+    def _start(self, pick: Pick) -> None:
+        self._stream.hold()
+        task = asyncio.get_running_loop().create_task(self._pick(pick), name=f"pick {pick.facts.request_id}")
+        self._task = task
+        self._calls.tasks.add(task)
+        task.add_done_callback(self._calls.tasks.discard)
+
+    async def _pick(self, pick: Pick) -> None:
+        """Await the pick and answer with it."""
+        try:
+            picks, of_route = self._calls.picks, self._calls.of_route
+            if of_route is not None:
+                picks = of_route(self._stream.pool, self._cluster)
+            picked = await picks.pick(pick.facts, pick.body)
+            if self._over:
+                picked.finish()  # a pick that would not be cancelled
+                return
+            self._picked = picked
+            self._carry_out(
+                self._exchange.picked(
+                    picked.endpoints,
+                    body=picked.body,
+                    removed_headers=picked.removed_headers,
+                    set_headers=picked.set_headers,
+                    plan=picked.plan,
+                )
+            )
+            if picked.body is not None:
+                picked.body = None  # the exchange may last for minutes, and the body be of megabytes
+        except PickError as refusal:
+            self._refuse(refusal)
+        except asyncio.CancelledError:
+            # by the stream's end, which has seen to everything; or by somebody else, and then the stream ends now
+            self._stream.finish(GrpcStatus.UNAVAILABLE, "the pick was cancelled")
+            raise
+        except Exception:
+            self._fail()
+        finally:
+            self._task = None
+            self._stream.release()
+            self._stream.flush()
+
+    def _response_headers(self, message: HeadersMessage) -> Sequence[Step]:
+        self._answered = True
+        if self._exchange.is_response_alone:
+            return self._response_alone(message)
+        picked = self._picked
+        if picked is None:
+            return (Answer.RESPONSE_HEADERS,)
+        served_by, from_pod = ext_proc.response_origin(message)
+        status = ext_proc.response_status(message)
+        content_type = message.headers.get("content-type", "") if status == SERVICE_UNAVAILABLE else ""
+        picked.responded(status=status, served_by=served_by, from_pod=from_pod, content_type=content_type)
+        handling = ResponseHandling.PASS
+        if picked.plan.wants_body and from_pod and not message.end_of_stream:
+            if not self._exchange.response_comes_elsewhere:
+                handling = self._open_response(picked.plan, message, served_by)
+            elif self._calls.response_is_missed():
+                picked.response_missed("no-response-filter")
+        return self._exchange.response_headers(
+            handling, end_of_stream=message.end_of_stream, told=picked.response_headers
+        )
+
+    def _response_alone(self, message: HeadersMessage) -> Sequence[Step]:
+        """Serve the filter that sees only responses: a pick, here or on another picker, has left its plan."""
+        plan = ext_proc.response_plan(message)
+        if plan is None:
+            return self._let_go()
+        self._calls.response_came()
+        if message.end_of_stream:
+            return self._let_go()
+        handling = self._open_response(plan, message, ext_proc.response_origin(message)[0])
+        if handling is ResponseHandling.PASS:
+            return self._let_go()
+        return self._exchange.response_headers(handling, end_of_stream=False)
+
+    def _let_go(self) -> Sequence[Step]:
+        """Answer for the last time: Envoy goes on without us."""
+        self._carry_out((Answer.RESPONSE_HEADERS,))
+        self._stream.finish()
+        return ()
+
+    def _open_response(self, plan: ResponsePlan, message: HeadersMessage, served_by: str | None) -> ResponseHandling:
+        response = self._calls.picks.response(plan)
+        self._response = response
+        return response.begin(ext_proc.response_head(message), served_by=served_by)
+
+    def _response_body(self, content: bytes, *, end_of_stream: bool) -> Sequence[Step]:
+        changed = None
+        self._was_read = self._was_read or end_of_stream
+        if self._response is not None:
+            changed = self._response.chunk(content, end_of_stream=end_of_stream)
+        return self._exchange.response_body(content, end_of_stream=end_of_stream, changed=changed)
+
+    def _holds_back(self) -> bool:
+        return self._response is not None and self._response.holds_back
+
+    def _carry_out(self, steps: Iterable[Step]) -> None:
+        send = self._stream.send
+        for step in steps:
+            if isinstance(step, BodyChunk):
+                send(*body_chunk(step))
+            else:
+                send(ext_proc.encode_step(step))
+
+    def _refuse(self, refusal: PickError) -> None:
+        """Answer the client in the pod's place; that is the exchange's last message."""
+        self._stream.send(ext_proc.encode_refusal(refusal))
+        self._stream.finish()
+
+    def _fail(self) -> None:
+        log.exception("an exchange failed; the client gets a 500")
+        self._refuse(InternalPickError("kvmesh failed to route this request; its log says why"))
+
+
+def steps_of(exchange: Exchange, message: Message, *, claims: frozenset[str] = frozenset()) -> Sequence[Step]:
+    """Feed one message to the exchange; responses pass unchanged."""
+    if isinstance(message, HeadersMessage):
+        if message.is_response:
+            return (Answer.RESPONSE_HEADERS,)
+        return exchange.request_headers(
+            ext_proc.request_facts(message, claims=claims),
+            mode=message.request_mode,
+            response_mode=message.response_mode,
+            end_of_stream=message.end_of_stream,
+        )
+    if isinstance(message, BodyPart):
+        if message.is_response:
+            return exchange.response_body(message.content, end_of_stream=message.end_of_stream)
+        return exchange.request_body(message.content, end_of_stream=message.end_of_stream)
+    return (Answer.RESPONSE_TRAILERS,) if message.is_response else exchange.request_trailers()

@@ -1,0 +1,260 @@
+"""One HTTP exchange as Envoy's ext_proc tells it: a state machine without I/O, fed with events, answering with steps.
+
+`ext_proc.call` feeds it and carries out its steps; `ext_proc.answers` translates both. The protocol, mode by
+mode:
+
+* FULL_DUPLEX_STREAMED: nothing is answered until the body has ended; then headers (with the pick), the same body in
+  chunks, and the trailers if there were any.
+* BUFFERED: the headers are answered at once, the pick rides on the answer to the body.
+* any other mode, and requests without a body: the pick rides on the answer to the headers.
+
+What the client is told besides (headers) rides on the answer to the response headers, which every mode has. Response
+bodies do not come by default. A response that must be read or changed is asked for in the answer to its
+headers; Envoy refuses that where request bodies are FULL_DUPLEX_STREAMED, and there a second ext_proc filter, which
+Envoy enters only where the pick left a note, has the response on a stream of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from types import MappingProxyType
+
+import msgspec
+
+from extproc.errors import BodyTooLargeError
+from extproc.responses.response_plan import ResponseHandling, ResponsePlan
+
+# Envoy recommends at most 64 KiB a message in full-duplex mode; a little room is left for the message's own fields
+BODY_CHUNK_BYTES = 62_000
+
+
+class BodyMode(IntEnum):
+    """`envoy.extensions.filters.http.ext_proc.v3.ProcessingMode.BodySendMode`."""
+
+    NONE = 0
+    STREAMED = 1
+    BUFFERED = 2
+    BUFFERED_PARTIAL = 3
+    FULL_DUPLEX_STREAMED = 4
+
+
+NOTHING_TOLD: Mapping[str, str] = MappingProxyType({})
+
+
+class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The request headers that matter to the picker."""
+
+    method: str
+    path: str
+    objective: str | None  # `x-gateway-inference-objective`
+    request_id: str
+    traceparent: str | None = None  # W3C trace context
+    headers: Mapping[str, str] = NOTHING_TOLD  # further ones that were asked for; lowercase names
+    subset: frozenset[str] | None = None  # the route's candidates; None: all. Empty: none may serve
+    # of the JWT that Envoy has verified, those that were asked for; "a.b" is b within a, lists have a line an entry
+    claims: Mapping[str, str] = NOTHING_TOLD
+
+
+# --- steps: what the caller must do next, in order -----------------------------------------------------------------
+
+
+class Pick(msgspec.Struct, frozen=True):
+    """Choose an endpoint for this request, then call `Exchange.picked`."""
+
+    facts: RequestFacts
+    body: bytes | None  # None: Envoy does not send it whole
+
+
+class Answer(IntEnum):
+    """Answers without content, one for each message that Envoy may send."""
+
+    REQUEST_HEADERS = 1
+    REQUEST_BODY = 2
+    REQUEST_TRAILERS = 3
+    RESPONSE_HEADERS = 4
+    RESPONSE_BODY = 5
+    RESPONSE_TRAILERS = 6
+
+
+class HeadersWithPick(msgspec.Struct, frozen=True):
+    """Answer the request headers with the chosen endpoints."""
+
+    endpoints: Sequence[str]
+    removed_headers: tuple[str, ...] = ()
+    note: ResponsePlan | None = None  # for the filter that will have the response
+    set_headers: Mapping[str, str] = NOTHING_TOLD  # over what the client sent
+
+
+class BodyWithPick(msgspec.Struct, frozen=True):
+    """Answer the buffered body with the chosen endpoints."""
+
+    endpoints: Sequence[str]
+    removed_headers: tuple[str, ...] = ()
+    body: bytes | None = None  # in place of what came; None: unchanged
+    set_headers: Mapping[str, str] = NOTHING_TOLD  # over what the client sent
+
+
+class TellClient(msgspec.Struct, frozen=True):
+    """Answer the response headers with further ones; over what the pod has set under these names."""
+
+    headers: Mapping[str, str]  # lowercase names
+
+
+class AskForResponse(msgspec.Struct, frozen=True):
+    """Answer the response headers and have the body sent in the chunks in which it comes."""
+
+    changes: bool  # the body will have another length
+    headers: Mapping[str, str] = NOTHING_TOLD  # as TellClient's
+
+
+class ChangedResponse(msgspec.Struct, frozen=True):
+    """Answer a part of the response's body with other bytes, perhaps none."""
+
+    body: bytes
+
+
+class BodyChunk(msgspec.Struct, frozen=True):
+    """Send a part of the body on."""
+
+    body: bytes
+    end_of_stream: bool
+    response: bool = False  # part of the response's body, echoed where Envoy is set up to send it
+
+
+Step = Pick | Answer | HeadersWithPick | BodyWithPick | BodyChunk | TellClient | AskForResponse | ChangedResponse
+NOTHING: tuple[Step, ...] = ()
+
+
+class Exchange:
+    """The state of one exchange; every method takes one message of Envoy's and returns the steps it calls for."""
+
+    def __init__(self, *, max_body_bytes: int) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._mode = BodyMode.NONE
+        self._response_mode = BodyMode.NONE
+        self._facts: RequestFacts | None = None
+        self._chunks: list[bytes] = []
+        self._received_bytes = 0
+        self._header_only = False
+        self._ended_by_trailers = False
+        self._picked = False
+
+    def request_headers(
+        self, facts: RequestFacts, *, mode: BodyMode, response_mode: BodyMode, end_of_stream: bool
+    ) -> Sequence[Step]:
+        """Take the request headers; the modes say how the bodies will come."""
+        if self._facts is not None:
+            return (Answer.REQUEST_HEADERS,)  # no Envoy does this, and a second pick would lose the first one's booking
+        self._facts = facts
+        self._mode = mode
+        self._response_mode = response_mode
+        self._header_only = end_of_stream or mode not in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)
+        if self._header_only:
+            return (Pick(facts, b"" if end_of_stream else None),)
+        return (Answer.REQUEST_HEADERS,) if mode is BodyMode.BUFFERED else NOTHING
+
+    def request_body(self, chunk: bytes, *, end_of_stream: bool) -> Sequence[Step]:
+        """Take a part of the request body. Raise BodyTooLargeError as soon as the limit is passed."""
+        if self._header_only or self._picked:
+            return (Answer.REQUEST_BODY,)
+        self._received_bytes += len(chunk)
+        if self._received_bytes > self._max_body_bytes:
+            raise BodyTooLargeError(
+                f"the request body is larger than {self._max_body_bytes} bytes; shorten the prompt "
+                "or ask the operator to raise max_body_bytes"
+            )
+        if chunk:  # the last one is empty, mostly, and a single chunk need not be copied
+            self._chunks.append(chunk)
+        if end_of_stream or self._mode is BodyMode.BUFFERED:
+            return self._ask()
+        return NOTHING
+
+    def request_trailers(self) -> Sequence[Step]:
+        """Take the request trailers, which end a body that was streamed."""
+        if self._mode is BodyMode.FULL_DUPLEX_STREAMED and not self._picked and not self._header_only:
+            self._ended_by_trailers = True
+            return self._ask()
+        return (Answer.REQUEST_TRAILERS,)
+
+    def picked(
+        self,
+        endpoints: Sequence[str],
+        *,
+        body: bytes | None = None,
+        removed_headers: tuple[str, ...] = (),
+        set_headers: Mapping[str, str] = NOTHING_TOLD,
+        plan: ResponsePlan | None = None,
+    ) -> Sequence[Step]:
+        """Take the pick that was asked for and return the answers that were held back for it.
+
+        `body` goes to the pod in place of the client's; `plan` is for the response.
+        """
+        self._picked = True
+        note = plan if plan is not None and plan.wants_body and self.response_comes_elsewhere else None
+        if self._header_only:
+            # nothing of a body that is not seen is changed, nor what tells of it
+            return (HeadersWithPick(endpoints, removed_headers if body is None else (), note, set_headers),)
+        if self._mode is BodyMode.BUFFERED:
+            self._chunks = []
+            return (BodyWithPick(endpoints, removed_headers, body, set_headers),)
+        if body is not None:
+            self._chunks = [body]
+        steps: list[Step] = [HeadersWithPick(endpoints, removed_headers, note, set_headers), *self._held_body()]
+        if self._ended_by_trailers:
+            steps.append(Answer.REQUEST_TRAILERS)
+        return steps
+
+    @property
+    def is_response_alone(self) -> bool:
+        """Tell whether this stream has had no request: it belongs to the filter that sees responses only."""
+        return self._facts is None
+
+    @property
+    def response_comes_elsewhere(self) -> bool:
+        """Tell whether the response's body cannot be had on this stream."""
+        return self._mode is BodyMode.FULL_DUPLEX_STREAMED and self._response_mode is BodyMode.NONE
+
+    def response_headers(
+        self, handling: ResponseHandling, *, end_of_stream: bool, told: Mapping[str, str] = NOTHING_TOLD
+    ) -> Sequence[Step]:
+        """Take the response headers, and what is wanted of the body behind them; `told`: what the client is told."""
+        if handling is ResponseHandling.PASS or end_of_stream or self.response_comes_elsewhere:
+            return (TellClient(told) if told else Answer.RESPONSE_HEADERS,)
+        if self._response_mode is BodyMode.NONE:
+            self._response_mode = BodyMode.STREAMED
+        return (AskForResponse(changes=handling is ResponseHandling.REWRITE, headers=told),)
+
+    def response_body(self, chunk: bytes, *, end_of_stream: bool, changed: bytes | None = None) -> Sequence[Step]:
+        """Let a part of the response pass, or `changed` in its place."""
+        if self._response_mode is not BodyMode.FULL_DUPLEX_STREAMED:
+            return (Answer.RESPONSE_BODY if changed is None or changed == chunk else ChangedResponse(changed),)
+        body = chunk if changed is None else changed
+        if not body and not end_of_stream:
+            return NOTHING
+        return chunks_of(body, end_of_stream=end_of_stream, response=True)
+
+    def _ask(self) -> Sequence[Step]:
+        assert self._facts is not None, "Envoy sends the headers first"
+        # one chunk is the usual case and must not be copied
+        body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks = [body]
+        return (Pick(self._facts, body),)
+
+    def _held_body(self) -> Sequence[BodyChunk]:
+        body = self._chunks[0]
+        self._chunks = []
+        return chunks_of(body, end_of_stream=not self._ended_by_trailers)
+
+
+def chunks_of(body: bytes, *, end_of_stream: bool, response: bool = False) -> Sequence[BodyChunk]:
+    """Cut a body into messages; at least one, which may be empty."""
+    if len(body) <= BODY_CHUNK_BYTES:
+        return (BodyChunk(body, end_of_stream=end_of_stream, response=response),)
+    last = (len(body) - 1) // BODY_CHUNK_BYTES
+    return [
+        BodyChunk(
+            body[i * BODY_CHUNK_BYTES : (i + 1) * BODY_CHUNK_BYTES],
+            end_of_stream=end_of_stream and i == last,
+            response=response,
+        )
+        for i in range(last + 1)
+    ]

@@ -1,0 +1,137 @@
+"""The picker's gRPC server: listens, and serves ext_proc and health over our own HTTP/2 (docs/decisions/0002).
+
+Opened by `service`. What one stream does is in `ext_proc_call`; frames are in `http2_connection` and `http2_session`.
+"""
+
+import asyncio
+import socket
+
+from extproc.errors import ConfigError
+from extproc.ext_proc import answers as ext_proc
+from extproc.ext_proc.call import ExtProcCalls, OfRoute, OpenExchange, Picks
+from extproc.ext_proc.grpc_health import Health
+from extproc.http2.connection import Http2Connection
+from extproc.http2.limits import Http2Limits
+
+__all__ = ["ExtProcServer", "OpenExchange", "Picks"]
+
+# A buffered body comes in one message. One that is too large must still arrive, or Envoy sees a gRPC error and the
+# client a 503 instead of our 413; Envoy's own buffer limit (32 MiB in envoy/buffered.yaml) ends it above that.
+MAX_MESSAGE_BYTES_PER_BODY_BYTE = 2
+MESSAGE_OVERHEAD_BYTES = 1 << 20
+# the health services that Istio's and the Gateway API's probes ask for, besides the server as a whole
+HEALTH_SERVICES = ("", "liveness", "readiness", ext_proc.PROCESSOR_SERVICE)
+BACKLOG = 1024  # connections that wait to be accepted; a whole mesh may reconnect at once
+CLOSE_SECONDS = 2.0  # for peers to take our last bytes
+
+
+class ExtProcServer:
+    """Serves `envoy.service.ext_proc.v3.ExternalProcessor` and gRPC health on one port."""
+
+    def __init__(
+        self,
+        *,
+        picks: Picks,
+        max_body_bytes: int,
+        further_headers: frozenset[str] = frozenset(),
+        claims: frozenset[str] = frozenset(),
+        limits: Http2Limits | None = None,
+        of_route: OfRoute | None = None,
+    ) -> None:
+        """`further_headers`: request headers (lowercase) that the pick wants besides the usual ones.
+
+        `claims`: those of a JWT verified by Envoy that it wants. `of_route`: see `ExtProcCalls`.
+        """
+        self._limits = limits or Http2Limits()
+        self._max_message_bytes = MAX_MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes + MESSAGE_OVERHEAD_BYTES
+        self._calls = ExtProcCalls(
+            picks=picks,
+            max_body_bytes=max_body_bytes,
+            further_headers=ext_proc.FURTHER_HEADERS | further_headers,
+            claims=claims,
+            of_route=of_route,
+        )
+        self._health = Health(HEALTH_SERVICES)
+        self._health.set("liveness", serving=True)
+        self._methods = {
+            f"/{ext_proc.PROCESSOR_SERVICE}/Process".encode(): self._calls.serve,
+            **self._health.methods(),
+        }
+        self._listener: asyncio.Server | None = None
+        self._connections: set[Http2Connection] = set()
+
+    def want(self, *, further_headers: frozenset[str], claims: frozenset[str]) -> None:
+        """Hand these to the picks from now on: a policy has changed what it looks at."""
+        self._calls.wanted_headers = ext_proc.wanted_headers(ext_proc.FURTHER_HEADERS | further_headers)
+        self._calls.claims = claims
+
+    @property
+    def open_streams(self) -> int:
+        """How many ext_proc streams are open."""
+        return len(self._calls.open)
+
+    @property
+    def listening(self) -> bool:
+        """Whether new connections are taken."""
+        return self._listener is not None and self._listener.is_serving()
+
+    @property
+    def paused_connections(self) -> int:
+        """How many connections are not read from, because their peers do not read."""
+        return sum(connection.session.outbound.paused for connection in self._connections)
+
+    async def start(self, *, host: str, port: int) -> int:
+        """Listen and return the port; raise ConfigError naming it when it is taken."""
+        loop = asyncio.get_running_loop()
+        try:
+            if host == "::":
+                # asyncio would take IPv6 only; whoever says "every address" means IPv4, too
+                listening = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+                self._listener = await loop.create_server(self._accept, sock=listening, backlog=BACKLOG)
+            else:
+                # reuse_port: a second picker on the same port is a mistake, not a replica
+                self._listener = await loop.create_server(self._accept, host, port, backlog=BACKLOG, reuse_port=False)
+        except OSError as error:
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            raise ConfigError(f"cannot listen for Envoy on {address} (--grpc-port): {error}") from error
+        bound: int = self._listener.sockets[0].getsockname()[1]
+        return bound
+
+    def _accept(self) -> Http2Connection:
+        return Http2Connection(
+            methods=self._methods,
+            limits=self._limits,
+            max_message_bytes=self._max_message_bytes,
+            connections=self._connections,
+        )
+
+    async def set_serving(self, serving: bool) -> None:
+        """Answer health checks accordingly; liveness is true as long as the process answers at all."""
+        for service in HEALTH_SERVICES:
+            self._health.set(service, serving=serving or service == "liveness")
+
+    async def stop(self, *, grace_seconds: float) -> None:
+        """Refuse new connections and streams, let the open ones end within the grace, then cut them."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.drain()
+        await self._all_closed(within_seconds=grace_seconds)
+        for connection in list(self._connections):
+            connection.close()
+        await self._all_closed(within_seconds=CLOSE_SECONDS)
+        for connection in list(self._connections):
+            connection.abort()
+        if self._calls.tasks:
+            await asyncio.wait(self._calls.tasks, timeout=CLOSE_SECONDS)
+
+    async def _all_closed(self, *, within_seconds: float) -> None:
+        if self._connections and within_seconds > 0:
+            await asyncio.wait([connection.closed for connection in self._connections], timeout=within_seconds)
+
+    def release_answered(self) -> None:
+        """End each stream whose response has begun, now and from now on: Envoy finishes that exchange without us.
+
+        Cutting these streams instead would cut the answers of all their clients.
+        """
+        self._calls.release_answered()

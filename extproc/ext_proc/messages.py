@@ -1,0 +1,263 @@
+"""What Envoy sends on an ext_proc stream, read: headers, parts of bodies, trailers.
+
+Called by `ext_proc_call` for each message. The messages of every exchange are read by hand: one request at a time finds
+the library's code in no cache of the processor, and reading a request's headers with it takes 110 us then, by hand 45
+(docs/decisions/0005-hot-path.md). Whatever is not exactly in the usual form is left to the library.
+Fields: https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ext_proc/v3/external_processor.proto
+"""
+
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from typing import Any
+
+import msgspec
+from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
+from google.protobuf.message import DecodeError
+
+from extproc.ext_proc.exchange import BodyMode
+
+RESPONSE_HEADERS = frozenset({":status", "content-type", "content-encoding", "content-length"})
+NO_TEXTS: Mapping[str, str] = {}
+
+_MODES: Mapping[int, BodyMode] = {int(mode): mode for mode in BodyMode}
+# Protobuf's tags: a field's number shifted by 3, plus 2 for what has a length. Of ProcessingRequest:
+_REQUEST_HEADERS, _RESPONSE_HEADERS, _REQUEST_BODY, _RESPONSE_BODY = 0x12, 0x1A, 0x22, 0x2A
+_REQUEST_TRAILERS, _RESPONSE_TRAILERS = 0x32, 0x3A
+_METADATA = 0x42
+_NO_METADATA = b"\x42\x00"  # empty: so Envoy ends nearly every part of a body
+_BESIDE = b"\x42\x4a\x5a"  # metadata_context, attributes, protocol_config
+_HEADER_MAP, _HEADERS_END = 0x0A, b"\x18\x01"  # HttpHeaders.headers and .end_of_stream = true
+_HEADER, _KEY, _RAW_VALUE = 0x0A, 0x0A, 0x1A  # HeaderMap.headers, HeaderValue.key and .raw_value
+_BODY, _BODY_END = 0x0A, b"\x10\x01"  # HttpBody.body and .end_of_stream = true
+_MOST_IN_A_BYTE = 0x7F  # of a length; else more bytes follow
+_MOST_LENGTH_BYTES = 5  # of a length below 2 GiB
+_MOST_KEPT_BYTES = 512  # of what comes behind the metadata; a longer one has attributes that clients fill
+
+
+class HeadersMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The headers of a request or of a response, as far as somebody wants them, and what comes with them."""
+
+    is_response: bool
+    headers: Mapping[str, str]  # lowercase name -> text; those wanted
+    end_of_stream: bool
+    attributes: Mapping[str, str] = NO_TEXTS  # Envoy's; "" for what is no text
+    metadata: bytes = b""  # the encoded envoy.config.core.v3.Metadata
+    request_mode: BodyMode = BodyMode.BUFFERED  # Envoy before 1.34 does not tell, and there only this one is usable
+    response_mode: BodyMode = BodyMode.NONE  # only the first message of a stream tells
+
+
+class BodyPart(msgspec.Struct, frozen=True):
+    """A part of a body as it came."""
+
+    content: bytes
+    end_of_stream: bool
+    is_response: bool  # of the response's body
+
+
+class TrailersMessage(msgspec.Struct, frozen=True):
+    """Trailers, of which nothing is read; or nothing that is known."""
+
+    is_response: bool
+
+
+Message = HeadersMessage | BodyPart | TrailersMessage
+
+
+def read_message(message: bytes, wanted: frozenset[str]) -> Message:
+    """Read a ProcessingRequest, with those headers of a request that are wanted and `RESPONSE_HEADERS` of a response.
+
+    Raise google.protobuf.message.DecodeError for what is none.
+    """
+    kind = message[0] if message else 0
+    read: Message | None = None
+    if kind in (_REQUEST_BODY, _RESPONSE_BODY):
+        read = _body(message)
+    elif kind in (_REQUEST_HEADERS, _RESPONSE_HEADERS):
+        try:
+            read = _headers(message, _names(RESPONSE_HEADERS if kind == _RESPONSE_HEADERS else wanted))
+        except (_UnusualError, IndexError):  # an index: it is cut off
+            read = None
+    elif kind in (_REQUEST_TRAILERS, _RESPONSE_TRAILERS):
+        size, at = _length(message, 1)
+        if _is_all(message, at + size):
+            read = TrailersMessage(kind == _RESPONSE_TRAILERS)
+    return read if read is not None else _by_library(message, wanted)
+
+
+class _UnusualError(Exception):
+    """The message may be in order, and is in another form than what is read by hand."""
+
+
+@cache  # the few sets that policies and defaults make
+def _names(wanted: frozenset[str]) -> Mapping[bytes, str]:
+    # a name that is no Unicode, from a document, is found nowhere
+    return {name.encode("utf-8", "surrogatepass"): name for name in wanted}
+
+
+def _headers(message: bytes, names: Mapping[bytes, str]) -> HeadersMessage:
+    """Read headers. Raise _UnusualError or IndexError."""
+    size, at = _length(message, 1)
+    end = at + size
+    headers: Mapping[str, str] = NO_TEXTS
+    if size and message[at] == _HEADER_MAP:
+        size, at = _length(message, at + 1)
+        headers = _header_map(message, at, at + size, names)
+        at += size
+    ends = at != end
+    if ends and message[at:end] != _HEADERS_END:
+        raise _UnusualError
+    metadata = b""
+    if end < len(message) and message[end] == _METADATA:
+        size, start = _length(message, end + 1)
+        end = start + size
+        metadata = message[start:end]
+    if end > len(message):
+        raise _UnusualError
+    rest = message[end:]
+    about = _usual_about if len(rest) <= _MOST_KEPT_BYTES else _about
+    attributes, request_mode, response_mode = about(rest)
+    return HeadersMessage(
+        is_response=message[0] == _RESPONSE_HEADERS,
+        headers=headers,
+        end_of_stream=ends,
+        attributes=attributes,
+        metadata=metadata,
+        request_mode=request_mode,
+        response_mode=response_mode,
+    )
+
+
+def _about(rest: bytes) -> tuple[Mapping[str, str], BodyMode, BodyMode]:
+    """Return what the fields behind the metadata say. Raise _UnusualError."""
+    try:
+        message = ProcessingRequest.FromString(rest)
+    except DecodeError:
+        raise _UnusualError from None
+    if message.WhichOneof("request") is not None or message.HasField("metadata_context"):
+        raise _UnusualError  # what comes twice is merged
+    return _attributes(message), *_modes(message)
+
+
+_usual_about = lru_cache(maxsize=1024)(_about)  # without attributes of clients they are the same again and again
+
+
+def _header_map(message: bytes, at: int, stop: int, names: Mapping[bytes, str]) -> dict[str, str]:
+    """Return the headers that are wanted; of several with one name the last."""
+    headers: dict[str, str] = {}
+    while at < stop:
+        size = message[at + 1]
+        if message[at] != _HEADER or size == 0:
+            raise _UnusualError
+        if size <= _MOST_IN_A_BYTE:  # most headers: a call less for each
+            at += 2
+        else:
+            size, at = _length(message, at + 1)
+        following = at + size
+        key_size = message[at + 1]
+        if message[at] != _KEY or key_size > _MOST_IN_A_BYTE:
+            raise _UnusualError
+        at += 2 + key_size
+        name = names.get(message[at - key_size : at])
+        if name is not None:
+            text = ""
+            if at != following:
+                if message[at] != _RAW_VALUE:  # `value`: other data planes
+                    raise _UnusualError
+                size, at = _length(message, at + 1)
+                if at + size != following:
+                    raise _UnusualError
+                text = message[at:following].decode("utf-8", "replace")
+            headers[name] = text
+        at = following
+    if at != stop:
+        raise _UnusualError
+    return headers
+
+
+def _attributes(message: ProcessingRequest) -> dict[str, str]:
+    # what is there and no text differs from what is not there: `response_origin` tells Envoy's own answers by it
+    return {
+        name: value.string_value
+        for attributes in message.attributes.values()
+        for name, value in attributes.fields.items()
+    }
+
+
+def _modes(message: ProcessingRequest) -> tuple[BodyMode, BodyMode]:
+    """Return how the bodies of request and response will come."""
+    protocol = message.protocol_config
+    request = _mode(protocol.request_body_mode) if message.HasField("protocol_config") else BodyMode.BUFFERED
+    return request, _mode(protocol.response_body_mode)
+
+
+def _mode(number: int) -> BodyMode:
+    return _MODES.get(number, BodyMode.NONE)
+
+
+def _body(message: bytes) -> BodyPart | None:
+    """Read a part of a body; None for another form. Most of the bytes that come are these."""
+    size, at = _length(message, 1)
+    stop = at + size
+    if message[stop:] != _NO_METADATA and not _is_all(message, stop):
+        return None
+    start = end = at
+    if size and message[at] == _BODY:
+        size, start = _length(message, at + 1)
+        end = start + size
+    rest = message[end:stop]
+    if end > stop or rest not in (b"", _BODY_END):
+        return None
+    return BodyPart(message[start:end], bool(rest), message[0] == _RESPONSE_BODY)
+
+
+def _is_all(message: bytes, at: int) -> bool:
+    """Tell whether nothing follows but what comes beside: metadata, empty where there is none, and the like."""
+    while at < len(message):
+        if message[at] not in _BESIDE:
+            return False
+        size, at = _length(message, at + 1)
+        at += size
+    return at == len(message)
+
+
+def _length(message: bytes, at: int) -> tuple[int, int]:
+    """Return a length, and where what it is of begins; for one that is cut off, more than there can be."""
+    if at < len(message) and message[at] <= _MOST_IN_A_BYTE:
+        return message[at], at + 1
+    length = 0
+    for number, byte in enumerate(message[at : at + _MOST_LENGTH_BYTES]):
+        length |= (byte & 0x7F) << 7 * number
+        if byte <= _MOST_IN_A_BYTE:
+            return length, at + number + 1
+    return len(message) + 1, at
+
+
+def _by_library(encoded: bytes, wanted: frozenset[str]) -> Message:
+    message = ProcessingRequest.FromString(encoded)
+    kind = message.WhichOneof("request")
+    if kind in ("request_headers", "response_headers"):
+        is_response = kind == "response_headers"
+        part = message.response_headers if is_response else message.request_headers
+        request_mode, response_mode = _modes(message)
+        return HeadersMessage(
+            is_response=is_response,
+            headers=_found(part, RESPONSE_HEADERS if is_response else wanted),
+            end_of_stream=part.end_of_stream,
+            attributes=_attributes(message),
+            metadata=message.metadata_context.SerializeToString(),
+            request_mode=request_mode,
+            response_mode=response_mode,
+        )
+    if kind in ("request_body", "response_body"):
+        body: Any = message.response_body if kind == "response_body" else message.request_body
+        return BodyPart(body.body, body.end_of_stream, kind == "response_body")
+    return TrailersMessage(kind != "request_trailers")
+
+
+def _found(headers: HttpHeaders, wanted: frozenset[str]) -> dict[str, str]:
+    # Envoy fills `raw_value`, other data planes `value`
+    return {
+        header.key: (header.raw_value.decode("utf-8", "replace") or header.value)
+        for header in headers.headers.headers
+        if header.key in wanted
+    }

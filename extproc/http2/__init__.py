@@ -1,0 +1,1 @@
+"""An HTTP/2 and gRPC server of our own; it knows nothing of the rest."""

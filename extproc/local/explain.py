@@ -1,0 +1,159 @@
+"""`kvmesh explain`: asks a running picker what it would do with a request, and shows the answer as tables."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from extproc.errors import ConfigError, KvmeshError
+from extproc.ext_proc.answers import OBJECTIVE_HEADER
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.plain_text import printable
+
+FEW_SCORERS = 4
+
+
+async def ask(
+    url: str,
+    *,
+    body: bytes,
+    path: str | None,
+    objective: str | None,
+    timeout_seconds: float,
+    pool: str | None = None,
+    host: str | None = None,
+    login: AdminLogin | None = None,
+) -> dict[str, Any]:
+    """Return the picker's explanation. Raise KvmeshError saying which address did not answer.
+
+    `pool` ("namespace/name") or `host` tell which of several pools the request is for.
+    """
+    login = login or AdminLogin()
+    headers = ({OBJECTIVE_HEADER: objective} if objective else {}) | login.headers()
+    further = ({"pool": pool} if pool else {}) | ({"host": host} if host else {})
+    timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(
+                f"{url.rstrip('/')}/v1/explain",
+                data=body,
+                headers=headers,
+                params={"path": path or _path_of(body)} | further,
+                ssl=login.tls(),
+                allow_redirects=False,
+            ) as response,
+        ):
+            if response.status != 200:
+                raise KvmeshError(f"{url} answered {response.status}: {printable((await response.text())[:200])}")
+            answer = msgspec.json.decode(await response.read())
+            if not isinstance(answer, dict) or "endpoint" not in answer:
+                raise KvmeshError(f"{url} is not a picker's admin page: its answer is no explanation")
+            return answer
+    except aiohttp.InvalidURL as error:
+        raise ConfigError(f"--url {url!r} is not a URL like http://127.0.0.1:9090") from error
+    except msgspec.DecodeError as error:
+        raise KvmeshError(f"{url} is not a picker's admin page: its answer is no JSON") from error
+    except (TimeoutError, aiohttp.ClientError) as error:
+        raise KvmeshError(f"the picker's admin page at {url} does not answer: {str(error) or 'timed out'}") from error
+
+
+def _path_of(body: bytes) -> str:
+    try:
+        request = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return "/v1/chat/completions"  # the picker says what is wrong with it
+    is_completion = isinstance(request, dict) and "prompt" in request and "messages" not in request
+    return "/v1/completions" if is_completion else "/v1/chat/completions"
+
+
+def render(answer: Mapping[str, Any], *, console: Console | None = None) -> None:
+    """Print the explanation for a person. What it says is shown as text, never as markup."""
+    console = console or Console()
+    for line in _facts(answer):
+        console.print(Text(printable(line)))
+    if answer.get("candidates"):
+        console.print(_candidates_table(answer))
+    for rejected in answer.get("rejected", ()):
+        console.print(Text(printable(f"{rejected['endpoint']} rejected by {rejected['filter']}")))
+
+
+def _facts(answer: Mapping[str, Any]) -> Iterator[str]:
+    if answer["endpoint"] is None:
+        yield f"refused with {answer['status']} ({answer['reason']}): {answer['message']}"
+    else:
+        yield f"winner: {answer['endpoint']}   fallbacks: {', '.join(answer['fallbacks']) or 'none'}"
+        yield f"prompt: {answer['prompt_tokens']} tokens, {answer['matched_tokens']} expected in the winner's cache"
+    if (admission := answer.get("admission")) is not None:
+        yield _admission(answer["request"], admission)
+    if answer.get("degraded"):
+        yield f"missing inputs: {', '.join(answer['degraded'])}"
+    for note in answer.get("notes", ()):
+        yield f"note: {note}"
+
+
+def _admission(request: Mapping[str, Any], admission: Mapping[str, Any]) -> str:
+    words = {"go": "would be sent at once", "wait": "would wait in the queue", "refuse": "would be refused"}
+    return (
+        f"class {request['class']} ({request['class_by']}): {words[admission['verdict']]}; first token expected after "
+        f"{admission['expected_ttft_ms']} ms, promised within {admission['target_ttft_ms']} ms"
+    )
+
+
+def _candidates_table(answer: Mapping[str, Any]) -> Table:
+    """A line for each candidate, the best first; a refusal may have candidates without scores."""
+    table = Table(box=None, padding=(0, 1, 0, 0))  # fits a terminal of 80 columns
+    table.add_column("\nendpoint", no_wrap=True)
+    weights = _telling(answer)
+    numbers = ["matched\nblocks", "\nwaiting", "\nrunning", "KV\nuse"]
+    for heading in [*numbers, *(f"{printable(name)}\n× {weight:g}" for name, weight in weights.items()), "\ntotal"]:
+        table.add_column(Text(heading), justify="right")
+    for candidate in sorted(answer.get("candidates", ()), key=lambda candidate: -candidate.get("total", 0.0)):
+        scores = candidate.get("scores", {})
+        cells = [
+            candidate["endpoint"] + _remarks(candidate),
+            str(candidate["matched_blocks"]),
+            _waiting(candidate),
+            _known(candidate["running"]),
+            "?" if candidate["kv_usage"] is None else f"{candidate['kv_usage']:.0%}",
+            *(_score(scores.get(name)) for name in weights),
+            _score(candidate.get("total")),
+        ]
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    return table
+
+
+def _telling(answer: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return the scorers that tell the candidates apart, with their weights; few are shown as they are."""
+    weights: Mapping[str, float] = answer.get("weights", {})
+    if len(weights) <= FEW_SCORERS:
+        return weights
+    candidates = answer.get("candidates", ())
+
+    def differs(name: str) -> bool:
+        return len({_score(candidate.get("scores", {}).get(name)) for candidate in candidates}) > 1
+
+    return {name: weight for name, weight in weights.items() if differs(name)}
+
+
+def _waiting(candidate: Mapping[str, Any]) -> str:
+    booked = candidate.get("booked_since_report")
+    return _known(candidate["waiting"]) + (f"+{booked}" if booked else "")
+
+
+def _remarks(candidate: Mapping[str, Any]) -> str:
+    remarks = [candidate["state"]] if candidate["state"] != "ready" else []
+    remarks += ["full"] if candidate.get("full") else []
+    return f" ({', '.join(remarks)})" if remarks else ""
+
+
+def _known(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

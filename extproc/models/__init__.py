@@ -1,0 +1,1 @@
+"""Which models are served under which names: tables, aliases, splits, fallbacks."""

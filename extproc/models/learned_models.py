@@ -1,0 +1,49 @@
+"""Which models a pool serves where nobody declares any: as its pods say, with the tokenizers of a folder of folders.
+
+Asked by `pools` about running pools, and by the doctor. Pods may say anything: names are paths below the folder only
+where they are plain, and no pool learns more than a few.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from extproc.models.models import ServedModel, TokensFrom
+from extproc.pods.endpoint import EndpointModels
+
+MOST_MODELS, MOST_ALIASES = 8, 16  # of one pool: names may be labels of metrics
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def learned_models(told: Iterable[EndpointModels | None], *, folders: Path | None) -> tuple[ServedModel, ...]:
+    """Return the models by their first names, which the indexer goes by; further names of a pod are aliases.
+
+    `folders` has one folder for each model, by name (`org/model` is a folder in a folder); others are routed on text.
+    Sorted by name, so that the order in which pods answer does not count.
+    """
+    aliases: dict[str, set[str]] = {}
+    for models in told:
+        if models is not None and models.first:
+            aliases.setdefault(models.first, set()).update(models.models)
+    firsts = sorted(aliases)[:MOST_MODELS]
+    return tuple(_model(name, aliases[name] - set(firsts), folders=folders) for name in firsts)
+
+
+def _model(name: str, aliases: set[str], *, folders: Path | None) -> ServedModel:
+    folder = _folder(name, folders)
+    return ServedModel(
+        name=name,
+        aliases=frozenset(sorted(aliases)[:MOST_ALIASES]),
+        tokens_from=TokensFrom.TEXT if folder is None else TokensFrom.TOKENIZER,
+        tokenizer_folder=folder,
+    )
+
+
+def _folder(name: str, folders: Path | None) -> Path | None:
+    """Return the model's folder; None where there is none, or where the name could lead elsewhere."""
+    parts = name.split("/")
+    if folders is None or len(parts) > 3 or not all(map(_PART.fullmatch, parts)):
+        return None
+    folder = folders.joinpath(*parts)
+    return folder if (folder / TOKENIZER_FILE).is_file() else None

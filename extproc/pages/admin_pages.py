@@ -1,0 +1,321 @@
+"""What the admin pages show: readiness, metrics, the state, explanations. Changes nothing; wired by `service`."""
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from extproc.admission.admission_preview import Preview
+from extproc.admission.degradation import NO_MEASURES, Degradation, Measures, measures_of
+from extproc.admission.prepared_request import LONGEST_NAME, asked_for
+from extproc.choosing.candidates import unhealthy_endpoints
+from extproc.choosing.hotspot import HotPrefixes
+from extproc.doctor.findings import Finding, Severity
+from extproc.errors import (
+    NoPoliciesError,
+    NoReadyEndpointError,
+    PickError,
+    PrefixIndexUnavailableError,
+    RequestShedError,
+    UnknownPoolError,
+)
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.pages.admin_json import (
+    admission_json,
+    classes_json,
+    decision_json,
+    endpoint_json,
+    explanation_json,
+    record_json,
+    refusal_json,
+    state_json,
+)
+from extproc.pages.live_json import PoolFacts
+from extproc.pages.prefix_watch import PrefixWatch
+from extproc.pick import EndpointPicker, Picked
+from extproc.pods.metrics_scraper import MetricsScraper
+from extproc.policy.standing import Standing
+from extproc.policy.values import HotspotPolicy, PickPolicy
+from extproc.pools.admit_request import RequestAdmission
+from extproc.pools.picker_books import PickerBooks
+from extproc.prefixes.prefix_index import NO_INDEXER, RedisPrefixIndex
+from extproc.prompts.pod_render import PodRender
+from extproc.prompts.prompt_tokens import PromptTokenSource
+from extproc.quotas.quota import QuotaAsk, QuotaKey
+from extproc.quotas.shared_quotas import Quotas
+from extproc.records.request_story import DecisionRecord
+from extproc.telemetry.picker_telemetry import NoTelemetry, PickerTelemetry
+from kvmesh.blocks.source import SourceStatus
+
+RECENT_DECISIONS = 200
+SHOWN_DECISIONS = 50  # on the page of the state
+ADMIN_INDEX_TIMEOUT_SECONDS = 1.0
+
+
+def record_of(picked: Picked, facts: RequestFacts, *, at: float) -> DecisionRecord:
+    """Return what is remembered of a pick; `at` is unix seconds."""
+    prepared = picked.prepared
+    if prepared.measures is NO_MEASURES:  # nearly always: nothing was taken from it, which need not be found out
+        prompts = prepared.prompts
+        block_tokens = prompts[0].tokens_each if prompts else 0
+        asked = asked_for(prepared.request, prepared.resolved, prepared.standing, block_tokens=block_tokens)
+    else:
+        asked = prepared.asked
+    return DecisionRecord(at=at, facts=facts, model=asked.model, outcome=picked.decision, asked=asked)
+
+
+class NoQuotas:
+    """Nobody's quota: an explanation takes nothing from it."""
+
+    def match(self, tenant: str, model: str | None) -> QuotaKey | None:  # noqa: ARG002 - a port
+        """Return none."""
+        return None
+
+    def ask(self, key: QuotaKey, *, prompt_tokens: int, most_generated: int | None) -> QuotaAsk:
+        """Never called: no quota matches."""
+        raise NotImplementedError
+
+    def cancel(self, ask: QuotaAsk) -> None:
+        """Never called: nothing was asked."""
+
+
+class StepsInForce:
+    """The pressure as an explanation may see it: it enters and leaves no step."""
+
+    def __init__(self, degradation: Degradation) -> None:
+        self._degradation = degradation
+
+    def measures(self, standing: Standing, *, pool: str) -> Measures:
+        """Return what is taken from the class now; raise RequestShedError where it is refused."""
+        steps = [
+            entry.step
+            for entry in self._degradation.in_force(now=time.monotonic())
+            if (entry.class_name, entry.pool) == (standing.class_name, pool)
+        ]
+        measures = measures_of(steps)
+        if measures.reject:
+            raise RequestShedError(f"class {standing.class_name!r} is refused while its step `reject` is in force")
+        return measures
+
+
+class PickerPages:
+    """Implements `admin_http.AdminPages`."""
+
+    def __init__(
+        self,
+        *,
+        picker: EndpointPicker,
+        admission: RequestAdmission[Any],
+        degradation: Degradation,
+        quotas: Quotas,
+        books: PickerBooks,
+        index: RedisPrefixIndex,
+        endpoints: MetricsScraper,
+        telemetry: PickerTelemetry,
+        recent: deque[DecisionRecord],
+        render: PodRender,
+        prompts: PromptTokenSource,
+    ) -> None:
+        self.ready = False
+        self.findings: Sequence[Finding] | None = None  # of the checks at start-up; None: not done yet
+        self._degradation = degradation
+        self.prefixes = PrefixWatch(
+            shows_text=picker.policy.observability.show_prompt_text, clock=time.monotonic, random=random.random
+        )
+        self.retune(picker, prompts)
+        self._admission = admission
+        self._quotas = quotas
+        self._books = books
+        self._index = index
+        self._endpoints = endpoints
+        self._telemetry = telemetry
+        self._recent = recent
+        self._render = render
+
+    def retune(self, picker: EndpointPicker, prompts: PromptTokenSource) -> None:
+        """Show another policy and other models from now on."""
+        self._policy, self._prompts = picker.policy, prompts
+        self.prefixes.retune(shows_text=picker.policy.observability.show_prompt_text)
+        # what nobody sent must be neither in the metrics nor in what is remembered
+        self._rehearsal = replace(
+            picker,
+            telemetry=NoTelemetry(),
+            hot=HotPrefixes(HotspotPolicy(enabled=False)),
+            turns=lambda _: 0,
+            quotas=NoQuotas(),
+            pressure=StepsInForce(self._degradation),
+        )
+
+    def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Return whether traffic may come. A missing index does not count: the picker serves without it."""
+        facts = {
+            "endpoint_problems": self._endpoints.problems(),
+            "index_problem": self._index.problem,
+            "render_problems": self._render.problems(),
+            "tokenizers": self._prompts.engines(),
+        }
+        return self.ready, facts
+
+    async def metrics(self) -> bytes:
+        """Return Prometheus text."""
+        return await self._telemetry.page(ready=self.ready)
+
+    def pools(self) -> list[dict[str, Any]]:
+        """Return none: the pods of `--endpoints` are no pool of anybody's."""
+        return []
+
+    async def policies(self, target: str | None) -> dict[str, Any]:
+        """Say that there are none."""
+        raise NoPoliciesError(f"no policies are followed here (--kubernetes, --policies), hence none for {target}")
+
+    async def state(self, *, pool: str | None = None) -> dict[str, Any]:  # noqa: ARG002 - there is one
+        """Return endpoints, index, replicas and recent decisions."""
+        sources, index = await self._index_state()
+        blocks: dict[str, int] = {}
+        for source in sources:
+            blocks[source.endpoint] = blocks.get(source.endpoint, 0) + source.cached_blocks
+        facts = self.facts()
+        all_picks = sum(facts.picks.values())
+        return state_json(
+            now=facts.now,
+            endpoints=[
+                endpoint_json(
+                    status,
+                    cached_blocks=blocks.get(status.address, 0),
+                    bookings=facts.bookings.get(status.address, 0),
+                    picks=facts.picks.get(status.address, 0),
+                    all_picks=all_picks,
+                    avoided=facts.avoided.get(status.address),
+                )
+                for status in facts.statuses
+            ],
+            index=index,
+            classes=classes_json(self._policy.priorities, waiting=facts.waiting, steps=facts.steps),
+            estimate_errors=facts.estimate_errors,
+            quotas=facts.quotas,
+            replicas=facts.replicas,
+            findings=facts.findings,
+            decisions=[decision_json(record) for record in islice(self._recent, SHOWN_DECISIONS)],
+        )
+
+    # --- for the live feed ----------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> PickPolicy:
+        """What is gone by now."""
+        return self._policy
+
+    def chosen(self, pool: str | None) -> "tuple[str, PickerPages] | None":
+        """Return the pool of `--endpoints`, which has no name. Raise UnknownPoolError for any other."""
+        if pool:
+            raise UnknownPoolError(f"the pool {pool[:LONGEST_NAME]!r} is not known here")
+        return "", self
+
+    def pages_of(self, pool: str) -> "PickerPages | None":
+        """Return the pages of a pool."""
+        return None if pool else self
+
+    def facts(self, *, pool: str = "") -> PoolFacts:
+        """Return everything about the pool that needs nobody's answer."""
+        books, now = self._books, time.monotonic()
+        statuses = self._endpoints.known(now=now)
+        return PoolFacts(
+            name=pool,
+            policy=self._policy,
+            now=time.time(),
+            monotonic=now,
+            statuses=statuses,
+            avoided=unhealthy_endpoints(statuses, health=books.health, policy=self._policy, now=now),
+            bookings=books.bookings.by_endpoint(),
+            picks=books.picks,
+            estimate_errors=books.estimates.errors(),
+            waiting=self._admission.waiting,
+            steps=self._degradation.in_force(now=now),
+            quotas=self._quotas.facts(),
+            replicas=books.shared.facts() if books.shared is not None else None,
+            findings=self.findings,
+            own_findings=self._own_findings(),
+            recent=self._recent,
+        )
+
+    def prompt_text(self, model: str, tokens: bytes) -> str | None:
+        """Return the text of token ids, None where no tokenizer of the model is here."""
+        tokenizer = self._prompts.tokenizers.get(model)
+        return tokenizer.text(tokens) if tokenizer is not None else None
+
+    def _own_findings(self) -> list[Finding]:
+        """Return which predictions never come true: what has been said in the log, too."""
+        found = [(finding.reason, where, finding.message) for where, finding in self._books.matches.findings.items()]
+        found += [
+            (finding.reason, model, finding.message) for model, finding in self._books.realised_watch.findings.items()
+        ]
+        return [
+            Finding(check=reason, severity=Severity.ERROR, subject=subject, seen=message)
+            for reason, subject, message in found
+        ]
+
+    # --------------------------------------------------------------------------------------------------------------
+
+    def decisions(
+        self,
+        *,
+        limit: int,
+        request_id: str | None,
+        pool: str | None = None,  # noqa: ARG002 - there is one
+    ) -> list[dict[str, Any]]:
+        """Return the last decisions with all that they rest on, newest first."""
+        wanted = (record for record in self._recent if request_id is None or record.facts.request_id == request_id)
+        return [record_json(record, policy=self._policy) for record in islice(wanted, limit)]
+
+    async def explain(
+        self,
+        facts: RequestFacts,
+        body: bytes,
+        *,
+        pool: str | None = None,  # noqa: ARG002 - there is one
+    ) -> dict[str, Any]:
+        """Decide without booking, and return what the decision rests on."""
+        sources, _ = await self._index_state()
+        try:
+            picked, preview = await self._rehearse(facts, body)
+        except PickError as refusal:
+            return refusal_json(refusal, self._rehearsal.candidates(now=time.monotonic()))
+        explanation = explanation_json(
+            picked.prepared.asked,
+            picked.decision,
+            policy=self._policy,
+            blocks={source.endpoint: source.block_size for source in sources if source.block_size},
+            rooms=preview.rooms,
+        )
+        return explanation | {"admission": admission_json(picked.prepared.standing, preview)}
+
+    async def _rehearse(self, facts: RequestFacts, body: bytes) -> tuple[Picked, Preview]:
+        """Decide among the endpoints with room, or among all where none has any."""
+        picker = self._rehearsal
+        prepared = await picker.prepare(facts, body)
+        while True:
+            try:
+                survey = picker.survey(prepared, now=time.monotonic())
+            except NoReadyEndpointError as refusal:
+                prepared = await picker.fall_back(prepared, refusal)
+                continue
+            preview = self._admission.preview(prepared, survey)
+            free = [candidate for candidate in survey.kept if preview.rooms[candidate.address].fill < 1.0]
+            kept = free or survey.kept
+            full = {c.address: f"room: {preview.rooms[c.address].why}" for c in survey.kept if c not in kept}
+            return picker.choose(prepared, survey, kept=kept, rejected={**survey.rejected, **full}), preview
+
+    async def _index_state(self) -> tuple[Sequence[SourceStatus], dict[str, Any]]:
+        """Return the index's sources, none where it cannot be read, and its state for the page."""
+        try:
+            async with asyncio.timeout(ADMIN_INDEX_TIMEOUT_SECONDS):
+                status = await self._index.status()
+        except (PrefixIndexUnavailableError, TimeoutError) as error:
+            return (), {"state": "unavailable", "problem": str(error) or "no answer in time", "sources": 0}
+        problem = None if status.indexer_alive else NO_INDEXER
+        state = {"state": "stale" if problem else "ok", "problem": problem, "sources": len(status.sources)}
+        return status.sources, state

@@ -1,0 +1,271 @@
+"""What one endpoint has shown: samples of its prefill, sums of its reports, promises, and the pace that follows.
+
+`latency_estimate` has one for each endpoint, and asks. Pure; seconds.
+"""
+
+from collections import deque
+
+import msgspec
+
+from extproc.pods.endpoint import EndpointLoad
+from extproc.pods.first_token_fit import LEAST_SECONDS_A_TOKEN, MOST_SECONDS_A_TOKEN, FirstTokenFit, Pace
+from extproc.pods.prefill_rate import restarted
+from extproc.pods.running_limit import RunningLimit
+
+WINDOW_SECONDS = 5.0  # half-life of the sums: requests end in bursts
+LEAST_SPAN_SECONDS = 0.05  # between two reports; below, one has overtaken the other
+LEAST_WEIGHT = 0.5  # of an endpoint's own samples, from which it speaks for the pool
+USUAL_TOKENS = 512.0  # of a request nobody knows anything about
+LEAST_TOKENS, LEAST_WALL_SECONDS = 1.0, 1.0  # computed in so long, from which that is a rate
+LEAST_PEAK_SECONDS, LEAST_PEAK_TOKENS = 3.0, 1000.0  # computed in so long, from which that may be the best
+PEAK_SECONDS = 10.0  # half-life, in busy seconds, of the best that it has computed in one
+# of the time, in which some prompt is being computed, from which its own throughput begins to tell what it can compute,
+# and from which nothing else does
+BUSY_SHARE, FULLY_BUSY_SHARE = 0.85, 1.0
+LEAST_GENERATED = 32.0  # tokens, from which their mean time means something
+MOST_PROMISES = 1000  # remembered until their first tokens come
+LEAST_AHEAD_SHARE = 0.25  # of a backlog's time that counts, where steps are shared so well that it delays nobody
+LEAST_AHEAD_SECONDS = 0.02  # promised for what is ahead, from which it is compared with what came
+AHEAD_GAIN = 0.3  # of the way to what was seen, with each comparison
+COMPARE_SECONDS = 1.0  # of what was promised and of what came
+ERROR_SHARE = 0.1  # that the newest error has in the moving mean
+MOST_SECONDS = 1e6  # whatever is asked
+
+
+class EndpointPace(msgspec.Struct, frozen=True, kw_only=True):
+    """What is expected of one endpoint, until its next report."""
+
+    prefill: Pace  # of one prompt
+    backlog_seconds_a_token: float  # of many: what they cost beside their tokens, and decoding, is in it
+    request_seconds: float  # of prefill that its usual request takes
+    starts_a_second: float  # requests that it starts when it has enough of them; at least an optimistic guess
+    seen_starts_a_second: float  # that it made of late: while others waited, or at all if that was more; no guess
+    queue_starts_a_second: float | None  # the same as seen while others waited; None: not seen of late
+    running_limit: float | None  # requests that it runs when others wait; None: none was seen to wait
+    usual_running: float  # the most that it ran of late
+    inter_token_seconds: float | None
+    first_token_seconds: float  # mean of what the endpoint itself counted of late; 0: nothing
+
+
+class EndpointSamples:
+    """One endpoint's samples, and sums of its reports that fade."""
+
+    __slots__ = (
+        "ahead_share",
+        "beside_seconds",
+        "bias_seconds",
+        "busy_seconds",
+        "compared",
+        "compared_to",
+        "error_seconds",
+        "first_token_seconds",
+        "first_tokens",
+        "fit",
+        "generated",
+        "generation_seconds",
+        "last",
+        "peak",
+        "prefill_requests",
+        "prefill_seconds",
+        "prefill_tokens",
+        "promises",
+        "queued_seconds",
+        "request_seconds",
+        "running",
+        "told_at",
+        "trend_rate",
+        "wall_seconds",
+    )
+
+    def __init__(self) -> None:
+        self.last: EndpointLoad | None = None
+        self.compared_to: EndpointLoad | None = None
+        self.fit = FirstTokenFit()
+        self.running = RunningLimit()
+        self.trend_rate: float | None = None
+        self.wall_seconds = self.queued_seconds = 0.0
+        self.first_token_seconds = self.first_tokens = 0.0
+        self.prefill_seconds = self.prefill_requests = self.prefill_tokens = 0.0
+        self.busy_seconds = 0.0  # in which some prompt was being computed
+        self.beside_seconds = 0.0  # see `_newly_busy`
+        self.told_at = 0.0  # when prompts that had ended were reported last
+        self.peak = 0.0  # prompt tokens a busy second: the most that it has computed of late, over some seconds
+        self.generation_seconds = self.generated = 0.0
+        self.request_seconds = 0.0
+        self.ahead_share = 1.0  # of a backlog's time that really delays who comes next
+        self.promises: deque[float] = deque(maxlen=MOST_PROMISES)
+        self.error_seconds = self.bias_seconds = 0.0
+        self.compared = 0
+
+    @property
+    def busy_share(self) -> float:
+        """How much (0..1) what it has computed of late tells what it can compute: prompts were there all the time."""
+        if self.peak <= 0.0:
+            return 0.0
+        share = (self.prefill_seconds / self.wall_seconds - BUSY_SHARE) / (FULLY_BUSY_SHARE - BUSY_SHARE)
+        return min(max(share, 0.0), 1.0)
+
+    def report(self, load: EndpointLoad, *, prior: Pace) -> None:
+        """Take what was counted since the last report; counters that begin anew tell nothing yet."""
+        last = self.last
+        if last is None or restarted(last, load) or load.first_token_count < last.first_token_count:
+            self.last = self.compared_to = load
+            self.told_at = load.reported_at
+            self.beside_seconds = 0.0
+            self.promises.clear()
+            return
+        seconds = load.reported_at - last.reported_at
+        if seconds < LEAST_SPAN_SECONDS:
+            return
+        self.last = load
+        starts = load.first_token_count - last.first_token_count
+        # pods that do not count first tokens count ends, of which there are as many
+        self.running.report(load, seconds=seconds, starts=starts or max(load.prefill_count - last.prefill_count, 0))
+        self._add(last, load, seconds=seconds, prior=prior)
+        self._compare(load)
+
+    def _add(self, last: EndpointLoad, load: EndpointLoad, *, seconds: float, prior: Pace) -> None:
+        share = 0.5 ** (seconds / WINDOW_SECONDS)
+        ended = max(load.prefill_count - last.prefill_count, 0)
+        tokens = load.prefill_computed_tokens - last.prefill_computed_tokens
+        begun_only = not load.prefill_computed_tokens  # older versions
+        if begun_only:
+            tokens = (load.prefix_query_tokens - load.prefix_hit_tokens) - (
+                last.prefix_query_tokens - last.prefix_hit_tokens
+            )
+        took = max(load.prefill_seconds_sum - last.prefill_seconds_sum, 0.0)
+        self.wall_seconds = self.wall_seconds * share + seconds
+        self.queued_seconds = self.queued_seconds * share + (seconds if self.running.is_queued else 0.0)
+        self.first_tokens = self.first_tokens * share + load.first_token_count - last.first_token_count
+        self.first_token_seconds = self.first_token_seconds * share + max(
+            load.first_token_seconds_sum - last.first_token_seconds_sum, 0.0
+        )
+        self.prefill_requests = self.prefill_requests * share + ended
+        self.prefill_tokens = self.prefill_tokens * share + max(tokens, 0)
+        self.prefill_seconds = self.prefill_seconds * share + took
+        # tokens of prompts that begin do not belong to the times of those that end
+        busy = seconds if begun_only else self._newly_busy(load.reported_at, took=took, ended=ended)
+        self.busy_seconds = self.busy_seconds * share + busy
+        self.peak *= 0.5 ** (busy / PEAK_SECONDS)
+        if self.busy_seconds > LEAST_PEAK_SECONDS and self.prefill_tokens > LEAST_PEAK_TOKENS:
+            self.peak = max(self.peak, self.prefill_tokens / self.busy_seconds)
+        self.generated = self.generated * share + max(load.inter_token_count - last.inter_token_count, 0)
+        self.generation_seconds = self.generation_seconds * share + max(
+            load.inter_token_seconds_sum - last.inter_token_seconds_sum, 0.0
+        )
+        if ended and took > 0.0 and tokens > 0:
+            # prompts that are computed in the same steps count them all: together not more than the time there is
+            alone = min(self.wall_seconds / self.prefill_seconds, 1.0)
+            self.fit.add(
+                tokens=tokens / ended,
+                seconds=took * alone / ended,
+                expected=self.prefill(prior),
+                share=min(seconds, 1.0),
+            )
+
+    def _newly_busy(self, now: float, *, took: float, ended: int) -> float:
+        """Return the seconds in which some prompt was computed, of those that no report has told of.
+
+        Prompts that are computed side by side count more seconds than there are. What is beyond the time since others
+        were told of stands for those that are still computed: as long as one of these, that time was busy, too.
+        """
+        if not ended:
+            return 0.0
+        told = took + self.beside_seconds
+        busy = min(told, now - self.told_at)
+        self.beside_seconds = min(told - busy, took / ended)
+        self.told_at = now
+        return busy
+
+    def _compare(self, load: EndpointLoad) -> None:
+        """Compare the mean of what was promised with the mean of what came."""
+        since = self.compared_to
+        if since is None or load.reported_at - since.reported_at < COMPARE_SECONDS:
+            return
+        self.compared_to = load
+        first_tokens = load.first_token_count - since.first_token_count
+        promises = self.promises
+        if first_tokens <= 0 or not promises:
+            return
+        kept = [promises.popleft() for _ in range(min(first_tokens, len(promises)))]
+        promised = sum(kept) / len(kept)
+        real = max(load.first_token_seconds_sum - since.first_token_seconds_sum, 0.0) / first_tokens
+        self.error(promised - real, times=len(kept))
+        ahead = promised - self.request_seconds
+        if ahead > LEAST_AHEAD_SECONDS and not self.running.is_queued:
+            # prompts that shared their steps have shown this in their own times: a backlog counts twice then
+            share = self.ahead_share * max(real - self.request_seconds, 0.0) / ahead
+            self.ahead_share += AHEAD_GAIN * (min(max(share, LEAST_AHEAD_SHARE), 1.0) - self.ahead_share)
+
+    def error(self, seconds: float, *, times: int) -> None:
+        """Take predicted - real of so many requests."""
+        seconds = min(max(seconds, -MOST_SECONDS), MOST_SECONDS)
+        share = ERROR_SHARE if self.compared else 1.0
+        self.error_seconds += share * (abs(seconds) - self.error_seconds)
+        self.bias_seconds += share * (seconds - self.bias_seconds)
+        self.compared += times
+
+    def prefill(self, pool: Pace) -> Pace:
+        """Return what a prompt costs by its own samples, and without them by its trend or the pool."""
+        prior = pool
+        if self.trend_rate is not None and self.trend_rate > 0.0:
+            prior = Pace(base_seconds=pool.base_seconds, seconds_a_token=1.0 / self.trend_rate)
+        return self.fit.pace(prior)
+
+    def _backlog_seconds_a_token(self, prefill: Pace) -> float:
+        """Return what a token costs among many: the busier the pod is, the more its own throughput tells."""
+        alone = prefill.seconds_a_token * self.ahead_share
+        if self.prefill_tokens < LEAST_WEIGHT or self.wall_seconds <= 0.0:
+            return alone
+        share = self.queued_seconds / self.wall_seconds
+        each = min(self.prefill_seconds, self.wall_seconds) / self.prefill_tokens
+        each = alone + share * (each - alone)
+        if self.prefill_tokens > LEAST_TOKENS and self.wall_seconds > LEAST_WALL_SECONDS:
+            # what it has computed it can compute. Times of short prompts are those of whole steps, which take as long
+            # with ten times the tokens: taken for what a token costs they would keep the pod half idle, and right
+            each = min(each, self.wall_seconds / self.prefill_tokens)
+        if (busy := self.busy_share) > 0.0:
+            # times of prompts that share their steps tell how long these take, and not how much is done in them
+            each += busy * (1.0 / self.peak - each)
+        return min(max(each, LEAST_SECONDS_A_TOKEN), MOST_SECONDS_A_TOKEN)
+
+    def pace(self, pool: Pace) -> EndpointPace:
+        """Return all that is expected of it now."""
+        prefill = self.prefill(pool)
+        usual = self.prefill_tokens / self.prefill_requests if self.prefill_requests > LEAST_WEIGHT else USUAL_TOKENS
+        self.request_seconds = request_seconds = max(prefill.seconds(usual), 1e-4)
+        queue_starts = self.running.busy_starts_a_second
+        starts = 1.0 / request_seconds if queue_starts is None else queue_starts
+        return EndpointPace(
+            prefill=prefill,
+            backlog_seconds_a_token=self._backlog_seconds_a_token(prefill),
+            request_seconds=request_seconds,
+            # what it has just done it can do again
+            starts_a_second=max(starts, self.running.starts_a_second, 0.01),
+            seen_starts_a_second=max(queue_starts or 0.0, self.running.starts_a_second),
+            queue_starts_a_second=queue_starts,
+            running_limit=self.running.limit,
+            usual_running=self.running.usual,
+            inter_token_seconds=self.generation_seconds / self.generated if self.generated >= LEAST_GENERATED else None,
+            first_token_seconds=(
+                min(self.first_token_seconds / self.first_tokens, MOST_SECONDS)
+                if self.first_tokens > LEAST_WEIGHT
+                else 0.0
+            ),
+        )
+
+
+def stranger(prefill: Pace) -> EndpointPace:
+    """Return what to expect of an endpoint that has shown nothing."""
+    return EndpointPace(
+        prefill=prefill,
+        backlog_seconds_a_token=prefill.seconds_a_token,
+        request_seconds=prefill.seconds(USUAL_TOKENS),
+        starts_a_second=1.0 / prefill.seconds(USUAL_TOKENS),
+        seen_starts_a_second=0.0,
+        queue_starts_a_second=None,
+        running_limit=None,
+        usual_running=0.0,
+        inter_token_seconds=None,
+        first_token_seconds=0.0,
+    )

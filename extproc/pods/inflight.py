@@ -1,0 +1,286 @@
+"""Bookings: what this picker has sent to each endpoint and has not seen the end of, in requests and in tokens."""
+
+from collections.abc import Mapping
+from math import exp
+from statistics import median
+
+import msgspec
+
+from extproc.pods.endpoint import EndpointLoad
+
+ON_THE_WAY_SECONDS = 0.02  # from a pick until its request can wait at the pod
+ARRIVAL_SECONDS = 0.1  # from a pick until the pod's report shows its request: network, tokenizing, the running step
+
+
+class Booking(msgspec.Struct, kw_only=True, eq=False):
+    """One request on one endpoint, from the pick until its exchange ends. Compared by identity."""
+
+    endpoint: str
+    booked_at: float  # monotonic seconds
+    uncached_tokens: int = 0  # of its prompt, expected to be computed there
+    context_tokens: int = 0  # of its prompt altogether
+    queued_tokens: float = 0.0  # of the uncached ones, those not computed yet as far as we can tell
+
+
+class EndpointTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The open bookings of one endpoint."""
+
+    requests: int = 0
+    uncached_tokens: float = 0.0  # expected not to be computed yet
+    context_tokens: int = 0
+    filled_tokens: float = 0.0  # computed there of late, open or not: what has filled its cache; fades
+
+
+NO_BOOKINGS = EndpointTotals()
+
+
+class Bookings:
+    """All open bookings by endpoint, in the order in which they were made."""
+
+    def __init__(self, *, tokens_per_second: float = 8000.0, fill_seconds: float = 60.0) -> None:
+        """Until `prefill_rate` is told, an endpoint computes `tokens_per_second`.
+
+        What it has computed fades to a third in `fill_seconds`.
+        """
+        self._fill_seconds = fill_seconds
+        self._lines: dict[str, _Line] = {}
+        self._rates: dict[str, float] = {}
+        self._tokens_per_second = tokens_per_second
+
+    def retune(self, *, tokens_per_second: float) -> None:
+        """Expect another rate until one was told."""
+        if not self._rates:
+            self._tokens_per_second = tokens_per_second
+            for line in self._lines.values():
+                line.tokens_per_second = tokens_per_second
+
+    def forget(self, endpoint: str) -> bool:
+        """Forget an endpoint that is gone; tell whether that was possible: not while anything is booked there."""
+        line = self._lines.get(endpoint)
+        if line is not None and line.open:
+            return False
+        self._lines.pop(endpoint, None)
+        self._rates.pop(endpoint, None)
+        return True
+
+    def book(self, endpoint: str, *, now: float, uncached_tokens: int = 0, context_tokens: int = 0) -> Booking:
+        """Count one more request on the endpoint; every booking must be released exactly once."""
+        booking = Booking(
+            endpoint=endpoint,
+            booked_at=now,
+            uncached_tokens=uncached_tokens,
+            context_tokens=context_tokens,
+            queued_tokens=float(uncached_tokens),
+        )
+        line = self._lines.get(endpoint)
+        if line is None:
+            line = self._lines[endpoint] = _Line(drained_at=now, tokens_per_second=self._tokens_per_second)
+        line.drain(now)
+        line.open[booking] = None
+        line.context_tokens += context_tokens
+        if uncached_tokens > 0:
+            line.queued[booking] = None
+            line.queued_tokens += uncached_tokens
+        else:
+            line.early += 1.0
+        line.filled_tokens = line.faded(now, self._fill_seconds) + uncached_tokens
+        line.filled_at = now
+        return booking
+
+    def release(self, booking: Booking) -> None:
+        """Forget the booking; raise KeyError if it was released before."""
+        line = self._lines[booking.endpoint]
+        del line.open[booking]
+        line.context_tokens -= booking.context_tokens
+        if booking in line.queued:
+            line.computed(booking)
+
+    def reported(self, endpoint: str, load: EndpointLoad, *, first_token_seconds: float = 0.0) -> None:
+        """Take from a report what is computed and what is not: vLLM goes by arrival, and fills its steps.
+
+        - As many prompts are computed, the oldest first, as the pod has counted first tokens.
+        - Those that wait there came last, and nothing of them is computed. A rate that is believed a little too high
+          would lose sight of them.
+        - What was sent before those is computed, unless it may be in the running step: one prompt, of which the largest
+          is left, and all that was sent so short a time ago; `first_token_seconds` is what requests take there of late.
+          A rate that is believed too low would pile up in the books.
+
+        Where others send requests there, too, ours are taken for as large a part of those that were counted, and of
+        those that wait, as of all that are open; by the last rule all that wait may be ours.
+        """
+        line = self._lines.get(endpoint)
+        if line is None:
+            return
+        line.drain(load.reported_at)
+        there = load.waiting_requests + load.running_requests
+        ours = min(len(line.open) / there, 1.0) if there else 1.0
+        waiting = round(load.waiting_requests * ours)
+        line.counted(load.first_token_count, ours=ours, waiting=waiting)
+        line.put_back(waiting, booked_before=load.reported_at - ON_THE_WAY_SECONDS)
+        if len(line.queued) <= load.waiting_requests + 1:
+            return
+        at = load.reported_at - max(ARRIVAL_SECONDS, first_token_seconds)
+        before = [booking for booking in line.queued if booking.booked_at < at]
+        begun = before[: max(len(before) - load.waiting_requests, 0)]
+        largest = max(begun, key=_queued_tokens, default=None)
+        for booking in begun:
+            if booking is not largest:
+                line.computed(booking)
+
+    def booked_since(self, endpoint: str, *, since: float) -> int:
+        """Count the open bookings made from `since` on: what the pod's last report cannot show yet."""
+        line = self._lines.get(endpoint)
+        if line is None:
+            return 0
+        count = 0
+        for booking in reversed(line.open):  # newest first: only those few are looked at
+            if booking.booked_at < since:
+                break
+            count += 1
+        return count
+
+    def totals(self, endpoint: str, *, now: float, others_tokens: float | None = None) -> EndpointTotals:
+        """Return what is open there; uncached tokens shrink at the endpoint's rate, oldest first.
+
+        `others_tokens`: what other replicas have waiting there; the endpoint's rate is shared with it from then on.
+        """
+        line = self._lines.get(endpoint)
+        if line is None:
+            return NO_BOOKINGS
+        if line.queued:  # else a booking does it before anything is
+            line.drain(now)
+        if others_tokens is not None:
+            line.others_tokens = others_tokens
+        filled = line.filled_tokens
+        if filled:  # as `faded` has it: this is asked for each endpoint at each pick
+            since = line.filled_at - now
+            filled *= exp((since if since < 0.0 else 0.0) / self._fill_seconds)
+        return EndpointTotals(
+            requests=len(line.open),
+            uncached_tokens=line.queued_tokens,
+            context_tokens=line.context_tokens,
+            filled_tokens=filled,
+        )
+
+    def all_totals(self, *, now: float) -> Mapping[str, EndpointTotals]:
+        """Return what is open on each endpoint that has any booking: what other replicas are told."""
+        return {endpoint: self.totals(endpoint, now=now) for endpoint, line in self._lines.items() if line.open}
+
+    def emptied(self, endpoint: str) -> None:
+        """Note that the endpoint's cache is empty: it is another process."""
+        line = self._lines.get(endpoint)
+        if line is not None:
+            line.filled_tokens = 0.0
+
+    def by_endpoint(self) -> Mapping[str, int]:
+        """Count the open bookings of each endpoint that has any."""
+        return {endpoint: len(line.open) for endpoint, line in self._lines.items() if line.open}
+
+    def prefill_rate(self, endpoint: str, *, tokens_per_second: float, now: float) -> None:
+        """Take how fast the endpoint computes prompts when it has enough to do.
+
+        The median of all counts for each: a rate is learned under load only, and a pod that is thought slow gets none.
+        """
+        self._rates[endpoint] = tokens_per_second
+        self._tokens_per_second = median(self._rates.values())
+        for line in self._lines.values():
+            line.drain(now)
+            line.tokens_per_second = self._tokens_per_second
+
+
+def _queued_tokens(booking: Booking) -> float:
+    return booking.queued_tokens
+
+
+class _Line:
+    """One endpoint: its open bookings, oldest first, and the prompts among them that wait to be computed."""
+
+    __slots__ = (
+        "context_tokens",
+        "drained_at",
+        "early",
+        "filled_at",
+        "filled_tokens",
+        "first_token_count",
+        "open",
+        "others_tokens",
+        "queued",
+        "queued_tokens",
+        "tokens_per_second",
+    )
+
+    def __init__(self, *, drained_at: float, tokens_per_second: float) -> None:
+        self.open: dict[Booking, None] = {}
+        self.queued: dict[Booking, None] = {}
+        self.queued_tokens = 0.0
+        self.others_tokens = 0.0  # of other replicas, waiting there too
+        self.context_tokens = 0
+        self.filled_tokens = 0.0
+        self.filled_at = drained_at
+        self.drained_at = drained_at
+        self.tokens_per_second = tokens_per_second
+        self.first_token_count: int | None = None  # of the last report
+        self.early = 0.0  # prompts that we took for computed before the pod counted their first tokens
+
+    def counted(self, first_token_count: int, *, ours: float, waiting: int) -> None:
+        """Take the pod's count; of those that wait there none is computed."""
+        last, self.first_token_count = self.first_token_count, first_token_count
+        if last is None:
+            return
+        if first_token_count < last:  # another process
+            self.early = 0.0
+            return
+        self.early -= (first_token_count - last) * ours
+        while self.early <= -1.0 and len(self.queued) > waiting:
+            self.computed(next(iter(self.queued)))
+        if self.early <= -1.0:  # of prompts that are not in the books; a part of one, as our share may be, adds up
+            self.early = 0.0
+        # who has left the books was counted by now, or never will be: its client had left
+        self.early = min(self.early, float(len(self.open) - len(self.queued)))
+
+    def put_back(self, newest: int, *, booked_before: float) -> None:
+        """Put the prompts of so many of those that were booked last, but before then, back as a whole."""
+        has_changed = False
+        for booking in reversed(self.open):
+            if newest <= 0:
+                break
+            if booking.booked_at <= booked_before:
+                newest -= 1
+                if booking.queued_tokens < booking.uncached_tokens:
+                    booking.queued_tokens = float(booking.uncached_tokens)
+                    has_changed = True
+        if has_changed:
+            queued = {booking: None for booking in self.open if booking.queued_tokens > 0.0}
+            self.early = max(self.early - (len(queued) - len(self.queued)), 0.0)
+            self.queued = queued
+            self.queued_tokens = sum(map(_queued_tokens, queued))
+
+    def computed(self, booking: Booking) -> None:
+        """Take a prompt for computed, which that of a request that has ended is."""
+        if booking in self.queued:
+            del self.queued[booking]
+            self.early += 1.0
+            # a sum of floats drifts: nothing queued is exactly nothing
+            self.queued_tokens = self.queued_tokens - booking.queued_tokens if self.queued else 0.0
+            booking.queued_tokens = 0.0
+
+    def faded(self, now: float, fill_seconds: float) -> float:
+        return self.filled_tokens * exp(min(self.filled_at - now, 0.0) / fill_seconds)
+
+    def drain(self, now: float) -> None:
+        """Let the oldest prompts be computed at the endpoint's rate: pods tell no token counts of their queue."""
+        computed = (now - self.drained_at) * self.tokens_per_second
+        self.drained_at = max(now, self.drained_at)
+        if self.others_tokens > 0 and self.queued_tokens > 0 and computed > 0:
+            # one pod computes for all: each replica that took its whole rate for itself would think it idle too soon
+            ours = computed * self.queued_tokens / (self.queued_tokens + self.others_tokens)
+            self.others_tokens = max(self.others_tokens - (computed - ours), 0.0)
+            computed = ours
+        while self.queued and computed > 0:
+            oldest = next(iter(self.queued))
+            if oldest.queued_tokens > computed:
+                oldest.queued_tokens -= computed
+                self.queued_tokens -= computed
+                return
+            computed -= oldest.queued_tokens
+            self.computed(oldest)

@@ -1,0 +1,412 @@
+"""Scrapes every endpoint's /metrics and keeps the last load of each; one named task an endpoint.
+
+The picker reads `snapshot`. An endpoint that refuses connections is unreachable at once (nobody listens there); one
+that is slow or answers nonsense keeps its last report until that is stale, and is then of unknown load: never idle.
+Now and then its /v1/models is read, too: which models and LoRA adapters it serves, and how long a prompt may be.
+A report that stays the same although requests run or wait by its own words is none: its engine is stuck or dead.
+An endpoint that refused connections, is another process, or came later is new from its first report on (`ready_since`).
+Endpoints come and go while it runs (`set_endpoints`); those that may get nothing new are scraped until they are gone.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from extproc.pods.endpoint import EndpointLoad, EndpointModels, EndpointStatus, EndpointTrend, Reachability
+from extproc.pods.metrics_page import MetricsPage
+from extproc.pods.prefill_rate import TrendWatch, restarted
+from extproc.pods.scrape_pace import IDLE_AFTER_SECONDS, ScrapePace
+from extproc.pods.served_models import parse_served_models
+from extproc.pods.vllm_metrics import parse_load
+from kvmesh.pods.pod_http import PodHttp
+
+log = logging.getLogger(__name__)
+
+# a pod counts with each step: numbers that have changed after so long a time may stand still for so many times it again
+PAUSE_FACTOR = 2.0
+MOST_PAUSE_SECONDS = 10.0  # no step takes longer
+FROZEN = "/metrics stands still with {load.running_requests} requests running and {load.waiting_requests} waiting"
+LEISURE_SECONDS = 2.0  # until an idle pool's endpoints have all been scraped again
+MODELS_INTERVAL_SECONDS = 5.0  # an adapter that a pod has just loaded is known so much later at most
+
+
+class PageReader(Protocol):
+    """Who reads more of the pages than the load; see `latency_telemetry.LatencyTelemetry`."""
+
+    def page(self, endpoint: str, text: bytes, *, load: EndpointLoad) -> None:
+        """Take a page and the load that it says."""
+
+    def restarted(self, endpoint: str) -> None:
+        """Take note that the endpoint is another process: its counters begin anew."""
+
+    def forget(self, endpoint: str) -> None:
+        """Take note that the endpoint is gone."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Target:
+    address: str
+    page: MetricsPage
+    models_page: MetricsPage
+    # what a pick may be told, made once a scrape and not once a pick
+    unknown: EndpointStatus
+    unreachable: EndpointStatus
+    ready: EndpointStatus | None = None
+    load: EndpointLoad | None = None  # that `ready` has
+    models: EndpointModels | None = None
+    trends: TrendWatch = field(default_factory=TrendWatch)
+    text: bytes = b""  # that `load` was read from
+    changed_at: float = 0.0  # monotonic seconds of the first report with the numbers of `load`
+    longest_pause_seconds: float = 0.0  # that its numbers stood still while requests were there, and then moved
+    refused: bool = False  # by the last scrape
+    closed: EndpointStatus | None = None  # what a pick is told while it may get nothing new, whatever it reports
+    out: EndpointStatus | None = None  # `closed`, or `unreachable` where it has refused
+    tasks: tuple[asyncio.Task[None], ...] = ()
+    is_new: bool = False  # its next report is its first: it was not there, or is another process
+    ready_since: float | None = None  # monotonic seconds; None: it served when we first looked, or has not yet
+    last_problem: str | None = None
+    scraped: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class MetricsScraper:
+    """The endpoints and what they last said; `run` keeps it fresh."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        interval_seconds: float,
+        timeout_seconds: float,
+        stale_after_seconds: float,
+        models_interval_seconds: float = MODELS_INTERVAL_SECONDS,
+        restarted: Callable[[str], None] | None = None,
+        reported: Callable[[str, EndpointLoad, EndpointTrend], None] | None = None,
+        changed: Callable[[], None] | None = None,
+        pace: ScrapePace | None = None,
+        pages: PageReader | None = None,
+    ) -> None:
+        """Say who is told what; `pace` is shared with the other pools' scrapers, `pages` gets all good pages.
+
+        `restarted` hears of each endpoint that is another process now, `reported` of each report, and `changed` of each
+        scrape that gave none: the endpoint may be unknown or unreachable now.
+        """
+        self._reported, self._changed = reported, changed
+        self._models_interval_seconds = models_interval_seconds
+        self._restarted = restarted
+        self._pages = pages
+        self._learned_adapters: Mapping[str, str] = {}
+        self._targets = {address: _target(address, timeout_seconds=timeout_seconds) for address in addresses}
+        self._wanted_interval_seconds = interval_seconds
+        self._timeout_seconds = timeout_seconds
+        self._wanted_stale_seconds = stale_after_seconds
+        self._pace = pace or ScrapePace()
+        self._pace.endpoints += len(self._targets)
+        self._is_idle = self._pace.rests
+        if not self._is_idle:
+            self._pace.busy += len(self._targets)
+        self._asked_at = float("-inf")  # monotonic seconds of the last snapshot
+        self._busy = asyncio.Event()
+        self._leisure = float("-inf"), 0.0  # until when reports from idle times count for how long
+        self._tasks: asyncio.TaskGroup | None = None
+        self._stale_after_seconds = stale_after_seconds
+        self._interval_seconds = interval_seconds
+        self._set_pace()
+
+    def set_endpoints(self, endpoints: Mapping[str, Reachability | None]) -> None:
+        """Know these endpoints from now on: address -> why it may get nothing new, None where it may."""
+        for address in [address for address in self._targets if address not in endpoints]:
+            self._remove(self._targets.pop(address))
+        for address, closed in endpoints.items():
+            target = self._targets.get(address)
+            if target is None:
+                target = self._targets[address] = _target(address, timeout_seconds=self._timeout_seconds)
+                target.is_new = self._tasks is not None
+                self._count(1)
+                self._start(target)
+            is_closed_by = target.closed.reachability if target.closed is not None else None
+            if closed is not is_closed_by:
+                target.closed = None if closed is None else replace(target.unreachable, reachability=closed)
+                _refuses(target, refused=target.refused)
+        # in the order given: pages and ties go by it
+        self._targets = {address: self._targets[address] for address in endpoints}
+        self._learn_adapters()
+        self._set_pace()
+
+    def retune(self, *, stale_after_seconds: float) -> None:
+        """Believe reports for another time from now on."""
+        self._wanted_stale_seconds = stale_after_seconds
+        self._set_pace()
+
+    def snapshot(self, *, now: float) -> Sequence[EndpointStatus]:
+        """Return every endpoint as it is known at `now` (monotonic seconds)."""
+        self._asked_at = now
+        if self._is_idle:
+            self._set_busy()
+        return [self._status(target, now) for target in self._targets.values()]
+
+    def known(self, *, now: float) -> Sequence[EndpointStatus]:
+        """Return the same for those who only look: no request depends on it."""
+        return [self._status(target, now) for target in self._targets.values()]
+
+    @property
+    def learned_adapters(self) -> Mapping[str, str]:
+        """LoRA adapter -> its base model's name, as the pods tell."""
+        return self._learned_adapters
+
+    async def first_scrapes(self) -> None:
+        """Wait until every endpoint was scraped once, with whatever outcome; each scrape has its deadline."""
+        for target in tuple(self._targets.values()):
+            await target.scraped.wait()
+
+    def problems(self) -> dict[str, str]:
+        """Return what is wrong with each endpoint that did not report last time."""
+        return {t.address: t.last_problem for t in self._targets.values() if t.last_problem is not None}
+
+    async def run(self) -> None:
+        """Scrape until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                for target in self._targets.values():
+                    self._start(target)
+                await asyncio.Event().wait()  # endpoints may come at any time
+        finally:
+            self._tasks = None
+
+    def close(self) -> None:
+        """Count no more for the others' pace; call it when `run` has ended."""
+        self._count(-len(self._targets))
+
+    def _start(self, target: _Target) -> None:
+        if self._tasks is not None:
+            target.tasks = (
+                self._tasks.create_task(self._keep_fresh(target), name=f"scrape {target.address}"),
+                self._tasks.create_task(self._keep_models(target), name=f"models of {target.address}"),
+            )
+
+    def _remove(self, target: _Target) -> None:
+        if self._pages is not None:
+            self._pages.forget(target.address)
+        self._count(-1)
+        for task in target.tasks:
+            task.cancel()
+        target.scraped.set()  # nobody shall wait for it
+
+    def _count(self, more: int) -> None:
+        self._pace.endpoints += more
+        if not self._is_idle:
+            self._pace.busy += more
+
+    def _set_pace(self) -> None:
+        """Go by how many endpoints there are, and whether requests come."""
+        pace = self._pace
+        self._interval_seconds = pace.interval(self._wanted_interval_seconds, idle=self._is_idle)
+        stale = self._wanted_stale_seconds
+        if self._interval_seconds > self._wanted_interval_seconds:
+            stale = pace.stale_after(stale, interval_seconds=self._interval_seconds)
+        until, at_leisure = self._leisure
+        self._stale_after_seconds = max(stale, at_leisure) if time.monotonic() < until else stale
+
+    def _set_busy(self) -> None:
+        self._is_idle = False
+        self._pace.busy += len(self._targets)
+        # what was reported at leisure counts until there is something newer
+        self._leisure = self._asked_at + LEISURE_SECONDS, self._stale_after_seconds
+        self._set_pace()
+        self._busy.set()
+
+    async def _pause(self) -> None:
+        """Wait until the next scrape; jitter keeps replicas and endpoints from falling into step."""
+        if self._pace.rests and not self._is_idle and time.monotonic() - self._asked_at > IDLE_AFTER_SECONDS:
+            self._is_idle = True
+            self._pace.busy -= len(self._targets)
+            self._busy.clear()
+        self._set_pace()
+        await self._rest(self._interval_seconds)
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait so long, or until requests come again."""
+        seconds *= random.uniform(0.8, 1.2)  # noqa: S311
+        if not self._is_idle:
+            await asyncio.sleep(seconds)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._busy.wait()
+
+    async def _keep_fresh(self, target: _Target) -> None:
+        try:
+            while True:
+                await self._scrape(target)
+                await self._pause()
+        finally:
+            target.page.close()
+
+    async def _scrape(self, target: _Target) -> None:
+        asked_at = time.monotonic()
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                response = await target.page.fetch()
+            load = _load(target, response.body, asked_at) if response.status == 200 else None
+            _refuses(target, refused=False)
+            if load is not None and target.load is not None and restarted(target.load, load):
+                self._is_another(target, began_anew=True)
+            if load is None:
+                self._problem(target, f"/metrics answered {response.status} without vLLM's load metrics")
+            elif (still := _still_seconds(target, load)) > self._most_still_seconds(target):
+                target.ready = None
+                self._problem(target, FROZEN.format(load=load))
+            else:
+                if still == 0.0:
+                    _moved(target, load)
+                if target.is_new:
+                    target.is_new, target.ready_since = False, asked_at
+                    target.unknown = replace(target.unknown, ready_since=asked_at)
+                target.load, target.text = load, response.body
+                self._ready(target, load)
+                if self._pages is not None:
+                    self._pages.page(target.address, response.body, load=load)
+                self._problem(target, None)
+        except Exception as error:  # whatever one pod answers must not end the scraping of all
+            # nobody listens there; names that do not resolve or routes that fail say nothing of the pod
+            refused = isinstance(error, ConnectionRefusedError)
+            target.is_new = target.is_new or refused
+            if refused and not target.refused:
+                self._is_another(target)  # whoever listens there next has an empty cache
+            _refuses(target, refused=refused)
+            self._problem(target, f"no load from /metrics: {str(error) or type(error).__name__}")
+        target.scraped.set()
+        if self._changed is not None and target.last_problem is not None:
+            self._changed()
+
+    def _most_still_seconds(self, target: _Target) -> float:
+        return max(self._stale_after_seconds, PAUSE_FACTOR * target.longest_pause_seconds)
+
+    def _ready(self, target: _Target, load: EndpointLoad) -> None:
+        trend = target.trends.report(load)
+        target.ready = EndpointStatus(
+            address=target.address,
+            reachability=Reachability.READY,
+            load=load,
+            trend=trend,
+            models=target.models,
+            ready_since=target.ready_since,
+        )
+        if self._reported is not None:
+            self._reported(target.address, load, trend)
+
+    def _is_another(self, target: _Target, *, began_anew: bool = False) -> None:
+        """Take it for another process; `began_anew`: by its counters, and not because it has refused a connection."""
+        target.models = None
+        target.is_new = True
+        target.longest_pause_seconds = 0.0
+        # not for a refusal alone: were it the same process after all, all that it has ever counted would count again
+        if began_anew and self._pages is not None:
+            self._pages.restarted(target.address)
+        if self._restarted is not None:
+            self._restarted(target.address)
+
+    async def _keep_models(self, target: _Target) -> None:
+        try:
+            await target.scraped.wait()  # and its connection is there
+            while True:
+                await self._read_models(target)
+                seconds = self._pace.models_interval(self._models_interval_seconds, idle=self._is_idle)
+                await self._rest(seconds)
+        finally:
+            target.models_page.close()
+
+    async def _read_models(self, target: _Target) -> None:
+        """Keep what was known where the pod does not answer; where it does not tell, every model may be there."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                response = await target.models_page.fetch()
+        except Exception as error:  # whatever one pod answers must not end the scraping of all
+            log.debug("no models from /v1/models: %s", error, extra={"endpoint": target.address})
+            return
+        models = parse_served_models(response.body) if response.status == 200 else None
+        if models == target.models:
+            return
+        target.models = models
+        target.unknown = replace(target.unknown, models=models)
+        if target.ready is not None:
+            target.ready = replace(target.ready, models=models)
+        self._learn_adapters()
+
+    def _learn_adapters(self) -> None:
+        self._learned_adapters = {
+            adapter: base
+            for other in self._targets.values()
+            if other.models is not None
+            for adapter, base in other.models.adapters.items()
+            if base is not None
+        }
+
+    def _status(self, target: _Target, now: float) -> EndpointStatus:
+        if target.out is not None:
+            return target.out
+        load, ready = target.load, target.ready
+        if load is None or ready is None or load.is_stale(now=now, limit_seconds=self._stale_after_seconds):
+            return target.unknown
+        return ready
+
+    def _problem(self, target: _Target, problem: str | None) -> None:
+        if problem == target.last_problem:
+            return
+        target.last_problem = problem
+        if problem is None:
+            log.info("endpoint reports its load", extra={"endpoint": target.address})
+        else:
+            log.warning("endpoint: %s", problem, extra={"endpoint": target.address})
+
+
+def _target(address: str, *, timeout_seconds: float) -> _Target:
+    http = PodHttp(address, connect_seconds=timeout_seconds)
+    return _Target(
+        address=address,
+        page=MetricsPage(http),
+        models_page=MetricsPage(http, path="/v1/models"),
+        unknown=EndpointStatus(address=address, reachability=Reachability.UNKNOWN, load=None),
+        unreachable=EndpointStatus(address=address, reachability=Reachability.UNREACHABLE, load=None),
+    )
+
+
+def _refuses(target: _Target, *, refused: bool) -> None:
+    """Note whether it refuses connections, and what a pick is told of it."""
+    target.refused = refused
+    target.out = target.closed or (target.unreachable if refused else None)
+
+
+def _load(target: _Target, text: bytes, asked_at: float) -> EndpointLoad | None:
+    """Read the load; a page that says what the last report said is not read again."""
+    if target.load is not None and text == target.text:
+        return replace(target.load, reported_at=asked_at)
+    return parse_load(text, reported_at=asked_at)
+
+
+def _still_seconds(target: _Target, load: EndpointLoad) -> float:
+    """Return for how long its numbers have been these although requests run or wait there by its own words.
+
+    Numbers, not the page: what the process counts of itself goes on when its engine is stuck. An idle pod has no reason
+    to count, and one that became busy does so from then on.
+    """
+    last = target.load
+    if last is None or replace(load, reported_at=last.reported_at) != last:
+        return 0.0
+    if not (load.running_requests or load.waiting_requests):
+        return 0.0
+    return load.reported_at - target.changed_at
+
+
+def _moved(target: _Target, load: EndpointLoad) -> None:
+    """Note that the numbers have changed, and after how long a pause: on a slow pod that is a step's time."""
+    last = target.load
+    if last is not None and (last.running_requests or last.waiting_requests):
+        pause = min(load.reported_at - target.changed_at, MOST_PAUSE_SECONDS)
+        target.longest_pause_seconds = max(target.longest_pause_seconds, pause)
+    target.changed_at = load.reported_at

@@ -1,0 +1,1 @@
+"""What operators declare: values, documents, how several policies merge, and what their status says."""

@@ -1,0 +1,189 @@
+"""What is to be said of each policy: gathered from all pools where it takes part. Pure; called by `mesh_policy`."""
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+from extproc.policy.host_claims import LostClaim
+from extproc.policy.inference_policy import InferencePolicy
+from extproc.policy.intake import Held
+from extproc.policy.layers import UNCOVERED, Coverage
+from extproc.policy.merge import Path
+from extproc.policy.outcomes import Outcome, written_path
+from extproc.policy.status import Findings
+from extproc.policy.warnings import warnings
+
+FEW = 3
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one outcome has for one policy."""
+
+    takes_part: bool = False
+    lost: dict[Path, str] = field(default_factory=dict)  # field -> its winner
+    conflicts: dict[str, set[Path]] = field(default_factory=lambda: defaultdict(set))
+    faults: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Basis:
+    """What a policy's findings rest on; the same basis: the same findings."""
+
+    held: Held[InferencePolicy]
+    coverage: Coverage
+    outcomes: tuple[Outcome, ...]  # of the pools that it covers
+    lost_hosts: tuple[LostClaim, ...]
+
+    def is_same(self, other: Self) -> bool:
+        return (
+            (self.held.version, self.held.error) == (other.held.version, other.held.error)
+            and self.coverage == other.coverage
+            and len(self.outcomes) == len(other.outcomes)
+            and all(mine is theirs for mine, theirs in zip(self.outcomes, other.outcomes, strict=True))
+            and self.lost_hosts == other.lost_hosts
+        )
+
+
+@dataclass(slots=True)
+class FindingsBook:
+    """What was last found of each policy; the same object while nothing changes for it."""
+
+    _found: dict[str, tuple[_Basis, Findings]] = field(default_factory=dict)
+    _shares: dict[int, tuple[Outcome, dict[str, _Share]]] = field(default_factory=dict)  # by the outcome's id()
+
+    def settle(
+        self,
+        policies: Mapping[str, Held[InferencePolicy]],
+        coverages: Mapping[str, Coverage],
+        outcomes: Mapping[str, Outcome],
+        lost_hosts: Iterable[LostClaim],
+    ) -> dict[str, Findings]:
+        """Return what is known of each policy."""
+        distinct = {id(outcome): outcome for outcome in outcomes.values()}
+        self._shares = {key: self._shares.get(key) or (each, _shares_of(each)) for key, each in distinct.items()}
+        hosts: defaultdict[str, list[LostClaim]] = defaultdict(list)
+        for lost in lost_hosts:
+            hosts[lost.claim.source].append(lost)
+        before, self._found = self._found, {}
+        for source, held in policies.items():
+            coverage = coverages.get(source, UNCOVERED)
+            basis = _Basis(
+                held=held,
+                coverage=coverage,
+                outcomes=tuple(outcomes[pool] for pool in coverage.pools),
+                lost_hosts=tuple(hosts.get(source, ())),
+            )
+            known = before.get(source)
+            if known is None or not known[0].is_same(basis):
+                known = (basis, _findings(basis, self._shares_for(source, coverage, basis)))
+            self._found[source] = known
+        return {source: findings for source, (_, findings) in self._found.items()}
+
+    def _shares_for(self, source: str, coverage: Coverage, basis: _Basis) -> list[tuple[_Share, list[str]]]:
+        """Return the policy's share of each outcome that has one, with the pools of that outcome."""
+        pools: defaultdict[int, list[str]] = defaultdict(list)
+        for pool, outcome in zip(coverage.pools, basis.outcomes, strict=True):
+            pools[id(outcome)].append(pool)
+        found = [(self._shares[key][1].get(source), names) for key, names in pools.items()]
+        return [(share, names) for share, names in found if share is not None]
+
+
+def _shares_of(outcome: Outcome) -> dict[str, _Share]:
+    shares: defaultdict[str, _Share] = defaultdict(_Share)
+    for each in outcome.layers:
+        shares[each.layer.source].takes_part = True
+    for loss in outcome.merged.losses:
+        shares[loss.loser].lost[loss.path] = loss.winner
+        if loss.is_conflict:
+            shares[loss.loser].conflicts[loss.winner].add(loss.path)
+    for fault in outcome.faults:
+        shares[fault.source].faults.append(fault.words)
+    for words in outcome.warnings:
+        shares[_author(words, outcome)].warnings.append(words)
+    return shares
+
+
+def _author(warning: str, outcome: Outcome) -> str:
+    """Return who has said the field that a warning begins with, or something below it; else the strongest policy."""
+    path = warning.partition(": ")[0]
+    for written, source in outcome.origins.items():
+        if written == path or written.startswith((f"{path}.", f"{path}[")) or path.startswith(f"{written}["):
+            return source
+    return outcome.layers[-1].layer.source if outcome.layers else ""
+
+
+def _findings(basis: _Basis, shares: Sequence[tuple[_Share, list[str]]]) -> Findings:
+    held, coverage = basis.held, basis.coverage
+    conflicts: defaultdict[str, set[Path]] = defaultdict(set)
+    for share, _ in shares:
+        for winner, paths in share.conflicts.items():
+            conflicts[winner] |= paths
+    host_warnings = _hosts(basis.lost_hosts, conflicts)
+    own = warnings(held.good) if held.good is not None and not held.error else []
+    merged = [f"{words} (at {_some(pools)})" for words, pools in _pools_by_words(shares, "warnings")]
+    said = [*own, *host_warnings, *(words for words in merged if not any(words.startswith(known) for known in own))]
+    return Findings(
+        invalid=_invalid(held, shares),
+        missing_targets=coverage.missing,
+        has_targets_left=coverage.has_target,
+        conflicts={winner: sorted(_written(path) for path in paths) for winner, paths in conflicts.items()},
+        overridden=_overridden(shares, {path for paths in conflicts.values() for path in paths}),
+        warnings=tuple([*said, coverage.emptiness] if coverage.emptiness else said),
+    )
+
+
+def _overridden(shares: Sequence[tuple[_Share, list[str]]], conflicts: Container[Path]) -> dict[str, list[str]]:
+    """Return the fields that are in force nowhere, by who has them instead; conflicts are said already."""
+    taking_part = [share for share, _ in shares if share.takes_part]
+    winners: defaultdict[Path, list[str]] = defaultdict(list)
+    for share in taking_part:
+        for path, winner in share.lost.items():
+            winners[path].append(winner)
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path, names in winners.items():
+        if len(names) == len(taking_part) and path not in conflicts:
+            found[_some(set(names))].append(written_path(path))
+    return {names: sorted(paths) for names, paths in found.items()}
+
+
+def _hosts(lost_hosts: Iterable[LostClaim], conflicts: Mapping[str, set[Path]]) -> list[str]:
+    """Add the hosts that others have to the conflicts; return what is to be said of those that nobody has."""
+    nobodys: defaultdict[str, list[str]] = defaultdict(list)
+    for lost in lost_hosts:
+        if lost.winner:
+            conflicts[lost.winner].add(("hosts", lost.claim.host))
+        else:
+            nobodys[lost.claim.host].append(lost.claim.pool)
+    return [
+        f"spec.hosts: {host} would lead to {_some(pools)}, so it leads to none; name one pool in targetRefs"
+        for host, pools in nobodys.items()
+    ]
+
+
+def _invalid(held: Held[InferencePolicy], shares: Sequence[tuple[_Share, list[str]]]) -> str:
+    faults = [f"not in force at {_some(pools)}: {words}" for words, pools in _pools_by_words(shares, "faults")]
+    own = [f"{held.error}; {held.instead}"] if held.error else []
+    return "; ".join([*own, *faults])
+
+
+def _pools_by_words(
+    shares: Sequence[tuple[_Share, list[str]]], what: Literal["faults", "warnings"]
+) -> Iterable[tuple[str, list[str]]]:
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for share, pools in shares:
+        for words in share.faults if what == "faults" else share.warnings:
+            found[words] += pools
+    return found.items()
+
+
+def _written(path: Path) -> str:
+    return f"spec.hosts[{path[1]}]" if path[0] == "hosts" and len(path) > 1 else written_path(path)
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = len(ordered) - FEW
+    return ", ".join(ordered[:FEW]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,376 @@
+"""What policies come to for each pool: merged, checked as a whole, and kept as last good where the whole is not valid.
+
+Used by `mesh_policy`. Pools with the same layers share one outcome, so that a change costs what it touches.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from extproc.errors import ConfigError
+from extproc.models.models import ModelTable
+from extproc.policy.inference_extension import ModelRewrite, Objective, model_rules_of, objectives_of
+from extproc.policy.inference_policy import RESETS, pick_policy, spec_path
+from extproc.policy.intake import Held
+from extproc.policy.merge import NO_AGE, Layer, Level, Merged, merge_layers, precedence
+from extproc.policy.values import PickPolicy
+from extproc.policy.warnings import merged_warnings
+
+logger = logging.getLogger(__name__)
+
+OBJECTIVE, REWRITE = "InferenceObjective", "InferenceModelRewrite"
+written_path = lru_cache(maxsize=1 << 14)(spec_path)  # the same few hundred paths again and again
+SETTINGS = "settings"  # the source of the picker's own flags; never at fault here, they were checked at start-up
+MOST_SUSPECTS = 8  # that are looked at one by one: with more changes at once, as after a start, what agrees is taken
+MOST_PASSES = 4  # over what does not agree: each brings in what needed something of the pass before
+
+
+class MergeDefectError(ConfigError):
+    """A defect that some policy meets; it is held back like a contradiction, and the other pools go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLayer:
+    """A layer with the version of the policy behind it: what outcomes are remembered by."""
+
+    layer: Layer
+    version: int
+    generation: int
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Equal keys: equal layers."""
+        return (self.layer.source, self.layer.level, self.version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extensions:
+    """Objectives and model rewrites of the inference extension that name one pool."""
+
+    objectives: tuple[Held[Objective], ...] = ()
+    rewrites: tuple[Held[ModelRewrite], ...] = ()
+
+    @property
+    def key(self) -> tuple[tuple[str, int], ...]:
+        """Equal keys: equal extensions."""
+        return (
+            *((f"{OBJECTIVE} {held.source}", held.version) for held in self.objectives),
+            *((f"{REWRITE} {held.source}", held.version) for held in self.rewrites),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A policy (or a model rewrite) that is not in force at a pool, and why."""
+
+    source: str
+    pool: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What is in force where these layers meet."""
+
+    layers: tuple[PoolLayer, ...]
+    merged: Merged
+    policy: PickPolicy
+    models: ModelTable
+    origins: Mapping[str, str]  # by the path that people write
+    extended: Mapping[str, Any]  # the same paths, for what objectives and model rewrites have added: its value
+    warnings: tuple[str, ...]
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(slots=True)
+class _OfPool:
+    wanted: tuple[Any, ...]  # the key of what was asked for
+    outcome: Outcome
+
+
+@dataclass(slots=True)
+class OutcomeBook:
+    """Outcomes by pool, and the last good one of each."""
+
+    _by_pool: dict[str, _OfPool] = field(default_factory=dict)
+    _shared: dict[tuple[Any, ...], Outcome] = field(default_factory=dict)
+    merges: int = 0  # how many were computed, for tests and measurements
+
+    def settle(self, wanted: Mapping[str, tuple[Sequence[PoolLayer], Extensions]]) -> dict[str, Outcome]:
+        """Return the outcome of every pool; the same object where nothing has changed for it."""
+        by_pool: dict[str, _OfPool] = {}
+        repair = _Repair(self._merge)
+        for pool, (layers, extensions) in wanted.items():
+            key = (tuple(layer.key for layer in layers), extensions.key, pool if extensions.key else "")
+            before = self._by_pool.get(pool)
+            if before is not None and before.wanted == key:
+                by_pool[pool] = before
+            else:
+                outcome = self._outcome(pool, layers, extensions, key, before.outcome if before else None, repair)
+                by_pool[pool] = _OfPool(key, outcome)
+        self._by_pool = by_pool
+        used = {of_pool.wanted for of_pool in by_pool.values()}
+        self._shared = {key: outcome for key, outcome in self._shared.items() if key in used}
+        return {pool: of_pool.outcome for pool, of_pool in by_pool.items()}
+
+    def _outcome(
+        self,
+        pool: str,
+        layers: Sequence[PoolLayer],
+        extensions: Extensions,
+        key: tuple[Any, ...],
+        before: Outcome | None,
+        repair: "_Repair",
+    ) -> Outcome:
+        if key in self._shared:
+            return self._shared[key]
+        known = repair.known(key, before)
+        if known is not None:
+            return known
+        try:
+            self._shared[key] = outcome = self._merge(pool, layers, extensions)
+        except ConfigError as error:
+            if isinstance(error, MergeDefectError):
+                logger.exception("policies could not be merged", extra={"pool": pool})
+            return repair.repaired(pool, layers, extensions, key, before, error)
+        return outcome
+
+    def _merge(self, pool: str, layers: Sequence[PoolLayer], extensions: Extensions) -> Outcome:
+        self.merges += 1
+        try:
+            return merge_pool(pool, layers, extensions)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise MergeDefectError(f"cannot be merged: {type(error).__name__}") from error
+
+
+class _Repair:
+    """Finds the best that is valid where the whole is not; remembers, for one `settle`, what it has found.
+
+    A mesh-wide policy that contradicts does so at hundreds of pools: each search costs tens of merges without that.
+    """
+
+    def __init__(self, merge: Callable[[str, Sequence[PoolLayer], Extensions], Outcome]) -> None:
+        self._merge = merge
+        self._known: dict[tuple[tuple[Any, ...], int], Outcome] = {}
+        self._culprits: dict[str, str] = {}  # by the contradiction's words, who was held back for it last
+
+    def known(self, key: tuple[Any, ...], before: Outcome | None) -> Outcome | None:
+        """Return what was found for a pool with the same layers and the same past."""
+        return self._known.get((key, id(before)))
+
+    def repaired(
+        self,
+        pool: str,
+        layers: Sequence[PoolLayer],
+        extensions: Extensions,
+        key: tuple[Any, ...],
+        before: Outcome | None,
+        error: ConfigError,
+    ) -> Outcome:
+        """Return the best that is valid: all but one as wanted, else what agrees; what is gone stays where needed."""
+        good = {layer.layer.source: layer for layer in before.layers} if before else {}
+        changed = [each for each in layers if good.get(each.layer.source) != each and each.layer.source != SETTINGS]
+        outcome = self._without_one(pool, layers, changed, good, extensions, error)
+        if outcome is None:
+            untouched = [each for each in layers if each not in changed]
+            base = untouched + [good[each.layer.source] for each in changed if each.layer.source in good]
+            found = self._try(pool, base, extensions)
+            faults: list[Fault] = []
+            if found is None:
+                faults = self._broken_by_a_removal(pool, layers, extensions)
+                found = self._merge(pool, list(good.values()), extensions)  # with what is gone: it was valid before
+                kept = {each.layer.source for each in layers}
+                gone = [each for source, each in good.items() if source not in kept]
+                found = self._without(pool, found, gone, extensions)
+            outcome, left = self._agreeing(pool, found, changed, extensions)
+            if len(left) == 1:
+                self._culprits[str(error)] = left[0][0].layer.source
+            faults = [*(_fault(each, good.get(each.layer.source), pool, words) for each, words in left), *faults]
+            said = {fault.source: fault for fault in reversed(faults)}  # one for each, the change before the removal
+            outcome = replace(outcome, faults=(*outcome.faults, *said.values()))
+        self._known[key, id(before)] = outcome
+        return outcome
+
+    def _without_one(
+        self,
+        pool: str,
+        layers: Sequence[PoolLayer],
+        changed: Sequence[PoolLayer],
+        good: Mapping[str, PoolLayer],
+        extensions: Extensions,
+        error: ConfigError,
+    ) -> Outcome | None:
+        """Return the outcome with the earlier version of the youngest policy that makes a difference."""
+        suspects = sorted(changed, key=_age, reverse=True)  # the youngest is the most likely to be wrong
+        culprit = self._culprits.get(str(error))
+        suspects.sort(key=lambda each: each.layer.source != culprit)  # the same words were its fault elsewhere
+        for suspect in suspects[:MOST_SUSPECTS]:
+            earlier = good.get(suspect.layer.source)
+            outcome = self._try(pool, _instead(layers, suspect, earlier), extensions)
+            if outcome is not None:
+                self._culprits[str(error)] = suspect.layer.source
+                return replace(outcome, faults=(*outcome.faults, _fault(suspect, earlier, pool, error)))
+        return None
+
+    def _agreeing(
+        self, pool: str, outcome: Outcome, changed: Sequence[PoolLayer], extensions: Extensions
+    ) -> tuple[Outcome, list[tuple[PoolLayer, ConfigError]]]:
+        """Apply changes, the oldest first, and again those that needed a later one; return what is left, and why."""
+        left: list[tuple[PoolLayer, ConfigError]] = []
+        waiting = sorted(changed, key=_age)
+        for _ in range(MOST_PASSES):
+            if not waiting:
+                return outcome, []
+            outcome, left = self._applied(pool, outcome, waiting, extensions)
+            if len(left) == len(waiting):
+                break
+            waiting = [layer for layer, _ in left]
+        return outcome, left
+
+    def _applied(
+        self, pool: str, outcome: Outcome, changed: Sequence[PoolLayer], extensions: Extensions
+    ) -> tuple[Outcome, list[tuple[PoolLayer, ConfigError]]]:
+        """Apply all at once, else one half after the other: few that are wrong are found in few merges."""
+        sources = {each.layer.source for each in changed}
+        others = [each for each in outcome.layers if each.layer.source not in sources]
+        try:
+            return self._merge(pool, [*others, *changed], extensions), []
+        except ConfigError as error:
+            if len(changed) == 1:
+                return outcome, [(changed[0], error)]
+        middle = len(changed) // 2
+        outcome, older = self._applied(pool, outcome, changed[:middle], extensions)
+        outcome, younger = self._applied(pool, outcome, changed[middle:], extensions)
+        return outcome, older + younger
+
+    def _without(self, pool: str, outcome: Outcome, gone: Sequence[PoolLayer], extensions: Extensions) -> Outcome:
+        """Take out the policies that are gone, but for those that others need."""
+        if not gone:
+            return outcome
+        sources = {each.layer.source for each in gone}
+        found = self._try(pool, [each for each in outcome.layers if each.layer.source not in sources], extensions)
+        if found is not None:
+            return found
+        if len(gone) == 1:
+            return outcome
+        middle = len(gone) // 2
+        return self._without(pool, self._without(pool, outcome, gone[:middle], extensions), gone[middle:], extensions)
+
+    def _broken_by_a_removal(self, pool: str, layers: Sequence[PoolLayer], extensions: Extensions) -> list[Fault]:
+        """Name the policies that need one that is gone: those that do not agree with what is left."""
+        settings = self._merge(pool, [each for each in layers if each.layer.source == SETTINGS], extensions)
+        own = [each for each in layers if each.layer.source != SETTINGS]
+        _, left = self._agreeing(pool, settings, own, extensions)
+        return [
+            Fault(source=layer.layer.source, pool=pool, words=f"{error}; what was in force there before stays")
+            for layer, error in left
+        ]
+
+    def _try(self, pool: str, layers: Sequence[PoolLayer], extensions: Extensions) -> Outcome | None:
+        try:
+            return self._merge(pool, layers, extensions)
+        except ConfigError:
+            return None
+
+
+def _instead(layers: Sequence[PoolLayer], old: PoolLayer, new: PoolLayer | None) -> list[PoolLayer]:
+    """Return the layers with `new` in the place of the one of the same source."""
+    others = [each for each in layers if each.layer.source != old.layer.source]
+    return others if new is None else [*others, new]
+
+
+def merge_pool(pool: str, layers: Iterable[PoolLayer], extensions: Extensions) -> Outcome:
+    """Merge and check as a whole. Raise ConfigError with the path of what contradicts."""
+    ordered = tuple(sorted(layers, key=lambda each: precedence(each.layer), reverse=True))
+    merged = merge_layers((each.layer for each in ordered), resets=RESETS)
+    origins = {written_path(path): source for path, source in merged.origins.items()}
+    extended: dict[str, Any] = {}
+    policy, models = pick_policy(merged.fields)
+    rewrites, faults = _agreeing_rewrites(pool, merged.fields, extensions.rewrites)
+    if rewrites:
+        policy, models = _with_rewrites(pool, merged.fields, rewrites, extended)
+    origins |= dict.fromkeys(extended, REWRITE)
+    policy = _with_objectives(pool, policy, extensions.objectives, extended, origins)
+    return Outcome(
+        layers=ordered,
+        merged=merged,
+        policy=policy,
+        models=models,
+        origins=origins,
+        extended=extended,
+        warnings=tuple(merged_warnings(policy, models)),
+        faults=faults,
+    )
+
+
+def _agreeing_rewrites(
+    pool: str, fields: Mapping[str, Any], rewrites: Sequence[Held[ModelRewrite]]
+) -> tuple[list[ModelRewrite], tuple[Fault, ...]]:
+    """Return the rewrites that agree with the policies. Rules are by model, so that each can be judged by itself."""
+    good: list[ModelRewrite] = []
+    faults: list[Fault] = []
+    models = {"models": fields["models"]} if "models" in fields else {}
+    for held in rewrites:
+        if held.good is None:
+            continue
+        try:
+            _with_rewrites(pool, models, [held.good], {})
+            good.append(held.good)
+        except ConfigError as error:
+            faults.append(Fault(source=f"{REWRITE} {held.source}", pool=pool, words=str(error)))
+    return good, tuple(faults)
+
+
+def _with_rewrites(
+    pool: str, fields: Mapping[str, Any], rewrites: Sequence[ModelRewrite], extended: dict[str, Any]
+) -> tuple[PickPolicy, ModelTable]:
+    """Read the merged document, with the rules of model rewrites for the names that no policy has a rule for."""
+    models = dict(fields.get("models", {}))
+    own = list(models.get("rules", ()))
+    named = {rule.get("model") for rule in own if isinstance(rule, Mapping)}
+    added = [rule for rule in model_rules_of(pool, rewrites) if rule["model"] not in named]
+    result = pick_policy({**fields, "models": {**models, "rules": own + added}})
+    extended.update((f"spec.models.rules[{rule['model']}]", rule) for rule in added)
+    return result
+
+
+def _with_objectives(
+    pool: str,
+    policy: PickPolicy,
+    objectives: Sequence[Held[Objective]],
+    extended: dict[str, Any],
+    origins: dict[str, str],
+) -> PickPolicy:
+    """Add the objectives that no policy has given a class."""
+    good = [held.good for held in objectives if held.good is not None]
+    if not good:
+        return policy
+    priorities = policy.priorities
+    found = {
+        name: word
+        for name, word in objectives_of(pool, good, priorities.classes).items()
+        if name not in priorities.objectives
+    }
+    for name, word in found.items():
+        path = written_path(("policy", "priorities", "objectives", name))
+        extended[path] = word
+        origins[path] = f"{OBJECTIVE} {pool.partition('/')[0]}/{name}"  # a pool's objectives are of its namespace
+    return replace(policy, priorities=replace(priorities, objectives={**priorities.objectives, **found}))
+
+
+def _fault(layer: PoolLayer, earlier: PoolLayer | None, pool: str, error: ConfigError) -> Fault:
+    instead = f"generation {earlier.generation} of it stays in force there" if earlier else "it is left out there"
+    return Fault(source=layer.layer.source, pool=pool, words=f"{error}; {instead}")
+
+
+def _age(layer: PoolLayer) -> tuple[str, int, str]:
+    return (layer.layer.created_at or NO_AGE, layer.layer.level, layer.layer.source)
+
+
+def level_of(outcome: Outcome, source: str) -> Level | None:
+    """Return the level at which a policy takes part, None if it does not."""
+    return next((each.layer.level for each in outcome.layers if each.layer.source == source), None)

@@ -1,0 +1,30 @@
+"""What the running picker needs to know of one pool: who may serve, and by which policy. A value.
+
+Made by `mesh_policy` from documents, applied by `pools`. The pool "" is the static one of `--endpoints`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from extproc.models.models import ModelTable, ServedModel
+from extproc.policy.values import PickPolicy
+from kvmesh.documents.pools import PoolEndpoint
+
+FAIL_OPEN, FAIL_CLOSE = "FailOpen", "FailClose"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """One pool as it is to be served from now on. Equal values mean that nothing has to be done."""
+
+    name: str  # "namespace/name"
+    endpoints: tuple[PoolEndpoint, ...] = ()
+    policy: PickPolicy = field(default_factory=PickPolicy)
+    models: ModelTable = field(default_factory=ModelTable)
+    hosts: frozenset[str] = frozenset()  # lowercase, without port; no other pool has them
+    sample_share: float | None = None  # of the responses that are read; None: as the flag has it
+    failure_mode: str = FAIL_CLOSE
+    model: str | None = None  # None: learned from the pods' /v1/models
+    learned: tuple[ServedModel, ...] = ()  # what they tell there, where no model is declared
+    # every field that some policy gives: "spec.scoring.strategy" -> "namespace/name" of that policy
+    origins: Mapping[str, str] = field(default_factory=dict)

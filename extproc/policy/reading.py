@@ -1,0 +1,206 @@
+"""A policy resource's document -> the partial documents that the picker reads, by the table of its fields; strict.
+
+Called by `inference_policy`. Every refusal is a `PolicyDocumentError`, whatever the document holds.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from extproc.errors import ConfigError
+from extproc.policy.document_fields import nearest
+from extproc.policy.field_kinds import Choice, Flag, Kind, ListOf, Number, Path, Property, Record, Text, snake
+
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][-\w]{0,99}", re.ASCII)
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", re.ASCII)
+MOST_SHOWN = 80
+
+
+class PolicyDocumentError(ConfigError):
+    """A document is refused: `path` leads to the field (`spec.scoring.weights.prefx`), `words` say what to do."""
+
+    reason = "invalid"
+
+    def __init__(self, path: str, words: str) -> None:
+        super().__init__(f"{path}: {words}")
+        self.path = path
+        self.words = words
+
+
+def read_record(kind: Record, value: object, path: str) -> dict[str, Any]:
+    """Return the fields where the picker's documents have them; `into` counts from here."""
+    found: dict[str, Any] = {}
+    _read_into(kind, value, path, found, ())
+    return found
+
+
+def text_of(value: object, path: str, what: str) -> str:
+    """Return a text that is not empty, or raise PolicyDocumentError."""
+    if not isinstance(value, str) or not value or not _is_unicode(value):
+        raise PolicyDocumentError(path, f"must be {what}, not {shown(value)}")
+    return value
+
+
+def record_of(value: object, path: str) -> Mapping[str, Any]:
+    """Return an object whose keys are texts, or raise PolicyDocumentError."""
+    if not isinstance(value, Mapping):
+        raise PolicyDocumentError(path, f"must be an object, not {shown(value)}")
+    for key in value:
+        if not isinstance(key, str):
+            raise PolicyDocumentError(path, f"has the field name {shown(key)}, which is no text; quote it")
+    return value
+
+
+def created_at_of(metadata: Mapping[str, Any]) -> str:
+    """Return the creation time as RFC 3339 in UTC, which compares as text; "" where there is none."""
+    value, path = metadata.get("creationTimestamp"), "metadata.creationTimestamp"
+    if value is None:
+        return ""
+    if isinstance(value, str) and TIME.fullmatch(value):
+        return value
+    if isinstance(value, datetime):  # YAML has a type for it
+        return (value.astimezone(UTC) if value.tzinfo else value).strftime("%Y-%m-%dT%H:%M:%SZ")
+    raise PolicyDocumentError(path, f"must be a time such as 2026-01-31T12:00:00Z, not {shown(value)}")
+
+
+def child(path: str, name: str) -> str:
+    """Return the path of a field; names that are none of ours are quoted."""
+    return f"{path}.{name}" if PLAIN_NAME.fullmatch(name) else f"{path}[{json.dumps(name[:MOST_SHOWN])}]"
+
+
+def shown(value: object) -> str:
+    """Return a value as a message has it: short, and in one line."""
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    try:
+        words = json.dumps(value) if isinstance(value, str | int | float | bool) or value is None else repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        words = "a number of thousands of digits"
+    return words if len(words) <= MOST_SHOWN else words[:MOST_SHOWN] + "…"
+
+
+def _read_into(kind: Record, value: object, path: str, found: dict[str, Any], target: Path) -> None:
+    document = record_of(value, path)
+    for name in document:
+        if name not in kind.properties:
+            raise PolicyDocumentError(child(path, name), f"unknown field{nearest(name[:MOST_SHOWN], kind.properties)}")
+    # as the API server does: null is the same as not given
+    given = {name: part for name, part in document.items() if part is not None}
+    for name, prop in kind.properties.items():
+        if name not in given:
+            if prop.required:
+                raise PolicyDocumentError(f"{path}.{name}", "is missing")
+            if prop.default is not None:
+                _put(found, _target(name, prop, target), prop.default)
+            continue
+        where, into = f"{path}.{name}", _target(name, prop, target)
+        if isinstance(prop.kind, Record):
+            _read_into(prop.kind, given[name], where, found, into)
+        else:
+            _put(found, into, _read(prop.kind, given[name], where))
+    for rule in kind.rules:
+        if not rule.holds(given):
+            raise PolicyDocumentError(f"{path}.{rule.at}" if rule.at else path, rule.message)
+
+
+def _target(name: str, prop: Property, parent: Path) -> Path:
+    return (*parent, snake(name)) if prop.into is None else prop.into
+
+
+def _put(found: dict[str, Any], target: Path, value: object) -> None:
+    *parents, last = target
+    for part in parents:
+        found = found.setdefault(part, {})
+    found[last] = value
+
+
+def _read(kind: Kind, value: object, path: str) -> Any:
+    match kind:
+        case Record():
+            return read_record(kind, value, path)
+        case ListOf():
+            return _read_list(kind, value, path)
+        case Number():
+            return _read_number(kind, value, path)
+        case Text():
+            return read_text(kind, value, path)
+        case Flag():
+            if not isinstance(value, bool):
+                raise PolicyDocumentError(path, f"must be true or false, not {shown(value)}")
+            return value
+        case Choice():
+            return _read_choice(kind, value, path)
+
+
+def _read_number(kind: Number, value: object, path: str) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and kind.whole and isinstance(value, float):
+        is_number = value.is_integer()
+    what = "a whole number" if kind.whole else "a number"
+    if not is_number:
+        raise PolicyDocumentError(path, f"must be {what}, not {shown(value)}")
+    number: float = value  # type: ignore[assignment]  # as was just checked
+    if kind.above is not None and not kind.above < number <= kind.most:
+        raise PolicyDocumentError(path, f"must be above {kind.above:g} and at most {kind.most:g}, not {shown(value)}")
+    least = kind.least or 0.0
+    if kind.above is None and not least <= number <= kind.most:
+        raise PolicyDocumentError(path, f"must be between {least:.12g} and {kind.most:.12g}, not {shown(value)}")
+    return int(number) if kind.whole else number
+
+
+def read_text(kind: Text, value: object, path: str) -> str:
+    """Return a text of this kind, or raise PolicyDocumentError."""
+    if not isinstance(value, str):
+        raise PolicyDocumentError(path, f"must be a text, not {shown(value)}")
+    if not kind.least <= len(value) <= kind.most:
+        raise PolicyDocumentError(path, f"must have {kind.least} to {kind.most} characters, not {len(value)}")
+    if not _is_unicode(value):
+        raise PolicyDocumentError(path, f"must be text without halves of characters, not {shown(value)}")
+    if kind.pattern and re.fullmatch(kind.pattern, value, re.ASCII) is None:
+        raise PolicyDocumentError(path, f"must be {kind.words}, not {shown(value)}")
+    return value
+
+
+def _is_unicode(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False  # half of a surrogate pair, which no header, label or key can have
+    return True
+
+
+def _read_choice(kind: Choice, value: object, path: str) -> Any:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        for allowed in kind.of:
+            if value == allowed:
+                return str(allowed) if isinstance(allowed, str) else allowed
+    words = ", ".join(str(allowed) for allowed in kind.of)
+    hint = nearest(value[:MOST_SHOWN], [str(allowed) for allowed in kind.of]) if isinstance(value, str) else ""
+    raise PolicyDocumentError(path, f"must be one of {words}, not {shown(value)}{hint}")
+
+
+def _read_list(kind: ListOf, value: object, path: str) -> Any:
+    if not isinstance(value, list | tuple):
+        raise PolicyDocumentError(path, f"must be a list, not {shown(value)}")
+    if not kind.least <= len(value) <= kind.most:
+        raise PolicyDocumentError(path, f"must have {kind.least} to {kind.most} items, not {len(value)}")
+    items = [_read(kind.item, item, f"{path}[{i}]") for i, item in enumerate(value)]
+    names = [_name_of(kind, item) for item in items] if kind.keys or kind.unique else []
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            words = ", ".join(str(part) for part in name)
+            raise PolicyDocumentError(f"{path}[{i}]", f"{shown(words)} is already in {path}[{names.index(name)}]")
+    for rule in kind.rules:
+        if not rule.holds(value):
+            raise PolicyDocumentError(path, rule.message)
+    if not kind.as_mapping:
+        return items
+    return {item.pop(snake(kind.keys[0])): item[snake(kind.value)] if kind.value else item for item in items}
+
+
+def _name_of(kind: ListOf, item: Any) -> tuple[object, ...]:
+    return tuple(item.get(snake(key)) for key in kind.keys) if kind.keys else (item,)

@@ -1,0 +1,87 @@
+"""The fields of an InferencePolicy as tables for docs/inference-policy.md.
+
+`python -m extproc.policy.table` prints them; a test compares the page with what this writes.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+
+from extproc.policy.field_kinds import Choice, Flag, Kind, ListOf, Number, Property, Record, Text
+from extproc.policy.fields import SPEC
+
+HEAD = "| field | takes | usually | what it means |\n|---|---|---|---|"
+MOST_ALIKE = 3  # fields that differ in nothing but their name
+
+
+def field_tables() -> str:
+    """Return one table for each section of `spec`, and first one for the fields that stand alone."""
+    alone = {name: prop for name, prop in SPEC.properties.items() if not _is_section(prop.kind)}
+    parts = ["### spec", HEAD, *_rows(alone, "")]
+    for name, prop in SPEC.properties.items():
+        inside = _inside(prop.kind)
+        if name not in alone and inside is not None:
+            path = name + ("[]" if isinstance(prop.kind, ListOf) else "")
+            parts += ["", f"### spec.{path}", "", f"{_sentence(prop.words)}.", "", HEAD, *_rows(inside.properties, "")]
+    return "\n".join([parts[0], "", *parts[1:]]) + "\n"
+
+
+def _is_section(kind: Kind) -> bool:
+    return _inside(kind) is not None
+
+
+def _inside(kind: Kind) -> Record | None:
+    if isinstance(kind, ListOf):
+        kind = kind.item
+    return kind if isinstance(kind, Record) else None
+
+
+def _rows(properties: Mapping[str, Property], parent: str) -> Iterator[str]:
+    first = next(iter(properties.values()))
+    if len(properties) > MOST_ALIKE and all(prop == first for prop in properties.values()):
+        yield _row(", ".join(f"{parent}{name}" for name in properties), first)
+        return
+    for name, prop in properties.items():
+        yield _row(f"{parent}{name}", prop)
+        inside = _inside(prop.kind)
+        if inside is not None:
+            yield from _rows(inside.properties, f"{parent}{name}{'[]' if isinstance(prop.kind, ListOf) else ''}.")
+
+
+def _row(path: str, prop: Property) -> str:
+    required = " **required**" if prop.required else ""
+    words = prop.words.replace("|", "\\|")
+    names = ", ".join(f"`{name}`" for name in path.split(", "))
+    return f"| {names} | {_takes(prop.kind)}{required} | {prop.usual} | {words} |"
+
+
+def _takes(kind: Kind) -> str:
+    match kind:
+        case Record():
+            return "object"
+        case ListOf():
+            keyed = f" by {', '.join(kind.keys)}" if kind.keys else ""
+            what = "objects" if isinstance(kind.item, Record) else f"texts ({_takes(kind.item)})"
+            return f"list of {what}{keyed}, at most {kind.most}"
+        case Text():
+            return f"text of {kind.least} … {kind.most}"
+        case Flag():
+            return "true, false"
+        case Choice():
+            return ", ".join(f"`{word}`" for word in kind.of)
+        case Number():
+            return _numbers(kind)
+
+
+def _numbers(kind: Number) -> str:
+    what = "whole number" if kind.whole else "number"
+    if kind.above is not None:
+        return f"{what} > {kind.above:g}, ≤ {kind.most:.12g}"
+    return f"{what} {kind.least or 0:.12g} … {kind.most:.12g}"
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(field_tables())

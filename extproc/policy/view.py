@@ -1,0 +1,218 @@
+"""`kvmesh policy explain` and `check`: gets merged policies from a picker or a folder, and shows them."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from extproc.errors import ConfigError, KvmeshError
+from extproc.policy.inference_extension import read_model_rewrite, read_objective
+from extproc.policy.inference_policy import KIND, parse_inference_policy
+from extproc.policy.mesh_policy import MeshPolicy, PolicyTargetError
+from extproc.policy.warnings import warnings
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.documents.document_files import DocumentFileError, read_documents
+from kvmesh.documents.documents import Document, DocumentSource, Snapshot, document_key
+from kvmesh.plain_text import printable
+
+READERS: Mapping[str, Callable[[Document], object]] = {
+    KIND: parse_inference_policy,
+    "InferenceObjective": read_objective,
+    "InferenceModelRewrite": read_model_rewrite,
+}
+
+
+async def ask_picker(
+    url: str, target: str | None, *, timeout_seconds: float, login: AdminLogin | None = None
+) -> dict[str, Any]:
+    """Return a running picker's explanation. Raise KvmeshError saying which address did not answer."""
+    login = login or AdminLogin()
+    timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(
+                f"{url.rstrip('/')}/policies",
+                params={"target": target} if target else {},
+                headers=login.headers(),
+                ssl=login.tls(),
+                allow_redirects=False,
+            ) as response,
+        ):
+            answer = msgspec.json.decode(await response.read())
+            if response.status == 404 and isinstance(answer, dict) and "error" in answer:
+                raise PolicyTargetError(str(answer["error"]))
+            if response.status in {401, 403, 429, 503}:
+                words = answer.get("error", "") if isinstance(answer, dict) else ""
+                raise KvmeshError(f"{url} answered {response.status}: {printable(str(words)[:400])}")
+            if response.status != 200 or not isinstance(answer, dict) or "problems" not in answer:
+                raise KvmeshError(f"{url} answered {response.status} without policies: is this a picker with pools?")
+            return answer
+    except aiohttp.InvalidURL as error:
+        raise ConfigError(f"--url {url!r} is not a URL like http://127.0.0.1:9090") from error
+    except msgspec.DecodeError as error:
+        raise KvmeshError(f"{url} is not a picker's admin page: its answer is no JSON") from error
+    except (TimeoutError, aiohttp.ClientError) as error:
+        raise KvmeshError(f"the picker's admin page at {url} does not answer: {str(error) or 'timed out'}") from error
+
+
+async def first_snapshot(source: DocumentSource, *, timeout_seconds: float) -> Snapshot:
+    """Return a source's first synced snapshot, and end the source. Raise KvmeshError where none comes in time."""
+    found: list[Snapshot] = []
+    over = asyncio.Event()
+
+    def keep(snapshot: Snapshot) -> None:
+        if snapshot.synced:
+            found.append(snapshot)
+            over.set()
+
+    running = asyncio.create_task(source.run(keep), name="first-snapshot")
+    running.add_done_callback(lambda _: over.set())
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await over.wait()
+    except TimeoutError:
+        raise KvmeshError(f"the documents were not all read within {timeout_seconds:g} s") from None
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+    if not found:
+        await running  # raises what has ended it
+        raise KvmeshError("the source of the documents has ended before all were read")
+    return found[0]
+
+
+def explain_snapshot(snapshot: Snapshot, target: str | None, *, root_namespace: str, now: datetime) -> dict[str, Any]:
+    """Return what a picker would make of these documents. Raise PolicyTargetError."""
+    mesh = MeshPolicy(root_namespace=root_namespace)
+    mesh.update(snapshot, now=now)
+    return mesh.explain(target)
+
+
+def is_all_in_force(answer: Mapping[str, Any]) -> bool:
+    """Tell whether there is nothing to mend in an explanation."""
+    pools = answer["pools"]
+    accepted = all(policy["accepted"] for pool in pools for policy in pool["policies"])
+    return accepted and not answer["problems"] and not any(pool["not_in_force"] for pool in pools)
+
+
+def check_files(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """Yield what is to be said of each policy document in these files; others are passed over.
+
+    Shape: {"file", "document" ("Kind namespace/name"), "error" or "", "warnings": [...]}.
+    """
+    for path in paths:
+        try:
+            documents = _documents(path)
+        except ConfigError as error:
+            yield {"file": str(path), "document": "", "error": str(error), "warnings": []}
+            continue
+        for document in documents:
+            kind = document.get("kind")
+            if kind in READERS:
+                yield {"file": str(path), "document": str(document_key(document)), **_verdict(document, str(kind))}
+
+
+def _verdict(document: Document, kind: str) -> dict[str, Any]:
+    try:
+        READERS[kind](document)
+    except ConfigError as error:
+        return {"error": str(error), "warnings": []}
+    return {"error": "", "warnings": warnings(parse_inference_policy(document)) if kind == KIND else []}
+
+
+def _documents(path: Path) -> tuple[Document, ...]:
+    try:
+        return read_documents(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}") from error
+    except DocumentFileError as error:
+        raise ConfigError(str(error)) from error
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def render(answer: Mapping[str, Any], *, console: Console) -> None:
+    """Print an explanation: pool by pool, each field with who says it. All of it is text, never markup."""
+    for pool in answer["pools"]:
+        for line in _pool_lines(pool):
+            console.print(Text(printable(line)))
+        console.print(_fields_table(pool["fields"]) if pool["fields"] else Text("no policy says anything: defaults"))
+        for fault in pool["not_in_force"]:
+            console.print(Text(printable(f"NOT IN FORCE {fault['policy']}: {fault['because']}")))
+        for warning in pool["warnings"]:
+            console.print(Text(printable(f"warning: {warning}")))
+        console.print()
+    if not answer["pools"]:
+        console.print(Text("this leads to no pool"))
+    _print_problems(answer["problems"], console)
+
+
+def render_overview(answer: Mapping[str, Any], *, console: Console) -> None:
+    """Print one line for each pool and each policy."""
+    console.print(
+        _table(
+            ("POOL", "ENDPOINTS", "POLICIES, THE STRONGEST LAST"),
+            [
+                (pool["pool"], f"{pool['ready_endpoints']}/{pool['endpoints']}", _names(pool["policies"]))
+                for pool in answer["pools"]
+            ],
+        )
+    )
+    console.print()
+    rows = [
+        (policy["policy"], condition["type"], condition["status"], condition["message"])
+        for policy in answer["policies"]
+        for condition in policy["conditions"]
+    ]
+    console.print(_table(("POLICY", "CONDITION", "STATUS", "MESSAGE"), rows))
+    told = {f"{KIND} {policy['policy']}" for policy in answer["policies"]}
+    _print_problems([problem for problem in answer["problems"] if problem["where"] not in told], console)
+
+
+def _print_problems(problems: Iterable[Mapping[str, str]], console: Console) -> None:
+    for problem in problems:
+        console.print(Text(printable(f"problem: {problem['where']}: {problem['words']}")))
+
+
+def _pool_lines(pool: Mapping[str, Any]) -> Iterator[str]:
+    hosts = f", hosts {', '.join(pool['hosts'])}" if pool["hosts"] else ""
+    yield f"{pool['kind']} {pool['pool']}: {pool['ready_endpoints']} of {pool['endpoints']} endpoints ready{hosts}"
+    for policy in pool["policies"]:
+        refused = "" if policy["accepted"] else f" REFUSED: {policy['message']}"
+        generation = f" (generation {policy['generation']})" if policy["generation"] else ""
+        yield f"  {policy['level']:<9} {policy['policy']}{generation}{refused}"
+
+
+def _fields_table(fields: Sequence[Mapping[str, Any]]) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for field in fields:
+        value = "(taken out)" if field["value"] is None else _value(field["value"])
+        rows.append((field["path"].removeprefix("spec."), value, field["policy"], field["level"]))
+        rows.extend(("", f"  over {_value(lost['value'])}", lost["policy"], lost["level"]) for lost in field["over"])
+    return _table(("FIELD", "VALUE", "FROM", "LEVEL"), rows)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    return table
+
+
+def _names(policies: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(policy["policy"] for policy in policies) or "none: defaults"
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

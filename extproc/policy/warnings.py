@@ -1,0 +1,146 @@
+"""What is valid in a policy and hardly meant: it sheds everything, matches nothing, or is not acted on. For the status.
+
+`warnings` looks at one document by itself, `merged_warnings` at what only the whole shows. Each begins with the path of
+the field as people write it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from extproc.models.models import ModelTable
+from extproc.policy.priority import DEFAULT_CLASSES, PriorityPolicy, StepKind
+from extproc.policy.priority_document import ANY
+from extproc.policy.resource import InferencePolicy
+from extproc.policy.values import PickPolicy
+
+LIMITS = ("requests_per_minute", "prompt_tokens_per_minute", "generated_tokens_per_minute", "concurrent_requests")
+QUICKEST_SECONDS = 0.01  # no engine has its first token earlier, network included
+LEAST_CEILING = 0.05
+MOST_HIT_RATIO = 0.9
+
+
+def warnings(policy: InferencePolicy) -> list[str]:
+    """Return what is doubtful in one document, whatever the others say."""
+    if not policy.fields:
+        return ["spec: sets nothing"]
+    picking: Mapping[str, Any] = policy.fields.get("policy", {})
+    priorities: Mapping[str, Any] = picking.get("priorities", {})
+    return [
+        *_of_picking(picking),
+        *_of_classes(priorities.get("classes", {})),
+        *_of_rules(priorities.get("rules", ())),
+        *_of_quotas(priorities.get("quotas", ())),
+        *_of_models(policy.fields.get("models", {})),
+        *_of_failure_mode(policy.fields.get("failure_mode")),
+    ]
+
+
+def merged_warnings(policy: PickPolicy, models: ModelTable) -> list[str]:
+    """Return what is doubtful in the whole that holds for a pool."""
+    found = []
+    priorities = policy.priorities
+    reached = _reached_classes(priorities)
+    for name, priority_class in priorities.classes.items():
+        where = f"spec.priorities.classes[{name}]"
+        if name not in reached and priority_class.reserved_share > 0:
+            found.append(f"{where}.reservedShare: reserved for nobody: no rule, objective or default leads here")
+        elif name not in reached and name not in DEFAULT_CLASSES:
+            found.append(f"{where}: no request can get it: no rule, objective or default leads here")
+    if models.only_listed:
+        if not models.names() and models.rule_for(ANY) is None:
+            found.append("spec.models.onlyListed: no model is listed, every request that names one is answered 404")
+        for i, quota in enumerate(priorities.quotas):
+            if quota.model != ANY and quota.model not in models.names():
+                found.append(f"spec.quotas[{i}].model: matches nothing: {quota.model!r} is not listed (onlyListed)")
+        for i, rule in enumerate(priorities.rules):
+            if rule.models and not models.names().intersection(rule.models):
+                found.append(f"spec.priorities.rules[{i}].models: match nothing: none is listed (onlyListed)")
+    return found
+
+
+def _of_picking(picking: Mapping[str, Any]) -> Iterator[str]:
+    ratio = picking.get("minimum_hit_ratio", 0)
+    if ratio > MOST_HIT_RATIO:
+        yield f"spec.prefixCache.minimumHitRatio: hardly any match is {ratio:g} of a prompt: caches count for nothing"
+    usage = picking.get("priorities", {}).get("overload", {}).get("kv_usage", 1)
+    if usage < LEAST_CEILING:
+        yield f"spec.load.overload.kvUsage: pods count as full from {usage:g} of their cache on: nearly always"
+    for section in ("disaggregation", "autoscale"):
+        if picking.get(section):
+            yield f"spec.{section}: is read and shown, and not acted on yet"
+
+
+def _of_classes(classes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, given in classes.items():
+        where = f"spec.priorities.classes[{name}]"
+        for i, step in enumerate(given.get("degrade", ())):
+            if step["step"] == StepKind.REJECT and step["enter"] < 1:
+                yield f"{where}.degrade[{i}].enter: refuses from {step['enter']:g} of the target on, which is still met"
+        if given.get("sheddable", True) and given.get("ttft_seconds", 1) < QUICKEST_SECONDS:
+            yield f"{where}.ttftSeconds: no pod answers within {given['ttft_seconds']:g} s: sheds everything"
+        if given.get("ceiling", 1) < LEAST_CEILING:
+            yield f"{where}.ceiling: at {given['ceiling']:g} of their limits hardly a pod ever has room"
+        if given.get("queue_requests") == 0 and given.get("sheddable"):
+            yield f"{where}.queueRequests: none may wait: everything is shed while no pod has room"
+
+
+def _of_rules(rules: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for i, rule in enumerate(rules):
+        for j, earlier in enumerate(rules[:i]):
+            if _covers(earlier, rule):
+                yield f"spec.priorities.rules[{i}]: matches nothing: rules[{j}] comes first and matches all of it"
+                break
+
+
+def _covers(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
+    """Tell whether every request that matches the later rule has matched the earlier one."""
+    if earlier.get("models") and not (later.get("models") and set(later["models"]) <= set(earlier["models"])):
+        return False
+    if not later.get("path_prefix", "").startswith(earlier.get("path_prefix", "")):
+        return False
+    return all(
+        name in later.get(part, {}) and value in (ANY, later[part][name])
+        for part in ("headers", "claims")
+        for name, value in earlier.get(part, {}).items()
+    )
+
+
+def _of_quotas(quotas: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for i, quota in enumerate(quotas):
+        closed = [limit for limit in LIMITS if quota.get(limit) == 0]
+        if closed:
+            whom = "every request" if quota["tenant"] == quota["model"] == ANY else "every request that it is for"
+            yield f"spec.quotas[{i}]: a limit of 0 refuses {whom}"
+
+
+def _of_models(models: Mapping[str, Any]) -> Iterator[str]:
+    for i, rule in enumerate(models.get("rules", ())):
+        for j, target in enumerate(rule["targets"]):
+            if target["weight"] == 0:
+                yield f"spec.models.rules[{i}].targets[{j}].weight: 0 sends it nothing"
+
+
+def _of_failure_mode(mode: str | None) -> Iterator[str]:
+    if mode == "FailOpen":
+        yield (
+            "spec.failureMode: FailOpen is the running picker's; while none answers, Envoy does what "
+            "`kvmesh install --failure-mode` says (`kvmesh doctor` compares the two)"
+        )
+
+
+def _reached_classes(priorities: PriorityPolicy) -> frozenset[str]:
+    """Return the classes that some request can get.
+
+    By rule, objective or default; and by naming the class, which may lower a request's priority, or is trusted.
+    """
+    led_to = {priorities.default_class, *(rule.priority_class for rule in priorities.rules)}
+    trusted = priorities.trust_objective or any(rule.trust_objective for rule in priorities.rules)
+    named = (*priorities.classes, *priorities.objectives.values())
+    own = [priorities.classes[name] for name in led_to if name in priorities.classes]
+    for name in named:
+        asked = priorities.classes.get(name)
+        if asked is not None and (
+            trusted or any(asked.priority <= one.priority and (one.sheddable <= asked.sheddable) for one in own)
+        ):
+            led_to.add(name)
+    return frozenset(led_to)

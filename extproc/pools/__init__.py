@@ -1,0 +1,1 @@
+"""One running picker for each pool; pools come, change and go while requests run."""

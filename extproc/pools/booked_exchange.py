@@ -1,0 +1,267 @@
+"""One routed request until its exchange ends: who holds its booking, who really served it, what its response teaches.
+
+Made by `service` for every pick; `ext_proc.call` tells it what Envoy tells. What is learned here goes through
+`ExchangeBooks`, which the service is. A response may reach another picker than its request did: `ReadResponse` needs
+the plan alone.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from extproc.ext_proc.answers import ResponseHead
+from extproc.ext_proc.exchange import NOTHING_TOLD
+from extproc.pods.inflight import Booking
+from extproc.pools.request_watch import Story
+from extproc.quotas.quota import QuotaNote
+from extproc.responses.realised import Comparison, compare
+from extproc.responses.response_model import ModelRewriter, rewriter_for
+from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
+from extproc.responses.response_usage import UsageReader, usage_reader_for
+
+EVENT_STREAM = "text/event-stream"
+BUSY = 503  # a pod's own: its queue limits (vLLM's --max-num-queued-reqs)
+GATEWAY_TIMEOUT = 504  # Envoy's own: a pod has the request, and its answer took too long
+NOT_IMPLEMENTED = 501  # vLLM's answer to a request for what its model cannot do: the pod is well
+# why a plan was not carried out: a closed set, a metric's label
+COMPRESSED = "compressed"  # we read plain bytes only
+NO_MODEL_FIELD = "other-content-type"  # neither JSON nor events: no `model` to rewrite
+NO_USAGE = "no-usage"  # a stream whose client did not ask for it (stream_options.include_usage)
+NO_CACHED_TOKENS = "no-cached-tokens"  # vLLM without --enable-prompt-tokens-details
+NOT_DELIVERED = "not-delivered"  # Envoy was asked for the body and sent nothing: allow_mode_override is off
+NO_RESPONSE_FILTER = "no-response-filter"  # duplex bodies without the second filter of envoy/local.yaml
+TOO_LARGE = "too-large"
+SERVED_ELSEWHERE = "served-elsewhere"  # a retry: the prediction was for another pod
+MISSES = (
+    *(COMPRESSED, NO_MODEL_FIELD, NO_USAGE, NO_CACHED_TOKENS, NOT_DELIVERED, NO_RESPONSE_FILTER, TOO_LARGE),
+    SERVED_ELSEWHERE,
+)
+
+
+class ExchangeBooks(Protocol):
+    """What an exchange needs of the service."""
+
+    def knows(self, endpoint: str) -> bool:
+        """Tell whether it is one of ours: only those take over bookings and have labels."""
+
+    def rebook(self, booking: Booking, endpoint: str) -> Booking:
+        """Move a booking to the pod that really serves, after a retry; count it, and return the new one."""
+
+    def endpoint_answered(self, endpoint: str, *, failed: bool) -> None:
+        """Note for `choosing.health`: it answered, or it could not be reached, broke off, or answered 5xx."""
+
+    def endpoint_full(self, endpoint: str) -> None:
+        """Note that the pod itself has answered 503: it has no room, which is no failure."""
+
+    def release(self, booking: Booking, *, status: int, model: str, arm: str, unserved: bool) -> None:
+        """End the booking and count the request; status 0: no answer came. The labels are configured names or "".
+
+        `unserved`: no pod has taken the request, which therefore has used nothing.
+        """
+
+    def realised(self, comparison: Comparison) -> None:
+        """Take what was predicted and what came true."""
+
+    def generated(self, note: QuotaNote, tokens: int) -> None:
+        """Take the tokens that a response of that tenant has brought, in place of those reserved for it."""
+
+    def response_missed(self, why: str) -> None:
+        """Count a response whose plan was not carried out; `why` is one of MISSES."""
+
+
+class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
+    """One request, its booking, and who answered. The shape is `ext_proc.call.OpenExchange`."""
+
+    books: ExchangeBooks
+    endpoints: Sequence[str]  # the winner, then the fallbacks in order
+    booking: Booking
+    model: str = ""  # labels of the metrics by model and arm: configured names, or ""
+    arm: str = ""
+    body: bytes | None = None  # in place of the client's; None: unchanged
+    removed_headers: tuple[str, ...] = ()  # e.g. content-encoding, where `body` is the decoded one
+    response_headers: Mapping[str, str] = NOTHING_TOLD  # what the client is told besides
+    plan: ResponsePlan = PASS_PLAN
+    story: Story | None = None  # None: nobody observes
+    set_headers: Mapping[str, str] = NOTHING_TOLD  # of the request that the pod gets, over what the client sent
+    status: int = 0  # the answer's, 0 until it came
+    served_by: str | None = None  # who gave it
+    unserved: bool = False  # Envoy answered in a pod's place, or the pod had no room
+
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str = "") -> None:
+        """Take note of the answer: who failed before it came, who gave it, and who therefore holds the booking.
+
+        `content_type` counts for a 503: vLLM's own is JSON, what a proxy before it says in its place is not.
+        """
+        self.status = status
+        self.unserved = not from_pod and status != GATEWAY_TIMEOUT
+        if self.story is not None:
+            self.served_by = served_by if served_by is not None or not from_pod else self.endpoints[0]
+            self.story.responded()
+        first = self.endpoints[0]
+        if from_pod and status < 500 and served_by == first == self.booking.endpoint:  # nearly always
+            self.books.endpoint_answered(first, failed=False)
+            return
+        asked = self._asked(served_by)
+        for endpoint in asked[:-1]:
+            self.books.endpoint_answered(endpoint, failed=True)  # Envoy's retry went past it
+        last = asked[-1]
+        if not self.books.knows(last):
+            return
+        if from_pod and status == BUSY and content_type.startswith("application/json"):
+            self.unserved = True
+            self.books.endpoint_full(last)
+        elif from_pod or status >= 500:  # a refusal by another of Envoy's filters says nothing of the pod
+            self.books.endpoint_answered(last, failed=status >= 500 and status != NOT_IMPLEMENTED)
+        if last != self.booking.endpoint:
+            self.booking = self.books.rebook(self.booking, last)
+
+    def response_missed(self, why: str) -> None:
+        """Count that the response's plan cannot be carried out."""
+        self.books.response_missed(why)
+
+    def finish(self) -> None:
+        """Release the booking."""
+        if self.story is not None:
+            self.story.end(
+                endpoint=self.endpoints[0], served_by=self.served_by, status=self.status, unserved=self.unserved
+            )
+        self.books.release(self.booking, status=self.status, model=self.model, arm=self.arm, unserved=self.unserved)
+
+    def _asked(self, served_by: str | None) -> Sequence[str]:
+        """Return the endpoints that Envoy has tried, in order; it walks our list, and behind it takes any."""
+        if served_by is None:
+            return self.endpoints[:1]
+        if served_by in self.endpoints:
+            return self.endpoints[: self.endpoints.index(served_by) + 1]
+        return (*self.endpoints, served_by) if self.books.knows(served_by) else (served_by,)
+
+
+class ReadResponse:
+    """One response: its model rewritten, its usage compared and counted. The shape is `ext_proc_call.OpenResponse`."""
+
+    __slots__ = (
+        "_books",
+        "_chunks",
+        "_compares",
+        "_ended",
+        "_first_seconds",
+        "_handling",
+        "_is_stream",
+        "_plan",
+        "_rewriter",
+        "_story",
+        "_usage",
+    )
+
+    def __init__(self, *, books: ExchangeBooks, plan: ResponsePlan, story: Story | None = None) -> None:
+        """`story` is the request's, where it was picked here and somebody observes."""
+        self._books = books
+        self._story = story
+        self._plan = plan
+        self._handling = ResponseHandling.PASS
+        self._rewriter: ModelRewriter | None = None
+        self._usage: UsageReader | None = None
+        self._chunks = 0
+        self._compares = False
+        self._is_stream = False
+        self._ended = False
+        self._first_seconds: float | None = None  # from the pick to the first bytes of a stream
+
+    def begin(self, head: ResponseHead, *, served_by: str | None) -> ResponseHandling:
+        """Return what is needed of the body that these headers announce. Errors of the pod pass as they are."""
+        if not 200 <= head.status < 300:
+            return ResponseHandling.PASS
+        if head.content_encoding not in ("", "identity"):
+            self._books.response_missed(COMPRESSED)
+            return ResponseHandling.PASS
+        if self._plan.requested_model is not None:
+            self._rewriter = rewriter_for(head.content_type, model=self._plan.requested_model)
+            if self._rewriter is None:
+                self._books.response_missed(NO_MODEL_FIELD)
+        self._is_stream = head.content_type.startswith(EVENT_STREAM)
+        self._compares = self._is_to_be_compared(head, served_by)
+        counts = self._plan.quota is not None
+        if self._compares or counts:
+            self._usage = usage_reader_for(head.content_type, count_events=counts)
+        if self._rewriter is not None:
+            self._handling = ResponseHandling.REWRITE
+        elif self._usage is not None:
+            self._handling = ResponseHandling.READ
+        return self._handling
+
+    def chunk(self, content: bytes, *, end_of_stream: bool) -> bytes:
+        """Take a part of the body and return what goes to the client now."""
+        if not self._chunks and self._compares and self._is_stream:
+            self._first_seconds = _seconds_since(self._plan.prediction)
+        self._chunks += 1
+        self._ended = self._ended or end_of_stream
+        if self._usage is not None:
+            self._usage.feed(content)
+            if end_of_stream and self._story is not None and not self._usage.gave_up:
+                self._story.usage = self._usage.usage()  # now: its exchange ends before this response's stream may
+        return content if self._rewriter is None else self._rewriter.feed(content, end_of_stream=end_of_stream)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether bytes were taken that have not been given back."""
+        return self._rewriter is not None and self._rewriter.holds_back
+
+    def finish(self) -> None:
+        """Compare, if the whole body was there, and count what was generated."""
+        if self._handling is ResponseHandling.PASS:
+            return
+        if not self._chunks:
+            self._books.response_missed(NOT_DELIVERED)
+        elif self._rewriter is not None and self._rewriter.gave_up:
+            self._books.response_missed(TOO_LARGE)
+        if self._usage is not None:
+            if self._compares and self._ended:
+                self._compare(self._usage)
+            self._count(self._usage)
+
+    def _is_to_be_compared(self, head: ResponseHead, served_by: str | None) -> bool:
+        plan, prediction = self._plan, self._plan.prediction
+        if prediction is None:
+            return False
+        is_small = (
+            head.content_length is not None and head.content_length <= plan.read_below_bytes and not self._is_stream
+        )
+        if not (plan.sampled or is_small):
+            return False
+        if served_by is not None and served_by != prediction.endpoint:
+            self._books.response_missed(SERVED_ELSEWHERE)
+            return False
+        return True
+
+    def _count(self, reader: UsageReader) -> None:
+        """Tell the quota what was generated; what cannot be known stays as it was reserved."""
+        note = self._plan.quota
+        if note is None or not (self._ended or self._is_stream):
+            return  # half a document tells nothing, half a stream has its events
+        usage = reader.usage()
+        told = usage.output_tokens if usage is not None else None
+        if told is not None and self._ended:
+            self._books.generated(note, told)
+        elif self._is_stream:
+            # what an unread line has brought is not known: nothing is given back
+            least = note.reserved_tokens if reader.gave_up else 0
+            self._books.generated(note, max(told or 0, reader.generated_tokens, least))
+
+    def _compare(self, reader: UsageReader) -> None:
+        assert self._plan.prediction is not None, "usage is read to be compared with it"
+        usage = reader.usage()
+        if usage is None or reader.gave_up:
+            self._books.response_missed(TOO_LARGE if reader.gave_up else NO_USAGE)
+        elif (comparison := compare(self._plan.prediction, usage, first_token_seconds=self._first_seconds)) is None:
+            self._books.response_missed(NO_CACHED_TOKENS)
+        else:
+            self._books.realised(comparison)
+
+
+def _seconds_since(prediction: Prediction | None) -> float | None:
+    """Return the time since the pick by the clocks of this picker and of the one that picked."""
+    if prediction is None or not prediction.sent_at:
+        return None
+    return max(time.time() - prediction.sent_at, 0.0)

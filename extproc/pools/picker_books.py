@@ -1,0 +1,326 @@
+"""The picker's books: what is booked where, what it came to, and what is remembered for the next pick.
+
+Filled by `service` for what was routed and by `booked_exchange` for what became of it; the picker reads them.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from extproc.admission.saturation import expected_ttft
+from extproc.choosing.health import EndpointHealth
+from extproc.pick import Picked
+from extproc.pods.endpoint import EndpointLoad, EndpointTrend, Role
+from extproc.pods.inflight import Booking, Bookings
+from extproc.pods.latency_estimate import LatencyEstimates
+from extproc.policy.values import PickPolicy
+from extproc.pools.booked_exchange import GATEWAY_TIMEOUT, NO_RESPONSE_FILTER, NOT_DELIVERED
+from extproc.prefixes.match_watch import MatchWatch
+from extproc.prefixes.prompt_match import PromptKeys
+from extproc.prefixes.recent_routes import KEY_BYTES
+from extproc.prefixes.routing_memory import RoutingMemory
+from extproc.quotas.quota import QuotaAsk, QuotaNote
+from extproc.quotas.shared_quotas import Quotas
+from extproc.replicas.shared_load import EndpointBookings
+from extproc.replicas.shared_state import PoolShare, SharedState
+from extproc.requests.request import ApiKind
+from extproc.responses.realised import Comparison, RealisedWatch
+from extproc.telemetry.degradation_log import DegradationLog
+from extproc.telemetry.overload_telemetry import OverloadTelemetry
+from extproc.telemetry.picker_telemetry import PickerTelemetry
+
+# what Envoy's configuration lacks, where a response cannot be read or changed
+MISSING_IN_ENVOY = {
+    NO_RESPONSE_FILTER: "a response was to be read, and Envoy has no second ext_proc filter for it (envoy/local.yaml)",
+    NOT_DELIVERED: "a response was to be read, and none of it came: a client left, or allow_mode_override is missing",
+}
+
+
+class PickerBooks:
+    """Implements `booked_exchange.ExchangeBooks`."""
+
+    def __init__(
+        self,
+        endpoints: Iterable[str],
+        *,
+        policy: PickPolicy,
+        telemetry: PickerTelemetry,
+        overload: OverloadTelemetry,
+        degradations: DegradationLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.picks: dict[str, int] = dict.fromkeys(endpoints, 0)
+        self._roles = policy.roles
+        self._leaving: set[str] = set()  # endpoints that are gone and have requests to finish
+        self.bookings = Bookings(tokens_per_second=policy.prefill_tokens_per_second)
+        self.memory = RoutingMemory(policy)
+        self.health = EndpointHealth(policy.health, full_seconds=policy.priorities.overload.full_seconds)
+        self.estimates = LatencyEstimates(tokens_per_second=policy.prefill_tokens_per_second)
+        self.matches = MatchWatch()
+        self.realised_watch = RealisedWatch()
+        # these read the books, hence are set later
+        self.shared: SharedState | PoolShare | None = None
+        self.quotas: Quotas | None = None
+        self.freed: Callable[[], None] = _nobody_waits  # told when there may be room for a request that waits
+        self._sent: dict[Booking, _Sent] = {}
+        self._telemetry = telemetry
+        self._overload = overload
+        self._degradations = degradations
+        self._clock = clock
+
+    def set_endpoints(self, endpoints: Iterable[str]) -> None:
+        """Have these from now on. What is booked at others is kept until its end, and then they are forgotten."""
+        there = dict.fromkeys(endpoints)
+        gone = [endpoint for endpoint in self.picks if endpoint not in there]
+        self.picks = {endpoint: self.picks.get(endpoint, 0) for endpoint in there} | {
+            endpoint: self.picks[endpoint] for endpoint in gone
+        }
+        self._leaving = set(gone)
+        for endpoint in gone:
+            self.memory.forget(endpoint)
+            self._forget_if_free(endpoint)
+        self.freed()  # one that waits may fit now, or nowhere any more
+
+    def retune(self, policy: PickPolicy, *, memory_share: float = 1.0) -> None:
+        """Go by another policy from now on; what is booked and what was learned stays."""
+        tokens_per_second = policy.prefill_tokens_per_second
+        self._roles = policy.roles
+        self.bookings.retune(tokens_per_second=tokens_per_second)
+        self.estimates.retune(tokens_per_second=tokens_per_second)
+        self.memory.retune(policy, share=memory_share)
+        self.health.retune(policy.health, full_seconds=policy.priorities.overload.full_seconds)
+
+    @property
+    def open_requests(self) -> int:
+        """How many requests have not ended."""
+        return len(self._sent)
+
+    def role_of(self, endpoint: str) -> str:
+        """Return an endpoint's role in words, by the policy."""
+        return self._roles.get(endpoint, Role.BOTH).value
+
+    def _forget_if_free(self, endpoint: str) -> None:
+        if endpoint in self._leaving and self.bookings.forget(endpoint):
+            self._leaving.discard(endpoint)
+            del self.picks[endpoint]
+            self._forget(endpoint)
+
+    def _forget(self, endpoint: str) -> None:
+        self.memory.forget(endpoint)  # once more: a request that was on its way may have been remembered since
+        self.estimates.forget(endpoint)
+        self.health.restarted(endpoint)
+        self.matches.forget(endpoint)
+        self._telemetry.forget(endpoint)
+        self._overload.forget(endpoint)
+
+    def book(self, picked: Picked) -> Booking:
+        """Book a decision: from now on the next pick counts with it."""
+        decision, prepared, now = picked.decision, picked.prepared, self._clock()
+        endpoint, request = decision.endpoints[0], prepared.request
+        prompts: Sequence[PromptKeys] = ()
+        uncached = context = 0
+        if request.api is not ApiKind.TOKENIZE:  # which costs no GPU and leaves nothing in its cache
+            prompts, context = prepared.prompts, decision.prompt_tokens
+            uncached = max(context - decision.matched_tokens, 1) if context else 0
+        booking = self.bookings.book(endpoint, now=now, uncached_tokens=uncached, context_tokens=context)
+        self._sent[booking] = _Sent(
+            prompts=prompts,
+            session=prepared.session,
+            adapter=prepared.resolved.adapter,
+            quota=prepared.quota,
+            is_stream=request.stream,
+        )
+        self.health.sent(endpoint, now=now)
+        if self.shared is not None:
+            self.shared.changed()
+        return booking
+
+    def remember(self, picked: Picked, *, label: str = "") -> None:
+        """Remember and count a booked decision, which can wait until its answer is out.
+
+        `label`: the model that was asked for, where its name is a configured one.
+        """
+        decision, prepared, now = picked.decision, picked.prepared, self._clock()
+        resolved, chosen = prepared.resolved, decision.winner
+        winner = chosen.address
+        # no other pick asks what this one was promised, and the pods' reports tell of first tokens far later than now
+        promised = expected_ttft(chosen, self.estimates, now=now)
+        self.estimates.promised(winner, seconds=promised)
+        prompts, session, adapter = prepared.prompts, prepared.session, resolved.adapter
+        self.memory.note(
+            winner,
+            prompts=prompts if prepared.request.api is not ApiKind.TOKENIZE else (),
+            session=session,
+            adapter=adapter,
+            now=now,
+            indexed=chosen.indexed_tokens >= _keyed_tokens(prompts),
+        )
+        if session is not None or adapter is not None:
+            self._tell_place(winner, session, adapter, session_moved=picked.session_moved)
+        if winner in self.picks:
+            self.picks[winner] += 1
+        self.matches.routed(winner, prompt_tokens=decision.prompt_tokens, matched_tokens=decision.matched_tokens)
+        self._telemetry.routed(
+            endpoint=winner,
+            prompt_tokens=decision.prompt_tokens,
+            matched_tokens=decision.matched_tokens,
+            best_matched_tokens=decision.best_matched_tokens,
+            degraded=decision.degraded,
+            model=label,
+            arm=resolved.arm,
+            served=resolved.base.name if resolved.base is not None else "",  # a configured name
+            tenant=prepared.standing.tenant,
+            seconds_a_token=self.estimates.pace(winner).prefill.seconds_a_token,
+            promised_seconds=promised,
+        )
+        if winner not in self.picks:
+            self._forget(winner)  # gone, and this request's end came first: nothing would forget it any more
+
+    # --- booked_exchange.ExchangeBooks ----------------------------------------------------------------------------
+
+    def knows(self, endpoint: str) -> bool:
+        """Tell whether it is one of ours."""
+        return endpoint in self.picks
+
+    def rebook(self, booking: Booking, endpoint: str) -> Booking:
+        """Move a booking to the pod that Envoy's retry went to, and what is expected to be there."""
+        self._telemetry.rerouted(picked=booking.endpoint, served_by=endpoint)
+        self.bookings.release(booking)
+        moved = self.bookings.book(
+            endpoint,
+            now=self._clock(),
+            uncached_tokens=booking.uncached_tokens,
+            context_tokens=booking.context_tokens,
+        )
+        self._sent[moved] = sent = self._sent.pop(booking)
+        self.memory.note(
+            endpoint, prompts=sent.prompts, session=sent.session, adapter=sent.adapter, now=moved.booked_at
+        )
+        if sent.session is not None or sent.adapter is not None:
+            self._tell_place(endpoint, sent.session, sent.adapter)
+        if self.shared is not None:
+            self.shared.changed()
+        if self._leaving:
+            self._forget_if_free(booking.endpoint)
+        self.freed()
+        return moved
+
+    def endpoint_full(self, endpoint: str) -> None:
+        """Believe it."""
+        if endpoint in self.picks:
+            self.health.full(endpoint, now=self._clock())
+            self._overload.endpoint_full(endpoint)
+
+    def endpoint_answered(self, endpoint: str, *, failed: bool) -> None:
+        """Note whether it failed."""
+        if endpoint in self.picks:
+            self.health.note(endpoint, failed=failed, now=self._clock())
+            if failed:
+                self._telemetry.endpoint_failed(endpoint)
+
+    def release(self, booking: Booking, *, status: int, model: str, arm: str, unserved: bool = False) -> None:
+        """End a booking and count its request."""
+        self.bookings.release(booking)
+        sent = self._sent.pop(booking)
+        if sent.quota is not None and self.quotas is not None:
+            if unserved:
+                self.quotas.cancel(sent.quota)
+            else:
+                self.quotas.settle(sent.quota, generated_tokens=_generated(status, is_stream=sent.is_stream))
+        self.freed()
+        if self.shared is not None:
+            self.shared.ended()
+        self._telemetry.exchange_ended(
+            endpoint=booking.endpoint, status=status, model=model, arm=arm, seconds=self._clock() - booking.booked_at
+        )
+        if self._leaving:
+            self._forget_if_free(booking.endpoint)
+
+    def realised(self, comparison: Comparison) -> None:
+        """Take what was predicted and what came true."""
+        self.realised_watch.add(comparison, now=self._clock())
+        pace = self.estimates.pace(comparison.endpoint)
+        self._telemetry.realised(comparison, seconds_a_token=pace.prefill.seconds_a_token)
+
+    def generated(self, note: QuotaNote, tokens: int) -> None:
+        """Tell the quotas."""
+        if self.quotas is not None:
+            self.quotas.generated(note, tokens)
+
+    def response_missed(self, why: str) -> None:
+        """Count a response whose plan was not carried out."""
+        self._telemetry.response_missed(why)
+        if (words := MISSING_IN_ENVOY.get(why)) is not None:
+            self._degradations.note({why: words}, now=self._clock())
+
+    # --- for the scraper and the other replicas -------------------------------------------------------------------
+
+    def reported(self, endpoint: str, load: EndpointLoad, trend: EndpointTrend) -> None:
+        """Take a pod's report."""
+        if endpoint not in self.picks:  # asked before it was gone
+            return
+        now = self._clock()
+        self.estimates.report(endpoint, load, now=now)
+        self.estimates.trend(endpoint, trend)
+        seconds = self.estimates.pace(endpoint).first_token_seconds
+        self.bookings.reported(endpoint, load, first_token_seconds=seconds)
+        rate = self.estimates.tokens_per_second(endpoint)
+        if rate is not None:
+            self.bookings.prefill_rate(endpoint, tokens_per_second=rate, now=now)
+        self.freed()
+
+    def changed(self) -> None:
+        """Take note that an endpoint may not be what it was: a failed scrape, or news of the other replicas."""
+        self.freed()
+
+    def restarted(self, endpoint: str) -> None:
+        """Forget what was expected of a pod that is another process now."""
+        self.estimates.forget(endpoint)
+        self.memory.forget(endpoint)
+        self.health.restarted(endpoint)
+        self.bookings.emptied(endpoint)
+
+    def own_bookings(self) -> Mapping[str, EndpointBookings]:
+        """Return what is open here, as the other replicas are told."""
+        return {
+            endpoint: EndpointBookings(totals.requests, int(totals.uncached_tokens), totals.context_tokens)
+            for endpoint, totals in self.bookings.all_totals(now=self._clock()).items()
+        }
+
+    def _tell_place(
+        self, endpoint: str, session: str | None, adapter: str | None, *, session_moved: bool = False
+    ) -> None:
+        """Have the other replicas know where a session or an adapter is."""
+        if self.shared is not None:
+            self.shared.placed(endpoint=endpoint, session=session, adapter=adapter, session_moved=session_moved)
+
+
+class _Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """What an open request leaves where it is served."""
+
+    prompts: Sequence[PromptKeys]
+    session: str | None
+    adapter: str | None
+    quota: QuotaAsk | None
+    is_stream: bool
+
+
+def _generated(status: int, *, is_stream: bool) -> int | None:
+    """Return what was surely generated; None: whoever reads the response tells, or nobody knows."""
+    if 200 <= status < 300:
+        return None
+    # a stream's headers come before its first token; all the rest is there before its headers
+    return None if status in (0, GATEWAY_TIMEOUT) and not is_stream else 0
+
+
+def _nobody_waits() -> None:
+    pass
+
+
+def _keyed_tokens(prompts: Sequence[PromptKeys]) -> int:
+    """Return the tokens of all that can be indexed of these prompts."""
+    tokens = 0
+    for prompt in prompts:
+        tokens += len(prompt.keys) // KEY_BYTES * prompt.tokens_each
+    return tokens

@@ -1,0 +1,61 @@
+"""Which models a pool serves: those of its policies, then the picker's own, by the names their blocks are indexed with.
+
+Asked by `pool_picker` whenever its configuration or the tokenizers that are loaded have changed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from extproc.models.models import ModelTable, ServedModel
+from extproc.policy.pool_config import PoolConfig
+from extproc.prompts.tokenizer_shelf import TokenizerShelf, without_missing
+
+
+def models_of(config: PoolConfig, own: Sequence[ServedModel], shelf: TokenizerShelf) -> ModelTable:
+    """Return the pool's models; those whose tokenizers are not loaded yet are routed on text until they are."""
+    declared = declared_models(config, own)
+    return without_missing(declared, shelf) if config.name else declared
+
+
+def declared_models(config: PoolConfig, own: Sequence[ServedModel]) -> ModelTable:
+    """Return the pool's models, with the picker's own (`--models`, `--model`) where the policy says nothing of them."""
+    if not config.name:
+        return config.models
+    known = config.models.names()
+    further = [model for model in own if model.name not in known and config.model in (None, model.name, *model.aliases)]
+    served = [_as_told(model, config.learned) for model in (*config.models.served, *further)]
+    served = [as_indexed(model, config.model) for model in served]
+    return replace(config.models, served=_once((*served, *_unknown(config, served))))
+
+
+def as_indexed(model: ServedModel, indexed: str | None) -> ServedModel:
+    """Return the model under the name that the indexer computes its blocks with, where that is one of its aliases."""
+    if indexed is None or indexed not in model.aliases:
+        return model
+    return replace(model, name=indexed, aliases=(model.aliases - {indexed}) | {model.name})
+
+
+def _as_told(model: ServedModel, learned: Sequence[ServedModel]) -> ServedModel:
+    """Return the model with the names that its pods tell, under the one that its blocks are indexed with."""
+    names = {model.name, *model.aliases}
+    for told in learned:
+        if not names.isdisjoint((told.name, *told.aliases)):
+            return replace(model, name=told.name, aliases=(told.aliases | names) - {told.name})
+    return model
+
+
+def _unknown(config: PoolConfig, served: Sequence[ServedModel]) -> list[ServedModel]:
+    """Return those models that only the pods tell of; none where a policy lists all there are."""
+    known = {name for model in served for name in (model.name, *model.aliases)}
+    return [] if config.models.only_listed else [each for each in config.learned if each.name not in known]
+
+
+def _once(served: Sequence[ServedModel]) -> tuple[ServedModel, ...]:
+    """Return the models with each name at the first that has it: what several pods tell may overlap."""
+    seen: set[str] = set()
+    kept = []
+    for model in served:
+        if model.name not in seen:
+            kept.append(replace(model, aliases=model.aliases - seen) if model.aliases & seen else model)
+            seen.update((model.name, *model.aliases))
+    return tuple(kept)

@@ -1,0 +1,382 @@
+"""The pools that one picker serves: told apart by gRPC metadata or host, changed while requests run.
+
+`service` hands it to the gRPC server as where picks come from, and `mesh` applies what documents say. A pool that goes
+keeps its open requests until they end, and who waits for `RETURN_SECONDS`; one that comes back meanwhile goes on where
+it was.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from prometheus_client import CollectorRegistry, Counter
+
+from extproc.admission.classify import claims_named, headers_named
+from extproc.errors import KvmeshError, NoPoolForHostError, PickError, UnknownPoolError
+from extproc.ext_proc.call import OpenExchange
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.models.learned_models import learned_models
+from extproc.policy.pool_config import PoolConfig
+from extproc.pools.booked_exchange import ReadResponse
+from extproc.pools.picker_parts import PickerParts
+from extproc.pools.pool_hosts import PoolHosts, pools_of_cluster
+from extproc.pools.pool_picker import PoolPicker, tell_unrouted
+from extproc.pools.unknown_books import UNKNOWN_BOOKS
+from extproc.responses.response_plan import ResponsePlan
+
+log = logging.getLogger(__name__)
+
+AUTHORITY = ":authority"
+LOOK_SECONDS = 1.0
+LOOKS_BACK_EVERY = 5  # looks
+LOOKS_BACK_AT_REST = 30  # likewise, at the models of pools without requests: their pods are asked minutes apart
+WATCHED_SECONDS = 900.0  # after its last pick a pool is looked at so long
+RETURN_SECONDS = 5.0  # for a pool that was deleted to be made anew: who waits there goes on then, and gets a 503 else
+FULL_MEMORY_POOLS = 4  # with more pools, each remembers less of what it has routed
+
+
+class Pools:
+    """Implements `ext_proc_call.Picks` for all of them."""
+
+    def __init__(self, parts: PickerParts, *, changed: Callable[[], None] | None = None) -> None:
+        """`changed` is told when requests are to be read for other headers or claims than before."""
+        self._parts = parts
+        self._changed = changed
+        self._pools: dict[str, PoolPicker] = {}
+        self._leaving: dict[str, PoolPicker] = {}  # with open requests
+        self._waits_until: dict[str, float] = {}  # of these, who waits there still does, until monotonic seconds
+        self._only: PoolPicker | None = None
+        self._hosts = PoolHosts({})
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: dict[str, tuple[asyncio.Task[None], ...]] = {}
+        self._given: dict[str, PoolConfig] = {}  # what each pool was last set up with, before what its pods tell
+        self._one_at_a_time = asyncio.Lock()
+        self._coming: Sequence[PoolConfig] = ()  # being applied: what they look at is read already
+        self._memory_share = 1.0
+        self._are_known = asyncio.Event()
+        self.registry = CollectorRegistry()
+        self._unrouted = Counter(
+            "kvmesh_unrouted_requests",
+            "Requests that belong to no pool, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+
+    # --- ext_proc_call.Picks --------------------------------------------------------------------------------------
+
+    def pick(self, facts: RequestFacts, body: bytes | None) -> Coroutine[Any, Any, OpenExchange]:
+        """Have the pool of the request's host pick. Raise PickError where there is none."""
+        try:
+            pool = self.for_host(facts.headers.get(AUTHORITY, ""))
+        except PickError as refusal:
+            self.refuse(facts, refusal)
+        return pool.pick(facts, body)
+
+    def response(self, plan: ResponsePlan) -> ReadResponse:
+        """Open a response whose pick, here or on another picker, made this plan."""
+        pool = self._pools.get(plan.pool) or self._leaving.get(plan.pool)
+        # what a client was promised holds, also where the pool is not known here
+        return pool.response(plan) if pool is not None else ReadResponse(books=UNKNOWN_BOOKS, plan=plan)
+
+    def of_pool(self, name: str) -> PoolPicker:
+        """Return the pool of this name. Raise UnknownPoolError."""
+        pool = self._pools.get(name)
+        if pool is None:
+            raise self._refusal(UnknownPoolError(f"the pool {name[:200]!r} is not known here"))
+        return pool
+
+    def of_route(self, pool: str, cluster: str) -> "PoolPicker | Pools | NoPool":
+        """Return the pool of a request by its route: of the cluster that it was dealt to, else as metadata names it.
+
+        Where the route says nothing, the host tells.
+        """
+        if cluster:
+            for name in pools_of_cluster(cluster):
+                if name in self._pools:
+                    return self._pools[name]
+        try:
+            return self.of_pool(pool) if pool else self
+        except UnknownPoolError as refusal:
+            return NoPool(refusal, self)
+
+    def for_host(self, authority: str) -> PoolPicker:
+        """Return the pool that serves the host, or the only one. Raise PickError."""
+        name = self._hosts.pool_of(authority) if self._hosts else None
+        pool = self._pools.get(name) if name is not None else self._only
+        if pool is not None:
+            return pool
+        if not self._pools:
+            raise self._refusal(UnknownPoolError("no pool is known here"))
+        raise self._refusal(
+            NoPoolForHostError(f"no pool serves the host {authority[:200]!r}, and the gateway names none")
+        )
+
+    # --- what there is --------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the pools' names."""
+        return tuple(self._pools)
+
+    @property
+    def all(self) -> Mapping[str, PoolPicker]:
+        """Return the pools by name."""
+        return self._pools
+
+    @property
+    def with_requests(self) -> Mapping[str, PoolPicker]:
+        """Return the pools by name, with those that only finish their requests."""
+        return {**self._leaving, **self._pools}
+
+    def pool(self, name: str) -> PoolPicker | None:
+        """Return the pool of this name."""
+        return self._pools.get(name)
+
+    def wanted_headers(self) -> frozenset[str]:
+        """Return the request headers (lowercase) that any pool looks at."""
+        own = frozenset({AUTHORITY}) if self._parts.settings.follows_mesh else frozenset[str]()
+        return own.union(
+            *[pool.wanted_headers() for pool in self._pools.values()],
+            *[config.models.sticky_headers() | headers_named(config.policy.priorities) for config in self._coming],
+        )
+
+    def wanted_claims(self) -> frozenset[str]:
+        """Return the claims of a verified JWT that any pool looks at."""
+        return frozenset[str]().union(
+            *[pool.wanted_claims() for pool in self._pools.values()],
+            *[claims_named(config.policy.priorities) for config in self._coming],
+        )
+
+    # --- changes --------------------------------------------------------------------------------------------------
+
+    async def apply(self, configs: Mapping[str, PoolConfig]) -> None:
+        """Serve these pools so from now on; what is as it was is left alone.
+
+        Open requests, waiting ones, bookings and quotas stay. A pool that cannot be set up is said in the log; the
+        others are served, and it stays as it was.
+        """
+        async with self._one_at_a_time:
+            self._coming = tuple(configs.values())
+            self._tell_wanted()
+            self._memory_share = min(1.0, FULL_MEMORY_POOLS / max(len(configs), 1))
+            for name in [name for name in self._pools if name not in configs]:
+                with self._alone(name):
+                    self._leave(name)
+            for name, config in configs.items():
+                pool = self._pools.get(name)
+                if pool is not None:
+                    pool.share_memory(self._memory_share)
+                    if self._given.get(name) is config:
+                        continue
+                with self._alone(name):
+                    self._set(config)
+                await asyncio.sleep(0)  # each costs a millisecond or more, and there may be hundreds
+            self._route()  # at once for all: a host that moves to another pool is never nobody's
+            self._coming = ()
+            self._tell_wanted()
+            self._parts.tokenizers.keep(
+                [model for pool in self.with_requests.values() for model in pool.declared_models()]
+            )
+        self._are_known.set()
+
+    def adopt(self, pool: PoolPicker) -> None:
+        """Serve this pool, too; for one that is there from the start."""
+        self._pools[pool.name] = pool
+        self._route()
+        self._are_known.set()
+
+    async def known(self) -> None:
+        """Wait until pools were applied once."""
+        await self._are_known.wait()
+
+    def _set(self, config: PoolConfig) -> None:
+        name = config.name
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._leaving.pop(name, None)
+            self._waits_until.pop(name, None)
+            if pool is None:
+                pool = PoolPicker(config, self._parts)
+            pool.share_memory(self._memory_share)
+            self._pools[name] = pool
+            self._start(pool)
+            log.info("pool", extra={"pool": name, "endpoints": len(config.endpoints)})
+        learned = self._as_learned(pool, config)
+        if pool.config != learned:
+            pool.apply(learned)
+        self._given[name] = config
+        self._start_quotas(pool)
+        self._load_tokenizers(pool)
+
+    def _leave(self, name: str) -> None:
+        """Take nothing new for a pool; what is open ends by itself, what waits goes on only if it soon comes back."""
+        pool = self._pools.pop(name)
+        self._given.pop(name, None)
+        log.info("the pool is gone", extra={"pool": name, "open_requests": pool.books.open_requests})
+        self._leaving[name] = pool
+        if any(pool.admission.waiting.values()):
+            self._waits_until[name] = time.monotonic() + RETURN_SECONDS
+        else:
+            pool.leave()
+
+    def _as_learned(self, pool: PoolPicker, config: PoolConfig) -> PoolConfig:
+        """Return the config with the models that the pool's pods tell, where it declares none."""
+        if config.model is not None or not config.name:
+            return config
+        told = [status.models for status in pool.endpoints.known(now=time.monotonic())]
+        learned = pool.config.learned  # pods that do not answer have not become others
+        if any(told):
+            learned = learned_models(told, folders=self._parts.settings.tokenizer_folders)
+        return config if learned == config.learned else replace(config, learned=learned)
+
+    def _learn(self, pool: PoolPicker) -> None:
+        """Go by the models that the pods tell by now."""
+        config = self._as_learned(pool, pool.config)
+        if config.learned != pool.config.learned:
+            names = {each.name: sorted(each.aliases) for each in config.learned}
+            log.info("the pods tell their models", extra={"pool": pool.name, "models": names})
+            pool.apply(config)
+            self._load_tokenizers(pool)
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Say what goes wrong with one pool; the others are served all the same."""
+        try:
+            yield
+        except KvmeshError as error:
+            log.error("the pool cannot be served as it is configured: %s", error, extra={"pool": name})
+        except Exception:  # a defect
+            log.exception("the pool has failed", extra={"pool": name})
+
+    def _tell_wanted(self) -> None:
+        if self._changed is not None:
+            self._changed()
+
+    def _route(self) -> None:
+        # one that says which hosts are its own gets no others, also while it is the only one
+        pools = tuple(self._pools.values())
+        self._only = pools[0] if len(pools) == 1 and not pools[0].config.hosts else None
+        self._hosts = PoolHosts({name: pool.config.hosts for name, pool in self._pools.items()})
+
+    def refuse(self, facts: RequestFacts, refusal: PickError) -> NoReturn:
+        """Refuse a request that belongs to no pool, and tell those who observe."""
+        tell_unrouted(self._parts.watch, facts, refusal)
+        raise refusal
+
+    def _refusal(self, error: PickError) -> PickError:
+        self._unrouted.labels(error.reason).inc()
+        return error
+
+    # --- tasks ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Scrape, write and watch for all pools until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for pool in self._pools.values():
+                self._start(pool)
+                self._start_quotas(pool)
+                self._load_tokenizers(pool)
+            if self._parts.shared is not None:
+                tasks.create_task(self._parts.shared.run(), name="share load")
+            await self._watch()
+
+    async def close(self) -> None:
+        """Let go of everything; call it when `run` has ended."""
+        self._tasks = None
+        for pool in self.with_requests.values():
+            await pool.close()
+
+    def end_waiting(self) -> None:
+        """Answer all who wait; nobody waits from now on."""
+        for pool in self._pools.values():
+            pool.admission.close()
+
+    async def first_scrapes(self) -> None:
+        """Wait until every endpoint was scraped once; each scrape has its deadline."""
+        for pool in tuple(self._pools.values()):
+            await pool.endpoints.first_scrapes()
+
+    def _start(self, pool: PoolPicker) -> None:
+        if self._tasks is not None and pool.name not in self._running:
+            task = self._tasks.create_task(pool.endpoints.run(), name=f"scrape pool {pool.name}")
+            self._running[pool.name] = (task,)
+
+    def _start_quotas(self, pool: PoolPicker) -> None:
+        """Quotas are written once there is one: hundreds of pools without need no task each."""
+        running = self._running.get(pool.name, ())
+        if self._tasks is not None and len(running) == 1 and (not pool.name or pool.quotas.is_used):
+            task = self._tasks.create_task(pool.quotas.run(), name=f"share quotas of {pool.name}")
+            self._running[pool.name] = (*running, task)
+
+    def _load_tokenizers(self, pool: PoolPicker) -> None:
+        missing = pool.missing_tokenizers()
+        if missing and self._tasks is not None:
+            self._tasks.create_task(self._loaded(pool, missing), name=f"load tokenizers of {pool.name}")
+
+    async def _loaded(self, pool: PoolPicker, missing: Sequence[Any]) -> None:
+        with self._alone(pool.name):
+            await self._parts.tokenizers.load(missing)
+            pool.apply(pool.config)
+
+    async def _watch(self) -> None:
+        looks = 0
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            looks += 1
+            since = time.monotonic() - WATCHED_SECONDS
+            for pool in tuple(self._pools.values()):
+                every = LOOKS_BACK_EVERY if pool.picked_at > since else LOOKS_BACK_AT_REST
+                if pool.config.model is None and (not pool.config.learned or looks % every == 0):
+                    with self._alone(pool.name):
+                        self._learn(pool)
+                if not pool.name or pool.picked_at > since:
+                    with self._alone(pool.name):
+                        pool.look()
+                        if looks % LOOKS_BACK_EVERY == 0:
+                            pool.look_back()
+            self._end_waits()
+            for pool in tuple(self._leaving.values()):
+                # it may have come back while another one was closed
+                if pool.is_free and self._leaving.get(pool.name) is pool:
+                    with self._alone(pool.name):
+                        await self._end(pool)
+
+    def _end_waits(self) -> None:
+        """Answer those who wait in pools that have not come back in time."""
+        now = time.monotonic()
+        for name in [name for name, until in self._waits_until.items() if now >= until]:
+            del self._waits_until[name]
+            with self._alone(name):
+                self._leaving[name].leave()
+
+    async def _end(self, pool: PoolPicker) -> None:
+        """Close a pool whose last request has ended."""
+        del self._leaving[pool.name]
+        self._waits_until.pop(pool.name, None)
+        tasks = self._running.pop(pool.name, ())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await pool.close()
+
+
+class NoPool:
+    """Implements `ext_proc_call.Picks` where a route names a pool that is not known here."""
+
+    def __init__(self, refusal: PickError, pools: Pools) -> None:
+        self._refusal = refusal
+        self._pools = pools
+
+    async def pick(self, facts: RequestFacts, body: bytes | None) -> OpenExchange:  # noqa: ARG002 - a port
+        """Refuse it."""
+        self._pools.refuse(facts, self._refusal)
+
+    def response(self, plan: ResponsePlan) -> ReadResponse:
+        """Open a response: what its plan promises holds."""
+        return self._pools.response(plan)

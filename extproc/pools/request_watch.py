@@ -1,0 +1,277 @@
+"""Follows each request from its arrival to its end and tells the observers; where there are none, nothing is made.
+
+`picker_parts` has one `RequestWatch` for the process. `pool_picker` opens a `Story` for a request while anybody
+observes, `admit_request` and `booked_exchange` add to it. Decides nothing; no observer's failure reaches a request.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from itertools import count
+from typing import Protocol, TypeVar
+
+from extproc.admission.ports import Telemetry
+from extproc.admission.prepared_request import Prepared
+from extproc.ext_proc.exchange import NOTHING_TOLD, RequestFacts
+from extproc.pick import Picked
+from extproc.records.request_story import Decided, DecisionRecord, Ended, Fate, RequestObserver, SpanContext
+from extproc.responses.realised import Usage
+from extproc.responses.response_plan import ResponsePlan
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+COMPLAINT_SECONDS = 60.0  # an observer that fails is in the log once in so long
+
+_current: ContextVar["Story | None"] = ContextVar("kvmesh_story", default=None)
+
+
+class Traces(RequestObserver, Protocol):
+    """Traces that are on: told of the exchanges alone that have a span."""
+
+    def open(self, facts: RequestFacts) -> SpanContext | None:
+        """Return the span of a request that has come now, None where it is not sampled."""
+
+
+class RequestWatch:
+    """The observers of one process, and the numbers of their stories."""
+
+    def __init__(
+        self, *, clock: Callable[[], float] = time.monotonic, unix_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self.observers: list[RequestObserver] = []  # may change at any time
+        self.traces: Traces | None = None  # None: off
+        self.on_picked: Callable[[str, Picked], None] | None = None  # pool, and what was routed; after its answer
+        self.reading: dict[tuple[float, str], tuple[Story, ResponsePlan]] = {}  # whose responses may be read
+        self.clock = clock
+        self.unix_ns = unix_ns
+        self._numbers = count(1)
+        self._complained_at = float("-inf")
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there may be a story to tell."""
+        return bool(self.observers) or self.traces is not None
+
+    def open(self, pool: str, facts: RequestFacts, *, audit_share: float = 1.0) -> "Story | None":
+        """Begin the story of a request that has come now; None where nobody would hear it."""
+        span = self.traces.open(facts) if self.traces is not None else None
+        if span is None and not self.observers:
+            return None
+        return Story(self, next(self._numbers), pool, facts, span, audit_share)
+
+    def story_of(self, plan: ResponsePlan) -> "Story | None":
+        """Return the open story whose response has this plan: the response may come on a stream of its own."""
+        key = _reading_key(plan)
+        story, planned = self.reading.get(key, (None, None)) if key is not None else (None, None)
+        return story if planned == plan else None
+
+    def tell_decided(self, decided: Decided) -> None:
+        """Tell all who are to know."""
+        for observer in self._concerned(decided.span):
+            try:
+                observer.decided(decided)
+            except Exception:
+                self._complain(observer)
+
+    def tell_ended(self, ended: Ended) -> None:
+        """Tell all who are to know."""
+        for observer in self._concerned(ended.span):
+            try:
+                observer.ended(ended)
+            except Exception:
+                self._complain(observer)
+
+    def tell_picked(self, pool: str, picked: Picked) -> None:
+        """Tell who wants all that was routed."""
+        if self.on_picked is not None:
+            try:
+                self.on_picked(pool, picked)
+            except Exception:
+                self._complain(self.on_picked)
+
+    def _concerned(self, span: SpanContext | None) -> Sequence[RequestObserver]:
+        if span is None or self.traces is None:
+            return self.observers.copy()  # one may go while it is told
+        return [*self.observers, self.traces]
+
+    def _complain(self, observer: object) -> None:
+        now = self.clock()
+        if now - self._complained_at >= COMPLAINT_SECONDS:
+            self._complained_at = now
+            log.exception("an observer of requests failed", extra={"observer": type(observer).__name__})
+
+
+class Story:
+    """One request that is observed."""
+
+    __slots__ = (
+        "_audit_share",
+        "_ended",
+        "_facts",
+        "_headers_at",
+        "_is_told",
+        "_number",
+        "_pool",
+        "_reading_key",
+        "_settled_at",
+        "_started_at",
+        "_started_unix_ns",
+        "_watch",
+        "phases",
+        "prepared",
+        "prompt_key",
+        "queued_seconds",
+        "span",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        watch: RequestWatch,
+        number: int,
+        pool: str,
+        facts: RequestFacts,
+        span: SpanContext | None,
+        audit_share: float,
+    ) -> None:
+        self._watch = watch
+        self._number = number
+        self._pool = pool
+        self._facts = facts
+        self.span = span
+        self._audit_share = audit_share
+        self.prepared: Prepared | None = None  # once it was read, and until it goes somewhere
+        self.prompt_key = b""
+        self._started_unix_ns = watch.unix_ns()
+        self._started_at = watch.clock()
+        self._reading_key: tuple[float, str] | None = None
+        self.phases: dict[str, float] = {}
+        self.queued_seconds: float | None = None
+        self.usage: Usage | None = None  # as read from the response
+        self._headers_at: float | None = None
+        self._settled_at: float | None = None
+        self._is_told = False
+        self._ended: Ended | None = None  # before anybody was told that it began
+
+    def will_be_read(self, plan: ResponsePlan) -> None:
+        """Expect the response that has this plan to be read here, until the exchange ends."""
+        key = _reading_key(plan)
+        if key is not None and key not in self._watch.reading:
+            self._reading_key = key
+            self._watch.reading[key] = (self, plan)
+
+    def settle(self) -> bool:
+        """Take note that it has been dealt with now; False where it was before."""
+        if self._settled_at is not None:
+            return False
+        self._settled_at = self._watch.clock()
+        return True
+
+    def decided(self, fate: Fate, record: DecisionRecord, *, endpoint: str | None = None) -> None:
+        """Tell what was done about it. Called after the answer: nobody waits for observers."""
+        watch, settled_at = self._watch, self._settled_at
+        seconds = (settled_at if settled_at is not None else watch.clock()) - self._started_at
+        watch.tell_decided(
+            Decided(
+                number=self._number,
+                pool=self._pool,
+                fate=fate,
+                record=record,
+                endpoint=endpoint,
+                started_unix_ns=self._started_unix_ns,
+                seconds=seconds,
+                queued_seconds=self.queued_seconds,
+                phases=self.phases,
+                span=self.span,
+                audit_share=self._audit_share,
+                prompt_key=self.prompt_key,
+            )
+        )
+        self._is_told = True
+        if self._ended is not None:
+            watch.tell_ended(self._ended)
+
+    def responded(self) -> None:
+        """Take note that the response's headers have come."""
+        self._headers_at = self._watch.clock()
+
+    def end(self, *, endpoint: str, served_by: str | None, status: int, unserved: bool) -> None:
+        """Tell that the exchange is over, but never before it has begun."""
+        if self._reading_key is not None:
+            self._watch.reading.pop(self._reading_key, None)
+        began, headers = self._started_at, self._headers_at
+        ended = Ended(
+            number=self._number,
+            pool=self._pool,
+            request_id=self._facts.request_id,
+            endpoint=endpoint,
+            served_by=served_by,
+            status=status,
+            unserved=unserved,
+            seconds_to_headers=headers - began if headers is not None else None,
+            seconds=self._watch.clock() - began,
+            usage=self.usage,
+            span=self.span,
+        )
+        if self._is_told:
+            self._watch.tell_ended(ended)
+        else:
+            self._ended = ended
+
+
+def _reading_key(plan: ResponsePlan) -> tuple[float, str] | None:
+    """Return what tells one pick of a picker from its others; None where nothing was predicted."""
+    prediction = plan.prediction
+    return (prediction.sent_at, prediction.endpoint) if prediction is not None and prediction.sent_at else None
+
+
+class PhaseNotes:
+    """The picker's telemetry of phases, noted in the story of the request as well. In use while anybody observes."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    def phase(self, name: str, seconds: float) -> None:
+        """Count it, and add it to the request whose turn it is."""
+        self._telemetry.phase(name, seconds)
+        if (story := _current.get()) is not None:
+            story.phases[name] = story.phases.get(name, 0.0) + seconds
+
+
+def current_story() -> Story | None:
+    """Return the story of the request whose task this is."""
+    return _current.get()
+
+
+def in_its_turn(
+    story: Story | None, attempt: Callable[[float, float], T], *, since: float
+) -> Callable[[float, float], T]:
+    """Return the attempt of a request that waits since then; others' tasks make it, whose stories are not its own."""
+
+    def noted(now: float, ceiling: float, /) -> T:
+        if story is not None:
+            story.queued_seconds = now - since
+        token = _current.set(story)
+        try:
+            return attempt(now, ceiling)
+        finally:
+            _current.reset(token)
+
+    return noted
+
+
+def follow(story: Story | None) -> None:
+    """Make it the story of this task's request."""
+    _current.set(story)
+
+
+def set_headers_of(story: Story | None) -> Mapping[str, str]:
+    """Return the headers by which a pod's spans become children of the exchange's."""
+    if story is None or story.span is None:
+        return NOTHING_TOLD
+    span = story.span
+    state = {"tracestate": span.tracestate} if span.tracestate else {}
+    return {"traceparent": span.traceparent} | state

@@ -1,0 +1,294 @@
+"""The prefix index in Redis as the picker sees it: sets the deadline, translates its answers into values.
+
+What the other replicas have booked (`SharedState`) and what quotas allow (`Quotas`) comes in the same round trip.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+from msgspec import structs
+
+from extproc.errors import ConfigError, PrefixIndexTimeoutError, PrefixIndexUnavailableError
+from extproc.prefixes.lookup_deadline import LookupDeadlines
+from extproc.prefixes.prompt_match import IndexHits, PromptKeys
+from extproc.prompts.token_ids import TokenizedPrompt
+from extproc.quotas.quota import QUOTA_LOCAL, QuotaAsk, QuotaVerdict
+from extproc.replicas.shared_load import SharedView
+from kvmesh.blocks.block_keys import block_keys, root_key
+from kvmesh.blocks.source import EndpointCache, IndexStatus
+from kvmesh.errors import IndexUnavailableError, RedisUrlError
+from kvmesh.index.prefix_match import PrefixLookup
+from kvmesh.index.redis_reader import PrefixIndexReader
+from kvmesh.redis.address import RedisAccess
+
+log = logging.getLogger(__name__)
+
+NO_INDEXER = "no indexer is alive: the index stands still"
+STALE = "prefix-index-stale"
+SHARED_LOAD = "shared-load-unavailable"
+TOKEN_BYTES = 4
+# what prompts are remembered under while no pod has told its block size: any serves, a pod's own is found later
+USUAL_BLOCK_TOKENS = 16
+
+
+class SharedLoad(Protocol):
+    """What the replicas tell each other; see `replicas.shared_state.SharedState`."""
+
+    def command(self, session: str | None = None, adapter: str | None = None) -> tuple[bytes, int]:
+        """Return packed commands that go with a lookup, and the number of their replies."""
+
+    def take(self, replies: Sequence[Any]) -> SharedView:
+        """Read the replies to `command`."""
+
+    def alone(self, why: str) -> SharedView:
+        """Return what there is to go by when the others could not be asked."""
+
+    async def read(self, session: str | None = None, adapter: str | None = None) -> SharedView:
+        """Ask in a round trip of its own; never raises."""
+
+
+class SharedQuotas(Protocol):
+    """What tenants may use; see `quotas.shared_quotas.Quotas`."""
+
+    @property
+    def rides(self) -> bool:
+        """Whether asks may go along with a lookup."""
+
+    def command(self, ask: QuotaAsk) -> tuple[bytes, int]:
+        """Return packed commands that go with a lookup, and the number of their replies."""
+
+    def take(self, ask: QuotaAsk, replies: Sequence[Any]) -> QuotaVerdict:
+        """Read the replies to `command`."""
+
+    def alone(self, ask: QuotaAsk, why: str, *, was_done: bool) -> QuotaVerdict:
+        """Decide where nobody could be asked."""
+
+    async def read(self, ask: QuotaAsk) -> QuotaVerdict:
+        """Ask in a round trip of its own; never raises."""
+
+
+class RedisPrefixIndex:
+    """Looks prompts up; remembers whether the last lookup worked so that pages and logs can say so."""
+
+    def __init__(
+        self,
+        *,
+        url: RedisAccess | str,
+        hash_seed: str,
+        timeout_seconds: float,
+        shared: SharedLoad | None = None,
+        quotas: SharedQuotas | None = None,
+        reader: PrefixIndexReader | None = None,
+    ) -> None:
+        """`reader`: one that others use, too, and close; what is looked up goes by this object's seed alone."""
+        try:
+            self._reader = reader or PrefixIndexReader(url=url, hash_seed=hash_seed)
+        except RedisUrlError as error:
+            raise ConfigError(f"--redis: {error}") from error
+        self._owns_reader = reader is None
+        self._hash_seed = hash_seed
+        self._deadlines = LookupDeadlines(timeout_seconds)
+        self._shared = shared
+        self._quotas = quotas
+        self._roots: dict[tuple[str, str | None], bytes] = {}
+        self._states: tuple[object, Mapping[str, str]] = (None, {})  # of the registry they were read from
+        self._block_tokens = USUAL_BLOCK_TOKENS
+        self.problem: str | None = None
+
+    async def lookup(
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        *,
+        model: str,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        session: str | None = None,
+        quota: QuotaAsk | None = None,
+    ) -> IndexHits:
+        """Find who holds the leading blocks of each prompt; what fails is in the answer, nothing is raised."""
+        if quota is not None and self._quotas is not None and (not prompts or not self._quotas.rides):
+            return await self._with_own_way(quota, self._quotas, prompts, model, adapter, cache_salt, session)
+        if not prompts:
+            return await self._nothing_to_look_up(session, adapter)
+        root = self._root(model, adapter, cache_salt)
+        also, shared_replies = self._shared.command(session, adapter) if self._shared is not None else (b"", 0)
+        quota_replies = 0
+        if quota is not None and self._quotas is not None:
+            command, quota_replies = self._quotas.command(quota)
+            also += command
+        told: list[Any] = []
+        try:
+            with self._deadlines():
+                first = self._look(prompts[0], root, also, shared_replies + quota_replies, told)
+                # nearly always one, and a task more would cost more than the rest of this
+                found = [await first] if len(prompts) == 1 else await self._look_all(first, prompts[1:], root)
+        except IndexUnavailableError as error:
+            reason, words = PrefixIndexUnavailableError.reason, str(error)
+        except TimeoutError:
+            reason, words = PrefixIndexTimeoutError.reason, f"no answer within {self._deadlines.seconds * 1000:g} ms"
+        else:
+            return self._hits(prompts, found, root, shared_replies, quota)
+        verdict = None
+        if quota is not None and self._quotas is not None:
+            # the first round trip may have brought it; and what only comes late has been done
+            is_late = reason == PrefixIndexTimeoutError.reason
+            verdict = (
+                self._quotas.take(quota, told[shared_replies:])
+                if told
+                else self._quotas.alone(quota, words, was_done=is_late)
+            )
+        return self._failed(prompts, root, reason, words, verdict)
+
+    async def status(self) -> IndexStatus:
+        """Return how the index stands, source by source. Raise PrefixIndexUnavailableError."""
+        try:
+            return await self._reader.status()
+        except IndexUnavailableError as error:
+            raise PrefixIndexUnavailableError(str(error)) from error
+
+    async def close(self) -> None:
+        """Close the connections, unless others use them."""
+        if self._owns_reader:
+            await self._reader.close()
+
+    def _look(
+        self, prompt: TokenizedPrompt, root: bytes, also: bytes, also_replies: int, told: list[Any]
+    ) -> Coroutine[Any, Any, PrefixLookup]:
+        """Look one prompt up; `told` gets the replies to `also`, even if the lookup fails afterwards."""
+        return self._reader.lookup(
+            prompt.tokens,
+            root=root,
+            extra=prompt.extra if prompt.features else None,
+            also=also,
+            also_replies=also_replies,
+            also_told=told.extend,
+            needs_all_keys=True,
+        )
+
+    async def _look_all(
+        self, first: Awaitable[PrefixLookup], prompts: Sequence[TokenizedPrompt], root: bytes
+    ) -> Sequence[PrefixLookup]:
+        """Wait for all, so that the first one's quota is known even where another one fails."""
+        others = (self._look(prompt, root, b"", 0, []) for prompt in prompts)
+        found = await asyncio.gather(first, *others, return_exceptions=True)
+        if (error := next((one for one in found if isinstance(one, BaseException)), None)) is not None:
+            raise error
+        return found  # type: ignore[return-value]  # no exceptions
+
+    async def _nothing_to_look_up(self, session: str | None, adapter: str | None) -> IndexHits:
+        if self._shared is None:
+            return IndexHits(states=self._states[1])
+        view = await self._shared.read(session, adapter)
+        degraded = {SHARED_LOAD: view.degraded} if view.degraded else {}
+        return IndexHits(states=self._states[1], view=view, degraded=degraded)
+
+    async def _with_own_way(
+        self,
+        ask: QuotaAsk,
+        quotas: SharedQuotas,
+        prompts: Sequence[TokenizedPrompt],
+        model: str,
+        adapter: str | None,
+        cache_salt: str | None,
+        session: str | None,
+    ) -> IndexHits:
+        """Ask for the quota beside the lookup: there is none, or it leads to a server that takes no writes."""
+        hits, verdict = await asyncio.gather(
+            self.lookup(prompts, model=model, adapter=adapter, cache_salt=cache_salt, session=session),
+            quotas.read(ask),
+        )
+        return structs.replace(hits, quota=verdict, degraded={**hits.degraded, **_local(verdict)})
+
+    def _hits(
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        found: Sequence[PrefixLookup],
+        root: bytes,
+        shared_replies: int,
+        quota: QuotaAsk | None,
+    ) -> IndexHits:
+        first = found[0]
+        degraded: dict[str, str] = {}
+        if not first.indexer_alive:
+            degraded[STALE] = NO_INDEXER
+        problem = degraded.get(STALE)
+        if problem is not self.problem:
+            self._note(problem)
+        view = None
+        if self._shared is not None:
+            view = self._shared.take(first.also[:shared_replies])
+            if view.degraded:
+                degraded[SHARED_LOAD] = view.degraded
+        verdict = None
+        if quota is not None and self._quotas is not None:
+            verdict = self._quotas.take(quota, first.also[shared_replies:])
+            degraded.update(_local(verdict))
+        return IndexHits(
+            prompts=found,
+            keys=(
+                (self._keys(prompts[0], first, root),)
+                if len(found) == 1
+                else [self._keys(prompt, lookup, root) for prompt, lookup in zip(prompts, found, strict=True)]
+            ),
+            states=self._states_of(first.endpoints) if first.indexer_alive else {},
+            view=view,
+            quota=verdict,
+            degraded=degraded,
+        )
+
+    def _keys(self, prompt: TokenizedPrompt, lookup: PrefixLookup, root: bytes) -> PromptKeys:
+        if not lookup.keys:  # nobody has stored a block yet
+            return self._own_keys(prompt, root)
+        size = min(lookup.keys)
+        self._block_tokens = size
+        return PromptKeys(keys=lookup.keys[size], tokens_each=size)
+
+    def _own_keys(self, prompt: TokenizedPrompt, root: bytes) -> PromptKeys:
+        """Return what the index would have returned; for as long as it does not."""
+        size = self._block_tokens
+        if not prompt.features:
+            return PromptKeys(keys=self._reader.block_keys(prompt.tokens, root=root, block_size=size), tokens_each=size)
+        extra = prompt.extra(size)  # noqa: S610 - no Django here
+        tokens = prompt.tokens[: max(len(prompt.tokens) - TOKEN_BYTES, 0)]  # the last one is never cached
+        return PromptKeys(keys=block_keys(tokens, block_size=size, parent=root, extra=extra), tokens_each=size)
+
+    def _states_of(self, endpoints: Mapping[str, EndpointCache]) -> Mapping[str, str]:
+        """Return endpoint -> state of its events, made once a registry."""
+        known, states = self._states
+        if known is not endpoints:
+            states = {endpoint: cache.state.value for endpoint, cache in endpoints.items()}
+            self._states = endpoints, states
+        return states
+
+    def _root(self, model: str, adapter: str | None, cache_salt: str | None) -> bytes:
+        if cache_salt is not None:  # chosen by clients: not worth remembering
+            return root_key(hash_seed=self._hash_seed, model=model, lora=adapter, cache_salt=cache_salt)
+        root = self._roots.get((model, adapter))
+        if root is None:  # bounded: served models, and adapters that a pod or the configuration names
+            root = self._roots[model, adapter] = root_key(hash_seed=self._hash_seed, model=model, lora=adapter)
+        return root
+
+    def _failed(
+        self, prompts: Sequence[TokenizedPrompt], root: bytes, reason: str, words: str, verdict: QuotaVerdict | None
+    ) -> IndexHits:
+        self._note(words)
+        view = self._shared.alone(words) if self._shared is not None else None
+        if view is not None and view.degraded:
+            words = f"{words}; {view.degraded}"  # one cause, one word
+        keys = [self._own_keys(prompt, root) for prompt in prompts]
+        return IndexHits(keys=keys, view=view, quota=verdict, degraded={reason: words, **_local(verdict)})
+
+    def _note(self, problem: str | None) -> None:
+        """Log when the index begins or ceases to be usable, not each of the thousand requests between."""
+        if problem is not None and self.problem is None:
+            log.error("the prefix index cannot be relied on: %s", problem)
+        elif problem is None and self.problem is not None:
+            log.info("the prefix index answers again")
+        self.problem = problem
+
+
+def _local(verdict: QuotaVerdict | None) -> Mapping[str, str]:
+    """Return the degradation of a quota that this replica's share decided."""
+    return {} if verdict is None or verdict.degraded is None else {QUOTA_LOCAL: verdict.degraded}

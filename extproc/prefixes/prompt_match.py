@@ -1,0 +1,153 @@
+"""How many of a request's prompt tokens each endpoint is expected to find in its cache.
+
+The index tells what is cached; what was just routed somewhere is expected to be cached there until the event comes.
+Of both the longer counts, never their sum.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from extproc.policy.values import tier_worth
+from extproc.quotas.quota import QuotaVerdict
+from extproc.replicas.shared_load import SharedView
+
+_Tokens = TypeVar("_Tokens", int, float)
+
+
+class BlockHits(Protocol):
+    """What the index knows of one prompt."""
+
+    @property
+    def matched_blocks(self) -> Mapping[str, int]:
+        """Leading blocks that vLLM will find, by endpoint: the prompt's last token is never among them."""
+
+    @property
+    def block_size(self) -> Mapping[str, int]:
+        """Tokens a block, by endpoint."""
+
+    @property
+    def tiers(self) -> Mapping[str, Mapping[str, int]]:
+        """Endpoint -> tier -> blocks of its match."""
+
+
+class PromptKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt's leading keys, under which it is remembered where it was routed."""
+
+    keys: bytes  # packed 8-byte keys: of blocks, or of text chunks where tokens are unknown
+    tokens_each: int
+
+
+class IndexHits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the index knows of a request's prompts, in order; hits of the last ones may be missing."""
+
+    prompts: Sequence[BlockHits] = ()
+    keys: Sequence[PromptKeys] = ()
+    states: Mapping[str, str] = {}  # endpoint -> state of its events; absent: the index does not know it
+    view: SharedView | None = None  # what the other replicas have booked, read in the same round trip
+    quota: QuotaVerdict | None = None  # the answer to the ask that went along; None: there was none
+    degraded: Mapping[str, str] = {}  # word -> what happened
+
+
+NO_HITS = IndexHits()
+LIVE = "live"  # the state of an endpoint whose events are all there
+
+
+class PromptMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over all prompts of one request, in tokens by endpoint."""
+
+    prompt_tokens: int
+    matched_tokens: Mapping[str, int] = {}  # by index or recent routing
+    worth_tokens: Mapping[str, float] = {}  # the same as GPU tokens
+    indexed_tokens: Mapping[str, int] = {}
+    recent_tokens: Mapping[str, int] = {}
+
+
+NO_MATCH = PromptMatch(prompt_tokens=0)
+
+
+def match_prompts(
+    prompt_tokens: int,
+    hits: Sequence[BlockHits],
+    *,
+    recent: Sequence[tuple[Mapping[str, int], int]] = (),
+    tier_weights: Mapping[str, float] | None = None,
+    indexed: Mapping[str, int] | None = None,
+) -> PromptMatch:
+    """Sum up the hits of the prompts, which have `prompt_tokens` tokens together.
+
+    `recent`: for each prompt endpoint -> leading keys that were routed there lately, and the tokens of a key.
+    `indexed`: what `indexed_tokens` makes of the one prompt's hits, for a caller who has asked for it.
+    """
+    weights = tier_weights or {}
+    if len(hits) <= 1 and len(recent) <= 1:  # nearly always
+        return _with_recent(_match_one(hits[0], weights, indexed) if hits else NO_MATCH, prompt_tokens, *recent)
+    matched: dict[str, int] = {}
+    worth: dict[str, float] = {}
+    held: dict[str, int] = {}
+    routed: dict[str, int] = {}
+    for i in range(max(len(hits), len(recent))):
+        one = _with_recent(_match_one(hits[i], weights) if i < len(hits) else NO_MATCH, 0, *recent[i : i + 1])
+        _add(matched, one.matched_tokens)
+        _add(worth, one.worth_tokens)
+        _add(held, one.indexed_tokens)
+        _add(routed, one.recent_tokens)
+    return PromptMatch(
+        prompt_tokens=prompt_tokens,
+        matched_tokens=matched,
+        worth_tokens=worth,
+        indexed_tokens=held,
+        recent_tokens=routed,
+    )
+
+
+def _with_recent(one: PromptMatch, prompt_tokens: int, recent: tuple[Mapping[str, int], int] = ({}, 0)) -> PromptMatch:
+    """Return a prompt's match with what was routed lately: of each the longer."""
+    indexed, ends, tokens_each = one.indexed_tokens, recent[0], recent[1]
+    if not ends:
+        return PromptMatch(
+            prompt_tokens=prompt_tokens, matched_tokens=indexed, worth_tokens=one.worth_tokens, indexed_tokens=indexed
+        )
+    matched, worth = dict(indexed), dict(one.worth_tokens)
+    routed = {endpoint: keys * tokens_each for endpoint, keys in ends.items()}
+    for endpoint, sent in routed.items():
+        if sent > matched.get(endpoint, 0):
+            matched[endpoint] = sent
+        if sent > worth.get(endpoint, 0.0):  # what was used a moment ago lies in the GPU's tier
+            worth[endpoint] = float(sent)
+    return PromptMatch(
+        prompt_tokens=prompt_tokens,
+        matched_tokens=matched,
+        worth_tokens=worth,
+        indexed_tokens=indexed,
+        recent_tokens=routed,
+    )
+
+
+def indexed_tokens(hit: BlockHits) -> dict[str, int]:
+    """Return endpoint -> leading tokens of the prompt that the index knows there."""
+    sizes = hit.block_size
+    return {endpoint: blocks * sizes[endpoint] for endpoint, blocks in hit.matched_blocks.items() if blocks}
+
+
+def _match_one(
+    hit: BlockHits, tier_weights: Mapping[str, float], indexed: Mapping[str, int] | None = None
+) -> PromptMatch:
+    sizes: Mapping[str, int] = hit.block_size
+    tiers: Mapping[str, Mapping[str, int]] = hit.tiers
+    matched = indexed if indexed is not None else indexed_tokens(hit)
+    worth: dict[str, float] = {}
+    for endpoint, tokens in matched.items():
+        of_tier = tiers.get(endpoint)
+        worth[endpoint] = (
+            float(tokens)
+            if not of_tier or (len(of_tier) == 1 and "GPU" in of_tier)
+            else sizes[endpoint] * sum([tier_worth(tier, tier_weights) * count for tier, count in of_tier.items()])
+        )
+    return PromptMatch(prompt_tokens=0, matched_tokens=matched, worth_tokens=worth, indexed_tokens=matched)
+
+
+def _add(sums: dict[str, _Tokens], addends: Mapping[str, _Tokens]) -> None:
+    for endpoint, tokens in addends.items():
+        sums[endpoint] = sums.get(endpoint, 0) + tokens

@@ -1,0 +1,256 @@
+"""Asks a vLLM pod for a prompt's tokens (POST …/render): media, harmony and Mistral formats only the pod knows.
+
+Called by `prompt_tokens`. Every question has a deadline, so a slow pod costs a prediction, never a request; pods that
+refuse, are away or too slow are left alone for a while. Answers are remembered by the body's digest.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import aiohttp
+import msgspec
+import xxhash
+
+from extproc.errors import MalformedRequestError, PromptTokensError
+from extproc.models.models import ServedModel
+from extproc.prompts.render_answer import RenderAnswerError, read_refusal, read_render_answer
+from extproc.prompts.token_ids import TokenizedPrompt
+from extproc.requests.json_edit import replace_top_level
+from extproc.requests.request import ApiKind, InferenceRequest
+
+log = logging.getLogger(__name__)
+
+RENDER_PATHS = {
+    ApiKind.CHAT_COMPLETIONS: "/v1/chat/completions/render",
+    ApiKind.COMPLETIONS: "/v1/completions/render",
+    ApiKind.RESPONSES: "/v1/responses/render",
+    ApiKind.MESSAGES: "/v1/messages/render",
+}
+# the pod then answers with hashes and places only, not with megabytes of pixels (the second is the older name)
+NO_PIXELS = {"mm_payload": b'"none"', "return_mm_kwargs": b"false"}
+PODS_TRIED = 2  # one that has just gone away must not cost the tokens
+MAX_ANSWER_BYTES = 8 << 20  # about a million tokens
+
+
+class RenderUnavailableError(PromptTokensError):
+    """No pod renders this now: none does at all, all are away or asked enough."""
+
+    reason: ClassVar[str] = "render-unavailable"
+
+
+class RenderTimeoutError(PromptTokensError):
+    """The pod did not answer within the deadline."""
+
+    reason: ClassVar[str] = "render-timeout"
+
+
+class RenderRefusedError(PromptTokensError):
+    """The pod will not have this request, so it would not serve it either."""
+
+    reason: ClassVar[str] = "render-refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderSettings:
+    """Limits of asking pods for tokens."""
+
+    timeout_seconds: float = 0.5  # all of it, a second pod included; the client waits for it
+    media_timeout_seconds: float = 2.0  # the pod fetches the media first
+    max_body_bytes: int = 32 << 20  # larger ones are not sent twice
+    max_under_way: int = 16
+    cache_bytes: int = 32 << 20
+    cache_seconds: float = 300.0  # harmony prompts carry the date
+    retry_seconds: float = 5.0  # a pod that was away or too slow is left alone so long
+    disabled_seconds: float = 120.0  # one that has no render endpoint
+
+
+class _Cached(msgspec.Struct, frozen=True):
+    prompts: tuple[TokenizedPrompt, ...]
+    size: int  # bytes
+    until: float
+
+
+class _Resting(msgspec.Struct, frozen=True):
+    """Why a pod is not asked, and until when."""
+
+    until: float
+    why: str
+
+
+class PodRender:
+    """Token ids from the pods. `endpoints` names those that serve a model now (host:port); they take turns."""
+
+    def __init__(
+        self,
+        *,
+        endpoints: Callable[[ServedModel], Sequence[str]],
+        settings: RenderSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._endpoints = endpoints
+        self._settings = settings or RenderSettings()
+        self._clock = clock
+        self._session: aiohttp.ClientSession | None = None
+        self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
+        self._cached_bytes = 0
+        self._resting: dict[tuple[str, str], _Resting] = {}  # by address and path
+        self._turn = 0
+        self._under_way = 0
+
+    async def prompts(
+        self, request: InferenceRequest, body: bytes, *, model: ServedModel, limit: int
+    ) -> tuple[TokenizedPrompt, ...]:
+        """Return the first `limit` prompts as a pod renders exactly this body.
+
+        Raise RenderUnavailableError, RenderTimeoutError or RenderRefusedError.
+        """
+        path = RENDER_PATHS.get(request.api)
+        if path is None or len(body) > self._settings.max_body_bytes:
+            raise RenderUnavailableError(
+                f"pods do not render {request.api.value}" if path is None else "the body is too large to be sent twice"
+            )
+        key = xxhash.xxh3_128_digest(f"{model.name}\0{path}\0".encode() + body)
+        prompts = self._remembered(key)
+        if prompts is None:
+            prompts = await self._asked(path, _without_pixels(request, body), model, request)
+            self._remember(key, prompts)
+        return prompts[:limit]
+
+    def problems(self) -> dict[str, str]:
+        """Return why pods are not asked now, by endpoint."""
+        now = self._clock()
+        return {address: rest.why for (address, _), rest in self._resting.items() if rest.until > now}
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _asked(
+        self, path: str, body: bytes, model: ServedModel, request: InferenceRequest
+    ) -> tuple[TokenizedPrompt, ...]:
+        settings = self._settings
+        addresses = self._awake(model, path)
+        if self._under_way >= settings.max_under_way:
+            raise RenderUnavailableError(f"{self._under_way} other prompts wait for a pod to render them")
+        seconds = settings.media_timeout_seconds if request.has_media else settings.timeout_seconds
+        self._under_way += 1
+        asked = addresses[0]
+        try:
+            async with asyncio.timeout(seconds):
+                for asked in addresses[:PODS_TRIED]:  # the last one asked is who was too slow
+                    prompts = await self._ask(asked, path, body)
+                    if prompts is not None:
+                        return prompts
+        except TimeoutError:
+            if not request.has_media:  # fetching media says nothing of the pod
+                self._rest((asked, path), settings.retry_seconds, f"no answer within {seconds:g} s")
+            raise RenderTimeoutError(f"{asked} did not render the prompt within {seconds:g} s") from None
+        finally:
+            self._under_way -= 1
+        whys = "; ".join(f"{name}: {why}" for name, why in sorted(self.problems().items())[:3])
+        raise RenderUnavailableError(whys or f"{request.model!r} is not on the pods that were asked")
+
+    def _awake(self, model: ServedModel, path: str) -> list[str]:
+        """Return the pods to ask, another one first each time."""
+        now = self._clock()
+        known = self._endpoints(model)
+        rests = {address: rest for address in known if (rest := self._resting.get((address, path))) is not None}
+        awake = [address for address in known if address not in rests or rests[address].until <= now]
+        if not awake:
+            whys = {rest.why for rest in rests.values()}
+            raise RenderUnavailableError("; ".join(sorted(whys)[:3]) or f"no pod serves {model.name!r} now")
+        self._turn += 1
+        first = self._turn % len(awake)
+        return awake[first:] + awake[:first]
+
+    async def _ask(self, address: str, path: str, body: bytes) -> tuple[TokenizedPrompt, ...] | None:
+        """Return what one pod says; None if another should be asked. Raise RenderRefusedError."""
+        settings = self._settings
+        try:
+            status, answer = await self._post(f"http://{address}{path}", body)
+        except (aiohttp.ClientError, OSError) as error:
+            self._rest((address, path), settings.retry_seconds, f"not reached: {str(error) or type(error).__name__}")
+            return None
+        if status == 200:
+            try:
+                return read_render_answer(answer)
+            except RenderAnswerError as error:
+                self._rest((address, path), settings.disabled_seconds, str(error))
+                return None
+        refusal = read_refusal(answer)
+        if status == 403:
+            self._rest(
+                (address, path), settings.disabled_seconds, "render is not enabled: start vLLM with --enable-scale-out"
+            )
+        elif status == 401:
+            self._rest(
+                (address, path), settings.disabled_seconds, "wants an API key (--api-key), and the picker has none"
+            )
+        elif status == 404 and "does not exist" in refusal:
+            return None  # it knows the path, not the model: an adapter that another pod may have
+        elif status in (404, 405, 501):
+            self._rest((address, path), settings.disabled_seconds, f"has no {path} (status {status}): vLLM is too old")
+        elif status >= 500:
+            self._rest((address, path), settings.retry_seconds, f"answered {path} with status {status}")
+        else:
+            # its words may repeat the prompt: the client gets them from the pod, the log and the pages do not
+            raise RenderRefusedError(f"{address} answered {path} with status {status}")
+        return None
+
+    async def _post(self, url: str, body: bytes) -> tuple[int, bytes]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._settings.max_under_way),
+                timeout=aiohttp.ClientTimeout(total=None),  # the caller's deadline counts
+                headers={"content-type": "application/json", "user-agent": "kvmesh"},
+            )
+        async with self._session.post(url, data=body, allow_redirects=False) as response:
+            parts: list[bytes] = []
+            size = 0
+            async for part in response.content.iter_any():
+                parts.append(part)
+                size += len(part)
+                if size > MAX_ANSWER_BYTES:
+                    raise aiohttp.ClientPayloadError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
+            return response.status, b"".join(parts)
+
+    def _rest(self, asked: tuple[str, str], seconds: float, why: str) -> None:
+        """Leave a pod alone; said once for each reason, not for each request."""
+        now = self._clock()
+        before = self._resting.get(asked)
+        if before is None or before.why != why:
+            log.warning("endpoint renders no prompts: %s", why, extra={"endpoint": asked[0]})
+        # pods come and go: forget those of long ago
+        self._resting = {name: rest for name, rest in self._resting.items() if rest.until > now - 10 * seconds}
+        self._resting[asked] = _Resting(now + seconds, why)
+
+    def _remembered(self, key: bytes) -> tuple[TokenizedPrompt, ...] | None:
+        cached = self._cache.get(key)
+        if cached is None or cached.until <= self._clock():
+            return None
+        self._cache.move_to_end(key)
+        return cached.prompts
+
+    def _remember(self, key: bytes, prompts: tuple[TokenizedPrompt, ...]) -> None:
+        size = sum(len(prompt.tokens) + 200 * (1 + len(prompt.features)) for prompt in prompts)
+        old = self._cache.pop(key, None)
+        self._cached_bytes += size - (old.size if old is not None else 0)
+        self._cache[key] = _Cached(prompts, size, self._clock() + self._settings.cache_seconds)
+        while self._cached_bytes > self._settings.cache_bytes:
+            _, dropped = self._cache.popitem(last=False)
+            self._cached_bytes -= dropped.size
+
+
+def _without_pixels(request: InferenceRequest, body: bytes) -> bytes:
+    if not request.has_media or request.api not in (ApiKind.CHAT_COMPLETIONS, ApiKind.MESSAGES):
+        return body
+    try:
+        return replace_top_level(body, NO_PIXELS)
+    except MalformedRequestError:
+        return body  # the pod says what is wrong with it

@@ -1,0 +1,1 @@
+"""What tenants may use, shared by all pickers through Redis."""

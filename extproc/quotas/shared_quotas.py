@@ -1,0 +1,450 @@
+"""Quotas that all replicas share: asked in the lookup's round trip, settled at the end, decided here without Redis.
+
+The use case makes an ask, `prefixes.prefix_index` sends it, whoever made it settles or cancels it; `run` writes. No
+request ever waits for a write. `docs/quotas.md`.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from math import ceil
+from typing import Any
+
+from extproc.errors import ConfigError
+from extproc.policy.priority import Quota
+from extproc.quotas.quota import (
+    LIMITS,
+    NOTHING,
+    Amounts,
+    Limit,
+    QuotaAsk,
+    QuotaKey,
+    QuotaNote,
+    QuotaVerdict,
+    matching_quota,
+    quota_key,
+)
+from extproc.quotas.quota_records import MOST_MEMBERS, QuotaNames, QuotaScript, Taken, read_taken
+from extproc.quotas.quota_writes import QuotaWrite, QuotaWrites
+from kvmesh.errors import IndexUnavailableError, RedisUrlError
+from kvmesh.redis.address import RedisAccess
+from kvmesh.redis.keys import PICKERS
+from kvmesh.redis.link import RedisLink, pack
+
+log = logging.getLogger(__name__)
+
+MOST_GENERATED = 1 << 40  # what a client allows may be a number without end
+MOST_KEYS = 10_000  # (tenant, model) that are remembered: clients may choose them
+WRITES_AT_ONCE = 100  # commands in one request to Redis
+CLOSE_SECONDS = 0.5
+ELSEWHERE_SECONDS = 10.0  # that asks take a way of their own after lookups have led to a replica
+# tells whether Redis takes writes, which a PING does not
+PROBE = pack("SET", PICKERS + b"quota:probe", 1, "PX", 1000)
+ALLOWED, SHARED, LOCAL = "allowed", "shared", "local"
+_SOURCE = files("extproc.quotas").joinpath("quota.lua").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaSettings:
+    """Times of what the replicas share."""
+
+    lease_seconds: float = 4.0  # an open request of which nobody has told for so long is not open any more
+    write_delay_seconds: float = 0.005  # what ends together is written together
+    timeout_seconds: float = 0.02  # for `read`, which a request waits for
+
+    @property
+    def beat_seconds(self) -> float:
+        """Return the time between two looks at the leases."""
+        return self.lease_seconds / 4
+
+    @property
+    def lease_ms(self) -> int:
+        """Return the lease as Redis has it."""
+        return int(self.lease_seconds * 1000)
+
+
+class Quotas:
+    """One replica's part of the quotas. Raise ConfigError for an address that cannot be read."""
+
+    def __init__(
+        self,
+        *,
+        url: RedisAccess | str,
+        hash_seed: str,
+        quotas: Sequence[Quota],
+        others: Callable[[], int] = lambda: 0,
+        settings: QuotaSettings = QuotaSettings(),
+        clock: Callable[[], float] = time.monotonic,
+        link: RedisLink | None = None,
+    ) -> None:
+        """Take `others`, which returns how many other replicas were heard of last: they use the same quotas.
+
+        `link`: a connection to Redis' master that others use, too, and that they close.
+        """
+        try:
+            self._link = link or RedisLink(url)  # to a master, always: the lookups' may lead to a replica
+        except RedisUrlError as error:
+            raise ConfigError(f"--redis: {error}") from error
+        self._owns_link = link is None
+        self._not_asked: str | None = None  # why shares decide: each decision says so, and the log of degradations
+        self._not_written: str | None = None
+        self._quotas = tuple(quotas)
+        self._others = others
+        self._settings = settings
+        self._clock = clock
+        self._names = QuotaNames(hash_seed=hash_seed)
+        self._script = QuotaScript(_SOURCE)
+        self._known_to_lookups = False  # the script, to the server that lookups lead to
+        self._known_to_own = False  # and to the one of our own link
+        self._elsewhere_until = 0.0  # lookups lead to a server that takes no writes
+        self._keys: dict[tuple[str, str], QuotaKey | None] = {}
+        self._unique = secrets.token_hex(4)
+        self._asked = 0
+        # (ALLOWED or the limit, SHARED or LOCAL) -> how often it was decided so
+        self._decisions = {(outcome, source): 0 for outcome in (ALLOWED, *LIMITS) for source in (SHARED, LOCAL)}
+        # (tenant as the policy has it, outcome) -> the same: what clients write is no key here
+        self._by_tenant: dict[tuple[str, str], int] = {}
+        self._writes = QuotaWrites()
+        self._wake = asyncio.Event()
+
+    def retune(self, quotas: Sequence[Quota]) -> None:
+        """Decide by other quotas from now on. What is open stays counted, and Redis keeps the levels.
+
+        A name whose quota is as it was keeps its share; where it has changed, only what is open and usual stays.
+        """
+        self._quotas = tuple(quotas)
+        for (tenant, model), key in tuple(self._keys.items()):
+            quota = matching_quota(self._quotas, tenant=tenant, model=model)
+            if key is None or quota is None:
+                del self._keys[tenant, model]
+            elif quota != key.quota:
+                changed = quota_key(quota, name=key.name, tenant=tenant, model=model)
+                key.share.buckets = ()  # they have the old terms
+                changed.share = key.share
+                self._keys[tenant, model] = changed
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is any quota, or anything left of one: only then does `run` have work."""
+        return bool(self._quotas) or bool(len(self._writes)) or bool(self._writes.open_members)
+
+    def match(self, tenant: str, model: str | None) -> QuotaKey | None:
+        """Return what the request counts against, or None where it has no quota."""
+        if not self._quotas:
+            return None
+        names = (tenant, model or "")
+        try:
+            return self._keys[names]
+        except KeyError:
+            return self._new_key(*names)
+
+    def ask(self, key: QuotaKey, *, prompt_tokens: int, most_generated: int | None) -> QuotaAsk:
+        """Return the request's ask, which must be settled or cancelled in the end.
+
+        `most_generated`: what the client allows, or None where it does not say: then as much as usual is reserved.
+        """
+        self._asked += 1
+        reserved = 0.0
+        if key.counts_generated:
+            reserved = (
+                key.share.usual_generated if most_generated is None else float(min(most_generated, MOST_GENERATED))
+            )
+            reserved = min(max(reserved, 1.0), key.terms[2].capacity)
+        return QuotaAsk(
+            key=key,
+            prompt_tokens=prompt_tokens,
+            reserved_tokens=ceil(reserved),
+            member=b"%s.%x" % (self._unique.encode(), self._asked),
+            asked_at=self._clock(),
+        )
+
+    @property
+    def problem(self) -> str | None:
+        """Return why this replica's share decides, or why what was used is not written."""
+        return self._not_asked or self._not_written
+
+    @property
+    def decisions(self) -> Mapping[tuple[str, str], int]:
+        """Return how often each came: ("allowed" or the limit's name, "shared" or "local") -> requests."""
+        return self._decisions
+
+    @property
+    def decisions_by_tenant(self) -> Mapping[tuple[str, str], int]:
+        """Return how often each came: (tenant that a quota names, "*" for others; "allowed" or the limit's name)."""
+        return self._by_tenant
+
+    @property
+    def rides(self) -> bool:
+        """Whether asks may go along with a lookup: not where lookups lead to a replica."""
+        return self._clock() >= self._elsewhere_until
+
+    def command(self, ask: QuotaAsk) -> tuple[bytes, int]:
+        """Return the command that goes with a lookup, and the number of its replies, for `take`."""
+        ask.is_sent = True
+        return self._script.take(ask, lease_ms=self._settings.lease_ms, is_known=self._known_to_lookups), 1
+
+    def take(self, ask: QuotaAsk, replies: Sequence[Any]) -> QuotaVerdict:
+        """Read the replies to `command`."""
+        taken = read_taken(replies[0]) if replies else "nothing was asked"
+        if isinstance(taken, str):
+            if "NOSCRIPT" in taken:
+                self._known_to_lookups = False
+            elif "READONLY" in taken or "MASTERDOWN" in taken:
+                self._elsewhere_until = self._clock() + ELSEWHERE_SECONDS
+            return self.alone(ask, taken, was_done=False)
+        self._known_to_lookups = True
+        return self._decided(ask, taken)
+
+    def alone(self, ask: QuotaAsk, why: str, *, was_done: bool) -> QuotaVerdict:
+        """Decide by this replica's share. `was_done`: Redis has probably taken it, and only the answer is missing."""
+        self._not_asked = why
+        ask.is_answered = not was_done
+        key, share, now = ask.key, ask.key.share, self._clock()
+        replicas = self._others() + 1
+        buckets = share.local(key.terms, replicas=replicas, now=now)
+        amounts = _amounts(ask)
+        limit, wait = None, 0.0
+        for which, bucket, amount in zip(LIMITS, buckets, amounts, strict=False):
+            if bucket.terms.per_second >= 0 and (seconds := bucket.wait(amount, now=now)) > wait:
+                limit, wait = which, seconds
+        most_open = key.quota.concurrent_requests
+        if limit is None and most_open is not None and share.is_crowded(most_open, replicas=replicas):
+            limit, wait = Limit.CONCURRENT_REQUESTS, share.wait_for_an_end()
+        if limit is None:
+            for bucket, amount in zip(buckets, amounts, strict=True):
+                bucket.change(amount, now=now)
+            ask.is_local = True
+            self._admit(ask, taken=amounts if was_done else NOTHING, told_at=now if was_done else 0.0)
+        self._count(key, limit or ALLOWED, LOCAL)
+        return QuotaVerdict(
+            key=key,
+            limit=limit,
+            wait_seconds=wait,
+            levels=tuple(bucket.level for bucket in buckets),
+            terms=tuple(bucket.terms for bucket in buckets),
+            degraded=f"a share of 1/{replicas} of the quota, decided here: {why}",
+        )
+
+    async def read(self, ask: QuotaAsk) -> QuotaVerdict:
+        """Ask in a round trip of its own, for a request without a lookup; never raises."""
+        ask.is_sent = True
+        command = self._script.take(ask, lease_ms=self._settings.lease_ms, is_known=self._known_to_own)
+        try:
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                (reply,) = await self._link.request(command, replies=1)
+        except IndexUnavailableError as error:
+            return self.alone(ask, str(error), was_done=False)
+        except TimeoutError:
+            why = f"no answer within {self._settings.timeout_seconds * 1000:g} ms"
+            return self.alone(ask, why, was_done=True)
+        taken = read_taken(reply)
+        self._known_to_own = isinstance(taken, Taken)
+        return self.alone(ask, taken, was_done=False) if isinstance(taken, str) else self._decided(ask, taken)
+
+    def settle(self, ask: QuotaAsk, *, generated_tokens: int | None = None, prompt_tokens: int | None = None) -> None:
+        """Take what an ended request has really used instead of what was taken; None: as it was asked for.
+
+        What is not known stays as it was reserved. Only the first of `settle` and `cancel` counts.
+        """
+        used = (
+            1.0,
+            float(ask.prompt_tokens if prompt_tokens is None else prompt_tokens),
+            float(ask.reserved_tokens if generated_tokens is None else generated_tokens),
+        )
+        if ask.admitted and not ask.is_over:
+            ask.key.share.took(self._clock() - ask.asked_at)
+            if generated_tokens is not None:
+                ask.key.share.generated(generated_tokens)
+        self._end(ask, used)
+
+    def generated(self, note: QuotaNote, tokens: int) -> None:
+        """Take what a response has really brought instead of what was reserved, here or by another picker.
+
+        For whoever reads the response; the request's picker then settles without `generated_tokens`.
+        """
+        key = self.match(note.tenant, note.model)
+        if key is None or not key.counts_generated:  # another picker has another policy
+            return
+        key.share.generated(tokens)
+        more = float(tokens - note.reserved_tokens)
+        if key.share.buckets:
+            key.share.buckets[2].change(more, now=self._clock())
+        self._writes.charge(key, (0.0, 0.0, more))
+        if len(self._writes):
+            self._wake.set()
+
+    def cancel(self, ask: QuotaAsk) -> None:
+        """Give everything back: the request was refused for another reason, went nowhere, or its client has left."""
+        self._end(ask, NOTHING)
+
+    async def run(self) -> None:
+        """Write what ends, and renew leases once a beat, for good."""
+        loop = asyncio.get_running_loop()
+        while True:
+            beat_at = loop.time() + self._settings.beat_seconds
+            is_well = await self._flush(renew_before=self._clock() - self._settings.lease_seconds / 2)
+            while (left := beat_at - loop.time()) > 0:
+                if not is_well:  # a Redis in trouble is not asked at every change
+                    await asyncio.sleep(left)
+                    break
+                try:
+                    async with asyncio.timeout(left):
+                        await self._wake.wait()
+                except TimeoutError:
+                    break
+                await asyncio.sleep(self._settings.write_delay_seconds)
+                is_well = await self._flush(renew_before=0.0)
+
+    async def close(self) -> None:
+        """Write what is due and close the connection; call it when `run` has ended and all asks are over."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._flush(renew_before=0.0)
+        except TimeoutError:
+            log.debug("could not settle the last requests: their leases will end")
+        if self._owns_link:
+            await self._link.close()
+
+    def facts(self) -> dict[str, Any]:
+        """Return for pages and metrics how many keys are in use here, what is open, and how it stands."""
+        used = [key for key in self._keys.values() if key is not None]
+        return {
+            "quotas": len(self._quotas),
+            "keys": len(used),
+            "open_requests": sum(key.share.open_requests for key in used),
+            "leases": self._writes.open_members,
+            "unwritten_keys": len(self._writes),
+            "writes_failing": self._not_written is not None,
+            "problem": self.problem,
+        }
+
+    def _new_key(self, tenant: str, model: str) -> QuotaKey | None:
+        quota = matching_quota(self._quotas, tenant=tenant, model=model)
+        key = None
+        if quota is not None:
+            name = self._names.name(tenant=tenant, model=model)
+            key = quota_key(quota, name=name, tenant=tenant, model=model)
+        if len(self._keys) >= MOST_KEYS:
+            del self._keys[next(iter(self._keys))]
+        self._keys[tenant, model] = key
+        return key
+
+    def _decided(self, ask: QuotaAsk, taken: Taken) -> QuotaVerdict:
+        """Make the answer of what Redis said."""
+        key, now = ask.key, self._clock()
+        self._not_asked = None
+        ask.is_answered = True
+        key.share.note(taken.levels, now=now)
+        limit = LIMITS[taken.refused - 1] if taken.refused else None
+        wait = key.share.wait_for_an_end() if limit is Limit.CONCURRENT_REQUESTS else taken.wait_seconds
+        if limit is None:
+            self._admit(ask, taken=_amounts(ask), told_at=now)
+        self._count(key, limit or ALLOWED, SHARED)
+        return QuotaVerdict(key=key, limit=limit, wait_seconds=wait, levels=taken.levels, terms=key.terms)
+
+    def _count(self, key: QuotaKey, outcome: str, source: str) -> None:
+        self._decisions[outcome, source] += 1
+        of_tenant = (key.quota.tenant, outcome)
+        self._by_tenant[of_tenant] = self._by_tenant.get(of_tenant, 0) + 1
+
+    def _admit(self, ask: QuotaAsk, *, taken: Amounts, told_at: float) -> None:
+        ask.admitted, ask.taken = True, taken
+        ask.key.share.open_requests += 1
+        if ask.key.quota.concurrent_requests is not None:
+            self._writes.opened(ask, told_at=told_at)
+
+    def _end(self, ask: QuotaAsk, used: Amounts) -> None:
+        if ask.is_over:
+            return
+        ask.is_over = True
+        may_be_open = ask.admitted or (ask.is_sent and not ask.is_answered)
+        has_lease = may_be_open and ask.key.quota.concurrent_requests is not None
+        if not ask.admitted:
+            # refused, or nobody knows: where it was taken all the same, too much was taken and not too little
+            used = NOTHING
+        else:
+            ask.key.share.open_requests -= 1
+        if ask.is_local:
+            now = self._clock()
+            for bucket, amount in zip(ask.key.share.buckets, _less(used, _amounts(ask)), strict=False):
+                bucket.change(amount, now=now)
+        self._writes.ended(ask, _less(used, ask.taken), has_lease=has_lease)
+        if len(self._writes):
+            self._wake.set()
+
+    async def _flush(self, *, renew_before: float) -> bool:
+        """Write what is due; tell whether it worked."""
+        self._wake.clear()
+        writes = self._writes.take(renew_before=renew_before, most_members=MOST_MEMBERS)
+        while writes:
+            portion, writes = writes[:WRITES_AT_ONCE], writes[WRITES_AT_ONCE:]
+            if not await self._write(portion):
+                self._writes.put_back(writes, soon=False)
+                return False
+        if renew_before and self.problem is not None:
+            return await self._is_back()
+        return True
+
+    async def _write(self, writes: Sequence[QuotaWrite]) -> bool:
+        lease_ms, is_known = self._settings.lease_ms, self._known_to_own
+        commands = [
+            self._script.settle(
+                each.key, each.amounts, ended=each.ended, renewed=each.renewed, lease_ms=lease_ms, is_known=is_known
+            )
+            for each in writes
+        ]
+        try:
+            async with asyncio.timeout(self._settings.beat_seconds):
+                replies = await self._link.request(b"".join(commands), replies=len(commands))
+        except IndexUnavailableError as error:
+            self._known_to_own = False  # it may come back as another
+            self._writes.put_back(writes, soon=False)
+            return self._judge(str(error))
+        except TimeoutError:  # written twice is worse than not at all
+            return self._judge(f"no answer within {self._settings.beat_seconds:g} s")
+        answers = [read_taken(reply) for reply in replies]
+        refused = [(each, answer) for each, answer in zip(writes, answers, strict=True) if isinstance(answer, str)]
+        is_forgotten = any("NOSCRIPT" in answer for _, answer in refused)
+        self._writes.put_back((each for each, _ in refused), soon=is_forgotten)
+        ok = [each for each, answer in zip(writes, answers, strict=True) if isinstance(answer, Taken)]
+        self._writes.written(ok, now=self._clock())
+        self._known_to_own = not refused
+        if not refused:
+            return self._judge(None)
+        if is_forgotten:  # the next attempt brings the text
+            self._wake.set()
+            return True
+        return self._judge(refused[0][1])
+
+    async def _is_back(self) -> bool:
+        """Try whether anything can be written, while nobody asks."""
+        try:
+            async with asyncio.timeout(self._settings.beat_seconds):
+                (reply,) = await self._link.request(PROBE, replies=1)
+        except (IndexUnavailableError, TimeoutError):
+            return False
+        if isinstance(reply, Exception):
+            return False
+        self._not_asked = None
+        return self._judge(None)
+
+    def _judge(self, problem: str | None) -> bool:
+        """Log when writing begins or ceases to work, not each of the attempts between; tell whether it works."""
+        if problem is not None and self._not_written is None:
+            log.error("what requests have used of their quotas is not written: %s", problem)
+        elif problem is None and self._not_written is not None:
+            log.info("what requests use of their quotas is written again")
+        self._not_written = problem
+        return problem is None
+
+
+def _amounts(ask: QuotaAsk) -> Amounts:
+    return (1.0, float(ask.prompt_tokens), float(ask.reserved_tokens))
+
+
+def _less(one: Amounts, other: Amounts) -> Amounts:
+    return (one[0] - other[0], one[1] - other[1], one[2] - other[2])

@@ -1,0 +1,1 @@
+"""What is written of requests: access log, audit chain, traces."""

@@ -1,0 +1,115 @@
+"""What becomes of one request, for those who observe: `Decided` when it has been dealt with, `Ended` when it is over.
+
+Values, and the protocol of an observer; `request_watch` makes them and hands them out. No part of a prompt is in them.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from extproc.choosing.decision import Decision
+from extproc.errors import PickError
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.policy.standing import Standing
+from extproc.responses.realised import Usage
+
+
+class ClientLeftError(PickError):
+    """The client has left while its request waited. Never answered, since nobody is there; 499 as proxies write it."""
+
+    http_status = 499
+    reason = "client-left"
+
+
+class Fate(StrEnum):
+    """What the picker has done about a request."""
+
+    ROUTED = "routed"
+    REFUSED = "refused"  # answered by the picker itself
+    FAILED_OPEN = "failed-open"  # sent without a decision, because the pool says FailOpen
+    ABANDONED = "abandoned"  # the client left before there was a decision
+
+
+class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of a request; no part of its prompt."""
+
+    api: str
+    model: str | None  # as the client wrote it
+    served_model: str | None  # what the pod gets
+    adapter: str | None
+    arm: str
+    prompts: int
+    stream: bool
+    max_tokens: int | None
+    block_tokens: int  # 0 where tokens are unknown
+    standing: Standing
+    steps: tuple[str, ...] = ()  # of degradation, that changed it
+
+
+class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One answered request; no part of its prompt."""
+
+    at: float  # unix seconds
+    facts: RequestFacts
+    model: str | None
+    outcome: Decision | PickError
+    asked: AskedFor | None = None  # None: it was refused; who it was is known where it was read
+
+
+class SpanContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The span of one exchange (https://www.w3.org/TR/trace-context/); exists only where traces are on and sampled."""
+
+    trace_id: int
+    span_id: int
+    parent_id: int = 0  # 0: this span begins the trace
+    tracestate: str = ""
+
+    @property
+    def traceparent(self) -> str:
+        """Return what the pod is told, so that its spans are children of this one."""
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-01"
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
+    """A request has been dealt with. Where it is refused or abandoned, no `Ended` follows."""
+
+    number: int  # of this picker process; the same in `Ended`. Request ids may come twice: clients choose them
+    pool: str  # "namespace/name", "" for the static pool
+    fate: Fate
+    record: DecisionRecord  # where it failed open, `outcome` is the error that made it so
+    endpoint: str | None  # where it was sent
+    started_unix_ns: int
+    seconds: float  # from the request's arrival here to the decision, waiting included
+    queued_seconds: float | None = None  # None: it did not wait for room
+    phases: Mapping[str, float]  # parse, tokenize, lookup, decide: seconds; those that it went through
+    span: SpanContext | None = None
+    audit_share: float = 1.0  # of the pool's requests that are to be written down, by its policy
+    prompt_key: bytes = b""  # of the prompt's last whole block; to be hashed with a key before anybody sees it
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """The exchange of a request that was sent to an endpoint is over, however that came about."""
+
+    number: int
+    pool: str
+    request_id: str
+    endpoint: str  # as picked
+    served_by: str | None  # who answered: another one after a retry; None: nobody, or it is not known who
+    status: int  # 0: no answer came
+    unserved: bool  # Envoy answered in a pod's place, or the pod had no room
+    seconds_to_headers: float | None  # from the request's arrival here; None: no answer came
+    seconds: float  # from the request's arrival here
+    usage: Usage | None = None  # where the response was read here: a sample, short ones, tenants with quotas
+    span: SpanContext | None = None
+
+
+class RequestObserver(Protocol):
+    """Whoever wants to know; called on the event loop, must not wait. What it raises is logged and harms nobody."""
+
+    def decided(self, decided: Decided, /) -> None:
+        """Take what has become of a request."""
+
+    def ended(self, ended: Ended, /) -> None:
+        """Take the end of an exchange. It may have begun before this observer was there."""

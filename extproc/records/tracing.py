@@ -1,0 +1,352 @@
+"""OpenTelemetry spans of each traced exchange, sent to one OTLP/HTTP address; loaded only with the flag for it.
+
+`request_watch` asks for a request's span and tells how it went. The event loop only notes that: spans are made and
+exported in a thread of this module, from a bounded queue. A collector that is gone costs spans, which are counted and
+said loudly, and never a pick. Spans carry no prompt, no generated text, no tenant.
+
+    <operation> <model>       SERVER: from the request's arrival here to the end of its exchange
+    ├── kvmesh.pick           from its arrival to the decision
+    │   ├── kvmesh.lookup     the question to the index
+    │   └── kvmesh.queue      the wait for room, where there was any
+    └── the pod's own spans, which get our `traceparent`
+"""
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from extproc.choosing.decision import Decision
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.records.request_story import Decided, Ended, Fate, SpanContext
+from extproc.records.trace_context import is_chosen, parse_traceparent, passed_on
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 4096  # exchanges that are over and not exported; more are dropped
+BATCH = 256  # exchanges
+PAUSE_SECONDS = 1.0  # between two exports
+EXPORT_SECONDS = 5.0  # until a batch is given up
+COMPLAINT_SECONDS = 60.0
+END_SECONDS = 2.0  # for what is left when the picker stops
+LONGEST_TEXT = 200  # characters of what clients write
+PICK, LOOKUP, QUEUE = "kvmesh.pick", "kvmesh.lookup", "kvmesh.queue"
+SERVER, INTERNAL, CLIENT = trace.SpanKind.SERVER, trace.SpanKind.INTERNAL, trace.SpanKind.CLIENT
+
+# https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/: gen_ai.operation.name
+OPERATIONS: Mapping[str, str] = {
+    "chat-completions": "chat",
+    "messages": "chat",
+    "responses": "chat",
+    "completions": "text_completion",
+    "generate": "text_completion",
+    "embeddings": "embeddings",
+}
+
+Value = str | int | float | bool | Sequence[str]
+
+
+class _Pick(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a decision until its exchange is over."""
+
+    span: SpanContext
+    name: str
+    started_unix_ns: int
+    seconds: float
+    queued_seconds: float | None
+    before_lookup_seconds: float
+    lookup_seconds: float | None
+    attributes: Mapping[str, Value]  # of the pick
+    common: Mapping[str, Value]  # of the exchange
+    error: str | None
+
+
+class ExchangeTraces:
+    """Implements `request_watch.Traces`. Made on the event loop; `close` is called from anywhere and waits."""
+
+    def __init__(
+        self,
+        *,
+        otlp_endpoint: str,
+        share: float,
+        random_bits: Callable[[int], int] = random.getrandbits,
+        exporter: SpanExporter | None = None,
+        pause_seconds: float = PAUSE_SECONDS,
+    ) -> None:
+        """`share` of the requests whose client has not decided are traced; a client's own decision holds."""
+        self.exported_spans = 0
+        self.dropped_spans = 0
+        self._share = share
+        self._random_bits = random_bits
+        self._open: dict[int, _Pick] = {}  # as many as exchanges
+        self._over: deque[tuple[_Pick, Ended | None]] = deque()
+        self._exporter = exporter or OTLPSpanExporter(endpoint=otlp_endpoint, timeout=EXPORT_SECONDS)
+        self._endpoint = otlp_endpoint
+        self._spans = _Spans()
+        self._pause_seconds = pause_seconds
+        self._complained_at = float("-inf")
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="export spans", daemon=True)
+        self._thread.start()
+
+    # --- request_watch.Traces -------------------------------------------------------------------------------------
+
+    def open(self, facts: RequestFacts) -> SpanContext | None:
+        """Return the span of a request that has come now, None where it is not traced."""
+        parent = parse_traceparent(facts.traceparent)
+        if parent is not None:
+            if not parent.is_sampled:
+                return None
+            return SpanContext(
+                trace_id=parent.trace_id,
+                span_id=self._random_bits(64) or 1,
+                parent_id=parent.span_id,
+                tracestate=passed_on(facts.headers.get("tracestate")),
+            )
+        trace_id = self._random_bits(128) or 1
+        if not is_chosen(trace_id, share=self._share):
+            return None
+        return SpanContext(trace_id=trace_id, span_id=self._random_bits(64) or 1)
+
+    def decided(self, decided: Decided, /) -> None:
+        """Note the decision; where nothing was sent, the exchange is over."""
+        if decided.span is None:
+            return
+        pick = _pick(decided, decided.span)
+        if decided.fate in (Fate.ROUTED, Fate.FAILED_OPEN):
+            self._open[decided.number] = pick
+        else:
+            self._is_over(pick, None)
+
+    def ended(self, ended: Ended, /) -> None:
+        """Have the exchange's spans exported."""
+        pick = self._open.pop(ended.number, None)
+        if pick is not None:
+            self._is_over(pick, ended)
+
+    def close(self) -> None:
+        """Export what is left, within seconds; what is not exported by then is dropped."""
+        self._ending.set()
+        self._thread.join(END_SECONDS)
+        self._exporter.shutdown()
+
+    # --- in the thread --------------------------------------------------------------------------------------------
+
+    def _is_over(self, pick: _Pick, ended: Ended | None) -> None:
+        if len(self._over) >= MOST_WAITING:
+            self._dropped(2, "more exchanges end than can be exported")
+            return
+        self._over.append((pick, ended))
+
+    def _run(self) -> None:
+        while True:
+            is_last = self._ending.wait(self._pause_seconds)
+            while self._over:
+                self._export([self._over.popleft() for _ in range(min(len(self._over), BATCH))])
+            if is_last:
+                return
+
+    def _export(self, batch: Sequence[tuple[_Pick, Ended | None]]) -> None:
+        spans: Sequence[ReadableSpan] = ()
+        try:
+            spans = self._spans.made(batch)
+            result = self._exporter.export(spans)
+        except Exception as error:
+            self._dropped(len(spans) or len(batch), f"{type(error).__name__}: {error}")
+            return
+        if result is SpanExportResult.SUCCESS:
+            self.exported_spans += len(spans)
+        else:
+            self._dropped(len(spans), f"the collector at {self._endpoint} does not take them")
+
+    def _dropped(self, spans: int, why: str) -> None:
+        self.dropped_spans += spans
+        now = time.monotonic()
+        if now - self._complained_at >= COMPLAINT_SECONDS:
+            self._complained_at = now
+            log.warning("spans are dropped", extra={"why": why, "dropped_spans": self.dropped_spans})
+
+
+class _Spans:
+    """Makes spans of notes, with the ids that were given out before. One thread's."""
+
+    def __init__(self) -> None:
+        self._ids = _Ids()
+        self._done = _Collected()
+        provider = TracerProvider(
+            resource=Resource.create({"service.name": "kvmesh-extproc"}),
+            sampler=ALWAYS_ON,  # what is not sampled never comes here
+            id_generator=self._ids,
+            shutdown_on_exit=False,
+        )
+        provider.add_span_processor(self._done)
+        self._tracer = provider.get_tracer("kvmesh")
+
+    def made(self, batch: Sequence[tuple[_Pick, Ended | None]]) -> Sequence[ReadableSpan]:
+        """Return the ended spans of these exchanges."""
+        for pick, ended in batch:
+            self._exchange(pick, ended)
+        return self._done.taken()
+
+    def _exchange(self, pick: _Pick, ended: Ended | None) -> None:
+        own, began = pick.span, pick.started_unix_ns
+        self._ids.next = (own.trace_id, own.span_id)
+        decided_at = began + int(pick.seconds * 1e9)
+        over_at = decided_at if ended is None else began + int(ended.seconds * 1e9)
+        exchange = self._tracer.start_span(
+            pick.name,
+            context=_parent(own),
+            kind=SERVER,
+            start_time=began,
+            attributes={**pick.common, **(_outcome(ended) if ended is not None else {})},
+        )
+        error = pick.error if ended is None else _error(ended)
+        if error is not None:
+            exchange.set_status(trace.Status(trace.StatusCode.ERROR, error))
+        within = trace.set_span_in_context(exchange)
+        decision = self._tracer.start_span(PICK, context=within, start_time=began, attributes=pick.attributes)
+        if pick.error is not None:
+            decision.set_status(trace.Status(trace.StatusCode.ERROR, pick.error))
+        self._parts(pick, trace.set_span_in_context(decision), decided_at=decided_at)
+        decision.end(end_time=decided_at)
+        exchange.end(end_time=max(over_at, decided_at))
+
+    def _parts(self, pick: _Pick, within: Context, *, decided_at: int) -> None:
+        if pick.lookup_seconds is not None:
+            began = pick.started_unix_ns + int(pick.before_lookup_seconds * 1e9)
+            lookup = self._tracer.start_span(LOOKUP, context=within, kind=CLIENT, start_time=began)
+            lookup.end(end_time=began + int(pick.lookup_seconds * 1e9))
+        if pick.queued_seconds is not None:
+            queue = self._tracer.start_span(
+                QUEUE, context=within, kind=INTERNAL, start_time=decided_at - int(pick.queued_seconds * 1e9)
+            )
+            queue.end(end_time=decided_at)
+
+
+class _Ids(IdGenerator):
+    """The next span's ids where they are given out already, else new ones."""
+
+    def __init__(self) -> None:
+        self.next: tuple[int, int] | None = None
+        self._random = random.SystemRandom()
+
+    def generate_trace_id(self) -> int:
+        """Return the trace's id; asked for only where there is no parent, before the span's."""
+        return self.next[0] if self.next is not None else self._random.getrandbits(128) or 1
+
+    def generate_span_id(self) -> int:
+        """Return the span's id."""
+        given, self.next = self.next, None
+        return given[1] if given is not None else self._random.getrandbits(64) or 1
+
+
+class _Collected(SpanProcessor):
+    def __init__(self) -> None:
+        self._ended: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Keep it."""
+        self._ended.append(span)
+
+    def taken(self) -> Sequence[ReadableSpan]:
+        """Return what has ended since the last time."""
+        taken, self._ended = self._ended, []
+        return taken
+
+
+def _parent(span: SpanContext) -> Context:
+    if not span.parent_id:
+        return Context()
+    carrier = {"traceparent": f"00-{span.trace_id:032x}-{span.parent_id:016x}-01", "tracestate": span.tracestate}
+    return TraceContextTextMapPropagator().extract(carrier, Context())
+
+
+def _pick(decided: Decided, span: SpanContext) -> _Pick:
+    record, phases = decided.record, decided.phases
+    asked, outcome = record.asked, record.outcome
+    operation = OPERATIONS.get(asked.api, asked.api) if asked is not None else None
+    model = asked.served_model if asked is not None else None
+    common: dict[str, Value] = {
+        "http.request.method": record.facts.method[:LONGEST_TEXT],
+        "url.path": record.facts.path.partition("?")[0][:LONGEST_TEXT],
+        "kvmesh.request_id": record.facts.request_id[:LONGEST_TEXT],
+        "gen_ai.provider.name": "vllm",
+    }
+    if decided.pool:
+        common["kvmesh.pool"] = decided.pool
+    if asked is not None and operation is not None:
+        common["gen_ai.operation.name"] = operation
+        common["gen_ai.request.stream"] = asked.stream
+        common["kvmesh.class"] = asked.standing.class_name
+        if asked.model is not None:
+            common["gen_ai.request.model"] = asked.model
+        if asked.max_tokens is not None:
+            common["gen_ai.request.max_tokens"] = asked.max_tokens
+    attributes: dict[str, Value] = {"kvmesh.fate": decided.fate.value}
+    error = None
+    if isinstance(outcome, Decision):
+        attributes["kvmesh.endpoint"] = outcome.endpoints[0]
+        attributes["kvmesh.prompt_tokens"] = outcome.prompt_tokens
+        attributes["kvmesh.matched_tokens"] = outcome.matched_tokens
+        attributes["kvmesh.degraded"] = tuple(outcome.degraded)
+    else:
+        error = outcome.reason
+        attributes["error.type"] = common["error.type"] = error
+        if decided.fate is Fate.REFUSED:
+            common["http.response.status_code"] = outcome.status
+    return _Pick(
+        span=span,
+        name=" ".join(word for word in (operation or "request", model) if word),
+        started_unix_ns=decided.started_unix_ns,
+        seconds=decided.seconds,
+        queued_seconds=decided.queued_seconds,
+        before_lookup_seconds=phases.get("parse", 0.0) + phases.get("tokenize", 0.0),
+        lookup_seconds=phases.get("lookup"),
+        attributes=attributes,
+        common=common,
+        error=error,
+    )
+
+
+def _outcome(ended: Ended) -> Mapping[str, Value]:
+    """Return what is known of an exchange at its end."""
+    host, _, port = (ended.served_by or ended.endpoint).rpartition(":")
+    outcome: dict[str, Value] = {"server.address": host.strip("[]")}
+    if port.isdecimal():
+        outcome["server.port"] = int(port)
+    if ended.status:
+        outcome["http.response.status_code"] = ended.status
+    if (error := _error(ended)) is not None:
+        outcome["error.type"] = error
+    if ended.seconds_to_headers is not None:
+        outcome["kvmesh.seconds_to_headers"] = ended.seconds_to_headers
+    usage = ended.usage
+    if usage is not None:
+        for name, tokens in (
+            ("gen_ai.usage.input_tokens", usage.prompt_tokens),
+            ("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens),
+            ("gen_ai.usage.output_tokens", usage.output_tokens),
+        ):
+            if tokens is not None:
+                outcome[name] = tokens
+    return outcome
+
+
+def _error(ended: Ended) -> str | None:
+    """Return the error's type: what a server span calls an error."""
+    if not ended.status:
+        return "no-answer"
+    return str(ended.status) if ended.status >= 500 else None

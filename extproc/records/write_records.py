@@ -1,0 +1,299 @@
+"""Writes the access log: to standard output and a file in threads, to a Redis Stream in a task. Made by `picker_parts`.
+
+A target that fails keeps what it was given until it works again; meanwhile its buffer fills, and what does not fit is
+dropped and owned up to. Nothing here is waited for by a request.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Protocol
+
+from extproc.errors import ConfigError
+from extproc.records.access_log import AccessLog, RecordBuffer
+from extproc.records.audit_chain import AuditChain, AuditKey, ChainEnd, parse_keys
+from extproc.records.audit_file import RecordFile, StandardOutput
+from extproc.records.audit_redis_stream import RecordStream
+from extproc.records.record_lines import RecordLines, new_chain
+from extproc.settings.observation_settings import ObservationSettings
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.redis.address import RedisAccess
+
+log = logging.getLogger(__name__)
+
+STDOUT, FILE, STREAM = "stdout", "file", "stream"  # targets: a metric's label
+PAUSE_SECONDS = 0.25  # between two looks for records
+RETRY_SECONDS = 1.0
+BATCH = 256  # records
+END_SECONDS = 5.0  # for what is left when the picker stops
+COMPLAINT_SECONDS = 60.0
+
+
+class Target(Protocol):
+    """Where lines go. All but `is_full` may raise OSError."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to rotate."""
+
+    def last_end(self) -> ChainEnd | None:
+        """Return how it ends now."""
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Write all of them or none."""
+
+    def rotate(self) -> None:
+        """Begin the next file."""
+
+    def close(self) -> None:
+        """Have it on the disk."""
+
+
+class RequestRecords:
+    """The access log of one picker and all that writes it."""
+
+    def __init__(self, settings: ObservationSettings, *, redis_url: RedisAccess | str) -> None:
+        """Begin to write. Raise ConfigError for a key or a file that cannot be used."""
+        self._keys = KeyFile(settings.audit_key_file, changed=self._key_changed)
+        key = self._keys.key
+        names_key = key.for_names if key is not None else secrets.token_bytes(32)  # for this process only
+        buffers: list[RecordBuffer] = []
+        self._threads: list[WriterThread] = []
+        self._stream: StreamWriter | None = None
+        targets: list[tuple[str, Target]] = []
+        if settings.access_log_file is not None:
+            file = RecordFile(
+                settings.access_log_file, max_bytes=settings.access_log_max_bytes, files=settings.access_log_files
+            )
+            targets.append((FILE, file))
+        if settings.access_log:
+            targets.append((STDOUT, StandardOutput()))
+        # before any thread begins, which may find another key
+        self.log = AccessLog((), names_key=names_key)
+        for name, target in targets:
+            lines = _lines(name, settings, self._keys)
+            buffers.append(lines.buffer)
+            self._threads.append(WriterThread(lines, target))
+        if settings.access_log_stream is not None:
+            lines = _lines(STREAM, settings, self._keys)
+            buffers.append(lines.buffer)
+            stream = RecordStream(redis_url, name=settings.access_log_stream, length=settings.access_log_stream_length)
+            self._stream = StreamWriter(lines, stream)
+        self.log.buffers = tuple(buffers)
+
+    def _key_changed(self, key: AuditKey) -> None:
+        self.log.use_names_key(key.for_names)
+
+    @property
+    def buffers(self) -> Sequence[RecordBuffer]:
+        """Return what counts, one for each target."""
+        return self.log.buffers
+
+    async def run(self) -> None:
+        """Write to the stream until cancelled; nothing to do where there is none."""
+        if self._stream is not None:
+            await self._stream.run()
+
+    async def close(self) -> None:
+        """Write what is left, within seconds."""
+        self.log.close()
+        for thread in self._threads:
+            thread.end()
+        if self._stream is not None:
+            await self._stream.close()
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+
+
+class WriterThread:
+    """Writes one target's lines. A thread of its own that nobody need wait for: standard output may block for ever."""
+
+    def __init__(self, lines: RecordLines, target: Target, *, pause_seconds: float = PAUSE_SECONDS) -> None:
+        """Start."""
+        self._lines = lines
+        self._target = target
+        self._pause_seconds = pause_seconds
+        self._complaint = _Complaint(lines.buffer)
+        self._ending = threading.Event()
+        self._give_up_at = float("inf")
+        self._thread = threading.Thread(target=self._run, name=f"access log {lines.buffer.target}", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Tell it to write what is left and to stop."""
+        self._give_up_at = time.monotonic() + END_SECONDS
+        self._ending.set()
+
+    def join(self) -> None:
+        """Wait until it has; not longer than a few seconds."""
+        self._thread.join(END_SECONDS + RETRY_SECONDS)
+
+    def _run(self) -> None:
+        lines = self._lines
+        if not self._written(lines.head(self._last_end())):
+            return
+        while not self._ending.wait(self._pause_seconds):
+            while self._has_room() and (batch := lines.next(BATCH) or lines.alive()):
+                if not self._written(batch):
+                    return
+        if self._has_room() and self._written(lines.last()):
+            try:
+                self._target.close()
+            except OSError as error:
+                self._complaint.say(error)
+
+    def _last_end(self) -> ChainEnd | None:
+        try:
+            return self._target.last_end()
+        except OSError as error:
+            self._complaint.say(error)
+            return None
+
+    def _has_room(self) -> bool:
+        """Rotate where it is time; a file that cannot be rotated grows."""
+        if not self._target.is_full:
+            return True
+        try:
+            self._target.rotate()
+        except OSError as error:
+            self._complaint.say(error)
+            return True
+        return self._written(self._lines.continued())
+
+    def _written(self, lines: Sequence[bytes]) -> bool:
+        """Write until it works; False where it did not until the time was over."""
+        while lines:
+            try:
+                self._target.write(lines)
+            except (OSError, ValueError) as error:  # ValueError: standard output was closed
+                self._complaint.say(error)
+                if time.monotonic() >= self._give_up_at:
+                    self._lines.buffer.lost(len(lines))
+                    return False
+                if self._ending.wait(RETRY_SECONDS):
+                    time.sleep(self._pause_seconds)
+            else:
+                self._lines.buffer.count_written(len(lines))
+                return True
+        return True
+
+
+class StreamWriter:
+    """Writes the lines of a stream, as a task of the event loop."""
+
+    def __init__(self, lines: RecordLines, stream: RecordStream, *, pause_seconds: float = PAUSE_SECONDS) -> None:
+        self._lines = lines
+        self._stream = stream
+        self._pause_seconds = pause_seconds
+        self._complaint = _Complaint(lines.buffer)
+        self._pending: Sequence[bytes] = lines.head(None)  # in order: chained already
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            while self._pending or self._next():
+                if not await self._is_written():
+                    await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(self._pause_seconds)
+
+    async def close(self) -> None:
+        """Write what is left, once: Redis may be gone."""
+        if not self._pending or await self._is_written():
+            self._pending = self._lines.last()
+            await self._is_written()
+        if self._pending:
+            self._lines.buffer.lost(len(self._pending))
+        await self._stream.close()
+
+    def _next(self) -> bool:
+        self._pending = self._lines.next(BATCH) or self._lines.alive()
+        return bool(self._pending)
+
+    async def _is_written(self) -> bool:
+        pending = self._pending
+        if not pending:
+            return True
+        try:
+            await self._stream.write(pending)
+        except IndexUnavailableError as error:
+            self._complaint.say(error)
+            return False
+        self._lines.buffer.count_written(len(pending))
+        self._pending = ()
+        return True
+
+
+class _Complaint:
+    """Says what is wrong with a target, once in a while."""
+
+    def __init__(self, buffer: RecordBuffer) -> None:
+        self._buffer = buffer
+        self._said_at = float("-inf")
+
+    def say(self, error: Exception) -> None:
+        """Say it, unless it was said just now."""
+        now = time.monotonic()
+        if now - self._said_at >= COMPLAINT_SECONDS:
+            self._said_at = now
+            facts = {"target": self._buffer.target, "why": f"{type(error).__name__}: {error}"}
+            log.error("the access log cannot be written", extra=facts)
+
+
+def read_key(path: Path | None) -> AuditKey | None:
+    """Return the key that is in use: the last one of the file. Raise ConfigError."""
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"--audit-key-file: cannot read {path}: {why}") from None
+    return list(parse_keys(text, where=f"--audit-key-file {path}").values())[-1]
+
+
+class KeyFile:
+    """The file of keys, looked at again now and then. What cannot be read or used leaves the key as it was."""
+
+    def __init__(self, path: Path | None, *, changed: Callable[[AuditKey], None]) -> None:
+        """Raise ConfigError. `changed` is told of another key, in whatever thread has found it."""
+        self.key = read_key(path)
+        self._path = path
+        self._changed = changed
+        self._refused = ""
+
+    def newest(self) -> AuditKey | None:
+        """Return the key that is to be used now."""
+        try:
+            key = read_key(self._path)
+        except ConfigError as error:
+            if str(error) != self._refused:
+                self._refused = str(error)
+                log.error("the audit key stays as it was: %s", error)
+            return self.key
+        self._refused = ""
+        if key is not None and key != self.key:
+            self.key = key
+            self._changed(key)
+            log.info("another audit key is in use", extra={"key_id": key.id})
+        return self.key
+
+
+def _lines(target: str, settings: ObservationSettings, keys: KeyFile) -> RecordLines:
+    key = keys.key
+    chain = AuditChain(new_chain(), key=key) if settings.audit else None
+    process = f"{socket.gethostname()}/{os.getpid()}"
+    return RecordLines(
+        RecordBuffer(target),
+        chain=chain,
+        key=key,
+        process=process,
+        version=version("kvmesh"),
+        newest_key=keys.newest,
+    )

@@ -1,0 +1,1 @@
+"""What the pickers of one deployment tell each other through Redis."""

@@ -1,0 +1,355 @@
+"""What this replica has booked, told to the others through Redis, and what the others have booked, heard from there.
+
+The service hands `command` to the index lookup, so that hearing costs no round trip of its own, and calls `changed`,
+`ended` and `placed` when it books; `run` writes. No request ever waits for a write. `docs/replicas.md`.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from extproc.errors import ConfigError
+from extproc.replicas.heard_replicas import HeardReplicas
+from extproc.replicas.shared_load import EndpointBookings, SharedView
+from extproc.replicas.shared_placements import Placement, PlacementBook
+from extproc.replicas.shared_records import (
+    ASK_NOBODY,
+    PlacementNames,
+    pack_beat,
+    pack_leave,
+    pack_placement,
+    pack_read_adapter,
+    pack_read_session,
+    pack_set_load,
+    read_adapter,
+    read_session,
+    replica_name,
+)
+from kvmesh.errors import IndexUnavailableError, RedisUrlError
+from kvmesh.redis.address import RedisAccess
+from kvmesh.redis.link import RedisLink
+
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 0.5
+NOTHING_SHARED = SharedView()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedStateSettings:
+    """Times of what the replicas share."""
+
+    lease_seconds: float = 2.0  # a replica that has not written for so long has no bookings any more
+    end_delay_seconds: float = 0.005  # until the end of a booking is written, unless a new one is before
+    timeout_seconds: float = 0.02  # for `read`, which a request waits for
+    session_ttl_seconds: float = 1800.0
+    adapter_ttl_seconds: float = 60.0  # the pods' own metrics tell about adapters, a little later
+
+    @property
+    def beat_seconds(self) -> float:
+        """Return the longest time between two writes: three may fail within a lease."""
+        return self.lease_seconds / 4
+
+
+class SharedState:
+    """One replica's part of what all replicas know. Raise ConfigError for an address that cannot be read."""
+
+    def __init__(
+        self,
+        *,
+        url: RedisAccess | str,
+        hash_seed: str,
+        bookings: Callable[[], Mapping[str, EndpointBookings]],
+        settings: SharedStateSettings = SharedStateSettings(),
+        replica: str | None = None,
+        unix_clock: Callable[[], float] = time.time,
+        heard: Callable[[], None] | None = None,
+    ) -> None:
+        """Take `bookings`, which returns what is open here by endpoint; it is called once a write.
+
+        `heard` is told once a beat that the others' bookings may have changed: there may be room again.
+        """
+        try:
+            self._link = RedisLink(url)  # to a master, always: the reader's may lead to a replica
+        except RedisUrlError as error:
+            raise ConfigError(f"--redis: {error}") from error
+        # the random part: no two processes are ever taken for one, whatever their clocks and process numbers
+        self.replica = replica_name(replica or f"{socket.gethostname()}:{os.getpid()}", secrets.token_hex(4))
+        self.problem: str | None = None  # why the others do not hear of our bookings
+        self._name = self.replica.encode()
+        self._bookings = bookings
+        self._settings = settings
+        self._names = PlacementNames(hash_seed=hash_seed)
+        self._unix_clock = unix_clock
+        self._on_heard = heard
+        self._wake = asyncio.Event()
+        self._later: asyncio.TimerHandle | None = None  # of what has ended
+        self._placements = PlacementBook()
+        self._heard = HeardReplicas(own=self._name, lease_seconds=settings.lease_seconds)
+        self._gone: list[bytes] = []  # replicas to be taken off the list
+
+    def command(
+        self, session: str | None = None, adapter: str | None = None, *, names: PlacementNames | None = None
+    ) -> tuple[bytes, int]:
+        """Return the commands that ask what a request has to know, and the number of their replies, for `take`.
+
+        `names`: of a pool's own sessions and adapters.
+        """
+        names = names or self._names
+        # the bookings' reply always comes first where there is an array at all, so that `take` can tell them apart
+        parts = [self._heard.question or (b"" if adapter is None else ASK_NOBODY)]
+        replies = 1 if parts[0] else 0
+        if session is not None:
+            parts.append(pack_read_session(names.session(session)))
+            replies += 1
+        if adapter is not None:
+            since = self._unix_clock() - self._settings.adapter_ttl_seconds
+            parts.append(pack_read_adapter(names.adapter(adapter), since=since))
+            replies += 1
+        return b"".join(parts), replies
+
+    def take(self, replies: Sequence[Any]) -> SharedView:
+        """Read the replies to `command`."""
+        if not replies and self.problem is None and not self._heard.replicas:  # nobody else is there: most of the time
+            return NOTHING_SHARED
+        session_endpoint, session_read, adapter_endpoints = None, False, frozenset[str]()
+        for at, reply in enumerate(replies):
+            if isinstance(reply, Exception):
+                if at == 0:
+                    return self.alone(str(reply))
+            elif not isinstance(reply, list):
+                session_endpoint, session_read = read_session(reply), True
+            elif at == 0:
+                self._heard.hear(reply, now=time.monotonic())
+            else:
+                adapter_endpoints = read_adapter(reply)
+        return SharedView(
+            others=self._heard.others,
+            session_endpoint=session_endpoint,
+            session_read=session_read,
+            adapter_endpoints=adapter_endpoints,
+            replicas=self._heard.replicas,
+            degraded=None if self.problem is None else f"other replicas do not hear of ours: {self.problem}",
+        )
+
+    def alone(self, why: str) -> SharedView:
+        """Return what there is to go by when the others could not be asked: the last word within the lease."""
+        if not self._heard.is_fresh(now=time.monotonic()):
+            return SharedView(degraded=f"own bookings only: {why}")
+        if not self._heard.replicas:
+            return SharedView()  # a moment ago there was nobody to hear
+        words = f"bookings of other replicas are up to {self._settings.lease_seconds:g} s old: {why}"
+        return SharedView(others=self._heard.others, replicas=self._heard.replicas, degraded=words)
+
+    async def read(
+        self, session: str | None = None, adapter: str | None = None, *, names: PlacementNames | None = None
+    ) -> SharedView:
+        """Ask in a round trip of its own, for a request without a lookup; never raises."""
+        commands, replies = self.command(session, adapter, names=names)
+        if not replies:
+            return self.take(())
+        try:
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                return self.take(await self._link.request(commands, replies=replies))
+        except IndexUnavailableError as error:
+            return self.alone(str(error))
+        except TimeoutError:
+            return self.alone(f"no answer within {self._settings.timeout_seconds * 1000:g} ms")
+
+    def changed(self) -> None:
+        """Have our bookings written now: until they are, others may choose the same endpoint.
+
+        Where nobody is there to read them, the next beat does: a write costs a picker some 0.1 ms of CPU.
+        """
+        if self._heard.question:
+            self._wake.set()
+
+    def ended(self) -> None:
+        """Have our bookings written soon: something ended, which is less urgent, and often not alone."""
+        if self._later is None and self._heard.question and not self._wake.is_set():
+            self._later = asyncio.get_running_loop().call_later(self._settings.end_delay_seconds, self._wake.set)
+
+    def placed(
+        self,
+        *,
+        endpoint: str,
+        session: str | None = None,
+        adapter: str | None = None,
+        session_moved: bool = False,
+        names: PlacementNames | None = None,
+        session_ttl_seconds: float | None = None,
+    ) -> None:
+        """Have all replicas know soon where a session or an adapter is; what they know already is not repeated.
+
+        `session_moved`: the request has read another place, whatever we wrote last: another replica did since.
+        """
+        names = names or self._names
+        session_ttl_seconds = session_ttl_seconds or self._settings.session_ttl_seconds
+        now = self._unix_clock()
+        is_news = False
+        if session is not None:
+            is_news = self._placements.place(
+                Placement(
+                    key=names.session(session),
+                    endpoint=endpoint,
+                    placed_at=now,
+                    ttl_seconds=session_ttl_seconds,
+                    is_one_of_several=False,
+                ),
+                moved=session_moved,
+            )
+        if adapter is not None:
+            is_news |= self._placements.place(
+                Placement(
+                    key=names.adapter(adapter),
+                    endpoint=endpoint,
+                    placed_at=now,
+                    ttl_seconds=self._settings.adapter_ttl_seconds,
+                    is_one_of_several=True,
+                )
+            )
+        if is_news:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Write after each change and once a beat, for good. What changes during a write is the next one."""
+        loop = asyncio.get_running_loop()
+        while True:
+            beat_at = loop.time() + self._settings.beat_seconds
+            is_well = await self._write(beat=True)
+            while (left := beat_at - loop.time()) > 0:
+                if not is_well:  # a Redis in trouble is not asked at every change
+                    await asyncio.sleep(left)
+                    break
+                try:
+                    async with asyncio.timeout(left):
+                        await self._wake.wait()
+                except TimeoutError:
+                    break
+                is_well = await self._write(beat=False)
+
+    async def close(self) -> None:
+        """Take our bookings back and close the connection; call it when `run` has ended."""
+        if self._later is not None:
+            self._later.cancel()
+        commands, replies = pack_leave(self._name)
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._link.request(commands, replies=replies)
+        except (IndexUnavailableError, TimeoutError):
+            log.debug("could not take our bookings back: the lease will end them")
+        await self._link.close()
+
+    @property
+    def others(self) -> Mapping[str, EndpointBookings]:
+        """What all other replicas have booked, as last heard within the lease."""
+        return self._heard.others if self._heard.is_fresh(now=time.monotonic()) else {}
+
+    @property
+    def replicas(self) -> int:
+        """How many other replicas were heard last."""
+        return self._heard.replicas
+
+    def facts(self) -> dict[str, Any]:
+        """Return for pages what is shared and how it stands."""
+        return {
+            "replica": self.replica,
+            "others": self._heard.replicas,
+            "others_bookings": {name: item.requests for name, item in self._heard.others.items()},
+            "problem": self.problem,
+        }
+
+    async def _write(self, *, beat: bool) -> bool:
+        """Write what is new; tell whether it worked."""
+        self._wake.clear()
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        placements = self._placements.take()
+        commands = [pack_set_load(self._name, self._bookings(), lease_seconds=self._settings.lease_seconds)]
+        checked = 1  # replies; those of placements follow and do not matter
+        if beat:
+            more, count = pack_beat(self._name, question=self._heard.question, gone=self._gone)
+            commands.append(more)
+            checked += count
+        expected = checked
+        for placement in placements:
+            more, count = pack_placement(placement)
+            commands.append(more)
+            expected += count
+        try:
+            async with asyncio.timeout(self._settings.beat_seconds):
+                replies = await self._link.request(b"".join(commands), replies=expected)
+        except (IndexUnavailableError, TimeoutError) as error:
+            self._placements.put_back(placements)
+            return self._judge(str(error) or f"no answer within {self._settings.beat_seconds:g} s")
+        refusal = next((str(reply) for reply in replies[:checked] if isinstance(reply, Exception)), None)
+        if beat:
+            names, loads = replies[checked - 2 : checked]
+            self._gone = self._heard.learn(names, loads, now=time.monotonic())
+            if self._on_heard is not None and self._heard.replicas:
+                self._on_heard()
+        return self._judge(refusal)
+
+    def _judge(self, problem: str | None) -> bool:
+        """Log when writing begins or ceases to work, not each of the attempts between."""
+        if problem is not None and self.problem is None:
+            log.error("other replicas do not hear of our bookings: %s", problem)
+        elif problem is None and self.problem is not None:
+            log.info("other replicas hear of our bookings again")
+        self.problem = problem
+        return problem is None
+
+
+class PoolShare:
+    """One pool's part of a `SharedState` that all pools of a picker use: its sessions and adapters are its own.
+
+    Bookings go by endpoint, whatever the pool; `changed` and `ended` are those of the whole.
+    """
+
+    def __init__(self, state: SharedState, *, hash_seed: str, session_ttl_seconds: float) -> None:
+        self._state = state
+        self._names = PlacementNames(hash_seed=hash_seed)
+        self.session_ttl_seconds = session_ttl_seconds
+        self.take = state.take
+        self.alone = state.alone
+        self.changed = state.changed
+        self.ended = state.ended
+        self.facts = state.facts
+
+    def command(self, session: str | None = None, adapter: str | None = None) -> tuple[bytes, int]:
+        """Return the commands that ask what a request of the pool has to know, and the number of their replies."""
+        return self._state.command(session, adapter, names=self._names)
+
+    async def read(self, session: str | None = None, adapter: str | None = None) -> SharedView:
+        """Ask in a round trip of its own, for a request without a lookup; never raises."""
+        return await self._state.read(session, adapter, names=self._names)
+
+    def placed(
+        self, *, endpoint: str, session: str | None = None, adapter: str | None = None, session_moved: bool = False
+    ) -> None:
+        """Have all replicas know soon where one of the pool's sessions or adapters is."""
+        self._state.placed(
+            endpoint=endpoint,
+            session=session,
+            adapter=adapter,
+            session_moved=session_moved,
+            names=self._names,
+            session_ttl_seconds=self.session_ttl_seconds,
+        )
+
+    @property
+    def others(self) -> Mapping[str, EndpointBookings]:
+        """What all other replicas have booked, as last heard within the lease."""
+        return self._state.others
+
+    @property
+    def replicas(self) -> int:
+        """How many other replicas were heard last."""
+        return self._state.replicas

@@ -1,0 +1,238 @@
+"""Read the request bodies of all APIs that vLLM 0.32 serves, OpenAI's and others: the entry for every one of them.
+
+Called by the use case with the buffered body, which is only read: the bytes go to the pod unchanged. Only bodies
+that no pod could answer are refused here. Everything else that is odd is left for vLLM to judge, on the pod that the
+load suggests.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from extproc.errors import BodyTooLargeError, MalformedRequestError, PickError, UnsupportedEncodingError
+from extproc.requests.anthropic_messages import MessagesBody, messages_request
+from extproc.requests.content_encoding import UnknownContentEncodingError, decoded_body
+from extproc.requests.json_body import BodyNotReadError, MalformedFieldError, decode_body
+from extproc.requests.json_edit import may_be_object
+from extproc.requests.openai_chat import ChatBody, chat_batch_request, chat_request
+from extproc.requests.openai_completions import CompletionBody, GenerateBody, completion_request, generate_request
+from extproc.requests.pooling_apis import (
+    PoolingBody,
+    cohere_embed_request,
+    embeddings_request,
+    pooling_request,
+    rerank_request,
+    score_request,
+)
+from extproc.requests.request import ApiKind, InferenceRequest
+from extproc.requests.request_fields import Body, flag, is_unicode
+from extproc.requests.responses_api import ResponsesBody, responses_request
+
+_B = TypeVar("_B", bound=Body)
+
+MAX_DECODED_BYTES = 16 << 20
+NOT_OF_THE_API = "the body is not what this API takes"
+JSON_TYPE = "application/json"  # all that vLLM takes; a charset or the like may follow
+
+
+class AmbiguousBodyError(MalformedFieldError):
+    """The body fits two APIs, and which of them serves it is up to the pod."""
+
+
+class _Api(Generic[_B]):
+    """How one API's bodies are read. A `strict` one is refused here when no pod could answer it."""
+
+    __slots__ = ("decoder", "kind", "read", "strict")
+
+    def __init__(
+        self, kind: ApiKind, body: type[_B], read: Callable[[str, _B], InferenceRequest], *, strict: bool = True
+    ) -> None:
+        self.kind = kind
+        self.decoder = msgspec.json.Decoder(body)
+        self.read = read
+        self.strict = strict
+
+
+_CHAT = _Api(ApiKind.CHAT_COMPLETIONS, ChatBody, chat_request)
+_COMPLETION = _Api(ApiKind.COMPLETIONS, CompletionBody, completion_request)
+# the short paths of pooling models are not strict: another application may have them, too
+_POOLING = _Api(ApiKind.POOLING, PoolingBody, pooling_request, strict=False)
+_SCORE = _Api(ApiKind.SCORE, PoolingBody, score_request, strict=False)
+_RERANK = _Api(ApiKind.RERANK, PoolingBody, rerank_request, strict=False)
+# any of those above, by what is in the body
+_INVOCATIONS = _Api(ApiKind.OTHER, PoolingBody, pooling_request, strict=False)
+
+# Paths by their end (a gateway may serve them under a prefix), grouped by the last segment, more specific ones first.
+_APIS: dict[str, tuple[tuple[str, _Api[Any]], ...]] = {
+    "completions": (("/v1/chat/completions", _CHAT), ("/v1/completions", _COMPLETION)),
+    "batch": (("/v1/chat/completions/batch", _Api(ApiKind.CHAT_COMPLETIONS, ChatBody, chat_batch_request)),),
+    "responses": (("/v1/responses", _Api(ApiKind.RESPONSES, ResponsesBody, responses_request)),),
+    "messages": (("/v1/messages", _Api(ApiKind.MESSAGES, MessagesBody, messages_request)),),
+    "generate": (("/inference/v1/generate", _Api(ApiKind.GENERATE, GenerateBody, generate_request)),),
+    "embeddings": (("/v1/embeddings", _Api(ApiKind.EMBEDDINGS, PoolingBody, embeddings_request)),),
+    "embed": (("/v2/embed", _Api(ApiKind.EMBEDDINGS, PoolingBody, cohere_embed_request, strict=False)),),
+    "pooling": (("/pooling", _POOLING),),
+    "classify": (("/classify", _POOLING),),
+    "score": (("/score", _SCORE),),
+    "rerank": (("/rerank", _RERANK),),
+    "invocations": (("/invocations", _INVOCATIONS),),
+}
+# the last segments of paths that only turn texts into tokens or back
+_NO_GPU = frozenset(("tokenize", "detokenize", "count_tokens", "render", "derender"))
+
+
+class _OtherBody(msgspec.Struct, kw_only=True):
+    model: Any = None
+    stream: Any = None
+
+
+class _InvokedBody(msgspec.Struct, kw_only=True):
+    """What tells the APIs apart."""
+
+    messages: Any = None
+    prompt: Any = None
+    prompt_embeds: Any = None
+    input: Any = None
+    query: Any = None
+    queries: Any = None
+
+
+_OTHER = msgspec.json.Decoder(_OtherBody)
+_INVOKED = msgspec.json.Decoder(_InvokedBody)
+
+
+def parse_request(
+    *,
+    path: str,
+    body: bytes | None,
+    method: str = "POST",
+    content_type: str | None = None,
+    content_encoding: str | None = None,
+    max_decoded_bytes: int = MAX_DECODED_BYTES,
+    require_readable: bool = False,
+) -> InferenceRequest:
+    """Return the facts of a request; `path` may carry a prefix and a query string, `body` is None if it is not known.
+
+    `content_type` and `content_encoding` are the headers' values, None where there is none. Raise
+    MalformedRequestError when the body of a known API is not a JSON object or a field has a type that nobody can
+    serve, BodyTooLargeError when it unpacks to more than `max_decoded_bytes`. A prompt whose tokens cannot be known
+    leaves `prompts` empty and sets `unsupported_reason`. With `require_readable` no body passes unread that vLLM may
+    be able to read: raise UnsupportedEncodingError, or BodyTooLargeError for one with too many parts.
+    """
+    path = path.partition("?")[0]
+    if body is not None and type(body) is not bytes:
+        body = bytes(body)
+    api, kind = _api(path) if method == "POST" else (None, ApiKind.OTHER)
+    if body is None:
+        return _other_request(kind, path, b"", None if api is None else "Envoy does not send the body")
+    is_json = content_type == JSON_TYPE or _is_json(content_type)
+    known = api if is_json else None
+    # pods read nothing but JSON, and no GET's body; what is uploaded to other applications is not our business
+    is_needed = require_readable and is_json and method == "POST" and (api is not None or content_type is not None)
+    why = None if api is None or is_json else "the content-type is not application/json, all that vLLM takes"
+    try:
+        plain = body
+        if content_encoding:
+            plain = decoded_body(body, content_encoding=content_encoding, max_bytes=max_decoded_bytes)
+        if known is None:
+            return _other_request(kind, path, plain, why)
+        if known.strict:
+            return _read(known, path, plain)
+        return _lenient_request(known, path, plain, is_needed=is_needed)
+    except (UnknownContentEncodingError, BodyNotReadError) as error:
+        if is_needed:
+            raise _refusal(error) from None
+        why = why if known is None else str(error)
+    except PickError as error:
+        if _is_final(error, known, is_needed=is_needed):
+            raise
+        why = why if known is None else NOT_OF_THE_API
+    return _other_request(kind, path, b"", why)
+
+
+def _refusal(error: UnknownContentEncodingError | BodyNotReadError) -> PickError:
+    kind = BodyTooLargeError if isinstance(error, BodyNotReadError) else UnsupportedEncodingError
+    return kind(f"{error}, and what the request may have depends on it")
+
+
+def _is_final(error: PickError, known: _Api[Any] | None, *, is_needed: bool) -> bool:
+    """Tell whether no pod gets the body; one of an unknown API is routed all the same."""
+    if isinstance(error, BodyTooLargeError | AmbiguousBodyError):
+        return known is not None or is_needed
+    return known is not None and known.strict
+
+
+def _lenient_request(api: _Api[Any], path: str, body: bytes, *, is_needed: bool) -> InferenceRequest:
+    """Return the facts of a body that is routed whatever it is."""
+    chosen = _invoked(body, is_needed=is_needed) if api is _INVOCATIONS else api
+    if chosen is None:
+        return _other_request(api.kind, path, body)
+    try:
+        return _read(chosen, path, body)
+    except MalformedRequestError:
+        return _other_request(api.kind, path, body, NOT_OF_THE_API)
+
+
+def _api(path: str) -> tuple[_Api[Any] | None, ApiKind]:
+    last = path.rpartition("/")[2]
+    for end, api in _APIS.get(last, ()):
+        if path.endswith(end):
+            return api, api.kind
+    return None, ApiKind.TOKENIZE if last in _NO_GPU else ApiKind.OTHER
+
+
+def _invoked(body: bytes, *, is_needed: bool) -> _Api[Any] | None:
+    """Return as what vLLM's /invocations serves a body: it tries one API after another until the body fits.
+
+    As far as the names of the fields tell: vLLM looks at their types, too, so one that fits two APIs is refused where
+    it matters (`is_needed`).
+    """
+    try:
+        found = decode_body(_INVOKED, body)
+    except MalformedRequestError:
+        return None
+    if is_needed and found.messages is not None and (found.prompt is not None or found.prompt_embeds is not None):
+        raise AmbiguousBodyError("The request body has both messages and a prompt.")
+    if isinstance(found.messages, list):
+        return _CHAT
+    if found.prompt is not None or found.prompt_embeds is not None:
+        return _COMPLETION
+    if found.input is not None:
+        return _POOLING
+    return _RERANK if found.query is not None else _SCORE if found.queries is not None else None
+
+
+def _is_json(content_type: str | None) -> bool:
+    return content_type is None or content_type == JSON_TYPE or content_type.partition(";")[0].lower() == JSON_TYPE
+
+
+def _read(api: _Api[Any], path: str, body: bytes) -> InferenceRequest:
+    fields = decode_body(api.decoder, body)
+    model = fields.model
+    if model is not None and not (model.isascii() or is_unicode(model)):
+        raise MalformedFieldError("The request body has a model whose name is not valid Unicode.")
+    if not model:
+        fields.model = None  # "" gets the pod's default, too
+    fields.body_bytes = len(body)
+    return api.read(path, fields)
+
+
+def _other_request(kind: ApiKind, path: str, body: bytes, unsupported_reason: str | None = None) -> InferenceRequest:
+    """Return what is known without understanding the body: it is routed on load whatever it is.
+
+    Raise BodyNotReadError for what may be an object and would take too long.
+    """
+    try:
+        other = decode_body(_OTHER, body) if may_be_object(body) else _OtherBody()
+    except MalformedRequestError:
+        other = _OtherBody()
+    model = other.model if isinstance(other.model, str) and is_unicode(other.model) else None
+    return InferenceRequest(
+        api=kind,
+        path=path,
+        model=model or None,
+        stream=flag(other.stream, default=False),
+        max_tokens=0 if kind is ApiKind.TOKENIZE else None,
+        unsupported_reason=unsupported_reason,
+    )

@@ -1,0 +1,205 @@
+"""Predicted against realised: what pods found in their caches, compared with what the picks expected, model by model.
+
+`booked_exchange` compares every usage that was read; the service adds the comparisons up here and asks for findings.
+Pure; time is an argument. Beside `match_watch`, which compares all requests of a pod with the pod's own counters.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from extproc.responses.response_plan import Prediction
+
+OVERPREDICTED = "cache-overpredicted"
+UNDERPREDICTED = "cache-underpredicted"
+OTHER_TOKENS = "other-prompt-tokens"
+
+REMEDIES: Mapping[str, str] = {
+    OVERPREDICTED: "the index holds blocks that the pods have lost: see `kvmesh index verify` and events that were "
+    "missed",
+    UNDERPREDICTED: "the picker asks for other blocks than the pods store, or their events do not arrive: compare the "
+    "tokenizer folder, chat template and block size with the pod's (`kvmesh explain`, the pod's POST /tokenize)",
+    OTHER_TOKENS: "compare the tokenizer folder, the chat template and its default kwargs with the pod's",
+}
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """The usage object of a response; tokens, None where the pod does not say."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None  # vLLM tells with --enable-prompt-tokens-details
+    output_tokens: int | None = None
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One request's prediction and outcome; tokens."""
+
+    model: str
+    arm: str
+    endpoint: str
+    prompt_tokens: int  # as the pod counted
+    predicted_tokens: int
+    realised_tokens: int
+    error_tokens: int  # realised - predicted: negative where the pod held less than expected
+    regret_tokens: int  # best - chosen overlap at the pick: given up for load or policy
+    requested: str = ""  # the configured name that the client asked for, "" where it is none
+    generated_tokens: int = 0
+    first_token_seconds: float | None = None  # from the pick to the first bytes of a stream's body
+    prompt_error_tokens: int  # the pod's count - ours: not 0 where our tokens are not the pod's; 0 if ours is not known
+
+
+def compare(prediction: Prediction, usage: Usage, *, first_token_seconds: float | None = None) -> Comparison | None:
+    """Compare, or return None where the pod does not tell."""
+    if usage.prompt_tokens is None or usage.cached_tokens is None:
+        return None
+    return Comparison(
+        model=prediction.model,
+        arm=prediction.arm,
+        endpoint=prediction.endpoint,
+        prompt_tokens=usage.prompt_tokens,
+        predicted_tokens=prediction.matched_tokens,
+        realised_tokens=usage.cached_tokens,
+        error_tokens=usage.cached_tokens - prediction.matched_tokens,
+        regret_tokens=max(prediction.best_matched_tokens - prediction.matched_tokens, 0),
+        requested=prediction.requested,
+        generated_tokens=usage.output_tokens or 0,
+        first_token_seconds=first_token_seconds,
+        prompt_error_tokens=usage.prompt_tokens - prediction.prompt_tokens if prediction.prompt_tokens else 0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftPolicy:
+    """How sure is sure."""
+
+    window_requests: int = 200  # the last so many of a model are judged
+    window_seconds: float = 900.0  # older ones are not
+    least_requests: int = 20
+    least_tokens: int = 4096  # that went wrong in the window
+    error_share: float = 0.25  # of what was predicted or realised, whichever is more
+    prompt_error_share: float = 0.2  # of the requests whose prompt has another length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftFinding:
+    """A model whose predictions do not come true."""
+
+    model: str
+    reason: str
+    message: str
+    since: float  # monotonic seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealisedSums:
+    """A model's window added up; tokens. `over`: predicted and not found, `under`: found and not predicted."""
+
+    requests: int
+    prompt_tokens: int
+    predicted_tokens: int
+    realised_tokens: int
+    over_tokens: int
+    under_tokens: int
+    regret_tokens: int
+    other_prompts: int  # requests whose prompt has another number of tokens than we counted
+
+
+@dataclass(slots=True)
+class _Window:
+    taken: deque[tuple[float, Comparison]] = field(default_factory=deque)
+    # kept with every change, so that a request costs no pass over the window
+    prompt: int = 0
+    predicted: int = 0
+    realised: int = 0
+    over: int = 0
+    under: int = 0
+    regret: int = 0
+    other_prompts: int = 0
+
+    def change(self, comparison: Comparison, *, by: int) -> None:
+        """Add (1) or take away (-1) one request."""
+        error = comparison.error_tokens
+        self.prompt += by * comparison.prompt_tokens
+        self.predicted += by * comparison.predicted_tokens
+        self.realised += by * comparison.realised_tokens
+        self.over += by * max(-error, 0)
+        self.under += by * max(error, 0)
+        self.regret += by * comparison.regret_tokens
+        self.other_prompts += by * (comparison.prompt_error_tokens != 0)
+
+
+class RealisedWatch:
+    """Sums of a sliding window and the findings that follow, by model; models are configured names, hence few."""
+
+    def __init__(self, policy: DriftPolicy | None = None) -> None:
+        self._policy = policy or DriftPolicy()
+        self._windows: dict[str, _Window] = {}
+        self._findings: dict[str, DriftFinding] = {}
+
+    def add(self, comparison: Comparison, *, now: float) -> None:
+        """Take one comparison at `now` (monotonic seconds) and judge the model's window."""
+        window = self._windows.setdefault(comparison.model, _Window())
+        window.taken.append((now, comparison))
+        window.change(comparison, by=1)
+        self._forget_old(window, now=now)
+        self._judge(comparison.model, window, now=now)
+
+    def expire(self, *, now: float) -> None:
+        """Let go of what is too old, and of findings that rest on it: where nothing is asked for, nothing is wrong."""
+        for model, window in self._windows.items():
+            self._forget_old(window, now=now)
+            self._judge(model, window, now=now)
+
+    @property
+    def findings(self) -> Mapping[str, DriftFinding]:
+        """Return what stands, by model; one that stands keeps its `since`."""
+        return self._findings
+
+    def sums(self) -> Mapping[str, RealisedSums]:
+        """Return each model's window added up."""
+        return {
+            model: RealisedSums(
+                requests=len(window.taken),
+                prompt_tokens=window.prompt,
+                predicted_tokens=window.predicted,
+                realised_tokens=window.realised,
+                over_tokens=window.over,
+                under_tokens=window.under,
+                regret_tokens=window.regret,
+                other_prompts=window.other_prompts,
+            )
+            for model, window in self._windows.items()
+        }
+
+    def _forget_old(self, window: _Window, *, now: float) -> None:
+        taken, policy = window.taken, self._policy
+        while taken and (len(taken) > policy.window_requests or now - taken[0][0] > policy.window_seconds):
+            window.change(taken.popleft()[1], by=-1)
+
+    def _judge(self, model: str, window: _Window, *, now: float) -> None:
+        found = self._finding(window)
+        before = self._findings.get(model)
+        if found is None:
+            self._findings.pop(model, None)
+            return
+        reason, facts = found
+        since = before.since if before is not None and before.reason == reason else now
+        message = f"{model}: {facts}: {REMEDIES[reason]}"
+        self._findings[model] = DriftFinding(model=model, reason=reason, message=message, since=since)
+
+    def _finding(self, window: _Window) -> tuple[str, str] | None:
+        policy, requests = self._policy, len(window.taken)
+        if requests < policy.least_requests:
+            return None
+        facts = (
+            f"of {requests} responses, {window.predicted} cached tokens were predicted and {window.realised} reported"
+        )
+        if window.other_prompts >= policy.prompt_error_share * requests:
+            return OTHER_TOKENS, f"{window.other_prompts} of {requests} prompts are longer or shorter than counted here"
+        most = max(window.predicted, window.realised)
+        for reason, wrong in ((OVERPREDICTED, window.over), (UNDERPREDICTED, window.under)):
+            if wrong >= policy.least_tokens and wrong >= policy.error_share * most:
+                return reason, facts
+        return None

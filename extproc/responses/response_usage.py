@@ -1,0 +1,296 @@
+"""Reads the usage object of a response, as its bytes pass: OpenAI's APIs, Anthropic's, plain and streamed; no I/O.
+
+Used by `booked_exchange` for the responses that are compared with their prediction or count against a quota. Only the
+few lines of a stream that have a usage object are decoded, and only at its end; where a quota wants it, what the events
+bring is counted, for streams that end without one. What is too long to be kept is searched for a usage object.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from extproc.responses.realised import Usage
+
+# as much of one response is kept at most
+MOST_KEPT_BYTES = 1 << 20
+
+# of what is longer, only so much is searched together; a usage object has some hundred bytes
+USAGE_BYTES = 4096
+TRIED_AT_ONCE = 4  # from the end: what a hostile text has in plenty costs little
+
+_STREAMED_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+
+
+class _TokenDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    """All spellings at once."""
+
+    prompt_tokens: int | None = None  # chat, completions, embeddings
+    completion_tokens: int | None = None
+    prompt_tokens_details: _TokenDetails | None = None
+    input_tokens: int | None = None  # Responses API; Anthropic's, where what was cached is not in it
+    output_tokens: int | None = None
+    input_tokens_details: _TokenDetails | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class _Envelope(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Answer(msgspec.Struct):
+    """A body, or the data of one event."""
+
+    usage: _Usage | None = None
+    response: _Envelope | None = None  # Responses API: response.completed
+    message: _Envelope | str | None = None  # Anthropic: message_start; elsewhere the text of an error
+
+
+class _Delta(msgspec.Struct):
+    """What chat's chunks bring; vLLM has called reasoning by both names."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None  # completions
+    token_ids: list[msgspec.Raw] | None = None  # vLLM's /inference/v1/generate; elsewhere with return_token_ids
+
+
+class _Event(msgspec.Struct):
+    """The data of one event, as far as it tells whether tokens came."""
+
+    type: str = ""  # Responses API, Anthropic
+    choices: list[_Choice] = []  # chat, completions
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_beginning = json.JSONDecoder().raw_decode
+
+
+class UsageReader(Protocol):
+    """One response's usage."""
+
+    gave_up: bool  # it, or a line of it, was too long to be kept: `usage` has at most the output tokens of that part
+    generated_tokens: int  # that events have brought, at least; 0 unless they are counted
+
+    def feed(self, chunk: bytes) -> None:
+        """Take a part of the body."""
+
+    def usage(self) -> Usage | None:
+        """Return what the whole body says, or None where it does not."""
+
+
+def usage_reader_for(
+    content_type: str, *, most_bytes: int = MOST_KEPT_BYTES, count_events: bool = False
+) -> UsageReader | None:
+    """Return what reads a body of this type, or None for types without usage.
+
+    `count_events`: also count what a stream's events bring, at some microseconds each.
+    """
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == "text/event-stream":
+        return EventStreamUsage(most_bytes=most_bytes, count_events=count_events)
+    if media_type == "application/json":
+        return JsonUsage(most_bytes=most_bytes)
+    return None
+
+
+class JsonUsage:
+    """The usage of a body that is one JSON document."""
+
+    __slots__ = ("_kept", "_long", "_most_bytes", "_size", "gave_up", "generated_tokens")
+
+    def __init__(self, *, most_bytes: int) -> None:
+        self.gave_up = False
+        self.generated_tokens = 0
+        self._most_bytes = most_bytes
+        self._kept: list[bytes] = []
+        self._size = 0
+        self._long = _LongText()
+
+    def feed(self, chunk: bytes) -> None:
+        """See UsageReader."""
+        self._size += len(chunk)
+        if self._size <= self._most_bytes:
+            self._kept.append(chunk)
+            return
+        self.gave_up = True
+        for kept in self._kept:
+            self._long.feed(kept)
+        self._kept.clear()
+        self._long.feed(chunk)
+
+    def usage(self) -> Usage | None:
+        """See UsageReader."""
+        return self._long.usage() if self.gave_up else _usage_of(b"".join(self._kept))
+
+
+class EventStreamUsage:
+    """The usage of a stream: in its last event, or spread over the first and the last that have one (Anthropic)."""
+
+    __slots__ = (
+        *("_counts_events", "_first", "_held", "_last", "_long", "_most_bytes", "_skips"),
+        *("gave_up", "generated_tokens"),
+    )
+
+    def __init__(self, *, most_bytes: int, count_events: bool = False) -> None:
+        self.gave_up = False
+        self.generated_tokens = 0
+        self._counts_events = count_events
+        self._most_bytes = most_bytes
+        self._held = bytearray()  # the line that has not ended
+        self._skips = False  # it is too long to be held
+        self._long = _LongText()
+        self._first = b""
+        self._last = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """See UsageReader."""
+        if self._skips:
+            line, ended, chunk = chunk.partition(b"\n")
+            self._long.feed(line)
+            if not ended:
+                return
+            self._skips = False
+        end = chunk.rfind(b"\n") + 1
+        if not end:
+            self._held += chunk
+            if len(self._held) > self._most_bytes:
+                self.gave_up = self._skips = True
+                self._long.feed(bytes(self._held))
+                self._held = bytearray()
+            return
+        whole = bytes(self._held) + chunk[:end] if self._held else chunk[:end]
+        self._held = bytearray(chunk[end:])
+        self._note(whole)
+
+    def usage(self) -> Usage | None:
+        """See UsageReader."""
+        self._note(bytes(self._held))
+        self._held.clear()
+        found = [usage for usage in (_usage_of(self._first), _usage_of(self._last), self._long.usage()) if usage]
+        if len(found) <= 1:
+            return found[0] if found else None
+        return Usage(
+            prompt_tokens=_largest(usage.prompt_tokens for usage in found),
+            cached_tokens=_largest(usage.cached_tokens for usage in found),
+            output_tokens=_largest(usage.output_tokens for usage in found),
+        )
+
+    def _note(self, lines: bytes) -> None:
+        if self._counts_events:
+            self.generated_tokens += sum([_tokens_of(line) for line in lines.splitlines()])
+        if _STREAMED_USAGE.search(lines) is None:
+            return
+        for line in lines.splitlines():
+            if line.startswith(b"data:") and _STREAMED_USAGE.search(line) is not None:
+                data = line[len(b"data:") :]
+                self._first = self._first or data
+                self._last = data
+
+
+class _LongText:
+    """What is too long to be kept: of all usage objects in it, at any depth, the most output tokens.
+
+    A client may have put some there (a tool's schema comes back in Responses); it can only make its own answer longer.
+    """
+
+    __slots__ = ("_output_tokens", "_tail")
+
+    def __init__(self) -> None:
+        self._output_tokens: int | None = None
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Search this part, and what came right before it."""
+        window = self._tail + chunk
+        self._tail = window[-USAGE_BYTES:]
+        at = len(window)
+        for _ in range(TRIED_AT_ONCE):
+            at = window.rfind(b'"usage"', 0, at)
+            if at < 0:
+                return
+            if (found := _STREAMED_USAGE.match(window, at)) is not None:
+                told = _output_tokens(window[found.end() - 1 : found.end() + USAGE_BYTES])
+                self._output_tokens = _largest((self._output_tokens, told))
+
+    def usage(self) -> Usage | None:
+        """Return what was found."""
+        return None if self._output_tokens is None else Usage(output_tokens=self._output_tokens)
+
+
+def _output_tokens(beginning: bytes) -> int | None:
+    """Return what the usage object says that these bytes begin with."""
+    try:
+        usage = msgspec.convert(_decode_beginning(beginning.decode("utf-8", "replace"))[0], _Usage)
+    except (ValueError, RecursionError):  # not wholly there yet, or another thing of that name
+        return None
+    return usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
+
+
+def _tokens_of(line: bytes) -> int:
+    """Return how many tokens a line brings, at least; 0: it is no event, or one that opens, ends or repeats."""
+    if not line.startswith(b"data:") or line.endswith(b"[DONE]"):
+        return 0
+    try:
+        event = _decode_event(line[len(b"data:") :])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 0
+    if event.type:
+        return int(event.type.endswith(".delta") or event.type == "content_block_delta")
+    return sum([_tokens_in(choice) for choice in event.choices])
+
+
+def _tokens_in(choice: _Choice) -> int:
+    if choice.token_ids:
+        return len(choice.token_ids)
+    delta = choice.delta
+    return int(bool(choice.text) or (delta is not None and any(msgspec.structs.astuple(delta))))
+
+
+def _largest(numbers: Iterable[int | None]) -> int | None:
+    return max((number for number in numbers if number is not None), default=None)
+
+
+def _usage_of(document: bytes) -> Usage | None:
+    try:
+        answer = _decode_answer(document)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # another shape of answer: nothing that we can compare
+        return None
+    envelope = answer.response or answer.message
+    found = answer.usage or (envelope.usage if isinstance(envelope, _Envelope) else None)
+    if found is None:
+        return None
+    if answer.usage is None and answer.response is None:
+        found.output_tokens = None  # message_start: of an answer that has not begun
+    if found.prompt_tokens is not None or found.input_tokens_details is not None:
+        details = found.prompt_tokens_details or found.input_tokens_details
+        prompt_tokens = found.input_tokens if found.prompt_tokens is None else found.prompt_tokens
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=details.cached_tokens if details is not None else None,
+            output_tokens=found.completion_tokens if found.completion_tokens is not None else found.output_tokens,
+        )
+    if found.input_tokens is None and found.output_tokens is None:
+        return None
+    # Anthropic: input_tokens + cache_read + cache_creation is the prompt
+    parts = (found.input_tokens, found.cache_read_input_tokens, found.cache_creation_input_tokens)
+    return Usage(
+        prompt_tokens=None if found.input_tokens is None else sum(part or 0 for part in parts),
+        cached_tokens=found.cache_read_input_tokens,
+        output_tokens=found.output_tokens,
+    )

@@ -1,0 +1,1 @@
+"""The picker's settings, checked once at start."""

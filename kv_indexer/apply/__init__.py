@@ -1,0 +1,1 @@
+"""From events to one atomic change of the index, and its writer."""

@@ -1,0 +1,164 @@
+"""The index in Redis, written: implements `ports.IndexWriter` with one script a change. Used by the indexer alone.
+
+Atomicity, order, claims and slots live in the Lua files beside this module; what they store is in `docs/redis.md`.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import product
+from typing import Any, TypeVar
+
+from kvmesh.blocks.block_keys import KEY_BYTES
+from kvmesh.blocks.index_changes import Applied, IndexChange, pack_hashes
+from kvmesh.blocks.source import Claim, Registry, SourceState, Stream, StreamPosition
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.redis.address import RedisAccess
+from kvmesh.redis.calls import RedisCalls
+from kvmesh.redis.keys import (
+    PREFIX,
+    change_arguments,
+    engine_field,
+    live_slots,
+    parse_position,
+)
+from kvmesh.redis.link import Argument, pack
+from kvmesh.redis.scripts import (
+    APPLY,
+    BEGIN_EPOCH,
+    FIND_ELSEWHERE,
+    SET_NAMESPACE,
+    SET_STARTED_AT,
+    SET_STATE,
+    SWEEP,
+)
+from kvmesh.redis.snapshot import read_registry_of, read_snapshot
+
+MAX_BLOCKS_PER_SOURCE = 4_000_000
+TIER_TTL_SECONDS = 3600.0
+# of a search among other streams: 16 sources times 32 hashes hold Redis for about a millisecond
+SLOTS_A_CALL, HASHES_A_CALL = 16, 32
+
+Name = TypeVar("Name")
+
+
+class RedisIndexWriter:
+    """Writes the index; one instance serves all streams of a process. Raise RedisUrlError.
+
+    A source holds `max_blocks_per_source` at most. Blocks of a tier that never reports removals are forgotten after one
+    to two times `tier_ttl_seconds`, unless they are stored again.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: RedisAccess | str,
+        timeout_seconds: float = 5.0,
+        max_blocks_per_source: int = MAX_BLOCKS_PER_SOURCE,
+        tier_ttl_seconds: float = TIER_TTL_SECONDS,
+    ) -> None:
+        self._redis = RedisCalls(url=url, timeout_seconds=timeout_seconds)
+        self._max_blocks = max_blocks_per_source
+        self._tier_ttl = tier_ttl_seconds
+        self._sweep_cursor: Argument = "0"
+        self._sweeper = secrets.token_hex(8)
+        self._snapshot: tuple[Sequence[Any], bool] = (), False
+        self._registry: Registry | None = None  # that the snapshot says
+
+    async def read_position(self, stream: Stream) -> StreamPosition | None:
+        """See `ports.IndexWriter`."""
+        return _position(stream, await self._redis.call(pack("HGETALL", _stream_key(stream))))
+
+    async def find_block_keys(self, stream: Stream, hashes: AbstractSet[tuple[int, int]]) -> Mapping[int, bytes]:
+        """See `ports.IndexWriter`; a parent may be held in any tier."""
+        wanted = sorted(hashes)
+        fields = await self._redis.call(pack("HGETALL", _stream_key(stream)))
+        is_slot = (b"slot:", b"old:")
+        slots = [slot for name, slot in zip(fields[::2], fields[1::2], strict=True) if name.startswith(is_slot)]
+        names = [engine_field(engine_hash, group) for engine_hash, group in wanted]
+        found: dict[int, bytes] = {}
+        for slot in slots if names else ():
+            values = await self._redis.call(pack("HMGET", PREFIX + b"h" + slot, *names))
+            for (engine_hash, _), key in _block_keys(wanted, values):
+                found.setdefault(engine_hash, key)
+        return found
+
+    async def find_block_keys_elsewhere(
+        self, stream: Stream, hashes: AbstractSet[int]
+    ) -> Mapping[Stream, Mapping[int, bytes]]:
+        """See `ports.IndexWriter`; asked in slices, so that lookups need not wait."""
+        found: dict[Stream, dict[int, bytes]] = {}
+        every = sorted(hashes)
+        slots = live_slots(await self._redis.call(pack("HGETALL", PREFIX + b"slots"))) if every else []
+        for first, at in product(range(0, len(slots), SLOTS_A_CALL), range(0, len(every), HASHES_A_CALL)):
+            wanted, where = every[at : at + HASHES_A_CALL], slots[first : first + SLOTS_A_CALL]
+            reply = await self._redis.run(FIND_ELSEWHERE, stream.name, pack_hashes(wanted), *where)
+            for endpoint, rank, values in reply:
+                holder = Stream(endpoint=str(endpoint, "utf-8", "replace"), dp_rank=rank)
+                for engine_hash, key in _block_keys(wanted, values):
+                    found.setdefault(holder, {}).setdefault(engine_hash, key)
+        return found
+
+    async def apply(self, claim: Claim, change: IndexChange) -> Applied | None:
+        """See `ports.IndexWriter`."""
+        arguments = change_arguments(change, max_blocks=self._max_blocks, tier_ttl_seconds=self._tier_ttl)
+        reply = await self._redis.run_claimed(APPLY, claim, *arguments)
+        if reply[0] != 1:
+            return None
+        left_out = {str(reason, "ascii"): count for reason, count in zip(reply[2][::2], reply[2][1::2], strict=True)}
+        return Applied(epoch=reply[1], left_out=left_out)
+
+    async def begin_epoch(
+        self, claim: Claim, *, expected_epoch: int, last_seq: int, degraded: str
+    ) -> StreamPosition | None:
+        """See `ports.IndexWriter`."""
+        reply = await self._redis.run_claimed(BEGIN_EPOCH, claim, expected_epoch, last_seq, degraded)
+        return _position(claim.stream, reply[1])
+
+    async def set_state(self, claim: Claim, *, epoch: int, state: SourceState, reason: str = "") -> None:
+        """See `ports.IndexWriter`."""
+        await self._redis.run_claimed(SET_STATE, claim, epoch, state.value, reason)
+
+    async def set_started_at(self, claim: Claim, *, started_at: float) -> None:
+        """See `ports.IndexWriter`."""
+        await self._redis.run_claimed(SET_STARTED_AT, claim, repr(started_at))
+
+    async def set_namespace(self, claim: Claim, *, namespace: str) -> None:
+        """See `ports.IndexWriter`."""
+        await self._redis.run_claimed(SET_NAMESPACE, claim, namespace)
+
+    async def sweep(self, *, fields: int) -> bool:
+        """See `ports.IndexWriter`."""
+        reply = await self._redis.run(SWEEP, self._sweep_cursor, fields, repr(self._tier_ttl), self._sweeper)
+        self._sweep_cursor = reply[1] if reply else "0"
+        return bool(reply)
+
+    async def read_registry(self) -> Registry:
+        """See `ports.IndexWriter`."""
+        snapshot = await read_snapshot(self._redis.request)
+        if (
+            self._registry is None or snapshot != self._snapshot
+        ):  # of thousands of quiet streams it is the same for long
+            self._snapshot, self._registry = snapshot, read_registry_of(snapshot)
+        return self._registry
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._redis.close()
+
+
+def _stream_key(stream: Stream) -> bytes:
+    return PREFIX + b"stream:" + stream.name.encode()
+
+
+def _block_keys(names: Sequence[Name], values: Sequence[bytes | None]) -> list[tuple[Name, bytes]]:
+    pairs = zip(names, values, strict=True)
+    return [(name, value[:KEY_BYTES]) for name, value in pairs if value is not None and len(value) >= KEY_BYTES]
+
+
+def _position(stream: Stream, reply: Sequence[Any]) -> StreamPosition | None:
+    try:
+        return parse_position(reply)
+    except ValueError as error:
+        # perhaps a newer version's: nothing that we may overwrite
+        raise IndexUnavailableError(f"Redis has a record of {stream.name} that cannot be read: {error}") from error

@@ -1,0 +1,253 @@
+"""One field of an event each, from raw msgpack to its normal form. Used by `events.vllm_events`; no I/O.
+
+Fields are decoded one by one and by type, so that nothing is built of what nobody reads: a field of the wrong form
+costs its event, an unknown field costs nothing, and a small payload cannot grow into a large object.
+"""
+
+import sys
+from array import array
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec.msgpack import Decoder
+
+UINT64 = 0xFFFF_FFFF_FFFF_FFFF
+UINT32 = 0xFFFF_FFFF
+NAME_LIMIT = 256  # characters of a tier, a group's kind and the like
+FEATURES_LIMIT = 1 << 20  # bytes of an event's extra keys: any nesting is allowed there
+UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError, TypeError)
+ABSENT = msgspec.Raw(b"\xc0")  # msgpack's nil
+_MAP_BYTES = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))  # msgpack begins each map with one of these
+
+# why an event cannot be read: all that the metric's label can say, because nothing else passes the type checker
+Fault = Literal[
+    "bad-block-hash",
+    "bad-block-size",
+    "bad-cache-salt",
+    "bad-extra-keys",
+    "bad-group",
+    "bad-kind",
+    "bad-locality",
+    "bad-lora",
+    "bad-medium",
+    "bad-mm-keys",
+    "bad-ownership",
+    "bad-token-ids",
+    "bad-window",
+    "event-without-type",
+    "too-few-fields",
+    "undecodable-event",
+    "unknown-event-type",
+]
+T = TypeVar("T")
+Raw = msgspec.Raw
+Features = tuple[tuple[Any, ...] | None, ...]  # one entry a block
+
+_Unsigned = Annotated[int, msgspec.Meta(ge=0)]
+_ShortName = Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)] | None
+_Item = dict[str, Raw]  # of TRT-LLM's mm_keys
+
+_uint64s = Decoder(tuple[_Unsigned, ...])
+_any_hashes: Decoder[list[int | bytes]] = Decoder(list[int | bytes])
+_any_hash: Decoder[int | bytes | None] = Decoder(int | bytes | None)
+_integers = Decoder(list[int])
+_any_tokens = Decoder(list[int | str])
+_pairs = Decoder(list[tuple[int, int]])
+_block_size: Decoder[int] = Decoder(Annotated[int, msgspec.Meta(ge=0, le=UINT32)])
+_integer: Decoder[int | None] = Decoder(int | None)
+_unsigned: Decoder[int | None] = Decoder(_Unsigned | None)
+_short_name: Decoder[str | None] = Decoder(_ShortName)
+_text: Decoder[str | None] = Decoder(str | None)
+_no_features: Decoder[tuple[None, ...] | None] = Decoder(tuple[None, ...] | None)
+_features: Decoder[list[Any]] = Decoder(list[Any])
+_items: Decoder[list[_Item] | None] = Decoder(list[_Item] | None)
+_item_id: Decoder[str | int | None] = Decoder(str | int | None)
+_metadata = Decoder(dict[str, Raw])
+
+
+class BadEventError(Exception):
+    """One event cannot be read; the reason is the metric's label."""
+
+    def __init__(self, reason: Fault) -> None:
+        super().__init__(reason)
+        self.reason: Fault = reason
+
+
+def _read(decoder: Decoder[T], raw: Raw, reason: Fault) -> T:
+    try:
+        return decoder.decode(raw)
+    except UNREADABLE:
+        raise BadEventError(reason) from None
+
+
+def unsigned_hash(value: int | bytes) -> int:
+    """Return an engine hash as unsigned 64 bit: integers modulo 2^64, bytes by their last 8, big-endian.
+
+    vLLM's own integers are the last 8 bytes of the digest, so both spellings of one hash agree.
+    """
+    if isinstance(value, int):
+        return value & UINT64
+    if not value:
+        raise BadEventError("bad-block-hash")
+    return int.from_bytes(value[-8:], "big")
+
+
+def hashes(raw: Raw) -> tuple[int, ...]:
+    """Read a list of engine hashes."""
+    try:
+        return _uint64s.decode(raw)  # as nearly all publishers write them: nothing to be done to any
+    except UNREADABLE:
+        spelled = _read(_any_hashes, raw, "bad-block-hash")
+    return tuple(map(unsigned_hash, spelled))
+
+
+def parent_hash(raw: Raw) -> int | None:
+    """Read the hash before the first; None at the start of a prompt, which llm-d-inference-sim may write as 0."""
+    value = _read(_any_hash, raw, "bad-block-hash")
+    return (unsigned_hash(value) or None) if value is not None else None
+
+
+def tokens(raw: Raw) -> bytes:
+    """Read token ids into little-endian uint32.
+
+    TRT-LLM may write them as strings. SGLang with EAGLE writes pairs, each token with the one after it; the first of
+    each is the prompt's. Such a block is hit only if the token behind it matches too, so that the last block of a
+    prefix may be predicted and not be hit.
+    """
+    try:
+        ids: list[Any] = _integers.decode(raw)
+    except UNREADABLE:
+        ids = _odd_tokens(raw)
+    try:
+        packed = array("I", ids)
+    except (TypeError, OverflowError):
+        raise BadEventError("bad-token-ids") from None
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _odd_tokens(raw: Raw) -> list[int]:
+    try:
+        pairs = _pairs.decode(raw)
+    except UNREADABLE:
+        try:
+            return [int(token) for token in _any_tokens.decode(raw)]
+        except UNREADABLE:
+            raise BadEventError("bad-token-ids") from None
+    if any(left[1] != right[0] for left, right in pairwise(pairs)):
+        raise BadEventError("bad-token-ids")  # pairs, but not of neighbours: what they say is unknown
+    return [token for token, _ in pairs]
+
+
+def block_size(raw: Raw) -> int:
+    """Read the tokens a block; 0 for an offload placeholder."""
+    return _read(_block_size, raw, "bad-block-size")
+
+
+def medium(raw: Raw) -> str:
+    """Read where the blocks are, in upper case; the GPU where it is not said."""
+    return (_read(_short_name, raw, "bad-medium") or "GPU").upper()
+
+
+def group(raw: Raw) -> int | None:
+    """Read the number of the KV cache group."""
+    return _read(_unsigned, raw, "bad-group")
+
+
+def window(raw: Raw) -> int | None:
+    """Read a sliding window's tokens."""
+    return _read(_integer, raw, "bad-window")
+
+
+def kind(raw: Raw) -> str | None:
+    """Read what a KV cache group holds."""
+    return _read(_short_name, raw, "bad-kind")
+
+
+def short_name(raw: Raw, reason: Fault) -> str | None:
+    """Read a text that is one of a few."""
+    return _read(_short_name, raw, reason)
+
+
+def text(raw: Raw, reason: Fault) -> str | None:
+    """Read a text that a user chose."""
+    return _read(_text, raw, reason)
+
+
+def session(raw: Raw) -> str | None:
+    """Read the session, which identifies no block: what is no text is no reason to lose the event."""
+    try:
+        return _text.decode(raw)
+    except UNREADABLE:
+        return None
+
+
+def adapter(name: Raw, number: Raw) -> tuple[str | None, int | None]:
+    """Read the adapter's name and number.
+
+    Before vLLM 0.14 adapters have a number alone. It gets a name that no request can have, because taking such a block
+    for the base model's would be a lie; so these blocks attract nobody.
+    """
+    lora_name, lora_id = _read(_text, name, "bad-lora"), _read(_integer, number, "bad-lora")
+    if not lora_name and lora_id:
+        lora_name = f"\0lora-id:{lora_id}"
+    return lora_name, lora_id
+
+
+def is_map(raw: Raw | bytes) -> bool:
+    """Tell whether this is a map; an exception for each that is none would cost more than all the rest."""
+    return bool(raw) and memoryview(raw)[0] in _MAP_BYTES
+
+
+def metadata(raw: Raw) -> Mapping[str, Raw] | None:
+    """Read SGLang's map of further fields, or None: there is something else in its position."""
+    return _read(_metadata, raw, "bad-lora") if is_map(raw) else None
+
+
+def features(raw: Raw) -> Features | None:
+    """Read what besides tokens makes each block its own, as vLLM writes it (see `kvmesh.blocks.extra_keys`)."""
+    try:
+        return _no_features.decode(raw)  # a plain prompt's
+    except UNREADABLE:
+        pass
+    if len(memoryview(raw)) > FEATURES_LIMIT:
+        raise BadEventError("bad-extra-keys")
+    entries = _read(_features, raw, "bad-extra-keys")
+    return tuple(map(_entry, entries))
+
+
+def _entry(entry: Any) -> tuple[Any, ...] | None:
+    if entry is None:
+        return None
+    if isinstance(entry, list):
+        return tuple(tuple(part) if isinstance(part, list) else part for part in entry)
+    if isinstance(entry, str | bytes):
+        return (entry,)
+    raise BadEventError("bad-extra-keys")
+
+
+def items(raw: Raw, *, blocks: int) -> Features | None:
+    """Read TRT-LLM's multimodal items `{"hash", "start_offset", "uuid"}` of all blocks of an event.
+
+    Which block each belongs to is not said: all are folded into the first one. That keeps the chain apart from every
+    other, and costs at most hits.
+    """
+    found = _read(_items, raw, "bad-mm-keys")
+    if not found:
+        return None
+    if not blocks:
+        raise BadEventError("bad-mm-keys")
+    return (tuple(map(_feature, found)), *(None,) * (blocks - 1))
+
+
+def _feature(item: _Item) -> tuple[str, int]:
+    identifier = _read(_item_id, item.get("uuid", ABSENT), "bad-mm-keys")
+    if identifier is None:
+        identifier = _read(_item_id, item.get("hash", ABSENT), "bad-mm-keys")
+    offset = _read(_integer, item.get("start_offset", ABSENT), "bad-mm-keys")
+    if identifier is None or abs(offset or 0) >> 63:
+        raise BadEventError("bad-mm-keys")
+    return str(identifier), offset or 0

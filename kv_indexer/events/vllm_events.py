@@ -1,0 +1,158 @@
+"""Decode event batches of vLLM 0.8.5 to 0.32, SGLang and TRT-LLM into `blocks.events`. Called once a batch; no I/O.
+
+Liberal by intent: unknown fields are ignored, an event that cannot be read is skipped and counted by reason, its
+batch kept. Only a payload that is no batch at all raises. Format: vllm/distributed/kv_events.py.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Annotated, Any
+
+import msgspec
+
+from kv_indexer.events import event_fields as read
+from kv_indexer.events.event_fields import ABSENT, UNREADABLE, BadEventError
+from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch
+from kvmesh.errors import DecodeError
+
+MAX_PAYLOAD_BYTES = 64 << 20  # a step that fills a cache of a million tokens has 5 MiB
+MAX_EVENTS = 1_000_000  # a batch
+_BATCH_FIELDS = ("ts", "events", "data_parallel_rank")
+# positions of the array forms; the map form (vLLM >= 0.24) uses these names
+_STORED_FIELDS = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+)
+_REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
+_METADATA = frozenset({"cache_salt", "session_id"})  # what we read of SGLang's map
+_STORED_LEAST, _REMOVED_LEAST = 4, 1  # fields of the oldest forms
+
+_Raws = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EVENTS)]
+_raw_list = msgspec.msgpack.Decoder(_Raws)
+_raw_map = msgspec.msgpack.Decoder(dict[Any, msgspec.Raw])
+_rank = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=0)] | None)
+_number = msgspec.msgpack.Decoder(float)
+_word = msgspec.msgpack.Decoder(str)
+
+
+def decode_batch(payload: bytes) -> EventBatch:
+    """Decode one payload frame. Raise DecodeError if it is no event batch, or larger than MAX_PAYLOAD_BYTES."""
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise DecodeError(f"payload of {len(payload)} bytes: more than {MAX_PAYLOAD_BYTES} are not read")
+    try:
+        ts, raw_events, rank = _split_batch(payload)
+    except UNREADABLE as error:
+        raise DecodeError(f"payload of {len(payload)} bytes is no event batch: {error}") from error
+    events: list[Event] = []
+    skipped: Counter[str] = Counter()
+    for raw in raw_events:
+        try:
+            events.append(_event(raw))
+        except BadEventError as error:
+            skipped[error.reason] += 1
+        except UNREADABLE:
+            skipped["undecodable-event"] += 1
+    return EventBatch(ts=ts, events=tuple(events), data_parallel_rank=rank, skipped=dict(skipped))
+
+
+def _split_batch(payload: bytes) -> tuple[float, list[msgspec.Raw], int | None]:
+    # events stay raw at first, so that one broken event cannot take its batch along
+    if read.is_map(payload):
+        fields = _raw_map.decode(payload)  # one development version of vLLM
+    else:
+        fields = dict(zip(_BATCH_FIELDS, _raw_list.decode(payload), strict=False))
+    if "ts" not in fields or "events" not in fields:
+        raise ValueError("a batch has at least a time and events")
+    ts = _number.decode(fields["ts"])
+    if not isfinite(ts):
+        raise ValueError("the time of a batch must be a finite number")  # it decides what is a restart
+    try:
+        rank = _rank.decode(fields.get("data_parallel_rank", ABSENT))
+    except UNREADABLE:
+        rank = None  # the stream's own rank counts; this one is shown alone
+    return ts, _raw_list.decode(fields["events"]), rank
+
+
+def _event(raw: msgspec.Raw) -> Event:
+    if read.is_map(raw):
+        fields: Mapping[str, msgspec.Raw] = _raw_map.decode(raw)
+        values: Sequence[msgspec.Raw] | None = None
+        name = fields.get("type", ABSENT)
+    else:
+        fields, values = {}, _elements(raw)
+        name = values.pop(0)
+    try:
+        kind = _word.decode(name)
+    except UNREADABLE:
+        raise BadEventError("event-without-type") from None
+    if kind == "BlockStored":
+        return _stored(fields if values is None else _named(_STORED_FIELDS, values, least=_STORED_LEAST))
+    if kind == "BlockRemoved":
+        return _removed(fields if values is None else _named(_REMOVED_FIELDS, values, least=_REMOVED_LEAST))
+    if kind == "AllBlocksCleared":
+        return AllBlocksCleared()
+    raise BadEventError("unknown-event-type")
+
+
+def _elements(raw: msgspec.Raw) -> list[msgspec.Raw]:
+    try:
+        elements = _raw_list.decode(raw)
+    except UNREADABLE:
+        elements = []
+    if not elements:
+        raise BadEventError("event-without-type")
+    return elements
+
+
+def _named(names: Sequence[str], values: Sequence[msgspec.Raw], *, least: int) -> dict[str, msgspec.Raw]:
+    if len(values) < least:
+        raise BadEventError("too-few-fields")
+    return dict(zip(names, values, strict=False))
+
+
+def _stored(fields: Mapping[str, msgspec.Raw]) -> BlockStored:
+    more = read.metadata(fields["lora_name"]) if "lora_name" in fields else None
+    if more is not None:  # SGLang >= 0.5.18 has a metadata map in this position
+        fields = {**fields, "lora_name": ABSENT, **{name: more[name] for name in more.keys() & _METADATA}}
+    hashes = read.hashes(fields.get("block_hashes", ABSENT))
+    extra_keys = read.features(fields.get("extra_keys", ABSENT))
+    if extra_keys is None and "mm_keys" in fields:  # TRT-LLM
+        extra_keys = read.items(fields["mm_keys"], blocks=len(hashes))
+    lora_name, lora_id = read.adapter(fields.get("lora_name", ABSENT), fields.get("lora_id", ABSENT))
+    return BlockStored(
+        block_hashes=hashes,
+        parent_block_hash=read.parent_hash(fields.get("parent_block_hash", ABSENT)),
+        tokens=read.tokens(fields.get("token_ids", ABSENT)),
+        block_size=read.block_size(fields.get("block_size", ABSENT)),
+        lora_id=lora_id,
+        medium=read.medium(fields.get("medium", ABSENT)),
+        lora_name=lora_name,
+        extra_keys=extra_keys,
+        group_idx=read.group(fields.get("group_idx", ABSENT)),
+        kv_cache_spec_kind=read.kind(fields.get("kv_cache_spec_kind", ABSENT)),
+        kv_cache_spec_sliding_window=read.window(fields.get("kv_cache_spec_sliding_window", ABSENT)),
+        locality=read.short_name(fields.get("locality", ABSENT), "bad-locality"),
+        ownership=read.short_name(fields.get("ownership", ABSENT), "bad-ownership"),
+        session_id=read.session(fields.get("session_id", ABSENT)),
+        cache_salt=read.text(fields.get("cache_salt", ABSENT), "bad-cache-salt"),
+    )
+
+
+def _removed(fields: Mapping[str, msgspec.Raw]) -> BlockRemoved:
+    return BlockRemoved(
+        block_hashes=read.hashes(fields.get("block_hashes", ABSENT)),
+        medium=read.medium(fields.get("medium", ABSENT)),
+        group_idx=read.group(fields.get("group_idx", ABSENT)),
+        locality=read.short_name(fields.get("locality", ABSENT), "bad-locality"),
+        ownership=read.short_name(fields.get("ownership", ABSENT), "bad-ownership"),
+    )

@@ -1,0 +1,1 @@
+"""Follows one stream: live batches, gaps, replays, new epochs."""

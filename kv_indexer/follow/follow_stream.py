@@ -1,0 +1,398 @@
+"""Use case: keep one stream of one pod true in the index, for as long as this indexer holds the claim on it.
+
+Subscribe first, then replay, then live, so that nothing falls between the two. Every way a stream can go wrong leads
+back to one of three steps: replay from the first missing batch, a new epoch, or a new session.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from typing import Any
+from zlib import crc32
+
+from kv_indexer.apply.apply_events import EventApplier
+from kv_indexer.events.sequence import Restraint, Verdict, is_another_process, is_same_process
+from kv_indexer.events.zmq_frames import Frame
+from kv_indexer.follow.catch_up import TRUNCATED, UNANSWERED, CatchUp, RecoveryPolicy
+from kv_indexer.ports import IndexerTelemetry, IndexWriter, LiveEvents, PublisherIdentity, ReplaySource
+from kvmesh.blocks.source import Claim, SourceState, StreamPosition, StreamRecord
+from kvmesh.errors import (
+    FeedLostError,
+    IndexUnavailableError,
+    KvIndexerError,
+    LeaseLostError,
+    StreamForgottenError,
+    UnstablePublisherError,
+)
+
+__all__ = ["RecoveryPolicy", "StreamFollower"]
+
+log = logging.getLogger(__name__)
+
+ASKED_AT_FIRST = 2  # probes that the replay of a new session counts for, in a large fleet
+DOUBLINGS = 16  # beyond these every limit is reached
+
+Heed = Callable[[StreamRecord | None, float], bool]  # what the registry says, and when it was asked -> is it so?
+_Shown = tuple[int, SourceState, str]  # epoch, state, reason
+
+
+class StreamFollower:
+    """Follows one stream; `run` ends when the claim is lost, or by cancellation."""
+
+    def __init__(
+        self,
+        *,
+        claim: Claim,
+        live: LiveEvents,
+        replay: ReplaySource | None,
+        applier: EventApplier,
+        writer: IndexWriter,
+        telemetry: IndexerTelemetry,
+        policy: RecoveryPolicy,
+        identity: PublisherIdentity | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        slowdown: Callable[[], float] = lambda: 1.0,
+        turns: AbstractAsyncContextManager[Any] | None = None,
+        registered: Callable[[float], StreamRecord | None] = lambda _: None,
+        attend: Callable[[Heed], AbstractContextManager[None]] | None = None,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take `slowdown` to ask how much rarer than by the policy a quiet publisher is looked at.
+
+        `registered` gives what the registry says of the stream, where somebody has read it within so many seconds.
+        With `attend` somebody says by himself when the registry has changed, so that a quiet stream sleeps until there
+        is something to do; without, it looks every `idle_seconds`. `on_lost` is called when the publisher cannot be
+        heard any more.
+
+        `turns` is entered to take the stream up for the first time: when thousands begin at once, each would find all
+        its deadlines passed.
+        """
+        self._claim = claim
+        self._name = claim.stream.name
+        self._live = live
+        self._applier = applier
+        self._writer = writer
+        self._telemetry = telemetry
+        self._policy = policy
+        self._identity = identity
+        self._sleep = sleep
+        self._clock = clock
+        self._slowdown = slowdown
+        self._turns = turns or nullcontext()
+        self._registered = registered
+        self._attend = attend
+        self._on_lost = on_lost
+        self._waits_since: float | None = None  # for a batch
+        self._quiet_probes = 0  # in a row that brought nothing
+        self._spread = crc32(self._name.encode()) / (1 << 32)
+        self._catch_up = CatchUp(
+            stream=claim.stream,
+            live=live,
+            replay=replay,
+            applier=applier,
+            telemetry=telemetry,
+            policy=policy,
+            on_epoch=self._restrain_restarts,
+        )
+        self._said: _Shown | None = None  # in the log and to telemetry
+        self._recorded: _Shown | None = None  # in the index; None: unknown
+        self._delay = policy.retry_seconds
+        self._restarts, self._gaps = (self._restraint(free) for free in (policy.free_restarts, policy.free_gaps))
+        self._started_at: float | None = None  # of the process whose blocks the index has
+        self._seen_started_at: float | None = None  # as it says now
+        self._asked_started_at: float | None = None  # as it said before the replay
+        self._heal_at = self._orphans_at = 0.0
+        self._heal_delay, self._orphan_delay = policy.heal_seconds, policy.orphan_seconds
+        self._orphans = 0
+        self._said_orphans: int | None = None  # as telemetry knows it
+
+    async def run(self) -> None:
+        """Follow the stream through every failure, until the claim has passed to another indexer."""
+        attending = self._attend(self._heed) if self._attend else nullcontext()
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(self._watch_identity(), name=f"identity-{self._name}")
+            try:
+                with attending:
+                    while True:
+                        await self._sleep(await self._attempt())
+            except LeaseLostError as error:
+                log.info("%s", error)
+            watch.cancel()
+
+    async def _attempt(self) -> float:
+        """Hold one session; return how long to wait before the next."""
+        try:
+            await self._session()
+        except LeaseLostError:
+            raise
+        except StreamForgottenError as error:
+            # whoever grants the claims registers it again; then it is rebuilt by replay
+            await self._lost(str(error), error.reason)
+        except IndexUnavailableError as error:
+            # what the pod says meanwhile is replayed afterwards
+            await self._lost(f"cannot write the index, waiting: {error}", error.reason)
+        except UnstablePublisherError as error:
+            await self._lost(str(error), error.reason, is_unheard=True)
+            return error.wait_seconds
+        except FeedLostError as error:
+            await self._lost(str(error), error.reason, is_unheard=True)
+        except Exception:  # a defect must not end the other streams
+            log.exception("following %s failed; starting over", self._name)
+            await self._lost("a defect, see the traceback", KvIndexerError.reason)
+        delay = self._delay
+        self._delay = min(delay * 2, self._policy.retry_limit_seconds)
+        return delay
+
+    async def _session(self) -> None:
+        try:
+            async with self._turns:
+                self._turns = nullcontext()
+                await self._begin()
+            self._delay = self._policy.retry_seconds
+            self._heal_at = self._clock() + self._heal_delay
+            stale_since = self._clock()
+            # of a large fleet all begin at once, and each has just been asked for what it has
+            self._quiet_probes = ASKED_AT_FIRST if self._slowdown() > 1 and self._started_at is not None else 0
+            while True:
+                before = self._applier.position
+                frames = await self._receive(stale_since)
+                if frames:
+                    await self._advance(frames)
+                else:
+                    await self._check_step()
+                stale_since = await self._check_progress(before, stale_since)
+                await self._look_after()
+                self._show_orphans()
+                await self._show_caught_up()
+        finally:
+            self._live.close()
+
+    async def _begin(self) -> None:
+        await self._applier.resume()
+        self._note_recorded()
+        await self._live.connect()
+        await self._show(SourceState.REPLAYING)
+        await self._take_up()
+        await self._show_caught_up()
+
+    async def _receive(self, stale_since: float) -> Sequence[Frame]:
+        self._waits_since = self._clock()
+        try:
+            return await self._live.receive(timeout_seconds=self._patience(stale_since))
+        finally:
+            self._waits_since = None
+
+    def _patience(self, stale_since: float) -> float:
+        """Return how long to wait for a batch: until something else is due."""
+        if self._attend is None:
+            return self._idle_seconds()
+        due = stale_since + self._probe_seconds()
+        if self._may_heal():
+            due = min(due, self._heal_at)
+        if self._applier.orphans:
+            due = min(due, self._orphans_at)
+        return max(due - self._clock(), 0.0)
+
+    def _heed(self, record: StreamRecord | None, asked_at: float) -> bool:
+        """Wake up where the registry, asked while we wait, does not say what we have left there; tell whether it does.
+
+        What was asked before may be older than what we have written since: then we must be told again.
+        """
+        is_ours = self._is_ours(record)
+        if not is_ours and self._waits_since is not None and asked_at > self._waits_since:
+            self._live.interrupt()
+        return is_ours
+
+    async def _check_step(self) -> None:
+        if self._is_as_registered():
+            return  # thousands of quiet streams are read at once, not one by one
+        is_in_step = await self._applier.is_in_step()
+        self._note_recorded()
+        if not is_in_step:
+            await self._catch_up.complete(probe=True)
+
+    def _is_as_registered(self) -> bool:
+        return self._is_ours(self._registered(self._idle_seconds()))
+
+    def _is_ours(self, record: StreamRecord | None) -> bool:
+        position = self._applier.position
+        return (
+            record is not None
+            and (record.epoch, record.last_seq) == (position.epoch, position.last_seq)
+            and (record.epoch, record.state, record.reason) == self._recorded
+        )
+
+    async def _check_progress(self, before: StreamPosition, stale_since: float) -> float:
+        """Ask who is there after a while without a new batch; return since when there is none.
+
+        A lost last batch has no follower that would show the gap, and what another process says may look like what is
+        known already. Once a probe has brought nothing, neither is likely while the connection holds and the start time
+        stays the same: then the next ones are rarer.
+        """
+        now, position = self._clock(), self._applier.position
+        if (position.epoch, position.last_seq) != (before.epoch, before.last_seq):
+            self._quiet_probes = 0
+            return now
+        if now - stale_since < self._probe_seconds():
+            return stale_since
+        await self._catch_up.complete(probe=True)
+        position = self._applier.position
+        is_quiet = (position.epoch, position.last_seq) == (before.epoch, before.last_seq) and not self._catch_up.trouble
+        self._quiet_probes = self._quiet_probes + 1 if is_quiet and self._started_at is not None else 0
+        return self._clock()
+
+    def _probe_seconds(self) -> float:
+        """Return after how long without a batch the publisher is asked."""
+        # thousands that began at once must not ask at once: none later than it would, the more the more spread
+        early = self._spread * (1 - 1 / self._slowdown()) / 2
+        rarer = (1 - early) * min(1 << min(self._quiet_probes, DOUBLINGS), self._policy.quiet_probe_limit)
+        return self._idle_seconds() * self._policy.idle_probes * rarer
+
+    async def _take_up(self) -> None:
+        """Find out whether the publisher is still the one whose blocks the index has, and get what is missing."""
+        position = self._applier.position
+        before = position.started_at if position.started_at is not None else self._started_at
+        now = self._seen_started_at = self._asked_started_at = await self._ask_started_at()
+        if is_another_process(before, now):
+            await self._catch_up.restart("its process has another start time")
+        else:
+            same = is_same_process(before, now)
+            epoch = position.epoch
+            await self._catch_up.complete(probe=True, same_process=same)
+            unproven = self._catch_up.trouble
+            if unproven and not same and position.last_seq >= 0 and self._applier.position.epoch == epoch:
+                await self._catch_up.void(unproven)
+        await self._note_started_at()
+
+    async def _advance(self, frames: Sequence[Frame]) -> None:
+        while frames:
+            halt = await self._applier.apply(frames)
+            if halt is None:
+                return
+            frames = halt.frames
+            await self._show(SourceState.REPLAYING)  # what is claimed now may be gone
+            if halt.verdict is Verdict.RESTART:
+                await self._catch_up.restart(halt.sign)
+            else:
+                self._restrain(self._gaps)
+                await self._catch_up.close_gap(frames[0].seq)
+
+    async def _look_after(self) -> None:
+        """Do what is due beside the batches."""
+        if is_another_process(self._started_at, self._seen_started_at):
+            await self._show(SourceState.REPLAYING)
+            await self._catch_up.restart("its process has another start time")
+        now = self._clock()
+        if now >= self._orphans_at and self._applier.orphans:
+            await self._adopt_orphans(now)
+        if now >= self._heal_at and self._may_heal():
+            await self._catch_up.heal()
+            self._heal_delay = min(self._heal_delay * 2, self._policy.heal_limit_seconds)
+            self._heal_at = self._clock() + self._heal_delay
+
+    def _may_heal(self) -> bool:
+        return self._catch_up.trouble == UNANSWERED or self._applier.position.degraded in (TRUNCATED, UNANSWERED)
+
+    async def _adopt_orphans(self, now: float) -> None:
+        """Look for lost parents elsewhere, ever more rarely while that leads nowhere and nothing new waits."""
+        waiting = self._applier.orphans
+        if await self._applier.adopt_orphans() or waiting > self._orphans:
+            self._orphan_delay = self._policy.orphan_seconds
+        else:
+            self._orphan_delay = min(self._orphan_delay * 2, self._policy.orphan_limit_seconds)
+        self._orphans = self._applier.orphans
+        self._orphans_at = now + self._orphan_delay
+
+    async def _watch_identity(self) -> None:
+        while self._identity is not None:
+            await asyncio.sleep(self._policy.identity_seconds * self._slowdown())
+            seen = await self._ask_started_at()
+            if seen is not None:
+                self._seen_started_at = seen
+                if is_another_process(self._started_at, seen):
+                    self._live.interrupt()
+
+    def _idle_seconds(self) -> float:
+        return self._policy.idle_seconds * self._slowdown()
+
+    async def _ask_started_at(self) -> float | None:
+        return await self._identity.started_at() if self._identity is not None else None
+
+    async def _note_started_at(self) -> None:
+        """Record whose blocks the index has from here on: not whose start time came in during the replay."""
+        seen = self._asked_started_at
+        if seen is not None and is_another_process(self._applier.position.started_at, seen) | (
+            self._applier.position.started_at is None and self._started_at is None
+        ):
+            await self._writer.set_started_at(self._claim, started_at=seen)
+        self._started_at = seen if seen is not None else self._started_at
+
+    async def _restrain_restarts(self) -> None:
+        await self._show(SourceState.REPLAYING)
+        self._asked_started_at = self._seen_started_at
+        await self._note_started_at()  # first, or else the same sign would begin the next epoch, too
+        self._restrain(self._restarts)
+
+    def _restrain(self, restraint: Restraint) -> None:
+        wait = restraint.disturb(now=self._clock())
+        if wait:
+            raise UnstablePublisherError(f"{self._name} keeps contradicting itself", wait_seconds=wait)
+
+    def _restraint(self, free: int) -> Restraint:
+        policy = self._policy
+        return Restraint(
+            free=free,
+            first_seconds=policy.retry_seconds,
+            limit_seconds=policy.unstable_limit_seconds,
+            calm_seconds=policy.calm_seconds,
+        )
+
+    async def _show_caught_up(self) -> None:
+        degraded = self._applier.position.degraded or self._catch_up.trouble
+        await self._show(SourceState.DEGRADED if degraded else SourceState.LIVE, degraded)
+
+    async def _show(self, state: SourceState, reason: str = "") -> None:
+        shown = (self._applier.position.epoch, state, reason)
+        await self._record(shown)
+        if self._said == shown:
+            return
+        self._said = shown
+        self._telemetry.state(self._claim.stream, state=state, reason=reason)
+        level = logging.WARNING if state is SourceState.DEGRADED else logging.INFO
+        log.log(level, "%s is %s", self._name, f"{state} ({reason})" if reason else state)
+
+    def _show_orphans(self) -> None:
+        waiting = self._applier.orphans
+        if waiting != self._said_orphans:
+            self._said_orphans = waiting
+            self._telemetry.orphans(self._claim.stream, waiting=waiting)
+
+    async def _lost(self, message: str, reason: str, *, is_unheard: bool = False) -> None:
+        shown = (self._applier.position.epoch, SourceState.LOST, reason)
+        if self._said != shown:  # said once; the retries are silent
+            self._said = shown
+            log.error("%s is lost: %s", self._name, message)
+            self._telemetry.state(self._claim.stream, state=SourceState.LOST, reason=reason)
+            if is_unheard:  # not for what is wrong with Redis: that tells all at once
+                self._on_lost()
+        try:
+            await self._record(shown)
+        except IndexUnavailableError as error:
+            log.debug("cannot record yet that %s is lost: %s", self._name, error)
+
+    async def _record(self, shown: _Shown) -> None:
+        """Have the index say so, unless it does already; what fails is tried again with the next call."""
+        if self._recorded == shown:
+            return
+        epoch, state, reason = shown
+        self._recorded = None  # until there is an answer
+        await self._writer.set_state(self._claim, epoch=epoch, state=state, reason=reason)
+        self._recorded = shown
+
+    def _note_recorded(self) -> None:
+        """Take note of what the index says now: what we recorded may have been overwritten, or lost in a failover."""
+        position = self._applier.position
+        self._recorded = (position.epoch, position.state, position.reason) if position.state is not None else None

@@ -1,0 +1,1 @@
+"""Looks at the index by hand: `kvmesh index sources`, `verify`, `size`, `clear`."""

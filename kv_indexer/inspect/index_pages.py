@@ -1,0 +1,201 @@
+"""What `kvmesh index` prints for people: aligned tables, then a line for each thing to know. Decides nothing.
+
+Text from Redis is shown as text: without control characters, and never as markup.
+"""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kv_indexer.inspect.index_audit import KINDS
+from kv_indexer.inspect.index_report import SizeReport, SlotSize, SourceLine, SourcesReport
+from kv_indexer.inspect.inspect_index import Cleared
+from kv_indexer.inspect.verify_index import Audit
+
+WIDE_FROM_COLUMNS = 100  # a narrower terminal has no room for the owner and the time since the last change
+LONGEST_OWNER = 24
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def show_sources(report: SourcesReport, *, console: Console) -> None:
+    """Print how every source stands."""
+    wide = console.width >= WIDE_FROM_COLUMNS
+    numbers = ["epoch", "sequence", "lag", *(["idle"] if wide else []), "blocks", "events/s"]
+    table = _table("source", "tier", "state", right=numbers, end=("owner",) if wide else ())
+    for line in report.sources:
+        cells = [
+            _source(line.endpoint, line.dp_rank),
+            line.tier or "-",
+            line.state,
+            str(line.epoch),
+            str(line.last_seq) if line.last_seq >= 0 else "-",
+            _seconds(line.lag_seconds),
+            *((_seconds(line.idle_seconds),) if wide else ()),
+            f"{line.blocks:,}",
+            "-" if line.events_per_second is None else f"{line.events_per_second:,.1f}",
+            *((_cut(line.owner or "nobody", LONGEST_OWNER),) if wide else ()),
+        ]
+        table.add_row(*map(_text, cells))
+    if report.sources:
+        console.print(table)
+    _say(console, _remarks(report, wide=wide))
+
+
+def _remarks(report: SourcesReport, *, wide: bool) -> Iterable[str]:
+    if not report.sources:
+        yield "The index is empty: no indexer has registered a source yet."
+    if not report.indexer_alive:
+        yield "No indexer is alive: nothing keeps the index true, and what is shown was true once."
+    for source, state, reason in _once((_source(s.endpoint, s.dp_rank), s.state, s.reason) for s in report.sources):
+        if reason:
+            yield f"{source} is {state}: {reason}"
+    for owner, sources in _by_owner(report.sources).items():
+        if not owner:
+            yield f"followed by nobody: {', '.join(sources)}"
+        elif not wide:
+            yield f"followed by {owner}: {', '.join(sources)}"
+    for finding in report.findings:
+        yield f"{finding.subject} {finding.reason}: {finding.message}"
+    for record in report.unreadable:
+        yield f"not believed: {record}"
+
+
+def show_sizes(report: SizeReport, *, console: Console) -> None:
+    """Print what every source takes in Redis."""
+    table = _table("source", "tier", right=("slot", "blocks", "holders", "bytes", "a block", "formula"))
+    for line in report.sources:
+        cells = [_source(line.endpoint, line.dp_rank), line.tier, str(line.slot), f"{line.blocks:,}"]
+        cells += [f"{line.holders:.2f}", _bytes(line.bytes), _each(line), _bytes(line.formula_bytes)]
+        table.add_row(*map(_text, cells))
+    if report.sources:
+        console.print(table)
+    _say(console, _size_remarks(report))
+
+
+def _size_remarks(report: SizeReport) -> Iterable[str]:
+    if not report.sources:
+        yield "The index is empty: no source holds anything."
+    waiting = [line for line in report.sources if not line.live]
+    if waiting:
+        free = _bytes(sum(line.bytes for line in waiting))
+        yield f"of these wait for their sweep: {len(waiting)}, which will free {free}"
+    yield (
+        f"in all {_bytes(report.bytes)}, by the formula of docs/redis.md {_bytes(report.formula_bytes)}; "
+        f"this Redis uses {_bytes(report.redis_bytes)}, for data of anyone"
+    )
+
+
+def show_audit(audit: Audit, *, console: Console) -> None:
+    """Print what a recount has found."""
+    lines = [
+        f"recounted {audit.held_blocks:,} blocks of {audit.sources} sources against {audit.block_keys:,} block keys"
+        + (f", in {audit.passes} passes" if audit.passes > 1 else "")
+    ]
+    if audit.waiting_for_sweep:
+        lines.append(f"retired slots that wait for their sweep, which is no difference: {audit.waiting_for_sweep}")
+    if audit.partial_blocks:
+        lines.append(f"blocks held by some KV cache groups only, which is no difference: {audit.partial_blocks:,}")
+    if audit.looked_at_again:
+        lines.append(f"blocks looked at again, because the index is in use or differs: {audit.looked_at_again:,}")
+    _say(console, lines)
+    if not audit.counts:
+        _say(console, ["no differences"])
+        return
+    for kind, count in audit.counts.items():
+        _say(console, [f"{kind}: {count:,} ({KINDS[kind]})"])
+        _say(
+            console,
+            (f"  {one.where}" + (f": {one.detail}" if one.detail else "") for one in audit.listed if one.kind == kind),
+        )
+    hidden = sum(audit.counts.values()) - len(audit.listed)
+    if hidden:
+        _say(console, [f"{hidden:,} more are counted and not listed (--listed)"])
+
+
+def show_cleared(cleared: Sequence[Cleared], *, console: Console) -> None:
+    """Print which streams were begun anew."""
+    for one in cleared:
+        what = f"{one.owner} replays it" if one.owner else "nobody follows it, so it stays empty"
+        _say(console, [f"{one.stream}: its blocks are hidden, epoch {one.epoch} has begun; {what}"])
+    if not cleared:
+        _say(console, ["nothing to clear: the source has vanished meanwhile"])
+
+
+def printable(text: str) -> str:
+    """The text without control, format and surrogate characters; line breaks and tabs become spaces."""
+    return text if text.isprintable() else "".join(_shown(character) for character in text)
+
+
+def _shown(character: str) -> str:
+    if character.isspace():
+        return " "
+    return "" if unicodedata.category(character).startswith("C") else character
+
+
+def _table(*left: str, right: Sequence[str], end: Sequence[str] = ()) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in left:
+        table.add_column(heading, no_wrap=heading != "source", overflow="fold")
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in end:
+        table.add_column(heading, no_wrap=True)
+    return table
+
+
+def _say(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(_text(line), soft_wrap=True)  # a terminal wraps it, a file keeps it whole
+
+
+def _text(text: str) -> Text:
+    return Text(printable(text))
+
+
+def _source(endpoint: str, dp_rank: int) -> str:
+    return f"{endpoint}#{dp_rank}"
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if abs(seconds) < 1:
+        return f"{seconds * 1000:.0f}ms"
+    return (
+        f"{seconds:.1f}s"
+        if abs(seconds) < 100
+        else f"{seconds / 60:.0f}min"
+        if seconds < 7200
+        else f"{seconds / 3600:.0f}h"
+    )
+
+
+def _bytes(count: int) -> str:
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.1f} {UNITS[unit]}" if unit else f"{count} B"
+
+
+def _each(line: SlotSize) -> str:
+    return f"{line.bytes / line.blocks:.0f} B" if line.blocks else "-"
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _once(items: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    return list(dict.fromkeys(items))
+
+
+def _by_owner(lines: Iterable[SourceLine]) -> dict[str, list[str]]:
+    followed: dict[str, list[str]] = {}
+    for line in lines:
+        sources = followed.setdefault(line.owner, [])
+        if _source(line.endpoint, line.dp_rank) not in sources:
+            sources.append(_source(line.endpoint, line.dp_rank))
+    return dict(sorted(followed.items()))

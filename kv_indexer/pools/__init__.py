@@ -1,0 +1,1 @@
+"""Whose events are to be followed: pools, their members, where each publishes."""

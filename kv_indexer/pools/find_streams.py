@@ -1,0 +1,163 @@
+"""Use case: ask every configured pod, again and again, where it publishes its events.
+
+Every indexer asks every pod, so that it could take any stream over at once; who follows which is the business of
+`share_streams`. Run by the service, one task an endpoint.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from kv_indexer.pools.whereabouts import PodAnswer, known_streams
+from kv_indexer.ports import EventDirectory, IndexerTelemetry
+from kvmesh.blocks.source import EventAddresses, SourceState, Stream
+from kvmesh.errors import FeedLostError, NoEventSourceError
+
+log = logging.getLogger(__name__)
+
+NOT_ASKED = "not asked yet"
+DOUBLINGS = 16  # beyond these every limit is reached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoveryPolicy:
+    """How often to ask."""
+
+    well_seconds: float = 10.0  # a pod that is well
+    lost_seconds: float = 0.5  # one that does not answer, or whose events are lost
+    lost_a_second: float = inf  # of these, all together
+
+
+class StreamFinder:
+    """Knows what the pods said last. An answer stays true while the pod does not answer again."""
+
+    def __init__(
+        self,
+        *,
+        endpoints: Collection[str],
+        model: str,
+        telemetry: IndexerTelemetry,
+        is_lost: Callable[[str], bool],
+        changed: Callable[[], None],
+        policy: DiscoveryPolicy,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        slowdown: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        """Take `is_lost` to ask whether an endpoint's events are lost, and `changed` to call when an answer differs.
+
+        `model` is what every pod must serve, "" if that is not ours to compare; `slowdown` multiplies the time between
+        two questions to a pod that is well.
+        """
+        self.answers: dict[str, PodAnswer] = {}
+        self.waiting = dict.fromkeys(endpoints, NOT_ASKED)  # endpoints of which nothing is known yet -> why
+        self._streams: Mapping[Stream, EventAddresses] | None = None  # of the answers; None: to be made anew
+        self._model = model
+        self._telemetry = telemetry
+        self._is_lost = is_lost
+        self._changed = changed
+        self._policy = policy
+        self._sleep = sleep
+        self._clock = clock
+        self._slowdown = slowdown
+        self._trouble: dict[str, str] = {}  # endpoint -> what was said last
+        self._shown_lost: set[str] = set()  # endpoints without any stream to be shown lost under a name of its own
+
+    @property
+    def streams(self) -> Mapping[Stream, EventAddresses]:
+        """What the answers say there is; the same object until they say something else."""
+        if self._streams is None:
+            self._streams = known_streams(self.answers)
+        return self._streams
+
+    async def watch(self, endpoint: str, directory: EventDirectory) -> None:
+        """Ask one pod for ever."""
+        is_model_checked = False
+        known, same = None, 0  # what it answered, and how often in a row
+        while True:
+            is_well = await self._ask(endpoint, directory)
+            if is_well and self._model and not is_model_checked:
+                await self._check_model(endpoint, directory)
+            is_model_checked = is_well
+            is_well = is_well and not self._is_lost(endpoint)
+            answer = self.answers.get(endpoint)
+            same = same + 1 if is_well and answer and answer.ranks == known else 0
+            known = answer.ranks if answer else None
+            await self._sleep(self._well_seconds(same) if is_well else self._lost_seconds())
+
+    def _well_seconds(self, same: int) -> float:
+        """Ask of many pods the more rarely, the more often they have said the same."""
+        slowdown = self._slowdown()
+        return self._policy.well_seconds * slowdown * min(float(1 << min(same, DOUBLINGS)), slowdown)
+
+    def _lost_seconds(self) -> float:
+        """Let one lost pod be found at once, and a thousand not ask for all our time."""
+        return max(self._policy.lost_seconds, len(self._trouble) / self._policy.lost_a_second)
+
+    def expect(self, endpoint: str) -> None:
+        """Take note of a further pod that will be asked."""
+        if endpoint not in self.answers:
+            self.waiting[endpoint] = NOT_ASKED
+
+    def forget(self, endpoint: str) -> None:
+        """Drop what is known of a pod that is not ours to ask any more; end its `watch` first."""
+        self.waiting.pop(endpoint, None)
+        self._trouble.pop(endpoint, None)
+        if endpoint in self._shown_lost:
+            self._shown_lost.remove(endpoint)
+            self._telemetry.forget(Stream(endpoint=endpoint))
+        if self.answers.pop(endpoint, None) is not None:
+            self._news()
+
+    async def _ask(self, endpoint: str, directory: EventDirectory) -> bool:
+        asked_at = self._clock()
+        try:
+            answer = PodAnswer(asked_at=asked_at, ranks=await directory.find(endpoint))
+            self._learn(endpoint, answer)
+            if self._trouble.pop(endpoint, ""):
+                log.info("%s says where it publishes", endpoint)
+            if endpoint in self._shown_lost:
+                self._shown_lost.remove(endpoint)
+                self._telemetry.forget(Stream(endpoint=endpoint))
+            return True
+        except FeedLostError as error:
+            self._tell(endpoint, str(error), error.reason)
+        except NoEventSourceError as error:
+            self._learn(endpoint, PodAnswer(asked_at=asked_at, ranks={}))
+            self._tell(endpoint, str(error), error.reason)
+        finally:
+            self.waiting.pop(endpoint, None)
+        return False
+
+    def _learn(self, endpoint: str, answer: PodAnswer) -> None:
+        known = self.answers.get(endpoint)
+        self.answers[endpoint] = answer
+        if known is None or known.ranks != answer.ranks:
+            self._news()
+
+    def _news(self) -> None:
+        self._streams = None
+        self._changed()
+
+    def _tell(self, endpoint: str, message: str, reason: str) -> None:
+        """Say it once; streams that are known to exist have an opinion of their own."""
+        if self._trouble.get(endpoint) != message:
+            log.error("%s", message)
+        self._trouble[endpoint] = message
+        answer = self.answers.get(endpoint)
+        if answer is None or not answer.ranks:
+            self._shown_lost.add(endpoint)
+            self._telemetry.state(Stream(endpoint=endpoint), state=SourceState.LOST, reason=reason)
+
+    async def _check_model(self, endpoint: str, directory: EventDirectory) -> None:
+        try:
+            served = await directory.served_models(endpoint)
+        except FeedLostError as error:
+            log.warning("cannot compare the model name with what the pod serves: %s", error)
+            return
+        if self._model not in served:
+            names = ", ".join(sorted(served)) or "none"
+            log.error("%s does not serve --model %s but %s: nothing will match", endpoint, self._model, names)

@@ -1,0 +1,93 @@
+"""Whose events are indexed for which pool: each endpoint once, whatever the pools say. Pure.
+
+Read by `follow_pools`, which keeps the indexer in step with it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kvmesh.blocks.source import EventAddresses
+from kvmesh.documents.pools import Pool, PoolEndpoint
+
+_FIRST_KINDS = ("InferencePool",)  # before any other: a Service beside it is most often the older way to the same pods
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFeed(EventAddresses):
+    """Where a stream is published, and into whose part of the index it goes: another pool or model is another feed."""
+
+    pool: str  # "namespace/name"
+    model: str  # part of every block key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One endpoint as its pool has it."""
+
+    endpoint: PoolEndpoint
+    pool: str
+    model: str | None  # None: the pod is asked
+    feed: EventAddresses | None  # None: the pod is asked
+
+    @property
+    def address(self) -> str:
+        """Return HOST:PORT."""
+        return self.endpoint.address
+
+    @property
+    def rank(self) -> int | None:
+        """Return which of the pod's ports it is, where these are data-parallel ranks."""
+        return self.endpoint.rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """All endpoints of all pools."""
+
+    members: Mapping[str, Member] = field(default_factory=dict)  # by address
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+    shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # address in several pools -> first is indexed
+
+
+def membership(pools: Iterable[Pool]) -> Membership:
+    """Give each endpoint to one pool: an InferencePool before others, then by name, so that all indexers agree."""
+    ordered = sorted(pools, key=lambda pool: (pool.kind not in _FIRST_KINDS, pool.name))
+    members: dict[str, Member] = {}
+    shared: dict[str, list[str]] = {}
+    for pool in ordered:
+        templates = pool.event_sources
+        for endpoint in pool.endpoints:
+            first = members.get(endpoint.address)
+            if first is not None:
+                shared.setdefault(endpoint.address, [first.pool]).append(pool.name)
+                continue
+            members[endpoint.address] = Member(
+                endpoint=endpoint,
+                pool=pool.name,
+                model=pool.model,
+                feed=templates.addresses(endpoint) if templates else None,
+            )
+    return Membership(
+        members=members,
+        pools={pool.name: pool for pool in ordered},
+        shared={address: tuple(names) for address, names in shared.items()},
+    )
+
+
+def is_other_feed(before: Member, after: Member) -> bool:
+    """Tell whether the pod must be asked anew: its readiness alone changes nothing."""
+    return (before.pool, before.model, before.feed, before.rank) != (after.pool, after.model, after.feed, after.rank)
+
+
+def own_rank(ranks: Mapping[int, EventAddresses], member: Member) -> Mapping[int, EventAddresses]:
+    """Return those streams that belong to this endpoint.
+
+    A pod with a port for each data-parallel rank may name all of its ranks on every port; they count in order, because
+    on a second node they begin at a higher number. All ranks of a pod with a single port are that port's.
+    """
+    if member.rank is None or len(ranks) <= 1:
+        return ranks
+    if member.rank in ranks:
+        return {member.rank: ranks[member.rank]}
+    ordered = sorted(ranks)
+    return {ordered[member.rank]: ranks[ordered[member.rank]]} if member.rank < len(ordered) else {}

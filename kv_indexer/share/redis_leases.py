@@ -1,0 +1,226 @@
+"""The lease book in Redis: implements `ports.LeaseBook`. Used by the indexer alone.
+
+Who takes what is decided by `share.lease_plan`, from what all indexers have said in Redis and by Redis' clock; each
+change is one atomic step that looks again. A beat is cut into pieces of a few milliseconds, because Redis answers
+nobody else meanwhile and there may be thousands of streams. `docs/redis.md` states the rule.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from kv_indexer.share.lease_plan import IndexerRecord, LeasePlan, Survey, portions
+from kvmesh.blocks.source import Claim, Stream
+from kvmesh.redis.address import RedisAccess
+from kvmesh.redis.calls import RedisCalls
+from kvmesh.redis.scripts import BEAT, DROP_STREAM, RELEASE, SETTLE, SURVEY
+
+HEARTBEAT_SECONDS = 5  # without one for so long, readers take the indexer for dead
+SURVEYED_AT_ONCE = 100  # streams: 2 to 3 ms of Redis; of one such portion a beat the slots are looked at, too
+SETTLED_AT_ONCE = 50  # a stream that is registered takes some 50 µs
+ADOPT, TAKE, GIVE, BURY, UNFOLLOW = b"adopt", b"take", b"give", b"bury", b"unfollow"
+
+
+class RedisLeaseBook:
+    """One indexer's leases. Raise RedisUrlError."""
+
+    def __init__(
+        self,
+        *,
+        url: RedisAccess | str,
+        indexer: str,
+        endpoints: Collection[str],
+        lease_seconds: float = 2.0,
+        forget_seconds: float = 5.0,
+        timeout_seconds: float = 1.0,
+        slowdown: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        """Take the `endpoints` that this indexer is responsible for, found or not.
+
+        A stream whose endpoint no indexer has listed for `forget_seconds` after its lease is dropped. The timeout is
+        shorter than the lease, so that one lost answer does not cost it. `slowdown` says how much longer a lease lasts
+        than `lease_seconds`: renewing thousands holds Redis up.
+        """
+        self._redis = RedisCalls(url=url, timeout_seconds=timeout_seconds)
+        self._indexer = indexer
+        self._endpoints = frozenset(endpoints)
+        self._lease_seconds = lease_seconds
+        self._slowdown = slowdown
+        self._forget_ms = round(forget_seconds * 1000)
+        self._asked = _Asked()
+        self._records = _Records()
+        self._held: Mapping[bytes, int] = {}
+        self._claims: Mapping[Stream, Claim] = {}  # of these
+        self._beats = secrets.randbelow(1 << 16)  # several indexers begin to look at slots in different places
+
+    def list_endpoints(self, endpoints: Collection[str]) -> None:
+        """Take other endpoints from the next tick on; streams of those that no indexer lists any more are dropped."""
+        self._endpoints = frozenset(endpoints)
+
+    async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
+        """See `ports.LeaseBook`."""
+        if self._asked.endpoints is not self._endpoints or self._asked.candidates != candidates:
+            self._asked = _asked(self._endpoints, candidates)
+        asked = self._asked
+        self._beats += 1
+        now, names, others = await self._beat()
+        known = frozenset(names)
+        plan = LeasePlan(
+            me=self._indexer, records=self._records.read(others) | {self._indexer: _own(asked, now)}, now_ms=now
+        )
+        foreign = sorted(known - asked.streams.keys())
+        await self._settle([(BURY, name) for name in plan.unlisted(foreign)])
+        await self._settle([(ADOPT, name) for name in asked.names if name not in known])
+        survey = await self._survey(asked.names, checked=self._beats)
+        not_ours = await self._survey(foreign)
+        held = await self._change(plan, survey, not_ours)
+        if held != self._held:
+            self._held = held
+            self._claims = {
+                asked.streams[name]: Claim(stream=asked.streams[name], fence=fence) for name, fence in held.items()
+            }
+        return self._claims
+
+    async def drop(self, claim: Claim) -> None:
+        """See `ports.LeaseBook`."""
+        await self._redis.run_claimed(DROP_STREAM, claim)
+
+    async def release(self) -> None:
+        """See `ports.LeaseBook`."""
+        await self._redis.run(RELEASE, self._indexer)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._redis.close()
+
+    @property
+    def _lease_ms(self) -> int:
+        return round(self._lease_seconds * self._slowdown() * 1000)
+
+    async def _beat(self) -> tuple[float, Sequence[bytes], Sequence[bytes]]:
+        """Say that we live; return Redis' time in ms, the names of all streams, and what others have said."""
+        now, names, others = await self._redis.run(
+            BEAT,
+            self._indexer,
+            self._lease_ms,
+            self._forget_ms,
+            secrets.token_hex(8),
+            round(HEARTBEAT_SECONDS * self._slowdown()),
+            self._asked.endpoints_json,
+            self._asked.names_json,
+        )
+        return float(now), names, others
+
+    async def _survey(self, names: Sequence[bytes], *, checked: int | None = None) -> Survey:
+        """Look at these streams; `checked` says which portion's slots, counted round and round."""
+        held: dict[bytes, int] = {}
+        free: dict[bytes, float] = {}
+        owners: Counter[bytes] = Counter()
+        cut = portions(names, SURVEYED_AT_ONCE)
+        for number, portion in enumerate(cut):
+            is_checked = checked is not None and checked % len(cut) == number
+            reply = await self._redis.run(SURVEY, self._indexer, self._lease_ms, int(is_checked), *portion)
+            held.update((name, int(fence)) for name, fence in _pairs(reply[0]))
+            free.update((name, float(ends)) for name, ends in _pairs(reply[1]))
+            owners.update(reply[2])
+        return Survey(
+            held=held, free=free, owners={str(name, "utf-8", "replace"): count for name, count in owners.items()}
+        )
+
+    async def _change(self, plan: LeasePlan, survey: Survey, not_ours: Survey) -> Mapping[bytes, int]:
+        """Give back and take; return what we hold then."""
+        given = plan.surplus(survey, elsewhere=not_ours.owners)
+        wanted = plan.wanted(survey, held=len(survey.held) - len(given))
+        actions = [(GIVE, name) for name in (*not_ours.held, *given)]
+        actions += [(UNFOLLOW, name) for name in plan.unfollowed(not_ours)]
+        actions += [(TAKE, name) for name in wanted]
+        if not actions:
+            return survey.held
+        taken = await self._settle(actions)
+        return {name: fence for name, fence in survey.held.items() if name not in set(given)} | taken
+
+    async def _settle(self, actions: Sequence[tuple[bytes, bytes]]) -> dict[bytes, int]:
+        taken: dict[bytes, int] = {}
+        for at in range(0, len(actions), SETTLED_AT_ONCE):
+            arguments = [part for action in actions[at : at + SETTLED_AT_ONCE] for part in action]
+            reply = await self._redis.run(SETTLE, self._indexer, self._lease_ms, *arguments)
+            taken.update((name, int(fence)) for name, fence in _pairs(reply))
+        return taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What a beat asks for, made once while it stays the same: there may be thousands of streams."""
+
+    endpoints: frozenset[str] | None = None
+    candidates: AbstractSet[Stream] = frozenset()
+    streams: Mapping[bytes, Stream] = field(default_factory=dict)  # the candidates by name
+    names: Sequence[bytes] = ()  # of the candidates, in order
+    listed: frozenset[str] = frozenset()  # the endpoints, those of the candidates among them
+    endpoints_json: bytes = b"[]"
+    names_json: bytes = b"[]"
+
+
+def _asked(endpoints: frozenset[str], candidates: AbstractSet[Stream]) -> _Asked:
+    listed = endpoints.union(stream.endpoint for stream in candidates)
+    streams = {stream.name.encode(): stream for stream in candidates}
+    return _Asked(
+        endpoints=endpoints,
+        candidates=frozenset(candidates),
+        streams=streams,
+        names=sorted(streams),
+        listed=listed,
+        endpoints_json=msgspec.json.encode(sorted(listed)),
+        names_json=msgspec.json.encode([each.name for each in candidates]),
+    )
+
+
+def _own(asked: _Asked, now: float) -> IndexerRecord:
+    return IndexerRecord(until_ms=now + 1, endpoints=asked.listed, streams=frozenset(asked.streams))
+
+
+class _Said(msgspec.Struct):
+    until_ms: float
+    endpoints: list[str] | dict[str, Any]  # an empty list that Lua has written is an object
+    streams: list[str] | dict[str, Any]
+
+
+class _Records:
+    """What other indexers have said, read anew only where more than their time has changed."""
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(_Said)
+        self._known: dict[bytes, tuple[bytes, IndexerRecord]] = {}
+
+    def read(self, flat: Sequence[bytes]) -> dict[str, IndexerRecord]:
+        """Read the records of a beat's answer; what cannot be read is left out."""
+        known, self._known = self._known, {}
+        found = {}
+        for name, text in _pairs(flat):
+            head, _, rest = text.partition(b",")
+            until = head.removeprefix(b'{"until_ms":')
+            if name in known and known[name][0] == rest and until.isdigit():
+                before = known[name][1]
+                record = IndexerRecord(until_ms=float(until), endpoints=before.endpoints, streams=before.streams)
+            else:
+                try:
+                    said = self._decoder.decode(text)
+                except (msgspec.MsgspecError, RecursionError):
+                    continue  # another program's, or a newer version's
+                record = IndexerRecord(
+                    until_ms=said.until_ms,
+                    endpoints=frozenset(said.endpoints),
+                    streams=frozenset(each.encode() for each in said.streams),
+                )
+            self._known[name] = rest, record
+            found[str(name, "utf-8", "replace")] = record
+        return found
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)

@@ -1,0 +1,145 @@
+"""When something is wrong although nothing has failed: the rules, one object a stream. Pure; used by `watch_pods`.
+
+A rule speaks only when it is sure: a pod that is idle, that serves prompts shorter than a block, or whose prompts it
+finds in its cache as a whole sends no events rightly. Each message says what is wrong, then what to do.
+"""
+
+from kv_indexer.watch.silence_rules import Absence, Silence
+from kv_indexer.watch.stream_activity import RECENT_SECONDS
+from kv_indexer.watch.stream_facts import Fault, FindingPolicy, StreamFacts, is_judged, name_spells
+from kvmesh.blocks.findings import Finding, FindingReason
+from kvmesh.blocks.source import SourceState
+from kvmesh.pods.pod_report import PodReport
+
+BLOCK_SIZE_CHANGED = "block-size-changed"  # the applier's reason for stores of another size within one epoch
+
+
+class StreamRules:
+    """Judges one stream; remembers what it must compare with."""
+
+    def __init__(self, policy: FindingPolicy) -> None:
+        self._policy = policy
+        self._silence = Silence(policy)
+        self._absence = Absence(policy)
+        self._sizes = _BlockSizes(policy)
+
+    def judge(self, facts: StreamFacts, *, now: float, unix_now: float) -> list[Finding]:
+        """Return what is wrong at `now` (monotonic seconds), with the start of each in unix seconds."""
+        silence = self._silence.judge(facts, now=now)
+        absence = self._absence.judge(facts, now=now)
+        faults = [
+            silence or absence,  # a pod that sends nothing has nothing indexed: the cause is enough
+            self._sizes.judge(facts, now=now),
+            _decode_errors(facts, now=now),
+            _stuck_in_replay(facts, now=now, policy=self._policy),
+        ]
+        return [
+            Finding(
+                endpoint=facts.endpoint,
+                dp_rank=facts.dp_rank,
+                reason=fault.reason,
+                message=fault.message,
+                since=unix_now - (now - fault.began_at),
+            )
+            for fault in faults
+            if fault is not None
+        ]
+
+
+class _BlockSizes:
+    """The pod's block size is not what the index has, or not what it was."""
+
+    def __init__(self, policy: FindingPolicy) -> None:
+        self._policy = policy
+        self._last_size: int | None = None
+        self._change: tuple[int, int, float] | None = None  # from, to, when
+        self._differs_since: float | None = None
+
+    def judge(self, facts: StreamFacts, *, now: float) -> Fault | None:
+        self._note_size(facts.report)
+        return self._in_events(facts, now=now) or self._in_index(facts, now=now) or self._in_report(now=now)
+
+    def _note_size(self, report: PodReport | None) -> None:
+        if report is None or report.block_size is None:
+            return
+        if self._last_size not in (None, report.block_size):
+            self._change = (self._last_size or 0, report.block_size, report.scraped_at)
+        self._last_size = report.block_size
+
+    def _in_events(self, facts: StreamFacts, *, now: float) -> Fault | None:
+        activity = facts.activity
+        spell = activity.not_indexed.lasting(now=now).get(BLOCK_SIZE_CHANGED)
+        spell = spell or activity.undecodable.lasting(now=now).get(BLOCK_SIZE_CHANGED)
+        if spell is None:
+            return None
+        message = (
+            f"its store events changed their block size {spell.count} times: the index began this source anew, and "
+            "leaves out what differs still. Check that one pod alone publishes at this address, and that all its "
+            "engines run with one --block-size; then restart it, or run `kvmesh index clear` for it"
+        )
+        return Fault(reason=FindingReason.BLOCK_SIZE_CHANGED, message=message, began_at=spell.began_at)
+
+    def _in_index(self, facts: StreamFacts, *, now: float) -> Fault | None:
+        report, indexed = facts.report, facts.gpu_block_size
+        known = {report.block_size, *report.other_block_sizes} if report is not None and report.block_size else set()
+        if not known or indexed is None or not is_judged(facts) or indexed in known:
+            self._differs_since = None
+            return None
+        self._differs_since = now if self._differs_since is None else self._differs_since
+        if now - self._differs_since < self._policy.silent_seconds:
+            return None
+        message = (
+            f"the index has blocks of {indexed} tokens, the pod says {report.block_size if report else 0}: the events "
+            "are another pod's or from before a restart. Check the addresses in --event-sources (or what GET "
+            "/kv_event_sources says); then run `kvmesh index clear` for this source"
+        )
+        return Fault(reason=FindingReason.BLOCK_SIZE_CHANGED, message=message, began_at=self._differs_since)
+
+    def _in_report(self, *, now: float) -> Fault | None:
+        if self._change is None or now - self._change[2] > RECENT_SECONDS:
+            return None
+        before, after, changed_at = self._change
+        message = (
+            f"the pod came back with blocks of {after} tokens, before it had {before}: nothing that it held counts any "
+            "more. If that was not meant, compare its --block-size, model and vLLM version with the other pods'"
+        )
+        return Fault(reason=FindingReason.BLOCK_SIZE_CHANGED, message=message, began_at=changed_at)
+
+
+def _decode_errors(facts: StreamFacts, *, now: float) -> Fault | None:
+    spells = facts.activity.undecodable.lasting(now=now)
+    spells = {reason: spell for reason, spell in spells.items() if reason != BLOCK_SIZE_CHANGED}
+    if not spells:
+        return None
+    count = sum(spell.count for spell in spells.values())
+    message = (
+        f"{count} events or messages could not be understood ({name_spells(spells)}): {_likely_cause(set(spells))}. "
+        "What they said is missing from the index"
+    )
+    began_at = min(spell.began_at for spell in spells.values())
+    return Fault(reason=FindingReason.DECODE_ERRORS, message=message, began_at=began_at)
+
+
+def _likely_cause(reasons: set[str]) -> str:
+    if "malformed-message" in reasons:
+        return "something else than a KV event publisher sends to this address; check --event-sources"
+    if "unknown-event-type" in reasons:
+        return "its vLLM is probably newer than this kvmesh knows; update kvmesh, or report the version"
+    if "undecodable-batch" in reasons:
+        return "the payload is no event batch: check that the address is vLLM's and the publisher's format is msgpack"
+    return "its vLLM's event format differs from those that this kvmesh knows; update kvmesh, or report the version"
+
+
+def _stuck_in_replay(facts: StreamFacts, *, now: float, policy: FindingPolicy) -> Fault | None:
+    activity = facts.activity
+    if activity.state is not SourceState.REPLAYING:
+        return None
+    began_at = max(activity.state_since, activity.last_batch_at or 0.0)
+    if now - began_at < policy.stuck_seconds:
+        return None
+    message = (
+        f"has been replaying for {now - activity.state_since:.0f} s, the last {now - began_at:.0f} s without a batch: "
+        "check that its replay address (replay_endpoint in --kv-events-config) can be reached from here, that the pod "
+        "is not blocked, and that Redis keeps up. Until then the index lacks some of its blocks"
+    )
+    return Fault(reason=FindingReason.STUCK_IN_REPLAY, message=message, began_at=began_at)

@@ -1,0 +1,164 @@
+"""Scrapes every pod's /metrics and keeps the last report of each: implements `ports.PodReports`. One task a pod.
+
+Who needs a fresher answer asks for it, as the follower of a pod's stream does for its start time
+(`ports.PublisherIdentity`). Several who ask share one scrape, and what they have asked for is not asked again.
+Nothing here judges what a report says.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from kv_indexer.pools.pod_pages import PodPages
+from kvmesh.pods.pod_report import PodReport
+from kvmesh.pods.vllm_counters import parse_pod_report
+
+log = logging.getLogger(__name__)
+
+MAX_PAGE_BYTES = 4 << 20
+IDENTITY_TIMEOUT_SECONDS = 1.0  # a follower has better things to do than to wait for a start time
+
+
+@dataclass(slots=True)
+class _Target:
+    endpoint: str
+    report: PodReport | None = None
+    scrapes: int = 0  # that have come to an end, well or not
+    is_ill: bool = False  # and that was said
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one scrape at a time
+    task: asyncio.Task[None] | None = None
+
+
+class PodMetrics:
+    """The pods' reports; `run` keeps them fresh, and nothing is asked before or after it."""
+
+    def __init__(
+        self,
+        endpoints: Collection[str],
+        *,
+        interval_seconds: float = 5.0,
+        timeout_seconds: float = 2.0,
+        slowdown: Callable[[], float] = lambda: 1.0,
+        pages: PodPages | None = None,
+    ) -> None:
+        """Take `pages` if others ask the same pods, and `slowdown` to ask by what to multiply the interval."""
+        self._targets = {endpoint: _Target(endpoint) for endpoint in endpoints}
+        self._interval_seconds = interval_seconds
+        self._timeout_seconds = timeout_seconds
+        self._slowdown = slowdown
+        self._pages = pages or PodPages()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def add(self, endpoint: str) -> None:
+        """Scrape this pod, too, from now on."""
+        if endpoint not in self._targets:
+            target = self._targets[endpoint] = _Target(endpoint)
+            # thousands may come at once; whoever needs a report before asks for it
+            self._start(target, wait_seconds=random.random() * self._interval_seconds * self._slowdown())  # noqa: S311
+
+    def remove(self, endpoint: str) -> None:
+        """Forget a pod."""
+        target = self._targets.pop(endpoint, None)
+        if target is not None and target.task is not None:
+            target.task.cancel()
+        self._pages.forget(endpoint)
+
+    def latest(self, endpoint: str) -> PodReport | None:
+        """Return the last report, however old; None if there was none, or if the endpoint is not among ours."""
+        target = self._targets.get(endpoint)
+        return target.report if target else None
+
+    async def fresh(self, endpoint: str, *, max_age_seconds: float) -> PodReport | None:
+        """Return a report that is no older, asking for it if need be; None if the pod gives none in time."""
+        target = self._targets.get(endpoint)
+        oldest = time.monotonic() - max_age_seconds
+        if target is None:
+            return None
+        if target.report is None or target.report.scraped_at < oldest:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2 * self._timeout_seconds), target.lock:
+                    if target.report is None or target.report.scraped_at < oldest:
+                        await self._scrape(target)
+        report = target.report
+        return report if report is not None and report.scraped_at >= oldest else None
+
+    def identity(self, endpoint: str, *, timeout_seconds: float = IDENTITY_TIMEOUT_SECONDS) -> "PodIdentity":
+        """Return what tells one process of a pod from the next."""
+        return PodIdentity(self, endpoint, timeout_seconds=timeout_seconds)
+
+    async def run(self) -> None:
+        """Scrape until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                for target in self._targets.values():
+                    self._start(target)
+                await asyncio.Event().wait()  # pods may come at any time
+        finally:
+            self._tasks = None
+            self._pages.close()
+
+    def _start(self, target: _Target, *, wait_seconds: float = 0.0) -> None:
+        if self._tasks is not None:
+            keep = self._keep_fresh(target, wait_seconds=wait_seconds)
+            target.task = self._tasks.create_task(keep, name=f"scrape-{target.endpoint}")
+
+    async def _keep_fresh(self, target: _Target, *, wait_seconds: float) -> None:
+        if wait_seconds:
+            await asyncio.sleep(wait_seconds)
+        seen = 0
+        while True:
+            async with target.lock:
+                others_ask = target.scrapes != seen
+                if not others_ask:
+                    await self._scrape(target)
+            seen = target.scrapes
+            # jitter keeps indexers and pods from falling into step; who asks at about our pace is left the first word
+            pace = random.uniform(1.1, 1.4) if others_ask else random.uniform(0.8, 1.2)  # noqa: S311
+            await asyncio.sleep(self._interval_seconds * self._slowdown() * pace)
+
+    async def _scrape(self, target: _Target) -> None:
+        asked_at = time.monotonic()
+        if self._tasks is None:
+            return
+        page = b""
+        try:
+            answer = await self._pages.get(
+                target.endpoint, "/metrics", timeout_seconds=self._timeout_seconds, max_body_bytes=MAX_PAGE_BYTES
+            )
+            page = answer.body
+            problem = "" if answer.status == 200 else f"/metrics answers {answer.status}"
+        except Exception as error:  # whatever one pod answers must not end the scraping of all
+            problem = f"no /metrics: {str(error) or type(error).__name__}"
+        if not problem:
+            target.report = parse_pod_report(page, scraped_at=asked_at)
+            problem = "" if target.report.engines else "its /metrics has no request counters (--disable-log-stats?)"
+        if problem and not target.is_ill:
+            log.warning("%s: %s; a pod that sends no events cannot be told from an idle one", target.endpoint, problem)
+        elif target.is_ill and not problem:
+            log.info("%s reports its counters", target.endpoint)
+        target.is_ill = bool(problem)
+        target.scrapes += 1
+
+
+class PodIdentity:
+    """Asks one pod when its process started: implements `ports.PublisherIdentity`. Never raises."""
+
+    def __init__(self, pods: PodMetrics, endpoint: str, *, timeout_seconds: float) -> None:
+        self._pods = pods
+        self._endpoint = endpoint
+        self._timeout_seconds = timeout_seconds
+
+    async def started_at(self) -> float | None:
+        """See `ports.PublisherIdentity`."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                # asked anew each time: an older report could vouch for a process that has died since
+                report = await self._pods.fresh(self._endpoint, max_age_seconds=0)
+        except TimeoutError:
+            return None
+        return report.started_at if report else None

@@ -1,0 +1,131 @@
+"""Use case: watch over the shared index: is it there, can all of it be read, does void content wait for the sweep?
+
+Run by the service; every indexer watches, whatever it follows.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from math import inf
+
+from kv_indexer.ports import IndexWriter
+from kvmesh.blocks.source import Registry, Stream, StreamRecord
+from kvmesh.errors import IndexUnavailableError
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 0.5
+SWEEP_FIELDS = 150  # a slice: about a millisecond of Redis
+SWEEP_PAUSE = 4  # times as long as the slice took: lookups come first
+LEAST_PAUSE_SECONDS = 0.004
+NAMED_RECORDS = 5  # unreadable records that one log line names
+HEEDED_AT_ONCE = 250  # streams that are told what the registry says; under a millisecond
+
+Heed = Callable[[StreamRecord | None, float], bool]  # what the registry says of a stream, and when asked -> is it so?
+
+
+class IndexWatch:
+    """What is known of the index as a whole."""
+
+    def __init__(
+        self,
+        *,
+        writer: IndexWriter,
+        seen: Callable[[Collection[Stream]], None],
+        clock: Callable[[], float] = time.monotonic,
+        slowdown: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        """Take `seen` to tell which streams the registry has, `slowdown` to ask how much rarer to look."""
+        self.trouble = "not asked yet"  # why the index cannot be used, or ""
+        self.registry = Registry(version=b"")  # as read last
+        self._writer = writer
+        self._seen = seen
+        self._clock = clock
+        self._slowdown = slowdown
+        self._records: dict[Stream, StreamRecord] = {}
+        self._asked_at = -inf  # for the registry that we have
+        self._heeding: dict[Stream, Heed] = {}
+        self._disagreeing: set[Stream] = set()  # of these, told what was not so
+
+    async def look(self) -> float:
+        """Read the registry once; return the seconds until the next time."""
+        asked_at = self._clock()
+        try:
+            registry = await self._writer.read_registry()
+        except IndexUnavailableError as error:
+            if self.trouble != str(error):
+                log.error("Redis is unavailable, the index stands still: %s", error)
+            self.trouble = str(error)
+            return WATCH_SECONDS
+        if self.trouble:
+            log.info("Redis answers")
+        self.trouble = ""
+        self._tell_unreadable(registry)
+        self._asked_at = asked_at
+        if registry is not self.registry:  # a quiet one is the same object
+            self._records = {
+                Stream(endpoint=record.endpoint, dp_rank=record.dp_rank): record for record in registry.streams
+            }
+            self._seen(list(self._records))
+            self.registry = registry
+            await self._tell_followers(tuple(self._heeding))
+        elif self._disagreeing:  # they were at something else then, and may sleep by now
+            await self._tell_followers(tuple(self._disagreeing))
+        return WATCH_SECONDS * self._slowdown()
+
+    def owner(self, stream: Stream) -> str:
+        """Return which indexer followed the stream when the registry was read last, or ''."""
+        record = self._records.get(stream)
+        return record.owner if record else ""
+
+    def record(self, stream: Stream, *, max_age_seconds: float) -> StreamRecord | None:
+        """Return how the registry has a stream; None if it has none, or was read longer ago."""
+        is_recent = self._clock() - self._asked_at <= max_age_seconds
+        return self._records.get(stream) if is_recent else None
+
+    @contextmanager
+    def attend(self, stream: Stream, heed: Heed) -> Iterator[None]:
+        """Call `heed` with each new registry, so that thousands of quiet followers need not look by themselves.
+
+        While it answers that something else is so, it is called with each reading.
+        """
+        self._heeding[stream] = heed
+        try:
+            yield
+        finally:
+            if self._heeding.get(stream) is heed:
+                del self._heeding[stream]
+                self._disagreeing.discard(stream)
+
+    async def sweep(self) -> float:
+        """Clean one slice of what is void; return the seconds until the next."""
+        began = self._clock()
+        try:
+            if not await self._writer.sweep(fields=SWEEP_FIELDS):
+                return WATCH_SECONDS
+            return max((self._clock() - began) * SWEEP_PAUSE, LEAST_PAUSE_SECONDS)
+        except IndexUnavailableError as error:
+            log.debug("sweep waits: %s", error)
+            return WATCH_SECONDS
+
+    async def _tell_followers(self, streams: Collection[Stream]) -> None:
+        for number, stream in enumerate(streams, 1):
+            heed = self._heeding.get(stream)
+            if heed is None or heed(self._records.get(stream), self._asked_at):
+                self._disagreeing.discard(stream)
+            else:
+                self._disagreeing.add(stream)
+            if number % HEEDED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def _tell_unreadable(self, registry: Registry) -> None:
+        """Say once what is in Redis that we cannot read: its blocks attract nobody."""
+        before, now = frozenset(self.registry.unreadable), frozenset(registry.unreadable)
+        fresh = sorted(now - before)
+        if fresh:
+            named = "; ".join(fresh[:NAMED_RECORDS])
+            log.error("%d records in Redis cannot be read and are not believed: %s", len(fresh), named)
+        if before and not now:
+            log.info("all records in Redis can be read again")

@@ -1,0 +1,180 @@
+"""Use case: notice what is wrong although nothing has failed, say so once, and say so again when it has healed.
+
+Every second it looks at each stream that this indexer follows, and at each pod that has none: what the telemetry heard
+of the stream, what the pod's /metrics said, what the index holds. `watch.finding_rules` judges. A finding is a log line
+that says what to do, a metric (`kvmesh_indexer_finding`), a line on /sources and a field in Redis, where
+`kvmesh index sources` reads it. Run by the service as a repeated step; it changes no state of any stream.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+
+from kv_indexer.pools.whereabouts import PodAnswer
+from kv_indexer.ports import FindingDisplay, FindingShelf, PodReports
+from kv_indexer.watch.finding_rules import StreamRules
+from kv_indexer.watch.stream_activity import StreamActivity
+from kv_indexer.watch.stream_facts import FindingPolicy, StreamFacts
+from kvmesh.blocks.findings import Finding, FindingBook
+from kvmesh.blocks.source import Registry, SlotRecord, Stream
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.pods.pod_report import EngineCounters, PodReport, sum_counters
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+RARER_LOOKS = 2.5  # times, in large fleets: then there are still two looks to a scrape
+LONGEST_LOOK_SECONDS = 25.0  # or else findings that stand would be void in Redis (after 30 s) between two looks
+JUDGED_AT_ONCE = 250  # streams; some milliseconds, in which no event is applied
+SHARE_SECONDS = 5.0  # between two times that standing findings are confirmed in Redis
+
+Subject = tuple[str, int | None]  # endpoint, rank; None: a pod of which no stream is known, or not of all its engines
+
+
+class PodWatch:
+    """Keeps the findings of this indexer."""
+
+    def __init__(
+        self,
+        *,
+        endpoints: Collection[str],
+        activities: Mapping[Stream, StreamActivity],
+        pods: PodReports,
+        shelf: FindingShelf,
+        display: FindingDisplay,
+        held: Callable[[], Collection[Stream]],
+        answers: Mapping[str, PodAnswer],
+        registry: Callable[[], Registry],
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        policy: FindingPolicy | None = None,
+        slowdown: Callable[[], float] = lambda: 1.0,
+        pool_of: Callable[[str], str] = lambda _: "",
+    ) -> None:
+        """Take what it looks at, each as it changes.
+
+        `activities` is the telemetry's, `held` says which streams are ours, `answers` what discovery found, `registry`
+        what the index holds; `clock` gives monotonic seconds as everywhere else, `wall` unix seconds. `slowdown` says
+        how much rarer to look, `pool_of` which pool an endpoint belongs to, if to any.
+        """
+        self.shown: tuple[Finding, ...] = ()  # of all indexers, as Redis has them
+        self._endpoints = endpoints
+        self._activities = activities
+        self._pods = pods
+        self._shelf = shelf
+        self._display = display
+        self._held = held
+        self._answers = answers
+        self._registry = registry
+        self._clock = clock
+        self._wall = wall
+        self._policy = policy or FindingPolicy()
+        self._slowdown = slowdown
+        self._pool_of = pool_of
+        self._book = FindingBook()
+        self._rules: dict[Subject, StreamRules] = {}
+        self._share_at = 0.0
+        self._unshared: dict[tuple[str, str], Finding] = {}  # healed, and not yet taken from Redis
+        self._is_share_failing = False
+        self._slots_of: Registry | None = None  # the registry that these are of
+        self._slots: Mapping[Stream, Collection[SlotRecord]] = {}
+
+    @property
+    def standing(self) -> tuple[Finding, ...]:
+        """What this indexer has found."""
+        return self._book.standing
+
+    async def look(self) -> float:
+        """Look once; return the seconds until the next time."""
+        now = self._clock()
+        facts = {(found.endpoint, found.dp_rank): found for found in self._gather()}
+        self._forget(self._rules.keys() - facts.keys())
+        findings = []
+        for number, (subject, found) in enumerate(facts.items(), 1):
+            rules = self._rules.get(subject) or self._rules.setdefault(subject, StreamRules(self._policy))
+            findings += rules.judge(found, now=now, unix_now=self._wall())
+            if number % JUDGED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        news = self._book.look(findings, now=now)
+        for finding in news.appeared:
+            log.warning("%s: %s (%s)", finding.subject, finding.message, finding.reason, extra=self._facts(finding))
+        for finding in news.healed:
+            log.info("%s: no more %s", finding.subject, finding.reason, extra=self._facts(finding))
+        self._display.findings(self.standing, appeared=news.appeared, endpoints=self._endpoints)
+        self._unshared.update((finding.key, finding) for finding in news.healed)
+        if news.appeared or news.healed or now >= self._share_at:
+            self._share_at = now + SHARE_SECONDS
+            await self._share()
+        slowdown = self._slowdown()
+        return min(LOOK_SECONDS * slowdown * min(slowdown, RARER_LOOKS), LONGEST_LOOK_SECONDS)
+
+    async def _share(self) -> None:
+        try:
+            self.shown = await self._shelf.share(self.standing, healed=tuple(self._unshared.values()))
+        except IndexUnavailableError as error:
+            if not self._is_share_failing:
+                log.warning("findings cannot be shared, they are in this log and in our metrics alone: %s", error)
+            self._is_share_failing = True
+            self.shown = self.standing
+        else:
+            self._is_share_failing = False
+            self._unshared.clear()
+
+    def _gather(self) -> list[StreamFacts]:
+        registry = self._registry()
+        if registry is not self._slots_of:  # a quiet one is the same object
+            self._slots_of, self._slots = registry, _by_stream(registry)
+        slots = self._slots
+        facts = [self._stream_facts(stream, slots.get(stream, ())) for stream in self._held()]
+        return facts + [
+            StreamFacts(endpoint=endpoint, dp_rank=None, activity=StreamActivity(), report=report, counters=counters)
+            for endpoint in self._endpoints
+            if (report := self._pods.latest(endpoint)) and (counters := self._unheard(endpoint, report))
+        ]
+
+    def _stream_facts(self, stream: Stream, slots: Collection[SlotRecord]) -> StreamFacts:
+        report = self._pods.latest(stream.endpoint)
+        return StreamFacts(
+            endpoint=stream.endpoint,
+            dp_rank=stream.dp_rank,
+            activity=self._activities.get(stream) or StreamActivity(),
+            report=report,
+            counters=self._counters(stream, report),
+            blocks=sum(slot.blocks for slot in slots),
+            gpu_block_size=next((slot.block_size for slot in slots if slot.tier == "GPU"), None),
+        )
+
+    def _counters(self, stream: Stream, report: PodReport | None) -> EngineCounters | None:
+        """Return the counters of the engine behind a stream; None where they cannot be told apart."""
+        engines = report.engines if report and report.engines else {}
+        if len(engines) == 1 and len(self._ranks(stream.endpoint)) == 1:
+            return next(iter(engines.values()))  # whatever either calls it
+        return engines.get(stream.dp_rank) if len(engines) > 1 else None
+
+    def _unheard(self, endpoint: str, report: PodReport) -> EngineCounters | None:
+        """Sum the counters of those engines of a pod that no stream is known of."""
+        engines, ranks = report.engines or {}, self._ranks(endpoint)
+        if ranks and len(engines) == 1:
+            return None
+        return sum_counters([counters for engine, counters in engines.items() if engine not in ranks])
+
+    def _ranks(self, endpoint: str) -> Collection[int]:
+        answer = self._answers.get(endpoint)
+        return answer.ranks.keys() if answer else ()
+
+    def _forget(self, subjects: Collection[Subject]) -> None:
+        """Leave to others what is not ours any more: what Redis says of it ends by itself."""
+        for endpoint, rank in subjects:
+            del self._rules[endpoint, rank]
+            self._book.forget([endpoint if rank is None else Stream(endpoint=endpoint, dp_rank=rank).name])
+
+    def _facts(self, finding: Finding) -> dict[str, str]:
+        pool = self._pool_of(finding.endpoint)
+        return {"endpoint": finding.endpoint, "finding": finding.reason} | ({"pool": pool} if pool else {})
+
+
+def _by_stream(registry: Registry) -> Mapping[Stream, Collection[SlotRecord]]:
+    slots: dict[Stream, list[SlotRecord]] = {}
+    for slot in registry.slots:
+        slots.setdefault(Stream(endpoint=slot.endpoint, dp_rank=slot.dp_rank), []).append(slot)
+    return slots

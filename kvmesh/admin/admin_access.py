@@ -1,0 +1,155 @@
+"""Who may see the admin pages, judged by what a request says of itself. Pure; `admin.admin_gate` asks it.
+
+It knows no files, no tokens and no HTTP library.
+"""
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kvmesh.errors import SettingError
+
+WHAT_TO_DO = (
+    "start it with --admin-token-file FILE (clients: --token-file), or with --admin-tls-cert, --admin-tls-key and "
+    "--admin-client-ca (clients: --cert, --key); bound to loopback (--host 127.0.0.1) it needs neither"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminAccess:
+    """How an operator has closed the admin pages; a token or a client certificate opens them."""
+
+    token_file: Path | None = None  # a token a line
+    tls_cert: Path | None = None  # PEM
+    tls_key: Path | None = None  # PEM; None: it is in `tls_cert`
+    client_ca: Path | None = None  # PEM: who signs the certificates of clients
+
+    def __post_init__(self) -> None:
+        """Raise SettingError where one is of no use without another."""
+        if self.tls_cert is None and self.tls_key is not None:
+            raise SettingError("--admin-tls-key without --admin-tls-cert")
+        if self.tls_cert is None and self.client_ca is not None:
+            raise SettingError("--admin-client-ca needs TLS: give --admin-tls-cert and --admin-tls-key, too")
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether there is anything by which somebody could be let in."""
+        return self.token_file is not None or self.client_ca is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageRequest:
+    """What counts of a request; the texts are headers as they came, None where there is none."""
+
+    is_open: bool  # for a page that anybody may see
+    is_read: bool  # GET or HEAD
+    host: str | None
+    origin: str | None
+    fetch_site: str | None
+    fetch_mode: str | None
+    has_certificate: bool  # one that the authority has signed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a request is not answered; the message never repeats what a client sent."""
+
+    status: int
+    reason: str
+    message: str
+    retry_after_seconds: int | None = None
+
+
+TOKEN_MISSING = Refusal(
+    status=401,
+    reason="token-missing",
+    message="this page needs a token: send the header Authorization: Bearer TOKEN (kvmesh: --token-file FILE)",
+)
+TOKEN_WRONG = Refusal(status=401, reason="token-wrong", message="this token is not one of those that are let in")
+TOKENS_UNUSABLE = Refusal(
+    status=503,
+    reason="token-file-unusable",
+    message="the file of --admin-token-file cannot be used, so nobody is let in; the log says what is wrong with it",
+)
+CERTIFICATE_MISSING = Refusal(
+    status=403,
+    reason="certificate-missing",
+    message="this page needs a client certificate (kvmesh: --cert FILE --key FILE)",
+)
+NOT_SET_UP = Refusal(
+    status=403,
+    reason="access-not-set-up",
+    message=f"nobody can be let in here, for there is neither a token nor an authority for certificates: {WHAT_TO_DO}",
+)
+STRANGE_HOST = Refusal(
+    status=403,
+    reason="strange-host",
+    message="these pages need no token, and answer for that to localhost, 127.0.0.1 and [::1] alone, not to another "
+    f"name in the address; to use one, {WHAT_TO_DO.partition(';')[0]}",
+)
+CROSS_SITE = Refusal(
+    status=403, reason="cross-site", message="a page of another site has sent this request: it is not answered"
+)
+
+
+def refusal(request: PageRequest, access: AdminAccess, *, is_loopback: bool) -> Refusal | None:
+    """Return why nobody who asks like this is answered, or None: then only a token may be missing.
+
+    `is_loopback`: the pages listen on this machine only. Without anything set up they are open there; a browser is
+    then all that stands between them and every site, so the name it asked for must be this machine's: DNS may say of
+    any other name that it is 127.0.0.1.
+    """
+    if is_loopback and not access.is_set_up and not _is_local_name(request.host):
+        return STRANGE_HOST
+    if request.is_open:
+        return None
+    if _is_cross_site(request):
+        return CROSS_SITE
+    return None if is_loopback or access.is_set_up else NOT_SET_UP
+
+
+def needs_token(request: PageRequest, access: AdminAccess) -> bool:
+    """Tell whether a request that is not refused must show a token."""
+    return access.is_set_up and not request.is_open and not request.has_certificate
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches a server that listens on `host`; a name may be anything, but for one."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_local_name(host: str | None) -> bool:
+    name = (urlsplit(f"//{host}").hostname or "") if _is_plain(host) else ""
+    return is_loopback(name.removesuffix("."))
+
+
+def _is_plain(host: str | None) -> bool:
+    """Tell whether a Host header is a host and a port only, which `urlsplit` would not say."""
+    if not host or any(each in "/?#@\\" or each <= " " for each in host):
+        return False
+    try:
+        return urlsplit(f"//{host}").port is None or True
+    except ValueError:
+        return False
+
+
+def _is_cross_site(request: PageRequest) -> bool:
+    """Tell whether a browser sends this for a page of another site.
+
+    The rule of Go's net/http.CrossOriginProtection (Sec-Fetch-Site, else Origin against Host, else it is no browser),
+    and for reading, too: but a link may lead here, whose answer its page never sees.
+    """
+    if request.is_read and request.fetch_mode == "navigate":
+        return False
+    if request.fetch_site is not None:
+        return request.fetch_site not in {"same-origin", "none"}
+    if request.origin is None:
+        return False
+    try:
+        return urlsplit(request.origin).netloc.lower() != (request.host or "").lower()
+    except ValueError:
+        return True

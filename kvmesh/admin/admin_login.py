@@ -1,0 +1,41 @@
+"""What a client of the admin pages shows: a token, a certificate.
+
+Both go to the address that the user named and nowhere else: send requests with `allow_redirects=False`.
+"""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvmesh.admin.admin_tls import load_authorities, load_own
+from kvmesh.admin.admin_tokens import read_tokens
+from kvmesh.errors import SettingError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminLogin:
+    """Files, read anew whenever they are asked for."""
+
+    token_file: Path | None = None  # the first line counts
+    ca_file: Path | None = None  # PEM; None: the system's
+    cert_file: Path | None = None
+    key_file: Path | None = None  # None: it is in `cert_file`
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers to send. Raise SettingError."""
+        if self.token_file is None:
+            return {}
+        return {"authorization": f"Bearer {read_tokens(self.token_file)[0]}"}
+
+    def tls(self) -> ssl.SSLContext | bool:
+        """Return what https:// is spoken with; True: the usual. Raise SettingError."""
+        if self == AdminLogin(token_file=self.token_file):
+            return True
+        if self.key_file is not None and self.cert_file is None:
+            raise SettingError("--key without --cert")
+        context = ssl.create_default_context()
+        if self.ca_file is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            load_authorities(context, self.ca_file, flag="--ca")
+        load_own(context, self.cert_file, self.key_file, flags=("--cert", "--key"))
+        return context

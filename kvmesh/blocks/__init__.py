@@ -1,0 +1,1 @@
+"""Block keys, and the values of the index: streams, sources, groups, tiers, changes."""

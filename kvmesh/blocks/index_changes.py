@@ -1,0 +1,69 @@
+"""One change of the index, as `apply.change_plan` makes it and the writers apply it: values only.
+
+A change keeps the order of the events; counting references is left to whoever applies it, because only the index
+knows the counts. One or more are made a batch, so they are structs: a frozen dataclass takes ten times as long.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from kvmesh.blocks.groups import CacheGroup
+
+TIERS = frozenset({"GPU", "CPU", "STORAGE", "FS", "OBJ", "CPU_TIER1", "CPU_TIER2"})
+
+
+class Store(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks that gained one reference each."""
+
+    tier: str
+    group: int
+    block_size: int
+    hashes: bytes  # 8 bytes each, big-endian
+    keys: bytes  # 8 bytes each, same order
+    set_only: bool = False  # a re-store that reports what is held already: no reference more where there is one
+
+
+class Remove(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks that lost one reference each."""
+
+    tier: str
+    group: int
+    hashes: bytes
+
+
+class Clear(msgspec.Struct, frozen=True, kw_only=True):
+    """All of the stream's blocks are gone: a new epoch begins here."""
+
+
+Operation = Store | Remove | Clear
+
+
+class IndexChange(msgspec.Struct, frozen=True, kw_only=True):
+    """The effect of the batches `previous_seq + 1 … last_seq`, applied as a whole or not at all."""
+
+    epoch: int
+    previous_seq: int
+    last_seq: int
+    last_ts: float
+    last_crc: int
+    operations: tuple[Operation, ...] = ()
+    events: int = 0  # how many it holds, for the count of the stream
+    groups: Mapping[int, CacheGroup] | None = None  # the whole catalogue where it has changed
+    degraded: str = ""  # why the epoch is not exact after it; marked in the same atomic step unless empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """A change is in the index."""
+
+    epoch: int  # of the stream after the change: a clear begins a new one
+    left_out: Mapping[str, int]  # reason (`no-free-slot`, `source-full`) -> operations not applied, or applied in part
+
+
+def pack_hashes(hashes: Iterable[int]) -> bytes:
+    """Pack unsigned 64-bit engine hashes, big-endian."""
+    values = tuple(hashes)
+    return struct.pack(f">{len(values)}Q", *values)

@@ -1,0 +1,214 @@
+"""Who claims blocks: streams, sources and what the registry knows of them.
+
+A *stream* is one pod's event sequence: (endpoint, data-parallel rank). A *source* is what claims blocks: a stream's
+tier within one epoch, with a small integer slot of its own. A new epoch takes new slots, so that whatever the old one
+claimed is invisible at once. Values only; used by every layer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from kvmesh.blocks.findings import Finding
+from kvmesh.blocks.groups import CacheGroup
+
+
+class SourceState(StrEnum):
+    """How far a stream's sources can be trusted."""
+
+    REPLAYING = "replaying"  # catching up, blocks may be missing
+    LIVE = "live"  # exact
+    DEGRADED = "degraded"  # true as far as it goes; the reason says what is missing
+    LOST = "lost"  # the pod's events cannot be reached
+
+
+# an endpoint with several streams is only as good as the worst of them
+_WORST_FIRST = (SourceState.LOST, SourceState.REPLAYING, SourceState.DEGRADED, SourceState.LIVE)
+
+
+# a struct, not a dataclass: thousands are hashed and compared again and again, in C
+class Stream(msgspec.Struct, frozen=True, kw_only=True, order=True, cache_hash=True):
+    """One event sequence."""
+
+    endpoint: str  # HOST:PORT of the pod's API
+    dp_rank: int = 0
+
+    @property
+    def name(self) -> str:
+        """Return the name used in Redis and logs: `HOST:PORT#RANK`."""
+        return f"{self.endpoint}#{self.dp_rank}"
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """One indexer's right to write a stream; a later claim on it has a greater fence and voids this one."""
+
+    stream: Stream
+    fence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventAddresses:
+    """Where one stream is published, as ZMQ addresses that can be connected to."""
+
+    events: str
+    replay: str | None = None
+
+
+def reachable(address: str, *, host: str) -> str:
+    """Replace a wildcard, which says where the pod listens, by the host that we reach the pod at."""
+    for wildcard in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:", "tcp://:::"):
+        if address.startswith(wildcard):
+            return f"tcp://{host}:{address[len(wildcard) :]}"
+    return address
+
+
+class StreamPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """Up to where a stream is applied; stored in Redis with the blocks, in the same atomic step."""
+
+    epoch: int
+    last_seq: int = -1  # -1: nothing applied yet
+    last_ts: float = 0.0  # the publisher's unix seconds
+    last_crc: int | None = None  # crc32 of the payload of `last_seq`; None if never seen
+    degraded: str = ""  # why this epoch is not exact, or ""
+    block_sizes: Mapping[str, int] = {}  # tier -> tokens a block
+    groups: Mapping[int, CacheGroup] = {}  # KV cache groups, as far as stores have told
+    started_at: float | None = None  # the publisher's process, in its unix seconds; None if it never said
+    state: SourceState | None = None  # as it is recorded; None if that cannot be read
+    reason: str = ""  # of the state
+    namespace: str = ""  # what its block keys begin with, in hex; "" if the stream belongs to no pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRecord:
+    """A stream as the registry has it."""
+
+    endpoint: str
+    dp_rank: int
+    epoch: int
+    last_seq: int
+    last_ts: float
+    state: SourceState
+    reason: str
+    owner: str = ""  # the indexer that follows it; "" when nobody does
+    fence: int = 0
+    applied_at: float = 0.0  # Redis' unix seconds of the last change; 0.0 before the first
+    events: int = 0  # applied in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRecord:
+    """A source that may be believed: slots that wait for their sweep are not among these."""
+
+    slot: int
+    endpoint: str
+    dp_rank: int
+    tier: str
+    epoch: int
+    block_size: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceStatus:
+    """One line of `/sources`: a source, or a stream that has claimed nothing yet (`tier` and `slot` None)."""
+
+    endpoint: str
+    dp_rank: int
+    tier: str | None
+    slot: int | None
+    epoch: int
+    state: SourceState
+    reason: str
+    last_seq: int
+    last_batch_at: float  # the publisher's unix seconds; 0.0 before the first batch
+    block_size: int | None
+    cached_blocks: int
+    owner: str = ""  # the indexer that follows the stream
+    applied_at: float = 0.0  # Redis' unix seconds of the last change
+    events: int = 0  # of the stream, applied in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointCache:
+    """What the index knows of one endpoint, over all of its ranks and tiers."""
+
+    cached_blocks: int
+    block_size: int | None  # tokens; None before the first block. The smallest, if tiers differ
+    state: SourceState  # the worst of its streams
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexStatus:
+    """How the index stands, as pages show it."""
+
+    sources: tuple[SourceStatus, ...]
+    indexer_alive: bool  # an indexer has written its heartbeat within the last seconds
+    unreadable: tuple[str, ...]  # records that are not believed, each with the reason
+    findings: tuple[Finding, ...] = ()  # what is wrong although nothing has failed; known to indexers alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registry:
+    """A consistent snapshot of all streams and sources."""
+
+    version: bytes  # equal versions mean equal slots
+    streams: tuple[StreamRecord, ...] = ()
+    slots: tuple[SlotRecord, ...] = ()  # each has its stream among `streams`
+    indexer_alive: bool = False
+    unreadable: tuple[str, ...] = ()  # what was left out above, each with the reason
+
+    def status(self) -> IndexStatus:
+        """Return what pages show."""
+        return IndexStatus(sources=tuple(self.sources()), indexer_alive=self.indexer_alive, unreadable=self.unreadable)
+
+    def sources(self) -> list[SourceStatus]:
+        """Return one line a source, ordered by endpoint, rank and tier."""
+        lines = []
+        slots: dict[tuple[str, int], list[SlotRecord]] = {}
+        for slot in sorted(self.slots, key=lambda slot: slot.tier):
+            slots.setdefault((slot.endpoint, slot.dp_rank), []).append(slot)
+        for stream in sorted(self.streams, key=lambda record: (record.endpoint, record.dp_rank)):
+            of_stream = slots.get((stream.endpoint, stream.dp_rank), [])
+            lines += [_line(stream, slot) for slot in of_stream]
+            if not of_stream:
+                lines.append(_line(stream, None))
+        return lines
+
+    def endpoints(self) -> dict[str, EndpointCache]:
+        """Sum the sources up by endpoint."""
+        lines: dict[str, list[SourceStatus]] = {}
+        for line in self.sources():
+            lines.setdefault(line.endpoint, []).append(line)
+        return {endpoint: _sum(of_endpoint) for endpoint, of_endpoint in lines.items()}
+
+
+def _line(stream: StreamRecord, slot: SlotRecord | None) -> SourceStatus:
+    return SourceStatus(
+        endpoint=stream.endpoint,
+        dp_rank=stream.dp_rank,
+        tier=slot.tier if slot else None,
+        slot=slot.slot if slot else None,
+        epoch=stream.epoch,
+        state=stream.state,
+        reason=stream.reason,
+        last_seq=stream.last_seq,
+        last_batch_at=stream.last_ts,
+        block_size=slot.block_size if slot else None,
+        cached_blocks=slot.blocks if slot else 0,
+        owner=stream.owner,
+        applied_at=stream.applied_at,
+        events=stream.events,
+    )
+
+
+def _sum(lines: list[SourceStatus]) -> EndpointCache:
+    worst = min(lines, key=lambda line: _WORST_FIRST.index(line.state))
+    return EndpointCache(
+        cached_blocks=sum(line.cached_blocks for line in lines),
+        block_size=min((line.block_size for line in lines if line.block_size), default=None),
+        state=worst.state,
+        reason=worst.reason,
+    )

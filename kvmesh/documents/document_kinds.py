@@ -1,0 +1,165 @@
+"""The kinds of documents that we read, and what of each is worth keeping. Pure; used by every source of documents.
+
+A cluster's pods are by far the most of it: what is left of one is a tenth of its size, and what we do not keep cannot
+wake us when it changes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvmesh.documents.documents import Document
+from kvmesh.documents.pools import POOL_LABEL
+
+_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "generation",
+    "labels",
+    "annotations",
+)
+_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # the whole document once more
+
+
+OWN_GROUP = "kvmesh.io"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentKind:
+    """One kind, as the API names it."""
+
+    group: str  # "" for core
+    version: str
+    kind: str
+    plural: str
+    labels: Mapping[str, str] | None = None  # only documents with these are read
+    keep: Callable[[Document], dict[str, Any]]  # the document without metadata -> what is kept of it
+
+    @property
+    def api_version(self) -> str:
+        """Return `group/version`, as it stands in documents."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def resource(self) -> str:
+        """Return `plural.group`, as kubectl and RBAC name it."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+def trimmed(document: Document, kind: DocumentKind) -> Document:
+    """Return what is kept of a document; equal for two versions that differ only in what nobody here reads."""
+    metadata = document.get("metadata")
+    kept = {name: metadata[name] for name in _METADATA if name in metadata} if isinstance(metadata, Mapping) else {}
+    annotations = kept.get("annotations")
+    if isinstance(annotations, Mapping) and _APPLIED in annotations:
+        kept["annotations"] = {name: text for name, text in annotations.items() if name != _APPLIED}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": kept, **kind.keep(document)}
+
+
+def _spec(document: Document) -> dict[str, Any]:
+    return {"spec": document.get("spec")}
+
+
+def _spec_and_status(document: Document) -> dict[str, Any]:
+    return {"spec": document.get("spec"), "status": document.get("status")}
+
+
+def _route(document: Document) -> dict[str, Any]:
+    """Keep what the gateway says of each parent: references into other namespaces count only where it resolved them."""
+    status = document.get("status")
+    parents = status.get("parents") if isinstance(status, Mapping) else None
+    return {"spec": document.get("spec"), "status": {"parents": parents or []}}
+
+
+def _pod(document: Document) -> dict[str, Any]:
+    spec, status = document.get("spec"), document.get("status")
+    kept = {}
+    if isinstance(spec, Mapping):
+        kept["spec"] = {
+            name: [_container(each) for each in spec[name]] if isinstance(spec[name], list) else spec[name]
+            for name in ("containers", "initContainers")
+            if name in spec
+        }
+    if isinstance(status, Mapping):
+        kept["status"] = {name: status[name] for name in ("phase", "podIP") if name in status}
+        if "conditions" in status:
+            kept["status"]["conditions"] = _readiness(status["conditions"])
+    return kept
+
+
+def _container(container: Any) -> Any:
+    if not isinstance(container, Mapping):
+        return container
+    return {name: container[name] for name in ("name", "ports", "restartPolicy") if name in container}
+
+
+def _readiness(conditions: Any) -> Any:
+    """Keep the condition Ready, and that there were any; the times of probes are nobody's business here."""
+    if not isinstance(conditions, list) or not conditions:
+        return conditions
+    ready = [each for each in conditions if not isinstance(each, Mapping) or each.get("type") == "Ready"]
+    if not ready:
+        return [{"type": "Ready", "status": "Unknown"}]  # the kubelet has not judged it yet
+    return [
+        {"type": each.get("type"), "status": each.get("status")} if isinstance(each, Mapping) else each
+        for each in ready
+    ]
+
+
+POOL_KINDS: tuple[DocumentKind, ...] = (
+    DocumentKind(group="", version="v1", kind="Pod", plural="pods", keep=_pod),
+    DocumentKind(group="", version="v1", kind="Service", plural="services", labels={POOL_LABEL: "true"}, keep=_spec),
+    DocumentKind(
+        group="inference.networking.k8s.io", version="v1", kind="InferencePool", plural="inferencepools", keep=_spec
+    ),
+)
+MESH_KINDS: tuple[DocumentKind, ...] = (
+    *POOL_KINDS,
+    DocumentKind(
+        group="inference.networking.x-k8s.io",
+        version="v1alpha1",
+        kind="InferencePoolImport",
+        plural="inferencepoolimports",
+        keep=_spec,
+    ),
+    DocumentKind(
+        group=OWN_GROUP,
+        version="v1alpha1",
+        kind="InferencePolicy",
+        plural="inferencepolicies",
+        keep=_spec_and_status,
+    ),
+    DocumentKind(
+        group="llm-d.ai", version="v1alpha2", kind="InferenceObjective", plural="inferenceobjectives", keep=_spec
+    ),
+    DocumentKind(
+        group="inference.networking.x-k8s.io",
+        version="v1alpha2",
+        kind="InferenceObjective",
+        plural="inferenceobjectives",
+        keep=_spec,
+    ),
+    DocumentKind(
+        group="llm-d.ai", version="v1alpha2", kind="InferenceModelRewrite", plural="inferencemodelrewrites", keep=_spec
+    ),
+    DocumentKind(
+        group="inference.networking.x-k8s.io",
+        version="v1alpha2",
+        kind="InferenceModelRewrite",
+        plural="inferencemodelrewrites",
+        keep=_spec,
+    ),
+    DocumentKind(group="gateway.networking.k8s.io", version="v1", kind="HTTPRoute", plural="httproutes", keep=_route),
+    DocumentKind(group="gateway.networking.k8s.io", version="v1", kind="Gateway", plural="gateways", keep=_spec),
+)
+# without them nobody should start: what is not read yet looks like pods that have gone, or policies that were lifted
+ESSENTIAL = frozenset({"Pod", "Service", "InferencePool", "InferencePolicy"})
+
+
+def kind_of(document: Document) -> DocumentKind | None:
+    """Return the kind of a document, None if it is none of ours; another version of our kinds is none of ours."""
+    wanted = (document.get("apiVersion"), document.get("kind"))
+    return next((each for each in MESH_KINDS if (each.api_version, each.kind) == wanted), None)

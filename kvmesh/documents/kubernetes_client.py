@@ -1,0 +1,181 @@
+"""How we reach a Kubernetes API server: configuration, one connection pool, and what lightkube leaves to its users.
+
+The only module that knows lightkube's classes (docs/decisions/0004). Used by `kubernetes_watch`, `leader_election` and
+`status_writer`; imported only where Kubernetes is used, because it takes 0.1 s and 20 MB.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import httpx2
+from lightkube import ApiError, AsyncClient, KubeConfig
+from lightkube.config.client_adapter import verify_cluster
+from lightkube.config.kubeconfig import SERVICE_ACCOUNT, SingleConfig
+from lightkube.config.models import User
+from lightkube.core.exceptions import ConfigError
+from lightkube.core.resource import ApiInfo
+from lightkube.generic_resource import GenericNamespacedResource, GenericNamespacedStatus, create_api_info
+
+from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
+from kvmesh.documents.document_kinds import DocumentKind
+
+REQUEST_SECONDS = 15.0  # for anything that is no watch
+_RENEW_SECONDS = 10.0  # a connection pool lives at least that long
+_WATCH_PACE_SECONDS = 1.0  # between two watches of the same thing: some proxies end each at once
+
+# called when the watch that the current task asks for is granted; lightkube tells of its first event only
+watch_granted: ContextVar[Callable[[], None] | None] = ContextVar("watch_granted", default=None)
+
+
+class Connection:
+    """The client, made anew when it may be the reason why nothing works: certificates and kubeconfigs change."""
+
+    def __init__(self, access: ClusterAccess) -> None:
+        """Read the configuration. Raises KubernetesConfigError."""
+        self._access = access
+        self._client = _open(access)
+        self._before: AsyncClient | None = None
+        self._opened_at = time.monotonic()
+
+    @property
+    def client(self) -> AsyncClient:
+        """Return the client to use for the next request."""
+        return self._client
+
+    async def renew(self) -> None:
+        """Read the configuration again and use a new client; the one before the last is closed."""
+        if time.monotonic() - self._opened_at < _RENEW_SECONDS:
+            return
+        self._opened_at = time.monotonic()
+        client = await asyncio.to_thread(_open, self._access)
+        before, self._before, self._client = self._before, self._client, client
+        if before is not None:
+            await before.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in (self._before, self._client):
+            if client is not None:
+                await client.close()
+
+
+def resource_class(kind: DocumentKind) -> Any:
+    """Return lightkube's class of a kind: documents as plain mappings. Not registered, so that no other use clashes."""
+    info = create_api_info(kind.group, kind.version, kind.kind, kind.plural)
+    return type(kind.kind, (GenericNamespacedResource,), {"_api_info": info})
+
+
+def status_class(kind: DocumentKind) -> Any:
+    """Return lightkube's class of a kind's status subresource."""
+    parent = create_api_info(kind.group, kind.version, kind.kind, kind.plural).resource
+    info = ApiInfo(resource=parent, parent=parent, plural=kind.plural, verbs=["get", "patch", "put"], action="status")
+    return type(f"{kind.kind}Status", (GenericNamespacedStatus,), {"_api_info": info})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What a request came to, in a form to decide on."""
+
+    code: int | None  # HTTP status; None: no answer
+    words: str
+    retry_after_seconds: float | None = None
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Translate whatever lightkube and its HTTP client raise."""
+    if isinstance(error, ApiError):
+        status = error.status
+        return Failure(
+            code=status.code,
+            words=f"{status.code} {status.reason or ''}: {status.message}",
+            retry_after_seconds=_retry_after(error),
+        )
+    if isinstance(error, httpx2.HTTPStatusError):  # an answer that is no Status: a proxy's, or an unknown group's
+        code = error.response.status_code
+        return Failure(code=code, words=f"HTTP {code}", retry_after_seconds=_retry_after(error))
+    return Failure(code=None, words=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+
+
+def _retry_after(error: httpx2.HTTPStatusError) -> float | None:
+    response = cast("httpx2.Response | None", error.response)  # None where a watch brought the error
+    text = response.headers.get("Retry-After", "") if response is not None else ""
+    return float(text) if text.isdigit() else None
+
+
+def _open(access: ClusterAccess) -> AsyncClient:
+    try:
+        config = _configuration(access)
+        return AsyncClient(config=config, timeout=httpx2.Timeout(REQUEST_SECONDS), transport=_transport(config))
+    except Exception as error:  # a file of other people: lightkube raises what comes, from AttributeError to YAMLError
+        raise KubernetesConfigError(f"cannot reach a Kubernetes API: {type(error).__name__}: {error}") from error
+
+
+def _configuration(access: ClusterAccess) -> SingleConfig:
+    path = access.kubeconfig or _kubeconfig_of_environment()
+    if path is not None:
+        found = KubeConfig.from_file(path).get()
+    else:
+        found = KubeConfig.from_env(service_account=access.service_account or SERVICE_ACCOUNT).get()
+    if found is None:
+        raise ConfigError("the kubeconfig has no current context")
+    user = found.user or User()
+    if user.exec is not None and user.exec.apiVersion == "client.authentication.k8s.io/v1":
+        user.exec.apiVersion = (
+            "client.authentication.k8s.io/v1beta1"  # same answer; lightkube 1.0 only knows the old name
+        )
+    return found._replace(user=user)
+
+
+def _kubeconfig_of_environment() -> Path | None:
+    """Return the first file of $KUBECONFIG that exists (kubectl would merge them); before a pod's own account."""
+    paths = [Path(each) for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each]
+    return next((path for path in paths if path.is_file()), paths[0] if paths else None)
+
+
+def _transport(config: SingleConfig) -> httpx2.AsyncBaseTransport:
+    verify = verify_cluster(config.cluster, config.user or User(), config.abs_file)
+    keepalive = [
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    ]
+    # no limit of connections: each watch holds one for good, and the next request must not wait for it
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=4)
+    return _WatchTransport(httpx2.AsyncHTTPTransport(verify=verify, limits=limits, socket_options=keepalive))
+
+
+class _WatchTransport(httpx2.AsyncBaseTransport):
+    """Asks for bookmarks and tells of granted watches, as lightkube 1.0 does not; keeps its reconnecting slow."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
+        self._inner = inner
+        self._opened_at: dict[str, float] = {}  # by path; as many as there are kinds and namespaces
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.url.params.get("watch") != "true":
+            return await self._inner.handle_async_request(request)
+        request.url = request.url.copy_merge_params({"allowWatchBookmarks": "true"})
+        await self._pace(request.url.path)
+        response = await self._inner.handle_async_request(request)
+        granted = watch_granted.get()
+        if response.status_code == 200 and granted is not None:
+            granted()
+        return response
+
+    async def _pace(self, path: str) -> None:
+        now = time.monotonic()
+        start = max(now, self._opened_at.get(path, now - _WATCH_PACE_SECONDS) + _WATCH_PACE_SECONDS)
+        self._opened_at[path] = start
+        if start > now:
+            await asyncio.sleep(start - now)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()

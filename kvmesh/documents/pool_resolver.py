@@ -1,0 +1,201 @@
+"""From documents to pools: which pods each selector takes, at which ports. Pure; called for each snapshot.
+
+`resolve_pools` is the whole of it for one snapshot; a `PoolResolver` remembers what has not changed.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from kvmesh.documents.document_fields import FieldError
+from kvmesh.documents.documents import Document, DocumentProblem, document_key
+from kvmesh.documents.pods import PodFacts, pod_facts
+from kvmesh.documents.pool_documents import PoolSpec, is_pool, pool_spec
+from kvmesh.documents.pools import Pool, PoolEndpoint, ResolvedPools
+
+T = TypeVar("T")
+_Label = tuple[str, str, str]  # namespace, name, value
+
+
+def resolve_pools(documents: Mapping[str, tuple[Document, ...]]) -> ResolvedPools:
+    """Resolve the pools of `Snapshot.documents` (InferencePool, Service, Pod, InferencePoolImport; others ignored).
+
+    A pool that cannot be understood is left out and is a problem; use a `PoolResolver` to keep its last good state.
+    """
+    return PoolResolver().resolve(documents)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read(Generic[T]):
+    """What was read of one document; the document is kept, so that its identity stays taken."""
+
+    document: Document
+    value: T | None
+    problem: DocumentProblem | None = None
+
+
+@dataclass(slots=True)
+class PoolResolver:
+    """`resolve_pools` with a memory: quick where little changes, and what has gone bad keeps its last good document."""
+
+    _pods: dict[int, _Read[PodFacts]] = field(default_factory=dict)  # by the document's id()
+    _specs: dict[int, _Read[PoolSpec]] = field(default_factory=dict)
+    _good_pods: dict[str, PodFacts] = field(default_factory=dict)  # by name
+    _last_good: dict[tuple[str, str], PoolSpec] = field(default_factory=dict)  # by kind and name
+    _made: dict[str, "_Made"] = field(default_factory=dict)  # by the pool's name
+
+    def resolve(self, documents: Mapping[str, tuple[Document, ...]]) -> ResolvedPools:
+        """Resolve as `resolve_pools`; a pool that has not changed is the same object as last time."""
+        self._pods = {id(each): self._pods.get(id(each)) or _read_pod(each) for each in documents.get("Pod", ())}
+        declared = [*documents.get("InferencePool", ()), *documents.get("Service", ())]
+        self._specs = {id(each): self._specs.get(id(each)) or _read_pool(each) for each in declared}
+        specs, problems = self._usable_specs()
+        pods = _by_label(specs, self._usable_pods())
+        pools: dict[str, Pool] = {}
+        self._made = {name: _pool(specs[name], pods, self._made.get(name)) for name in sorted(specs)}
+        for name, made in self._made.items():
+            pools[name] = made.pool
+            problems += made.problems
+        problems += [read.problem for read in self._pods.values() if read.problem is not None]
+        return ResolvedPools(pools=pools, problems=tuple(problems), imports=_imports(documents))
+
+    def _usable_pods(self) -> Iterable[PodFacts]:
+        """Return what is known of each pod: what was last good of one whose document has gone bad."""
+        pods = {read.value.name: read.value for read in self._pods.values() if read.value is not None}
+        for read in self._pods.values():
+            if read.problem is not None:
+                key = document_key(read.document)
+                before = self._good_pods.get(f"{key.namespace}/{key.name}")
+                if before is not None:
+                    pods[before.name] = before
+        self._good_pods = pods
+        return pods.values()
+
+    def _usable_specs(self) -> tuple[dict[str, PoolSpec], list[DocumentProblem]]:
+        """Return one spec for each name: the InferencePool where a Service has the same, the last good of a bad one."""
+        specs: dict[str, PoolSpec] = {}
+        problems: list[DocumentProblem] = []
+        good: dict[tuple[str, str], PoolSpec] = {}
+        for read in self._specs.values():
+            key = document_key(read.document)
+            where = (key.kind, f"{key.namespace}/{key.name}")
+            spec = read.value
+            if read.problem is not None:
+                spec = self._last_good.get(where)
+                problems.append(read.problem)
+            if spec is None:
+                continue
+            good[where] = spec
+            if specs.setdefault(spec.name, spec) is not spec:  # InferencePools come first
+                problems.append(_name_taken(spec))
+        self._last_good = good
+        return specs, problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """A pool and what it was made of."""
+
+    pool: Pool
+    spec: PoolSpec
+    pods: tuple[PodFacts, ...]
+    problems: tuple[DocumentProblem, ...]
+
+
+def _read_pod(document: Document) -> _Read[PodFacts]:
+    try:
+        return _Read(document=document, value=pod_facts(document))
+    except FieldError as error:
+        return _Read(document=document, value=None, problem=_problem("pod-unreadable", document, error))
+
+
+def _read_pool(document: Document) -> _Read[PoolSpec]:
+    try:
+        return _Read(document=document, value=pool_spec(document) if is_pool(document) else None)
+    except FieldError as error:
+        return _Read(document=document, value=None, problem=_problem("pool-invalid", document, error))
+
+
+def _problem(reason: str, document: Document, error: FieldError) -> DocumentProblem:
+    return DocumentProblem(reason=reason, where=str(document_key(document)), words=str(error))
+
+
+def _name_taken(spec: PoolSpec) -> DocumentProblem:
+    return DocumentProblem(
+        reason="pool-name-taken",
+        where=f"{spec.kind} {spec.name}",
+        words="an InferencePool of the same name is the pool; rename one of them, or take the label off the Service",
+    )
+
+
+def _by_label(specs: Mapping[str, PoolSpec], pods: Iterable[PodFacts]) -> Mapping[_Label, list[PodFacts]]:
+    """Return the pods behind each label that some selector asks for."""
+    asked = {(spec.namespace, name, value) for spec in specs.values() for name, value in spec.selector.items()}
+    found: dict[_Label, list[PodFacts]] = defaultdict(list)
+    for pod in pods:
+        for name, value in pod.labels.items():
+            label = (pod.namespace, name, value)
+            if label in asked:
+                found[label].append(pod)
+    return found
+
+
+def _pool(spec: PoolSpec, pods: Mapping[_Label, list[PodFacts]], before: _Made | None) -> _Made:
+    """Make a pool, or return the one `before` if it would be the same."""
+    asked = spec.selector.items()
+    # the label that fewest pods have: pools often share all labels but one
+    fewest = min((pods.get((spec.namespace, name, value), []) for name, value in asked), key=len)
+    taken = tuple(sorted((pod for pod in fewest if asked <= pod.labels.items()), key=lambda pod: pod.name))
+    if before is not None and before.spec == spec and before.pods == taken:
+        return before
+    endpoints: dict[str, PoolEndpoint] = {}
+    nameless = [pod.name for pod in taken if not _add_endpoints(endpoints, pod, spec.ports)]
+    pool = Pool(
+        name=spec.name,
+        kind=spec.kind,
+        endpoints=tuple(endpoints.values()),
+        model=spec.model,
+        labels=spec.labels,
+        event_sources=spec.event_sources,
+    )
+    if before is not None and before.pool == pool:
+        pool = before.pool
+    return _Made(pool=pool, spec=spec, pods=taken, problems=_without_port(spec, nameless))
+
+
+def _add_endpoints(endpoints: dict[str, PoolEndpoint], pod: PodFacts, ports: Sequence[int | str]) -> bool:
+    """Add a pod's endpoints; False if it has no port of that name."""
+    for place, wanted in enumerate(ports):
+        port = pod.ports.get(wanted) if isinstance(wanted, str) else wanted
+        if port is None:
+            return False
+        endpoint = PoolEndpoint(
+            address=f"{pod.host}:{port}",
+            pod=pod.name,
+            rank=place if len(ports) > 1 else None,
+            ready=pod.ready,
+            terminating=pod.terminating,
+        )
+        # two pods at one address: one that goes, and its successor on the same node (hostNetwork)
+        before = endpoints.get(endpoint.address)
+        if before is None or _usefulness(endpoint) > _usefulness(before):
+            endpoints[endpoint.address] = endpoint
+    return True
+
+
+def _usefulness(endpoint: PoolEndpoint) -> tuple[bool, bool]:
+    return endpoint.ready, not endpoint.terminating
+
+
+def _without_port(spec: PoolSpec, pods: Sequence[str]) -> tuple[DocumentProblem, ...]:
+    if not pods:
+        return ()
+    more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
+    words = f"targetPort {spec.ports[0]!r} is no container port's name in pod {pods[0]}{more}: left out"
+    return (DocumentProblem(reason="port-name-unknown", where=f"{spec.kind} {spec.name}", words=words),)
+
+
+def _imports(documents: Mapping[str, tuple[Document, ...]]) -> tuple[str, ...]:
+    keys = [document_key(each) for each in documents.get("InferencePoolImport", ())]
+    return tuple(sorted(f"{key.namespace}/{key.name}" for key in keys))

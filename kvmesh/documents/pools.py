@@ -1,0 +1,79 @@
+"""Who may serve what: pools and their endpoints. Values, made by `documents.pool_resolver`.
+
+The indexer follows the events of their endpoints, the picker picks among them.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kvmesh.blocks.source import EventAddresses
+from kvmesh.documents.documents import DocumentProblem
+
+POOL_LABEL = "kvmesh.io/pool"  # on a Service: "true" makes it a pool
+MODEL_ANNOTATION = "kvmesh.io/model"
+EVENTS_ANNOTATION = "kvmesh.io/events-port"
+REPLAY_ANNOTATION = "kvmesh.io/replay-port"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEndpoint:
+    """One place that serves requests: a pod, or one data-parallel rank of a pod that has a port for each."""
+
+    address: str  # IP:PORT, IPv6 bracketed
+    pod: str = ""  # "namespace/name", "" without Kubernetes
+    rank: int | None = None  # index of the port where the pool has several target ports, else None
+    ready: bool = True
+    terminating: bool = False  # gets nothing new, finishes what it has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventTemplates:
+    """Where the pods of a pool publish their KV events, for vLLM without `GET /kv_event_sources`."""
+
+    events: str  # ZMQ address with `{ip}`, of rank 0: "tcp://{ip}:5557"
+    replay: str | None = None
+
+    def addresses(self, endpoint: PoolEndpoint) -> EventAddresses:
+        """Return an endpoint's own addresses; rank r is r ports above, as vLLM publishes it."""
+        host = endpoint.address.rpartition(":")[0]
+        return EventAddresses(
+            events=_of_rank(self.events, host, endpoint.rank or 0),
+            replay=_of_rank(self.replay, host, endpoint.rank or 0) if self.replay is not None else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Endpoints that serve the same thing, and what is declared of them."""
+
+    name: str  # "namespace/name"; "" is the static pool of --endpoints
+    kind: str  # "InferencePool" | "Service" | "static"
+    endpoints: tuple[PoolEndpoint, ...] = ()  # sorted by pod and rank; each address once
+    model: str | None = None  # None: learned from the pods' /v1/models
+    labels: Mapping[str, str] = field(default_factory=dict)
+    event_sources: EventTemplates | None = None  # None: asked of the pods
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedPools:
+    """All pools of a snapshot."""
+
+    pools: Mapping[str, Pool]  # by name, sorted
+    problems: tuple[DocumentProblem, ...] = ()
+    imports: tuple[str, ...] = ()  # InferencePoolImports ("namespace/name"): known, served in other clusters
+
+
+def pool_seed(hash_seed: str, pool: str) -> str:
+    """Return the seed of a pool's index namespace, so that no pool finds another's blocks; the plain seed for ""."""
+    return f"{hash_seed}/{pool}" if pool else hash_seed
+
+
+def static_pool(addresses: Iterable[str], *, model: str | None = None) -> Pool:
+    """Return the pool of `--endpoints`: always ready, no pods, order kept."""
+    endpoints = tuple(PoolEndpoint(address=each) for each in dict.fromkeys(addresses))
+    return Pool(name="", kind="static", model=model, endpoints=endpoints)
+
+
+def _of_rank(template: str, host: str, rank: int) -> str:
+    base, _, port = template.format(ip=host).rpartition(":")
+    return f"{base}:{int(port) + rank}"

@@ -1,0 +1,173 @@
+"""Remembers the block keys of prompts seen before, so that a known prefix costs a comparison and not a hash a block.
+
+Used by the index reader for every prompt. Answers are exactly those of `block_keys`: what is remembered counts only
+after its tokens were compared byte by byte. Not for several threads at a time.
+"""
+
+from collections import OrderedDict
+
+import xxhash
+
+from kvmesh.blocks.block_keys import KEY_BYTES, TOKEN_BYTES, block_keys
+
+STRETCH_BLOCKS = 64  # shorter ones: more comparisons; longer ones: more blocks behind the last whole one
+LIMIT_BYTES = 32 << 20  # tokens and keys: some 7 million tokens at 16 a block
+ENTRY_BYTES = 400  # what Python needs for an entry besides
+SECOND_CHANCES = 64  # stretches that one new one looks past for one that was not used: a pause of 20 us at most
+
+
+class _Stretch:
+    """A stretch, its keys, and the one that came after it when it was last walked: the next prompt's, too, mostly."""
+
+    __slots__ = ("following", "keys", "tokens", "was_used")
+
+    def __init__(self, tokens: bytes, keys: bytes) -> None:
+        self.tokens = tokens  # empty once it is forgotten
+        self.keys = keys
+        self.following: _Stretch | None = None
+        self.was_used = False  # since it was last up to be forgotten
+
+    def forget(self) -> None:
+        """Let go of everything: another one may still name this one as what follows it."""
+        self.tokens = self.keys = b""
+        self.following = None
+
+
+class KnownBlockKeys:
+    """The stretches used of late, by the key before them and a digest of their tokens."""
+
+    def __init__(self, *, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
+        # in the order they came; one that was used since stays for another turn, which costs the use a mark only
+        self._stretches: OrderedDict[bytes, _Stretch] = OrderedDict()
+
+    @property
+    def held_bytes(self) -> int:
+        """Return about how much memory is in use; never more than the limit."""
+        return self._held_bytes
+
+    def keys(self, tokens: bytes, *, block_size: int, parent: bytes) -> bytes:
+        """Return `block_keys(tokens, block_size=block_size, parent=parent)`."""
+        prompt = PromptKeys(self, tokens, block_size=block_size, parent=parent)
+        return prompt.reach(prompt.blocks)
+
+    def find(self, tokens: bytes, *, parent: bytes) -> _Stretch | None:
+        """Return what is remembered of these tokens after this key."""
+        found = self._stretches.get(parent + xxhash.xxh3_64_digest(tokens))
+        # equal tokens of equal length are equally many blocks, hence blocks of one size
+        return found if found is not None and found.tokens == tokens else None
+
+    def remember(self, tokens: bytes, keys: bytes, *, parent: bytes) -> _Stretch:
+        """Keep a stretch that `find` does not know; it may be forgotten at once where there is no room."""
+        name = parent + xxhash.xxh3_64_digest(tokens)
+        replaced = self._stretches.pop(name, None)
+        if replaced is not None:
+            self._drop(replaced)
+        stretch = self._stretches[name] = _Stretch(tokens, keys)
+        self._held_bytes += _size(stretch)
+        chances = SECOND_CHANCES
+        while self._held_bytes > self._limit_bytes:
+            name, oldest = self._stretches.popitem(last=False)
+            if oldest.was_used and chances:
+                chances -= 1
+                oldest.was_used = False
+                self._stretches[name] = oldest
+            else:
+                self._drop(oldest)
+        return stretch
+
+    def _drop(self, stretch: _Stretch) -> None:
+        self._held_bytes -= _size(stretch)
+        stretch.forget()
+
+
+class PromptKeys:
+    """The keys of one prompt, computed no further than asked for. Raise ValueError for a block size below 1.
+
+    `blocks`: how many of the tokens' leading blocks to use, so that nobody has to cut the tokens; all by default.
+    """
+
+    __slots__ = ("_block_size", "_known", "_last", "_packed", "_parent", "_pieces", "_reached", "_tokens", "blocks")
+
+    def __init__(
+        self, known: KnownBlockKeys, tokens: bytes, *, block_size: int, parent: bytes, blocks: int | None = None
+    ) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1 token, not {block_size}")
+        self.blocks = len(tokens) // (block_size * TOKEN_BYTES) if blocks is None else blocks
+        self._known = known
+        self._tokens = tokens
+        self._block_size = block_size
+        self._parent = parent  # of the next block
+        self._last: _Stretch | None = None  # the one before the next block
+        self._packed = b""
+        self._pieces: list[bytes] = []  # that are not in `_packed` yet
+        self._reached = 0  # blocks
+
+    def reach(self, blocks: int) -> bytes:
+        """Return the packed keys of at least so many first blocks, or of all there are."""
+        least = min(blocks, self.blocks)
+        while self._reached < least:
+            self._pass_known()
+            if self._reached < least:
+                self._compute()
+        return self._join() if self._pieces else self._packed
+
+    def reach_unknown(self) -> bytes:
+        """Return the packed keys of what was seen before, and of one stretch more."""
+        self._pass_known()
+        if self._reached < self.blocks:
+            self._compute()
+        return self._join() if self._pieces else self._packed
+
+    def _join(self) -> bytes:
+        self._packed = b"".join((self._packed, *self._pieces))
+        self._pieces.clear()
+        return self._packed
+
+    def _pass_known(self) -> None:
+        """Go on over the stretches that are remembered.
+
+        Nearly always each is the one that followed the last time: comparing in place costs a third of cutting, hashing
+        and looking it up (8,000 tokens, caches cold).
+        """
+        tokens, known, last = self._tokens, self._known, self._last
+        width = self._block_size * TOKEN_BYTES
+        length = STRETCH_BLOCKS * width
+        at = self._reached * width
+        end = self.blocks * width - length
+        while at <= end:
+            stretch = last.following if last is not None else None
+            if stretch is None or not stretch.tokens or not tokens.startswith(stretch.tokens, at):
+                stretch = known.find(tokens[at : at + length], parent=self._parent)
+                if stretch is None:
+                    break
+                if last is not None and last.tokens:
+                    last.following = stretch
+            stretch.was_used = True
+            self._pieces.append(stretch.keys)
+            self._parent = stretch.keys[-KEY_BYTES:]
+            last = stretch
+            at += length
+        self._last = last
+        self._reached = at // width
+
+    def _compute(self) -> None:
+        """Add the keys of one stretch that is not remembered."""
+        width = self._block_size * TOKEN_BYTES
+        at = self._reached * width
+        count = min(STRETCH_BLOCKS, self.blocks - self._reached)
+        tokens = self._tokens[at : at + count * width]
+        keys = block_keys(tokens, block_size=self._block_size, parent=self._parent)
+        if count == STRETCH_BLOCKS:  # else the end, where a longer prompt with this beginning goes on
+            before, self._last = self._last, self._known.remember(tokens, keys, parent=self._parent)
+            if before is not None and before.tokens:
+                before.following = self._last
+        self._pieces.append(keys)
+        self._parent = keys[-KEY_BYTES:]
+        self._reached += count
+
+
+def _size(stretch: _Stretch) -> int:
+    return len(stretch.tokens) + len(stretch.keys) + ENTRY_BYTES

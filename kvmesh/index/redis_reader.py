@@ -1,0 +1,352 @@
+"""The index in Redis, read by the picker once a request. Writes nothing.
+
+A lookup is plain commands in one round trip: the registry's version, one MGET, the version again. Plain commands cost
+Redis a third of what a script does, and no more on this side (`docs/decisions/0001-redis-lookup.md`). Equal versions
+before and after make the answer consistent without MULTI, which Redis refuses even for reads when its memory is full.
+Of prefixes that `tracking_link` knows by that version, only what follows is asked for; changes of who holds them since
+its last answer may still be on their way (`docs/decisions/0006-tracked-blocks.md`).
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvmesh.blocks.block_keys import KEY_BYTES, TOKEN_BYTES, BlockExtras, block_keys
+from kvmesh.blocks.source import IndexStatus, SourceStatus
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.index.known_keys import KnownBlockKeys, PromptKeys
+from kvmesh.index.prefix_depth import FIRST_CHUNK, DepthHints, next_chunk
+from kvmesh.index.prefix_match import (
+    MatchTable,
+    PrefixLookup,
+    PrefixWalk,
+    Run,
+    match_table,
+    prefix_lookup,
+    runs_of,
+    usable_tokens,
+)
+from kvmesh.index.tracking_link import TrackingLink
+from kvmesh.redis.address import RedisAccess
+from kvmesh.redis.keys import pack_mget, parse_version
+from kvmesh.redis.link import RedisLink, pack
+from kvmesh.redis.protocol import RedisProtocol, array_of, run_id
+from kvmesh.redis.snapshot import ASK_VERSION, READ_AT_ONCE, read_registry_of, read_snapshot
+
+SNAPSHOT_MAX_AGE_SECONDS = 1.0  # counts and the indexer's heartbeat may be this old; slots and states never are
+CONFLICT_LIMIT = 4  # a registry that changes between all round trips is not worth waiting for
+
+_WHO = pack("INFO", "server")
+
+
+class PrefixIndexReader:
+    """Answers who holds a prompt's beginning; any number of lookups may run at a time. Raise RedisUrlError."""
+
+    def __init__(self, *, url: RedisAccess | str, hash_seed: str, tracks: bool = False) -> None:
+        """`tracks`: have Redis tell of changes to prefixes that come again and again, and ask for the rest only."""
+        self.hash_seed = hash_seed
+        self.known_blocks = self.asked_blocks = 0  # of all lookups: not asked for because known, and asked for
+        self._tracking = TrackingLink(url) if tracks else None
+        self._link = RedisLink(url, reads_only=True, greet=self._greet if tracks else None)
+        self._known = KnownBlockKeys()
+        self._hints = DepthHints()
+        self._table: MatchTable | None = None
+        self._snapshot: tuple[list[Any], bool] | None = None  # that the table was made of
+        self._read_at = 0.0  # loop time
+        self._version_reply: list[Any] = []  # the last one, and what it says
+        self._version = b""
+        self._learns: list[_Search] = []  # what the next lookup must have learnt from
+        self._refreshing: asyncio.Task[MatchTable] | None = None
+
+    async def lookup(
+        self,
+        tokens: bytes,
+        *,
+        root: bytes,
+        extra: BlockExtras | None = None,
+        also: bytes = b"",
+        also_replies: int = 0,
+        also_told: Callable[[Sequence[Any]], None] | None = None,
+        needs_all_keys: bool = False,
+    ) -> PrefixLookup:
+        """Return each endpoint's longest cached prefix of a prompt.
+
+        `tokens` is a buffer of little-endian uint32, `root` comes from `root_key`. A match never covers the last token:
+        vLLM computes at least that one anew. One round trip for a prompt that is cold or was seen before, two
+        or more for one that only others have seen. Set a deadline: cancelling leaves the reader usable.
+        `also` are packed commands of the caller that go along in the first round trip, on keys with our hash tag; what
+        Redis answers to them (`also_replies` values) is in the result as it is, and told to `also_told` as soon as it
+        is there: they have been carried out, whatever becomes of the lookup.
+        `needs_all_keys`: the caller will look at `PrefixLookup.keys`, so they are made while Redis works.
+        Raise IndexUnavailableError.
+        """
+        usable = usable_tokens(tokens)
+        passed = _PassedThrough(also, also_replies, also_told) if also_replies else NOTHING_PASSED
+        if self._learns:
+            self._learn()
+        for _ in range(CONFLICT_LIMIT):
+            table = self._table
+            if table is None or asyncio.get_running_loop().time() - self._read_at > SNAPSHOT_MAX_AGE_SECONDS:
+                table = await self._current_table()
+            searches = [
+                _Search(size, PrefixWalk(streams, width=table.width), self._keys(tokens, usable, size, root, extra))
+                for size, streams in table.masks.items()
+            ]
+            if await self._walk(searches, table, passed, needs_all_keys=needs_all_keys):
+                walks = {search.block_size: search.walk for search in searches}
+                return prefix_lookup(table, walks, keys=_whole_keys(searches), also=passed.got)
+            self._table = None
+        raise IndexUnavailableError("the sources changed during each of several attempts")
+
+    def block_keys(self, tokens: bytes, *, root: bytes, block_size: int) -> bytes:
+        """Return the packed keys of a prompt's usable blocks, for whoever must go on without an answer."""
+        usable = tokens[: usable_tokens(tokens) * TOKEN_BYTES]
+        return self._known.keys(usable, block_size=block_size, parent=root)
+
+    async def sources(self) -> list[SourceStatus]:
+        """Return the state of every source, freshly read. Raise IndexUnavailableError."""
+        return (await self._refresh()).registry.sources()
+
+    async def status(self) -> IndexStatus:
+        """Return the sources, whether an indexer is alive, and what could not be read. Raise IndexUnavailableError."""
+        return (await self._refresh()).registry.status()
+
+    @property
+    def tracked_blocks(self) -> int:
+        """Return the blocks whose changes Redis tells us of."""
+        return self._tracking.tracked_blocks if self._tracking is not None else 0
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._tracking is not None:
+            await self._tracking.close()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.wait([self._refreshing])
+        await self._link.close()
+
+    async def _current_table(self) -> MatchTable:
+        now = asyncio.get_running_loop().time()
+        table, has_failed = self._table, _has_failed(self._refreshing)
+        if table is not None:
+            if now - self._read_at <= SNAPSHOT_MAX_AGE_SECONDS:
+                return table
+            self._read_at = now  # lookups that run meanwhile keep the old one instead of asking too
+        # with thousands of streams it takes longer than a lookup may: who comes after the deadline finds it done
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh(), name="index-registry")
+            self._refreshing.add_done_callback(_mark_seen)
+        if table is not None and not has_failed and _is_large(table):
+            return table  # that its slots and states are as they were is compared in any case
+        return await asyncio.shield(self._refreshing)
+
+    async def _refresh(self) -> MatchTable:
+        snapshot = await read_snapshot(self._ask)
+        if self._table is None or snapshot != self._snapshot:
+            registry = read_registry_of(snapshot)
+            if self._table is None or self._table.registry != registry:
+                self._table = match_table(registry)
+            self._snapshot = snapshot
+        self._read_at = asyncio.get_running_loop().time()
+        return self._table
+
+    async def _greet(self, protocol: RedisProtocol) -> None:
+        if self._tracking is not None:
+            self._tracking.begin_anew(run_id((await protocol.request(_WHO, 1))[0]))
+
+    async def _ask(self, commands: bytes, replies: int) -> list[Any]:
+        return await self._link.request(commands, replies=replies)
+
+    def _keys(
+        self, tokens: bytes, usable: int, block_size: int, root: bytes, extra: BlockExtras | None
+    ) -> "PromptKeys | _ComputedKeys":
+        more = extra(block_size) if extra is not None else None
+        if more is None:
+            return PromptKeys(self._known, tokens, block_size=block_size, parent=root, blocks=usable // block_size)
+        # what is remembered goes by tokens alone
+        keys = block_keys(memoryview(tokens)[: usable * TOKEN_BYTES], block_size=block_size, parent=root, extra=more)
+        return _ComputedKeys(keys)
+
+    async def _walk(
+        self, searches: Sequence["_Search"], table: MatchTable, passed: "_PassedThrough", *, needs_all_keys: bool
+    ) -> bool:
+        """Walk each block size in growing chunks, while anyone holds every block; False if the registry has changed."""
+        version, now = table.registry.version, asyncio.get_running_loop().time()
+        for search in searches:
+            # who has asked deeper before has computed the keys up to there, so what was never seen needs no hint
+            keys = search.keys
+            reached = keys.reach_unknown()
+            if self._tracking is not None:
+                search.known, search.asked = self._tracking.leading(reached, version=version, now=now)
+                self.known_blocks += search.asked
+            search.want(max(self._hints.first_chunk(reached, blocks=keys.blocks) - search.asked, FIRST_CHUNK))
+        asking = [search for search in searches if search.wanted]
+        while True:  # at least once: with no source yet, the version tells whether there are any now
+            chunks = [search.wanted for search in asking]
+            self.asked_blocks += sum(map(len, chunks)) // KEY_BYTES
+            commands, replies = _commands(chunks, passed)
+            answer = self._link.begin(commands, replies=replies)
+            for search in searches:
+                search.work_ahead(needs_all_keys=needs_all_keys)
+            found, values = self._read(await answer, chunks, passed)
+            if found != version:
+                return False
+            asking = [search for search, runs in zip(asking, values, strict=True) if search.goes_on(runs)]
+            if not asking:
+                break
+        for search in searches:
+            if search.walk.blocks:  # of a cold prompt, nothing more is computed than was asked for
+                self._learn_later(search)
+        return True
+
+    def _read(
+        self, replies: list[Any], chunks: Sequence[bytes], passed: "_PassedThrough"
+    ) -> tuple[bytes | None, list[list[Run]]]:
+        """Return the version, None if it changed in between, and the chunks' values."""
+        ours = len(chunks) + 2
+        if len(replies) > ours:
+            passed.took(replies[ours:])
+        before, after = array_of(replies[0], 2), array_of(replies[ours - 1], 2)
+        runs = [
+            runs_of(array_of(reply, len(chunk) // KEY_BYTES)) for chunk, reply in zip(chunks, replies[1:], strict=False)
+        ]
+        if before != after:
+            return None, runs
+        if before != self._version_reply:  # nearly always the one of the lookup before
+            self._version_reply, self._version = before, parse_version(before)
+        return self._version, runs
+
+    def _learn_later(self, search: "_Search") -> None:
+        """Learn how deep to ask for the next such prompt once who waits for this answer has got on with it."""
+        if not self._learns:
+            asyncio.get_running_loop().call_soon(self._learn)
+        self._learns.append(search)
+
+    def _learn(self) -> None:
+        for search in self._learns:
+            keys, matched = search.keys.reach(search.keys.blocks), search.walk.blocks
+            self._hints.learn(keys, matched=matched)
+            if self._tracking is not None:
+                self._tracking.note(keys, held=matched)
+        self._learns.clear()
+
+
+def _commands(chunks: Sequence[bytes], passed: "_PassedThrough") -> tuple[bytes, int]:
+    """Return what asks for the chunks' values and the version that holds for all of them, and the replies to it."""
+    more, more_replies = passed.pending()
+    return b"".join((ASK_VERSION, *map(pack_mget, chunks), ASK_VERSION, more)), len(chunks) + 2 + more_replies
+
+
+@dataclass(frozen=True, slots=True)
+class _ComputedKeys:
+    """The keys of one prompt, all at hand; beside `PromptKeys`, whose methods see there."""
+
+    packed: bytes
+
+    @property
+    def blocks(self) -> int:
+        return len(self.packed) // KEY_BYTES
+
+    def reach(self, _: int) -> bytes:
+        return self.packed
+
+    def reach_unknown(self) -> bytes:
+        return self.packed
+
+
+class _Search:
+    """One prompt at one block size: its keys, how far they were asked for, and who holds them so far."""
+
+    __slots__ = ("asked", "block_size", "keys", "known", "walk", "wanted")
+
+    def __init__(self, block_size: int, walk: PrefixWalk, keys: PromptKeys | _ComputedKeys) -> None:
+        self.block_size = block_size
+        self.walk = walk
+        self.keys = keys
+        self.known: Sequence[Run] = ()  # of the first blocks, which need not be asked for; until `walk` has them
+        self.asked = 0  # blocks, those known and those of `wanted` included
+        self.wanted = b""  # packed keys to ask for now
+
+    def want(self, blocks: int) -> None:
+        """Ask for so many blocks more, or as many as there are."""
+        end = min(self.asked + blocks, self.keys.blocks)
+        self.wanted = self.keys.reach(end)[self.asked * KEY_BYTES : end * KEY_BYTES]
+        self.asked = end
+
+    def work_ahead(self, *, needs_all_keys: bool) -> None:
+        """Do what needs no answer, while Redis works."""
+        if self.known:
+            self.walk.feed(self.known)
+            self.known = ()
+        if needs_all_keys:
+            self.keys.reach(self.keys.blocks)
+
+    def goes_on(self, runs: Iterable[Run]) -> bool:
+        """Take the values of what was wanted; want more and return True while anyone holds all so far."""
+        if not self.walk.feed(runs) or self.asked >= self.keys.blocks:
+            return False
+        self.want(next_chunk(len(self.wanted) // KEY_BYTES))
+        return True
+
+
+def _whole_keys(searches: Sequence[_Search]) -> Mapping[int, bytes]:
+    """Return block size -> packed keys of the whole prompt, computed when somebody looks: few callers do."""
+    for search in searches:
+        if search.asked < search.keys.blocks:
+            return _WholeKeys({search.block_size: search.keys for search in searches})
+    return {search.block_size: search.keys.reach(search.asked) for search in searches}
+
+
+class _WholeKeys(Mapping[int, bytes]):
+    """The packed keys of whole prompts by block size."""
+
+    def __init__(self, keys: Mapping[int, PromptKeys | _ComputedKeys]) -> None:
+        self._keys = keys
+
+    def __getitem__(self, block_size: int) -> bytes:
+        prompt = self._keys[block_size]
+        return prompt.reach(prompt.blocks)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+class _PassedThrough:
+    """A caller's own commands, until they have been answered."""
+
+    __slots__ = ("_commands", "_replies", "_told", "got")
+
+    def __init__(self, commands: bytes, replies: int, told: Callable[[Sequence[Any]], None] | None) -> None:
+        self._commands = commands
+        self._replies = replies
+        self._told = told
+        self.got: Sequence[Any] = ()
+
+    def took(self, replies: Sequence[Any]) -> None:
+        self.got = replies
+        if self._told is not None:
+            self._told(replies)
+
+    def pending(self) -> tuple[bytes, int]:
+        return (b"", 0) if self.got else (self._commands, self._replies)
+
+
+NOTHING_PASSED = _PassedThrough(b"", 0, None)
+
+
+def _mark_seen(task: "asyncio.Task[MatchTable]") -> None:
+    # one that failed after its callers have given up is no news to anyone
+    if not task.cancelled():
+        task.exception()
+
+
+def _has_failed(task: "asyncio.Task[MatchTable] | None") -> bool:
+    return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def _is_large(table: MatchTable) -> bool:
+    return len(table.registry.streams) + len(table.registry.slots) > READ_AT_ONCE

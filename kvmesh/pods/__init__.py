@@ -1,0 +1,1 @@
+"""GETs a pod's pages and reads what they say."""

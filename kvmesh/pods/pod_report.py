@@ -1,0 +1,75 @@
+"""What one scrape of a pod's /metrics says about serving, caching and who is there. Values; used by `finding_rules`.
+
+Read by `pods.vllm_counters`; the picker has a reader of its own for load. Counters begin at zero when the pod starts.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounters:
+    """One engine (data-parallel rank) of the pod; counters since it started."""
+
+    prompt_tokens: int  # of requests whose prefill is complete
+    cached_prompt_tokens: int | None  # part of these, from whatever cache; None before vLLM 0.13 or so
+    generated_tokens: int
+    prefills: int  # requests that have had their first token
+    unfinished: int  # requests running or waiting now
+    queried_tokens: int  # looked up in the prefix cache; counted before the prefill, perhaps more than once
+    hit_tokens: int  # part of these, found in the pod's own cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodReport:
+    """One scrape."""
+
+    scraped_at: float  # monotonic seconds at which it was asked for
+    started_at: float | None = None  # the API server's process, in its unix seconds; None if it does not say
+    block_size: int | None = None  # tokens that a block must have before the pod caches it; the largest known
+    other_block_sizes: frozenset[int] = frozenset()  # sizes that its events may rightly have as well
+    caches_prefixes: bool | None = None  # None if it does not say
+    engines: Mapping[int, EngineCounters] | None = None  # None: it counts nothing (--disable-log-stats)
+
+
+def is_restart(before: EngineCounters, after: EngineCounters) -> bool:
+    """Tell whether the counters began anew in between."""
+    return after.prefills < before.prefills or after.prompt_tokens < before.prompt_tokens
+
+
+def least_new_blocks(before: EngineCounters, after: EngineCounters, *, block_size: int, caches: bool = True) -> int:
+    """Return how many full blocks the engine must at least have filled between two scrapes.
+
+    A request begins to compute at a block boundary and leaves at most block_size - 1 tokens in a last block that is
+    not full; its last generated token is never computed. So n requests that computed t tokens filled at least
+    (t - n * block_size) / block_size blocks, however the tokens are spread. Exact repeats and prompts shorter than a
+    block count for nothing, as they should: no event is due for them.
+    """
+    computed = after.prompt_tokens - before.prompt_tokens
+    if caches:
+        # a prefill counts when it is complete, its look-up when it begins, and anew whenever it is put off: neither
+        # figure alone would do for one that was under way at the first scrape
+        hits = after.hit_tokens - before.hit_tokens
+        cached = hits
+        if after.cached_prompt_tokens is not None and before.cached_prompt_tokens is not None:
+            cached = after.cached_prompt_tokens - before.cached_prompt_tokens
+        computed = min(computed - cached, after.queried_tokens - before.queried_tokens - hits)
+    computed = max(computed, 0) + after.generated_tokens - before.generated_tokens
+    requests = after.prefills - before.prefills + before.unfinished
+    return max(computed - requests * block_size, 0) // block_size
+
+
+def sum_counters(engines: Collection[EngineCounters]) -> EngineCounters | None:
+    """Add engines up; None if there are none."""
+    if not engines:
+        return None
+    cached = [engine.cached_prompt_tokens for engine in engines if engine.cached_prompt_tokens is not None]
+    return EngineCounters(
+        prompt_tokens=sum(engine.prompt_tokens for engine in engines),
+        cached_prompt_tokens=sum(cached) if len(cached) == len(engines) else None,
+        generated_tokens=sum(engine.generated_tokens for engine in engines),
+        prefills=sum(engine.prefills for engine in engines),
+        unfinished=sum(engine.unfinished for engine in engines),
+        queried_tokens=sum(engine.queried_tokens for engine in engines),
+        hit_tokens=sum(engine.hit_tokens for engine in engines),
+    )

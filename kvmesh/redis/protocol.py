@@ -1,0 +1,162 @@
+"""The Redis protocol on one connection: requests are written as they come, answers are matched with them in order.
+
+Used by the link and by `redis_route`. Knows nothing of addresses, and opens nothing.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import hiredis
+from hiredis import PushNotification, ReplyError
+
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.redis.refusals import Reaction, explained, reaction
+
+Argument = bytes | str | int | float
+MAX_PENDING = 10_000  # requests under way; more means that Redis does not answer
+
+
+def pack(*arguments: Argument) -> bytes:
+    """Return one command in the Redis protocol."""
+    packed: bytes = hiredis.pack_command(arguments)  # type: ignore[arg-type]  # its stub takes 1-tuples only
+    return packed
+
+
+def checked(reply: Any) -> Any:
+    """Return the reply, or raise IndexUnavailableError if it is an error (LOADING, READONLY, OOM, NOAUTH, …)."""
+    if isinstance(reply, ReplyError):
+        raise IndexUnavailableError(f"Redis refuses: {explained(str(reply))}")
+    return reply
+
+
+def array_of(reply: Any, length: int) -> list[Any]:
+    """Return an array of so many values. Raise IndexUnavailableError, as `checked` does."""
+    array = checked(reply)
+    if not isinstance(array, list) or len(array) != length:
+        raise IndexUnavailableError("Redis answers something else than was asked; perhaps it is a proxy or no Redis")
+    return array
+
+
+def run_id(info: Any) -> bytes:
+    """Return which run of which server answers, by its reply to `INFO server`; empty where that does not say."""
+    text = info if isinstance(info, bytes) else b""
+    return text.partition(b"run_id:")[2].partition(b"\r\n")[0]
+
+
+def unless_other_type(reply: Any) -> Any:
+    """Return the reply, or None: what is not of our type is as good as absent. Raise as `checked` does for the rest."""
+    return None if isinstance(reply, ReplyError) and str(reply).startswith("WRONGTYPE") else checked(reply)
+
+
+class _Pending:
+    """A request under way."""
+
+    __slots__ = ("future", "got", "replies", "sent_at")
+
+    def __init__(self, future: asyncio.Future[list[Any]], replies: int, sent_at: float) -> None:
+        self.future = future
+        self.replies = replies
+        self.sent_at = sent_at  # loop time
+        self.got: list[Any] = []
+
+
+class Listener(Protocol):
+    """Who hears what Redis says unasked; only RESP3 has such messages."""
+
+    def told(self, message: Sequence[Any]) -> None:
+        """Take one message."""
+
+    def lost(self) -> None:
+        """Take note that the connection is gone, and with it what would have been said."""
+
+
+class RedisProtocol(asyncio.Protocol):
+    """Matches answers with requests, in order."""
+
+    def __init__(self, *, in_cluster: bool = False) -> None:
+        self.closed = False
+        self.listener: Listener | None = None
+        self.leave: str | None = None  # an error after which this is not the right server any more
+        self._in_cluster = in_cluster
+        self.last_error = ""  # a server that refuses a connection says why, unasked
+        self._retired = False
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader()
+        self._pending: deque[_Pending] = deque()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102  asyncio's
+        self._transport = transport  # type: ignore[assignment]
+
+    def request(self, commands: bytes, replies: int) -> asyncio.Future[list[Any]]:
+        """Send at once; the future fails with IndexUnavailableError if the connection ends before the answer."""
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
+        if self.closed or self._transport is None or len(self._pending) >= MAX_PENDING:
+            why = (self.last_error or "the connection is closed") if self.closed else "too many requests wait"
+            future.set_exception(IndexUnavailableError(f"Redis: {why}"))
+            return future
+        self._pending.append(_Pending(future, replies, self._loop.time()))
+        self._transport.write(commands)
+        return future
+
+    def watch(self, stall_seconds: float) -> None:
+        """From now on, give the connection up when it answers nobody for so long (a half-open one looks like this)."""
+        if self.closed:
+            return
+        if self._pending and self._loop.time() - self._pending[0].sent_at > stall_seconds:
+            self.last_error = f"no answer for {stall_seconds:g} s"
+            self.abort()
+        else:
+            self._loop.call_later(stall_seconds / 4, self.watch, stall_seconds)
+
+    def data_received(self, data: bytes) -> None:  # noqa: D102
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not False:
+                if type(reply) is ReplyError:
+                    self._refused(str(reply))
+                elif type(reply) is PushNotification:
+                    if self.listener is not None:
+                        self.listener.told(reply)
+                    continue
+                request = self._pending[0]
+                request.got.append(reply)
+                if len(request.got) == request.replies:
+                    self._pending.popleft()
+                    if not request.future.done():
+                        request.future.set_result(request.got)
+        except (hiredis.ProtocolError, IndexError):
+            self.abort()  # not a Redis server, or no longer in step
+        if self._retired and not self._pending:
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
+        self.closed = True
+        if self.listener is not None:
+            self.listener.lost()
+        why = self.last_error or str(exc or "") or "end of stream"
+        while self._pending:
+            future = self._pending.popleft().future
+            if not future.done():
+                future.set_exception(IndexUnavailableError(f"Redis closed the connection: {why}"))
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def retire(self, *, within_seconds: float) -> None:
+        """Close once what is under way has been answered, which may be what tells callers where to go."""
+        self._retired = True
+        if self._pending:
+            self._loop.call_later(within_seconds, self.abort)
+        else:
+            self.abort()
+
+    def _refused(self, text: str) -> None:
+        self.last_error = explained(text)
+        if self.leave is None and reaction(text, in_cluster=self._in_cluster) is not Reaction.STAY:
+            self.leave = text

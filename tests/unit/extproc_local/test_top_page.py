@@ -1,0 +1,140 @@
+"""The page of `kvmesh top`, rendered without a terminal, and what it prints into a pipe."""
+
+import json
+from datetime import UTC
+from io import StringIO
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from extproc.local.picker_state import ClassState, DecisionState, EndpointState, IndexState, PickerState, PoolState
+from extproc.local.replica_states import Replica
+from extproc.local.top_commands import replica_urls
+from extproc.local.top_view import as_json, show_json, show_lines, top_page
+
+STATE = PickerState(
+    now=1_700_000_002.0,
+    endpoints=(EndpointState(address="10.0.0.1:8000", state="ready", cached_blocks=1234, running=2, waiting=1),),
+    index=IndexState(state="ok", sources=1),
+    decisions=(
+        DecisionState(at=1_700_000_000.0, path="/v1/x", endpoint="10.0.0.1:8000", reasons=("prefix 1.00 × 3",)),
+    ),
+    classes=(ClassState(name="critical"), ClassState(name="sheddable", waiting=7, steps=("cap-output",))),
+)
+WELL = Replica(url="http://a:9090", state=STATE, heard_at=100.0)
+LOST = Replica(url="http://b:9090", state=STATE, heard_at=80.0, problem="no answer in 2 s")
+
+
+def drawn(*replicas: Replica, state: PickerState | None = STATE, width: int = 100, height: int = 24) -> list[str]:
+    console = Console(file=StringIO(), width=width, height=height)
+    with console.capture() as capture:
+        console.print(top_page(replicas, state, now=105.0, zone=UTC, width=width, height=height))
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+def test_the_replicas_stand_above_the_page_that_kvmesh_up_shows() -> None:
+    assert drawn(WELL, LOST) == [
+        "kvmesh top    1 of 2 replicas connected",
+        "http://b:9090: lost for 25 s, trying again: no answer in 2 s",
+        "pod              state  blocks  run  wait  KV  hits   picks",
+        "10.0.0.1:8000    ready   1,234    2     1   -     -  0   0%",
+        "under pressure: sheddable 7 waiting, cap-output",
+        "last decisions: tokens found in the cache, and why",
+        "22:13:20       0/0  10.0.0.1:8000  /v1/x",
+        "         prefix 1.00 × 3",
+        "prefix index: ok, 1 sources    Ctrl-C leaves",
+    ]
+
+
+def test_what_is_old_is_called_old_where_nobody_answers() -> None:
+    lines = drawn(LOST)
+
+    assert lines[:3] == [
+        "kvmesh top    0 of 1 replicas connected",
+        "http://b:9090: lost for 25 s, trying again: no answer in 2 s",
+        "what is shown below is old",
+    ]
+    assert lines[-1] == "prefix index: ok, 1 sources    Ctrl-C leaves"
+
+
+def test_before_anybody_has_answered_there_is_only_what_is_tried() -> None:
+    never = Replica(url="http://a:9090", problem="cannot connect")
+
+    assert drawn(never, state=None) == [
+        "kvmesh top    0 of 1 replicas connected",
+        "http://a:9090: not heard yet, trying again: cannot connect",
+    ]
+
+
+def test_of_many_lost_replicas_the_first_are_named_and_the_page_still_fits() -> None:
+    lost = [msgspec.structs.replace(LOST, url=f"http://r{number}:9090") for number in range(20)]
+
+    lines = drawn(*lost, WELL, height=24)
+
+    assert lines[0] == "kvmesh top    1 of 21 replicas connected"
+    assert lines[8] == "and 13 more are lost"
+
+
+def test_several_pools_are_listed_in_short() -> None:
+    pools = tuple(PoolState(pool=f"llm/{name}", endpoints=2, ready=1, open_requests=3) for name in "abcdefgh")
+    state = PickerState(now=1.0, pool=None, pools=pools)
+
+    assert drawn(msgspec.structs.replace(WELL, state=state), state=state, height=8) == [
+        "kvmesh top    1 of 1 replicas connected",
+        "pool   ready  open  waiting",
+        "llm/a    1/2     3        0",
+        "llm/b    1/2     3        0",
+        "llm/c    1/2     3        0",
+        "llm/d    1/2     3        0",
+        "and 4 more",
+        "--pool NAMESPACE/NAME shows one of them    Ctrl-C leaves",
+    ]
+
+
+def test_control_characters_of_a_replicas_words_reach_no_terminal() -> None:
+    lines = drawn(Replica(url="http://a:9090", problem="\x1b[31mred\n[bold]x"), state=None)
+
+    assert lines[1] == "http://a:9090: not heard yet, trying again: [31mred [bold]x"
+
+
+def test_in_a_pipe_each_decision_and_each_trouble_comes_once() -> None:
+    console = Console(file=StringIO(), width=200)
+    show = show_lines(console, zone=UTC)
+
+    for replicas in ([WELL], [WELL], [LOST], [LOST], [WELL]):
+        show(replicas, STATE, 105.0)
+
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "22:13:20 /v1/x -> 10.0.0.1:8000 0/0 prefix 1.00 × 3",
+        "http://b:9090: lost for 25 s, trying again: no answer in 2 s",
+    ]
+
+
+def test_json_is_one_document_a_line() -> None:
+    console = Console(file=StringIO(), width=20)
+
+    show_json(console)([WELL, LOST], STATE, 105.0)
+
+    assert isinstance(console.file, StringIO)
+    (line,) = console.file.getvalue().splitlines()
+    assert json.loads(line) == json.loads(as_json([WELL, LOST], STATE, now=105.0))
+    assert json.loads(line)["replicas"] == [
+        {"url": "http://a:9090", "connected": True, "age_seconds": 5.0, "problem": None},
+        {"url": "http://b:9090", "connected": False, "age_seconds": 25.0, "problem": "no answer in 2 s"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "urls"),
+    [
+        (None, ["http://127.0.0.1:9090"]),
+        (["http://a:1/", "b:2,https://c", "http://a:1"], ["http://a:1", "http://b:2", "https://c"]),
+    ],
+)
+def test_addresses_may_be_repeated_or_separated_by_commas(given: list[str] | None, urls: list[str]) -> None:
+    assert replica_urls(given) == urls

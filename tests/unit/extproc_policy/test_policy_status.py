@@ -1,0 +1,198 @@
+"""What a policy's status says, and when its times change."""
+
+from dataclasses import replace
+
+from extproc.policy.mesh_policy import MeshPolicy
+from extproc.policy.status import Condition, Findings, conditions_of, is_written, shortened
+from tests.unit.extproc_policy.mesh_documents import (
+    IN_FORCE,
+    Mesh,
+    gateway,
+    inference_policy,
+    inference_pool,
+    route,
+    told,
+)
+
+
+def fallbacks(count: int) -> dict[str, object]:
+    return {"scoring": {"fallbacks": count}}
+
+
+def test_the_younger_of_two_policies_of_one_level_is_told_who_wins_which_fields() -> None:
+    state = Mesh().update(
+        inference_pool("a/llama"),
+        inference_policy("a/old", {"scoring": {"fallbacks": 1, "weights": {"lora": 2}}}, day=1),
+        inference_policy("a/young", {"scoring": {"fallbacks": 3, "weights": {"lora": 3, "session": 1}}}, day=2),
+    )
+    assert told(state, "a/old") == IN_FORCE
+    assert told(state, "a/young")["Conflicted"] == (
+        "Conflicted",
+        "an older policy (or one whose name comes first) of the same level decides: "
+        "spec.scoring.fallbacks, spec.scoring.weights.lora (by a/old)",
+    )
+    assert told(state, "a/young")["Accepted"] == IN_FORCE["Accepted"]
+
+
+def test_a_field_that_is_in_force_at_some_pool_is_not_overridden() -> None:
+    mesh = Mesh()
+    mesh.put(inference_pool("a/llama"), inference_pool("b/qwen"))
+    mesh.put(inference_policy("istio-system/mesh", fallbacks(1)), inference_policy("a/own", fallbacks(3)))
+    assert told(mesh.update(), "istio-system/mesh") == IN_FORCE
+    state = mesh.update(inference_policy("b/own", fallbacks(4)))
+    reason, message = told(state, "istio-system/mesh")["Overridden"]
+    assert reason == "Overridden"
+    assert message == "has no effect anywhere, more specific policies decide: spec.scoring.fallbacks (by a/own, b/own)"
+
+
+def test_targets_that_are_missing_are_named_and_the_others_hold() -> None:
+    state = Mesh().update(
+        inference_pool("a/llama"),
+        inference_policy("a/own", fallbacks(5), InferencePool="llama", HTTPRoute="gone"),
+    )
+    assert state.configs["a/llama"].policy.fallbacks == 5
+    assert told(state, "a/own") == {**IN_FORCE, "Warning": ("CheckPolicy", "HTTPRoute a/gone is not there")}
+
+
+def test_a_policy_that_covers_nothing_is_accepted_with_a_warning() -> None:
+    state = Mesh().update(
+        gateway("a/public"),
+        route("a/route", to="a/gone"),
+        inference_policy("a/by-gateway", fallbacks(5), Gateway="public"),
+        inference_policy("a/by-route", fallbacks(5), HTTPRoute="route"),
+        inference_policy("istio-system/mesh", fallbacks(5)),
+    )
+    assert {source: told(state, source)["Warning"][1] for source in state.statuses} == {
+        "a/by-gateway": "covers no pool: Gateway a/public leads to none",
+        "a/by-route": "covers no pool: HTTPRoute a/route leads to none",
+        "istio-system/mesh": "covers no pool: there is none in the mesh",
+    }
+    assert {told(state, source)["Accepted"][0] for source in state.statuses} == {"True Accepted"}
+
+
+def test_what_is_valid_and_hardly_meant_is_a_warning_of_whoever_said_it() -> None:
+    state = Mesh().update(
+        inference_pool("a/llama"),
+        inference_policy(
+            "istio-system/mesh", {"priorities": {"classes": [{"name": "x", "priority": 500, "reservedShare": 0.2}]}}
+        ),
+        inference_policy("a/own", {"prefixCache": {"minimumHitRatio": 0.99}}),
+        inference_policy("a/fine", fallbacks(1)),
+    )
+    assert told(state, "a/own")["Warning"][1].startswith("spec.prefixCache.minimumHitRatio: ")
+    assert told(state, "istio-system/mesh")["Warning"][1].startswith("spec.priorities.classes[x].reservedShare: ")
+    assert told(state, "istio-system/mesh")["Warning"][1].endswith("(at a/llama)")
+    assert told(state, "a/fine") == IN_FORCE
+
+
+def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
+    mesh = Mesh()
+    good = inference_policy("a/own", fallbacks(5))
+    first = mesh.update(inference_pool("a/llama"), good).statuses["a/own"]
+    assert [each.last_transition_time for each in first.conditions] == ["2026-03-01T00:00:01Z"]
+    again = mesh.update(inference_policy("a/own", fallbacks(6), generation=2)).statuses["a/own"]
+    assert [each.last_transition_time for each in again.conditions] == ["2026-03-01T00:00:01Z"]
+    bad = mesh.update(inference_policy("a/own", fallbacks(-6), generation=3)).statuses["a/own"]
+    assert [each.last_transition_time for each in bad.conditions] == ["2026-03-01T00:00:03Z"]
+
+
+def test_the_times_in_the_document_go_before_our_own() -> None:
+    mesh = Mesh()
+    state = mesh.update(inference_pool("a/llama"), inference_policy("a/own", fallbacks(5)))
+    mesh.write(state.statuses["a/own"])
+    fresh = Mesh(policy=MeshPolicy(), documents=dict(mesh.documents))  # another replica, or this one after a restart
+    fresh.now = mesh.now
+    later = fresh.update()
+    assert later.statuses == state.statuses
+    assert later.unwritten == ()
+
+
+def test_a_status_is_to_be_written_until_the_document_has_it() -> None:
+    mesh = Mesh()
+    state = mesh.update(inference_pool("a/llama"), inference_policy("a/own", fallbacks(5)))
+    assert state.unwritten == (state.statuses["a/own"],)
+    assert mesh.update().unwritten == state.unwritten
+    merges = mesh.policy.book.merges
+    mesh.write(state.statuses["a/own"])
+    written = mesh.update()
+    assert (written.unwritten, written.statuses) == ((), state.statuses)
+    assert mesh.policy.book.merges == merges
+    assert written.configs["a/llama"] is state.configs["a/llama"]
+
+
+def test_somebody_who_overwrites_our_condition_is_corrected_and_others_conditions_do_not_matter() -> None:
+    mesh = Mesh()
+    status = mesh.update(inference_pool("a/llama"), inference_policy("a/own", fallbacks(5))).statuses["a/own"]
+    document = {"status": status.document()}
+    assert is_written(status, document)
+    theirs = {"type": "Theirs", "status": "True", "reason": "x", "message": "", "lastTransitionTime": "x"}
+    document["status"]["conditions"].append(theirs)
+    assert is_written(status, document)
+    document["status"]["conditions"][0]["message"] = "no"
+    assert not is_written(status, document)
+    for broken in ({}, {"status": None}, {"status": {"conditions": "x", "observedGeneration": 1}}):
+        assert not is_written(status, broken)
+
+
+def test_the_status_document_is_what_the_api_takes() -> None:
+    status = Mesh().update(inference_pool("a/llama"), inference_policy("a/own", {}, generation=7)).statuses["a/own"]
+    assert (status.namespace, status.name, status.uid) == ("a", "own", "uid-of-a/own")
+    assert status.document() == {
+        "observedGeneration": 7,
+        "conditions": [
+            {
+                "type": "Accepted",
+                "status": "True",
+                "reason": "Accepted",
+                "message": "the policy is in force",
+                "observedGeneration": 7,
+                "lastTransitionTime": "2026-03-01T00:00:01Z",
+            },
+            {
+                "type": "Warning",
+                "status": "True",
+                "reason": "CheckPolicy",
+                "message": "spec: sets nothing",
+                "observedGeneration": 7,
+                "lastTransitionTime": "2026-03-01T00:00:01Z",
+            },
+        ],
+    }
+
+
+def test_a_message_is_never_longer_than_anybody_reads_and_names_few_fields_of_many() -> None:
+    found = Findings(conflicts={"a/x": [f"spec.field{i:02}" for i in range(20)]}, overridden={}, invalid="x" * 5000)
+    accepted, conflicted = conditions_of(found, generation=1)
+    assert isinstance(accepted, Condition)
+    assert len(accepted.message) == 1024
+    assert conflicted.message.endswith("spec.field07 and 12 more (by a/x)")
+    assert shortened("short") == "short"
+
+
+def test_times_that_another_leader_has_written_are_kept_rather_than_our_own() -> None:
+    mesh = Mesh()
+    ours = mesh.update(inference_pool("a/llama"), inference_policy("a/own", fallbacks(5))).statuses["a/own"]
+    theirs = replace(
+        ours, conditions=tuple(replace(each, last_transition_time="2026-02-02T00:00:00Z") for each in ours.conditions)
+    )
+    mesh.write(theirs)
+    state = mesh.update()
+    assert (state.statuses["a/own"], state.unwritten) == (theirs, ())
+
+
+def test_an_object_that_was_made_anew_has_times_of_its_own() -> None:
+    mesh = Mesh()
+    mesh.update(inference_pool("a/llama"), inference_policy("a/own", fallbacks(5), uid="first"))
+    anew = mesh.update(inference_policy("a/own", fallbacks(5), uid="second")).statuses["a/own"]
+    assert [each.last_transition_time for each in anew.conditions] == ["2026-03-01T00:00:02Z"]
+
+
+def test_who_loses_a_host_to_a_policy_of_another_pool_is_told_at_once() -> None:
+    mesh = Mesh()
+    hosts = {"hosts": ["llm.example.com"]}
+    young = inference_policy("a/young", hosts, day=9, InferencePool="llama")
+    state = mesh.update(inference_pool("a/llama"), inference_pool("b/qwen"), young)
+    assert told(state, "a/young") == IN_FORCE
+    state = mesh.update(inference_policy("b/old", hosts, day=2, InferencePool="qwen"))
+    assert told(state, "a/young")["Conflicted"][1].endswith("decides: spec.hosts[llm.example.com] (by b/old)")
+    assert state.configs["a/llama"].hosts == frozenset()

@@ -1,0 +1,343 @@
+"""One routed request: who is blamed, who holds the booking, what of the response is read, and what is missed."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from extproc.ext_proc.answers import ResponseHead
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.pods.inflight import Booking
+from extproc.pools.booked_exchange import BookedExchange, ReadResponse
+from extproc.pools.request_watch import RequestWatch
+from extproc.quotas.quota import QuotaNote
+from extproc.records.request_story import Decided, Ended
+from extproc.responses.realised import Comparison, Usage
+from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
+
+PODS = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
+PREDICTION = Prediction(model="m", endpoint=PODS[0], prompt_tokens=20, matched_tokens=16, best_matched_tokens=16)
+USAGE = b'{"usage":{"prompt_tokens":20,"prompt_tokens_details":{"cached_tokens":16}}}'
+RIGHT = Comparison(
+    model="m",
+    arm="",
+    endpoint=PODS[0],
+    prompt_tokens=20,
+    predicted_tokens=16,
+    realised_tokens=16,
+    error_tokens=0,
+    regret_tokens=0,
+    prompt_error_tokens=0,
+)
+
+
+@dataclass
+class Books:
+    told: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def knows(self, endpoint: str) -> bool:
+        return endpoint in (*PODS, "10.0.0.4:8000")
+
+    def rebook(self, booking: Booking, endpoint: str) -> Booking:
+        self.told.append(("rebook", booking.endpoint, endpoint))
+        return Booking(endpoint=endpoint, booked_at=booking.booked_at)
+
+    def endpoint_answered(self, endpoint: str, *, failed: bool) -> None:
+        self.told.append(("failed" if failed else "well", endpoint))
+
+    def release(self, booking: Booking, *, status: int, model: str, arm: str, unserved: bool) -> None:
+        self.told.append(("release", booking.endpoint, status, model, arm, *(["unserved"] if unserved else [])))
+
+    def realised(self, comparison: Comparison) -> None:
+        self.told.append(("realised", comparison))
+
+    def endpoint_full(self, endpoint: str) -> None:
+        self.told.append(("full", endpoint))
+
+    def generated(self, note: QuotaNote, tokens: int) -> None:
+        self.told.append(("generated", note.tenant, tokens))
+
+    def response_missed(self, why: str) -> None:
+        self.told.append(("missed", why))
+
+
+def answered(*, served_by: str | None, status: int = 200, from_pod: bool = True) -> list[tuple[Any, ...]]:
+    """What the books are told of an exchange that was answered so."""
+    books = Books()
+    booking = Booking(endpoint=PODS[0], booked_at=0.0)
+    exchange = BookedExchange(books=books, endpoints=PODS, booking=booking, model="gpt-x", arm="m")
+    exchange.responded(status=status, served_by=served_by, from_pod=from_pod)
+    exchange.finish()
+    return books.told
+
+
+def release(endpoint: str, status: int = 200, *more: str) -> tuple[Any, ...]:
+    return ("release", endpoint, status, "gpt-x", "m", *more)
+
+
+def test_the_chosen_pod_served() -> None:
+    assert answered(served_by=PODS[0]) == [("well", PODS[0]), release(PODS[0])]
+
+
+def test_without_envoys_word_the_chosen_pod_served() -> None:
+    assert answered(served_by=None) == [("well", PODS[0]), release(PODS[0])]
+
+
+def test_the_pods_before_the_one_that_served_have_failed() -> None:
+    assert answered(served_by=PODS[2]) == [
+        ("failed", PODS[0]),
+        ("failed", PODS[1]),
+        ("well", PODS[2]),
+        ("rebook", PODS[0], PODS[2]),
+        release(PODS[2]),
+    ]
+
+
+def test_a_pod_that_envoy_fell_back_to_serves_after_the_whole_list_has_failed() -> None:
+    assert answered(served_by="10.0.0.4:8000") == [
+        *(("failed", pod) for pod in PODS),
+        ("well", "10.0.0.4:8000"),
+        ("rebook", PODS[0], "10.0.0.4:8000"),
+        release("10.0.0.4:8000"),
+    ]
+
+
+def test_a_stranger_takes_no_booking_and_proves_nothing() -> None:
+    assert answered(served_by="192.0.2.1:80") == [release(PODS[0])]
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [(200, "well"), (404, "well"), (429, "well"), (500, "failed"), (501, "well"), (503, "failed")],
+)
+def test_a_server_error_is_the_pods_failure_and_a_clients_error_is_not(status: int, verdict: str) -> None:
+    assert answered(served_by=PODS[0], status=status) == [(verdict, PODS[0]), release(PODS[0], status)]
+
+
+def test_a_503_that_is_the_pods_own_says_that_it_is_full() -> None:
+    books = Books()
+    exchange = BookedExchange(books=books, endpoints=PODS, booking=Booking(endpoint=PODS[0], booked_at=0.0))
+    exchange.responded(status=503, served_by=PODS[0], from_pod=True, content_type="application/json")
+    exchange.finish()
+    assert books.told == [("full", PODS[0]), ("release", PODS[0], 503, "", "", "unserved")]
+
+
+def test_an_answer_of_envoys_own_is_the_failure_of_the_pod_that_it_tried_last() -> None:
+    told = answered(served_by=PODS[1], status=503, from_pod=False)
+    assert told == [
+        *(("failed", pod) for pod in PODS[:2]),
+        ("rebook", PODS[0], PODS[1]),
+        release(PODS[1], 503, "unserved"),
+    ]
+
+
+def test_envoys_word_that_a_pod_took_too_long_says_that_the_pod_has_the_request() -> None:
+    assert answered(served_by=PODS[0], status=504, from_pod=False) == [("failed", PODS[0]), release(PODS[0], 504)]
+
+
+@pytest.mark.parametrize("status", [403, 413, 429])
+def test_a_refusal_by_another_filter_of_envoys_blames_nobody(status: int) -> None:
+    assert answered(served_by=None, status=status, from_pod=False) == [release(PODS[0], status, "unserved")]
+
+
+def test_a_refusal_of_envoys_own_after_a_pod_was_chosen_says_nothing_of_that_pod() -> None:
+    assert answered(served_by=PODS[0], status=429, from_pod=False) == [release(PODS[0], 429, "unserved")]
+
+
+def test_a_second_answer_of_a_moved_exchange_goes_to_where_it_was_picked() -> None:
+    books = Books()
+    exchange = BookedExchange(books=books, endpoints=PODS, booking=Booking(endpoint=PODS[0], booked_at=0.0))
+    for served_by in (PODS[1], PODS[0]):  # the booking is elsewhere when the first one answers
+        exchange.responded(status=200, served_by=served_by, from_pod=True)
+    assert books.told[3:] == [("well", PODS[0]), ("rebook", PODS[1], PODS[0])]
+
+
+def test_an_exchange_that_ends_without_an_answer_blames_nobody() -> None:
+    books = Books()
+    BookedExchange(books=books, endpoints=PODS, booking=Booking(endpoint=PODS[0], booked_at=0.0)).finish()
+    assert books.told == [("release", PODS[0], 0, "", "")]
+
+
+# --- responses --------------------------------------------------------------------------------------------------------
+
+
+def head(**changes: Any) -> ResponseHead:
+    facts: dict[str, Any] = {
+        "status": 200,
+        "content_type": "application/json",
+        "content_encoding": "",
+        "content_length": len(USAGE),
+    }
+    return ResponseHead(**(facts | changes))
+
+
+def read(
+    plan: ResponsePlan, *chunks: bytes, served_by: str | None = PODS[0], ended: bool = True, **changes: Any
+) -> tuple[ResponseHandling, bytes, list[tuple[Any, ...]]]:
+    books = Books()
+    response = ReadResponse(books=books, plan=plan)
+    handling = response.begin(head(**changes), served_by=served_by)
+    passed = b""
+    if handling is not ResponseHandling.PASS:
+        for i, chunk in enumerate(chunks):
+            passed += response.chunk(chunk, end_of_stream=ended and i == len(chunks) - 1)
+    response.finish()
+    return handling, passed, books.told
+
+
+SAMPLED = ResponsePlan(prediction=PREDICTION, sampled=True)
+SMALL = ResponsePlan(prediction=PREDICTION, read_below_bytes=len(USAGE))
+RENAMED = ResponsePlan(requested_model="gpt-x")
+
+
+@pytest.mark.parametrize(
+    ("plan", "wants"),
+    [
+        (PASS_PLAN, False),
+        (ResponsePlan(prediction=PREDICTION), False),
+        (ResponsePlan(sampled=True), False),
+        (SAMPLED, True),
+        (SMALL, True),
+        (RENAMED, True),
+    ],
+)
+def test_a_plan_that_needs_no_body_says_so(plan: ResponsePlan, wants: bool) -> None:
+    assert plan.wants_body is wants
+
+
+@pytest.mark.parametrize("plan", [SAMPLED, SMALL])
+def test_usage_is_compared_with_the_prediction(plan: ResponsePlan) -> None:
+    assert read(plan, USAGE[:9], USAGE[9:]) == (ResponseHandling.READ, USAGE, [("realised", RIGHT)])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"content_length": len(USAGE) + 1}, {"content_length": None}, {"content_type": "text/event-stream"}],
+    ids=["larger", "of unknown size", "stream"],
+)
+def test_only_small_documents_are_read_when_not_sampled(changes: dict[str, Any]) -> None:
+    assert read(SMALL, USAGE, **changes) == (ResponseHandling.PASS, b"", [])
+
+
+def test_a_rewritten_response_is_compared_as_well() -> None:
+    plan = ResponsePlan(requested_model="gpt-x", prediction=PREDICTION, sampled=True)
+    content = b'{"model":"m",' + USAGE[1:]
+    expected = b'{"model":"gpt-x",' + USAGE[1:]
+    assert read(plan, content) == (ResponseHandling.REWRITE, expected, [("realised", RIGHT)])
+
+
+@pytest.mark.parametrize("status", [0, 304, 400, 503])
+def test_what_is_no_success_passes(status: int) -> None:
+    assert read(RENAMED, USAGE, status=status) == (ResponseHandling.PASS, b"", [])
+
+
+@pytest.mark.parametrize(
+    ("plan", "content", "changes", "why"),
+    [
+        (RENAMED, USAGE, {"content_encoding": "gzip"}, "compressed"),
+        (RENAMED, USAGE, {"content_type": "audio/wav"}, "other-content-type"),
+        (SAMPLED, b'{"usage":{"prompt_tokens":20}}', {}, "no-cached-tokens"),
+        (SAMPLED, b'{"choices":[]}', {}, "no-usage"),
+        (SAMPLED, b"{" + b" " * (1 << 20) + USAGE[1:], {}, "too-large"),
+        (SAMPLED, USAGE, {"served_by": PODS[1]}, "served-elsewhere"),
+        (RENAMED, b'{"a":"' + b"y" * (5 << 20) + b'"', {"ended": False}, "too-large"),
+    ],
+)
+def test_a_plan_that_cannot_be_carried_out_is_counted(
+    plan: ResponsePlan, content: bytes, changes: dict[str, Any], why: str
+) -> None:
+    assert read(plan, content, **changes)[2] == [("missed", why)]
+
+
+def test_a_body_that_envoy_does_not_send_is_missed() -> None:
+    assert read(SAMPLED)[2] == [("missed", "not-delivered")]
+
+
+def test_a_response_that_broke_off_is_not_compared() -> None:
+    assert read(SAMPLED, USAGE, ended=False)[2] == []
+
+
+NOTE = QuotaNote("acme", "gpt-x", 100)
+COUNTED = ResponsePlan(quota=NOTE)
+DELTAS = b"".join(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n' for _ in range(3))
+
+
+def test_what_a_response_of_a_limited_tenant_brings_is_counted() -> None:
+    body = b'{"usage":{"prompt_tokens":9,"completion_tokens":7}}'
+    handling, passed, told = read(COUNTED, body)
+    assert (handling, passed, told) == (ResponseHandling.READ, body, [("generated", "acme", 7)])
+
+
+def test_a_stream_without_usage_or_without_an_end_is_counted_by_its_events() -> None:
+    for ended in (True, False):
+        _, _, told = read(COUNTED, DELTAS, ended=ended, content_type="text/event-stream", content_length=None)
+        assert told == [("generated", "acme", 3)]
+
+
+def test_half_a_document_leaves_what_was_reserved() -> None:
+    assert read(COUNTED, b'{"usage":{"comp', ended=False)[2] == []
+
+
+STREAM: dict[str, Any] = {"content_type": "text/event-stream", "content_length": None}
+START = b'data: {"type":"message_start","message":{"usage":{"input_tokens":10,"output_tokens":0}}}\n\n'
+DELTA = b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"hi"}}\n\n'
+END = b'data: {"type":"message_delta","delta":{},"usage":{"output_tokens":5}}\n\n'
+LONG = b"data: " + b"x" * (2 << 20)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "ended", "expected"),
+    [
+        ([START, DELTA * 7], False, 7),  # 0, says the beginning
+        ([START, DELTA * 7], True, 7),  # a pod that broke off in good order
+        ([START, DELTA * 7, END], True, 5),
+        ([START, DELTA * 3, END], False, 5),
+        ([LONG, b"\n\n", DELTA * 7], False, 100),  # who knows what was in it
+        ([LONG, b"\n\n", DELTA * 7], True, 100),
+        ([LONG, b"\n\n", DELTA * 107], False, 107),
+        ([LONG, b"\n\n", DELTA * 7, END], True, 5),
+    ],
+    ids=[
+        "broken off",
+        "without a word",
+        "whole",
+        "nearly",
+        "skipped",
+        "skipped to the end",
+        "more",
+        "skipped but told",
+    ],
+)
+def test_a_stream_counts_as_what_it_says_in_the_end_or_else_as_what_surely_came(
+    chunks: list[bytes], ended: bool, expected: int
+) -> None:
+    assert read(COUNTED, *chunks, ended=ended, **STREAM)[2] == [("generated", "acme", expected)]
+
+
+def test_a_long_document_counts_by_its_usage_and_without_one_stays_as_reserved() -> None:
+    long = b'{"choices":[{"logprobs":"' + b"x" * (2 << 20) + b'"}]'
+    usage = b',"usage":{"prompt_tokens":5,"completion_tokens":4000}}'
+    assert read(COUNTED, long, usage)[2] == [("generated", "acme", 4000)]
+    assert read(COUNTED, long, b"}")[2] == []
+
+
+async def test_who_observes_hears_what_the_pod_reports_as_soon_as_the_response_is_whole() -> None:
+    watch = RequestWatch()
+    watch.observers.append(Observer())
+    story = watch.open("", RequestFacts(method="POST", path="/", objective=None, request_id="r1"))
+    assert story is not None
+    response = ReadResponse(books=Books(), plan=ResponsePlan(prediction=PREDICTION, sampled=True), story=story)
+    head = ResponseHead(status=200, content_type="application/json", content_encoding="", content_length=len(USAGE))
+    assert response.begin(head, served_by=PODS[0]) is ResponseHandling.READ
+    response.chunk(USAGE[:20], end_of_stream=False)
+    assert story.usage is None
+    response.chunk(USAGE[20:], end_of_stream=True)
+    assert story.usage == Usage(prompt_tokens=20, cached_tokens=16)
+
+
+class Observer:
+    def decided(self, decided: Decided, /) -> None:
+        raise NotImplementedError
+
+    def ended(self, ended: Ended, /) -> None:
+        raise NotImplementedError

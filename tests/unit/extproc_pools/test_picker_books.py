@@ -1,0 +1,264 @@
+"""What is booked and remembered for a pick, what it came to, and that other replicas are told."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from extproc.admission.degradation import NO_MEASURES, Measures
+from extproc.pages.admin_pages import record_of
+from extproc.pods.endpoint import EndpointTrend
+from extproc.pods.inflight import Booking
+from extproc.policy.priority import DegradationStep, StepKind
+from extproc.policy.values import HealthPolicy, PickPolicy
+from extproc.pools.booked_exchange import NOT_DELIVERED, TOO_LARGE
+from extproc.pools.picker_books import PickerBooks
+from extproc.prefixes.prompt_match import IndexHits, PromptKeys
+from extproc.replicas.shared_load import EndpointBookings
+from extproc.responses.realised import Comparison
+from extproc.telemetry.degradation_log import DegradationLog
+from extproc.telemetry.overload_telemetry import OverloadTelemetry
+from extproc.telemetry.picker_telemetry import PickerTelemetry
+from tests.unit.extproc_choosing.pick_candidates import load
+from tests.unit.extproc_pick.pick_fakes import FakeIndex, FakePrompts, Hits, chat, facts, picker, pod, tokens
+
+CAPPED = DegradationStep(step=StepKind.CAP_OUTPUT, enter=1.0, leave=0.5)
+KEYS = PromptKeys(keys=bytes(range(240)), tokens_each=16)  # 30 keys
+
+
+class Shared:
+    """In the place of `SharedState`."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def changed(self) -> None:
+        self.told.append("changed")
+
+    def ended(self) -> None:
+        self.told.append("ended")
+
+    def placed(self, **what: Any) -> None:
+        self.told.append(what)
+
+
+def books(*, health: HealthPolicy | None = None) -> tuple[PickerBooks, Shared]:
+    policy = PickPolicy(health=health or HealthPolicy(), prefill_tokens_per_second=1.0)
+    telemetry = PickerTelemetry()
+    made = PickerBooks(
+        ("a", "b"),
+        policy=policy,
+        telemetry=telemetry,
+        overload=OverloadTelemetry(telemetry.registry, classes=policy.priorities.classes),
+        degradations=DegradationLog(),
+        clock=lambda: 1.0,
+    )
+    shared = Shared()
+    made.shared = shared  # type: ignore[assignment]
+    return made, shared
+
+
+async def picked(path: str = "/v1/chat/completions", *, held: int = 20, session: str | None = None) -> Any:
+    headers = {} if session is None else {"x-session-id": session}
+    hits = IndexHits(prompts=[Hits({"b": held})], keys=[KEYS], states={"a": "live", "b": "live"})
+    a_picker = picker(pod("a"), pod("b"), index=FakeIndex(hits), prompts=FakePrompts(tokens(500)))
+    return await a_picker.pick(facts(path=path, headers=headers), chat())
+
+
+def routed(made: PickerBooks, decided: Any) -> Booking:
+    booking = made.book(decided)
+    made.remember(decided)
+    return booking
+
+
+async def test_a_pick_is_booked_with_the_tokens_that_its_pod_has_to_compute() -> None:
+    made, shared = books()
+    booking = routed(made, await picked(session="s"))
+    assert (booking.endpoint, booking.uncached_tokens, booking.context_tokens) == ("b", 180, 500)
+    assert made.own_bookings() == {"b": EndpointBookings(1, 180, 500)}
+    assert made.memory.matches([KEYS], states={}, endpoints=("b",), now=1.0) == [({"b": 30}, 16)]
+    assert made.memory.session_place("tiny\0s", now=1.0) == "b"
+    assert shared.told == ["changed", {"endpoint": "b", "session": "tiny\0s", "adapter": None, "session_moved": False}]
+    made.release(booking, status=200, model="tiny", arm="")
+    assert (made.own_bookings(), shared.told[-1]) == ({}, "ended")
+
+
+@pytest.mark.parametrize(("held", "expected"), [(29, {"b": 30}), (30, {})])
+async def test_what_the_index_knows_wholly_at_the_winner_is_remembered_only_for_when_it_fails(
+    held: int, expected: dict[str, int]
+) -> None:
+    made, _ = books()
+    routed(made, await picked(held=held))
+    live = {"a": "live", "b": "live"}
+    assert made.memory.matches([KEYS], states=live, endpoints=("a", "b"), now=1.0) == [(expected, 16)]
+    assert made.memory.matches([KEYS], states={}, endpoints=("a", "b"), now=1.0) == [({"b": 30}, 16)]
+
+
+async def test_a_request_that_only_counts_tokens_leaves_nothing_in_a_cache() -> None:
+    made, _ = books()
+    booking = routed(made, await picked("/tokenize"))
+    assert (booking.uncached_tokens, booking.context_tokens) == (0, 0)
+    assert made.memory.matches([KEYS], states={}, endpoints=("a", "b"), now=1.0) == [({}, 16)]
+
+
+async def test_a_retry_moves_the_booking_to_the_pod_that_serves() -> None:
+    made, shared = books()
+    moved = made.rebook(routed(made, await picked(session="s")), "a")
+    assert made.own_bookings() == {"a": EndpointBookings(1, 180, 500)}
+    assert made.memory.matches([KEYS], states={}, endpoints=("a",), now=1.0)[0][0]["a"] == 30
+    assert made.memory.session_place("tiny\0s", now=1.0) == "a"
+    assert {"endpoint": "a", "session": "tiny\0s", "adapter": None, "session_moved": False} in shared.told
+    made.release(moved, status=200, model="", arm="")
+
+
+def test_pods_that_fail_are_avoided_and_strangers_are_not_counted() -> None:
+    made, _ = books(health=HealthPolicy(least_requests=2))
+    for endpoint in ("a", "a", "stranger", "stranger"):
+        made.endpoint_answered(endpoint, failed=True)
+    assert list(made.health.avoided(now=1.0)) == ["a"]
+    assert (made.knows("a"), made.knows("stranger")) == (True, False)
+    made.restarted("a")
+    assert made.health.avoided(now=1.0) == {}
+
+
+async def test_a_learned_rate_drains_what_is_booked() -> None:
+    made, _ = books()
+    routed(made, await picked())
+    made.reported("b", load(waiting_requests=9), EndpointTrend(prefill_tokens_per_second=100.0))
+    assert made.bookings.totals("b", now=2.0).uncached_tokens == pytest.approx(80)
+
+
+async def test_what_may_make_room_wakes_those_who_wait() -> None:
+    made, _ = books()
+    woken: list[str] = []
+    made.freed = lambda: woken.append("freed")
+    booking = routed(made, await picked())
+    made.reported("b", load(), EndpointTrend())
+    made.release(booking, status=200, model="", arm="")
+    assert len(woken) == 2
+
+
+def test_a_pod_that_says_it_is_full_is_believed_and_has_not_failed() -> None:
+    made, _ = books(health=HealthPolicy(least_requests=1))
+    for endpoint in ("a", "stranger"):
+        made.endpoint_full(endpoint)
+    assert (made.health.full_until(now=1.0), made.health.avoided(now=1.0)) == ({"a": 2.0}, {})
+    assert 'kvmesh_endpoint_full_answers_total{endpoint="a"} 1.0' in asyncio.run(made._telemetry.page()).decode()
+
+
+def test_what_came_true_is_counted_and_what_was_missed_is_named() -> None:
+    made, _ = books()
+    comparison = Comparison(
+        model="tiny",
+        arm="",
+        endpoint="a",
+        prompt_tokens=100,
+        predicted_tokens=64,
+        realised_tokens=48,
+        error_tokens=-16,
+        regret_tokens=16,
+        prompt_error_tokens=0,
+    )
+    made.realised(comparison)
+    for why in (NOT_DELIVERED, TOO_LARGE):
+        made.response_missed(why)
+    page = asyncio.run(made._telemetry.page()).decode()
+    for line in (
+        'kvmesh_realised_predicted_tokens_total{model="tiny"} 64.0',
+        'kvmesh_realised_cached_tokens_total{model="tiny"} 48.0',
+        'kvmesh_realised_regret_tokens_total{model="tiny"} 16.0',
+        'kvmesh_responses_missed_total{why="not-delivered"} 1.0',
+    ):
+        assert line in page
+    assert made.realised_watch.sums()["tiny"].requests == 1
+
+
+class Quotas:
+    """In the place of `quotas.shared_quotas.Quotas`."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def settle(self, ask: Any, *, generated_tokens: int | None) -> None:
+        self.told.append(("settled", ask, generated_tokens))
+
+    def cancel(self, ask: Any) -> None:
+        self.told.append(("cancelled", ask))
+
+
+@pytest.mark.parametrize(
+    ("status", "stream", "unserved", "expected"),
+    [
+        (200, True, False, ("settled", "ask", None)),  # whoever reads the response tells
+        (200, False, False, ("settled", "ask", None)),
+        (400, False, False, ("settled", "ask", 0)),
+        (500, True, False, ("settled", "ask", 0)),
+        (0, True, False, ("settled", "ask", 0)),  # its headers would have come before its first token
+        (0, False, False, ("settled", "ask", None)),  # the client has left, and the pod has worked
+        (504, False, False, ("settled", "ask", None)),
+        (503, False, True, ("cancelled", "ask")),
+        (503, True, True, ("cancelled", "ask")),
+    ],
+)
+async def test_an_end_costs_its_tenant_what_was_used(
+    status: int, stream: bool, unserved: bool, expected: tuple[Any, ...]
+) -> None:
+    made, _ = books()
+    quotas = Quotas()
+    made.quotas = quotas  # type: ignore[assignment]
+    a_picker = picker(pod("a"), pod("b"), index=FakeIndex(IndexHits()), prompts=FakePrompts(tokens(500)))
+    decided = await a_picker.pick(facts(), chat(stream=stream))
+    booking = made.book(structs.replace(decided, prepared=structs.replace(decided.prepared, quota="ask")))
+    made.release(booking, status=status, model="", arm="", unserved=unserved)
+    assert quotas.told == [expected]
+
+
+async def test_what_a_pick_promises_is_counted_when_it_is_remembered() -> None:
+    made, _ = books()
+    made.reported("b", load(), EndpointTrend())
+    decided = await picked()
+    booking = made.book(decided)
+    registry = made._telemetry.registry
+
+    def promised() -> float | None:
+        return registry.get_sample_value("kvmesh_expected_ttft_seconds_sum", {"model": "tiny"})
+
+    assert promised() is None
+    made.remember(decided)
+    assert promised() == pytest.approx(made.estimates.pace("b").prefill.seconds(180))
+    assert list(made.estimates._lines["b"].promises) == [promised()]
+    made.release(booking, status=200, model="", arm="")
+
+
+@pytest.mark.parametrize("measures", [NO_MEASURES, Measures(steps=(CAPPED,), output_tokens=9)])
+async def test_a_record_says_what_was_asked_for(measures: Measures) -> None:
+    decided = await picked()
+    sent = structs.replace(decided.prepared.sent, capped=measures is not NO_MEASURES)
+    prepared = structs.replace(decided.prepared, measures=measures, sent=sent)
+    record = record_of(structs.replace(decided, prepared=prepared), prepared.facts, at=5.0)
+    assert (record.at, record.asked, record.model) == (5.0, prepared.asked, "tiny")
+    assert prepared.asked.steps == (() if measures is NO_MEASURES else ("cap-output",))
+
+
+async def test_a_pick_that_is_remembered_after_its_endpoint_is_gone_leaves_only_its_count() -> None:
+    made, _ = books()
+    decided = await picked()
+    booking = made.book(decided)
+    made.set_endpoints(("a",))
+    made.release(booking, status=200, model="", arm="")  # its client has left at once
+    made.remember(decided)
+    page = (await made._telemetry.page()).decode()
+    assert 'kvmesh_decisions_total{outcome="routed"} 1.0' in page
+    assert 'endpoint="b"' not in page
+    assert made.memory.matches([KEYS], states={}, endpoints=("a", "b"), now=1.0) == [({}, 16)]
+
+
+async def test_what_is_remembered_of_an_endpoint_that_leaves_is_forgotten_with_its_last_request() -> None:
+    made, _ = books()
+    decided = await picked()
+    booking = made.book(decided)
+    made.set_endpoints(("a",))
+    made.remember(decided)
+    made.release(booking, status=200, model="", arm="")
+    assert made.memory.matches([KEYS], states={}, endpoints=("a", "b"), now=1.0) == [({}, 16)]

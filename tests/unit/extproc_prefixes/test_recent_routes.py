@@ -1,0 +1,230 @@
+"""What was routed a moment ago is expected to be cached there, for a while, in bounded memory."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.prefixes.recent_routes import POSITIONS, RecentRoutes, checkpoints
+from kvmesh.blocks.block_keys import block_keys
+
+ROOT = b"r" * 8
+
+
+def chain(*blocks: str) -> bytes:
+    """Return chained keys, one for each word."""
+    return block_keys(b"".join(block.encode().ljust(4, b" ")[:4] for block in blocks), block_size=1, parent=ROOT)
+
+
+def numbered(count: int, *, start: int = 0) -> list[str]:
+    return [str(number) for number in range(start, start + count)]
+
+
+def routes(*, ttl_seconds: float = 10.0, limit: int = 100_000) -> RecentRoutes:
+    return RecentRoutes(ttl_seconds=ttl_seconds, limit=limit)
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 13, 100, 500, 16_128])
+def test_the_same_prompt_matches_whole(count: int) -> None:
+    recent = routes()
+    keys = chain(*numbered(count))
+    recent.note(keys, endpoint="a", now=1.0)
+    assert recent.match(keys, now=1.0) == {"a": count}
+
+
+def test_a_prompt_that_goes_on_matches_up_to_the_last_checkpoint_before_it_differs() -> None:
+    recent = routes()
+    recent.note(chain(*numbered(437)), endpoint="a", now=1.0)
+    assert recent.match(chain(*numbered(500)), now=1.0) == {"a": 432}
+    assert recent.match(chain(*numbered(21), "other"), now=1.0) == {"a": 20}
+    assert recent.match(chain(*numbered(7), "other"), now=1.0) == {"a": 7}
+
+
+def test_each_endpoint_has_its_own_depth() -> None:
+    recent = routes()
+    for depth, endpoint in ((16, "a"), (64, "b"), (8, "c")):
+        recent.note(chain(*numbered(depth)), endpoint=endpoint, now=1.0)
+    assert recent.match(chain(*numbered(200)), now=1.0) == {"a": 16, "b": 64, "c": 8}
+
+
+def test_a_different_beginning_or_no_keys_match_nothing() -> None:
+    recent = routes()
+    recent.note(chain("x", *numbered(50)), endpoint="a", now=1.0)
+    recent.note(b"", endpoint="a", now=1.0)
+    assert recent.match(chain("y", *numbered(50)), now=1.0) == {}
+    assert recent.match(b"", now=1.0) == {}
+
+
+def test_a_route_lasts_three_quarters_of_the_ttl_and_is_gone_after_all_of_it() -> None:
+    keys = chain(*numbered(20))
+    for noted_at in (100.0, 101.3, 102.4, 104.999):
+        recent = routes(ttl_seconds=10.0)
+        recent.note(chain("first"), endpoint="z", now=100.0)
+        recent.note(keys, endpoint="a", now=noted_at)
+        assert recent.match(keys, now=noted_at + 7.49) == {"a": 20}
+        assert recent.match(keys, now=noted_at + 10.0) == {}
+
+
+def test_irregular_looks_do_not_prolong_a_route() -> None:
+    recent = routes(ttl_seconds=8.0)
+    keys = chain(*numbered(20))
+    recent.note(keys, endpoint="a", now=0.0)
+    for now in (3.9, 7.8):
+        recent.match(keys, now=now)
+    assert recent.match(keys, now=8.0) == {}
+
+
+def test_a_route_noted_again_starts_anew() -> None:
+    recent = routes(ttl_seconds=8.0)
+    keys = chain(*numbered(20))
+    for now in (0.0, 5.0, 10.0):
+        recent.note(keys, endpoint="a", now=now)
+    assert recent.match(keys, now=15.0) == {"a": 20}
+
+
+def test_a_forgotten_endpoint_matches_nothing_until_it_is_sent_something_again() -> None:
+    recent = routes()
+    long, short = chain(*numbered(100)), chain(*numbered(10))
+    for endpoint in ("a", "b"):
+        recent.note(long, endpoint=endpoint, now=1.0)
+    recent.forget("a")
+    recent.forget("never seen")
+    assert recent.match(long, now=1.0) == {"b": 100}
+    recent.note(short, endpoint="a", now=2.0)
+    assert recent.match(long, now=2.0) == {"a": 10, "b": 100}
+
+
+def test_endpoints_that_come_and_go_are_never_taken_for_each_other() -> None:
+    recent = routes(ttl_seconds=4.0)
+    for number in range(200):
+        keys = chain(f"p{number}", *numbered(10))
+        recent.note(keys, endpoint=f"pod {number}", now=number / 10)
+        recent.forget(f"pod {number - 1}")
+        assert recent.match(keys, now=number / 10) == {f"pod {number}": 11}
+        assert recent.match(chain(f"p{number - 1}", *numbered(10)), now=number / 10) == {}
+
+
+def test_memory_is_bounded_and_the_newest_routes_stay() -> None:
+    recent = routes(limit=1_000)
+    for number in range(500):
+        keys = chain(f"p{number}", *numbered(60))
+        recent.note(keys, endpoint="a", now=1.0)
+        assert len(recent) <= 1_000 + 20
+        assert recent.match(keys, now=1.0) == {"a": 61}
+    assert recent.match(chain("p0", *numbered(60)), now=1.0) == {}
+    assert recent.match(chain("p490", *numbered(60)), now=1.0) == {"a": 61}
+
+
+@pytest.mark.parametrize("ttl_seconds", [0.0, 1e-12])
+def test_without_a_time_to_live_nothing_is_remembered(ttl_seconds: float) -> None:
+    recent, keys = routes(ttl_seconds=ttl_seconds), chain("a", "b", "c")
+    recent.note(keys, endpoint="a", now=500_000.0)
+    assert recent.match(keys, now=500_000.001) == {}
+    assert len(recent) == 0
+
+
+@pytest.mark.thorough
+def test_random_routes_match_what_a_plain_list_of_them_says() -> None:
+    source = random.Random(7)
+    recent = routes(ttl_seconds=1e6)
+    noted: list[tuple[list[str], str]] = []
+    for _ in range(400):
+        words = [source.choice("ab") for _ in range(source.randint(1, 6))] + numbered(source.randint(0, 150))
+        endpoint = source.choice(["e1", "e2", "e3"])
+        recent.note(chain(*words), endpoint=endpoint, now=0.0)
+        noted.append((words, endpoint))
+        asked = [source.choice("ab") for _ in range(source.randint(1, 6))] + numbered(source.randint(0, 150))
+        assert recent.match(chain(*asked), now=0.0) == expected(noted, asked)
+
+
+def expected(noted: list[tuple[list[str], str]], asked: list[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for words, endpoint in noted:
+        shared = next((n for n, (w, a) in enumerate(zip(words, asked, strict=False)) if w != a), None)
+        length = min(len(words), len(asked)) if shared is None else shared
+        depth = max((p for p in POSITIONS if p <= length), default=0)
+        if words == asked:
+            depth = len(asked)
+        if depth:
+            found[endpoint] = max(found.get(endpoint, 0), depth)
+    return found
+
+
+def test_what_the_index_has_known_once_is_expected_no_more() -> None:
+    recent, keys = routes(), chain(*numbered(100))
+    recent.note(keys, endpoint="a", now=1.0)
+    recent.note(keys, endpoint="b", now=1.0)
+    assert recent.match(keys, now=1.0, held={"a": 99}) == {"a": 100, "b": 100}
+    assert recent.match(keys, now=1.0, held={"a": 100}) == {"b": 100}
+    assert recent.match(keys, now=1.0) == {"b": 100}  # evicted since
+
+
+def test_what_is_sent_again_is_expected_again() -> None:
+    recent, keys = routes(), chain(*numbered(100))
+    recent.note(keys, endpoint="a", now=1.0)
+    recent.match(keys, now=1.0, held={"a": 100})
+    recent.note(keys, endpoint="a", now=2.0)
+    assert recent.match(keys, now=2.0) == {"a": 100}
+
+
+def test_another_prompt_with_the_same_beginning_is_expected_until_the_index_knows_it_too() -> None:
+    recent = routes()
+    one, other = chain(*numbered(32), *numbered(20)), chain(*numbered(32), *numbered(20, start=500))
+    recent.note(one, endpoint="a", now=1.0)
+    recent.note(other, endpoint="a", now=1.0)
+    assert recent.match(one, now=1.0, held={"a": 52}) == {}
+    assert recent.match(other, now=1.0, held={"a": 32}) == {"a": 52}
+
+
+def test_confirming_does_not_grow_without_bounds() -> None:
+    recent = routes(limit=1_000)
+    recent.note(chain("p"), endpoint="a", now=1.0)
+    for number in range(500):
+        keys = chain("p", f"p{number}")
+        recent.note(keys, endpoint="a", now=1.0)
+        recent.match(keys, now=1.0, held={"a": 2})
+        assert len(recent) <= 1_000 + 20
+
+
+WORDS = st.lists(st.sampled_from("ab"), min_size=1, max_size=12)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(("note", "match")), WORDS, st.sampled_from(("e1", "e2")), st.integers(0, 12)), max_size=60
+)
+
+
+@given(STEPS)
+def test_expectations_and_confirmations_match_what_a_plain_set_of_each_says(
+    steps: list[tuple[str, list[str], str, int]],
+) -> None:
+    recent = routes(ttl_seconds=1e6)
+    noted: set[tuple[str, tuple[str, ...]]] = set()  # endpoint, beginning
+    confirmed: set[tuple[str, tuple[str, ...]]] = set()
+    for step, words, endpoint, held in steps:
+        beginnings = [tuple(words[:depth]) for depth in range(1, len(words) + 1)]
+        remembered = [each for each in beginnings if len(each) in POSITIONS or len(each) == len(words)]
+        if step == "note":
+            recent.note(chain(*words), endpoint=endpoint, now=0.0)
+            noted.update((endpoint, each) for each in remembered)
+            confirmed.difference_update((endpoint, each) for each in remembered)
+            continue
+        wanted: dict[str, int] = {}
+        for candidate in ("e1", "e2"):
+            deepest = max((each for each in remembered if (candidate, each) in noted), key=len, default=())
+            if deepest and candidate == endpoint and held >= len(deepest):
+                confirmed.add((candidate, deepest))
+            if deepest and (candidate, deepest) not in confirmed:
+                wanted[candidate] = len(deepest)
+        assert recent.match(chain(*words), now=0.0, held={endpoint: held}) == wanted
+
+
+@given(st.lists(st.tuples(WORDS, st.sampled_from(("e1", "e2"))), max_size=20))
+def test_keys_cut_by_the_caller_are_noted_as_those_cut_here(steps: list[tuple[list[str], str]]) -> None:
+    recent, other = routes(ttl_seconds=1e6), routes(ttl_seconds=1e6)
+    for words, endpoint in steps:
+        keys = chain(*words)
+        recent.note(keys, endpoint=endpoint, now=0.0)
+        other.note(keys, endpoint=endpoint, now=0.0, cut=checkpoints(keys))
+
+        assert recent.match(keys, now=0.0) == other.match(keys, now=0.0)
+    assert len(recent) == len(other)

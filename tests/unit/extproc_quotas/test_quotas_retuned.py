@@ -1,0 +1,46 @@
+"""Quotas change while requests are open: what is open stays counted, and levels stay where they are."""
+
+from dataclasses import replace
+
+from extproc.quotas.quota import Limit
+from tests.unit.extproc_quotas.test_quotas_alone import ALL, Alone
+
+
+def test_what_is_open_counts_against_the_new_limit() -> None:
+    alone = Alone(ALL)
+    asks = [alone.ask() for _ in range(3)]
+    for ask in asks:
+        assert alone.quotas.alone(ask, "no Redis", was_done=False).allowed
+    alone.quotas.retune((replace(ALL, concurrent_requests=3),))
+    assert alone.alone().limit is Limit.CONCURRENT_REQUESTS
+    alone.quotas.settle(asks[0])
+    assert alone.alone().allowed
+
+
+def test_a_quota_that_is_as_it_was_keeps_its_key_and_what_it_has_used() -> None:
+    alone = Alone(ALL)
+    key = alone.key()
+    while alone.alone().limit is None:
+        pass
+    alone.quotas.retune((replace(ALL, tenant="bob"), ALL))
+    assert alone.key() is key
+    assert alone.alone().limit is not None
+
+
+def test_a_quota_that_is_gone_limits_nobody_and_still_settles_what_is_open() -> None:
+    alone = Alone(ALL)
+    ask = alone.ask()
+    alone.quotas.alone(ask, "no Redis", was_done=False)
+    alone.quotas.retune(())
+    assert alone.quotas.match("alice", "tiny") is None
+    assert alone.quotas.is_used  # its lease is to be ended
+    alone.quotas.settle(ask, generated_tokens=5)
+    assert alone.quotas.facts()["open_requests"] == 0
+    assert ask.key.share.open_requests == 0
+
+
+def test_whoever_had_no_quota_gets_the_new_one() -> None:
+    alone = Alone()
+    assert alone.quotas.match("alice", "tiny") is None
+    alone.quotas.retune((ALL,))
+    assert alone.quotas.match("alice", "tiny") is not None

@@ -1,0 +1,282 @@
+"""Flags beat the environment, the environment beats the file, and unknown names are refused by name."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extproc import cli, service
+from extproc.errors import ConfigError
+from extproc.settings.config import PickerSettings, parse_endpoints, parse_weights
+
+PODS = "127.0.0.1:8101,[::1]:8102"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PickerSettings]:
+    """Run `kvmesh extproc …` up to the point where it would serve, and return its settings."""
+    seen: list[PickerSettings] = []
+
+    async def serve(settings: PickerSettings, *, stop: asyncio.Event) -> None:
+        seen.append(settings)
+
+    monkeypatch.setattr(service, "serve", serve)
+    monkeypatch.delenv("KVMESH_CONFIG", raising=False)
+
+    def command(*arguments: str) -> PickerSettings:
+        root: Any = cli.build()
+        root(["extproc", *arguments], prog_name="kvmesh", standalone_mode=False)
+        return seen.pop()
+
+    return command
+
+
+def config(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "kvmesh.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_flag_beats_the_environment_and_the_file(
+    run: Callable[..., PickerSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = config(tmp_path, "index_timeout_ms: 5\nscrape_interval_ms: 50\ngrpc_port: 1111\n")
+    monkeypatch.setenv("KVMESH_SCRAPE_INTERVAL_MS", "60")
+    monkeypatch.setenv("KVMESH_GRPC_PORT", "2222")
+    settings = run("--config", path, "--endpoints", PODS, "--grpc-port", "3333")
+    assert (settings.index_timeout_seconds, settings.scrape_interval_seconds, settings.grpc_port) == (0.005, 0.06, 3333)
+
+
+def test_lists_and_mappings_may_be_written_as_yaml(run: Callable[..., PickerSettings], tmp_path: Path) -> None:
+    text = "endpoints: ['127.0.0.1:1', '[::1]:2']\nweights: {prefix: 1.5}\nknown_models: [a, b]\n"
+    settings = run("--config", config(tmp_path, text))
+    assert settings.endpoints == ("127.0.0.1:1", "[::1]:2")
+    assert settings.policy.weights == {"prefix": 1.5}
+    assert settings.known_models == {"a", "b"}
+
+
+def test_a_key_of_another_command_is_not_an_error(run: Callable[..., PickerSettings], tmp_path: Path) -> None:
+    assert run("--config", config(tmp_path, "indexer_admin_port: 9\n"), "--endpoints", PODS).endpoints
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("indx_timeout_ms: 5\n", "unknown setting 'indx_timeout_ms'; the nearest valid one is 'index_timeout_ms'"),
+        ("- a\n", "must be a mapping"),
+        ("a: [\n", "not readable as YAML"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_mistake(
+    run: Callable[..., PickerSettings], tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run("--config", config(tmp_path, text), "--endpoints", PODS)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "redis_password_file: @secret7741",
+        "redis: *secret7741",
+        "redis: !secret7741 x",
+        "redis: redis://:secret7741: x@127.0.0.1",
+        'redis: "redis://:secret7741@127.0.0.1',
+        "redis: &secret7741 &secret7741 x",
+        "redis: %secret7741",
+    ],
+)
+def test_a_mistake_in_a_line_is_told_without_the_line(
+    run: Callable[..., PickerSettings], tmp_path: Path, line: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"not readable as YAML: line \d+, column \d+: ") as refused:
+        run("--config", config(tmp_path, f"{line}\n"), "--endpoints", PODS)
+    assert "secret7741" not in str(refused.value)
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest_one(
+    run: Callable[..., PickerSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVMESH_GRCP_PORT", "1")
+    with pytest.raises(ConfigError, match="KVMESH_GRCP_PORT; the nearest valid one is 'KVMESH_GRPC_PORT'"):
+        run("--endpoints", PODS)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("KVMESH_SERVICE_HOST", "10.0.0.7"),
+        ("KVMESH_REDIS_SERVICE_PORT_METRICS", "9121"),
+        ("KVMESH_PORT", "tcp://10.0.0.7:80"),
+        ("KVMESH_PICKER_PORT_9002_TCP_ADDR", "10.0.0.7"),
+    ],
+)
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_mistake(
+    run: Callable[..., PickerSettings], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert run("--endpoints", PODS).endpoints
+
+
+@pytest.mark.parametrize(
+    "flags", [("--log-format", "json", "--log-level", "warning")] * 2, ids=["format-first", "level-first"]
+)
+def test_logging_is_configured_whichever_option_comes_first(
+    run: Callable[..., PickerSettings],
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    request: pytest.FixtureRequest,
+) -> None:
+    ordered = flags if request.node.callspec.id == "format-first" else (*flags[2:], *flags[:2])
+    run("--endpoints", PODS, *ordered)
+    logging.getLogger("kvmesh.test").info("not this")
+    logging.getLogger("kvmesh.test").warning("this", extra={"pod": "a"})
+    (line,) = capsys.readouterr().err.splitlines()
+    facts = json.loads(line)
+    assert (facts["level"], facts["message"], facts["pod"]) == ("warning", "this", "a")
+
+
+def test_a_tokenizer_without_its_model_is_refused(run: Callable[..., PickerSettings]) -> None:
+    with pytest.raises(ConfigError, match="--tokenizer is given without --model"):
+        run("--endpoints", PODS, "--tokenizer", ".")
+
+
+@pytest.mark.parametrize(
+    ("policy", "field"),
+    [('{"cordoned": ["127.0.0.1"]}', "policy.cordoned"), ('{"roles": {"[::1]:8103": "prefill"}}', "policy.roles")],
+)
+def test_a_policy_for_an_endpoint_that_there_is_not_is_refused(
+    run: Callable[..., PickerSettings], policy: str, field: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{field}: .* is none of --endpoints"):
+        run("--endpoints", PODS, "--policy", policy)
+
+
+def test_a_long_flat_policy_is_not_taken_for_a_file_s_name(run: Callable[..., PickerSettings]) -> None:
+    long = ",".join(["stale_after_seconds=3"] * 20)
+    assert run("--endpoints", PODS, "--policy", long).policy.stale_after_seconds == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "localhost",
+        "localhost:80",
+        "1.2.3.4",
+        "1.2.3.4:0",
+        "1.2.3.4:65536",
+        "::1:80",
+        "[1.2.3.4]:1",
+        ":80",
+        "1.2.3.4:b",
+        "1.2.3.4:\N{SUPERSCRIPT TWO}",
+        "1.2.3.4:1,1.2.3.4:1",
+    ],
+)
+def test_a_bad_endpoint_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="endpoint"):
+        parse_endpoints(text)
+
+
+@pytest.mark.parametrize("text", ["prefx=1", "prefix", "prefix=x", "prefix=-1", "prefix=nan", "prefix=inf"])
+def test_bad_weights_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"scorer|weight"):
+        parse_weights(text)
+
+
+@pytest.mark.parametrize("command", ["extproc", "indexer", "sim", "up", "explain", "version"])
+def test_every_command_has_help_and_the_shared_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root: Any = cli.build()
+    root([command, "--help"], prog_name="kvmesh", standalone_mode=False)
+    text = capsys.readouterr().out
+    assert all(flag in text for flag in ("--config", "--log-format", "--log-level", "KVMESH_CONFIG"))
+
+
+def test_flags_go_before_the_policy_s_file_and_the_file_before_the_defaults(
+    run: Callable[..., PickerSettings], tmp_path: Path
+) -> None:
+    file = config(tmp_path, "strategy: prefix-aware\nstale_after_seconds: 9\nfallbacks: 1\n")
+    policy = run("--endpoints", PODS, "--policy", file, "--stale-after-ms", "3000").policy
+    assert (policy.strategy, policy.weights["prefix"]) == ("prefix-aware", 3.0)
+    assert (policy.stale_after_seconds, policy.fallbacks, policy.recent_prefix_seconds) == (3, 1, 5)
+    assert run("--endpoints", PODS, "--policy", file, "--weights", "turn=1").policy.weights == {"turn": 1.0}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policy: {strategy: least-request}\n",
+        "policy:\n  strategy: least-request\n  health: {slow_factor: 3}\n",
+        'policy: \'{"strategy": "least-request"}\'\n',
+        "strategy: least-request\n",
+    ],
+)
+def test_the_policy_may_stand_in_the_configuration_file(
+    run: Callable[..., PickerSettings], tmp_path: Path, text: str
+) -> None:
+    settings = run("--config", config(tmp_path, text), "--endpoints", PODS)
+    assert settings.policy.weights == {"active-requests": 1.0}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policy: {priorities: {default_class: sheddable, overload: {waiting_requests: 7}}}\n",
+        "priorities: {default_class: sheddable, overload: {waiting_requests: 7}}\n",
+        "priorities: {default_class: sheddable}\npolicy: {priorities: {default_class: critical, overload: "
+        "{waiting_requests: 7}}}\n",
+    ],
+)
+def test_the_priorities_may_stand_in_the_policy_or_by_themselves(
+    run: Callable[..., PickerSettings], tmp_path: Path, text: str
+) -> None:
+    found = run("--config", config(tmp_path, text), "--endpoints", PODS).policy.priorities
+    assert (found.default_class, found.overload.waiting_requests) == ("sheddable", 7)
+
+
+def test_the_flags_of_single_priorities_go_before_the_documents(run: Callable[..., PickerSettings]) -> None:
+    document = '{"trust_objective": true, "overload": {"enabled": false, "queue_requests": 3}}'
+    usual = run("--endpoints", PODS).policy.priorities
+    read = run("--endpoints", PODS, "--priorities", document).policy.priorities
+    flags = ("--overload", "--no-trust-objective")
+    changed = run("--endpoints", PODS, "--priorities", document, *flags).policy.priorities
+    found = [(one.trust_objective, one.overload.enabled, one.overload.queue_requests) for one in (usual, read, changed)]
+    assert found == [(False, True, 4000), (True, False, 3), (False, True, 3)]
+
+
+def test_a_smaller_model_that_would_be_answered_404_is_refused(run: Callable[..., PickerSettings]) -> None:
+    step = '{"classes": {"standard": {"degrade": [{"step": "smaller-model", "enter": 2, "leave": 1, "model": "%s"}]}}}'
+    models = ("--models", '{"only_listed": true, "served": [{"name": "big"}, {"name": "small"}]}')
+    assert run("--endpoints", PODS, *models, "--priorities", step % "small").policy
+    assert run("--endpoints", PODS, "--priorities", step % "smal").policy
+    with pytest.raises(ConfigError, match=r"classes.standard.degrade\[0\].model: 'smal' is not in --models"):
+        run("--endpoints", PODS, *models, "--priorities", step % "smal")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--priorities", '{"clases": {}}'), "policy.priorities.clases: unknown field"),
+        (("--priorities", "no-such-file.yaml"), "--priorities: cannot read no-such-file.yaml"),
+        (("--policy", "no-such-file.yaml"), "--policy: cannot read no-such-file.yaml"),
+        (("--policy", '{"weights": {"prefx": 1}}'), "policy.weights.prefx: unknown scorer"),
+        (("--policy", "{"), "--policy: not readable as YAML"),
+        (("--models", '{"served": [{}]}'), "models.served"),
+    ],
+)
+def test_a_policy_that_cannot_be_read_is_refused(
+    run: Callable[..., PickerSettings], flags: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run("--endpoints", PODS, *flags)
+
+
+def test_the_model_of_the_flags_joins_those_of_the_table(run: Callable[..., PickerSettings]) -> None:
+    models = '{"served": [{"name": "big", "aliases": ["b"]}]}'
+    settings = run("--endpoints", PODS, "--model", "tiny", "--models", models)
+    assert [model.name for model in settings.model_table.served] == ["tiny", "big"]
+    assert run("--endpoints", PODS, "--model", "b", "--models", models).model_table.served[0].name == "big"

@@ -1,0 +1,72 @@
+"""The endpoints in the metrics are those that the picker knows now, as they are now."""
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from extproc.pods.endpoint import EndpointLoad, EndpointStatus, Reachability
+from extproc.pods.latency_estimate import LatencyEstimates
+from extproc.telemetry.endpoint_telemetry import EndpointTelemetry, EndpointView
+
+LOAD = EndpointLoad(
+    waiting_requests=2,
+    running_requests=3,
+    kv_usage=0.25,
+    prefix_hit_tokens=100,
+    prefix_query_tokens=400,
+    reported_at=8.0,
+)
+
+
+def status(address: str, reachability: Reachability, load: EndpointLoad | None = None) -> EndpointStatus:
+    return EndpointStatus(address=address, reachability=reachability, load=load)
+
+
+def shown(*statuses: EndpointStatus, problem: str | None = None) -> dict[str, float]:
+    """Return what is not 0, or belongs to no endpoint."""
+    registry = CollectorRegistry()
+    estimates = LatencyEstimates(tokens_per_second=1000.0)
+    estimates.first_token("a", uncached_tokens=10, waited_tokens=0.0, seconds=1.0, now=0.0, predicted=1.5)
+    view = EndpointView(
+        known=lambda _: statuses,
+        estimates=estimates,
+        role_of=lambda address: "prefill" if address == "a" else "both",
+        index_problem=lambda: problem,
+    )
+    EndpointTelemetry(view, registry=registry, clock=lambda: 10.0)
+    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    found = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+    return {name: value for name, value in found.items() if value or "endpoint=" not in name}
+
+
+def test_an_endpoint_that_reports_is_shown_with_its_report() -> None:
+    found = shown(status("a", Reachability.READY, LOAD))
+    pace = found.pop('kvmesh_endpoint_prefill_seconds_per_token{endpoint="a"}')
+    assert 0.0 < pace < 1.0
+    assert found == {
+        'kvmesh_endpoint_info{endpoint="a",role="prefill"}': 1.0,
+        'kvmesh_endpoint_state{endpoint="a",state="ready"}': 1.0,
+        'kvmesh_endpoint_reporting{endpoint="a"}': 1.0,
+        'kvmesh_endpoint_waiting_requests{endpoint="a"}': 2.0,
+        'kvmesh_endpoint_running_requests{endpoint="a"}': 3.0,
+        'kvmesh_endpoint_kv_usage_ratio{endpoint="a"}': 0.25,
+        'kvmesh_endpoint_report_age_seconds{endpoint="a"}': 2.0,
+        'kvmesh_endpoint_prefix_hit_tokens_total{endpoint="a"}': 100.0,
+        'kvmesh_endpoint_prefix_query_tokens_total{endpoint="a"}': 400.0,
+        'kvmesh_ttft_estimate_bias_seconds{endpoint="a"}': 0.5,
+        "kvmesh_index_problem": 0.0,
+    }
+
+
+def test_one_without_a_fresh_report_has_a_state_and_no_load() -> None:
+    found = shown(status("b", Reachability.UNREACHABLE), problem="no answer")
+    assert found == {
+        'kvmesh_endpoint_info{endpoint="b",role="both"}': 1.0,
+        'kvmesh_endpoint_state{endpoint="b",state="unreachable"}': 1.0,
+        'kvmesh_endpoint_prefill_seconds_per_token{endpoint="b"}': found[
+            'kvmesh_endpoint_prefill_seconds_per_token{endpoint="b"}'
+        ],
+        "kvmesh_index_problem": 1.0,
+    }
+
+
+def test_one_that_is_gone_is_not_shown() -> None:
+    assert not [name for name in shown() if "endpoint=" in name]

@@ -1,0 +1,366 @@
+"""From events to operations: what is indexed, under which keys, and what is counted instead."""
+
+from array import array
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from kv_indexer.apply.change_plan import (
+    Knowledge,
+    Plan,
+    first_blocks_to_look_up,
+    first_size_change,
+    hashes_to_look_up,
+    plan_adoption,
+    plan_change,
+)
+from kvmesh.blocks.block_keys import block_keys, root_key
+from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvmesh.blocks.extra_keys import fold_features
+from kvmesh.blocks.groups import CacheGroup
+from kvmesh.blocks.index_changes import Clear, Remove, Store, pack_hashes
+
+
+def roots(lora: str | None, cache_salt: str | None) -> bytes:
+    return root_key(hash_seed="kvmesh", model="tiny", lora=lora, cache_salt=cache_salt)
+
+
+ROOT = roots(None, None)
+
+
+def tokens(*values: int) -> bytes:
+    return array("I", values).tobytes()
+
+
+def stored(*hashes: int, first_token: int = 0, parent: int | None = None, **more: Any) -> BlockStored:
+    """Blocks of 4 tokens that count up."""
+    count = len(hashes) * 4
+    fields: dict[str, Any] = {
+        "tokens": tokens(*range(first_token, first_token + count)),
+        "block_size": 4,
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
+    return BlockStored(block_hashes=hashes, parent_block_hash=parent, **{**fields, **more})
+
+
+def keys(count: int, parent: bytes = ROOT, *, first_token: int = 0) -> bytes:
+    return block_keys(tokens(*range(first_token, first_token + 4 * count)), block_size=4, parent=parent)
+
+
+def plan(*events: Event, knowledge: Knowledge | None = None) -> Plan:
+    return plan_change(events, knowledge=knowledge or Knowledge(), roots=roots)
+
+
+def offloaded(*hashes: int, tier: str = "CPU") -> BlockStored:
+    """What OffloadingConnector says: the hashes alone."""
+    return BlockStored(block_hashes=hashes, parent_block_hash=None, tokens=b"", block_size=0, medium=tier)
+
+
+def gpu_removal(*hashes: int, group: int | None = 0) -> BlockRemoved:
+    return BlockRemoved(block_hashes=hashes, group_idx=group)
+
+
+def gpu_store(hashes: tuple[int, ...], block_keys_: bytes, **more: Any) -> Store:
+    fields = {"tier": "GPU", "group": 0, "block_size": 4, **more}
+    return Store(hashes=pack_hashes(hashes), keys=block_keys_, **fields)
+
+
+def test_a_store_is_chained_from_the_root() -> None:
+    assert plan(stored(1, 2)) == Plan(operations=[gpu_store((1, 2), keys(2))])
+
+
+def test_a_child_is_chained_from_its_parent_of_the_same_change_and_merged_with_it() -> None:
+    assert plan(stored(1), stored(2, first_token=4, parent=1)) == Plan(operations=[gpu_store((1, 2), keys(2))])
+
+
+def test_a_child_is_chained_from_a_known_parent_and_becomes_known_itself() -> None:
+    knowledge = Knowledge(keys={7: b"parent-8"})
+
+    assert plan(stored(2, parent=7), knowledge=knowledge).operations == [gpu_store((2,), keys(1, b"parent-8"))]
+    assert knowledge.keys == {7: b"parent-8", 2: keys(1, b"parent-8")}
+
+
+def test_an_unknown_parent_is_counted_and_never_taken_for_a_root() -> None:
+    assert plan(stored(2, parent=7)).operations == []
+    assert plan(stored(2, parent=7)).skipped == {"unknown-parent": 1}
+
+
+def test_hashes_to_look_up_are_those_that_nothing_explains() -> None:
+    events = [
+        stored(1),
+        stored(2, parent=1),
+        stored(3, parent=50),
+        stored(4, parent=60, group_idx=2),
+        stored(5, parent=3),
+        stored(6, parent=61, tokens=tokens(*range(64))),  # not dense: not worth a question
+        offloaded(1, 70),
+    ]
+
+    knowledge = Knowledge(keys={50: b"k"}, groups={2: CacheGroup(kind="full_attention", block_size=4)})
+    assert hashes_to_look_up(events, knowledge) == {(60, 2), (70, 0)}
+
+
+def test_order_is_kept_and_a_clear_forgets_block_sizes() -> None:
+    knowledge = Knowledge()
+    events = (stored(1), BlockRemoved(block_hashes=(1,), group_idx=0), AllBlocksCleared(), stored(1, medium="CPU"))
+
+    assert plan(*events, knowledge=knowledge).operations == [
+        gpu_store((1,), keys(1)),
+        Remove(tier="GPU", group=0, hashes=pack_hashes((1,))),
+        Clear(),
+        gpu_store((1,), keys(1), tier="CPU"),
+    ]
+    assert knowledge.block_sizes == {"CPU": 4}
+
+
+def test_tiers_and_groups_stay_apart() -> None:
+    assert plan(stored(1), stored(1, medium="CPU"), stored(1, group_idx=1)).operations == [
+        gpu_store((1,), keys(1)),
+        gpu_store((1,), keys(1), tier="CPU"),
+        gpu_store((1,), keys(1), group=1),
+    ]
+
+
+def test_adapter_and_salt_are_part_of_the_root_and_items_of_their_block() -> None:
+    event = stored(1, 2, lora_name="ad", extra_keys=(("ad", "s"), ("ad", ("mm-1", 0))))
+
+    assert plan(event).operations == [
+        gpu_store(
+            (1, 2),
+            block_keys(
+                tokens(*range(8)), block_size=4, parent=roots("ad", "s"), extra=[None, fold_features([("mm-1", 0)])]
+            ),
+        )
+    ]
+
+
+def test_a_salt_that_the_event_names_is_part_of_the_root() -> None:
+    assert plan(stored(1, cache_salt="s")).operations == [gpu_store((1,), keys(1, roots(None, "s")))]
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "mla_attention", "sink_full_attention"])
+def test_dense_groups_are_indexed(kind: str) -> None:
+    assert plan(stored(1, kv_cache_spec_kind=kind)).skipped == {}
+
+
+def test_a_missing_kind_without_a_group_is_an_older_vllm_and_is_indexed() -> None:
+    assert plan(stored(1, kv_cache_spec_kind=None, group_idx=None)).operations == [gpu_store((1,), keys(1))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"kv_cache_spec_kind": "sliding_window"}, "not-full-attention"),
+        ({"kv_cache_spec_kind": "mamba"}, "not-full-attention"),
+        ({"kv_cache_spec_kind": None, "group_idx": 1}, "not-full-attention"),
+        ({"tokens": b"", "block_size": 0}, "placeholder"),
+        ({"tokens": b"", "block_size": 0, "medium": "CPU"}, "placeholder-unknown"),
+        ({"tokens": tokens(*range(64))}, "not-dense"),
+        ({"medium": "TAPE"}, "unknown-medium"),
+        ({"locality": "REMOTE"}, "remote"),
+        ({"group_idx": 256}, "group-out-of-range"),
+    ],
+)
+def test_what_is_not_indexed_is_counted_by_reason(changes: dict[str, Any], reason: str) -> None:
+    assert plan(stored(1, **changes)) == Plan(skipped=Counter({reason: 1}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"extra_keys": (None, None)}, "extra-keys-mismatch"), ({"extra_keys": ((7,),)}, "unknown-extra-key")],
+)
+def test_what_nobody_understands_is_not_indexed_and_counted_apart(changes: dict[str, Any], reason: str) -> None:
+    assert plan(stored(1, **changes)) == Plan(not_understood=Counter({reason: 1}))
+
+
+def test_a_removal_from_a_tier_that_is_not_indexed_is_counted() -> None:
+    assert plan(BlockRemoved(block_hashes=(1,), medium="TAPE")).skipped == {"removal-of-unindexed": 1}
+
+
+WINDOW: dict[str, Any] = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 128, "group_idx": 1}
+
+
+def test_a_sparse_group_is_learned_though_it_is_not_indexed() -> None:
+    knowledge = Knowledge()
+    plan(stored(1, **WINDOW), stored(1), knowledge=knowledge)
+
+    assert knowledge.groups == {
+        0: CacheGroup(kind="full_attention", block_size=4),
+        1: CacheGroup(kind="sliding_window", block_size=4, sliding_window=128),
+    }
+
+
+def test_removals_of_a_group_that_is_not_indexed_are_dropped_early() -> None:
+    knowledge = Knowledge()
+
+    assert plan(stored(1, **WINDOW), gpu_removal(1, group=1), gpu_removal(1), knowledge=knowledge) == Plan(
+        operations=[Remove(tier="GPU", group=0, hashes=pack_hashes((1,)))],
+        skipped=Counter({"not-full-attention": 1, "removal-of-unindexed": 1}),
+    )
+
+
+def test_groups_that_nobody_describes_are_indexed_while_there_is_one_and_void_once_there_are_two() -> None:
+    knowledge = Knowledge()
+    nameless: dict[str, Any] = {"kv_cache_spec_kind": None}
+
+    assert plan(stored(1, **nameless), knowledge=knowledge).operations == [gpu_store((1,), keys(1))]
+    assert plan(stored(1, **nameless, group_idx=1), stored(2, **nameless), knowledge=knowledge) == Plan(
+        operations=[Clear()], skipped=Counter({"not-full-attention": 2})
+    )
+
+
+def test_offloaded_blocks_take_their_keys_from_the_tier_that_told_of_them() -> None:
+    knowledge = Knowledge()
+
+    assert plan(stored(1, 2), offloaded(2), knowledge=knowledge) == Plan(
+        operations=[gpu_store((1, 2), keys(2)), gpu_store((2,), keys(2)[8:], tier="CPU")]
+    )
+    assert knowledge.block_sizes == {"GPU": 4, "CPU": 4}
+
+
+def test_an_offloaded_block_that_nobody_told_of_is_counted_and_nothing_else() -> None:
+    knowledge = Knowledge()
+    plan(stored(1), knowledge=knowledge)
+
+    assert plan(offloaded(77), knowledge=knowledge) == Plan(skipped=Counter({"placeholder-unknown": 1}))
+
+
+def test_several_blocks_from_the_start_of_a_prompt_that_is_held_are_a_report_and_not_counted_again() -> None:
+    assert plan(stored(1), stored(1, 2)).operations == [
+        gpu_store((1,), keys(1)),
+        gpu_store((1, 2), keys(2), set_only=True),
+    ]
+
+
+def test_a_prompt_whose_first_block_is_gone_is_computed_anew_and_counted() -> None:
+    operations = plan(stored(1, 2), gpu_removal(1), stored(1, 2)).operations
+
+    assert [each.set_only for each in operations if isinstance(each, Store)] == [False, False]
+
+
+def test_a_first_block_of_which_one_copy_of_two_is_gone_is_still_held() -> None:
+    operations = plan(stored(1), stored(1), gpu_removal(1), stored(1, 2)).operations
+
+    assert operations[-1] == gpu_store((1, 2), keys(2), set_only=True)
+
+
+def test_where_the_index_lacks_blocks_what_may_be_a_report_is_not_counted_twice() -> None:
+    assert plan(stored(1, 2), knowledge=Knowledge(is_exact=False)).operations == [
+        gpu_store((1, 2), keys(2), set_only=True)
+    ]
+
+
+def test_first_blocks_to_look_up_are_those_that_we_did_not_see_stored() -> None:
+    knowledge = Knowledge(first_blocks={1: 1})
+    events = [stored(1, 2), stored(3, 4), stored(5, parent=4), stored(6, medium="CPU"), stored(7, **WINDOW)]
+
+    assert first_blocks_to_look_up(events, knowledge) == {(3, 0)}
+
+
+def test_a_lone_first_block_is_counted_until_the_publisher_reports_what_it_has() -> None:
+    knowledge = Knowledge()
+    plan(stored(1), knowledge=knowledge)
+    assert plan(stored(1), knowledge=knowledge).operations == [gpu_store((1,), keys(1))]
+
+    plan(stored(1, 2), knowledge=knowledge)
+    assert plan(stored(1), knowledge=knowledge).operations == [gpu_store((1,), keys(1), set_only=True)]
+
+
+def test_a_prompt_that_begins_like_a_removed_one_is_no_report() -> None:
+    knowledge = Knowledge()
+    plan(stored(1), gpu_removal(1), stored(1, 2), knowledge=knowledge)
+
+    assert not knowledge.reports_anew
+
+
+def test_later_blocks_and_other_tiers_are_always_counted() -> None:
+    operations = plan(stored(1, 2), stored(3, 4, first_token=8, parent=2), stored(1, 2, medium="CPU")).operations
+
+    assert [(type(each), each.set_only) for each in operations if isinstance(each, Store)] == [
+        (Store, False),
+        (Store, False),
+    ]
+
+
+def test_orphans_are_stored_when_their_parent_arrives_and_theirs_after_them() -> None:
+    knowledge = Knowledge()
+    assert plan(stored(3, first_token=8, parent=2), stored(2, first_token=4, parent=1), knowledge=knowledge) == Plan(
+        skipped=Counter({"unknown-parent": 2})
+    )
+
+    assert plan(stored(1), knowledge=knowledge) == Plan(operations=[gpu_store((1, 2, 3), keys(3))])
+    assert len(knowledge.orphans) == 0
+
+
+def test_an_orphan_that_was_removed_meanwhile_is_not_stored_but_its_children_are() -> None:
+    knowledge = Knowledge()
+    orphans = (stored(2, 3, first_token=4, parent=1), stored(4, first_token=12, parent=3))
+    assert plan(*orphans, gpu_removal(3), knowledge=knowledge).operations == []
+
+    assert plan(stored(1), knowledge=knowledge).operations == [gpu_store((1, 2, 4), keys(2) + keys(4)[24:])]
+
+
+def test_a_clear_forgets_orphans() -> None:
+    knowledge = Knowledge()
+    plan(stored(2, first_token=4, parent=1), AllBlocksCleared(), knowledge=knowledge)
+
+    assert plan(stored(1), knowledge=knowledge).operations == [gpu_store((1,), keys(1))]
+
+
+def test_orphans_whose_parent_became_known_otherwise_are_adopted() -> None:
+    knowledge = Knowledge()
+    plan(stored(2, first_token=4, parent=1), knowledge=knowledge)
+    knowledge.keys[1] = keys(1)
+
+    assert plan_adoption(knowledge=knowledge, roots=roots) == Plan(operations=[gpu_store((2,), keys(2)[8:])])
+
+
+def test_orphans_that_had_to_go_are_counted() -> None:
+    knowledge = Knowledge()
+    orphans = [stored(number, parent=number + 1_000_000) for number in range(4098)]
+
+    assert plan(*orphans, knowledge=knowledge).skipped == {"unknown-parent": 4098, "orphan-dropped": 2}
+
+
+SIXTEEN: dict[str, Any] = {"block_size": 16, "tokens": tokens(*range(32))}
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ((stored(1), stored(2)), None),
+        ((stored(1), stored(1, 2, **SIXTEEN)), 1),
+        ((stored(1), AllBlocksCleared(), stored(1, 2, **SIXTEEN)), None),
+        ((stored(1), stored(1, 2, **SIXTEEN, medium="CPU")), None),  # an offloaded chunk may be larger
+        ((stored(1), stored(1, 2, **SIXTEEN, group_idx=1)), None),  # a second dense group
+        ((stored(1), stored(1, 2, **SIXTEEN, kv_cache_spec_kind="mamba", group_idx=1)), None),
+        ((stored(1, 2, **SIXTEEN), stored(1)), None),  # a part of a block
+        ((stored(1, 2, **SIXTEEN), stored(1, 2)), 1),
+    ],
+)
+def test_only_a_new_process_changes_the_block_size_of_the_same_cache(
+    events: tuple[Event, ...], expected: int | None
+) -> None:
+    knowledge = Knowledge()
+    plan(events[0], knowledge=knowledge)
+
+    assert first_size_change([(event,) for event in events], knowledge) == expected
+
+
+def test_blocks_of_another_size_than_their_tiers_are_counted_by_cause() -> None:
+    knowledge = Knowledge()
+    plan(stored(1, 2, **SIXTEEN), knowledge=knowledge)
+    assert plan(stored(3), stored(3, 4), knowledge=knowledge).skipped == {"partial-block": 1, "other-block-size": 1}
+
+    knowledge.mixes_sizes = True
+    assert plan(stored(3, 4), knowledge=knowledge).skipped == {"block-size-changed": 1}
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    knowledge = Knowledge(keys=dict.fromkeys(range(70_000), b"k"), first_blocks=dict.fromkeys(range(5000), 1))
+    knowledge.forget_oldest()
+
+    assert (len(knowledge.keys), len(knowledge.first_blocks)) == (49_152, 3072)
+    assert max(knowledge.keys) == 69_999

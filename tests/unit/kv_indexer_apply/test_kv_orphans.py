@@ -1,0 +1,70 @@
+"""Stores that wait for their parents: bounded, in order, and never more of them than the pod still has."""
+
+from array import array
+
+from kv_indexer.apply.orphans import OrphanTable
+from kvmesh.blocks.events import BlockStored
+
+
+def child(*hashes: int, parent: int = 1, tier: str = "GPU") -> BlockStored:
+    tokens = array("I", range(4 * len(hashes))).tobytes()
+    return BlockStored(block_hashes=hashes, parent_block_hash=parent, tokens=tokens, block_size=4, medium=tier)
+
+
+def taken(table: OrphanTable, *parents: int) -> list[tuple[tuple[int, ...], set[int]]]:
+    return [(orphan.event.block_hashes, orphan.gone) for orphan in table.take(parents)]
+
+
+def test_what_waits_for_a_parent_is_handed_out_once_and_in_order_of_arrival() -> None:
+    table = OrphanTable()
+    for event in (child(2, parent=1), child(9, parent=8), child(3, parent=7), child(4, parent=1)):
+        table.add(event)
+
+    assert table.parents() == {1, 7, 8}
+    assert taken(table, 7, 1) == [((2,), set()), ((3,), set()), ((4,), set())]
+    assert (taken(table, 7, 1), len(table)) == ([], 1)
+
+
+def test_a_removal_takes_one_reference_to_one_block_of_one_tier_back() -> None:
+    table = OrphanTable()
+    for event in (child(2, 3), child(3), child(3, tier="CPU")):
+        table.add(event)
+
+    assert table.remove(tier="GPU", group=0, engine_hash=3)
+    assert table.remove(tier="GPU", group=0, engine_hash=3)
+    assert not table.remove(tier="GPU", group=0, engine_hash=3)
+    assert not table.remove(tier="GPU", group=1, engine_hash=2)
+    assert taken(table, 1) == [((2, 3), {1}), ((3,), {0}), ((3,), set())]
+    assert not table.remove(tier="CPU", group=0, engine_hash=3)
+
+
+def test_the_oldest_go_first_when_there_are_too_many() -> None:
+    table = OrphanTable(max_events=2)
+
+    assert [table.add(child(number)) for number in (2, 3, 4)] == [0, 0, 1]
+    assert not table.remove(tier="GPU", group=0, engine_hash=2)
+    assert taken(table, 1) == [((3,), set()), ((4,), set())]
+
+
+def test_the_oldest_go_first_when_they_are_too_large() -> None:
+    table = OrphanTable(max_bytes=2000)
+
+    assert [table.add(child(number)) for number in (2, 3, 4)] == [0, 0, 1]
+    assert table.add(child(*range(100))) == 1  # alone too large: it pushes nobody out
+    assert len(table) == 2
+
+
+def test_a_clear_empties_the_table_for_good() -> None:
+    table = OrphanTable(max_bytes=2000)
+    table.add(child(2))
+    table.clear()
+
+    assert (len(table), table.parents(), taken(table, 1)) == (0, set(), [])
+    assert [table.add(child(number)) for number in (2, 3)] == [0, 0]  # its bytes are free again
+
+
+def test_a_hash_that_is_twice_in_one_event_is_two_references() -> None:
+    table = OrphanTable()
+    table.add(child(2, 2))
+
+    assert [table.remove(tier="GPU", group=0, engine_hash=2) for _ in range(3)] == [True, True, False]
