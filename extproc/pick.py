@@ -45,7 +45,7 @@ from extproc.models.model_rules import ResolvedModel, fall_back, resolve, stand_
 from extproc.models.models import ModelTable, ServedModel
 from extproc.pods.endpoint import Ask, Candidate, EndpointStatus
 from extproc.pods.inflight import Bookings
-from extproc.policy.standing import Standing
+from extproc.policy.request_class import RequestClass
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import (
     NO_HITS,
@@ -102,7 +102,7 @@ class Picked(msgspec.Struct, frozen=True, kw_only=True):
         return len(prepared.tokens.prompts) == 1 and len(prepared.request.prompts) <= 1 and bool(prepared.hits.prompts)
 
 
-Gate = Callable[[RequestFacts, ResolvedModel, Standing], None]  # the model that it goes to, as the load allows now
+Gate = Callable[[RequestFacts, ResolvedModel, RequestClass], None]  # the model that it goes to, as the load allows now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,7 @@ class EndpointPicker:
             require_readable=self.needs_bodies,
         )
         self._require_known(request.model)
-        standing = classify(facts, model=asked_model(request.model, self.models), policy=self.policy.priorities)
+        request_class = classify(facts, model=asked_model(request.model, self.models), policy=self.policy.priorities)
         resolved = resolve(
             request.model,
             table=self.models,
@@ -172,12 +172,12 @@ class EndpointPicker:
             learned=self.endpoints.learned_adapters,
         )
         # before the load may put another model in its place
-        charged = charged_model(self.policy.priorities.quotas, tenant=standing.tenant, resolved=resolved)
+        charged = charged_model(self.policy.priorities.quotas, tenant=request_class.tenant, resolved=resolved)
         self.telemetry.phase("parse", self.clock() - started)
         try:
-            return await self._prepare_at_once(facts, body, request, resolved, standing, charged, gate)
+            return await self._prepare_at_once(facts, body, request, resolved, request_class, charged, gate)
         except PickError as refusal:
-            refusal.asked = asked_for(request, resolved, standing)
+            refusal.asked = asked_for(request, resolved, request_class)
             raise
 
     def _prepare_at_once(
@@ -186,21 +186,21 @@ class EndpointPicker:
         body: bytes | None,
         request: InferenceRequest,
         resolved: ResolvedModel,
-        standing: Standing,
+        request_class: RequestClass,
         charged: str | None,
         gate: Gate | None,
     ) -> Awaitable[Prepared]:
         """Prepare as the load allows now. Its own errors come before anything is awaited."""
-        measures = self.pressure.measures(standing, pool=pool_of(resolved))
+        measures = self.pressure.measures(request_class, pool=pool_of(resolved))
         notes: tuple[str, ...] = ()
         smaller = measures.model
         if smaller is not None and smaller != resolved.model and may_change_model(request, adapter=resolved.adapter):
-            notes = (f"{smaller} in place of {resolved.model}: class {standing.class_name!r} is under pressure",)
+            notes = (f"{smaller} in place of {resolved.model}: class {request_class.class_name!r} is under pressure",)
             learned = self.endpoints.learned_adapters
             resolved = stand_in(smaller, table=self.models, of=resolved, learned=learned)
         if gate is not None:
-            gate(facts, resolved, standing)
-        return self._prepare(facts, body, request, resolved, standing, measures, notes, charged, None)
+            gate(facts, resolved, request_class)
+        return self._prepare(facts, body, request, resolved, request_class, measures, notes, charged, None)
 
     async def fall_back(self, prepared: Prepared, refusal: NoReadyEndpointError) -> Prepared:
         """Prepare the request for the next model that may stand in; raise the refusal where there is none."""
@@ -213,7 +213,7 @@ class EndpointPicker:
             prepared.body,
             prepared.request,
             fall_back(following, table=self.models, of=prepared.resolved, learned=self.endpoints.learned_adapters),
-            prepared.standing,
+            prepared.request_class,
             prepared.measures,
             (*prepared.notes, note),
             None,
@@ -226,7 +226,7 @@ class EndpointPicker:
         body: bytes | None,
         request: InferenceRequest,
         resolved: ResolvedModel,
-        standing: Standing,
+        request_class: RequestClass,
         measures: Measures,
         notes: tuple[str, ...],
         charged: str | None,
@@ -240,20 +240,20 @@ class EndpointPicker:
             body,
             request,
             resolved,
-            standing=standing,
+            request_class=request_class,
             measures=measures,
             engine_priority=self.policy.priorities.engine_priority,
             max_bytes=self.max_body_bytes,
             degraded=degraded,
         )
         tokens = await self._prompt_tokens(request, sent.plain, resolved, degraded)
-        require_within_limit(tokens, measures=measures, class_name=standing.class_name)
+        require_within_limit(tokens, measures=measures, class_name=request_class.class_name)
         tokenized = self.clock()
         self.telemetry.phase("tokenize", tokenized - began)
         session = session_of(facts, resolved)
         quota = None
         if before is None:
-            quota = self._quota(standing, charged, tokens, most_generated(request, sent, measures))
+            quota = self._quota(request_class, charged, tokens, most_generated(request, sent, measures))
         hits = await self._lookup(tokens, request, resolved, session, quota)
         if hits.degraded:
             degraded.update(hits.degraded)
@@ -263,7 +263,7 @@ class EndpointPicker:
             body=body,
             request=request,
             resolved=resolved,
-            standing=standing,
+            request_class=request_class,
             measures=measures,
             sent=sent,
             tokens=tokens,
@@ -387,9 +387,9 @@ class EndpointPicker:
         return tokens
 
     def _quota(
-        self, standing: Standing, charged: str | None, tokens: PromptTokens, most: int | None
+        self, request_class: RequestClass, charged: str | None, tokens: PromptTokens, most: int | None
     ) -> QuotaAsk | None:
-        key = self.quotas.match(standing.tenant, charged)
+        key = self.quotas.match(request_class.tenant, charged)
         if key is None:
             return None
         return self.quotas.ask(key, prompt_tokens=tokens.estimated_tokens, most_generated=most)

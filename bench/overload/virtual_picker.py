@@ -20,7 +20,7 @@ from extproc.admission.degradation import Degradation
 from extproc.admission.flow_queue import FlowQueue
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.choosing.hotspot import HotPrefixes
-from extproc.choosing.turns import Turns
+from extproc.choosing.round_robin import RoundRobin
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
@@ -88,7 +88,7 @@ class VirtualPicker:
             telemetry=telemetry,
             clock=clock,
             random=draw,
-            turns=Turns(),
+            turns=RoundRobin(),
             max_body_bytes=1 << 22,
         )
         self.admission = RequestAdmission(

@@ -11,14 +11,14 @@ from extproc.ext_proc.jwt_claims import CLAIM_SEPARATOR
 from extproc.models.model_rules import ResolvedModel
 from extproc.models.models import ModelTable
 from extproc.policy.priority import ClassRule, PriorityClass, PriorityPolicy, Quota
-from extproc.policy.standing import IgnoredObjective, Standing
+from extproc.policy.request_class import IgnoredObjective, RequestClass
 
 ANY = "*"
 MOST_TENANT_CHARACTERS = 256
 UNDECLARED = PriorityClass()
 
 
-def classify(facts: RequestFacts, *, model: str | None, policy: PriorityPolicy) -> Standing:
+def classify(facts: RequestFacts, *, model: str | None, policy: PriorityPolicy) -> RequestClass:
     """Return class and tenant of a request for `model`: as the client writes it, or the pods' where it names none.
 
     The first rule that matches sets the class, else it is the default. The objective that the request names may then
@@ -43,7 +43,7 @@ def classify(facts: RequestFacts, *, model: str | None, policy: PriorityPolicy) 
             class_name, priority_class, why = named, asked, "objective"
         else:
             ignored = IgnoredObjective.UNTRUSTED
-    return Standing(
+    return RequestClass(
         class_name=class_name,
         priority_class=priority_class,
         tenant=_tenant(facts, policy),

@@ -73,7 +73,7 @@ class Degradation:
         self._on_change = on_change
         self._states: dict[tuple[str, str], _State] = {}
 
-    def retune(self, policy: PriorityPolicy) -> None:
+    def reconfigure(self, policy: PriorityPolicy) -> None:
         """Go by another policy from now on; classes with the same steps keep those that are in force."""
         before = self._steps
         self._steps = {name: found.degrade for name, found in policy.classes.items() if found.degrade}

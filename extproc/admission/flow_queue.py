@@ -57,7 +57,7 @@ class FlowQueue:
         """All that wait, in the order in which they came."""
         return iter(tuple(self._places))
 
-    def retune(self, policy: PriorityPolicy) -> None:
+    def reconfigure(self, policy: PriorityPolicy) -> None:
         """Go by another policy from now on. Nobody loses a place, also where fewer may wait now.
 
         Those that wait belong to their class as it is now, to one that is gone as it was; deadlines stay, and what

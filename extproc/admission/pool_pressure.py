@@ -20,7 +20,7 @@ from extproc.errors import RequestShedError
 from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import PriorityPolicy
-from extproc.policy.standing import Standing
+from extproc.policy.request_class import RequestClass
 
 OUTLOOK_SECONDS = 2.0  # what a pool looked like then says nothing now
 LEAST_SHARE = 0.02  # of a pool that is left to a class; what is below it is refused anyhow
@@ -97,12 +97,14 @@ class PoolPressure:
         self._lines: dict[tuple[str, str], RetrySlots] = {}
         self._work: dict[tuple[str, str], float] = {}  # class, pool: mean seconds of those that had to be judged
 
-    def retune(self, policy: PriorityPolicy) -> None:
+    def reconfigure(self, policy: PriorityPolicy) -> None:
         """Go by another policy from now on; what was learned of the pool stays."""
         self._policy = policy
         self._lines.clear()  # their bounds are the policy's
 
-    def saw(self, standing: Standing, kept: Sequence[Candidate], *, pool: str, has_room: bool, now: float) -> None:
+    def saw(
+        self, request_class: RequestClass, kept: Sequence[Candidate], *, pool: str, has_room: bool, now: float
+    ) -> None:
         """Remember how the pool's endpoints stand for the class."""
         outlook = Outlook(
             has_room=has_room,
@@ -110,26 +112,26 @@ class PoolPressure:
             base_seconds=0.0 if has_room else self._best(kept, own=False),
             at=now,
         )
-        for key in ((standing.class_name, pool), (ANY_CLASS, pool)):
+        for key in ((request_class.class_name, pool), (ANY_CLASS, pool)):
             if key not in self._outlooks:
                 _make_room(self._outlooks, most=MOST_POOLS)
             self._outlooks[key] = outlook
 
-    def measures(self, standing: Standing, *, pool: str) -> Measures:
+    def measures(self, request_class: RequestClass, *, pool: str) -> Measures:
         """Return what is taken from a request of the class now; raise RequestShedError for the step `reject`."""
-        if not standing.priority_class.degrade:
+        if not request_class.priority_class.degrade:
             return NO_MEASURES
         now = self._clock()
-        targets = standing.priority_class.targets
-        expected = self._newcomer(standing, pool, now)
+        targets = request_class.priority_class.targets
+        expected = self._newcomer(request_class, pool, now)
         pressure = max(
-            expected / targets.ttft_seconds, self._inter_token(standing, pool, now) / targets.inter_token_seconds
+            expected / targets.ttft_seconds, self._inter_token(request_class, pool, now) / targets.inter_token_seconds
         )
-        measures = self._degradation.measures(standing.class_name, pool=pool, pressure=pressure, now=now)
+        measures = self._degradation.measures(request_class.class_name, pool=pool, pressure=pressure, now=now)
         if measures.reject:
             raise self.refusal(
                 RequestShedError,
-                standing,
+                request_class,
                 pool,
                 Expectation(ttft_seconds=expected, own_seconds=0.0, work_seconds=0.0),
                 now=now,
@@ -137,58 +139,64 @@ class PoolPressure:
         return measures
 
     def expect(
-        self, kept: Sequence[Candidate], standing: Standing, *, pool: str, uncached_tokens: int, waits: bool = True
+        self,
+        kept: Sequence[Candidate],
+        request_class: RequestClass,
+        *,
+        pool: str,
+        uncached_tokens: int,
+        waits: bool = True,
     ) -> Expectation:
         """Return what a request has to expect: where it waits, those ahead of it, and then its own prompt."""
         endpoints = [candidate.address for candidate in kept]
         wait = 0.0
         if waits:
-            wait = self._wait(standing, pool, uncached_tokens, endpoints, now=self._clock())
+            wait = self._wait(request_class, pool, uncached_tokens, endpoints, now=self._clock())
         return Expectation(
             ttft_seconds=wait + self._best(kept, own=True),
             own_seconds=self._best(kept, own=True),
             work_seconds=self._replicas() * self._estimates.drain_seconds(uncached_tokens, 1, endpoints=endpoints),
         )
 
-    def went(self, standing: Standing, *, pool: str, uncached_tokens: int, now: float) -> None:
+    def went(self, request_class: RequestClass, *, pool: str, uncached_tokens: int, now: float) -> None:
         """Take a request that was sent on: those below it have that much less of the pool."""
         rates = self._rates.get(pool)
         if rates is None:
             _make_room(self._rates, most=MOST_POOLS)
             rates = self._rates[pool] = DispatchRates(now=now)
         some_wait = self._waiting.waits_in(pool)
-        rates.went(standing.priority_class.priority, uncached_tokens, some_wait=some_wait, now=now)
-        if standing.priority_class.sheddable:
-            self._share(standing, pool, uncached_tokens, now=now)
+        rates.went(request_class.priority_class.priority, uncached_tokens, some_wait=some_wait, now=now)
+        if request_class.priority_class.sheddable:
+            self._share(request_class, pool, uncached_tokens, now=now)
 
-    def _share(self, standing: Standing, pool: str, tokens: int, *, now: float) -> None:
+    def _share(self, request_class: RequestClass, pool: str, tokens: int, *, now: float) -> None:
         """Note what a tenant got; clients invent both names, so that what is bounded is all of it together."""
-        key = (standing.class_name, pool)
+        key = (request_class.class_name, pool)
         shares = self._shares.pop(key, None) or TenantShares()
         self._shares[key] = shares
         before = len(shares)
-        shares.went(standing.tenant, tokens, now=now)
+        shares.went(request_class.tenant, tokens, now=now)
         self._sharing += len(shares) - before
         while self._sharing > MOST_SHEDDING:
             self._sharing -= len(self._shares.pop(next(iter(self._shares))))
 
-    def waited(self, standing: Standing, expectation: Expectation, *, pool: str, seconds: float) -> None:
+    def waited(self, request_class: RequestClass, expectation: Expectation, *, pool: str, seconds: float) -> None:
         """Learn from a request that was in the queue for so long, whatever ended it but its client."""
-        key = (standing.class_name, standing.tenant, pool)
+        key = (request_class.class_name, request_class.tenant, pool)
         margin = self._margins.get(key)
         if margin is None:
             _make_room(self._margins, most=MOST_SHEDDING)
             margin = self._margins[key] = WaitMargin()
-        target = standing.priority_class.targets.ttft_seconds
+        target = request_class.priority_class.targets.ttft_seconds
         margin.waited(seconds, expected_seconds=expectation.wait_seconds, target_seconds=target)
 
     def _wait(
-        self, standing: Standing, pool: str, uncached_tokens: int, endpoints: Sequence[str], *, now: float
+        self, request_class: RequestClass, pool: str, uncached_tokens: int, endpoints: Sequence[str], *, now: float
     ) -> float:
         """Return the seconds until those are gone that go before a newcomer, now or because they will overtake it."""
-        asked = standing.priority_class
+        asked = request_class.priority_class
         replicas = self._replicas()
-        tokens, requests = self._waiting.ahead(pool, asked.priority, standing.tenant, uncached_tokens)
+        tokens, requests = self._waiting.ahead(pool, asked.priority, request_class.tenant, uncached_tokens)
         seconds = self._estimates.drain_seconds(tokens * replicas, requests * replicas + 1, endpoints=endpoints)
         rates = self._rates.get(pool)
         if rates is None:
@@ -199,75 +207,81 @@ class PoolPressure:
         taken = rates.share_above(asked.priority, estimated=taken, now=now)
         return seconds / max(1.0 - taken, asked.reserved_share, LEAST_SHARE)
 
-    def ahead(self, standing: Standing, *, pool: str) -> int:
+    def ahead(self, request_class: RequestClass, *, pool: str) -> int:
         """Return how many requests wait that such a request would not overtake."""
-        return self._waiting.ahead(pool, standing.priority_class.priority)[1]
+        return self._waiting.ahead(pool, request_class.priority_class.priority)[1]
 
-    def cannot_be_met(self, standing: Standing, expectation: Expectation, *, pool: str) -> bool:
+    def cannot_be_met(self, request_class: RequestClass, expectation: Expectation, *, pool: str) -> bool:
         """Tell whether the class's target is out of reach; once it is, until the estimate is well below it again."""
-        self._judged(standing, expectation, pool=pool)
-        key = (standing.class_name, standing.tenant, pool)
-        if not self.is_late(standing, expectation, pool=pool):
+        self._judged(request_class, expectation, pool=pool)
+        key = (request_class.class_name, request_class.tenant, pool)
+        if not self.is_late(request_class, expectation, pool=pool):
             self._shedding.pop(key, None)
             return False
         _make_room(self._shedding, most=MOST_SHEDDING)
         self._shedding[key] = None
         return True
 
-    def turn_away(self, standing: Standing, *, pool: str) -> None:
+    def turn_away(self, request_class: RequestClass, *, pool: str) -> None:
         """Raise RequestShedError where, as a moment ago, the target is out of reach already for a prompt of no tokens.
 
         For a newcomer that has to wait: one that is cached altogether waits no shorter than that.
         """
-        if (standing.class_name, standing.tenant, pool) not in self._shedding:
+        if (request_class.class_name, request_class.tenant, pool) not in self._shedding:
             return
         now = self._clock()
-        outlook = self._outlook(standing, pool, now)
+        outlook = self._outlook(request_class, pool, now)
         if outlook is None:
             return
-        wait = self._wait(standing, pool, 0, outlook.endpoints, now=now)
+        wait = self._wait(request_class, pool, 0, outlook.endpoints, now=now)
         expectation = Expectation(
-            ttft_seconds=wait, own_seconds=0.0, work_seconds=self._work.get((standing.class_name, pool), 0.0)
+            ttft_seconds=wait, own_seconds=0.0, work_seconds=self._work.get((request_class.class_name, pool), 0.0)
         )
-        if self.is_late(standing, expectation, pool=pool):
-            raise self.refusal(RequestShedError, standing, pool, expectation, now=now)
+        if self.is_late(request_class, expectation, pool=pool):
+            raise self.refusal(RequestShedError, request_class, pool, expectation, now=now)
 
-    def _judged(self, standing: Standing, expectation: Expectation, *, pool: str) -> None:
-        key = (standing.class_name, pool)
+    def _judged(self, request_class: RequestClass, expectation: Expectation, *, pool: str) -> None:
+        key = (request_class.class_name, pool)
         if key not in self._work:
             _make_room(self._work, most=MOST_POOLS)
             self._work[key] = expectation.work_seconds
         self._work[key] += WORK_SHARE * (expectation.work_seconds - self._work[key])
 
-    def is_late(self, standing: Standing, expectation: Expectation, *, pool: str) -> bool:
+    def is_late(self, request_class: RequestClass, expectation: Expectation, *, pool: str) -> bool:
         """Tell the same without taking note of it, for explanations."""
-        key = (standing.class_name, standing.tenant, pool)
-        target = standing.priority_class.targets.ttft_seconds
-        worst = expectation.own_seconds + expectation.wait_seconds * self._margin(standing, pool)
+        key = (request_class.class_name, request_class.tenant, pool)
+        target = request_class.priority_class.targets.ttft_seconds
+        worst = expectation.own_seconds + expectation.wait_seconds * self._margin(request_class, pool)
         if key in self._shedding:
             target *= self._policy.overload.shed_leave
         return worst > target
 
-    def _margin(self, standing: Standing, pool: str) -> float:
+    def _margin(self, request_class: RequestClass, pool: str) -> float:
         """Return how many times longer than expected the request may wait.
 
         Those who flood make waits uncertain. A tenant that got less than another is not refused more for that.
         """
-        margin = self._margins.get((standing.class_name, standing.tenant, pool))
+        margin = self._margins.get((request_class.class_name, request_class.tenant, pool))
         if margin is None:
             return FIRST
-        shares = self._shares.get((standing.class_name, pool))
-        if shares is not None and shares.is_behind(standing.tenant, now=self._clock()):
+        shares = self._shares.get((request_class.class_name, pool))
+        if shares is not None and shares.is_behind(request_class.tenant, now=self._clock()):
             return min(margin.factor, FIRST)
         return margin.factor
 
     def refusal(
-        self, kind: type[RequestShedError], standing: Standing, pool: str, expectation: Expectation, *, now: float
+        self,
+        kind: type[RequestShedError],
+        request_class: RequestClass,
+        pool: str,
+        expectation: Expectation,
+        *,
+        now: float,
     ) -> RequestShedError:
         """Return the answer for a client that is sent away, with the time at which it shall come back."""
-        priority_class = standing.priority_class
+        priority_class = request_class.priority_class
         target = priority_class.targets.ttft_seconds
-        key = (standing.class_name, pool)
+        key = (request_class.class_name, pool)
         line = self._lines.get(key)
         if line is None:
             _make_room(self._lines, most=MOST_POOLS)
@@ -284,27 +298,27 @@ class PoolPressure:
             random=self._random,
         )
         return kind(
-            f"the pool is busy ({kind.reason}): a request of class {standing.class_name!r} would wait about "
+            f"the pool is busy ({kind.reason}): a request of class {request_class.class_name!r} would wait about "
             f"{expectation.ttft_seconds:.3g} s for its first token, and {target:g} s is what the class is promised; "
             f"try again in {ceil(seconds)} s",
             retry_after_seconds=ceil(seconds),
             http_status=priority_class.refusal_status,
             headers={
-                PRIORITY_HEADER: standing.class_name,
+                PRIORITY_HEADER: request_class.class_name,
                 # the openai SDKs read it first; whole seconds would bring everybody back on the same beat
                 "retry-after-ms": str(int(seconds * 1000)),
             },
         )
 
-    def _newcomer(self, standing: Standing, pool: str, now: float) -> float:
+    def _newcomer(self, request_class: RequestClass, pool: str, now: float) -> float:
         """Return the TTFT in seconds that any request of the class must expect."""
-        outlook = self._outlook(standing, pool, now)
-        _, requests = self._waiting.ahead(pool, standing.priority_class.priority)
+        outlook = self._outlook(request_class, pool, now)
+        _, requests = self._waiting.ahead(pool, request_class.priority_class.priority)
         if outlook is None or (not requests and now - outlook.at > OUTLOOK_SECONDS):
             return 0.0
         if outlook.has_room and not requests:
             return outlook.base_seconds
-        return outlook.base_seconds + self._wait(standing, pool, 0, outlook.endpoints, now=now)
+        return outlook.base_seconds + self._wait(request_class, pool, 0, outlook.endpoints, now=now)
 
     def _best(self, kept: Sequence[Candidate], *, own: bool) -> float:
         """Return the TTFT in seconds at the best endpoint, with the request's own uncached tokens or without."""
@@ -318,16 +332,16 @@ class PoolPressure:
             for candidate in kept
         )
 
-    def _outlook(self, standing: Standing, pool: str, now: float) -> Outlook | None:
+    def _outlook(self, request_class: RequestClass, pool: str, now: float) -> Outlook | None:
         """Return what the class's last look has shown, or anybody's where that is long ago or others wait before it."""
-        own = self._outlooks.get((standing.class_name, pool))
-        if own is None or now - own.at > OUTLOOK_SECONDS or self.ahead(standing, pool=pool):
+        own = self._outlooks.get((request_class.class_name, pool))
+        if own is None or now - own.at > OUTLOOK_SECONDS or self.ahead(request_class, pool=pool):
             return self._outlooks.get((ANY_CLASS, pool))
         return own
 
-    def _inter_token(self, standing: Standing, pool: str, now: float) -> float:
+    def _inter_token(self, request_class: RequestClass, pool: str, now: float) -> float:
         """Return the seconds a token at the quickest endpoint, 0 where that is not known."""
-        outlook = self._outlook(standing, pool, now)
+        outlook = self._outlook(request_class, pool, now)
         if outlook is None:
             return 0.0
         known = [seconds for seconds in map(self._estimates.inter_token, outlook.endpoints) if seconds is not None]

@@ -6,7 +6,7 @@ from typing import Protocol
 from extproc.admission.degradation import Measures
 from extproc.models.models import ServedModel
 from extproc.pods.endpoint import EndpointStatus
-from extproc.policy.standing import Standing
+from extproc.policy.request_class import RequestClass
 from extproc.prefixes.prompt_match import IndexHits
 from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
 from extproc.quotas.quota import QuotaAsk, QuotaKey
@@ -65,7 +65,7 @@ class Endpoints(Protocol):
 class Pressure(Protocol):
     """What the load has taken from the classes."""
 
-    def measures(self, standing: Standing, *, pool: str) -> Measures:
+    def measures(self, request_class: RequestClass, *, pool: str) -> Measures:
         """Return what is taken from a request of the class now; raise RequestShedError where it is refused at once."""
 
 

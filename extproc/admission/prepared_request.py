@@ -14,7 +14,7 @@ from extproc.errors import PickError, PromptLimitError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.model_rules import ResolvedModel
 from extproc.policy.priority import StepKind
-from extproc.policy.standing import Standing
+from extproc.policy.request_class import RequestClass
 from extproc.prefixes.prompt_match import IndexHits, PromptKeys
 from extproc.prompts.token_ids import TOKEN_BYTES, PromptTokens
 from extproc.quotas.quota import QuotaAsk, QuotaVerdict
@@ -50,7 +50,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes | None  # the client's
     request: InferenceRequest
     resolved: ResolvedModel
-    standing: Standing
+    request_class: RequestClass
     measures: Measures = NO_MEASURES
     sent: SentBody
     tokens: PromptTokens
@@ -75,7 +75,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     def asked(self) -> AskedFor:
         """Return the request's facts without its prompt."""
         block_tokens = self.prompts[0].tokens_each if self.prompts else 0
-        return asked_for(self.request, self.resolved, self.standing, block_tokens=block_tokens, taken=self.taken)
+        return asked_for(self.request, self.resolved, self.request_class, block_tokens=block_tokens, taken=self.taken)
 
     @property
     def told(self) -> Mapping[str, str]:
@@ -107,7 +107,7 @@ def sent_body(
     request: InferenceRequest,
     resolved: ResolvedModel,
     *,
-    standing: Standing,
+    request_class: RequestClass,
     measures: Measures,
     engine_priority: bool,
     max_bytes: int,
@@ -127,7 +127,7 @@ def sent_body(
     changes: dict[str, bytes] = {}
     fields = JsonObject(plain or b"")
     if plain:
-        priority = standing.priority_class.priority if engine_priority else None
+        priority = request_class.priority_class.priority if engine_priority else None
         changes.update(body_changes(request, fields, measures=measures, priority=priority))
     if resolved.is_rewritten:
         if plain and resolved.model is not None:
@@ -202,7 +202,7 @@ def longest_prompt(tokens: PromptTokens) -> int:
 def asked_for(
     request: InferenceRequest,
     resolved: ResolvedModel,
-    standing: Standing,
+    request_class: RequestClass,
     *,
     block_tokens: int = 0,
     taken: Sequence[StepKind] = (),
@@ -218,7 +218,7 @@ def asked_for(
         stream=request.stream,
         max_tokens=request.max_tokens,
         block_tokens=block_tokens,
-        standing=standing,
+        request_class=request_class,
         steps=tuple(kind.value for kind in taken),
     )
 

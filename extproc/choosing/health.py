@@ -33,7 +33,7 @@ class EndpointHealth:
         self._full_until: dict[str, float] = {}
         self._full_in_a_row: dict[str, int] = {}
 
-    def retune(self, policy: HealthPolicy, *, full_seconds: float) -> None:
+    def reconfigure(self, policy: HealthPolicy, *, full_seconds: float) -> None:
         """Judge by another policy from now on; who is avoided stays so for the time that was set."""
         self._policy, self._full_seconds = policy, full_seconds
 

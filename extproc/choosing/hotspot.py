@@ -34,7 +34,7 @@ class HotPrefixes:
     def __len__(self) -> int:
         return len(self._prefixes)
 
-    def retune(self, policy: HotspotPolicy) -> None:
+    def reconfigure(self, policy: HotspotPolicy) -> None:
         """Go by another policy from now on; copies that were made are remembered."""
         self._policy = policy
         while len(self._prefixes) > policy.most_prefixes:

@@ -12,7 +12,7 @@ from extproc.errors import PickError
 from extproc.pods.endpoint import Candidate, EndpointStatus
 from extproc.pods.latency_estimate import EstimateError
 from extproc.policy.priority import PriorityPolicy
-from extproc.policy.standing import Standing
+from extproc.policy.request_class import RequestClass
 from extproc.policy.values import PickPolicy
 from extproc.records.request_story import AskedFor, DecisionRecord
 
@@ -90,7 +90,7 @@ def explanation_json(
     `blocks` is the block size of each endpoint in tokens; `rooms` how full each is for the request's class; `most`: so
     many candidates and rejected endpoints, the winner and the best of the others.
     """
-    sizes, standing = blocks or {}, asked.standing
+    sizes, request_class = blocks or {}, asked.request_class
     explanation = {
         "request": {
             "api": asked.api,
@@ -101,10 +101,10 @@ def explanation_json(
             "prompts": asked.prompts,
             "stream": asked.stream,
             "max_tokens": asked.max_tokens,
-            "class": standing.class_name,
-            "class_by": standing.why,
-            "priority": standing.priority_class.priority,
-            "tenant": shown_tenant(standing, policy.priorities),
+            "class": request_class.class_name,
+            "class_by": request_class.why,
+            "priority": request_class.priority_class.priority,
+            "tenant": shown_tenant(request_class, policy.priorities),
             "steps": list(asked.steps),
         },
         "endpoint": decision.endpoints[0],
@@ -144,12 +144,12 @@ def shown_path(path: str) -> str:
     return path.partition("?")[0][:LONGEST_PATH]
 
 
-def shown_tenant(standing: Standing, policy: PriorityPolicy) -> str:
+def shown_tenant(request_class: RequestClass, policy: PriorityPolicy) -> str:
     """Return the tenant as it may be shown: those that the policy names, "" where nobody told, else "other".
 
     Clients write what they like into the header that tells it, secrets as well.
     """
-    tenant = standing.tenant
+    tenant = request_class.tenant
     return tenant if not tenant or any(quota.tenant == tenant for quota in policy.quotas) else "other"
 
 
@@ -163,12 +163,12 @@ def _shown(decision: Decision, *, most: int | None) -> Iterable[tuple[int, Candi
     return [(i, decision.kept[i]) for i in (winner, *best_first[: most - 1])]
 
 
-def admission_json(standing: Standing, preview: Preview) -> dict[str, Any]:
+def admission_json(request_class: RequestClass, preview: Preview) -> dict[str, Any]:
     """Return what would become of a request, and what its class is promised."""
     return {
         "verdict": preview.verdict,
         "expected_ttft_ms": round(preview.expected_ttft_seconds * 1000),
-        "target_ttft_ms": round(standing.priority_class.targets.ttft_seconds * 1000),
+        "target_ttft_ms": round(request_class.priority_class.targets.ttft_seconds * 1000),
         "waiting_requests": preview.waiting_requests,
     }
 

@@ -38,7 +38,7 @@ from extproc.pages.live_json import PoolFacts
 from extproc.pages.prefix_watch import PrefixWatch
 from extproc.pick import EndpointPicker, Picked
 from extproc.pods.metrics_scraper import MetricsScraper
-from extproc.policy.standing import Standing
+from extproc.policy.request_class import RequestClass
 from extproc.policy.values import HotspotPolicy, PickPolicy
 from extproc.pools.admit_request import RequestAdmission
 from extproc.pools.picker_books import PickerBooks
@@ -62,7 +62,7 @@ def record_of(picked: Picked, facts: RequestFacts, *, at: float) -> DecisionReco
     if prepared.measures is NO_MEASURES:  # nearly always: nothing was taken from it, which need not be found out
         prompts = prepared.prompts
         block_tokens = prompts[0].tokens_each if prompts else 0
-        asked = asked_for(prepared.request, prepared.resolved, prepared.standing, block_tokens=block_tokens)
+        asked = asked_for(prepared.request, prepared.resolved, prepared.request_class, block_tokens=block_tokens)
     else:
         asked = prepared.asked
     return DecisionRecord(at=at, facts=facts, model=asked.model, outcome=picked.decision, asked=asked)
@@ -89,16 +89,16 @@ class StepsInForce:
     def __init__(self, degradation: Degradation) -> None:
         self._degradation = degradation
 
-    def measures(self, standing: Standing, *, pool: str) -> Measures:
+    def measures(self, request_class: RequestClass, *, pool: str) -> Measures:
         """Return what is taken from the class now; raise RequestShedError where it is refused."""
         steps = [
             entry.step
             for entry in self._degradation.in_force(now=time.monotonic())
-            if (entry.class_name, entry.pool) == (standing.class_name, pool)
+            if (entry.class_name, entry.pool) == (request_class.class_name, pool)
         ]
         measures = measures_of(steps)
         if measures.reject:
-            raise RequestShedError(f"class {standing.class_name!r} is refused while its step `reject` is in force")
+            raise RequestShedError(f"class {request_class.class_name!r} is refused while its step `reject` is in force")
         return measures
 
 
@@ -126,7 +126,7 @@ class PickerPages:
         self.prefixes = PrefixWatch(
             shows_text=picker.policy.observability.show_prompt_text, clock=time.monotonic, random=random.random
         )
-        self.retune(picker, prompts)
+        self.reconfigure(picker, prompts)
         self._admission = admission
         self._quotas = quotas
         self._books = books
@@ -136,10 +136,10 @@ class PickerPages:
         self._recent = recent
         self._render = render
 
-    def retune(self, picker: EndpointPicker, prompts: PromptTokenSource) -> None:
+    def reconfigure(self, picker: EndpointPicker, prompts: PromptTokenSource) -> None:
         """Show another policy and other models from now on."""
         self._policy, self._prompts = picker.policy, prompts
-        self.prefixes.retune(shows_text=picker.policy.observability.show_prompt_text)
+        self.prefixes.reconfigure(shows_text=picker.policy.observability.show_prompt_text)
         # what nobody sent must be neither in the metrics nor in what is remembered
         self._rehearsal = replace(
             picker,
@@ -291,7 +291,7 @@ class PickerPages:
             blocks={source.endpoint: source.block_size for source in sources if source.block_size},
             rooms=preview.rooms,
         )
-        return explanation | {"admission": admission_json(picked.prepared.standing, preview)}
+        return explanation | {"admission": admission_json(picked.prepared.request_class, preview)}
 
     async def _rehearse(self, facts: RequestFacts, body: bytes) -> tuple[Picked, Preview]:
         """Decide among the endpoints with room, or among all where none has any."""

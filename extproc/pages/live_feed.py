@@ -395,7 +395,7 @@ class LiveFeed:
         each = min(max(PREFIX_BYTES // max(len(self._fed), 1), LEAST_PREFIX_BYTES), MOST_PREFIX_BYTES)
         for name in self._fed:
             if (pages := self._pages.pages_of(name)) is not None:
-                pages.prefixes.retune(most_bytes=each)
+                pages.prefixes.reconfigure(most_bytes=each)
 
 
 def _text(pages: PickerPages, edge: TreeEdge) -> str | None:

@@ -141,7 +141,7 @@ def live_classes_json(facts: PoolFacts) -> dict[str, Any]:
         if isinstance(record.outcome, PickError):
             refusals[record.outcome.reason] = refusals.get(record.outcome.reason, 0) + 1
         elif record.asked is not None:
-            name = record.asked.standing.class_name
+            name = record.asked.request_class.class_name
             routed[name] = routed.get(name, 0) + 1
     ordered = sorted(priorities.classes.items(), key=lambda item: (-item[1].priority, item[0]))
     return {
@@ -271,7 +271,7 @@ def live_decision_json(record: DecisionRecord, *, policy: PickPolicy, decided: D
         "at": record.at,
         "request_id": record.facts.request_id[:LONGEST_TEXT],
         "path": shown_path(record.facts.path),
-        "class": record.asked.standing.class_name if record.asked is not None else None,
+        "class": record.asked.request_class.class_name if record.asked is not None else None,
         "queued_ms": None if queued is None else round(queued * 1000, 1),
         "decided_ms": None if decided is None else round(decided.seconds * 1000, 2),
         "phases_ms": {}

@@ -49,10 +49,10 @@ class PrefixWatch:
         """Which share of the requests is looked at now, 0..1."""
         return 1.0 / max(self._step, 1.0)
 
-    def retune(self, *, shows_text: bool | None = None, most_bytes: int | None = None) -> None:
+    def reconfigure(self, *, shows_text: bool | None = None, most_bytes: int | None = None) -> None:
         """Keep text or not, and so much, from now on; text that is not to be shown any more is forgotten at once."""
         if most_bytes is not None:
-            self._tree.retune(most_bytes=most_bytes)
+            self._tree.reconfigure(most_bytes=most_bytes)
         if shows_text is not None:
             if self._shows_text and not shows_text:
                 self._tree.forget_text()

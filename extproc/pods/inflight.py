@@ -47,7 +47,7 @@ class Bookings:
         self._rates: dict[str, float] = {}
         self._tokens_per_second = tokens_per_second
 
-    def retune(self, *, tokens_per_second: float) -> None:
+    def reconfigure(self, *, tokens_per_second: float) -> None:
         """Expect another rate until one was told."""
         if not self._rates:
             self._tokens_per_second = tokens_per_second

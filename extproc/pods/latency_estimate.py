@@ -47,7 +47,7 @@ class LatencyEstimates:
         self._aged_at: float | None = None
         self.usual_running = 0.0  # at an endpoint of the pool: the median of the most that each ran of late
 
-    def retune(self, *, tokens_per_second: float) -> None:
+    def reconfigure(self, *, tokens_per_second: float) -> None:
         """Expect another rate of endpoints of which nothing is known; what was measured stays."""
         before = self._policy
         self._policy = Pace(base_seconds=BASE_SECONDS, seconds_a_token=1.0 / max(tokens_per_second, 1.0))

@@ -137,7 +137,7 @@ class MetricsScraper:
         self._learn_adapters()
         self._set_pace()
 
-    def retune(self, *, stale_after_seconds: float) -> None:
+    def reconfigure(self, *, stale_after_seconds: float) -> None:
         """Believe reports for another time from now on."""
         self._wanted_stale_seconds = stale_after_seconds
         self._set_pace()

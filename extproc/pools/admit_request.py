@@ -36,7 +36,7 @@ from extproc.pick import EndpointPicker, Picked, Survey
 from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import PriorityPolicy
-from extproc.policy.standing import Standing
+from extproc.policy.request_class import RequestClass
 from extproc.pools.request_watch import PhaseNotes, current_story, in_its_turn
 from extproc.records.request_story import AskedFor
 from extproc.replicas.shared_load import EndpointBookings
@@ -100,7 +100,7 @@ class RequestAdmission(Generic[T]):
         self._telemetry = telemetry
         self._clock = clock
 
-    def retune(self, picker: EndpointPicker, policy: PriorityPolicy) -> None:
+    def reconfigure(self, picker: EndpointPicker, policy: PriorityPolicy) -> None:
         """Decide by another policy from now on, also about those that wait."""
         self._picker, self._observed, self._policy = picker, _observed(picker), policy
         self._queue.wake()
@@ -116,11 +116,11 @@ class RequestAdmission(Generic[T]):
             prepared = await picker.prepare(facts, body, gate=self._turn_away)
         except RequestShedError as error:  # before anything was done with its prompt
             assert isinstance(error.asked, AskedFor), "only what was read is refused for load"
-            standing = error.asked.standing
-            self._note_ignored(standing)
-            self._telemetry.shed(standing.class_name, reason=error.reason, tenant=standing.tenant)
+            request_class = error.asked.request_class
+            self._note_ignored(request_class)
+            self._telemetry.shed(request_class.class_name, reason=error.reason, tenant=request_class.tenant)
             raise
-        self._note_ignored(prepared.standing)
+        self._note_ignored(prepared.request_class)
         if story is not None:
             story.prepared = prepared
         try:
@@ -133,8 +133,8 @@ class RequestAdmission(Generic[T]):
             if prepared.quota is not None:
                 self._picker.quotas.cancel(prepared.quota)
             if isinstance(error, RequestShedError):
-                standing = prepared.standing
-                self._telemetry.shed(standing.class_name, reason=error.reason, tenant=standing.tenant)
+                request_class = prepared.request_class
+                self._telemetry.shed(request_class.class_name, reason=error.reason, tenant=request_class.tenant)
             raise
 
     @property
@@ -155,40 +155,40 @@ class RequestAdmission(Generic[T]):
 
     def preview(self, prepared: Prepared, survey: Survey) -> Preview:
         """Return what would become of the request, and change nothing."""
-        standing, pool = prepared.standing, prepared.pool
-        rooms = self.rooms(survey, ceiling=standing.priority_class.ceiling)
+        request_class, pool = prepared.request_class, prepared.pool
+        rooms = self.rooms(survey, ceiling=request_class.priority_class.ceiling)
         waits = not any(room.fill < 1.0 for room in rooms) or self._would_wait(prepared)
         expectation = self._pressure.expect(
-            survey.kept, standing, pool=pool, uncached_tokens=_uncached_tokens(survey), waits=waits
+            survey.kept, request_class, pool=pool, uncached_tokens=_uncached_tokens(survey), waits=waits
         )
         verdict = "go"
         if waits and self._policy.overload.enabled:
-            is_late = self._pressure.is_late(standing, expectation, pool=pool)
-            verdict = "refuse" if standing.priority_class.sheddable and is_late else "wait"
+            is_late = self._pressure.is_late(request_class, expectation, pool=pool)
+            verdict = "refuse" if request_class.priority_class.sheddable and is_late else "wait"
         return Preview(
             verdict=verdict,
             rooms={candidate.address: room for candidate, room in zip(survey.kept, rooms, strict=True)},
             expected_ttft_seconds=expectation.ttft_seconds,
-            waiting_requests=self._pressure.ahead(standing, pool=pool),
+            waiting_requests=self._pressure.ahead(request_class, pool=pool),
         )
 
     def close(self) -> None:
         """Answer all who wait; nobody waits from now on."""
         self._queue.close()
 
-    def _note_ignored(self, standing: Standing) -> None:
-        if standing.ignored_objective:
-            self._telemetry.objective_ignored(standing.ignored_objective.value)
+    def _note_ignored(self, request_class: RequestClass) -> None:
+        if request_class.ignored_objective:
+            self._telemetry.objective_ignored(request_class.ignored_objective.value)
 
-    def _turn_away(self, facts: RequestFacts, resolved: ResolvedModel, standing: Standing) -> None:
+    def _turn_away(self, facts: RequestFacts, resolved: ResolvedModel, request_class: RequestClass) -> None:
         """Raise RequestShedError for a request that would be refused whatever its prompt is, however much is cached.
 
         Most of a flood is: tokenizing it and looking it up would take the picker's time from the others.
         """
-        if self._queue.is_empty or not standing.priority_class.sheddable or not self._policy.overload.enabled:
+        if self._queue.is_empty or not request_class.priority_class.sheddable or not self._policy.overload.enabled:
             return
-        if self._must_wait(facts, resolved, standing):
-            self._pressure.turn_away(standing, pool=pool_of(resolved))
+        if self._must_wait(facts, resolved, request_class):
+            self._pressure.turn_away(request_class, pool=pool_of(resolved))
 
     async def _admit(self, prepared: Prepared) -> T:
         now = self._clock()
@@ -197,7 +197,7 @@ class RequestAdmission(Generic[T]):
             return self._go(prepared, survey)
         others_wait = self._would_wait(prepared)
         if not others_wait:
-            ceiling = prepared.standing.priority_class.ceiling
+            ceiling = prepared.request_class.priority_class.ceiling
             booking = self._go_where_there_is_room(prepared, survey, ceiling=ceiling)
             if booking is not None:
                 return self._passed(booking, prepared, survey)
@@ -205,12 +205,12 @@ class RequestAdmission(Generic[T]):
 
     async def _wait(self, prepared: Prepared, survey: Survey, *, tried: bool) -> T:
         """Wait for room as long as the class may; what may not be refused is sent on in the end."""
-        standing, pool, began = prepared.standing, prepared.pool, survey.at
-        priority_class = standing.priority_class
+        request_class, pool, began = prepared.request_class, prepared.pool, survey.at
+        priority_class = request_class.priority_class
         uncached = _uncached_tokens(survey)
-        expectation = self._pressure.expect(survey.kept, standing, pool=pool, uncached_tokens=uncached)
-        if priority_class.sheddable and self._pressure.cannot_be_met(standing, expectation, pool=pool):
-            raise self._pressure.refusal(RequestShedError, standing, pool, expectation, now=began)
+        expectation = self._pressure.expect(survey.kept, request_class, pool=pool, uncached_tokens=uncached)
+        if priority_class.sheddable and self._pressure.cannot_be_met(request_class, expectation, pool=pool):
+            raise self._pressure.refusal(RequestShedError, request_class, pool, expectation, now=began)
 
         def attempt(now: float, ceiling: float, /) -> T | None:
             later = self._picker.survey(prepared, now=now, others=self._others())
@@ -219,14 +219,14 @@ class RequestAdmission(Generic[T]):
             return self._go_where_there_is_room(prepared, later, ceiling=ceiling)
 
         ticket = Ticket(
-            class_name=standing.class_name,
+            class_name=request_class.class_name,
             priority_class=priority_class,
-            tenant=standing.tenant,
+            tenant=request_class.tenant,
             uncached_tokens=max(uncached, 1),
             pool=pool,
             group=_group(prepared.facts, prepared.resolved),
             arrived_at=began,
-            deadline=began + _patience(standing, expectation),
+            deadline=began + _patience(request_class, expectation),
         )
         story = current_story()
         turn = in_its_turn(story, attempt, since=began)
@@ -237,13 +237,15 @@ class RequestAdmission(Generic[T]):
             if story is not None:
                 story.queued_seconds = now - began
             if isinstance(error, QueueTimeoutError):
-                self._pressure.waited(standing, expectation, pool=pool, seconds=now - began)
+                self._pressure.waited(request_class, expectation, pool=pool, seconds=now - began)
             if priority_class.sheddable:
-                raise self._pressure.refusal(SHED_FOR[type(error)], standing, pool, expectation, now=now) from error
+                raise self._pressure.refusal(
+                    SHED_FOR[type(error)], request_class, pool, expectation, now=now
+                ) from error
             later = self._picker.survey(prepared, now=now, others=self._others())
             return self._passed(self._go(prepared, later), prepared, later)
         try:
-            self._pressure.waited(standing, expectation, pool=pool, seconds=self._clock() - began)
+            self._pressure.waited(request_class, expectation, pool=pool, seconds=self._clock() - began)
         except BaseException:
             self._unbook(booking)  # of which nobody else knows yet
             raise
@@ -253,19 +255,19 @@ class RequestAdmission(Generic[T]):
         """Tell whether it must not overtake somebody who waits; one with an invented model nobody of its pool."""
         if self._queue.is_empty:  # nearly always
             return False
-        return self._must_wait(prepared.facts, prepared.resolved, prepared.standing)
+        return self._must_wait(prepared.facts, prepared.resolved, prepared.request_class)
 
-    def _must_wait(self, facts: RequestFacts, resolved: ResolvedModel, standing: Standing) -> bool:
+    def _must_wait(self, facts: RequestFacts, resolved: ResolvedModel, request_class: RequestClass) -> bool:
         group = _group(facts, resolved) if resolved.base is not None else None
-        return self._queue.would_wait(pool_of(resolved), standing.priority_class.priority, group)
+        return self._queue.would_wait(pool_of(resolved), request_class.priority_class.priority, group)
 
     def _passed(self, booking: T, prepared: Prepared, survey: Survey) -> T:
         """Count a request that was sent without a turn for the shares of those that wait."""
-        standing = prepared.standing
+        request_class = prepared.request_class
         try:
             # where nobody waits, nobody earns of it, whatever it costs
             cost = 1 if self._queue.is_empty else max(_uncached_tokens(survey), 1)
-            self._queue.passed(prepared.pool, standing.class_name, standing.priority_class, cost=cost)
+            self._queue.passed(prepared.pool, request_class.class_name, request_class.priority_class, cost=cost)
         except BaseException:
             self._unbook(booking)  # of which nobody else knows yet
             raise
@@ -283,7 +285,7 @@ class RequestAdmission(Generic[T]):
         for candidate, room in zip(kept, rooms, strict=True):
             if room.fill < 1.0:
                 free.append(candidate)
-        self._pressure.saw(prepared.standing, kept, pool=prepared.pool, has_room=bool(free), now=now)
+        self._pressure.saw(prepared.request_class, kept, pool=prepared.pool, has_room=bool(free), now=now)
         if not free:
             opens_in = min((room.opens_in_seconds for room in rooms if room.opens_in_seconds is not None), default=None)
             if opens_in is not None:
@@ -325,11 +327,11 @@ class RequestAdmission(Generic[T]):
     ) -> T:
         picker = self._picker if current_story() is None else self._observed
         picked = picker.choose(prepared, survey, kept=kept, rejected=rejected, reserve=reserve)
-        standing = prepared.standing
-        self._telemetry.admitted(standing.class_name, tenant=standing.tenant)
+        request_class = prepared.request_class
+        self._telemetry.admitted(request_class.class_name, tenant=request_class.tenant)
         decision = picked.decision
         uncached = max(decision.prompt_tokens - decision.matched_tokens, 0)
-        self._pressure.went(standing, pool=prepared.pool, uncached_tokens=uncached, now=survey.at)
+        self._pressure.went(request_class, pool=prepared.pool, uncached_tokens=uncached, now=survey.at)
         return self._book(picked)
 
 
@@ -347,10 +349,10 @@ def _group(facts: RequestFacts, resolved: ResolvedModel) -> str:
     return f"{name or ''}\0{','.join(sorted(subset)) if subset is not None else '*'}"
 
 
-def _patience(standing: Standing, expectation: Expectation) -> float:
+def _patience(request_class: RequestClass, expectation: Expectation) -> float:
     """Return how long the request may wait: what may be refused is not sent on when it is too late for its target."""
-    targets = standing.priority_class.targets
-    if not standing.priority_class.sheddable:
+    targets = request_class.priority_class.targets
+    if not request_class.priority_class.sheddable:
         return targets.queue_seconds
     return min(targets.queue_seconds, max(targets.ttft_seconds - expectation.own_seconds, 0.0))
 

@@ -82,14 +82,14 @@ class PickerBooks:
             self._forget_if_free(endpoint)
         self.freed()  # one that waits may fit now, or nowhere any more
 
-    def retune(self, policy: PickPolicy, *, memory_share: float = 1.0) -> None:
+    def reconfigure(self, policy: PickPolicy, *, memory_share: float = 1.0) -> None:
         """Go by another policy from now on; what is booked and what was learned stays."""
         tokens_per_second = policy.prefill_tokens_per_second
         self._roles = policy.roles
-        self.bookings.retune(tokens_per_second=tokens_per_second)
-        self.estimates.retune(tokens_per_second=tokens_per_second)
-        self.memory.retune(policy, share=memory_share)
-        self.health.retune(policy.health, full_seconds=policy.priorities.overload.full_seconds)
+        self.bookings.reconfigure(tokens_per_second=tokens_per_second)
+        self.estimates.reconfigure(tokens_per_second=tokens_per_second)
+        self.memory.reconfigure(policy, share=memory_share)
+        self.health.reconfigure(policy.health, full_seconds=policy.priorities.overload.full_seconds)
 
     @property
     def open_requests(self) -> int:
@@ -170,7 +170,7 @@ class PickerBooks:
             model=label,
             arm=resolved.arm,
             served=resolved.base.name if resolved.base is not None else "",  # a configured name
-            tenant=prepared.standing.tenant,
+            tenant=prepared.request_class.tenant,
             seconds_a_token=self.estimates.pace(winner).prefill.seconds_a_token,
             promised_seconds=promised,
         )

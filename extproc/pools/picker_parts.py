@@ -14,7 +14,7 @@ from extproc.pools.pace import Pace
 from extproc.pools.picker_books import PickerBooks
 from extproc.pools.request_watch import RequestWatch
 from extproc.prompts.prompt_tokens import LargePrompts, TokenSettings
-from extproc.prompts.tokenizer_shelf import TokenizerShelf
+from extproc.prompts.tokenizer_cache import TokenizerCache
 from extproc.replicas.shared_load import EndpointBookings
 from extproc.replicas.shared_state import PoolShare, SharedState, SharedStateSettings
 from extproc.settings.config import PickerSettings
@@ -42,7 +42,7 @@ class PickerParts:
         self.degradations = DegradationLog()
         self.token_settings = TokenSettings(budget_tokens=settings.token_budget)
         self.large_prompts = LargePrompts(self.token_settings)
-        self.tokenizers = TokenizerShelf()
+        self.tokenizers = TokenizerCache()
         self.scrape_pace = ScrapePace(rests=settings.follows_mesh)
         self.watch = RequestWatch()
         self.observers = self.watch.observers  # of requests; whoever watches enters and leaves

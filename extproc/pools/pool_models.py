@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from extproc.models.models import ModelTable, ServedModel
 from extproc.policy.pool_config import PoolConfig
-from extproc.prompts.tokenizer_shelf import TokenizerShelf, without_missing
+from extproc.prompts.tokenizer_cache import TokenizerCache, without_missing
 
 
-def models_of(config: PoolConfig, own: Sequence[ServedModel], shelf: TokenizerShelf) -> ModelTable:
+def models_of(config: PoolConfig, own: Sequence[ServedModel], tokenizers: TokenizerCache) -> ModelTable:
     """Return the pool's models; those whose tokenizers are not loaded yet are routed on text until they are."""
     declared = declared_models(config, own)
-    return without_missing(declared, shelf) if config.name else declared
+    return without_missing(declared, tokenizers) if config.name else declared
 
 
 def declared_models(config: PoolConfig, own: Sequence[ServedModel]) -> ModelTable:

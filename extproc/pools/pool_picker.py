@@ -160,7 +160,7 @@ class PoolPicker:
         """Remember so much of what one pool alone may: there are others."""
         if share != self._memory_share:
             self._memory_share = share
-            self.books.memory.retune(self.config.policy, share=share)
+            self.books.memory.reconfigure(self.config.policy, share=share)
 
     def leave(self) -> None:
         """Take nothing new: the pool is gone. What is open ends by itself, what waits has nowhere to go."""
@@ -214,21 +214,21 @@ class PoolPicker:
 
     def _retune(self, before: PriorityPolicy) -> None:
         policy, priorities = self.config.policy, self.config.policy.priorities
-        self.endpoints.retune(stale_after_seconds=policy.stale_after_seconds)
-        self.books.retune(policy, memory_share=self._memory_share)
+        self.endpoints.reconfigure(stale_after_seconds=policy.stale_after_seconds)
+        self.books.reconfigure(policy, memory_share=self._memory_share)
         if isinstance(self.shared, PoolShare):
             self.shared.session_ttl_seconds = policy.session_seconds
-        self.telemetry.retune(policy)
+        self.telemetry.reconfigure(policy)
         if priorities != before:  # else everybody keeps what was saved for a turn
-            self.quotas.retune(priorities.quotas)
+            self.quotas.reconfigure(priorities.quotas)
             self.overload.know(priorities.classes)
-            self.works.order.retune(priorities)
-            self.works.degradation.retune(priorities)
-            self.works.pressure.retune(priorities)
-        self.works.hot.retune(policy.hotspot)
+            self.works.order.reconfigure(priorities)
+            self.works.degradation.reconfigure(priorities)
+            self.works.pressure.reconfigure(priorities)
+        self.works.hot.reconfigure(policy.hotspot)
         self._picker = replace(self._picker, policy=policy, models=self._models, prompts=self.prompts)
-        self.admission.retune(self._picker, priorities)
-        self.pages.retune(self._picker, self.prompts)
+        self.admission.reconfigure(self._picker, priorities)
+        self.pages.reconfigure(self._picker, self.prompts)
 
     def _prompt_source(self, models: ModelTable) -> PromptTokenSource:
         served, parts = models.served, self._parts

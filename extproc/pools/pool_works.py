@@ -14,7 +14,7 @@ from extproc.admission.flow_queue import FlowQueue
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.ports import PromptSource
 from extproc.choosing.hotspot import HotPrefixes
-from extproc.choosing.turns import Turns
+from extproc.choosing.round_robin import RoundRobin
 from extproc.models.models import ModelTable, ServedModel
 from extproc.pick import EndpointPicker
 from extproc.pods.endpoint import Reachability
@@ -39,7 +39,7 @@ RENDER_CACHE_BYTES_OF_A_POOL = 4 << 20  # there may be hundreds of pools
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolWorks:
-    """What one pool's picker works with; each part goes by its policy until it is retuned."""
+    """What one pool's picker works with; each part goes by its policy until it is reconfigured."""
 
     telemetry: PickerTelemetry
     overload: OverloadTelemetry
@@ -62,7 +62,7 @@ def pool_works(config: PoolConfig, parts: PickerParts) -> PoolWorks:
     """Make the works of a pool, and enter its books with the other pools'."""
     policy = config.policy
     telemetry = PickerTelemetry()
-    telemetry.retune(policy)
+    telemetry.reconfigure(policy)
     overload = OverloadTelemetry(
         telemetry.registry, classes=policy.priorities.classes, tenants=telemetry.tenants, queued=telemetry.queued
     )
@@ -145,7 +145,7 @@ def endpoint_picker(
         telemetry=works.telemetry,
         clock=time.monotonic,
         random=random.random,
-        turns=Turns(),
+        turns=RoundRobin(),
         max_body_bytes=settings.max_body_bytes,
     )
 

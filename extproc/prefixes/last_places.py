@@ -14,7 +14,7 @@ class LastPlaces:
         self._limit = limit
         self._places: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
-    def retune(self, *, ttl_seconds: float) -> None:
+    def reconfigure(self, *, ttl_seconds: float) -> None:
         """Remember for another time from now on."""
         self._ttl_seconds = ttl_seconds
 

@@ -102,7 +102,7 @@ class PrefixTree:
         """About the memory that it takes."""
         return self._bytes
 
-    def retune(self, *, most_bytes: int) -> None:
+    def reconfigure(self, *, most_bytes: int) -> None:
         """Take so much memory from now on, or soon: a large tree shrinks in steps, with each prompt and each call."""
         self._most_bytes = most_bytes
         self._keep_small()

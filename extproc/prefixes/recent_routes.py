@@ -70,7 +70,7 @@ class RecentRoutes:
         self._endpoints: dict[int, str] = {}  # bit number -> who has it
         self._retired: dict[int, int] = {}  # bit number -> the turn after which no table has it any more
 
-    def retune(self, *, ttl_seconds: float, limit: int) -> None:
+    def reconfigure(self, *, ttl_seconds: float, limit: int) -> None:
         """Remember for another time, and so much, from now on; what is remembered stays until its turn."""
         self._turn_seconds = ttl_seconds / GENERATIONS
         self._turn_size = max(1, limit // GENERATIONS)

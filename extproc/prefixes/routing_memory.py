@@ -28,11 +28,11 @@ class RoutingMemory:
         self._sessions = LastPlaces(ttl_seconds=policy.session_seconds)
         self._adapters = LastPlaces(ttl_seconds=ADAPTER_SECONDS)
 
-    def retune(self, policy: PickPolicy, *, share: float = 1.0) -> None:
+    def reconfigure(self, policy: PickPolicy, *, share: float = 1.0) -> None:
         """Remember as another policy says from now on. `share`: of the memory that all pools of a picker have."""
-        self._followed.retune(ttl_seconds=policy.recent_prefix_seconds, limit=int(FOLLOWED_LIMIT * share))
-        self._unfollowed.retune(ttl_seconds=policy.unfollowed_prefix_seconds, limit=int(UNFOLLOWED_LIMIT * share))
-        self._sessions.retune(ttl_seconds=policy.session_seconds)
+        self._followed.reconfigure(ttl_seconds=policy.recent_prefix_seconds, limit=int(FOLLOWED_LIMIT * share))
+        self._unfollowed.reconfigure(ttl_seconds=policy.unfollowed_prefix_seconds, limit=int(UNFOLLOWED_LIMIT * share))
+        self._sessions.reconfigure(ttl_seconds=policy.session_seconds)
 
     def note(
         self,

@@ -111,7 +111,7 @@ class Quotas:
         self._writes = QuotaWrites()
         self._wake = asyncio.Event()
 
-    def retune(self, quotas: Sequence[Quota]) -> None:
+    def reconfigure(self, quotas: Sequence[Quota]) -> None:
         """Decide by other quotas from now on. What is open stays counted, and Redis keeps the levels.
 
         A name whose quota is as it was keeps its share; where it has changed, only what is open and usual stays.

@@ -109,7 +109,7 @@ def record_of_decision(decided: Decided, names: NameHashes) -> AccessRecord:
         share=None if decided.audit_share >= 1.0 else decided.audit_share,
     )
     if asked is not None:
-        standing = asked.standing
+        request_class = asked.request_class
         line.api, line.model, line.served_model, line.adapter = (
             asked.api,
             asked.model,
@@ -117,9 +117,9 @@ def record_of_decision(decided: Decided, names: NameHashes) -> AccessRecord:
             asked.adapter,
         )
         line.arm, line.stream, line.max_tokens, line.steps = asked.arm, asked.stream, asked.max_tokens, asked.steps
-        line.class_, line.class_by = standing.class_name, standing.why
-        if standing.tenant:
-            line.tenant = names.tenant(standing.tenant)
+        line.class_, line.class_by = request_class.class_name, request_class.why
+        if request_class.tenant:
+            line.tenant = names.tenant(request_class.tenant)
     if isinstance(outcome, Decision):
         _decide(line, outcome)
     else:

@@ -12,7 +12,7 @@ import msgspec
 from extproc.choosing.decision import Decision
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.policy.standing import Standing
+from extproc.policy.request_class import RequestClass
 from extproc.responses.realised import Usage
 
 
@@ -44,7 +44,7 @@ class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     max_tokens: int | None
     block_tokens: int  # 0 where tokens are unknown
-    standing: Standing
+    request_class: RequestClass
     steps: tuple[str, ...] = ()  # of degradation, that changed it
 
 

@@ -290,7 +290,7 @@ def _pick(decided: Decided, span: SpanContext) -> _Pick:
     if asked is not None and operation is not None:
         common["gen_ai.operation.name"] = operation
         common["gen_ai.request.stream"] = asked.stream
-        common["kvmesh.class"] = asked.standing.class_name
+        common["kvmesh.class"] = asked.request_class.class_name
         if asked.model is not None:
             common["gen_ai.request.model"] = asked.model
         if asked.max_tokens is not None:

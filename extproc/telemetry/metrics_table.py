@@ -86,7 +86,7 @@ class _Lookups:
 async def picker_rows() -> dict[str, MetricRow]:
     """Return the picker's metrics, out of a picker to which everything has happened once."""
     telemetry = PickerTelemetry()
-    telemetry.retune(PickPolicy(observability=ObservabilityPolicy(gpu_hour_price=1.0)))
+    telemetry.reconfigure(PickPolicy(observability=ObservabilityPolicy(gpu_hour_price=1.0)))
     _requests(telemetry)
     _overload(telemetry)
     telemetry.registry.register(QuotaMetrics(_Quotas()))

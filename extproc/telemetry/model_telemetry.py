@@ -71,7 +71,7 @@ class ModelTelemetry(Collector):
         self._price_a_second, self._currency = 0.0, ""
         registry.register(self)
 
-    def retune(self, policy: ObservabilityPolicy) -> None:
+    def reconfigure(self, policy: ObservabilityPolicy) -> None:
         """Count money by this price from now on."""
         self._price_a_second = policy.gpu_hour_price / SECONDS_AN_HOUR
         self._currency = policy.currency

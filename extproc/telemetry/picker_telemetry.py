@@ -285,10 +285,10 @@ class PickerTelemetry:
             if model:
                 self._by_model_of(model, arm, outcome).inc(count)
 
-    def retune(self, policy: PickPolicy) -> None:
+    def reconfigure(self, policy: PickPolicy) -> None:
         """Go by another policy from now on: its tenants, its price, its target."""
         self.alert_below(policy.alert_hit_ratio)
-        self.models.retune(policy.observability)
+        self.models.reconfigure(policy.observability)
         self.tenants.know(policy.priorities.quotas)
 
     def alert_below(self, hit_ratio: float) -> None:

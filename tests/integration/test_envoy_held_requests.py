@@ -262,7 +262,7 @@ async def test_the_claims_that_envoy_has_verified_set_class_and_tenant(tmp_path:
         {},
     ]
     found = [classify(facts, model="m", policy=POLICY) for facts in picker.facts]
-    assert [(standing.class_name, standing.tenant) for standing in found] == [
+    assert [(request_class.class_name, request_class.tenant) for request_class in found] == [
         ("critical", "acme"),
         ("sheddable", ""),
         ("standard", ""),

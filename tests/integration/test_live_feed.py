@@ -135,7 +135,7 @@ async def test_a_policy_that_forbids_text_has_what_was_kept_forgotten_at_once(re
         (await picker.ask(PROMPT)).finish()
         await settled(picker)
 
-        picker.pool.pages.prefixes.retune(shows_text=False)
+        picker.pool.pages.prefixes.reconfigure(shows_text=False)
 
         assert [edge.head for edge in picker.pool.pages.prefixes.view(limit=9).edges] == [b""]
         _, page = await picker.get("/v1/prefixes")

@@ -27,7 +27,7 @@ from extproc.policy.priority import (
     Quota,
     StepKind,
 )
-from extproc.policy.standing import IgnoredObjective, Standing
+from extproc.policy.request_class import IgnoredObjective, RequestClass
 
 CLASSES = {
     **DEFAULT_CLASSES,
@@ -42,7 +42,7 @@ def facts(**values: Any) -> RequestFacts:
     )
 
 
-def standing(policy: PriorityPolicy, *, model: str | None = "m", **values: Any) -> Standing:
+def request_class(policy: PriorityPolicy, *, model: str | None = "m", **values: Any) -> RequestClass:
     return classify(facts(**values), model=model, policy=policy)
 
 
@@ -51,19 +51,19 @@ def policy(**values: Any) -> PriorityPolicy:
 
 
 def test_a_request_that_says_nothing_is_of_the_default_class_and_of_no_tenant() -> None:
-    assert standing(PriorityPolicy()) == Standing(
+    assert request_class(PriorityPolicy()) == RequestClass(
         class_name="standard", priority_class=DEFAULT_CLASSES["standard"], tenant="", why="default"
     )
 
 
 def test_an_objective_lowers_a_request_by_its_own_name_or_by_the_policy_s() -> None:
     named = policy(objectives={"nightly": "sheddable"})
-    found = [standing(named, objective=name) for name in ("sheddable", "nightly")]
+    found = [request_class(named, objective=name) for name in ("sheddable", "nightly")]
     assert [(one.class_name, one.why, one.ignored_objective) for one in found] == [("sheddable", "objective", "")] * 2
 
 
 def test_an_objective_raises_a_request_only_where_the_header_is_trusted() -> None:
-    doubted, trusted = (standing(policy(trust_objective=trust), objective="critical") for trust in (False, True))
+    doubted, trusted = (request_class(policy(trust_objective=trust), objective="critical") for trust in (False, True))
     assert (doubted.class_name, doubted.ignored_objective) == ("standard", IgnoredObjective.UNTRUSTED)
     assert (trusted.class_name, trusted.ignored_objective) == ("critical", IgnoredObjective.NO)
 
@@ -73,22 +73,22 @@ def test_a_rule_may_trust_the_header_of_its_requests_or_not() -> None:
         ClassRule(priority_class="standard", path_prefix="/internal", trust_objective=True),
         ClassRule(priority_class="sheddable", path_prefix="/free", trust_objective=False),
     )
-    inside = standing(policy(rules=rules), path="/internal/x", objective="critical")
-    free = standing(policy(rules=rules, trust_objective=True), path="/free", objective="critical")
-    other = standing(policy(rules=rules, trust_objective=True), objective="critical")
+    inside = request_class(policy(rules=rules), path="/internal/x", objective="critical")
+    free = request_class(policy(rules=rules, trust_objective=True), path="/free", objective="critical")
+    other = request_class(policy(rules=rules, trust_objective=True), objective="critical")
     assert [one.class_name for one in (inside, free, other)] == ["critical", "sheddable", "critical"]
 
 
 def test_a_request_that_may_be_refused_cannot_name_a_class_that_is_kept_however_low() -> None:
     rules = (ClassRule(priority_class="sheddable", models=("m",)),)
-    found = standing(policy(rules=rules), objective="low-and-kept")
+    found = request_class(policy(rules=rules), objective="low-and-kept")
     assert (found.class_name, found.ignored_objective) == ("sheddable", IgnoredObjective.UNTRUSTED)
-    assert standing(policy(), objective="low-and-kept").class_name == "low-and-kept"
+    assert request_class(policy(), objective="low-and-kept").class_name == "low-and-kept"
 
 
 @pytest.mark.parametrize("objective", ["", "no-such", "CRITICAL", "x" * 5000])
 def test_an_objective_that_the_policy_does_not_know_counts_for_nothing(objective: str) -> None:
-    found = standing(policy(trust_objective=True), objective=objective)
+    found = request_class(policy(trust_objective=True), objective=objective)
     expected = IgnoredObjective.UNKNOWN if objective else IgnoredObjective.NO
     assert (found.class_name, found.why, found.ignored_objective) == ("standard", "default", expected)
 
@@ -118,8 +118,8 @@ def test_a_rule_matches_when_all_its_conditions_hold(
     rule: dict[str, Any], matching: list[dict[str, Any]], others: list[dict[str, Any]]
 ) -> None:
     of_rules = policy(rules=(ClassRule(priority_class="critical", **rule),))
-    assert [standing(of_rules, **values).why for values in matching] == ["rule 1"] * len(matching)
-    assert [standing(of_rules, **values).why for values in others] == ["default"] * len(others)
+    assert [request_class(of_rules, **values).why for values in matching] == ["rule 1"] * len(matching)
+    assert [request_class(of_rules, **values).why for values in others] == ["default"] * len(others)
 
 
 def test_the_first_rule_that_matches_counts_and_the_objective_is_measured_against_it() -> None:
@@ -129,10 +129,13 @@ def test_the_first_rule_that_matches_counts_and_the_objective_is_measured_agains
     )
     both = policy(rules=rules)
     paid, other = {"plan": "paid"}, {"plan": "other"}
-    assert (standing(both, claims=paid).class_name, standing(both, claims=paid).why) == ("high-and-sheddable", "rule 1")
-    assert standing(both, claims=other).why == "rule 2"
-    assert standing(both, claims=paid, objective="sheddable").class_name == "sheddable"
-    assert standing(both, claims=other, objective="standard").class_name == "standard"
+    assert (request_class(both, claims=paid).class_name, request_class(both, claims=paid).why) == (
+        "high-and-sheddable",
+        "rule 1",
+    )
+    assert request_class(both, claims=other).why == "rule 2"
+    assert request_class(both, claims=paid, objective="sheddable").class_name == "sheddable"
+    assert request_class(both, claims=other, objective="standard").class_name == "standard"
 
 
 SAID = {"x-gateway-inference-fairness-id": "said"}
@@ -140,9 +143,9 @@ SAID = {"x-gateway-inference-fairness-id": "said"}
 
 def test_the_verified_claim_names_the_tenant_before_a_header_that_the_policy_names_does() -> None:
     both = policy(tenant_claim="org.id", tenant_header="x-gateway-inference-fairness-id")
-    assert standing(both, headers=SAID, claims={"org.id": "proven"}).tenant == "proven"
-    assert standing(both, headers=SAID).tenant == "said"
-    assert standing(both, headers=SAID, claims={"org.id": "a\nb"}).tenant == "said"
+    assert request_class(both, headers=SAID, claims={"org.id": "proven"}).tenant == "proven"
+    assert request_class(both, headers=SAID).tenant == "said"
+    assert request_class(both, headers=SAID, claims={"org.id": "a\nb"}).tenant == "said"
 
 
 @pytest.mark.parametrize("claims", [{}, {"org.id": ""}, {"org.id": "a\nb"}])
@@ -150,18 +153,18 @@ def test_with_a_claim_for_it_nobody_becomes_a_tenant_by_a_header_that_the_policy
     claims: dict[str, str],
 ) -> None:
     claimed = policy(tenant_claim="org.id")
-    assert standing(claimed, headers=SAID, claims=claims).tenant == ""
+    assert request_class(claimed, headers=SAID, claims=claims).tenant == ""
     assert headers_named(claimed) == frozenset()
 
 
 def test_without_a_claim_for_it_the_usual_header_names_the_tenant_unless_there_is_to_be_none() -> None:
-    assert standing(policy(), headers=SAID).tenant == "said"
-    assert standing(policy(tenant_header=""), headers=SAID).tenant == ""
+    assert request_class(policy(), headers=SAID).tenant == "said"
+    assert request_class(policy(tenant_header=""), headers=SAID).tenant == ""
 
 
 def test_a_tenant_s_name_is_cut_before_it_fills_tables() -> None:
     header = {"x-gateway-inference-fairness-id": "t" * 100_000}
-    assert standing(policy(), headers=header).tenant == "t" * 256
+    assert request_class(policy(), headers=header).tenant == "t" * 256
 
 
 def test_the_policy_tells_which_headers_and_claims_it_reads() -> None:
@@ -200,8 +203,8 @@ def test_no_header_gains_a_request_anything_where_it_is_not_trusted(
     claims: dict[str, str],
 ) -> None:
     one = policy(rules=rules, default_class=default)
-    without = standing(one, headers=headers, claims=claims).priority_class
-    found = standing(one, headers=headers, claims=claims, objective=objective)
+    without = request_class(one, headers=headers, claims=claims).priority_class
+    found = request_class(one, headers=headers, claims=claims, objective=objective)
     assert found.priority_class is CLASSES[found.class_name]
     assert found.priority_class.priority <= without.priority
     assert found.priority_class.sheddable >= without.sheddable
@@ -276,7 +279,7 @@ def test_bodies_are_needed_where_they_decide_what_a_request_may_have(
 def test_a_claim_matches_by_a_whole_entry_and_not_by_a_part_of_one() -> None:
     rules = (ClassRule(priority_class="critical", claims={"groups": "ml"}),)
     found = [
-        standing(policy(rules=rules), claims={"groups": CLAIM_SEPARATOR.join(groups)}).class_name
+        request_class(policy(rules=rules), claims={"groups": CLAIM_SEPARATOR.join(groups)}).class_name
         for groups in (["ml"], ["a", "ml"], ["mls"], ["a", "xml"])
     ]
     assert found == ["critical", "critical", "standard", "standard"]

@@ -18,7 +18,7 @@ def test_those_that_wait_go_by_their_class_as_it_is_now() -> None:
     low, high = ticket("standard", tokens=5), ticket("critical", tokens=5)
     queue.push(low)
     queue.push(high)
-    queue.retune(policy(classes=changed("standard", priority=500)))
+    queue.reconfigure(policy(classes=changed("standard", priority=500)))
     assert send(queue) == [low, high]
     assert not len(queue)
 
@@ -26,7 +26,7 @@ def test_those_that_wait_go_by_their_class_as_it_is_now() -> None:
 def test_a_request_read_before_the_change_belongs_to_its_class_as_it_is_now() -> None:
     queue = FlowQueue(policy())
     queue.push(ticket("standard"))
-    queue.retune(policy(classes=changed("standard", priority=7)))
+    queue.reconfigure(policy(classes=changed("standard", priority=7)))
     late = ticket("standard")  # with the class as it was
     queue.push(late)
     assert late.priority_class.priority == 7
@@ -39,8 +39,8 @@ def test_a_class_that_is_gone_is_as_it_was_for_those_that_wait_and_for_those_on_
     queue = FlowQueue(policy())
     waits = ticket("critical")
     queue.push(waits)
-    queue.retune(policy(classes={"standard": DEFAULT_CLASSES["standard"]}))
-    queue.retune(policy(classes={"standard": DEFAULT_CLASSES["standard"]}))
+    queue.reconfigure(policy(classes={"standard": DEFAULT_CLASSES["standard"]}))
+    queue.reconfigure(policy(classes={"standard": DEFAULT_CLASSES["standard"]}))
     late, other = ticket("critical"), ticket("sheddable")
     queue.push(late)
     queue.push(other)
@@ -53,7 +53,7 @@ def test_fewer_places_take_nobodys_and_let_nobody_in() -> None:
     tickets = [ticket(tokens=i) for i in range(5)]
     for each in tickets:
         queue.push(each)
-    queue.retune(policy(OverloadPolicy(queue_requests=2), classes=changed("standard", sheddable=True)))
+    queue.reconfigure(policy(OverloadPolicy(queue_requests=2), classes=changed("standard", sheddable=True)))
     with pytest.raises(QueueFullError):
         queue.push(ticket(tokens=9))
     assert send(queue) == tickets
@@ -64,7 +64,7 @@ def test_deadlines_stay() -> None:
     soon, later = ticket(wait=1.0), ticket(wait=2.0)
     queue.push(later)
     queue.push(soon)
-    queue.retune(policy(classes=changed("standard", priority=3)))
+    queue.reconfigure(policy(classes=changed("standard", priority=3)))
     assert queue.next_deadline() == 1.0
     assert queue.expired(1.5) == [soon]
     assert list(queue) == [later]

@@ -5,7 +5,7 @@ from extproc.admission.pool_pressure import MOST_SHEDDING, Expectation, PoolPres
 from extproc.admission.wait_margin import FIRST
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import DEFAULT_CLASSES, PriorityPolicy
-from extproc.policy.standing import Standing
+from extproc.policy.request_class import RequestClass
 
 
 class NobodyWaits:
@@ -28,8 +28,8 @@ def pressure() -> PoolPressure:
     )
 
 
-def of(tenant: str) -> Standing:
-    return Standing(class_name="sheddable", priority_class=DEFAULT_CLASSES["sheddable"], tenant=tenant)
+def of(tenant: str) -> RequestClass:
+    return RequestClass(class_name="sheddable", priority_class=DEFAULT_CLASSES["sheddable"], tenant=tenant)
 
 
 def waits(seconds: float) -> Expectation:

@@ -23,7 +23,7 @@ from extproc.pages.live_prefixes import MOST_HOLDERS, PrefixFacts, prefix_nodes,
 from extproc.pods.endpoint import Candidate, EndpointStatus, Reachability, Role
 from extproc.pods.latency_estimate import EstimateError
 from extproc.policy.priority import DEFAULT_CLASSES, DegradationStep, PriorityPolicy, Quota, StepKind
-from extproc.policy.standing import Standing
+from extproc.policy.request_class import RequestClass
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prefix_tree import Origin, TreeEdge, TreeView
 from extproc.records.request_story import AskedFor, Decided, DecisionRecord, Ended, Fate
@@ -49,14 +49,14 @@ SOURCES = (
 INDEX = IndexStatus(sources=SOURCES, indexer_alive=True, unreadable=("slot 9: broken",))
 
 
-def standing(tenant: str = "", class_name: str = "standard") -> Standing:
-    return Standing(class_name=class_name, priority_class=DEFAULT_CLASSES[class_name], tenant=tenant)
+def request_class(tenant: str = "", class_name: str = "standard") -> RequestClass:
+    return RequestClass(class_name=class_name, priority_class=DEFAULT_CLASSES[class_name], tenant=tenant)
 
 
 def asked(**standing_of: Any) -> AskedFor:
     return AskedFor(
         api="completions", model="tiny", served_model="tiny", adapter=None, arm="", prompts=1, stream=False,
-        max_tokens=None, block_tokens=16, standing=standing(**standing_of),
+        max_tokens=None, block_tokens=16, request_class=request_class(**standing_of),
     )  # fmt: skip
 
 

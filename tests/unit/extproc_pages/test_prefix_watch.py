@@ -119,7 +119,7 @@ def test_text_is_forgotten_as_soon_as_it_is_not_to_be_shown() -> None:
     one = watch(shows_text=True)
     one.routed(pick(1))
 
-    one.retune(shows_text=False)
+    one.reconfigure(shows_text=False)
     one.routed(pick(1))
 
     assert [edge.head for edge in one.view(limit=9).edges] == [b""]

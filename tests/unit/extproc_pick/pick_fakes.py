@@ -8,14 +8,14 @@ from typing import Any
 from extproc.admission.degradation import NO_MEASURES, Measures
 from extproc.choosing.health import EndpointHealth
 from extproc.choosing.hotspot import HotPrefixes
-from extproc.choosing.turns import Turns
+from extproc.choosing.round_robin import RoundRobin
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pages.admin_pages import NoQuotas
 from extproc.pick import EndpointPicker
 from extproc.pods.endpoint import EndpointModels, EndpointStatus, Reachability
 from extproc.pods.inflight import Bookings
-from extproc.policy.standing import Standing
+from extproc.policy.request_class import RequestClass
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import IndexHits
 from extproc.prefixes.routing_memory import RoutingMemory
@@ -77,7 +77,7 @@ class Phases:
 
 
 class NoPressure:
-    def measures(self, standing: Standing, *, pool: str) -> Measures:
+    def measures(self, request_class: RequestClass, *, pool: str) -> Measures:
         return NO_MEASURES
 
 
@@ -123,7 +123,7 @@ def picker(
         telemetry=phases or Phases(),
         clock=lambda: 1.0,
         random=lambda: 0.0,
-        turns=Turns(),
+        turns=RoundRobin(),
         max_body_bytes=1 << 20,
     )
 

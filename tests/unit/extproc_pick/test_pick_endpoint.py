@@ -21,7 +21,7 @@ from extproc.models.models import ModelRule, ModelTable, ModelTarget
 from extproc.pages.admin_pages import NoQuotas, record_of
 from extproc.pods.endpoint import EndpointModels, Reachability
 from extproc.policy.priority import ClassRule, PriorityPolicy, Quota
-from extproc.policy.standing import Standing
+from extproc.policy.request_class import RequestClass
 from extproc.policy.values import PRESETS, HotspotPolicy, PickPolicy, Strategy
 from extproc.prefixes.prompt_match import IndexHits, PromptKeys
 from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
@@ -223,7 +223,7 @@ async def test_a_model_that_no_ready_pod_serves_is_replaced_by_the_first_fallbac
 class Shrinks:
     """A load under which a smaller model stands in."""
 
-    def measures(self, standing: Standing, *, pool: str) -> Measures:
+    def measures(self, request_class: RequestClass, *, pool: str) -> Measures:
         return Measures(model="small")
 
 
@@ -233,7 +233,7 @@ async def test_who_is_turned_away_is_judged_by_the_model_that_would_serve_it_and
     shrinks = replace(picker(pod("a"), models=models, prompts=prompts), pressure=Shrinks())
     seen: list[str | None] = []
 
-    def gate(_: RequestFacts, resolved: ResolvedModel, standing: Standing) -> None:
+    def gate(_: RequestFacts, resolved: ResolvedModel, request_class: RequestClass) -> None:
         seen.append(resolved.model)
         raise NoReadyEndpointError("not today")
 
@@ -365,4 +365,4 @@ async def test_all_names_of_a_model_and_none_are_classed_and_counted_as_the_mode
     quotas = AskedQuotas()
     a_picker = replace(picker(pod("a"), models=table, policy=policy), quotas=quotas)
     picked = await a_picker.pick(facts(), chat(name))
-    assert (picked.prepared.standing.class_name, quotas.asked) == ("sheddable", [("", "tiny")])
+    assert (picked.prepared.request_class.class_name, quotas.asked) == ("sheddable", [("", "tiny")])

@@ -60,6 +60,6 @@ async def test_whoever_waits_is_told_of_new_endpoints() -> None:
 async def test_another_policy_leaves_bookings_and_what_was_learned() -> None:
     made, _ = books()
     routed(made, await picked(session="s"))
-    made.retune(PickPolicy(session_seconds=1000.0, prefill_tokens_per_second=5.0))
+    made.reconfigure(PickPolicy(session_seconds=1000.0, prefill_tokens_per_second=5.0))
     assert made.bookings.by_endpoint() == {"b": 1}
     assert made.memory.session_place("tiny\0s", now=900.0) == "b"

@@ -20,7 +20,7 @@ from extproc.pools import pools as module
 from extproc.pools.picker_parts import PickerParts
 from extproc.pools.pools import Pools
 from extproc.prefixes.routing_memory import RoutingMemory
-from extproc.prompts.tokenizer_shelf import TokenizerShelf
+from extproc.prompts.tokenizer_cache import TokenizerCache
 from extproc.settings.config import PickerSettings
 from tests.integration.hermetic_picker import SETTINGS
 
@@ -134,13 +134,13 @@ async def test_with_many_pools_each_remembers_less_also_those_that_were_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares: list[float] = []
-    retune = RoutingMemory.retune
+    reconfigure = RoutingMemory.reconfigure
 
     def noted(self: RoutingMemory, policy: PickPolicy, *, share: float = 1.0) -> None:
         shares.append(share)
-        retune(self, policy, share=share)
+        reconfigure(self, policy, share=share)
 
-    monkeypatch.setattr(RoutingMemory, "retune", noted)
+    monkeypatch.setattr(RoutingMemory, "reconfigure", noted)
     pools, many = made(tmp_path), [PoolConfig(name=f"llm/{i}") for i in range(8)]
     await pools.apply(named(*many[:4]))
     assert not shares
@@ -182,7 +182,7 @@ async def test_a_change_of_something_else_leaves_the_order_of_those_that_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[PriorityPolicy] = []
-    monkeypatch.setattr(FlowQueue, "retune", lambda _, policy: seen.append(policy))
+    monkeypatch.setattr(FlowQueue, "reconfigure", lambda _, policy: seen.append(policy))
     pools = made(tmp_path)
     await pools.apply(named(A))
     await pools.apply(named(replace(A, policy=OTHER)))
@@ -235,7 +235,7 @@ async def test_many_pools_that_want_the_same_tokenizer_load_it_once() -> None:
         loads.append(model.name)
         return object()
 
-    shelf = TokenizerShelf(load)
+    shelf = TokenizerCache(load)
     model = ServedModel(name="m", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=Path("/models/m"))
     await asyncio.gather(*[shelf.load((model,)) for _ in range(20)])
     assert loads == ["m"]

@@ -238,7 +238,7 @@ def test_a_large_tree_that_is_to_be_small_shrinks_in_steps_that_hold_up_nobody()
         note(one, number)
     before = len(one)
 
-    one.retune(most_bytes=1 << 20)
+    one.reconfigure(most_bytes=1 << 20)
     assert before - len(one) == FORGOTTEN_AT_ONCE
     for number in range(20):
         note(one, number + before)

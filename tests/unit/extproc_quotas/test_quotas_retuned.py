@@ -11,7 +11,7 @@ def test_what_is_open_counts_against_the_new_limit() -> None:
     asks = [alone.ask() for _ in range(3)]
     for ask in asks:
         assert alone.quotas.alone(ask, "no Redis", was_done=False).allowed
-    alone.quotas.retune((replace(ALL, concurrent_requests=3),))
+    alone.quotas.reconfigure((replace(ALL, concurrent_requests=3),))
     assert alone.alone().limit is Limit.CONCURRENT_REQUESTS
     alone.quotas.settle(asks[0])
     assert alone.alone().allowed
@@ -22,7 +22,7 @@ def test_a_quota_that_is_as_it_was_keeps_its_key_and_what_it_has_used() -> None:
     key = alone.key()
     while alone.alone().limit is None:
         pass
-    alone.quotas.retune((replace(ALL, tenant="bob"), ALL))
+    alone.quotas.reconfigure((replace(ALL, tenant="bob"), ALL))
     assert alone.key() is key
     assert alone.alone().limit is not None
 
@@ -31,7 +31,7 @@ def test_a_quota_that_is_gone_limits_nobody_and_still_settles_what_is_open() -> 
     alone = Alone(ALL)
     ask = alone.ask()
     alone.quotas.alone(ask, "no Redis", was_done=False)
-    alone.quotas.retune(())
+    alone.quotas.reconfigure(())
     assert alone.quotas.match("alice", "tiny") is None
     assert alone.quotas.is_used  # its lease is to be ended
     alone.quotas.settle(ask, generated_tokens=5)
@@ -42,5 +42,5 @@ def test_a_quota_that_is_gone_limits_nobody_and_still_settles_what_is_open() -> 
 def test_whoever_had_no_quota_gets_the_new_one() -> None:
     alone = Alone()
     assert alone.quotas.match("alice", "tiny") is None
-    alone.quotas.retune((ALL,))
+    alone.quotas.reconfigure((ALL,))
     assert alone.quotas.match("alice", "tiny") is not None

@@ -52,7 +52,7 @@ def test_saved_seconds_are_the_cached_tokens_at_the_endpoints_pace_and_money_is_
     registry = CollectorRegistry()
     models = ModelTelemetry(registry)
     routed(models)
-    models.retune(ObservabilityPolicy(gpu_hour_price=3.6, currency="EUR"))
+    models.reconfigure(ObservabilityPolicy(gpu_hour_price=3.6, currency="EUR"))
     routed(models, seconds_a_token=0.002)
     routed(models, cached=0)
     models.realised(COMPARISON, seconds_a_token=0.002)
@@ -70,9 +70,9 @@ def test_without_a_price_no_money_is_shown_and_what_was_counted_stays() -> None:
     models = ModelTelemetry(registry)
     routed(models)
     assert not [name for name in samples(registry) if "money" in name or "price" in name]
-    models.retune(ObservabilityPolicy(gpu_hour_price=3.6))
+    models.reconfigure(ObservabilityPolicy(gpu_hour_price=3.6))
     routed(models)
-    models.retune(ObservabilityPolicy())
+    models.reconfigure(ObservabilityPolicy())
     routed(models)
     assert [name for name in samples(registry) if "money" in name or "price" in name] == [
         'kvmesh_saved_money_total{currency="USD",model="base"}'
@@ -143,7 +143,7 @@ def test_a_tenant_that_the_policy_names_no_more_keeps_what_it_had_and_counts_as_
 def test_a_flood_of_names_adds_no_series_beyond_the_bounds() -> None:
     telemetry = PickerTelemetry()
     many = tuple(Quota(tenant=f"t{i}") for i in range(5 * MOST_TENANTS))
-    telemetry.retune(PickPolicy(priorities=PriorityPolicy(quotas=many)))
+    telemetry.reconfigure(PickPolicy(priorities=PriorityPolicy(quotas=many)))
     overload = OverloadTelemetry(
         telemetry.registry, classes=DEFAULT_CLASSES, tenants=telemetry.tenants, queued=telemetry.queued
     )
@@ -203,7 +203,7 @@ def test_the_page_says_whether_the_process_is_ready_and_which_it_is(ready: bool)
 
 async def test_the_page_that_is_made_in_many_turns_is_the_same() -> None:
     telemetry = PickerTelemetry()
-    telemetry.retune(PickPolicy(observability=ObservabilityPolicy(gpu_hour_price=1.0)))
+    telemetry.reconfigure(PickPolicy(observability=ObservabilityPolicy(gpu_hour_price=1.0)))
     telemetry.promised("m", seconds=0.1)
     telemetry.refused("shed")
     in_turns, at_once = await telemetry.page(), generate_latest(telemetry.registry) + process_exposition()

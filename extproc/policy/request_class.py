@@ -15,7 +15,7 @@ class IgnoredObjective(StrEnum):
     UNTRUSTED = "untrusted"  # it would promote the request, and the policy does not trust the header
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class RequestClass(msgspec.Struct, frozen=True, kw_only=True):
     """Made once a request by `admission.classify`."""
 
     class_name: str

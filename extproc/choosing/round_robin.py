@@ -1,7 +1,7 @@
 """Whose turn it is: requests counted by model, for round robin. Bounded, since any client may name a model."""
 
 
-class Turns:
+class RoundRobin:
     """The requests of each model; where there are too many models, the one not asked for longest begins anew."""
 
     def __init__(self, *, most_models: int = 1024) -> None:

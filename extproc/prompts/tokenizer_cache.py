@@ -16,7 +16,7 @@ from extproc.prompts.tokenizer import ModelTokenizer
 log = logging.getLogger(__name__)
 
 
-class TokenizerShelf:
+class TokenizerCache:
     """Keeps what was loaded; folders are read once."""
 
     def __init__(self, load: Callable[[ServedModel], ModelTokenizer] = load_tokenizer) -> None:
@@ -57,9 +57,11 @@ class TokenizerShelf:
             log.exception("the tokenizer of %s cannot be used; it is routed on text", model.name)
 
 
-def without_missing(table: ModelTable, shelf: TokenizerShelf) -> ModelTable:
+def without_missing(table: ModelTable, tokenizers: TokenizerCache) -> ModelTable:
     """Return the table with TEXT for the models whose tokenizers are not loaded yet."""
-    return replace(table, served=tuple(_on_text(model) if shelf.lacks((model,)) else model for model in table.served))
+    return replace(
+        table, served=tuple(_on_text(model) if tokenizers.lacks((model,)) else model for model in table.served)
+    )
 
 
 def _on_text(model: ServedModel) -> ServedModel:
