@@ -73,7 +73,8 @@ def top(
         if state is None:
             raise typer.Exit(1)
         return
-    with suppress(KeyboardInterrupt):
+    # a SIGINT at the moment at which asyncio begins to handle it cancels the task, and no KeyboardInterrupt follows
+    with suppress(KeyboardInterrupt, asyncio.CancelledError):
         if json:
             asyncio.run(top_view.follow(urls, pool=chosen, login=login, show=top_view.show_json(console)))
         elif not console.is_terminal or console.is_dumb_terminal:  # that can draw nothing over what is there
