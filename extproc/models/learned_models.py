@@ -1,7 +1,6 @@
 """Which models a pool serves where nobody declares any: as its pods say, with the tokenizers of a folder of folders.
 
-Asked by `pools` about running pools, and by the doctor. Pods may say anything: names are paths below the folder only
-where they are plain, and no pool learns more than a few.
+Pods may say anything: names are paths below the folder only where they are plain, and no pool learns more than a few.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""Which model serves a request: aliases, rewrites, weighted splits with sticky arms, fallbacks. Pure: chance is given.
-
-Called by `pick` once a request.
-"""
+"""Which model serves a request: aliases, rewrites, weighted splits with sticky arms, fallbacks. Pure."""
 
 from collections.abc import Mapping, Sequence
 from math import log

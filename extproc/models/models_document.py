@@ -1,6 +1,6 @@
 """The `models` setting (YAML or JSON, already parsed) -> ModelTable; strict: an error names the path of what is wrong.
 
-Called by `config`. docs/models.md describes the document. Folders are not looked into: whoever loads them does.
+docs/models.md describes the document. Folders are not looked into: whoever loads them does.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.admission.saturation import BLIND_REQUESTS, Room, rooms_of
-from extproc.admission.saturation import room as room_of
 from extproc.choosing.health import EndpointHealth
+from extproc.choosing.room import BLIND_REQUESTS, Room, rooms_of
+from extproc.choosing.room import room as room_of
 from extproc.pods.endpoint import Candidate, EndpointLoad
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import OverloadPolicy
-from tests.unit.extproc_admission.saturation_of import Saturation
 from tests.unit.extproc_choosing.pick_candidates import candidate, load
+from tests.unit.extproc_choosing.room_of import Saturation
 
 POLICY = OverloadPolicy(
     waiting_requests=3, kv_usage=0.9, backlog_seconds=0.5, unknown_requests=2, slow_start_seconds=10.0

@@ -1,8 +1,7 @@
 """A prefix that keeps its endpoint waiting is copied to a further one, once, and remembered."""
 
 from extproc.choosing.decision import apply_filters
-from extproc.choosing.hotspot import DEPTHS, KEY_BYTES, HotPrefixes
-from extproc.choosing.spread_hot_prefix import copy_of_hot_prefix
+from extproc.choosing.hot_prefixes import DEPTHS, KEY_BYTES, HotPrefixes, copy_of_hot_prefix
 from extproc.pods.endpoint import NOTHING_ASKED, Ask, Candidate
 from extproc.policy.values import PRESETS, HotspotPolicy, PickPolicy, Strategy
 from extproc.prefixes.prompt_match import PromptKeys
@@ -18,11 +17,11 @@ SYSTEM = bytes(range(16)) * KEY_BYTES  # 16 keys
 def asked(
     hot: HotPrefixes, *, now: float, keys: bytes = SYSTEM, wait: float = 1000.0, idlest: str = "idle", matched: int = 16
 ) -> str | None:
-    prefix = hot.copy_to(keys, matched_keys=matched, wait_tokens=wait, saved_tokens=1600.0, idlest=idlest, now=now)
-    if prefix is None:
+    seen = hot.look(keys, matched_keys=matched, wait_tokens=wait, saved_tokens=1600.0, idlest=idlest, now=now)
+    if seen is None:
         return None
-    hot.copied(prefix, endpoint=idlest, now=now)
-    return idlest
+    hot.note(seen, endpoint=idlest, now=now)
+    return None if seen.hot is None else idlest
 
 
 def test_a_copy_is_made_once_enough_requests_have_waited() -> None:
@@ -66,6 +65,15 @@ def test_it_remembers_no_more_prefixes_than_it_may() -> None:
     assert len(hot) == POLICY.most_prefixes
 
 
+def test_to_look_changes_nothing() -> None:
+    hot = HotPrefixes(HotspotPolicy(least_requests=1))
+    looks = [
+        hot.look(SYSTEM, matched_keys=16, wait_tokens=1000.0, saved_tokens=1600.0, idlest="idle", now=0.1 * i)
+        for i in range(3)
+    ]
+    assert (looks[0], len(hot)) == (looks[2], 0)
+
+
 def test_it_can_be_switched_off() -> None:
     hot = HotPrefixes(HotspotPolicy(enabled=False, least_requests=1))
     assert asked(hot, now=0.0) is None
@@ -82,7 +90,9 @@ def spread(
         policy=policy,
         now=0.0,
     )
-    return [candidate.saved_tokens for candidate in result], copy.words if copy is not None else None
+    return [
+        candidate.saved_tokens for candidate in result
+    ], copy.words if copy is not None and copy.hot is not None else None
 
 
 def test_the_idlest_endpoint_without_the_prefix_counts_as_warm_for_the_request_that_warms_it() -> None:

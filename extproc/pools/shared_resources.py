@@ -1,17 +1,18 @@
 """What all pools of one picker share: connections to Redis, bookings told to other replicas, tokenizers, tracing.
 
-Made once by `service`; each `pool_picker` takes its parts from here and enters its books.
+Each pool enters its books here.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from extproc.errors import ConfigError
+from extproc.errors import ConfigError, PromptTokensError
+from extproc.models.models import ServedModel, TokensFrom
 from extproc.pods.scrape_pace import ScrapePace
-from extproc.pools.pace import Pace
 from extproc.pools.picker_books import PickerBooks
+from extproc.pools.plan_response import Pace
 from extproc.pools.request_watch import RequestWatch
 from extproc.prompts.prompt_tokens import LargePrompts, TokenSettings
 from extproc.prompts.tokenizer_cache import TokenizerCache
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 READS_BURST_SECONDS = 20.0  # so many seconds' worth of reads may come at once
 
 
-class PickerParts:
+class SharedResources:
     """Raise ConfigError for an address of Redis that cannot be read."""
 
     def __init__(self, settings: PickerSettings) -> None:
@@ -45,7 +46,7 @@ class PickerParts:
         self.tokenizers = TokenizerCache()
         self.scrape_pace = ScrapePace(rests=settings.follows_mesh)
         self.watch = RequestWatch()
-        self.observers = self.watch.observers  # of requests; whoever watches enters and leaves
+        self.observers = self.watch.observers  # of requests; each enters and leaves
         self.watch.traces = self.tracing = _tracing(settings.otlp_endpoint, share=settings.observation.trace_share)
         self.records = _records(settings)
         if self.records is not None:
@@ -66,12 +67,21 @@ class PickerParts:
                 heard=self._heard,
             )
 
-    def share_of(self, pool: str, *, session_ttl_seconds: float) -> SharedState | PoolShare | None:
-        """Return the pool's part of what the replicas share; all of it for the static pool."""
-        if self.shared is None or not pool:
-            return self.shared
+    def share_of(self, pool: str, *, session_ttl_seconds: float) -> PoolShare | None:
+        """Return the pool's part of what the replicas share; None where nothing is shared."""
+        if self.shared is None:
+            return None
         seed = pool_seed(self.settings.hash_seed, pool)
         return PoolShare(self.shared, hash_seed=seed, session_ttl_seconds=session_ttl_seconds)
+
+    def load_tokenizers(self, models: Iterable[ServedModel]) -> None:
+        """Load the tokenizers that flags name, before requests come. Raise ConfigError where one cannot be used."""
+        for model in models:
+            if model.tokens_from is TokensFrom.TOKENIZER:
+                try:
+                    self.tokenizers.get(model)
+                except PromptTokensError as error:
+                    raise ConfigError(str(error)) from error
 
     def other_replicas(self) -> int:
         """Return how many other replicas were heard last."""

@@ -1,7 +1,7 @@
 """Which endpoints have room for one more request of a class, and what TTFT it would have there. Pure.
 
-Called by `admit_request` once a try, and its words by `explain`. An endpoint without a recent report is neither idle
-nor full: it gets a few requests at a time. `docs/estimates.md` has the rules in words.
+An endpoint without a recent report is neither idle nor full: it gets a few requests at a time. `docs/estimates.md` has
+the rules in words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from extproc.pods.endpoint import Candidate, EndpointLoad
-from extproc.pods.endpoint_samples import MOST_SECONDS, EndpointPace
+from extproc.pods.endpoint_samples import EndpointPace
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import OverloadPolicy
 
 LEAST_SHARE = 0.1  # of the limits that an endpoint has which has just started
-BLIND_REQUESTS = 32.0  # open at an endpoint, where nobody reports at all, however few it ran: no server is that small
+BLIND_REQUESTS = 32.0  # open at an endpoint while no endpoint reports, however few it ran: no server is that small
 LEAST_LIMIT = 1e-3  # of limits that the policy sets to nothing
 
 
@@ -40,45 +40,19 @@ def rooms_of(
     now: float,
 ) -> list[Room]:
     """Return how full each is at `now` for a class that may fill `ceiling` (0..1) of the limits."""
-    blind: bool | None = None  # whether nobody reports; looked at where one does not
-    backlog_share = 1.0 / max(policy.backlog_seconds * ceiling, LEAST_LIMIT)
-    cache_share = 1.0 / max(policy.kv_usage, LEAST_LIMIT)
-    rooms = []
-    for candidate in candidates:
-        load = candidate.load
-        # the usual case without calls: this runs once a candidate and try
-        if load is not None and candidate.ready_since is None and not full_until:
-            if not (load.waiting_requests or load.running_requests or candidate.booked_requests):
-                rooms.append(EMPTY)
-                continue
-            pace = estimates.pace(candidate.address)
-            if not load.waiting_requests and pace.running_limit is None:
-                fill = candidate.backlog_tokens * pace.backlog_seconds_a_token * backlog_share
-                if (cache := load.kv_usage * cache_share) > fill:
-                    fill = cache
-            else:
-                fill = max(
-                    max(_waiting(candidate, load, pace, now)) / _most_waiting(pace, policy, ceiling),
-                    candidate.backlog_tokens * pace.backlog_seconds_a_token * backlog_share,
-                    load.kv_usage * cache_share,
-                )
-            if fill < 1.0:
-                rooms.append(Room(fill))
-                continue
-        if blind is None:
-            blind = all(candidate.load is None for candidate in candidates)
-        rooms.append(
-            room(
-                candidate,
-                ceiling=ceiling,
-                policy=policy,
-                estimates=estimates,
-                full_until=full_until,
-                now=now,
-                blind=blind,
-            )
+    blind = all(candidate.load is None for candidate in candidates)
+    return [
+        room(
+            candidate,
+            ceiling=ceiling,
+            policy=policy,
+            estimates=estimates,
+            full_until=full_until,
+            now=now,
+            blind=blind,
         )
-    return rooms
+        for candidate in candidates
+    ]
 
 
 def room(
@@ -91,7 +65,7 @@ def room(
     now: float,
     blind: bool = False,
 ) -> Room:
-    """Return how full one endpoint is; `blind`: nobody of the pool reports, so that bookings decide alone."""
+    """Return how full one endpoint is; `blind`: no endpoint of the pool reports, so that bookings decide alone."""
     if full_until and (until := full_until.get(candidate.address, 0.0)) > now:
         return Room(1.0, f"it answered 503 itself and counts as full for another {until - now:.1f} s", until - now)
     pace, load = estimates.pace(candidate.address), candidate.load
@@ -164,21 +138,22 @@ def _waiting(candidate: Candidate, load: EndpointLoad, pace: EndpointPace, now: 
 
 def expected_ttft(candidate: Candidate, estimates: LatencyEstimates, *, now: float) -> float:
     """Return the seconds to the first token of this request if it is sent there now."""
-    load, pace = candidate.load, estimates.pace(candidate.address)
-    ahead = candidate.backlog_tokens * pace.backlog_seconds_a_token
+    load, pace, waiting = candidate.load, estimates.pace(candidate.address), 0.0
     if load is not None and (load.waiting_requests or pace.running_limit is not None):
-        # as `LatencyEstimates.ttft` has it, without its look-ups
         reported, sent = _waiting(candidate, load, pace, now)
         if pace.running_limit is not None:
             sent += 1.0  # its own place has to get free, too
-        ahead = max(ahead, reported / pace.starts_a_second, sent / pace.starts_a_second)
-    worth = candidate.worth_tokens  # as `saved_tokens` has it
-    rest = max(candidate.prompt_tokens - (candidate.matched_tokens if worth is None else worth), 0.0)
-    return min(ahead + pace.prefill.seconds(rest), MOST_SECONDS)
+        waiting = max(reported, sent)
+    return estimates.ttft(
+        candidate.address,
+        backlog_tokens=candidate.backlog_tokens,
+        uncached_tokens=max(candidate.prompt_tokens - candidate.saved_tokens, 0.0),
+        waiting_requests=waiting,
+    )
 
 
 def _unknown(candidate: Candidate, pace: EndpointPace, *, policy: OverloadPolicy, share: float, blind: bool) -> Room:
-    """Never idle, never simply full: few at a time; where nobody reports, as many as it ran when it did, or 32.
+    """Never idle, never simply full: few at a time; where no endpoint reports, as many as it ran when it did, or 32.
 
     What ran in a quiet time is no limit.
     """

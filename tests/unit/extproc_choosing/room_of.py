@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from extproc.admission.saturation import Room, expected_ttft, rooms_of
 from extproc.choosing.health import EndpointHealth
+from extproc.choosing.room import Room, expected_ttft, rooms_of
 from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import OverloadPolicy
