@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-vllm test-cluster check unit fuzz bench bench-routing bench-routing-peers bench-overload docs lock clean
+.PHONY: help install demo test test-vllm test-cluster check unit fuzz bench bench-routing bench-routing-peers bench-overload docs reference lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -84,6 +84,9 @@ bench-overload: install ## who keeps their latency under overload: 0.5 to 3 time
 docs: install ## build the site of docs/ into build/site; a broken link or anchor is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html"
+
+reference: install ## write the generated parts of docs/ anew: command line, configuration, metrics, policy
+	@$(BIN)/python -m tools.reference
 
 lock: install ## pin the development environment anew
 	@$(BIN)/python -m pip install --quiet pip-tools
