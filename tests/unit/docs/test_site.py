@@ -63,3 +63,12 @@ def test_the_code_names_only_pages_that_are_there() -> None:
             if path.suffix in {".py", ".js", ".yaml", ".json", ".md"} and path.is_file():
                 for name in re.findall(r"\bdocs/[a-z0-9/-]+\.md", path.read_text(encoding="utf-8")):
                     assert name in pages or name.removeprefix("docs/") in names, f"{path} names {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+def test_every_row_of_a_table_has_as_many_cells_as_its_head(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for table in re.findall(r"(?:^\|.*\n)+(?=.?)", text, re.MULTILINE):
+        rows = [re.sub(r"\\\|", "", row) for row in table.splitlines()]
+        assert all(row.endswith("|") and row.count("|") == rows[0].count("|") for row in rows), table[:200]
+    assert not re.search(r"^\|.*\n[^|\n<]", text, re.MULTILINE), "a table ends with an empty line"
