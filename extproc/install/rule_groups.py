@@ -6,7 +6,7 @@ from typing import Any
 from extproc.install.alert_rules import ALERTS, Alert
 from extproc.install.recording_rules import RECORDINGS
 
-RUNBOOK = "https://github.com/kvmesh/kvmesh/blob/main/docs/operations.md"
+RUNBOOK = "https://github.com/kvmesh/kvmesh/blob/main/docs/guides/operations.md"
 INTERVAL_SECONDS = 30.0
 _RANGE = re.compile(r"\[(\d+)m\]")  # the only way in which our expressions write a window
 

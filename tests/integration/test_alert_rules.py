@@ -228,5 +228,5 @@ def _test(series: Mapping[str, str], *, asked: Sequence[tuple[str, int, int]]) -
 
 @pytest.mark.parametrize("alert", EVERY, ids=lambda alert: alert.name)
 def test_every_alert_is_explained_where_its_link_leads(alert: Alert) -> None:
-    page = Path("docs/operations.md").read_text(encoding="utf-8")
+    page = Path("docs/guides/operations.md").read_text(encoding="utf-8")
     assert f"\n### {alert.name}\n" in page

@@ -1,4 +1,4 @@
-"""docs/degradation.md explains every step, and its example is a policy that the picker takes."""
+"""docs/guides/degradation.md explains every step, and its example is a policy that the picker takes."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import yaml
 from extproc.policy.document import parse_policy
 from extproc.policy.priority import StepKind
 
-PAGE = Path(__file__).parents[3] / "docs" / "degradation.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "degradation.md"
 
 
 def test_the_table_has_every_step_and_nothing_else() -> None:

@@ -1,4 +1,4 @@
-"""docs/metrics.md has every metric of both processes, as they show them."""
+"""docs/reference/metrics.md has every metric of both processes, as they show them."""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from extproc.telemetry.metrics_table import over_pickers, picker_rows
 from kv_indexer.telemetry.metrics_table import MetricRow, indexer_rows, metrics_table, over_indexers
 
-PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
 PICKER_ROWS = asyncio.run(picker_rows())
 ROWS = [*PICKER_ROWS.values(), *indexer_rows().values()]
 

@@ -1,4 +1,4 @@
-"""docs/models.md shows a document that can be used, and explains every finding of the comparison."""
+"""docs/guides/models.md shows a document that can be used, and explains every finding of the comparison."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import yaml
 from extproc.models.models_document import parse_models
 from extproc.responses.realised import REMEDIES
 
-PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "models.md").read_text()
 
 
 def test_the_example_is_a_document_that_says_what_is_written_around_it() -> None:

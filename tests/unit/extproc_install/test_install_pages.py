@@ -12,8 +12,8 @@ from extproc.install.render import render
 from tests.unit.extproc_install.sample_plans import plan
 
 DOCS = Path(__file__).parents[3] / "docs"
-INSTALL = (DOCS / "install.md").read_text(encoding="utf-8")
-SECURITY = (DOCS / "security.md").read_text(encoding="utf-8")
+INSTALL = (DOCS / "guides" / "install.md").read_text(encoding="utf-8")
+SECURITY = (DOCS / "guides" / "security.md").read_text(encoding="utf-8")
 OTHERS = {"--server-side", "--tag", "--build-arg", "--redis-password-file"}  # of kubectl, docker, and the roles
 
 

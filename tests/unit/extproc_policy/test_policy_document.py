@@ -81,7 +81,7 @@ def test_a_mistake_is_named_with_its_path(document: Any, message: str) -> None:
 
 
 def test_the_page_explains_every_field_and_its_example_can_be_read() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "policy.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "policy.md").read_text(encoding="utf-8")
     example = page.partition("```yaml\n")[2].partition("```")[0]
     assert parse_policy(yaml.safe_load(example)["policy"]) == PickPolicy()
     given = yaml.safe_load(example)["policy"]

@@ -310,7 +310,7 @@ def test_a_quota_may_allow_nothing(limit: str) -> None:
     assert getattr(quota, limit) == 0
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "priorities.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "priorities.md"
 
 
 def test_the_page_s_first_example_is_the_default_and_names_every_field() -> None:
