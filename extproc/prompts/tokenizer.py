@@ -17,7 +17,7 @@ import tokenizers
 from msgspec.structs import replace
 
 from extproc.errors import ChatTemplateError, TokenizerError
-from extproc.prompts.chat_template import ChatTemplate
+from extproc.prompts.chat_template import ChatTemplate, cannot_disable_thinking, refuses_later_system
 from extproc.prompts.text_chunks import BYTES_PER_TOKEN, estimated_tokens
 from extproc.prompts.token_cut import NO_FRAME, Frame, cut_tokens, kept_tokens
 from extproc.prompts.tokenizer_config import (
@@ -27,7 +27,6 @@ from extproc.prompts.tokenizer_config import (
     special_tokens,
 )
 from extproc.requests.request import ChatPrompt, InferenceRequest, Prompt, TextPrompt, TokenPrompt, Truncation
-from extproc.requests.template_habits import cannot_disable_thinking, refuses_later_system
 
 logger = logging.getLogger(__name__)
 
