@@ -19,7 +19,7 @@ from extproc.prefixes.prompt_match import IndexHits, PromptKeys
 from extproc.prompts.token_ids import TOKEN_BYTES, PromptTokens
 from extproc.quotas.quota import QuotaAsk, QuotaVerdict
 from extproc.records.request_story import AskedFor
-from extproc.requests.content_encoding import UnknownContentEncodingError, decoded_body
+from extproc.requests.json_body import UnknownContentEncodingError, decoded_body
 from extproc.requests.json_edit import JsonObject
 from extproc.requests.request import ApiKind, InferenceRequest
 

@@ -1,6 +1,6 @@
 """Read OpenAI's /v1/responses as vLLM 0.32 turns it into a chat for models without the harmony format.
 
-Called by `openai.parse_request`. A conversation that the pod keeps (`previous_response_id`) is not in the body, so its
+A conversation that the pod keeps (`previous_response_id`) is not in the body, so its
 tokens are unknown. Items that vLLM refuses leave the request to the pod.
 """
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from extproc.errors import ChatTemplateError
 from extproc.requests.chat_messages import call_arguments
-from extproc.requests.request import ApiKind, ChatPrompt, InferenceRequest, Prompt, TokenPrompt, Truncation
+from extproc.requests.request import ChatPrompt, Truncation
 from extproc.requests.request_fields import (
     Body,
+    ReadPrompts,
     UnsupportedPromptError,
-    facts,
     forwarded_ids,
     have_media,
     held_back,
@@ -46,34 +46,26 @@ class ResponsesBody(Body, kw_only=True):
     max_output_tokens: Any = None
     truncation: Any = "disabled"  # vLLM cuts for anything else, null included
 
-
-def responses_request(path: str, body: ResponsesBody) -> InferenceRequest:
-    """Return the facts of one response to be made."""
-    prompts: tuple[Prompt, ...] | UnsupportedPromptError
-    media = False
-    try:
-        prompt = _prompt(body)
-        prompts, media = (prompt,), isinstance(prompt, ChatPrompt) and have_media(prompt.messages)
-    except UnsupportedPromptError as error:
-        prompts = error
-    limit = body.max_output_tokens
-    cut = None if body.truncation == "disabled" else Truncation(tokens=-1, held_back=held_back(limit))
-    return facts(ApiKind.RESPONSES, path, body, prompts, max_tokens=limit, truncation=cut, has_media=media)
+    @property
+    def output_limit(self) -> Any:
+        """The field of this API."""
+        return self.max_output_tokens
 
 
-def _prompt(body: ResponsesBody) -> ChatPrompt | TokenPrompt:
+def read_responses(body: ResponsesBody) -> ReadPrompts:
+    """Read the conversation that one response continues."""
     if body.previous_response_id is not None:
         raise UnsupportedPromptError("the conversation of previous_response_id is kept by the pod")
     if body.prompt is not None:
         raise UnsupportedPromptError("prompt names a template that is not in the body")
+    cut = None if body.truncation == "disabled" else Truncation(tokens=-1, held_back=held_back(body.output_limit))
     messages = _messages(body)
-    if body.kv_transfer_params is not None and not have_media(messages):
-        ids = forwarded_ids(body, echo=False)
-        if ids is not None:
-            return ids
+    media = have_media(messages)
+    if body.kv_transfer_params is not None and not media and (ids := forwarded_ids(body, echo=False)) is not None:
+        return ReadPrompts((ids,), cut)
     effort = mapping(body.reasoning, "reasoning").get("effort") if body.reasoning is not None else None
     resume = _is_partial(body.input)
-    return ChatPrompt(
+    prompt = ChatPrompt(
         messages=tuple(messages),
         tools=_tools(objects(body.tools, "tools")),
         add_generation_prompt=not resume,
@@ -81,6 +73,7 @@ def _prompt(body: ResponsesBody) -> ChatPrompt | TokenPrompt:
         add_special_tokens=True,  # unlike chats: vLLM leaves the tokenizer's default here
         chat_template_kwargs=template_variables(body.chat_template_kwargs, effort),
     )
+    return ReadPrompts((prompt,), cut, media)
 
 
 def _is_partial(items: Any) -> bool:

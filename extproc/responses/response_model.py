@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from extproc.requests.json_model_field import ModelFieldSearch
+from extproc.requests.json_edit import ModelFieldSearch
 
 # as much of a response is held back at most; what is longer passes unchanged
 MOST_HELD_BACK_BYTES = 4 << 20
