@@ -176,7 +176,7 @@ class Http2Connection(asyncio.Protocol):
             transport.resume_reading()
 
     def _fail(self, code: ErrorCode, reason: str) -> None:
-        """End all streams, tell why, hang up."""
+        """End all streams, send the reason, hang up."""
         if self._over:
             return
         self.session.fail(code, reason)

@@ -218,7 +218,7 @@ class Http2Session:
         if stream_id > self._last_stream_id:
             self._open_stream(flags, stream_id, block)
             return
-        self._headers.fields(block)  # every block counts for the table, also one that nobody wants
+        self._headers.fields(block)  # every block changes the table, also one that is ignored
         stream = self.streams.get(stream_id)
         if stream is None or stream.ended:
             self._idle_frame()  # trailers that crossed our end of the stream

@@ -117,7 +117,7 @@ def decoded_body(body: bytes, *, content_encoding: str | None, max_bytes: int) -
         raise UnknownContentEncodingError(f"the picker does not read the content-encoding {content_encoding[:40]!r}")
     plain = body
     try:
-        for _ in codings:  # the last one was applied last, but all are told from the data itself
+        for _ in codings:  # in any order: the data itself shows which coding it has
             plain = _unpacked(plain, max_bytes=max_bytes)
     except MalformedRequestError:
         if may_be_object(body):

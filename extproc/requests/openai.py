@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from extproc.errors import BodyTooLargeError, MalformedRequestError, PickError, UnsupportedEncodingError
+from extproc.requests import openai_bodies as openai
 from extproc.requests.anthropic_messages import MessagesBody, read_messages
 from extproc.requests.json_body import (
     BodyNotReadError,
@@ -19,23 +20,8 @@ from extproc.requests.json_body import (
     decoded_body,
     may_be_object,
 )
-from extproc.requests.openai_bodies import (
-    ChatBody,
-    CompletionBody,
-    GenerateBody,
-    PoolingBody,
-    read_chat,
-    read_chat_batch,
-    read_cohere_embed,
-    read_completion,
-    read_embeddings,
-    read_generate,
-    read_pooling,
-    read_scored,
-)
 from extproc.requests.request import ApiKind, InferenceRequest
 from extproc.requests.request_fields import Body, ReadPrompts, UnsupportedPromptError, count, flag, unicode_text
-from extproc.requests.responses_api import ResponsesBody, read_responses
 
 MAX_DECODED_BYTES = 16 << 20
 NOT_OF_THE_API = "the body is not what this API takes"
@@ -55,29 +41,29 @@ class _Api(NamedTuple):
     strict: bool
 
 
-def _known(kind: ApiKind, body: type[Body], read: Callable[[Any], ReadPrompts], *, strict: bool = True) -> _Api:
+def _served(kind: ApiKind, body: type[Body], read: Callable[[Any], ReadPrompts], *, strict: bool = True) -> _Api:
     return _Api(kind, msgspec.json.Decoder(body), read, strict)
 
 
-_CHAT = _known(ApiKind.CHAT_COMPLETIONS, ChatBody, read_chat)
-_COMPLETION = _known(ApiKind.COMPLETIONS, CompletionBody, read_completion)
+_CHAT = _served(ApiKind.CHAT_COMPLETIONS, openai.ChatBody, openai.read_chat)
+_COMPLETION = _served(ApiKind.COMPLETIONS, openai.CompletionBody, openai.read_completion)
 # the short paths of pooling models are not strict: another application may have them, too
-_POOLING = _known(ApiKind.POOLING, PoolingBody, read_pooling, strict=False)
-_SCORE = _known(ApiKind.SCORE, PoolingBody, read_scored, strict=False)
-_RERANK = _known(ApiKind.RERANK, PoolingBody, read_scored, strict=False)
+_POOLING = _served(ApiKind.POOLING, openai.PoolingBody, openai.read_pooling, strict=False)
+_SCORE = _served(ApiKind.SCORE, openai.PoolingBody, openai.read_scored, strict=False)
+_RERANK = _served(ApiKind.RERANK, openai.PoolingBody, openai.read_scored, strict=False)
 # any of those above, by what is in the body
-_INVOCATIONS = _known(ApiKind.OTHER, PoolingBody, read_pooling, strict=False)
+_INVOCATIONS = _served(ApiKind.OTHER, openai.PoolingBody, openai.read_pooling, strict=False)
 
-# The APIs by the ends of their paths, which a gateway may serve under a prefix; more specific ones first.
+# The APIs by the ends of their paths: a gateway may serve them under a prefix.
 _APIS = (
     ("/v1/chat/completions", _CHAT),
     ("/v1/completions", _COMPLETION),
-    ("/v1/chat/completions/batch", _known(ApiKind.CHAT_COMPLETIONS, ChatBody, read_chat_batch)),
-    ("/v1/responses", _known(ApiKind.RESPONSES, ResponsesBody, read_responses)),
-    ("/v1/messages", _known(ApiKind.MESSAGES, MessagesBody, read_messages)),
-    ("/inference/v1/generate", _known(ApiKind.GENERATE, GenerateBody, read_generate)),
-    ("/v1/embeddings", _known(ApiKind.EMBEDDINGS, PoolingBody, read_embeddings)),
-    ("/v2/embed", _known(ApiKind.EMBEDDINGS, PoolingBody, read_cohere_embed, strict=False)),
+    ("/v1/chat/completions/batch", _served(ApiKind.CHAT_COMPLETIONS, openai.ChatBody, openai.read_chat_batch)),
+    ("/v1/responses", _served(ApiKind.RESPONSES, openai.ResponsesBody, openai.read_responses)),
+    ("/v1/messages", _served(ApiKind.MESSAGES, MessagesBody, read_messages)),
+    ("/inference/v1/generate", _served(ApiKind.GENERATE, openai.GenerateBody, openai.read_generate)),
+    ("/v1/embeddings", _served(ApiKind.EMBEDDINGS, openai.PoolingBody, openai.read_embeddings)),
+    ("/v2/embed", _served(ApiKind.EMBEDDINGS, openai.PoolingBody, openai.read_cohere_embed, strict=False)),
     ("/pooling", _POOLING),
     ("/classify", _POOLING),
     ("/score", _SCORE),
@@ -94,7 +80,7 @@ class _OtherBody(msgspec.Struct, kw_only=True):
 
 
 class _InvokedBody(msgspec.Struct, kw_only=True):
-    """What tells the APIs apart."""
+    """The fields by which the APIs differ."""
 
     messages: Any = None
     prompt: Any = None
@@ -132,9 +118,9 @@ def parse_request(
     api, kind = _api(path) if method == "POST" else (None, ApiKind.OTHER)
     if body is None:
         return _other_request(kind, path, b"", None if api is None else "Envoy does not send the body")
-    is_json = content_type == JSON_TYPE or _is_json(content_type)
+    is_json = _is_json(content_type)
     known = api if is_json else None
-    # pods read nothing but JSON, and no GET's body; what is uploaded to other applications is not our business
+    # pods read nothing but JSON, and no GET's body; uploads to other applications are not judged
     is_needed = require_readable and is_json and method == "POST" and (api is not None or content_type is not None)
     why = None if api is None or is_json else "the content-type is not application/json, all that vLLM takes"
     try:
@@ -148,18 +134,14 @@ def parse_request(
         return _lenient_request(known, path, plain, is_needed=is_needed)
     except (UnknownContentEncodingError, BodyNotReadError) as error:
         if is_needed:
-            raise _refusal(error) from None
+            kind_of_error = BodyTooLargeError if isinstance(error, BodyNotReadError) else UnsupportedEncodingError
+            raise kind_of_error(f"{error}, and what the request may have depends on it") from None
         why = why if known is None else str(error)
     except PickError as error:
         if _is_final(error, known, is_needed=is_needed):
             raise
         why = why if known is None else NOT_OF_THE_API
     return _other_request(kind, path, b"", why)
-
-
-def _refusal(error: UnknownContentEncodingError | BodyNotReadError) -> PickError:
-    kind = BodyTooLargeError if isinstance(error, BodyNotReadError) else UnsupportedEncodingError
-    return kind(f"{error}, and what the request may have depends on it")
 
 
 def _is_final(error: PickError, known: _Api | None, *, is_needed: bool) -> bool:
@@ -188,10 +170,10 @@ def _api(path: str) -> tuple[_Api | None, ApiKind]:
 
 
 def _invoked(body: bytes, *, is_needed: bool) -> _Api | None:
-    """Return as what vLLM's /invocations serves a body: it tries one API after another until the body fits.
+    """Return the API as which vLLM's /invocations serves a body: it tries one after another until the body fits.
 
-    As far as the names of the fields tell: vLLM looks at their types, too, so one that fits two APIs is refused where
-    it matters (`is_needed`).
+    Only the names of the fields are compared. vLLM looks at their types, too, so a body that fits two APIs is refused
+    where the difference matters (`is_needed`).
     """
     try:
         found = decode_body(_INVOKED, body)
@@ -209,7 +191,7 @@ def _invoked(body: bytes, *, is_needed: bool) -> _Api | None:
 
 
 def _is_json(content_type: str | None) -> bool:
-    return content_type is None or content_type == JSON_TYPE or content_type.partition(";")[0].lower() == JSON_TYPE
+    return content_type is None or content_type.partition(";")[0].lower() == JSON_TYPE
 
 
 def _read(api: _Api, path: str, body: bytes) -> InferenceRequest:

@@ -7,9 +7,9 @@ import msgspec
 
 from extproc.requests.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Truncation, TruncationSide
 
-# pydantic's words for booleans, which vLLM accepts wherever it wants one
-TRUE_WORDS = frozenset(("1", "on", "t", "true", "y", "yes"))
-FALSE_WORDS = frozenset(("0", "off", "f", "false", "n", "no"))
+# pydantic's spellings of booleans, which vLLM accepts for every boolean
+TRUE_TEXTS = frozenset(("1", "on", "t", "true", "y", "yes"))
+FALSE_TEXTS = frozenset(("0", "off", "f", "false", "n", "no"))
 MAX_PROMPTS = 4_096  # of one request: about 10 ms; OpenAI takes 2,048
 # content parts that become tokens only in the model's own processor
 MEDIA_PARTS = frozenset(
@@ -82,11 +82,11 @@ def unicode_text(value: Any) -> str | None:
 
 
 def flag(value: Any, *, default: bool) -> bool:
-    """Return a boolean from its JSON form or one of pydantic's words; anything else counts as not given."""
+    """Return a boolean from its JSON form or one of pydantic's spellings; anything else counts as not given."""
     if value is None or isinstance(value, bool):
         return default if value is None else value
-    word = str(value).lower() if isinstance(value, str | int) else ""
-    return word in TRUE_WORDS or (default and word not in FALSE_WORDS)
+    written = str(value).lower() if isinstance(value, str | int) else ""
+    return written in TRUE_TEXTS or (default and written not in FALSE_TEXTS)
 
 
 def count(value: Any) -> int | None:
