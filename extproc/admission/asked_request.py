@@ -19,7 +19,7 @@ from extproc.policy.priority import PriorityPolicy, StepKind
 from extproc.policy.request_class import RequestClass
 from extproc.prompts.token_ids import PromptTokens
 from extproc.records.request_story import AskedFor
-from extproc.requests.content_encoding import UnknownContentEncodingError, decoded_body
+from extproc.requests.json_body import UnknownContentEncodingError, decoded_body
 from extproc.requests.json_edit import JsonObject
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind, InferenceRequest

@@ -11,7 +11,7 @@ from typing import Any
 from extproc.admission.degradation import Measures
 from extproc.errors import MalformedRequestError
 from extproc.requests.json_edit import JsonObject
-from extproc.requests.openai_completions import COMPLETION_MAX_TOKENS
+from extproc.requests.openai_bodies import COMPLETION_MAX_TOKENS
 from extproc.requests.request import ApiKind, InferenceRequest
 
 # what llm-d's sidecar computes the prompt by; a body that speaks of a prefiller means that it has begun

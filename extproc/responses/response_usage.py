@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from extproc.requests.json_model_field import ModelFieldSearch
+from extproc.requests.json_edit import ModelFieldSearch
 from extproc.responses.realised import Usage
 
 # as much of one response is kept at most
