@@ -27,8 +27,7 @@ from bench.redis_lookup import BLOCK_SIZE, Filler, measure
 from bench.redis_server import cpu_seconds, start_redis, stop_redis
 from kvmesh.blocks.block_keys import KEY_BYTES, TOKEN_BYTES, block_keys, root_key, split_keys
 from kvmesh.index.redis_reader import PrefixIndexReader
-from kvmesh.index.tracked_blocks import LIMIT, STRETCH_BLOCKS
-from kvmesh.index.tracking_link import TrackingLink
+from kvmesh.index.tracking_link import LIMIT, STRETCH_BLOCKS, TrackingLink
 from kvmesh.redis.keys import PREFIX
 
 ROOT = root_key(hash_seed="kvmesh", model="bench")

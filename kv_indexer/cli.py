@@ -92,7 +92,7 @@ def indexer(
 ) -> None:
     """Follow the KV events of vLLM pods and keep the prefix index in Redis true."""
     from kv_indexer.config import IndexerSettings, parse_endpoints, parse_event_sources, unique_indexer_id
-    from kvmesh.documents.cluster_access import KubernetesConfigError
+    from kvmesh.documents.documents import KubernetesConfigError
     from kvmesh.errors import ListenError, SettingError
 
     try:
@@ -136,9 +136,9 @@ def _documents(*, kubernetes: bool, folder: Path | None, namespaces: str) -> "Do
         raise SettingError(f"--pools: {folder} is no folder")
     if not kubernetes and folder is None:
         return None
-    from kvmesh.documents.cluster_access import ClusterAccess
     from kvmesh.documents.cluster_sources import folder_source, kubernetes_source
     from kvmesh.documents.document_kinds import POOL_KINDS
+    from kvmesh.documents.documents import ClusterAccess
 
     if folder is not None:
         return folder_source(folder)
@@ -170,7 +170,7 @@ async def _until_signalled(settings: Any) -> None:
     import signal
 
     from kv_indexer.service import IndexerService
-    from kvmesh.documents.cluster_access import KubernetesConfigError
+    from kvmesh.documents.documents import KubernetesConfigError
 
     task = asyncio.create_task(IndexerService(settings).run(), name="indexer")
     loop = asyncio.get_running_loop()

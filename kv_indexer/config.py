@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kv_indexer.follow.follow_stream import RecoveryPolicy
-from kv_indexer.watch.stream_facts import FindingPolicy
+from kv_indexer.watch.stream_activity import FindingPolicy
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.blocks.source import EventAddresses, reachable
 from kvmesh.documents.documents import DocumentSource

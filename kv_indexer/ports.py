@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from kv_indexer.events.zmq_frames import Frame, ReplayAnswer
+from kv_indexer.events.sequence import Frame, ReplayAnswer
 from kvmesh.blocks.findings import Finding
 from kvmesh.blocks.index_changes import Applied, IndexChange
 from kvmesh.blocks.source import Claim, EventAddresses, Registry, SourceState, Stream, StreamPosition

@@ -23,9 +23,9 @@ from kv_indexer.config import IndexerSettings
 from kv_indexer.follow.build_follower import FollowerParts
 from kv_indexer.pools.event_sources import EventSourceDirectory
 from kv_indexer.pools.find_streams import DiscoveryPolicy, StreamFinder
+from kv_indexer.pools.follow_pools import PoolParts, pool_roots
 from kv_indexer.pools.members import PoolFeed
 from kv_indexer.pools.pod_pages import PodPages
-from kv_indexer.pools.pool_parts import PoolParts, pool_roots
 from kv_indexer.pools.pool_report import IndexFacts, PoolsReport
 from kv_indexer.share.redis_leases import RedisLeaseBook
 from kv_indexer.share.share_streams import StreamSharer
@@ -33,8 +33,7 @@ from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
 from kv_indexer.telemetry.pool_telemetry import PoolCollector
 from kv_indexer.telemetry.redis_telemetry import RedisWatch
 from kv_indexer.watch.pod_metrics import PodMetrics
-from kv_indexer.watch.redis_eviction import EvictionWatch
-from kv_indexer.watch.watch_index import IndexWatch
+from kv_indexer.watch.watch_index import EvictionWatch, IndexWatch
 from kv_indexer.watch.watch_pods import PodWatch
 from kvmesh.blocks.source import Claim, EventAddresses, IndexStatus, SourceState, Stream
 from kvmesh.errors import IndexUnavailableError

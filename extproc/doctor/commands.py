@@ -185,8 +185,8 @@ def _snapshot(settings: "PickerSettings", *, timeout_seconds: float) -> "Snapsho
     from extproc.errors import ConfigError
     from extproc.policy.view import first_snapshot
     from extproc.pools.mesh_sources import namespaces_read
-    from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
     from kvmesh.documents.cluster_sources import folder_source, kubernetes_source
+    from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
 
     folder = settings.policies_folder
     try:

@@ -14,10 +14,8 @@ from extproc.policy.inference_policy import GROUP, KIND
 from extproc.policy.mesh_policy import MeshState
 from extproc.pools.mesh import MeshFollower
 from extproc.settings.config import PickerSettings
-from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
 from kvmesh.documents.cluster_sources import folder_source, kubernetes_source, status_writer
-from kvmesh.documents.documents import DocumentKey, DocumentSource
-from kvmesh.documents.status_update import StatusUpdate
+from kvmesh.documents.documents import ClusterAccess, DocumentKey, DocumentSource, KubernetesConfigError, StatusUpdate
 
 SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

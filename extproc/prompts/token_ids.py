@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from kvmesh.blocks.extra_keys import fold_features
+from kvmesh.blocks.block_keys import fold_features
 
 TOKEN_BYTES = 4
 

@@ -27,13 +27,11 @@ from kv_indexer.apply.change_plan import (
     plan_change,
 )
 from kv_indexer.events.event_fields import Fault
-from kv_indexer.events.sequence import Verdict, judge
+from kv_indexer.events.sequence import Frame, Verdict, judge
 from kv_indexer.events.vllm_events import decode_batch
-from kv_indexer.events.zmq_frames import Frame
 from kv_indexer.ports import IndexerTelemetry, IndexWriter
 from kvmesh.blocks.block_keys import root_key
-from kvmesh.blocks.events import AllBlocksCleared, Event, EventBatch
-from kvmesh.blocks.groups import CacheGroup
+from kvmesh.blocks.events import AllBlocksCleared, CacheGroup, Event, EventBatch
 from kvmesh.blocks.index_changes import Clear, IndexChange
 from kvmesh.blocks.source import Claim, Stream, StreamPosition
 from kvmesh.errors import DecodeError, IndexUnavailableError, StreamForgottenError

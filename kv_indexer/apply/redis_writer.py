@@ -14,7 +14,6 @@ from kvmesh.blocks.index_changes import Applied, IndexChange, pack_hashes
 from kvmesh.blocks.source import Claim, Registry, SourceState, Stream, StreamPosition
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.redis.address import RedisAccess
-from kvmesh.redis.calls import RedisCalls
 from kvmesh.redis.keys import (
     PREFIX,
     change_arguments,
@@ -22,7 +21,7 @@ from kvmesh.redis.keys import (
     live_slots,
     parse_position,
 )
-from kvmesh.redis.link import Argument, pack
+from kvmesh.redis.link import Argument, RedisCalls, pack
 from kvmesh.redis.scripts import (
     APPLY,
     BEGIN_EPOCH,

@@ -208,7 +208,7 @@ def metadata(raw: Raw) -> Mapping[str, Raw] | None:
 
 
 def features(raw: Raw) -> Features | None:
-    """Read what besides tokens makes each block its own, as vLLM writes it (see `kvmesh.blocks.extra_keys`)."""
+    """Read what besides tokens makes each block its own, as vLLM writes it (see `kvmesh.blocks.block_keys`)."""
     try:
         return _no_features.decode(raw)  # a plain prompt's
     except UNREADABLE:

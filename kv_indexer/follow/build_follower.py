@@ -10,8 +10,7 @@ import zmq
 
 from kv_indexer.apply.apply_events import EventApplier
 from kv_indexer.apply.change_plan import RootKeys
-from kv_indexer.events.zmq_replay import ZmqReplaySource
-from kv_indexer.events.zmq_subscriber import HEARTBEAT_SECONDS, ZmqLiveEvents
+from kv_indexer.events.zmq_sockets import HEARTBEAT_SECONDS, ZmqLiveEvents, ZmqReplaySource
 from kv_indexer.follow.follow_stream import RecoveryPolicy, StreamFollower
 from kv_indexer.pools.members import PoolFeed
 from kv_indexer.ports import IndexerTelemetry, IndexWriter

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from kv_indexer.apply.apply_events import OTHER_SIZE, EventApplier
-from kv_indexer.events.sequence import Probe, Verdict, judge_probe
-from kv_indexer.events.zmq_frames import Frame, ReplayAnswer
+from kv_indexer.events.sequence import Frame, Probe, ReplayAnswer, Verdict, judge_probe
 from kv_indexer.ports import IndexerTelemetry, LiveEvents, ReplaySource
 from kvmesh.blocks.source import Stream
 

@@ -13,8 +13,7 @@ from typing import Any
 from zlib import crc32
 
 from kv_indexer.apply.apply_events import EventApplier
-from kv_indexer.events.sequence import Restraint, Verdict, is_another_process, is_same_process
-from kv_indexer.events.zmq_frames import Frame
+from kv_indexer.events.sequence import Frame, Restraint, Verdict, is_another_process, is_same_process
 from kv_indexer.follow.catch_up import TRUNCATED, UNANSWERED, CatchUp, RecoveryPolicy
 from kv_indexer.ports import IndexerTelemetry, IndexWriter, LiveEvents, PublisherIdentity, ReplaySource
 from kvmesh.blocks.source import Claim, SourceState, StreamPosition, StreamRecord

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kv_indexer.inspect.index_audit import KINDS
-from kv_indexer.inspect.index_report import SizeReport, SlotSize, SourceLine, SourcesReport
-from kv_indexer.inspect.inspect_index import Cleared
+from kv_indexer.inspect.inspect_index import Cleared, SizeReport, SlotSize, SourceLine, SourcesReport
 from kv_indexer.inspect.verify_index import Audit
 
 WIDE_FROM_COLUMNS = 100  # a narrower terminal has no room for the owner and the time since the last change

@@ -11,20 +11,18 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kv_indexer.inspect.index_audit import (
-    Difference,
-    Differences,
-    SlotOwner,
-    holds_several_groups,
-    judge_records,
-    read_owner,
-)
-from kv_indexer.inspect.redis_raw import (
     BLOCKS,
     FIXED_KEYS,
     STREAM,
+    Difference,
+    Differences,
+    SlotOwner,
     block_key_of,
+    holds_several_groups,
+    judge_records,
     read_held,
     read_holders,
+    read_owner,
     slot_number,
     slot_of,
 )

@@ -1,12 +1,16 @@
-"""Ask a pod over HTTP where it publishes KV events and which models it serves. Used by the service."""
+"""Asks pods over HTTP where they publish KV events, and which models they serve."""
 
+import asyncio
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
+from kv_indexer.pools.members import Member, PoolFeed, own_rank
 from kv_indexer.pools.pod_pages import PodPages
+from kv_indexer.ports import PodDirectory
 from kvmesh.blocks.source import EventAddresses, reachable
-from kvmesh.errors import FeedLostError, NoEventSourceError
+from kvmesh.errors import FeedLostError, NoEventSourceError, UnknownModelError
 from kvmesh.pods.served_models import first_base_model
 
 ANSWER_LIMIT_BYTES = 1 << 20
@@ -113,3 +117,57 @@ def _addresses(publisher: _Publisher | None, host: str) -> EventAddresses | None
     return EventAddresses(
         events=reachable(publisher.endpoint, host=host), replay=reachable(replay, host=host) if replay else None
     )
+
+
+QUESTIONS_AT_ONCE = 64  # a question waits for its turn, not for its deadline, when thousands of pods appear at once
+
+
+class MemberDirectory:
+    """Answers for those pods that are members of a pool, as they change."""
+
+    def __init__(self, *, members: Mapping[str, Member], pods: PodDirectory, at_once: int = QUESTIONS_AT_ONCE) -> None:
+        """Take `members` by address, as it changes, and `pods` to ask what no pool declares."""
+        self._members = members
+        self._pods = pods
+        self._turns = asyncio.Semaphore(at_once)
+
+    async def find(self, endpoint: str) -> Mapping[int, EventAddresses]:
+        """See `ports.EventDirectory`; the addresses are `PoolFeed`s."""
+        async with self._turns:
+            member = self._member(endpoint)
+            ranks = await self._ranks(member)
+            model = member.model or await self._model(endpoint)
+        return {
+            rank: PoolFeed(events=addresses.events, replay=addresses.replay, pool=member.pool, model=model)
+            for rank, addresses in ranks.items()
+        }
+
+    async def served_models(self, endpoint: str) -> AbstractSet[str]:
+        """See `ports.EventDirectory`."""
+        async with self._turns:
+            return await self._pods.served_models(endpoint)
+
+    def _member(self, endpoint: str) -> Member:
+        member = self._members.get(endpoint)
+        if member is None:
+            raise FeedLostError(f"{endpoint} is in no pool any more")
+        return member
+
+    async def _ranks(self, member: Member) -> Mapping[int, EventAddresses]:
+        if member.feed is not None:
+            return {member.rank or 0: member.feed}
+        ranks = own_rank(await self._pods.find(member.address), member)
+        if not ranks:
+            raise NoEventSourceError(
+                f"{member.address} is port {member.rank} of its pod, which names fewer data-parallel ranks: "
+                "compare the pool's targetPorts with --data-parallel-size"
+            )
+        return ranks
+
+    async def _model(self, endpoint: str) -> str:
+        model = await self._pods.first_model(endpoint)
+        if not model:
+            raise UnknownModelError(
+                f"{endpoint} names no model in /v1/models: declare it on the pool (annotation kvmesh.io/model)"
+            )
+        return model

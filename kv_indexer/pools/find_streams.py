@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from kv_indexer.pools.whereabouts import PodAnswer, known_streams
+from kv_indexer.pools.members import PodAnswer, known_streams
 from kv_indexer.ports import EventDirectory, IndexerTelemetry
 from kvmesh.blocks.source import EventAddresses, SourceState, Stream
 from kvmesh.errors import FeedLostError, NoEventSourceError

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kv_indexer.pools.members import Membership, PoolFeed
-from kv_indexer.pools.whereabouts import PodAnswer
+from kv_indexer.pools.members import Membership, PodAnswer, PoolFeed
 from kvmesh.blocks.findings import Finding
 from kvmesh.blocks.source import Registry, SlotRecord, SourceState, Stream
 from kvmesh.documents.documents import DocumentProblem

@@ -17,7 +17,7 @@ import msgspec
 from kv_indexer.share.lease_plan import IndexerRecord, LeasePlan, Survey, portions
 from kvmesh.blocks.source import Claim, Stream
 from kvmesh.redis.address import RedisAccess
-from kvmesh.redis.calls import RedisCalls
+from kvmesh.redis.link import RedisCalls
 from kvmesh.redis.scripts import BEAT, DROP_STREAM, RELEASE, SETTLE, SURVEY
 
 HEARTBEAT_SECONDS = 5  # without one for so long, readers take the indexer for dead

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kv_indexer.pools.whereabouts import PodAnswer, vanished_streams
+from kv_indexer.pools.members import PodAnswer, vanished_streams
 from kv_indexer.ports import IndexerTelemetry, LeaseBook
 from kvmesh.blocks.source import Claim, EventAddresses, Stream
 from kvmesh.errors import IndexUnavailableError, LeaseLostError

@@ -10,11 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 
-from kv_indexer.pools.whereabouts import PodAnswer
+from kv_indexer.pools.members import PodAnswer
 from kv_indexer.ports import FindingDisplay, FindingShelf, PodReports
 from kv_indexer.watch.finding_rules import StreamRules
-from kv_indexer.watch.stream_activity import StreamActivity
-from kv_indexer.watch.stream_facts import FindingPolicy, StreamFacts
+from kv_indexer.watch.stream_activity import FindingPolicy, StreamActivity, StreamFacts
 from kvmesh.blocks.findings import Finding, FindingBook
 from kvmesh.blocks.source import Registry, SlotRecord, Stream
 from kvmesh.errors import IndexUnavailableError

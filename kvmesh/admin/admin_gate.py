@@ -21,15 +21,14 @@ from kvmesh.admin.admin_access import (
     TOKENS_UNUSABLE,
     WHAT_TO_DO,
     AdminAccess,
+    FailedTokens,
     PageRequest,
     Refusal,
     is_loopback,
     needs_token,
     refusal,
 )
-from kvmesh.admin.admin_tls import AdminTls
-from kvmesh.admin.admin_tokens import TokenFile, token_digest
-from kvmesh.admin.failed_tokens import FailedTokens
+from kvmesh.admin.admin_credentials import AdminTls, TokenFile, token_digest
 
 log = logging.getLogger(__name__)
 

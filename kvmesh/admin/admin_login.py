@@ -7,8 +7,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvmesh.admin.admin_tls import load_authorities, load_own
-from kvmesh.admin.admin_tokens import read_tokens
+from kvmesh.admin.admin_credentials import load_authorities, load_own, read_tokens
 from kvmesh.errors import SettingError
 
 

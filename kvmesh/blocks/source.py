@@ -11,8 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
+from kvmesh.blocks.events import CacheGroup
 from kvmesh.blocks.findings import Finding
-from kvmesh.blocks.groups import CacheGroup
 
 
 class SourceState(StrEnum):

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvmesh.documents.cluster_access import ClusterAccess
 from kvmesh.documents.document_folder import FolderSource
 from kvmesh.documents.document_kinds import MESH_KINDS, DocumentKind
-from kvmesh.documents.documents import DocumentSource
+from kvmesh.documents.documents import ClusterAccess, DocumentSource
 
 if TYPE_CHECKING:
     from kvmesh.documents.status_writer import StatusWriter

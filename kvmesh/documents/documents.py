@@ -1,12 +1,14 @@
-"""What is known of the cluster: documents as the Kubernetes API has them, whoever delivers them.
+"""What is known of the cluster: documents as the Kubernetes API has them, whoever delivers them. Values, one protocol.
 
-Values and one protocol; filled by `kubernetes_watch` and `document_folder`, read by `pool_resolver` and by the
-picker's policies.
+Also how a cluster is reached, and the status that is to be written back to a document.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from kvmesh.errors import KvIndexerError
 
 Document = Mapping[str, Any]
 """One object as the API's JSON: apiVersion, kind, metadata, spec, status. Never changed by whoever reads it."""
@@ -74,3 +76,52 @@ class DocumentSource(Protocol):
         The callback runs on the event loop and must return at once. While the other side is away nothing is called and
         the last snapshot stays true; what is wrong becomes a problem of the next one.
         """
+
+
+class KubernetesConfigError(KvIndexerError):
+    """There is no usable configuration of a Kubernetes API; the message says what was looked for."""
+
+    reason = "kubernetes-config"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAccess:
+    """Where the API server is, and who we are there."""
+
+    kubeconfig: Path | None = None  # None: $KUBECONFIG, else the pod's service account, else ~/.kube/config
+    service_account: Path | None = None  # folder with token, ca.crt, namespace; None: where Kubernetes mounts it
+
+
+OUR_CONDITIONS = frozenset({"Accepted", "Conflicted", "Overridden", "Warning"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusUpdate:
+    """The wished status of one document."""
+
+    key: DocumentKey
+    uid: str  # of the document that was judged; "" if unknown
+    generation: int  # of its spec; 0 if unknown
+    status: Mapping[str, Any]  # fields that are replaced, others stay; `conditions` are all of ours
+    own_conditions: frozenset[str] = OUR_CONDITIONS  # conditions of other types are somebody else's and stay
+
+
+def status_to_write(current: Document, update: StatusUpdate) -> dict[str, Any] | None:
+    """Return the whole status to write over `current`, or None: it says so already, or another document was judged."""
+    metadata = current.get("metadata") or {}
+    if update.uid and metadata.get("uid") != update.uid:
+        return None
+    if update.generation and metadata.get("generation", update.generation) != update.generation:
+        return None  # the spec is newer than the judgement; a better one is on its way
+    before = current.get("status") or {}
+    wished = {**before, **update.status}
+    if "conditions" in update.status:
+        others = [each for each in before.get("conditions") or () if each.get("type") not in update.own_conditions]
+        wished["conditions"] = [*update.status["conditions"], *others]
+    return None if _comparable(wished) == _comparable(before) else wished
+
+
+def _comparable(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a status whose conditions have no order, as the API sees them."""
+    conditions = status.get("conditions") or ()
+    return {**status, "conditions": {each.get("type"): each for each in conditions}}

@@ -23,8 +23,8 @@ from lightkube.core.exceptions import ConfigError
 from lightkube.core.resource import ApiInfo
 from lightkube.generic_resource import GenericNamespacedResource, GenericNamespacedStatus, create_api_info
 
-from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
 from kvmesh.documents.document_kinds import DocumentKind
+from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
 
 REQUEST_SECONDS = 15.0  # for anything that is no watch
 _RENEW_SECONDS = 10.0  # a connection pool lives at least that long

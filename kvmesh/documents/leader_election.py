@@ -1,9 +1,15 @@
-"""Stands for election by a Lease: `documents.leadership` decides, this reads and writes. Used by `status_writer`."""
+"""Which of several replicas leads, by a Kubernetes Lease (coordination.k8s.io/v1).
+
+`Leadership` has the rules of client-go's `leaderelection`: a lease counts as held for as long as it was seen to change
+less than its duration ago, by our own monotonic clock. The wall time that a leader writes is for people and is never
+compared. `LeaderElection` reads and writes the lease.
+"""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +17,53 @@ from lightkube import ApiError
 
 from kvmesh.documents.document_kinds import DocumentKind
 from kvmesh.documents.kubernetes_client import Connection, failure_of, resource_class
-from kvmesh.documents.leadership import RETRY_SECONDS, Leadership
+
+LEASE_SECONDS = 15.0  # a leader that is silent for so long has lost it
+RENEW_WITHIN_SECONDS = 10.0  # a leader that could not renew for so long stops leading: well before anybody else starts
+RETRY_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Leadership:
+    """What one replica knows of a lease."""
+
+    identity: str
+    _seen: Mapping[str, Any] | None = None  # the last spec seen
+    _seen_at: float = 0.0  # monotonic seconds
+    _renewed_at: float | None = field(default=None)  # when our last successful write began; None: we do not lead
+
+    def leads(self, *, now: float) -> bool:
+        """Tell whether we lead, for certain."""
+        return self._renewed_at is not None and now - self._renewed_at < RENEW_WITHIN_SECONDS
+
+    def wish(self, spec: Mapping[str, Any] | None, *, now: float, wall_time: str) -> dict[str, Any] | None:
+        """Return the spec to write over what was just read (None: no lease yet), or None: another one leads."""
+        if spec is not None and spec != self._seen:
+            self._seen, self._seen_at = dict(spec), now
+        holder = str((spec or {}).get("holderIdentity") or "")
+        if holder and holder != self.identity and now - self._seen_at < self._duration(spec):
+            self._renewed_at = None
+            return None
+        fresh = {"holderIdentity": self.identity, "leaseDurationSeconds": int(LEASE_SECONDS), "renewTime": wall_time}
+        if spec is not None and holder == self.identity:
+            return {**spec, **fresh}
+        changes = (spec or {}).get("leaseTransitions")
+        transitions = changes + 1 if isinstance(changes, int) else 0
+        return {**(spec or {}), **fresh, "acquireTime": wall_time, "leaseTransitions": transitions}
+
+    def wrote(self, spec: Mapping[str, Any], *, began_at: float) -> None:
+        """Note that our wish was granted; `began_at`: monotonic, before the request was sent."""
+        self._seen, self._seen_at, self._renewed_at = dict(spec), began_at, began_at
+
+    def released(self) -> None:
+        """Note that we have given the lease back."""
+        self._renewed_at = None
+
+    @staticmethod
+    def _duration(spec: Mapping[str, Any] | None) -> float:
+        seconds = (spec or {}).get("leaseDurationSeconds")
+        return float(seconds) if isinstance(seconds, int) and seconds > 0 else LEASE_SECONDS
+
 
 log = logging.getLogger(__name__)
 LEASE_KIND = DocumentKind(group="coordination.k8s.io", version="v1", kind="Lease", plural="leases", keep=dict)

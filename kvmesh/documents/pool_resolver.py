@@ -10,8 +10,7 @@ from typing import Generic, TypeVar
 
 from kvmesh.documents.document_fields import FieldError
 from kvmesh.documents.documents import Document, DocumentProblem, document_key
-from kvmesh.documents.pods import PodFacts, pod_facts
-from kvmesh.documents.pool_documents import PoolSpec, is_pool, pool_spec
+from kvmesh.documents.pool_documents import PodFacts, PoolSpec, is_pool, pod_facts, pool_spec
 from kvmesh.documents.pools import Pool, PoolEndpoint, ResolvedPools
 
 T = TypeVar("T")

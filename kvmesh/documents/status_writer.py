@@ -10,12 +10,10 @@ from contextlib import suppress
 
 from lightkube import ApiError
 
-from kvmesh.documents.cluster_access import ClusterAccess
 from kvmesh.documents.document_kinds import MESH_KINDS
-from kvmesh.documents.documents import DocumentKey, DocumentProblem
+from kvmesh.documents.documents import ClusterAccess, DocumentKey, DocumentProblem, StatusUpdate, status_to_write
 from kvmesh.documents.kubernetes_client import Connection, failure_of, resource_class, status_class
 from kvmesh.documents.leader_election import LeaderElection
-from kvmesh.documents.status_update import StatusUpdate, status_to_write
 
 log = logging.getLogger(__name__)
 _POLICY = next(each for each in MESH_KINDS if each.kind == "InferencePolicy")

@@ -1,10 +1,14 @@
-"""Remembers the block keys of prompts seen before, so that a known prefix costs a comparison and not a hash a block.
+"""Remembers prompts seen before: their block keys, and how many of their blocks to ask Redis for.
 
-Used by the index reader for every prompt. Answers are exactly those of `block_keys`: what is remembered counts only
-after its tokens were compared byte by byte. Not for several threads at a time.
+A known prefix costs a comparison and not a hash a block. Answers are exactly those of `block_keys`: what is remembered
+counts only after its tokens were compared byte by byte. Not for several threads at a time.
+
+A cold prompt should cost a few misses, a warm one a single round trip. Block keys are chained, so a key at a checkpoint
+(block 0, 32, 64, 128, …) stands for the whole prefix up to there: a reader that has seen it knows how deep to ask.
 """
 
 from collections import OrderedDict
+from functools import lru_cache
 
 import xxhash
 
@@ -171,3 +175,52 @@ class PromptKeys:
 
 def _size(stretch: _Stretch) -> int:
     return len(stretch.tokens) + len(stretch.keys) + ENTRY_BYTES
+
+
+FIRST_CHUNK = 32  # blocks asked for of a prompt that we know nothing of
+GROWTH = 16  # each further chunk is so many times as long
+LARGEST_CHUNK = 2048  # Redis serves nobody else meanwhile: some 0.7 ms
+REMEMBERED = 16_384  # checkpoints, a few a prompt: some 3 MB
+_CHECKPOINTS = (0, *(FIRST_CHUNK << power for power in range(13)))
+
+
+class DepthHints:
+    """How long the prompts through each checkpoint were; the oldest are forgotten first."""
+
+    def __init__(self, *, limit: int = REMEMBERED) -> None:
+        self._limit = limit
+        self._depths: dict[bytes, int] = {}  # block key at a checkpoint -> blocks of the last prompt through it
+
+    def first_chunk(self, keys: bytes, *, blocks: int) -> int:
+        """Return how many of a prompt's blocks to ask for first; `keys` may end before the prompt does."""
+        beyond = _CHECKPOINTS[-1]
+        for checkpoint in _within(blocks):
+            depth = self._depths.get(keys[checkpoint * KEY_BYTES : (checkpoint + 1) * KEY_BYTES])
+            if depth is not None:
+                # prompts that went on alike would be known at the next checkpoint too
+                return min(max(min(depth, beyond) + FIRST_CHUNK, FIRST_CHUNK), LARGEST_CHUNK)
+            beyond = checkpoint
+        return FIRST_CHUNK
+
+    def learn(self, keys: bytes, *, matched: int) -> None:
+        """Take note of a looked-up prompt; if its beginning is held, the pod that gets it will hold all of it soon."""
+        if not matched:
+            return
+        blocks = len(keys) // KEY_BYTES
+        for checkpoint in _within(blocks):
+            key = keys[checkpoint * KEY_BYTES : (checkpoint + 1) * KEY_BYTES]
+            self._depths.pop(key, None)  # the latest goes last
+            self._depths[key] = blocks
+        while len(self._depths) > self._limit:
+            del self._depths[next(iter(self._depths))]
+
+
+def next_chunk(asked: int) -> int:
+    """Return how many blocks to ask for after a chunk of `asked` that was held as a whole."""
+    return min(max(asked, FIRST_CHUNK) * GROWTH, LARGEST_CHUNK)
+
+
+@lru_cache(maxsize=4_096)  # prompts' lengths, which come again
+def _within(blocks: int) -> tuple[int, ...]:
+    """Return the checkpoints of a prompt, the deepest first."""
+    return tuple([checkpoint for checkpoint in reversed(_CHECKPOINTS) if checkpoint < blocks])

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from kvmesh.blocks.index_changes import tier_weight, weighted_blocks
 from kvmesh.blocks.source import EndpointCache, Registry, SlotRecord, SourceState
-from kvmesh.blocks.tiers import tier_weight, weighted_blocks
 
 SLOT_DIGITS = 4  # of the greatest slot, 4095
 

@@ -12,9 +12,8 @@ import msgspec
 
 from kvmesh.blocks.findings import Finding
 from kvmesh.redis.address import RedisAccess
-from kvmesh.redis.calls import RedisCalls
 from kvmesh.redis.keys import PREFIX
-from kvmesh.redis.link import pack
+from kvmesh.redis.link import RedisCalls, pack
 
 log = logging.getLogger(__name__)
 

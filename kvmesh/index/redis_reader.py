@@ -15,8 +15,7 @@ from typing import Any
 from kvmesh.blocks.block_keys import KEY_BYTES, TOKEN_BYTES, BlockExtras, block_keys
 from kvmesh.blocks.source import IndexStatus, SourceStatus
 from kvmesh.errors import IndexUnavailableError
-from kvmesh.index.known_keys import KnownBlockKeys, PromptKeys
-from kvmesh.index.prefix_depth import FIRST_CHUNK, DepthHints, next_chunk
+from kvmesh.index.known_keys import FIRST_CHUNK, DepthHints, KnownBlockKeys, PromptKeys, next_chunk
 from kvmesh.index.prefix_match import (
     MatchTable,
     PrefixLookup,

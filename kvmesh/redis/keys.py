@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvmesh.blocks.block_keys import KEY_BYTES
-from kvmesh.blocks.groups import CacheGroup
+from kvmesh.blocks.events import CacheGroup
 from kvmesh.blocks.index_changes import Clear, IndexChange, Operation, Remove, Store
 from kvmesh.blocks.source import Registry, SlotRecord, SourceState, Stream, StreamPosition, StreamRecord
 

@@ -1,8 +1,8 @@
-"""One connection to Redis that any number of callers share; used by the reader and the writer.
+"""One connection to Redis that any number of callers share, and calls over it with a deadline.
 
 Requests are written as they come and answered in order. A caller that gives up (deadline, cancellation) just loses
-interest in its answer: nothing has to be reconnected, which a pooled client must do. Measured in
-`docs/decisions/0001-redis-lookup.md`. Which server it is, and how it is found again, is `redis_route`'s part.
+interest in its answer: nothing has to be reconnected, as it would with a pooled client. Measured in
+`docs/decisions/0001-redis-lookup.md`. `redis.route` finds the server.
 """
 
 import asyncio
@@ -14,10 +14,11 @@ from typing import Any
 
 import hiredis
 
-from kvmesh.errors import IndexUnavailableError, RedisUrlError
+from kvmesh.blocks.source import Claim
+from kvmesh.errors import IndexUnavailableError, LeaseLostError, RedisUrlError
 from kvmesh.redis.address import RedisAccess, RedisNode, read_address
-from kvmesh.redis.protocol import Argument, RedisProtocol, checked, pack
-from kvmesh.redis.refusals import Reaction, explained, reaction, refusal_word
+from kvmesh.redis.keys import PREFIX
+from kvmesh.redis.protocol import Argument, Reaction, RedisProtocol, checked, explained, pack, reaction, refusal_word
 from kvmesh.redis.route import RedisRoute, read_secrets
 
 __all__ = ["Argument", "RedisLink", "Script", "checked", "pack", "ping"]
@@ -260,3 +261,46 @@ def _mark_seen(task: "asyncio.Task[RedisProtocol]") -> None:
     # a failed attempt whose callers have all given up is no news to anyone
     if not task.cancelled():
         task.exception()
+
+
+FENCED = -1  # first part of a script's answer: the claim does not hold
+
+
+class RedisCalls:
+    """A link whose every call ends in bounded time. Raise RedisUrlError."""
+
+    def __init__(self, *, url: RedisAccess | str, timeout_seconds: float) -> None:
+        self._link = RedisLink(url)
+        self._timeout = timeout_seconds
+
+    async def run(self, script: Script, *arguments: Argument) -> Any:
+        """Run a script. Raise IndexUnavailableError."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._link.run(script, keys=[PREFIX], arguments=arguments)
+        except TimeoutError:
+            raise IndexUnavailableError(f"Redis did not answer within {self._timeout:g} s") from None
+
+    async def run_claimed(self, script: Script, claim: Claim, *arguments: Argument) -> Sequence[Any]:
+        """Run a script that checks the claim. Raise LeaseLostError, IndexUnavailableError."""
+        answer: Sequence[Any] = await self.run(script, claim.stream.name, claim.fence, *arguments)
+        if answer[0] == FENCED:
+            raise LeaseLostError(f"{claim.stream.name} is not ours any more (fence {claim.fence})")
+        return answer
+
+    async def call(self, command: bytes) -> Any:
+        """Send one packed command. Raise IndexUnavailableError."""
+        (reply,) = await self.request(command, 1)
+        return checked(reply)
+
+    async def request(self, commands: bytes, replies: int) -> list[Any]:
+        """Send packed commands; errors among the replies are values. Raise IndexUnavailableError."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._link.request(commands, replies=replies)
+        except TimeoutError:
+            raise IndexUnavailableError(f"Redis did not answer within {self._timeout:g} s") from None
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.close()

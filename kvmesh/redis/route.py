@@ -18,8 +18,7 @@ import hiredis
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.redis.address import RedisAddress, RedisKind, RedisNode
 from kvmesh.redis.keys import KEY_SLOT
-from kvmesh.redis.protocol import RedisProtocol, checked, pack
-from kvmesh.redis.refusals import explained, refusal_word
+from kvmesh.redis.protocol import RedisProtocol, checked, explained, pack, refusal_word
 
 NODE_SECONDS = 1.0  # for one node to answer, while others may know better
 AGREEMENT_SECONDS = 0.25  # after the first answer, for a majority to agree

@@ -20,12 +20,10 @@ import atheris
 with atheris.instrument_imports(include=["kv_indexer"]):
     from kv_indexer.apply.change_plan import Knowledge, first_size_change, hashes_to_look_up, plan_change
     from kv_indexer.events.event_fields import Fault
+    from kv_indexer.events.sequence import is_replay_end, parse_live, parse_replay
     from kv_indexer.events.vllm_events import decode_batch
-    from kv_indexer.events.zmq_frames import is_replay_end, parse_live, parse_replay
-    from kvmesh.blocks.block_keys import root_key
-    from kvmesh.blocks.events import BlockStored, EventBatch
-    from kvmesh.blocks.extra_keys import UnknownExtraKeyError, separate_extra_keys
-    from kvmesh.blocks.groups import MAX_GROUP
+    from kvmesh.blocks.block_keys import UnknownExtraKeyError, root_key, separate_extra_keys
+    from kvmesh.blocks.events import MAX_GROUP, BlockStored, EventBatch
     from kvmesh.blocks.index_changes import Store
     from kvmesh.errors import DecodeError
 

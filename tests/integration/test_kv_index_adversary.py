@@ -19,8 +19,7 @@ import zmq
 
 from kv_indexer.apply.apply_events import EventApplier, root_keys
 from kv_indexer.apply.redis_writer import RedisIndexWriter
-from kv_indexer.events.zmq_replay import ZmqReplaySource
-from kv_indexer.events.zmq_subscriber import ZmqLiveEvents
+from kv_indexer.events.zmq_sockets import ZmqLiveEvents, ZmqReplaySource
 from kv_indexer.follow.follow_stream import RecoveryPolicy, StreamFollower
 from kv_indexer.share.memory_leases import MemoryLeaseBook
 from kv_indexer.share.redis_leases import RedisLeaseBook

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from kv_indexer.config import IndexerSettings, parse_event_sources
-from kv_indexer.events.zmq_replay import ZmqReplaySource
+from kv_indexer.events.zmq_sockets import ZmqReplaySource
 from kv_indexer.follow.follow_stream import RecoveryPolicy
 from kv_indexer.service import IndexerService
 from kvmesh.blocks.block_keys import root_key

@@ -12,11 +12,9 @@ import pytest
 
 from extproc.policy.mesh_policy import MeshPolicy, MeshState
 from kvmesh.documents import leader_election
-from kvmesh.documents.cluster_access import ClusterAccess
 from kvmesh.documents.cluster_sources import kubernetes_source, status_writer
 from kvmesh.documents.document_kinds import MESH_KINDS
-from kvmesh.documents.documents import DocumentKey, Snapshot
-from kvmesh.documents.status_update import StatusUpdate
+from kvmesh.documents.documents import ClusterAccess, DocumentKey, Snapshot, StatusUpdate
 from tests.integration.kube_documents import eventually
 from tests.kube_api import KubeApi, kube_api
 from tests.unit.extproc_policy.mesh_documents import inference_policy, inference_pool

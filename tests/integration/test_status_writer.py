@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from kvmesh.documents import leader_election
-from kvmesh.documents.cluster_access import ClusterAccess
 from kvmesh.documents.cluster_sources import status_writer
-from kvmesh.documents.documents import DocumentKey
-from kvmesh.documents.status_update import StatusUpdate
+from kvmesh.documents.documents import ClusterAccess, DocumentKey, StatusUpdate
 from tests.integration.kube_documents import POLICY_CRD, eventually, policy
 from tests.kube_api import KubeApi, kube_api
 
@@ -171,8 +169,8 @@ async def test_a_leader_that_cannot_renew_stops_before_another_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr("kvmesh.documents.leadership.RENEW_WITHIN_SECONDS", 0.5)
-    monkeypatch.setattr("kvmesh.documents.leadership.LEASE_SECONDS", 2.0)
+    monkeypatch.setattr("kvmesh.documents.leader_election.RENEW_WITHIN_SECONDS", 0.5)
+    monkeypatch.setattr("kvmesh.documents.leader_election.LEASE_SECONDS", 2.0)
     async with kube_api(tmp_path) as api, _writing(api, "a") as first:
         await eventually(lambda: first.leads)
         lease = api.get(LEASE, "default/kvmesh-status-writer") or {}

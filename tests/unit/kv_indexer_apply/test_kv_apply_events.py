@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from kv_indexer.apply.apply_events import BLOCKS_A_CHANGE, EventApplier, Halt, root_keys
-from kv_indexer.events.sequence import Verdict
-from kv_indexer.events.zmq_frames import Frame
+from kv_indexer.events.sequence import Frame, Verdict
 from kvmesh.blocks.block_keys import root_key
-from kvmesh.blocks.groups import CacheGroup
+from kvmesh.blocks.events import CacheGroup
 from kvmesh.blocks.index_changes import IndexChange
 from kvmesh.blocks.source import Claim, SourceState, Stream
 from kvmesh.errors import IndexUnavailableError, LeaseLostError, StreamForgottenError

@@ -15,10 +15,8 @@ from kv_indexer.apply.change_plan import (
     plan_adoption,
     plan_change,
 )
-from kvmesh.blocks.block_keys import block_keys, root_key
-from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from kvmesh.blocks.extra_keys import fold_features
-from kvmesh.blocks.groups import CacheGroup
+from kvmesh.blocks.block_keys import block_keys, fold_features, root_key
+from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheGroup, Event
 from kvmesh.blocks.index_changes import Clear, Remove, Store, pack_hashes
 
 

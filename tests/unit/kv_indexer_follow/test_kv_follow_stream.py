@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kv_indexer.apply.apply_events import EventApplier, root_keys
-from kv_indexer.events.zmq_frames import Frame, ReplayAnswer
+from kv_indexer.events.sequence import Frame, ReplayAnswer
 from kv_indexer.follow.follow_stream import RecoveryPolicy, StreamFollower
 from kvmesh.blocks.block_keys import root_key
 from kvmesh.blocks.index_changes import Applied

@@ -4,17 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from kv_indexer.inspect.index_report import (
+from kv_indexer.inspect.inspect_index import (
     BITMAP_BYTES,
     BLOCK_KEY_BYTES,
     BUCKET_BYTES,
     HELD_BYTES,
+    Cleared,
     SourceLine,
+    Target,
+    clear_sources,
+    find_targets,
+    inspect_sources,
     slot_bytes,
     sources_report,
     streams_named,
 )
-from kv_indexer.inspect.inspect_index import Cleared, Target, clear_sources, find_targets, inspect_sources
 from kvmesh.blocks.source import Registry, SlotRecord, SourceState, StreamRecord
 from kvmesh.errors import UnknownSourceError
 

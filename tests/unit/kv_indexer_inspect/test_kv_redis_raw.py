@@ -2,7 +2,7 @@
 
 import pytest
 
-from kv_indexer.inspect.redis_raw import Held, block_key_of, read_held, read_holders, slot_number, slot_of
+from kv_indexer.inspect.index_audit import Held, block_key_of, read_held, read_holders, slot_number, slot_of
 
 KEY = b"12345678"
 

@@ -6,8 +6,7 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from kv_indexer.pools.ask_members import QUESTIONS_AT_ONCE, MemberDirectory
-from kv_indexer.pools.event_sources import EventSourceDirectory
+from kv_indexer.pools.event_sources import QUESTIONS_AT_ONCE, EventSourceDirectory, MemberDirectory
 from kv_indexer.pools.follow_pools import PoolFollowing
 from kv_indexer.pools.members import Member, PoolFeed, membership
 from kv_indexer.service import LOST_PODS_A_SECOND

@@ -2,8 +2,8 @@
 
 import pytest
 
+from kv_indexer.pools.follow_pools import slowdown
 from kv_indexer.pools.members import PoolFeed, is_other_feed, membership, own_rank
-from kv_indexer.pools.pace import slowdown
 from kvmesh.blocks.source import EventAddresses
 from kvmesh.documents.pools import EventTemplates, Pool, PoolEndpoint
 from kvmesh.pods.served_models import first_base_model

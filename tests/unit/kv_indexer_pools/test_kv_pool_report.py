@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kv_indexer.pools.members import PoolFeed, membership
+from kv_indexer.pools.members import PodAnswer, PoolFeed, membership
 from kv_indexer.pools.pool_report import (
     EndpointStanding,
     IndexFacts,
@@ -11,7 +11,6 @@ from kv_indexer.pools.pool_report import (
     StreamStanding,
     pools_report,
 )
-from kv_indexer.pools.whereabouts import PodAnswer
 from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
 from kv_indexer.telemetry.pool_telemetry import MAX_POOLS, PoolCollector
 from kvmesh.blocks.findings import Finding

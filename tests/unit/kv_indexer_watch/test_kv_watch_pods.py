@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kv_indexer.pools.pace import SLOWEST
-from kv_indexer.pools.whereabouts import PodAnswer
+from kv_indexer.pools.follow_pools import SLOWEST
+from kv_indexer.pools.members import PodAnswer
 from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
 from kv_indexer.watch.watch_pods import SHARE_SECONDS, PodWatch
 from kvmesh.blocks.findings import Finding

@@ -8,8 +8,8 @@ import yaml
 from lightkube import ApiError
 
 from kvmesh.documents import kubernetes_client
-from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
 from kvmesh.documents.document_kinds import POOL_KINDS
+from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
 from kvmesh.documents.kubernetes_client import (
     Connection,
     Failure,

@@ -1,7 +1,7 @@
 """How many blocks of a prompt the reader asks for at a time."""
 
 from kvmesh.blocks.block_keys import KEY_BYTES
-from kvmesh.index.prefix_depth import FIRST_CHUNK, LARGEST_CHUNK, DepthHints, next_chunk
+from kvmesh.index.known_keys import FIRST_CHUNK, LARGEST_CHUNK, DepthHints, next_chunk
 
 
 def keys(blocks: int, *, conversation: int = 0, shared: int = 0) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvmesh.index.prefix_match import Run, runs_of
-from kvmesh.index.tracked_blocks import STRETCH_BLOCKS, TrackedBlocks, TrackedStretch
+from kvmesh.index.tracking_link import STRETCH_BLOCKS, TrackedBlocks, TrackedStretch
 
 KEY = 8
 HELD = b"3"
