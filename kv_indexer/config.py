@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kv_indexer.follow.follow_stream import RecoveryPolicy
+from kv_indexer.follow.catch_up import RecoveryPolicy
 from kv_indexer.watch.stream_activity import FindingPolicy
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.blocks.source import EventAddresses, reachable

@@ -7,11 +7,12 @@ beginning a new epoch, because without the removals among the lost batches nothi
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from zlib import crc32
 
 from kv_indexer.apply.apply_events import OTHER_SIZE, EventApplier
 from kv_indexer.events.sequence import Frame, Probe, ReplayAnswer, Verdict, judge_probe
-from kv_indexer.ports import IndexerTelemetry, LiveEvents, ReplaySource
+from kv_indexer.ports import IndexerTelemetry
 from kvmesh.blocks.source import Stream
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,29 @@ log = logging.getLogger(__name__)
 NO_REPLAY = "no-replay-endpoint"
 UNANSWERED = "replay-unanswered"
 TRUNCATED = "history-truncated"
+
+
+# Ask once for all batches from a number on; a publisher that cannot be reached gives an empty answer.
+Replay = Callable[[int], Awaitable[ReplayAnswer]]
+
+
+class LiveEvents(Protocol):
+    """A publisher's live socket."""
+
+    async def connect(self) -> None:
+        """Connect anew, dropping what an earlier connection still held; raise FeedLostError."""
+
+    async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
+        """Return what has arrived, at most a few dozen batches; empty on timeout. Raise FeedLostError."""
+
+    def interrupt(self) -> None:
+        """Have a `receive` that waits return at once, with what has arrived or with nothing."""
+
+    def check(self) -> None:
+        """Raise FeedLostError if the connection has gone since `connect`: who is there now may be another process."""
+
+    def close(self) -> None:
+        """Close at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +75,7 @@ class CatchUp:
         *,
         stream: Stream,
         live: LiveEvents,
-        replay: ReplaySource | None,
+        replay: Replay | None,
         applier: EventApplier,
         telemetry: IndexerTelemetry,
         policy: RecoveryPolicy,
@@ -157,8 +181,8 @@ class CatchUp:
             await self._applier.begin_epoch()
             await self.complete(probe=False)
 
-    async def _ask(self, replay: ReplaySource, start_seq: int) -> ReplayAnswer:
-        answer = await replay.replay(start_seq)
+    async def _ask(self, replay: Replay, start_seq: int) -> ReplayAnswer:
+        answer = await replay(start_seq)
         # another process may answer on the same address; the live connection would not have survived that
         self._live.check()
         return answer

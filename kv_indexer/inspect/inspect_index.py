@@ -6,9 +6,9 @@ The field names of the reports are what `--json` prints and stay as they are. Al
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from kv_indexer.inspect.index_audit import BLOCKS, HELD, SlotOwner, read_holders, read_owner, slot_number
+from kv_indexer.inspect.redis_inspect import RedisInspector
 from kvmesh.blocks.findings import Finding
 from kvmesh.blocks.source import Registry, SourceStatus
 from kvmesh.errors import UnknownSourceError
@@ -159,48 +159,6 @@ SAMPLED_BLOCKS = 200  # a source
 SAMPLED_FIELDS = 100  # of a source's hash
 
 
-class SourcesReader(Protocol):
-    """The registry of the index. Every method raises IndexUnavailableError."""
-
-    async def registry(self) -> Registry:
-        """Return what the index says of itself."""
-
-    async def now(self) -> float:
-        """Return Redis' clock, in unix seconds."""
-
-
-class SizeReader(Protocol):
-    """Sizes in Redis. Every method raises IndexUnavailableError."""
-
-    async def slot_records(self) -> Mapping[bytes, bytes]:
-        """Return the raw records of all slots."""
-
-    async def held_slots(self) -> Mapping[int, int]:
-        """Return the slots that hold anything, with the number of fields; -1 where the key is no hash."""
-
-    async def some_blocks(self, slot: int, *, count: int) -> list[bytes]:
-        """Return block keys of a source, picked at random; fewer where it has fewer."""
-
-    async def values(self, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return the strings at these keys; None for a key that is none."""
-
-    async def sizes(self, names: Sequence[bytes], *, samples: int = 0) -> list[int]:
-        """Return the bytes that each key takes; 0 where it is gone."""
-
-    async def used_memory_bytes(self) -> int:
-        """Return what Redis uses in all, for data of anyone."""
-
-
-class Clearer(Protocol):
-    """Begins streams anew. Every method raises IndexUnavailableError."""
-
-    async def registry(self) -> Registry:
-        """Return what the index says of itself."""
-
-    async def clear(self, stream: str) -> int | None:
-        """Begin a new epoch of a stream, whoever follows it; return the epoch, None for an unknown stream."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A stream that is to be cleared."""
@@ -220,7 +178,7 @@ class Cleared:
 
 
 async def inspect_sources(
-    index: SourcesReader,
+    index: RedisInspector,
     *,
     findings: Callable[[], Awaitable[Sequence[Finding]]],
     interval_seconds: float,
@@ -237,7 +195,7 @@ async def inspect_sources(
     return sources_report(before, after, seconds=now - first_at, now=now, findings=await findings())
 
 
-async def inspect_sizes(index: SizeReader) -> SizeReport:
+async def inspect_sizes(index: RedisInspector) -> SizeReport:
     """Estimate what each source takes, from samples. Raise IndexUnavailableError."""
     held = await index.held_slots()
     records = await index.slot_records()
@@ -249,7 +207,7 @@ async def inspect_sizes(index: SizeReader) -> SizeReport:
     return size_report(sources, redis_bytes=await index.used_memory_bytes())
 
 
-async def _slot_size(index: SizeReader, slot: int, owner: SlotOwner, *, blocks: int) -> SlotSize:
+async def _slot_size(index: RedisInspector, slot: int, owner: SlotOwner, *, blocks: int) -> SlotSize:
     (held_bytes,) = await index.sizes([HELD + b"%d" % slot], samples=SAMPLED_FIELDS)
     names = [BLOCKS + key for key in await index.some_blocks(slot, count=SAMPLED_BLOCKS)] if blocks else []
     pairs = zip(await index.sizes(names), await index.values(names), strict=True)
@@ -274,7 +232,7 @@ async def _slot_size(index: SizeReader, slot: int, owner: SlotOwner, *, blocks: 
     )
 
 
-async def find_targets(index: Clearer, source: str) -> list[Target]:
+async def find_targets(index: RedisInspector, source: str) -> list[Target]:
     """Return the streams that `HOST:PORT#RANK` or `HOST:PORT` means.
 
     Raise UnknownSourceError, which names those that there are, or IndexUnavailableError.
@@ -292,7 +250,7 @@ async def find_targets(index: Clearer, source: str) -> list[Target]:
     return [Target(stream=name, blocks=blocks.get(name, 0), owner=names[name].owner) for name in found]
 
 
-async def clear_sources(index: Clearer, targets: Sequence[Target]) -> list[Cleared]:
+async def clear_sources(index: RedisInspector, targets: Sequence[Target]) -> list[Cleared]:
     """Void what these streams claim; their owners notice and replay. Raise IndexUnavailableError.
 
     A stream that has vanished meanwhile is left out: there is nothing to clear.

@@ -1,17 +1,15 @@
 """Asks pods over HTTP where they publish KV events, and which models they serve."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 import msgspec
 
 from kv_indexer.pools.members import Member, PoolFeed, own_rank
-from kv_indexer.pools.pod_pages import PodPages
-from kv_indexer.ports import PodDirectory
 from kvmesh.blocks.source import EventAddresses, reachable
 from kvmesh.errors import FeedLostError, NoEventSourceError, UnknownModelError
-from kvmesh.pods.served_models import first_base_model
+from kvmesh.pods.pod_http import PodPages
 
 ANSWER_LIMIT_BYTES = 1 << 20
 MAX_RANKS = 1024
@@ -26,16 +24,37 @@ class _Publisher(msgspec.Struct):
     publisher: str | None = "zmq"
 
 
-class _Model(msgspec.Struct):
+class Model(msgspec.Struct):
+    """A line of a pod's `GET /v1/models`."""
+
     id: str
+    parent: str | None = None  # of an adapter
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: list[Model]
 
 
 _sources = msgspec.json.Decoder(dict[str, _Publisher | None])
 _models = msgspec.json.Decoder(_Models)
+
+
+def read_models(body: bytes) -> Sequence[Model]:
+    """Read what a pod answers to `GET /v1/models`. Raise ValueError if this is no list of models."""
+    try:
+        return _models.decode(body).data
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"not a list of models: {error}") from error
+
+
+def first_base_model(models: Iterable[Model]) -> str | None:
+    """Return the first model that is no adapter, None if there is none.
+
+    vLLM lists the names of its base model in the order of `--served-model-name`, then the LoRA adapters, each with a
+    `parent`. Other names of the base model are aliases of the first, which is part of every block key.
+    """
+    return next((model.id for model in models if not model.parent), None)
+
 
 
 class EventSourceDirectory:
@@ -52,7 +71,7 @@ class EventSourceDirectory:
         self._configured = configured
         self._timeout = timeout_seconds
 
-    async def find(self, endpoint: str) -> dict[int, EventAddresses]:
+    async def find(self, endpoint: str) -> Mapping[int, EventAddresses]:
         """Return data-parallel rank -> addresses. Raise FeedLostError, or NoEventSourceError if there are none."""
         if endpoint in self._configured:
             return dict(enumerate(self._configured[endpoint]))
@@ -74,21 +93,22 @@ class EventSourceDirectory:
             )
         return ranks
 
-    async def served_models(self, endpoint: str) -> set[str]:
-        """Return the model names that the pod answers to. Raise FeedLostError."""
-        status, body = await self._get(endpoint, "/v1/models")
-        try:
-            return {model.id for model in _models.decode(body).data} if status == 200 else set()
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise FeedLostError(f"{endpoint}/v1/models is not what vLLM answers: {error}") from error
+    async def served_models(self, endpoint: str) -> AbstractSet[str]:
+        """Return the model names that the pod answers to; none if it lists none. Raise FeedLostError."""
+        status, models = await self._list_models(endpoint)
+        return {model.id for model in models} if status == 200 else set()
 
     async def first_model(self, endpoint: str) -> str | None:
-        """See `ports.PodDirectory`."""
-        status, body = await self._get(endpoint, "/v1/models")
+        """Return the model that the pod's blocks belong to, None if it names none. Raise FeedLostError."""
+        status, models = await self._list_models(endpoint)
         if status != 200:
             raise FeedLostError(f"{endpoint}/v1/models answers {status}")
+        return first_base_model(models)
+
+    async def _list_models(self, endpoint: str) -> tuple[int, Sequence[Model]]:
+        status, body = await self._get(endpoint, "/v1/models")
         try:
-            return first_base_model(body)
+            return status, read_models(body) if status == 200 else ()
         except ValueError as error:
             raise FeedLostError(f"{endpoint}/v1/models is not what vLLM answers: {error}") from error
 
@@ -125,15 +145,17 @@ QUESTIONS_AT_ONCE = 64  # a question waits for its turn, not for its deadline, w
 class MemberDirectory:
     """Answers for those pods that are members of a pool, as they change."""
 
-    def __init__(self, *, members: Mapping[str, Member], pods: PodDirectory, at_once: int = QUESTIONS_AT_ONCE) -> None:
+    def __init__(
+        self, *, members: Mapping[str, Member], pods: EventSourceDirectory, at_once: int = QUESTIONS_AT_ONCE
+    ) -> None:
         """Take `members` by address, as it changes, and `pods` to ask what no pool declares."""
         self._members = members
         self._pods = pods
-        self._turns = asyncio.Semaphore(at_once)
+        self._limit = asyncio.Semaphore(at_once)
 
     async def find(self, endpoint: str) -> Mapping[int, EventAddresses]:
-        """See `ports.EventDirectory`; the addresses are `PoolFeed`s."""
-        async with self._turns:
+        """See `find_streams.EventDirectory`; the addresses are `PoolFeed`s."""
+        async with self._limit:
             member = self._member(endpoint)
             ranks = await self._ranks(member)
             model = member.model or await self._model(endpoint)
@@ -143,8 +165,8 @@ class MemberDirectory:
         }
 
     async def served_models(self, endpoint: str) -> AbstractSet[str]:
-        """See `ports.EventDirectory`."""
-        async with self._turns:
+        """See `find_streams.EventDirectory`."""
+        async with self._limit:
             return await self._pods.served_models(endpoint)
 
     def _member(self, endpoint: str) -> Member:

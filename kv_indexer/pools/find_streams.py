@@ -8,11 +8,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol
 
 from kv_indexer.pools.members import PodAnswer, known_streams
-from kv_indexer.ports import EventDirectory, IndexerTelemetry
+from kv_indexer.ports import IndexerTelemetry
 from kvmesh.blocks.source import EventAddresses, SourceState, Stream
 from kvmesh.errors import FeedLostError, NoEventSourceError
 
@@ -20,6 +22,16 @@ log = logging.getLogger(__name__)
 
 NOT_ASKED = "not asked yet"
 DOUBLINGS = 16  # beyond these every limit is reached
+
+
+class EventDirectory(Protocol):
+    """Where pods publish their events."""
+
+    async def find(self, endpoint: str) -> Mapping[int, EventAddresses]:
+        """Return data-parallel rank -> addresses. Raise FeedLostError, or NoEventSourceError if there are none."""
+
+    async def served_models(self, endpoint: str) -> AbstractSet[str]:
+        """Return the model names that the pod answers to. Raise FeedLostError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ class _Indexer:
 
 
 class MemoryLeaseBook:
-    """One indexer's leases; implements `ports.LeaseBook`."""
+    """One indexer's leases; implements `share_streams.LeaseBook`."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class MemoryLeaseBook:
         self._forget = forget_seconds
 
     async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
-        """See `ports.LeaseBook`."""
+        """See `share_streams.LeaseBook`."""
         index, now = self._index, self._index.clock()
         index.indexer_alive = True
         endpoints = self._endpoints.union(stream.endpoint for stream in candidates)
@@ -63,12 +63,12 @@ class MemoryLeaseBook:
         }
 
     async def drop(self, claim: Claim) -> None:
-        """See `ports.LeaseBook`."""
+        """See `share_streams.LeaseBook`."""
         self._index.held_by(claim)
         self._index.drop(claim.stream)
 
     async def release(self) -> None:
-        """See `ports.LeaseBook`."""
+        """See `share_streams.LeaseBook`."""
         now = self._index.clock()
         for stream in self._held(self._indexer, now):
             self._give_back(stream, now)

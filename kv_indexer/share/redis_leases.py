@@ -1,4 +1,4 @@
-"""The lease book in Redis: implements `ports.LeaseBook`. Used by the indexer alone.
+"""The lease book in Redis: implements `share_streams.LeaseBook`. Used by the indexer alone.
 
 Who takes what is decided by `share.lease_plan`, from what all indexers have said in Redis and by Redis' clock; each
 change is one atomic step that looks again. A beat is cut into pieces of a few milliseconds, because Redis answers
@@ -63,7 +63,7 @@ class RedisLeaseBook:
         self._endpoints = frozenset(endpoints)
 
     async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
-        """See `ports.LeaseBook`."""
+        """See `share_streams.LeaseBook`."""
         if self._asked.endpoints is not self._endpoints or self._asked.candidates != candidates:
             self._asked = _asked(self._endpoints, candidates)
         asked = self._asked
@@ -87,11 +87,11 @@ class RedisLeaseBook:
         return self._claims
 
     async def drop(self, claim: Claim) -> None:
-        """See `ports.LeaseBook`."""
+        """See `share_streams.LeaseBook`."""
         await self._redis.run_claimed(DROP_STREAM, claim)
 
     async def release(self) -> None:
-        """See `ports.LeaseBook`."""
+        """See `share_streams.LeaseBook`."""
         await self._redis.run(RELEASE, self._indexer)
 
     async def close(self) -> None:

@@ -8,11 +8,12 @@ what it writes.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from kv_indexer.pools.members import PodAnswer, vanished_streams
-from kv_indexer.ports import IndexerTelemetry, LeaseBook
+from kv_indexer.ports import IndexerTelemetry
 from kvmesh.blocks.source import Claim, EventAddresses, Stream
 from kvmesh.errors import IndexUnavailableError, LeaseLostError
 
@@ -21,6 +22,26 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 1.0  # for followers to end; less than a lease, which must be renewed meanwhile
 
 Follow = Callable[[Claim, EventAddresses], Coroutine[Any, Any, None]]  # ends by itself when a write was refused
+
+
+class LeaseBook(Protocol):
+    """Which indexer follows which stream; kept in Redis, judged by its clock."""
+
+    async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
+        """Say that this indexer lives, renew what it holds, take what is free; return all it holds now.
+
+        `candidates` are the streams that it could follow. A stream that the index does not know is registered when it
+        is taken. Raise IndexUnavailableError.
+        """
+
+    async def drop(self, claim: Claim) -> None:
+        """Forget a stream that its pod no longer has, and void what it claims.
+
+        Raise IndexUnavailableError, or LeaseLostError if the stream is another's by now.
+        """
+
+    async def release(self) -> None:
+        """Give everything back at once: this indexer ends. Raise IndexUnavailableError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

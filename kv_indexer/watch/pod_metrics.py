@@ -1,8 +1,7 @@
-"""Scrapes every pod's /metrics and keeps the last report of each: implements `ports.PodReports`. One task a pod.
+"""Scrapes every pod's /metrics and keeps the last report of each; one task a pod.
 
-Who needs a fresher answer asks for it, as the follower of a pod's stream does for its start time
-(`ports.PublisherIdentity`). Several who ask share one scrape, and what they have asked for is not asked again.
-Nothing here judges what a report says.
+Callers that need a fresher report ask for it, as a stream's follower does for the pod's start time. Several that ask at
+once share one scrape, and what they have asked for is not asked again. Nothing here judges what a report says.
 """
 
 import asyncio
@@ -13,14 +12,14 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kv_indexer.pools.pod_pages import PodPages
+from kvmesh.pods.pod_http import PodPages
 from kvmesh.pods.pod_report import PodReport
 from kvmesh.pods.vllm_counters import parse_pod_report
 
 log = logging.getLogger(__name__)
 
 MAX_PAGE_BYTES = 4 << 20
-IDENTITY_TIMEOUT_SECONDS = 1.0  # a follower has better things to do than to wait for a start time
+START_TIMEOUT_SECONDS = 1.0  # a follower has better things to do than to wait for a start time
 
 
 @dataclass(slots=True)
@@ -86,9 +85,15 @@ class PodMetrics:
         report = target.report
         return report if report is not None and report.scraped_at >= oldest else None
 
-    def identity(self, endpoint: str, *, timeout_seconds: float = IDENTITY_TIMEOUT_SECONDS) -> "PodIdentity":
-        """Return what tells one process of a pod from the next."""
-        return PodIdentity(self, endpoint, timeout_seconds=timeout_seconds)
+    async def started_at(self, endpoint: str, *, timeout_seconds: float = START_TIMEOUT_SECONDS) -> float | None:
+        """Ask when the pod's process started, in its own unix seconds; None if it does not say in time."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                # asked anew each time: an older report could vouch for a process that has died since
+                report = await self.fresh(endpoint, max_age_seconds=0)
+        except TimeoutError:
+            return None
+        return report.started_at if report else None
 
     async def run(self) -> None:
         """Scrape until cancelled."""
@@ -143,22 +148,3 @@ class PodMetrics:
             log.info("%s reports its counters", target.endpoint)
         target.is_ill = bool(problem)
         target.scrapes += 1
-
-
-class PodIdentity:
-    """Asks one pod when its process started: implements `ports.PublisherIdentity`. Never raises."""
-
-    def __init__(self, pods: PodMetrics, endpoint: str, *, timeout_seconds: float) -> None:
-        self._pods = pods
-        self._endpoint = endpoint
-        self._timeout_seconds = timeout_seconds
-
-    async def started_at(self) -> float | None:
-        """See `ports.PublisherIdentity`."""
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                # asked anew each time: an older report could vouch for a process that has died since
-                report = await self._pods.fresh(self._endpoint, max_age_seconds=0)
-        except TimeoutError:
-            return None
-        return report.started_at if report else None

@@ -24,9 +24,11 @@ SWEEP_FIELDS = 150  # a slice: about a millisecond of Redis
 SWEEP_PAUSE = 4  # times as long as the slice took: lookups come first
 LEAST_PAUSE_SECONDS = 0.004
 NAMED_RECORDS = 5  # unreadable records that one log line names
-HEEDED_AT_ONCE = 250  # streams that are told what the registry says; under a millisecond
+CHECKED_AT_ONCE = 250  # streams whose records are compared without a pause; under a millisecond
 
-Heed = Callable[[StreamRecord | None, float], bool]  # what the registry says of a stream, and when asked -> is it so?
+RecordCheck = Callable[
+    [StreamRecord | None, float], bool
+]  # the record of a stream, and when it was asked for -> is it as expected?
 
 
 class IndexWatch:
@@ -49,8 +51,8 @@ class IndexWatch:
         self._slowdown = slowdown
         self._records: dict[Stream, StreamRecord] = {}
         self._asked_at = -inf  # for the registry that we have
-        self._heeding: dict[Stream, Heed] = {}
-        self._disagreeing: set[Stream] = set()  # of these, told what was not so
+        self._checks: dict[Stream, RecordCheck] = {}
+        self._differing: set[Stream] = set()  # of these, whose record was not what the follower has written
 
     async def look(self) -> float:
         """Read the registry once; return the seconds until the next time."""
@@ -65,7 +67,7 @@ class IndexWatch:
         if self.trouble:
             log.info("Redis answers")
         self.trouble = ""
-        self._tell_unreadable(registry)
+        self._log_unreadable(registry)
         self._asked_at = asked_at
         if registry is not self.registry:  # a quiet one is the same object
             self._records = {
@@ -73,9 +75,9 @@ class IndexWatch:
             }
             self._seen(list(self._records))
             self.registry = registry
-            await self._tell_followers(tuple(self._heeding))
-        elif self._disagreeing:  # they were at something else then, and may sleep by now
-            await self._tell_followers(tuple(self._disagreeing))
+            await self._check_followers(tuple(self._checks))
+        elif self._differing:  # they were at something else then, and may sleep by now
+            await self._check_followers(tuple(self._differing))
         return WATCH_SECONDS * self._slowdown()
 
     def owner(self, stream: Stream) -> str:
@@ -83,24 +85,24 @@ class IndexWatch:
         record = self._records.get(stream)
         return record.owner if record else ""
 
-    def record(self, stream: Stream, *, max_age_seconds: float) -> StreamRecord | None:
+    def record(self, stream: Stream, max_age_seconds: float) -> StreamRecord | None:
         """Return how the registry has a stream; None if it has none, or was read longer ago."""
         is_recent = self._clock() - self._asked_at <= max_age_seconds
         return self._records.get(stream) if is_recent else None
 
     @contextmanager
-    def attend(self, stream: Stream, heed: Heed) -> Iterator[None]:
-        """Call `heed` with each new registry, so that thousands of quiet followers need not look by themselves.
+    def subscribe(self, stream: Stream, check: RecordCheck) -> Iterator[None]:
+        """Call `check` with each new registry, so that thousands of quiet followers need not look by themselves.
 
-        While it answers that something else is so, it is called with each reading.
+        While it answers that the record differs, it is called with each reading.
         """
-        self._heeding[stream] = heed
+        self._checks[stream] = check
         try:
             yield
         finally:
-            if self._heeding.get(stream) is heed:
-                del self._heeding[stream]
-                self._disagreeing.discard(stream)
+            if self._checks.get(stream) is check:
+                del self._checks[stream]
+                self._differing.discard(stream)
 
     async def sweep(self) -> float:
         """Clean one slice of what is void; return the seconds until the next."""
@@ -113,17 +115,17 @@ class IndexWatch:
             log.debug("sweep waits: %s", error)
             return WATCH_SECONDS
 
-    async def _tell_followers(self, streams: Collection[Stream]) -> None:
+    async def _check_followers(self, streams: Collection[Stream]) -> None:
         for number, stream in enumerate(streams, 1):
-            heed = self._heeding.get(stream)
-            if heed is None or heed(self._records.get(stream), self._asked_at):
-                self._disagreeing.discard(stream)
+            check = self._checks.get(stream)
+            if check is None or check(self._records.get(stream), self._asked_at):
+                self._differing.discard(stream)
             else:
-                self._disagreeing.add(stream)
-            if number % HEEDED_AT_ONCE == 0:
+                self._differing.add(stream)
+            if number % CHECKED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    def _tell_unreadable(self, registry: Registry) -> None:
+    def _log_unreadable(self, registry: Registry) -> None:
         """Say once what is in Redis that we cannot read: its blocks attract nobody."""
         before, now = frozenset(self.registry.unreadable), frozenset(registry.unreadable)
         fresh = sorted(now - before)

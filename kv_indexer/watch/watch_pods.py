@@ -8,10 +8,10 @@ that says what to do, a metric (`kvmesh_indexer_finding`), a line on /sources an
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from kv_indexer.pools.members import PodAnswer
-from kv_indexer.ports import FindingDisplay, FindingShelf, PodReports
+from kv_indexer.ports import IndexerTelemetry
 from kv_indexer.watch.finding_rules import StreamRules
 from kv_indexer.watch.stream_activity import FindingPolicy, StreamActivity, StreamFacts
 from kvmesh.blocks.findings import Finding, FindingBook
@@ -27,6 +27,8 @@ LONGEST_LOOK_SECONDS = 25.0  # or else findings that stand would be void in Redi
 JUDGED_AT_ONCE = 250  # streams; some milliseconds, in which no event is applied
 SHARE_SECONDS = 5.0  # between two times that standing findings are confirmed in Redis
 
+# what stands, what has healed -> what any indexer stands by; raises IndexUnavailableError
+ShareFindings = Callable[[Collection[Finding], Collection[Finding]], Awaitable[tuple[Finding, ...]]]
 Subject = tuple[str, int | None]  # endpoint, rank; None: a pod of which no stream is known, or not of all its engines
 
 
@@ -38,9 +40,9 @@ class PodWatch:
         *,
         endpoints: Collection[str],
         activities: Mapping[Stream, StreamActivity],
-        pods: PodReports,
-        shelf: FindingShelf,
-        display: FindingDisplay,
+        report: Callable[[str], PodReport | None],
+        share: ShareFindings,
+        telemetry: IndexerTelemetry,
         held: Callable[[], Collection[Stream]],
         answers: Mapping[str, PodAnswer],
         registry: Callable[[], Registry],
@@ -52,16 +54,17 @@ class PodWatch:
     ) -> None:
         """Take what it looks at, each as it changes.
 
-        `activities` is the telemetry's, `held` says which streams are ours, `answers` what discovery found, `registry`
-        what the index holds; `clock` gives monotonic seconds as everywhere else, `wall` unix seconds. `slowdown` says
-        how much rarer to look, `pool_of` which pool an endpoint belongs to, if to any.
+        `activities` is the telemetry's. `report` returns a pod's last report, however old; None if there was none.
+        `held` returns the streams that this indexer follows, `registry` what the index holds; `answers` is what
+        discovery found. `clock` gives monotonic seconds as everywhere else, `wall` unix seconds. `slowdown` returns how
+        much rarer to look, `pool_of` which pool an endpoint belongs to, or "".
         """
         self.shown: tuple[Finding, ...] = ()  # of all indexers, as Redis has them
         self._endpoints = endpoints
         self._activities = activities
-        self._pods = pods
-        self._shelf = shelf
-        self._display = display
+        self._report = report
+        self._share_findings = share
+        self._telemetry = telemetry
         self._held = held
         self._answers = answers
         self._registry = registry
@@ -99,7 +102,7 @@ class PodWatch:
             log.warning("%s: %s (%s)", finding.subject, finding.message, finding.reason, extra=self._facts(finding))
         for finding in news.healed:
             log.info("%s: no more %s", finding.subject, finding.reason, extra=self._facts(finding))
-        self._display.findings(self.standing, appeared=news.appeared, endpoints=self._endpoints)
+        self._telemetry.findings(self.standing, appeared=news.appeared, endpoints=self._endpoints)
         self._unshared.update((finding.key, finding) for finding in news.healed)
         if news.appeared or news.healed or now >= self._share_at:
             self._share_at = now + SHARE_SECONDS
@@ -109,7 +112,7 @@ class PodWatch:
 
     async def _share(self) -> None:
         try:
-            self.shown = await self._shelf.share(self.standing, healed=tuple(self._unshared.values()))
+            self.shown = await self._share_findings(self.standing, tuple(self._unshared.values()))
         except IndexUnavailableError as error:
             if not self._is_share_failing:
                 log.warning("findings cannot be shared, they are in this log and in our metrics alone: %s", error)
@@ -128,11 +131,11 @@ class PodWatch:
         return facts + [
             StreamFacts(endpoint=endpoint, dp_rank=None, activity=StreamActivity(), report=report, counters=counters)
             for endpoint in self._endpoints
-            if (report := self._pods.latest(endpoint)) and (counters := self._unheard(endpoint, report))
+            if (report := self._report(endpoint)) and (counters := self._unheard(endpoint, report))
         ]
 
     def _stream_facts(self, stream: Stream, slots: Collection[SlotRecord]) -> StreamFacts:
-        report = self._pods.latest(stream.endpoint)
+        report = self._report(stream.endpoint)
         return StreamFacts(
             endpoint=stream.endpoint,
             dp_rank=stream.dp_rank,

@@ -50,8 +50,11 @@ class RedisFindings:
         now = await self._now()
         return _valid(await self._records(), now=now)
 
-    async def share(self, standing: Collection[Finding], *, healed: Collection[Finding]) -> tuple[Finding, ...]:
-        """See `ports.FindingShelf`."""
+    async def share(self, standing: Collection[Finding], healed: Collection[Finding]) -> tuple[Finding, ...]:
+        """Confirm what stands, take away what has healed; return what any indexer stands by.
+
+        What is not confirmed for a while is void. Raise IndexUnavailableError.
+        """
         now = await self._now()
         records = await self._records()
         void = {field for field, record in records.items() if record is None or now - record.seen > VOID_SECONDS}

@@ -228,7 +228,7 @@ class TrackingLink:
     def begin_anew(self, server: bytes) -> None:
         """Forget everything: lookups have a new connection, perhaps to another server (its run id)."""
         self._server_of_lookups = server
-        self.lost()
+        self._forget()
         if self._protocol is not None:
             self._protocol.abort()  # the next one goes where lookups go
 
@@ -242,10 +242,8 @@ class TrackingLink:
         finally:
             await self._link.close()
 
-    # --- redis_protocol.Listener ----------------------------------------------------------------------------------
-
-    def told(self, message: Sequence[Any]) -> None:
-        """Take what Redis says: keys that have changed, or None for all of them."""
+    def _pushed(self, message: Sequence[Any]) -> None:
+        """Take what Redis says unasked: keys that have changed, or None for all of them."""
         if message[0] != b"invalidate":
             return
         if message[1] is None:
@@ -253,12 +251,10 @@ class TrackingLink:
         else:
             self._blocks.changed([key[-KEY_BYTES:] for key in message[1]])
 
-    def lost(self) -> None:
-        """Forget everything: nobody tells of changes any more."""
+    def _forget(self) -> None:
+        """Forget everything: changes are not reported any more."""
         self._believed_until = 0.0
         self._blocks.clear()
-
-    # --------------------------------------------------------------------------------------------------------------
 
     async def _greet(self, protocol: RedisProtocol) -> None:
         info, hello, tracking = await protocol.request(_GREETING, 3)
@@ -267,9 +263,9 @@ class TrackingLink:
             raise IndexUnavailableError("it does not speak RESP3")
         checked(tracking)
         if self._protocol is not None and self._protocol is not protocol:
-            self._protocol.listener = None  # its end is no news any more
-            self.lost()
-        self._protocol, protocol.listener = protocol, self
+            self._protocol.on_lost = lambda: None  # its end is no news any more
+            self._forget()
+        self._protocol, protocol.on_push, protocol.on_lost = protocol, self._pushed, self._forget
         self._server = run_id(info)
 
     async def _run(self) -> None:
@@ -287,7 +283,7 @@ class TrackingLink:
             except Exception:
                 log.exception("what Redis said of known prefixes could not be read")
                 self._note_trouble("a defect")
-            self.lost()  # what was asked for, too
+            self._forget()  # what was asked for, too
             if self._protocol is not None:
                 self._protocol.abort()
             await asyncio.sleep(RETRY_SECONDS)

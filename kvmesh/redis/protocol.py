@@ -8,9 +8,9 @@ word behind `ERR Error running script …: -WORD …`. Knows nothing of addresse
 import asyncio
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import hiredis
 from hiredis import PushNotification, ReplyError
@@ -137,14 +137,8 @@ class _Pending:
         self.got: list[Any] = []
 
 
-class Listener(Protocol):
-    """Who hears what Redis says unasked; only RESP3 has such messages."""
-
-    def told(self, message: Sequence[Any]) -> None:
-        """Take one message."""
-
-    def lost(self) -> None:
-        """Take note that the connection is gone, and with it what would have been said."""
+def _ignore(_: Sequence[Any]) -> None:
+    pass
 
 
 class RedisProtocol(asyncio.Protocol):
@@ -152,7 +146,8 @@ class RedisProtocol(asyncio.Protocol):
 
     def __init__(self, *, in_cluster: bool = False) -> None:
         self.closed = False
-        self.listener: Listener | None = None
+        self.on_push: Callable[[Sequence[Any]], None] = _ignore  # called with what Redis says unasked, which RESP3 has
+        self.on_lost: Callable[[], None] = lambda: None
         self.leave: str | None = None  # an error after which this is not the right server any more
         self._in_cluster = in_cluster
         self.last_error = ""  # a server that refuses a connection says why, unasked
@@ -193,8 +188,7 @@ class RedisProtocol(asyncio.Protocol):
                 if type(reply) is ReplyError:
                     self._refused(str(reply))
                 elif type(reply) is PushNotification:
-                    if self.listener is not None:
-                        self.listener.told(reply)
+                    self.on_push(reply)
                     continue
                 request = self._pending[0]
                 request.got.append(reply)
@@ -209,8 +203,7 @@ class RedisProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self.closed = True
-        if self.listener is not None:
-            self.listener.lost()
+        self.on_lost()
         why = self.last_error or str(exc or "") or "end of stream"
         while self._pending:
             future = self._pending.popleft().future

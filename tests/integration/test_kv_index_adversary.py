@@ -20,7 +20,8 @@ import zmq
 from kv_indexer.apply.apply_events import EventApplier, root_keys
 from kv_indexer.apply.redis_writer import RedisIndexWriter
 from kv_indexer.events.zmq_sockets import ZmqLiveEvents, ZmqReplaySource
-from kv_indexer.follow.follow_stream import RecoveryPolicy, StreamFollower
+from kv_indexer.follow.catch_up import RecoveryPolicy
+from kv_indexer.follow.follow_stream import StreamFollower
 from kv_indexer.share.memory_leases import MemoryLeaseBook
 from kv_indexer.share.redis_leases import RedisLeaseBook
 from kv_indexer.watch.pod_metrics import PodMetrics
@@ -130,14 +131,14 @@ async def running_bench(
                 on_malformed=on_malformed,
                 first_answer_seconds=0.2,
                 silence_seconds=0.05,
-            ),
+            ).replay,
             applier=EventApplier(
                 claim=claim, roots=root_keys(hash_seed="kvmesh", model="tiny"), writer=writer, telemetry=telemetry
             ),
             writer=writer,
             telemetry=telemetry,
             policy=QUICK,
-            identity=pods.identity(pod.endpoint),
+            started_at=partial(pods.started_at, pod.endpoint),
         )
         task = asyncio.create_task(follower.run(), name="follower")
         try:

@@ -92,6 +92,9 @@ class CountingTelemetry:
     def forget(self, stream: Stream) -> None:
         self.states.clear()
 
+    def findings(self, standing: object, *, appeared: object, endpoints: object) -> None:
+        pass
+
 
 class FakeIdentity:
     """When the publisher's process started, as its /metrics say."""

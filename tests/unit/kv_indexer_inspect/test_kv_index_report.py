@@ -19,6 +19,7 @@ from kv_indexer.inspect.inspect_index import (
     sources_report,
     streams_named,
 )
+from kv_indexer.inspect.redis_inspect import RedisInspector
 from kvmesh.blocks.source import Registry, SlotRecord, SourceState, StreamRecord
 from kvmesh.errors import UnknownSourceError
 
@@ -113,7 +114,7 @@ def test_a_name_means_a_stream_or_all_of_an_endpoint() -> None:
     assert [streams_named(name, streams) for name in ("a:1", "a:1#1", "c:1")] == [["a:1#0", "a:1#1"], ["a:1#1"], []]
 
 
-class FakeIndex:
+class FakeIndex(RedisInspector):
     """A registry, a clock that goes on by a second a look, and what was cleared."""
 
     def __init__(self, *registries: Registry) -> None:
