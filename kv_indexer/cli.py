@@ -136,12 +136,12 @@ def _documents(*, kubernetes: bool, folder: Path | None, namespaces: str) -> "Do
         raise SettingError(f"--pools: {folder} is no folder")
     if not kubernetes and folder is None:
         return None
-    from kvmesh.documents.cluster_sources import folder_source, kubernetes_source
     from kvmesh.documents.document_kinds import POOL_KINDS
     from kvmesh.documents.documents import ClusterAccess
+    from kvmesh.documents.sources import FolderSource, kubernetes_source
 
     if folder is not None:
-        return folder_source(folder)
+        return FolderSource(folder)
     names = tuple(name.strip() for name in namespaces.split(",") if name.strip())
     return kubernetes_source(ClusterAccess(), kinds=POOL_KINDS, namespaces=names)
 

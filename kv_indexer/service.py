@@ -112,7 +112,7 @@ class IndexerService:
         self._pod_watch = PodWatch(
             endpoints=self._pools.asked if self._pools else settings.endpoints,
             activities=self._telemetry.activities,
-            report=self._pods.latest,
+            pods=self._pods,
             share=self._findings.share,
             telemetry=self._telemetry,
             held=lambda: self._sharer.held,

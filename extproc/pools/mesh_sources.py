@@ -14,8 +14,8 @@ from extproc.policy.inference_policy import GROUP, KIND
 from extproc.policy.mesh_policy import MeshState
 from extproc.pools.mesh import MeshFollower
 from extproc.settings.config import PickerSettings
-from kvmesh.documents.cluster_sources import folder_source, kubernetes_source, status_writer
 from kvmesh.documents.documents import ClusterAccess, DocumentKey, DocumentSource, KubernetesConfigError, StatusUpdate
+from kvmesh.documents.sources import FolderSource, kubernetes_source, status_writer
 
 SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -30,7 +30,7 @@ async def follow_source(
     if source is not None:
         await follower.run(source)
     elif settings.policies_folder is not None:
-        await follower.run(folder_source(settings.policies_folder))
+        await follower.run(FolderSource(settings.policies_folder))
     else:
         try:
             await _follow_cluster(settings, follower)

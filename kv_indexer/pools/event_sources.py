@@ -56,7 +56,6 @@ def first_base_model(models: Iterable[Model]) -> str | None:
     return next((model.id for model in models if not model.parent), None)
 
 
-
 class EventSourceDirectory:
     """Knows where pods publish: from the settings, else from `GET /kv_event_sources` (vLLM >= 0.31)."""
 

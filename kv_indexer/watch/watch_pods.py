@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from kv_indexer.pools.members import PodAnswer
 from kv_indexer.ports import IndexerTelemetry
 from kv_indexer.watch.finding_rules import StreamRules
+from kv_indexer.watch.pod_metrics import PodMetrics
 from kv_indexer.watch.stream_activity import FindingPolicy, StreamActivity, StreamFacts
 from kvmesh.blocks.findings import Finding, FindingBook
 from kvmesh.blocks.source import Registry, SlotRecord, Stream
@@ -40,7 +41,7 @@ class PodWatch:
         *,
         endpoints: Collection[str],
         activities: Mapping[Stream, StreamActivity],
-        report: Callable[[str], PodReport | None],
+        pods: PodMetrics,
         share: ShareFindings,
         telemetry: IndexerTelemetry,
         held: Callable[[], Collection[Stream]],
@@ -54,7 +55,7 @@ class PodWatch:
     ) -> None:
         """Take what it looks at, each as it changes.
 
-        `activities` is the telemetry's. `report` returns a pod's last report, however old; None if there was none.
+        `activities` is the telemetry's, `pods` has their last reports.
         `held` returns the streams that this indexer follows, `registry` what the index holds; `answers` is what
         discovery found. `clock` gives monotonic seconds as everywhere else, `wall` unix seconds. `slowdown` returns how
         much rarer to look, `pool_of` which pool an endpoint belongs to, or "".
@@ -62,7 +63,7 @@ class PodWatch:
         self.shown: tuple[Finding, ...] = ()  # of all indexers, as Redis has them
         self._endpoints = endpoints
         self._activities = activities
-        self._report = report
+        self._pods = pods
         self._share_findings = share
         self._telemetry = telemetry
         self._held = held
@@ -131,11 +132,11 @@ class PodWatch:
         return facts + [
             StreamFacts(endpoint=endpoint, dp_rank=None, activity=StreamActivity(), report=report, counters=counters)
             for endpoint in self._endpoints
-            if (report := self._report(endpoint)) and (counters := self._unheard(endpoint, report))
+            if (report := self._pods.latest(endpoint)) and (counters := self._unheard(endpoint, report))
         ]
 
     def _stream_facts(self, stream: Stream, slots: Collection[SlotRecord]) -> StreamFacts:
-        report = self._report(stream.endpoint)
+        report = self._pods.latest(stream.endpoint)
         return StreamFacts(
             endpoint=stream.endpoint,
             dp_rank=stream.dp_rank,

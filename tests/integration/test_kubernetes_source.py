@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kvmesh.documents import kubernetes_watch
-from kvmesh.documents.cluster_sources import kubernetes_source
 from kvmesh.documents.document_kinds import MESH_KINDS, POOL_KINDS
 from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
 from kvmesh.documents.pool_resolver import resolve_pools
+from kvmesh.documents.sources import kubernetes_source
 from tests.integration.kube_documents import POLICY_CRD, POOL_CRD, eventually, following, names, pod, policy, pool
 from tests.kube_api import KubeApi, kube_api
 

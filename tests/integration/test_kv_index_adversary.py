@@ -22,11 +22,10 @@ from kv_indexer.apply.redis_writer import RedisIndexWriter
 from kv_indexer.events.zmq_sockets import ZmqLiveEvents, ZmqReplaySource
 from kv_indexer.follow.catch_up import RecoveryPolicy
 from kv_indexer.follow.follow_stream import StreamFollower
-from kv_indexer.share.memory_leases import MemoryLeaseBook
 from kv_indexer.share.redis_leases import RedisLeaseBook
 from kv_indexer.watch.pod_metrics import PodMetrics
 from kvmesh.blocks.source import SourceState, Stream
-from kvmesh.index.memory_index import MemoryPrefixIndex
+from kvmesh.index.memory_index import MemoryLeaseBook, MemoryPrefixIndex
 from tests.integration.kv_cache_model import CacheModel
 from tests.integration.kv_publisher import ScriptedPod, running_pod
 from tests.integration.kv_recount import recount

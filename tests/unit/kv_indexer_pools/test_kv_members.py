@@ -2,11 +2,11 @@
 
 import pytest
 
+from kv_indexer.pools.event_sources import first_base_model, read_models
 from kv_indexer.pools.follow_pools import slowdown
 from kv_indexer.pools.members import PoolFeed, is_other_feed, membership, own_rank
 from kvmesh.blocks.source import EventAddresses
 from kvmesh.documents.pools import EventTemplates, Pool, PoolEndpoint
-from kv_indexer.pools.event_sources import first_base_model, read_models
 
 ONE, TWO = PoolEndpoint(address="10.0.0.1:8000"), PoolEndpoint(address="10.0.0.2:8000")
 HERE = EventAddresses(events="tcp://10.0.0.1:5557")

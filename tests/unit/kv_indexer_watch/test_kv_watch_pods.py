@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 
 from kv_indexer.pools.follow_pools import SLOWEST
 from kv_indexer.pools.members import PodAnswer
 from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
+from kv_indexer.watch.pod_metrics import PodMetrics
 from kv_indexer.watch.watch_pods import SHARE_SECONDS, PodWatch
 from kvmesh.blocks.findings import Finding
 from kvmesh.blocks.source import EventAddresses, Registry, SlotRecord, SourceState, Stream
@@ -67,7 +69,7 @@ class World:
         self.watch = PodWatch(
             endpoints=[POD],
             activities=self.telemetry.activities,
-            report=self.latest,
+            pods=cast("PodMetrics", self),
             share=self.shared.share,
             telemetry=self.telemetry,
             held=lambda: self.held,

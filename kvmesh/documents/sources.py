@@ -1,22 +1,40 @@
-"""Documents from a folder of YAML and JSON files, looked at a few times a second: a `DocumentSource`.
+"""Where documents come from: a folder here, a Kubernetes API through lightkube, imported only where it is used.
 
-Looking works where inotify does not (network file systems, the links of ConfigMaps), and a thread needs only a few
-milliseconds for 1,000 files. A file counts when it looks the same twice, so that none is read while it is being
-written. A file that cannot be read keeps the documents that it had.
+The folder of YAML and JSON files is looked at a few times a second: looking works where inotify does not (network file
+systems, the links of ConfigMaps), and a thread needs only a few milliseconds for 1,000 files. A file counts when it
+looks the same twice, so that none is read while it is being written. A file that cannot be read keeps the documents
+that it had.
 """
 
 import asyncio
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvmesh.documents.document_files import MAX_BYTES, DocumentFileError, read_documents
+from kvmesh.documents.document_kinds import MESH_KINDS, DocumentKind
 from kvmesh.documents.document_store import DocumentStore, SnapshotPublisher
-from kvmesh.documents.documents import Document, DocumentKey, DocumentProblem, Snapshot, document_key
+from kvmesh.documents.documents import (
+    ClusterAccess,
+    Document,
+    DocumentKey,
+    DocumentProblem,
+    DocumentSource,
+    Snapshot,
+    document_key,
+)
+
+if TYPE_CHECKING:
+    from kvmesh.documents.status_writer import StatusWriter
+
+log = logging.getLogger(__name__)
+LOOK_SECONDS = 0.25  # while something is changing
+REST_SECONDS = 0.5
+_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class FileStamp(NamedTuple):
@@ -98,12 +116,6 @@ class FolderFiles:
                     continue
                 found[key], owners[key] = document, path
         return found, tuple(problems)
-
-
-log = logging.getLogger(__name__)
-LOOK_SECONDS = 0.25  # while something is changing
-REST_SECONDS = 0.5
-_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class FolderSource:
@@ -191,3 +203,21 @@ def _stamps(folder: Path) -> Iterator[tuple[str, FileStamp]]:
                 if error.errno != errno.ELOOP:
                     raise
                 continue  # a link to itself
+
+
+def kubernetes_source(
+    access: ClusterAccess, *, kinds: Sequence[DocumentKind] = MESH_KINDS, namespaces: Sequence[str] = ()
+) -> DocumentSource:
+    """Return the documents of a cluster, or of some of its namespaces."""
+    from kvmesh.documents.kubernetes_watch import KubernetesSource  # noqa: PLC0415 # 0.1 s and 20 MB
+
+    return KubernetesSource(access, kinds=kinds, namespaces=namespaces)
+
+
+def status_writer(
+    access: ClusterAccess, *, lease_namespace: str, identity: str, lease_name: str = "kvmesh-status-writer"
+) -> "StatusWriter":
+    """Return what writes the status of policies while it leads; `identity` is this replica's own: the pod's name."""
+    from kvmesh.documents.status_writer import StatusWriter  # noqa: PLC0415
+
+    return StatusWriter(access, lease_namespace=lease_namespace, lease_name=lease_name, identity=identity)
