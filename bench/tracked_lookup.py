@@ -50,7 +50,7 @@ async def lookups(url: str, *, blocks: int, count: int, rounds: int) -> list[dic
     }
 
     async def look(reader: PrefixIndexReader) -> None:
-        found = await reader.lookup(next(prompts), root=ROOT, needs_all_keys=True)
+        found = await reader.lookup(next(prompts), root=ROOT)
         assert max(found.matched_blocks.values()) == blocks * 9 // 10
 
     whole = blocks * 9 // 10 // STRETCH_BLOCKS * STRETCH_BLOCKS

@@ -164,7 +164,6 @@ class RedisPrefixIndex:
             also=also,
             also_replies=also_replies,
             also_told=told.extend,
-            needs_all_keys=True,
         )
 
     async def _look_all(

@@ -21,7 +21,7 @@ from kvmesh.redis.keys import (
     live_slots,
     parse_position,
 )
-from kvmesh.redis.link import Argument, RedisCalls, pack
+from kvmesh.redis.link import Argument, RedisCalls
 from kvmesh.redis.scripts import (
     APPLY,
     BEGIN_EPOCH,
@@ -66,18 +66,18 @@ class RedisIndexWriter:
 
     async def read_position(self, stream: Stream) -> StreamPosition | None:
         """See `ports.IndexWriter`."""
-        return _position(stream, await self._redis.call(pack("HGETALL", _stream_key(stream))))
+        return _position(stream, await self._redis.call("HGETALL", _stream_key(stream)))
 
     async def find_block_keys(self, stream: Stream, hashes: AbstractSet[tuple[int, int]]) -> Mapping[int, bytes]:
         """See `ports.IndexWriter`; a parent may be held in any tier."""
         wanted = sorted(hashes)
-        fields = await self._redis.call(pack("HGETALL", _stream_key(stream)))
+        fields = await self._redis.call("HGETALL", _stream_key(stream))
         is_slot = (b"slot:", b"old:")
         slots = [slot for name, slot in zip(fields[::2], fields[1::2], strict=True) if name.startswith(is_slot)]
         names = [engine_field(engine_hash, group) for engine_hash, group in wanted]
         found: dict[int, bytes] = {}
         for slot in slots if names else ():
-            values = await self._redis.call(pack("HMGET", PREFIX + b"h" + slot, *names))
+            values = await self._redis.call("HMGET", PREFIX + b"h" + slot, *names)
             for (engine_hash, _), key in _block_keys(wanted, values):
                 found.setdefault(engine_hash, key)
         return found
@@ -88,7 +88,7 @@ class RedisIndexWriter:
         """See `ports.IndexWriter`; asked in slices, so that lookups need not wait."""
         found: dict[Stream, dict[int, bytes]] = {}
         every = sorted(hashes)
-        slots = live_slots(await self._redis.call(pack("HGETALL", PREFIX + b"slots"))) if every else []
+        slots = live_slots(await self._redis.call("HGETALL", PREFIX + b"slots")) if every else []
         for first, at in product(range(0, len(slots), SLOTS_A_CALL), range(0, len(every), HASHES_A_CALL)):
             wanted, where = every[at : at + HASHES_A_CALL], slots[first : first + SLOTS_A_CALL]
             reply = await self._redis.run(FIND_ELSEWHERE, stream.name, pack_hashes(wanted), *where)

@@ -15,7 +15,7 @@ from kv_indexer.ports import IndexWriter
 from kvmesh.blocks.source import Registry, Stream, StreamRecord
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.redis.address import RedisAccess
-from kvmesh.redis.link import RedisLink
+from kvmesh.redis.link import RedisCalls
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +70,7 @@ class IndexWatch:
         self._log_unreadable(registry)
         self._asked_at = asked_at
         if registry is not self.registry:  # a quiet one is the same object
-            self._records = {
-                Stream(endpoint=record.endpoint, dp_rank=record.dp_rank): record for record in registry.streams
-            }
+            self._records = {record.stream: record for record in registry.streams}
             self._seen(list(self._records))
             self.registry = registry
             await self._check_followers(tuple(self._checks))
@@ -158,17 +156,15 @@ class EvictionWatch:
 
     def __init__(self, *, url: RedisAccess | str, show: Callable[[str], None], timeout_seconds: float = 2.0) -> None:
         """Take `show` to be told the policy at every look, or `unknown`."""
-        self._link = RedisLink(url, reads_only=True)
+        self._redis = RedisCalls(url=url, timeout_seconds=timeout_seconds, reads_only=True)
         self._show = show
-        self._timeout = timeout_seconds
         self._said = GOOD
 
     async def look(self) -> float:
         """Look once; return the seconds until the next time. Raises nothing that a Redis can cause."""
         try:
-            async with asyncio.timeout(self._timeout):
-                info = await self._link.call("INFO", "memory")
-        except (IndexUnavailableError, TimeoutError) as error:
+            info = await self._redis.call("INFO", "memory")
+        except IndexUnavailableError as error:
             log.debug("the eviction policy cannot be read: %s", error)
             self._show(UNKNOWN)
             return RETRY_SECONDS
@@ -180,7 +176,7 @@ class EvictionWatch:
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._link.close()
+        await self._redis.close()
 
     def _say(self, policy: str) -> None:
         self._said = policy

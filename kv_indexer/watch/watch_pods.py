@@ -85,7 +85,7 @@ class PodWatch:
     @property
     def standing(self) -> tuple[Finding, ...]:
         """What this indexer has found."""
-        return self._book.standing
+        return self._book.current
 
     async def look(self) -> float:
         """Look once; return the seconds until the next time."""
@@ -126,7 +126,7 @@ class PodWatch:
     def _gather(self) -> list[StreamFacts]:
         registry = self._registry()
         if registry is not self._slots_of:  # a quiet one is the same object
-            self._slots_of, self._slots = registry, _by_stream(registry)
+            self._slots_of, self._slots = registry, registry.slots_by_stream()
         slots = self._slots
         facts = [self._stream_facts(stream, slots.get(stream, ())) for stream in self._held()]
         return facts + [
@@ -174,10 +174,3 @@ class PodWatch:
     def _facts(self, finding: Finding) -> dict[str, str]:
         pool = self._pool_of(finding.endpoint)
         return {"endpoint": finding.endpoint, "finding": finding.reason} | ({"pool": pool} if pool else {})
-
-
-def _by_stream(registry: Registry) -> Mapping[Stream, Collection[SlotRecord]]:
-    slots: dict[Stream, list[SlotRecord]] = {}
-    for slot in registry.slots:
-        slots.setdefault(Stream(endpoint=slot.endpoint, dp_rank=slot.dp_rank), []).append(slot)
-    return slots

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from kvmesh.blocks.index_changes import tier_weight, weighted_blocks
-from kvmesh.blocks.source import EndpointCache, Registry, SlotRecord, SourceState
+from kvmesh.blocks.source import EndpointCache, Registry, SlotRecord, SourceState, Stream
 
 SLOT_DIGITS = 4  # of the greatest slot, 4095
 
@@ -71,12 +71,12 @@ class Match:
 def match_table(registry: Registry) -> MatchTable:
     """Prepare a registry snapshot; once a registry version, not once a lookup."""
     width = max((slot.slot // 8 + 1 for slot in registry.slots), default=0)
-    lost = {(s.endpoint, s.dp_rank) for s in registry.streams if s.state is SourceState.LOST}
-    masks: dict[int, dict[tuple[str, int], dict[str, int]]] = {}
+    lost = {record.stream for record in registry.streams if record.state is SourceState.LOST}
+    masks: dict[int, dict[Stream, dict[str, int]]] = {}
     for slot in registry.slots:
-        if (slot.endpoint, slot.dp_rank) in lost:
+        if slot.stream in lost:
             continue  # what it has evicted since nobody has heard; the blocks count again once it is followed
-        tiers = masks.setdefault(slot.block_size, {}).setdefault((slot.endpoint, slot.dp_rank), {})
+        tiers = masks.setdefault(slot.block_size, {}).setdefault(slot.stream, {})
         tiers[slot.tier] = tiers.get(slot.tier, 0) | _bit(slot, width=width)
     endpoints = registry.endpoints()
     return MatchTable(
@@ -84,7 +84,7 @@ def match_table(registry: Registry) -> MatchTable:
         endpoints=endpoints,
         block_sizes={name: cache.block_size for name, cache in endpoints.items() if cache.block_size},
         masks={
-            size: tuple(_stream_mask(endpoint, tiers) for (endpoint, _), tiers in streams.items())
+            size: tuple(_stream_mask(stream.endpoint, tiers) for stream, tiers in streams.items())
             for size, streams in masks.items()
         },
         width=width,

@@ -8,7 +8,7 @@ its last answer may still be on their way (`docs/decisions/0006-tracked-blocks.m
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,6 @@ class PrefixIndexReader:
         also: bytes = b"",
         also_replies: int = 0,
         also_told: Callable[[Sequence[Any]], None] | None = None,
-        needs_all_keys: bool = False,
     ) -> PrefixLookup:
         """Return each endpoint's longest cached prefix of a prompt.
 
@@ -77,7 +76,6 @@ class PrefixIndexReader:
         `also` are packed commands of the caller that go along in the first round trip, on keys with our hash tag; what
         Redis answers to them (`also_replies` values) is in the result as it is, and told to `also_told` as soon as it
         is there: they have been carried out, whatever becomes of the lookup.
-        `needs_all_keys`: the caller will look at `PrefixLookup.keys`, so they are made while Redis works.
         Raise IndexUnavailableError.
         """
         usable = usable_tokens(tokens)
@@ -92,9 +90,10 @@ class PrefixIndexReader:
                 _Search(size, PrefixWalk(streams, width=table.width), self._keys(tokens, usable, size, root, extra))
                 for size, streams in table.masks.items()
             ]
-            if await self._walk(searches, table, passed, needs_all_keys=needs_all_keys):
+            if await self._walk(searches, table, passed):
                 walks = {search.block_size: search.walk for search in searches}
-                return prefix_lookup(table, walks, keys=_whole_keys(searches), also=passed.got)
+                keys = {search.block_size: search.keys.reach(search.keys.blocks) for search in searches}
+                return prefix_lookup(table, walks, keys=keys, also=passed.got)
             self._table = None
         raise IndexUnavailableError("the sources changed during each of several attempts")
 
@@ -141,7 +140,7 @@ class PrefixIndexReader:
         return await asyncio.shield(self._refreshing)
 
     async def _refresh(self) -> MatchTable:
-        snapshot = await read_snapshot(self._ask)
+        snapshot = await read_snapshot(self._link.request)
         if self._table is None or snapshot != self._snapshot:
             registry = read_registry_of(snapshot)
             if self._table is None or self._table.registry != registry:
@@ -154,9 +153,6 @@ class PrefixIndexReader:
         if self._tracking is not None:
             self._tracking.begin_anew(run_id((await protocol.request(_WHO, 1))[0]))
 
-    async def _ask(self, commands: bytes, replies: int) -> list[Any]:
-        return await self._link.request(commands, replies=replies)
-
     def _keys(
         self, tokens: bytes, usable: int, block_size: int, root: bytes, extra: BlockExtras | None
     ) -> "PromptKeys | _ComputedKeys":
@@ -167,9 +163,7 @@ class PrefixIndexReader:
         keys = block_keys(memoryview(tokens)[: usable * TOKEN_BYTES], block_size=block_size, parent=root, extra=more)
         return _ComputedKeys(keys)
 
-    async def _walk(
-        self, searches: Sequence["_Search"], table: MatchTable, passed: "_PassedThrough", *, needs_all_keys: bool
-    ) -> bool:
+    async def _walk(self, searches: Sequence["_Search"], table: MatchTable, passed: "_PassedThrough") -> bool:
         """Walk each block size in growing chunks, while anyone holds every block; False if the registry has changed."""
         version, now = table.registry.version, asyncio.get_running_loop().time()
         for search in searches:
@@ -187,7 +181,7 @@ class PrefixIndexReader:
             commands, replies = _commands(chunks, passed)
             answer = self._link.begin(commands, replies=replies)
             for search in searches:
-                search.work_ahead(needs_all_keys=needs_all_keys)
+                search.work_ahead()
             found, values = self._read(await answer, chunks, passed)
             if found != version:
                 return False
@@ -195,7 +189,7 @@ class PrefixIndexReader:
             if not asking:
                 break
         for search in searches:
-            if search.walk.blocks:  # of a cold prompt, nothing more is computed than was asked for
+            if search.walk.blocks:  # a cold prompt teaches nothing
                 self._learn_later(search)
         return True
 
@@ -273,13 +267,12 @@ class _Search:
         self.wanted = self.keys.reach(end)[self.asked * KEY_BYTES : end * KEY_BYTES]
         self.asked = end
 
-    def work_ahead(self, *, needs_all_keys: bool) -> None:
+    def work_ahead(self) -> None:
         """Do what needs no answer, while Redis works."""
         if self.known:
             self.walk.feed(self.known)
             self.known = ()
-        if needs_all_keys:
-            self.keys.reach(self.keys.blocks)
+        self.keys.reach(self.keys.blocks)
 
     def goes_on(self, runs: Iterable[Run]) -> bool:
         """Take the values of what was wanted; want more and return True while anyone holds all so far."""
@@ -287,31 +280,6 @@ class _Search:
             return False
         self.want(next_chunk(len(self.wanted) // KEY_BYTES))
         return True
-
-
-def _whole_keys(searches: Sequence[_Search]) -> Mapping[int, bytes]:
-    """Return block size -> packed keys of the whole prompt, computed when somebody looks: few callers do."""
-    for search in searches:
-        if search.asked < search.keys.blocks:
-            return _WholeKeys({search.block_size: search.keys for search in searches})
-    return {search.block_size: search.keys.reach(search.asked) for search in searches}
-
-
-class _WholeKeys(Mapping[int, bytes]):
-    """The packed keys of whole prompts by block size."""
-
-    def __init__(self, keys: Mapping[int, PromptKeys | _ComputedKeys]) -> None:
-        self._keys = keys
-
-    def __getitem__(self, block_size: int) -> bytes:
-        prompt = self._keys[block_size]
-        return prompt.reach(prompt.blocks)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
 
 class _PassedThrough:

@@ -153,10 +153,10 @@ def parse_registry(reply: Sequence[Any], *, is_whole: bool = True) -> Registry:
     unreadable: list[str] = []
     stream_records = _readable("stream", _parse_stream, streams, STREAM_FIELDS, unreadable)
     slot_records = _readable("slot", _parse_slot, slots, SLOT_FIELDS, unreadable)
-    epochs = {(stream.endpoint, stream.dp_rank): stream.epoch for stream in stream_records}
+    epochs = {record.stream: record.epoch for record in stream_records}
     believed = []
     for slot in slot_records:
-        if epochs.get((slot.endpoint, slot.dp_rank)) == slot.epoch:
+        if epochs.get(slot.stream) == slot.epoch:
             believed.append(slot)
         elif is_whole:
             unreadable.append(f"slot {slot.slot}: belongs to no readable stream's epoch")

@@ -8,9 +8,9 @@ interest in its answer: nothing has to be reconnected, as it would with a pooled
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import hiredis
 
@@ -25,12 +25,15 @@ __all__ = ["Argument", "RedisLink", "Script", "checked", "pack", "ping"]
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 HOPS = 4  # a request that was sent on so often runs in circles
 FIRST_PAUSE_SECONDS = 0.01  # between attempts to connect; doubles up to the longest
 LONGEST_PAUSE_SECONDS = 0.5
 WORTH_WAITING_SECONDS = 0.05  # a caller waits for an attempt that begins this soon, and fails at once otherwise
 SHORT_LIFE_SECONDS = 1.0  # a connection that ends so soon counts as a failed attempt
 LEAVE_SECONDS = 0.1  # before the right server is looked for: who has just been elected needs a moment, too
+FENCED = -1  # first part of a script's answer: the claim does not hold
 RECHECK_SECONDS = 10.0  # a master that was cut off from the others does not know that it is none any more
 
 
@@ -85,7 +88,7 @@ class RedisLink:
         self._connect_at = 0.0  # loop time of the next attempt
         self._trouble = ""
 
-    async def request(self, commands: bytes, *, replies: int) -> list[Any]:
+    async def request(self, commands: bytes, replies: int) -> list[Any]:
         """Write packed commands and return that many replies. Raise IndexUnavailableError; error replies are values."""
         protocol = self._protocol
         if protocol is None or protocol.closed:
@@ -263,23 +266,16 @@ def _mark_seen(task: "asyncio.Task[RedisProtocol]") -> None:
         task.exception()
 
 
-FENCED = -1  # first part of a script's answer: the claim does not hold
-
-
 class RedisCalls:
     """A link whose every call ends in bounded time. Raise RedisUrlError."""
 
-    def __init__(self, *, url: RedisAccess | str, timeout_seconds: float) -> None:
-        self._link = RedisLink(url)
+    def __init__(self, *, url: RedisAccess | str, timeout_seconds: float, reads_only: bool = False) -> None:
+        self._link = RedisLink(url, reads_only=reads_only)
         self._timeout = timeout_seconds
 
     async def run(self, script: Script, *arguments: Argument) -> Any:
         """Run a script. Raise IndexUnavailableError."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await self._link.run(script, keys=[PREFIX], arguments=arguments)
-        except TimeoutError:
-            raise IndexUnavailableError(f"Redis did not answer within {self._timeout:g} s") from None
+        return await self._in_time(self._link.run(script, keys=[PREFIX], arguments=arguments))
 
     async def run_claimed(self, script: Script, claim: Claim, *arguments: Argument) -> Sequence[Any]:
         """Run a script that checks the claim. Raise LeaseLostError, IndexUnavailableError."""
@@ -288,19 +284,31 @@ class RedisCalls:
             raise LeaseLostError(f"{claim.stream.name} is not ours any more (fence {claim.fence})")
         return answer
 
-    async def call(self, command: bytes) -> Any:
-        """Send one packed command. Raise IndexUnavailableError."""
-        (reply,) = await self.request(command, 1)
-        return checked(reply)
+    async def call(self, *arguments: Argument) -> Any:
+        """Run one command. Raise IndexUnavailableError, also for an error reply."""
+        return checked(await self.ask(*arguments))
+
+    async def ask(self, *arguments: Argument) -> Any:
+        """Run one command; an error reply is a value. Raise IndexUnavailableError."""
+        (reply,) = await self.request(pack(*arguments), 1)
+        return reply
 
     async def request(self, commands: bytes, replies: int) -> list[Any]:
         """Send packed commands; errors among the replies are values. Raise IndexUnavailableError."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await self._link.request(commands, replies=replies)
-        except TimeoutError:
-            raise IndexUnavailableError(f"Redis did not answer within {self._timeout:g} s") from None
+        return await self._in_time(self._link.request(commands, replies=replies)) if replies else []
+
+    async def now(self) -> float:
+        """Return Redis' clock, in unix seconds. Raise IndexUnavailableError."""
+        seconds, microseconds = await self.call("TIME")
+        return int(seconds) + int(microseconds) / 1e6
 
     async def close(self) -> None:
         """Close the connection."""
         await self._link.close()
+
+    async def _in_time(self, answer: Coroutine[Any, Any, T]) -> T:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await answer
+        except TimeoutError:
+            raise IndexUnavailableError(f"Redis did not answer within {self._timeout:g} s") from None

@@ -47,7 +47,7 @@ async def eventually(condition: Callable[[], Awaitable[bool]], what: str) -> Non
 async def look(reader: PrefixIndexReader, tokens: bytes = prompt(LONG)) -> tuple[dict[str, int], int, int]:
     """Return who holds how much, and how many blocks were known and asked for."""
     known, asked = reader.known_blocks, reader.asked_blocks
-    lookup = await reader.lookup(tokens, root=ROOT, needs_all_keys=True)
+    lookup = await reader.lookup(tokens, root=ROOT)
     return dict(lookup.matched_blocks), reader.known_blocks - known, reader.asked_blocks - asked
 
 
