@@ -20,6 +20,7 @@ from kvmesh.redis.keys import (
     engine_field,
     live_slots,
     parse_position,
+    parse_registry,
 )
 from kvmesh.redis.link import Argument, RedisCalls
 from kvmesh.redis.scripts import (
@@ -31,7 +32,7 @@ from kvmesh.redis.scripts import (
     SET_STATE,
     SWEEP,
 )
-from kvmesh.redis.snapshot import read_registry_of, read_snapshot
+from kvmesh.redis.snapshot import read_snapshot
 
 MAX_BLOCKS_PER_SOURCE = 4_000_000
 TIER_TTL_SECONDS = 3600.0
@@ -138,7 +139,7 @@ class RedisIndexWriter:
         if (
             self._registry is None or snapshot != self._snapshot
         ):  # of thousands of quiet streams it is the same for long
-            self._snapshot, self._registry = snapshot, read_registry_of(snapshot)
+            self._snapshot, self._registry = snapshot, parse_registry(*snapshot)
         return self._registry
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""One field of an event each, from raw msgpack to its normal form. Used by `events.vllm_events`; no I/O.
+"""The fields of an event, from raw msgpack to their normal form. Pure.
 
-Fields are decoded one by one and by type, so that nothing is built of what nobody reads: a field of the wrong form
-costs its event, an unknown field costs nothing, and a small payload cannot grow into a large object.
+Fields are decoded one by one and by type, so that nothing is built of fields that are not read. A field of the wrong
+form costs its event, an unknown field costs nothing, and a small payload cannot grow into a large object.
 """
 
 import sys
@@ -152,19 +152,14 @@ def medium(raw: Raw) -> str:
     return (_read(_short_name, raw, "bad-medium") or "GPU").upper()
 
 
-def group(raw: Raw) -> int | None:
-    """Read the number of the KV cache group."""
-    return _read(_unsigned, raw, "bad-group")
+def integer(raw: Raw, reason: Fault) -> int | None:
+    """Read a whole number."""
+    return _read(_integer, raw, reason)
 
 
-def window(raw: Raw) -> int | None:
-    """Read a sliding window's tokens."""
-    return _read(_integer, raw, "bad-window")
-
-
-def kind(raw: Raw) -> str | None:
-    """Read what a KV cache group holds."""
-    return _read(_short_name, raw, "bad-kind")
+def unsigned(raw: Raw, reason: Fault) -> int | None:
+    """Read a whole number that is not negative."""
+    return _read(_unsigned, raw, reason)
 
 
 def short_name(raw: Raw, reason: Fault) -> str | None:

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from kvmesh.blocks.source import Registry
 from kvmesh.redis.address import RedisAccess
-from kvmesh.redis.keys import MAX_SLOTS, PREFIX, REGISTRY
+from kvmesh.redis.keys import MAX_SLOTS, PREFIX, REGISTRY, parse_registry
 from kvmesh.redis.link import Argument, RedisCalls, checked, pack
 from kvmesh.redis.protocol import unless_other_type
 from kvmesh.redis.scripts import ADMIN_CLEAR
-from kvmesh.redis.snapshot import read_registry_of, read_snapshot
+from kvmesh.redis.snapshot import read_snapshot
 
 SLICE = 500  # keys or fields a call: a millisecond of Redis or less
 
@@ -25,7 +25,7 @@ class RedisInspector:
 
     async def registry(self) -> Registry:
         """Return what the index says of itself."""
-        return read_registry_of(await read_snapshot(self._redis.request))
+        return parse_registry(*await read_snapshot(self._redis.request))
 
     async def now(self) -> float:
         """Return Redis' clock, in unix seconds."""

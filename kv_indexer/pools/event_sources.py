@@ -176,12 +176,12 @@ class MemberDirectory:
 
     async def _ranks(self, member: Member) -> Mapping[int, EventAddresses]:
         if member.feed is not None:
-            return {member.rank or 0: member.feed}
-        ranks = own_rank(await self._pods.find(member.address), member)
+            return {member.endpoint.rank or 0: member.feed}
+        ranks = own_rank(await self._pods.find(member.endpoint.address), member)
         if not ranks:
             raise NoEventSourceError(
-                f"{member.address} is port {member.rank} of its pod, which names fewer data-parallel ranks: "
-                "compare the pool's targetPorts with --data-parallel-size"
+                f"{member.endpoint.address} is port {member.endpoint.rank} of its pod, which names fewer data-parallel "
+                "ranks: compare the pool's targetPorts with --data-parallel-size"
             )
         return ranks
 

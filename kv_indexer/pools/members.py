@@ -29,16 +29,6 @@ class Member:
     model: str | None  # None: the pod is asked
     feed: EventAddresses | None  # None: the pod is asked
 
-    @property
-    def address(self) -> str:
-        """Return HOST:PORT."""
-        return self.endpoint.address
-
-    @property
-    def rank(self) -> int | None:
-        """Return which of the pod's ports it is, where these are data-parallel ranks."""
-        return self.endpoint.rank
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
@@ -75,8 +65,9 @@ def membership(pools: Iterable[Pool]) -> Membership:
 
 
 def is_other_feed(before: Member, after: Member) -> bool:
-    """Tell whether the pod must be asked anew: its readiness alone changes nothing."""
-    return (before.pool, before.model, before.feed, before.rank) != (after.pool, after.model, after.feed, after.rank)
+    """Tell whether the pod must be asked anew; a change of its readiness alone is no reason."""
+    ranks = before.endpoint.rank, after.endpoint.rank
+    return (before.pool, before.model, before.feed, ranks[0]) != (after.pool, after.model, after.feed, ranks[1])
 
 
 def own_rank(ranks: Mapping[int, EventAddresses], member: Member) -> Mapping[int, EventAddresses]:
@@ -85,12 +76,12 @@ def own_rank(ranks: Mapping[int, EventAddresses], member: Member) -> Mapping[int
     A pod with a port for each data-parallel rank may name all of its ranks on every port; they count in order, because
     on a second node they begin at a higher number. All ranks of a pod with a single port are that port's.
     """
-    if member.rank is None or len(ranks) <= 1:
+    rank, ordered = member.endpoint.rank, sorted(ranks)
+    if rank is None or len(ranks) <= 1:
         return ranks
-    if member.rank in ranks:
-        return {member.rank: ranks[member.rank]}
-    ordered = sorted(ranks)
-    return {ordered[member.rank]: ranks[ordered[member.rank]]} if member.rank < len(ordered) else {}
+    if rank not in ranks:
+        return {ordered[rank]: ranks[ordered[rank]]} if rank < len(ordered) else {}
+    return {rank: ranks[rank]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,10 +49,10 @@ class AdminTls:
 
 def _stamp(path: Path) -> tuple[int, ...]:
     try:
-        stat = path.stat()
+        found = path.stat()
     except OSError:
         return ()
-    return (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino)
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev)
 
 
 def _server_context(access: AdminAccess) -> ssl.SSLContext:
@@ -147,11 +147,7 @@ class TokenFile:
 
     def refresh(self) -> None:
         """Read the file where it is another one than before; where it is not as it must be, say so once."""
-        try:
-            now = self._path.stat()
-            seen: tuple[int, ...] = (now.st_mtime_ns, now.st_ctime_ns, now.st_size, now.st_ino, now.st_dev)
-        except OSError:
-            seen = ()
+        seen = _stamp(self._path)
         if seen == self._seen:
             return
         is_first, self._seen = self._seen is None, seen

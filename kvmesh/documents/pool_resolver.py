@@ -13,6 +13,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any, Generic, TypeVar
 
 from kvmesh.documents.document_fields import FieldError, items_at, mapping_at, port_number, text_at, texts_at
+from kvmesh.documents.document_kinds import INFERENCE_GROUP
 from kvmesh.documents.documents import Document, DocumentProblem, document_key
 from kvmesh.documents.pools import (
     EVENTS_ANNOTATION,
@@ -25,7 +26,6 @@ from kvmesh.documents.pools import (
     ResolvedPools,
 )
 
-INFERENCE_GROUP = "inference.networking.k8s.io"
 _TEMPLATE = re.compile(r"tcp://\{ip\}:(?P<port>[0-9]{1,5})")
 _ENDED = ("Succeeded", "Failed")  # phases: the address belongs to nobody, or to another pod by now
 T = TypeVar("T")

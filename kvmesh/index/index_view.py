@@ -16,10 +16,10 @@ from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.prefix_match import MatchTable, held_mask, match_table
 from kvmesh.index.redis_findings import RedisFindings
 from kvmesh.redis.address import RedisAccess
-from kvmesh.redis.keys import pack_mget
+from kvmesh.redis.keys import pack_mget, parse_registry
 from kvmesh.redis.link import RedisLink
 from kvmesh.redis.protocol import array_of
-from kvmesh.redis.snapshot import read_registry_of, read_snapshot
+from kvmesh.redis.snapshot import read_snapshot
 
 MOST_KEYS = 8192  # that are looked up for one page: about 5 ms of Redis
 TURN_SECONDS = 0.002  # of the loop
@@ -74,7 +74,7 @@ class IndexView:
             return replace(status, unreadable=(*status.unreadable, f"findings: {error}"))
 
     def _read(self, snapshot: tuple[list[Any], bool]) -> MatchTable:
-        registry = read_registry_of(snapshot)
+        registry = parse_registry(*snapshot)
         if self._table is None or self._table.registry != registry:
             self._table = match_table(registry)
         return self._table

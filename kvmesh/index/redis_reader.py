@@ -28,10 +28,10 @@ from kvmesh.index.prefix_match import (
 )
 from kvmesh.index.tracking_link import TrackingLink
 from kvmesh.redis.address import RedisAccess
-from kvmesh.redis.keys import pack_mget, parse_version
+from kvmesh.redis.keys import pack_mget, parse_registry, parse_version
 from kvmesh.redis.link import RedisLink, pack
 from kvmesh.redis.protocol import RedisProtocol, array_of, run_id
-from kvmesh.redis.snapshot import ASK_VERSION, READ_AT_ONCE, read_registry_of, read_snapshot
+from kvmesh.redis.snapshot import ASK_VERSION, READ_AT_ONCE, read_snapshot
 
 SNAPSHOT_MAX_AGE_SECONDS = 1.0  # counts and the indexer's heartbeat may be this old; slots and states never are
 CONFLICT_LIMIT = 4  # a registry that changes between all round trips is not worth waiting for
@@ -142,7 +142,7 @@ class PrefixIndexReader:
     async def _refresh(self) -> MatchTable:
         snapshot = await read_snapshot(self._link.request)
         if self._table is None or snapshot != self._snapshot:
-            registry = read_registry_of(snapshot)
+            registry = parse_registry(*snapshot)
             if self._table is None or self._table.registry != registry:
                 self._table = match_table(registry)
             self._snapshot = snapshot

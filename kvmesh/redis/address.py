@@ -1,9 +1,9 @@
-"""What a user says of how to reach Redis, and what it means. Pure: the files that it names are read by `redis_route`.
+"""The address of Redis as a user gives it, checked. Pure: `redis.route` reads the files that it names.
 
 Nothing that may be a password is ever part of a message, a label or a repr.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -19,40 +19,20 @@ class RedisKind(Enum):
     CLUSTER = "cluster"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Scheme:
     kind: RedisKind
-    secure: bool
     default_port: int
     example: str
 
 
 _SCHEMES = {
-    "redis": _Scheme(
-        kind=RedisKind.STANDALONE, secure=False, default_port=6379, example="redis://:PASSWORD@10.0.0.5:6379/0"
-    ),
-    "rediss": _Scheme(
-        kind=RedisKind.STANDALONE, secure=True, default_port=6379, example="rediss://:PASSWORD@10.0.0.5:6379/0"
-    ),
-    "unix": _Scheme(kind=RedisKind.STANDALONE, secure=False, default_port=0, example="unix:///run/redis.sock?db=0"),
-    "redis+sentinel": _Scheme(
-        kind=RedisKind.SENTINEL,
-        secure=False,
-        default_port=26379,
-        example="redis+sentinel://10.0.0.5:26379,10.0.0.6:26379/mymaster/0",
-    ),
-    "redis+cluster": _Scheme(
-        kind=RedisKind.CLUSTER, secure=False, default_port=6379, example="redis+cluster://10.0.0.5:6379,10.0.0.6:6379"
-    ),
+    "redis": _Scheme(RedisKind.STANDALONE, 6379, "redis://:PASSWORD@10.0.0.5:6379/0"),
+    "unix": _Scheme(RedisKind.STANDALONE, 0, "unix:///run/redis.sock?db=0"),
+    "redis+sentinel": _Scheme(RedisKind.SENTINEL, 26379, "redis+sentinel://10.0.0.5:26379,10.0.0.6:26379/mymaster/0"),
+    "redis+cluster": _Scheme(RedisKind.CLUSTER, 6379, "redis+cluster://10.0.0.5:6379,10.0.0.6:6379"),
 }
-for _plain in ("redis+sentinel", "redis+cluster"):
-    _same = _SCHEMES[_plain]
-    _SCHEMES[_plain.replace("redis", "rediss")] = _Scheme(
-        kind=_same.kind,
-        secure=True,
-        default_port=_same.default_port,
-        example=_same.example.replace("redis+", "rediss+"),
-    )
+SECURE = "rediss"  # each scheme but unix:// also with TLS
 KNOWN_SCHEMES = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// (rediss+… with TLS)"
 
 
@@ -69,7 +49,7 @@ class RedisNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAccess:
-    """What `--redis` and its neighbours say, as given. The files are read anew at every connection."""
+    """The values of `--redis` and its related options. The files are read anew at every connection."""
 
     url: str = field(repr=False)
     username: str | None = None
@@ -103,7 +83,7 @@ def read_address(access: RedisAccess | str) -> RedisAddress:
         access = RedisAccess(url=access)
     try:
         parts = urlsplit(access.url)
-        scheme = _SCHEMES.get(parts.scheme)
+        scheme = _scheme(parts.scheme)
         fault = f"it must begin with {KNOWN_SCHEMES}" if scheme is None else _fault(parts, scheme)
     except ValueError:
         # the library's own words may repeat the password
@@ -114,6 +94,13 @@ def read_address(access: RedisAccess | str) -> RedisAddress:
     if fault := _contradiction(address):
         raise RedisUrlError(f"Redis at {address.label}: {fault}")
     return address
+
+
+def _scheme(name: str) -> _Scheme | None:
+    scheme = _SCHEMES.get(name.replace(SECURE, "redis", 1))
+    if scheme is None or not name.startswith(SECURE):
+        return scheme
+    return replace(scheme, example=scheme.example.replace("redis", SECURE, 1))
 
 
 def without_secrets(url: str) -> str:
@@ -166,7 +153,7 @@ def _address(access: RedisAccess, parts: SplitResult, scheme: _Scheme) -> RedisA
         label=f"{parts.scheme}://{where}",
         nodes=() if is_unix else tuple(_node(host, scheme.default_port) for host in _hosts(parts)),
         socket_path=unquote(parts.path) if is_unix else "",
-        secure=scheme.secure,
+        secure=parts.scheme.startswith(SECURE),
         database=int(_setting(parts, "db") or ("" if is_unix else in_path) or 0),
         master_name=unquote(words[0]) if scheme.kind is RedisKind.SENTINEL else "",
         username=access.username or unquote(user) or _setting(parts, "username"),

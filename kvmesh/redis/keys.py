@@ -142,7 +142,7 @@ def parse_version(reply: Sequence[bytes | None]) -> bytes:
     return b"%s.%s" % (nonce or b"", counter or b"0")
 
 
-def parse_registry(reply: Sequence[Any], *, is_whole: bool = True) -> Registry:
+def parse_registry(reply: Sequence[Any], is_whole: bool = True) -> Registry:
     """Read the answer of snapshot.lua: nonce, counter, heartbeat, then flat lists of slots and streams.
 
     Another version or another tenant may have written anything: a record that cannot be read is left out and named,

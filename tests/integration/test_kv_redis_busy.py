@@ -13,9 +13,9 @@ from kv_indexer.share.redis_leases import SURVEYED_AT_ONCE, RedisLeaseBook
 from kvmesh.blocks.source import Claim, SourceState, Stream
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index import redis_reader
-from kvmesh.redis.keys import PREFIX
+from kvmesh.redis.keys import PREFIX, parse_registry
 from kvmesh.redis.scripts import SNAPSHOT
-from kvmesh.redis.snapshot import ATTEMPTS, READ_AT_ONCE, read_registry_of, read_snapshot
+from kvmesh.redis.snapshot import ATTEMPTS, READ_AT_ONCE, read_snapshot
 from tests.integration.kv_index import P, blocks, change, redis_index
 from tests.integration.kv_redis import RedisServer
 
@@ -80,7 +80,7 @@ async def test_a_large_registry_is_read_in_portions_as_a_small_one_is_at_once(
         client.set(f"{P}stream:{sorted(STREAMS)[9].name}", "a stranger's")
         registry = await index.writer.read_registry()
         by_hand = client.eval(SNAPSHOT.source, 1, PREFIX)
-    assert registry == read_registry_of((by_hand, True))
+    assert registry == parse_registry(by_hand, True)
     assert (len(registry.streams), registry.slots[0].blocks, len(registry.unreadable)) == (len(STREAMS) - 1, 3, 1)
     assert next(each for each in registry.streams if each.owner == "one").fence > 0
 
@@ -133,7 +133,7 @@ async def test_a_registry_that_changes_all_the_time_is_read_without_what_contrad
             return [3]
         return [[b"1", b"0"], stream] if replies == 2 else [[b"nonce", b"%d" % (asked + 1)]]
 
-    registry = read_registry_of(await read_snapshot(ask))
+    registry = parse_registry(*await read_snapshot(ask))
     assert (asked, registry.version, registry.slots, registry.unreadable) == (ATTEMPTS, b"nonce.3", (), ())
     assert [(each.endpoint, each.owner, each.fence) for each in registry.streams] == [("10.0.0.1:8000", "one", 5)]
 
