@@ -1,4 +1,4 @@
-"""The command `kvmesh indexer`; gathered by the root command through its entry point. Imports late, to start fast."""
+"""The command `kvmesh indexer`. Imports late, to start fast."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -156,7 +156,7 @@ def _run(settings: Any) -> None:
 
 
 def _allow_files() -> None:
-    """Use as many file descriptors as we may: a stream takes about eight, and the usual limit is 1,024."""
+    """Use as many file descriptors as we may: a stream takes about eight, and the default limit is 1,024."""
     import resource
     from contextlib import suppress
 

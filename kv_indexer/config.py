@@ -1,4 +1,4 @@
-"""The indexer's settings, checked once at start-up; the command line fills them, nothing changes them later."""
+"""The indexer's settings, checked once at start-up."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def unique_indexer_id(name: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerSettings:
-    """Everything `kvmesh indexer` can be told."""
+    """All settings of `kvmesh indexer`."""
 
     host: str
     admin_port: int

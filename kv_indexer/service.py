@@ -1,6 +1,6 @@
-"""Connects the use cases with the adapters: discovery, sharing of streams, watches over Redis and pods, admin pages.
+"""Connects discovery, the sharing of streams, followers, the watches over Redis and pods, and the admin pages.
 
-Called by the command line (and by tests); decides nothing about events, nor about who follows what.
+It decides nothing about events, nor about which indexer follows which stream.
 """
 
 import asyncio
@@ -48,11 +48,13 @@ TICK_DEADLINES_A_LEASE = 2
 DEFECT_SECONDS = 0.5  # pause after a defect
 STREAMS_AT_ONCE = 64  # taken up for the first time
 SLOWEST_HEARTBEAT = 12.0  # times; TCP notices a vanished host as quickly as ever, a hung process is noticed later
-LEASE_HASTE = 2  # times: leases slow down less than looks, because others wait for them when an indexer dies
-NEWS_SECONDS = 0.1  # in which news of many pods at once are taken together
-METRICS_REDIS_SECONDS = 1.0  # a page that says that Redis is away must not wait for it
+LEASE_HASTE = 2  # times: leases slow down less than looks, because other indexers wait for them when one dies
+NEWS_SECONDS = 0.1  # in which news of many pods are taken together
+METRICS_REDIS_SECONDS = 1.0  # a page that reports that Redis is away must not wait for it
 UNKNOWN_SECONDS = 0.1  # between two looks whether the pools are known
-LOST_PODS_A_SECOND = 25.0  # asked, of those that do not answer; if more than time out, all would wait for their turn
+LOST_PODS_A_SECOND = (
+    25.0  # asked, of those that do not answer; at a higher rate their timeouts would hold up all others
+)
 GC_THRESHOLDS = (20_000, 20, 20)  # with pools: a follower is some hundred objects, and hardly any is garbage
 MAX_SOCKETS = 32_768  # ZMQ's own limit is a third of a thousand streams
 
@@ -209,7 +211,7 @@ class IndexerService:
                 states=self._telemetry.states,
                 held=self._sharer.held,
                 registry=self._watch.registry,
-                findings=self._pod_watch.standing,
+                findings=self._pod_watch.current,
             )
         )
 
@@ -261,14 +263,14 @@ class IndexerService:
         await follower.run()
 
     def _ask_again(self, stream: Stream) -> None:
-        """Have a pod whose stream was lost asked at once: well as it was, its turn may be a quarter of an hour off."""
+        """Ask a pod at once whose stream was lost: its next question may be a quarter of an hour off."""
         if self._pools and self._slowdown() > 1 and stream.endpoint in self._pools.asked:
             self._pools.begin(stream.endpoint)
 
     async def _share(self, group: asyncio.TaskGroup) -> float:
         """Tick; at once when discovery has news."""
         if self._pools and not self._pools.is_known:
-            return UNKNOWN_SECONDS  # a tick now would drop the streams of all endpoints that nobody else lists
+            return UNKNOWN_SECONDS  # a tick now would drop the streams of all endpoints that no other indexer lists
         self._found.clear()
         await self._sharer.tick(group, self._follow)
         self._telemetry.held(len(self._sharer.held))
@@ -284,7 +286,7 @@ class IndexerService:
         self._telemetry.redis(up=not self._watch.trouble)
         self._telemetry.unreadable(len(self._watch.registry.unreadable))
         if self._pools and not self._is_frozen and not self.not_ready():
-            self._is_frozen = True  # not `_was_ready`, which whoever asks /readyz may have set before us
+            self._is_frozen = True  # not `_was_ready`, which a request for /readyz may have set before
             gc.freeze()  # thousands of followers live long; looking through them at each collection costs 5 % of a core
         return seconds
 

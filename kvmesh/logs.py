@@ -2,7 +2,7 @@
 
 The message of a defect may hold anything that the code had at hand: a KeyError names the key, a ValueError the text
 that is no number. In a picker these come from requests, and prompts are never logged. Where a defect happened is
-told in full.
+shown in full.
 """
 
 import enum
@@ -17,19 +17,19 @@ from typing import Any
 
 import msgspec
 
-# whose words are about connections, addresses, files and settings, never about a request's content
+# whose messages are about connections, addresses, files and settings, never about a request's content
 DISCREET = frozenset({"extproc", "kv_indexer", "kvmesh", "podsim", "redis", "grpc", "zmq", "lightkube", "httpx2"})
 LEFT_OUT = "(its message is left out: it may hold what a client sent)"
 DEEPEST = 8  # causes and groups in one another
 
 
 def plain_traceback(error: BaseException) -> str:
-    """Return what `traceback.format_exception` would, with the messages of strangers left out."""
+    """Return what `traceback.format_exception` would, with the messages of foreign errors left out."""
     return "\n".join(_lines(error, depth=0))
 
 
 def tell_crashes_so() -> None:
-    """Have whatever ends this process or one of its threads told that way, too. For commands, before anything else."""
+    """Print uncaught exceptions of this process and its threads that way, too. Call it first in a command."""
 
     def crashed(_: type[BaseException], error: BaseException, __: Any) -> None:
         print(plain_traceback(error), file=sys.stderr)  # noqa: T201
@@ -106,9 +106,9 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Return what a record says. Of asyncio only the first words: then it prints objects, with what they hold.
+    """Return a record's message. Of asyncio's only the beginning: the rest prints objects, with what they hold.
 
-    An exception's own words come with its traceback, as far as they may be told.
+    An exception's own message comes with its traceback, as far as they may be shown.
     """
     message = record.getMessage()
     if record.name != "asyncio":

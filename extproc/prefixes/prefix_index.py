@@ -163,7 +163,7 @@ class RedisPrefixIndex:
             extra=prompt.extra if prompt.features else None,
             also=also,
             also_replies=also_replies,
-            also_told=told.extend,
+            on_replies=told.extend,
         )
 
     async def _look_all(

@@ -1,6 +1,6 @@
-"""The index in Redis, written: implements `ports.IndexWriter` with one script a change. Used by the indexer alone.
+"""Writes the index in Redis: implements `ports.IndexWriter` with one script a change.
 
-Atomicity, order, claims and slots live in the Lua files beside this module; what they store is in `docs/redis.md`.
+Atomicity, order, claims and slots are in the Lua files of `kvmesh.redis`; `docs/redis.md` says what they store.
 """
 
 import secrets

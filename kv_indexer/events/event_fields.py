@@ -184,7 +184,7 @@ def adapter(name: Raw, number: Raw) -> tuple[str | None, int | None]:
     """Read the adapter's name and number.
 
     Before vLLM 0.14 adapters have a number alone. It gets a name that no request can have, because taking such a block
-    for the base model's would be a lie; so these blocks attract nobody.
+    for the base model's would be a lie; so these blocks match no request.
     """
     lora_name, lora_id = _read(_text, name, "bad-lora"), _read(_integer, number, "bad-lora")
     if not lora_name and lora_id:

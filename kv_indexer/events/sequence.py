@@ -57,23 +57,23 @@ def replay_request(start_seq: int) -> list[bytes]:
 SAME_START_SECONDS = 1.0  # start times that differ by less are one: clocks and their texts are rounded
 
 
-class Verdict(Enum):
+class BatchAction(Enum):
     """What to do with a batch."""
 
     APPLY = auto()  # the next one
     DUPLICATE = auto()  # seen before, for example live and in a replay
     GAP = auto()  # some before it are missing: replay from last + 1
-    RESTART = auto()  # another publisher process: what the old one said is void
+    RESTART = auto()  # another publisher process: what the old one published is void
 
 
-def judge(*, seq: int, ts: float, last_seq: int, last_ts: float) -> Verdict:
+def judge(*, seq: int, ts: float, last_seq: int, last_ts: float) -> BatchAction:
     """Judge a live or replayed batch by the last one applied (`last_seq` -1: none yet)."""
     if seq == last_seq + 1:
-        return Verdict.APPLY
+        return BatchAction.APPLY
     if seq > last_seq:
-        return Verdict.GAP
+        return BatchAction.GAP
     # a number that was used before, yet a later time: only a new process counts anew
-    return Verdict.RESTART if ts > last_ts else Verdict.DUPLICATE
+    return BatchAction.RESTART if ts > last_ts else BatchAction.DUPLICATE
 
 
 class Probe(Enum):
@@ -109,7 +109,7 @@ def is_same_process(before: float | None, now: float | None) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Restraint:
-    """Slows down what a publisher may make us do: some times are free, then each has to wait longer than the last.
+    """Limits what a publisher may make us do: some times are free, then each has to wait longer than the last.
 
     Times are monotonic seconds, given by the caller.
     """

@@ -55,7 +55,7 @@ class SocketSignals:
 
     def _signalled(self, socket: "zmq.Socket[bytes]", descriptor: int) -> None:
         try:
-            # takes the signal back, or else the loop would spin until someone reads the socket
+            # takes the signal back, or else the loop would spin until the socket is read
             socket.getsockopt(zmq.EVENTS)
         except zmq.ZMQError:
             self._loop.remove_reader(descriptor)  # closed under us; the next read says so
@@ -81,7 +81,7 @@ _READABLE = int(zmq.POLLIN)  # plain integers: with pyzmq's enums the test costs
 
 
 class ZmqLiveEvents:
-    """Subscribes to everything one publisher says."""
+    """Subscribes to everything that one publisher sends."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class ZmqLiveEvents:
         socket.ipv6 = True
         socket.reconnect_ivl = -1  # see the module's docstring
         # a peer that vanished without a word (power, network) leaves a connection that looks merely quiet; the kernel
-        # asks for it at no cost of ours, and heartbeats ask the process behind whatever stands in between
+        # asks for it at no cost of ours, and heartbeats ask the process behind any proxy in between
         socket.tcp_keepalive = 1
         socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = KEEPALIVE_SECONDS
         socket.tcp_keepalive_cnt = HEARTBEATS_MISSED
@@ -170,7 +170,7 @@ class ZmqLiveEvents:
             self._socket = self._monitor = None
 
     def _shook_hands(self) -> bool:
-        """Read what the monitor has to say; raise FeedLostError if the connection is gone."""
+        """Read the monitor's events; raise FeedLostError if the connection is gone."""
         if self._monitor is None:
             raise FeedLostError(f"events at {self._address}: not connected")
         shook = False
@@ -208,8 +208,8 @@ def _is_readable(socket: "zmq.Socket[bytes]") -> bool:
 BATCH_LIMIT = 4096  # of one answer: what is not yet decoded must not fill the memory
 BYTE_LIMIT = 64 << 20
 ROUNDS_WITHOUT_PROGRESS = 2
-PATIENCE_LIMIT = 4  # times the usual silence, for a publisher that is slow to answer
-YIELD_EVERY = 256  # messages, so that other streams get their turn
+PATIENCE_LIMIT = 4  # times the default silence, for a publisher that is slow to answer
+YIELD_EVERY = 256  # messages, so that other streams are served meanwhile
 
 
 class History:

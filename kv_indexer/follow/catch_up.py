@@ -1,7 +1,7 @@
-"""Use case: bring one stream up to date by replay, however badly the replay socket behaves; called by `follow_stream`.
+"""Brings one stream up to date by replay, however badly the replay socket behaves.
 
-Ends always, after a bounded number of requests without progress: what is missing then is lost for good. Says so by
-beginning a new epoch, because without the removals among the lost batches nothing older may be believed.
+It always ends, after a bounded number of requests without progress. What is missing then is lost for good; a new epoch
+begins, because without the removals among the lost batches nothing older may be believed.
 """
 
 import logging
@@ -11,7 +11,7 @@ from typing import Protocol
 from zlib import crc32
 
 from kv_indexer.apply.apply_events import OTHER_SIZE, EventApplier
-from kv_indexer.events.sequence import Frame, Probe, ReplayAnswer, Verdict, judge_probe
+from kv_indexer.events.sequence import BatchAction, Frame, Probe, ReplayAnswer, judge_probe
 from kv_indexer.ports import IndexerTelemetry
 from kvmesh.blocks.source import Stream
 
@@ -22,7 +22,7 @@ UNANSWERED = "replay-unanswered"
 TRUNCATED = "history-truncated"
 
 
-# Ask once for all batches from a number on; a publisher that cannot be reached gives an empty answer.
+# asks once for all batches from a number on; a publisher that cannot be reached gives an empty answer
 Replay = Callable[[int], Awaitable[ReplayAnswer]]
 
 
@@ -146,7 +146,7 @@ class CatchUp:
         await self.complete(probe=False)
 
     async def void(self, reason: str) -> None:
-        """Void what we cannot vouch for: nobody can tell whether the publisher is still the same."""
+        """Void what we cannot vouch for: the publisher may be another process."""
         log.warning("%s may be another process than before (%s); its old blocks are void", self._stream.name, reason)
         await self._applier.begin_epoch(degraded=reason)
 
@@ -202,7 +202,7 @@ class CatchUp:
         step = self._policy.batches_per_change
         for first in range(0, len(frames), step):
             halt = await self._applier.apply(frames[first : first + step])
-            if halt is not None and halt.verdict is Verdict.RESTART and halt.sign == OTHER_SIZE:
+            if halt is not None and halt.action is BatchAction.RESTART and halt.sign == OTHER_SIZE:
                 # one process's own history has both sizes
                 log.error("%s: its block size changes while it runs; only the first is indexed", self._stream.name)
                 self._applier.accept_block_sizes()

@@ -1,4 +1,4 @@
-"""Use case: keep one stream of one pod true in the index, for as long as this indexer holds the claim on it.
+"""Keeps one stream of one pod true in the index, for as long as this indexer holds the claim on it.
 
 Subscribe first, then replay, then live, so that nothing falls between the two. Every way a stream can go wrong leads
 back to one of three steps: replay from the first missing batch, a new epoch, or a new session.
@@ -13,7 +13,7 @@ from typing import Any
 from zlib import crc32
 
 from kv_indexer.apply.apply_events import EventApplier
-from kv_indexer.events.sequence import Frame, Restraint, Verdict, is_another_process, is_same_process
+from kv_indexer.events.sequence import BatchAction, Frame, Restraint, is_another_process, is_same_process
 from kv_indexer.follow.catch_up import TRUNCATED, UNANSWERED, CatchUp, LiveEvents, RecoveryPolicy, Replay
 from kv_indexer.ports import IndexerTelemetry, IndexWriter
 from kv_indexer.watch.watch_index import RecordCheck
@@ -127,7 +127,7 @@ class StreamFollower:
         except LeaseLostError:
             raise
         except StreamForgottenError as error:
-            # whoever grants the claims registers it again; then it is rebuilt by replay
+            # the lease book registers it again; then it is rebuilt by replay
             await self._lost(str(error), error.reason)
         except IndexUnavailableError as error:
             # what the pod says meanwhile is replayed afterwards
@@ -195,9 +195,9 @@ class StreamFollower:
         return max(due - self._clock(), 0.0)
 
     def _check_record(self, record: StreamRecord | None, asked_at: float) -> bool:
-        """Wake up where the registry, asked while we wait, does not say what we have left there; tell whether it does.
+        """Wake up if the record, asked for while we wait, is not what we have written; tell whether it is.
 
-        What was asked before may be older than what we have written since: then we must be told again.
+        A record that was asked for before may be older than what we have written since: then the next one counts.
         """
         is_ours = self._is_ours(record)
         if not is_ours and self._waits_since is not None and asked_at > self._waits_since:
@@ -272,7 +272,7 @@ class StreamFollower:
                 return
             frames = halt.frames
             await self._show(SourceState.REPLAYING)  # what is claimed now may be gone
-            if halt.verdict is Verdict.RESTART:
+            if halt.action is BatchAction.RESTART:
                 await self._catch_up.restart(halt.sign)
             else:
                 self._restrain(self._gaps)
@@ -370,11 +370,11 @@ class StreamFollower:
 
     async def _lost(self, message: str, reason: str, *, is_unheard: bool = False) -> None:
         shown = (self._applier.position.epoch, SourceState.LOST, reason)
-        if self._said != shown:  # said once; the retries are silent
+        if self._said != shown:  # logged once; the retries are silent
             self._said = shown
             log.error("%s is lost: %s", self._name, message)
             self._telemetry.state(self._claim.stream, state=SourceState.LOST, reason=reason)
-            if is_unheard:  # not for what is wrong with Redis: that tells all at once
+            if is_unheard:  # not for a failure of Redis, which concerns all streams at once
                 self._on_lost()
         try:
             await self._record(shown)
@@ -382,7 +382,7 @@ class StreamFollower:
             log.debug("cannot record yet that %s is lost: %s", self._name, error)
 
     async def _record(self, shown: _Shown) -> None:
-        """Have the index say so, unless it does already; what fails is tried again with the next call."""
+        """Record the state in the index, unless it is there; after a failure the next call tries again."""
         if self._recorded == shown:
             return
         epoch, state, reason = shown

@@ -26,7 +26,7 @@ FIXED_KEYS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldBlock:
     """One field of a source: an engine hash in one group, with its block."""
 
     block_key: bytes
@@ -67,7 +67,7 @@ def read_holders(value: bytes) -> tuple[frozenset[int], str]:
     return slots, ""
 
 
-def read_held(field: bytes, value: bytes) -> Held:
+def read_held(field: bytes, value: bytes) -> HeldBlock:
     """Read one field of a source's hash: 8 bytes of engine hash [and a group] -> 8 bytes of block key [and a count]."""
     key, count = value[:KEY_BYTES], value[KEY_BYTES:]
     fault = ""
@@ -79,7 +79,7 @@ def read_held(field: bytes, value: bytes) -> Held:
         fault = f"its value has only {len(key)} bytes"
     elif count and (not count.isdigit() or count[:1] == b"0" or int(count[:20]) < 2):
         fault = f"a reference count of {count[:20]!r}"
-    return Held(block_key=key, in_first_group=len(field) == HASH_BYTES, fault=fault)
+    return HeldBlock(block_key=key, in_first_group=len(field) == HASH_BYTES, fault=fault)
 
 
 KINDS = {

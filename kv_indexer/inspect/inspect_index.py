@@ -41,7 +41,7 @@ class SourceLine:
     block_size: int | None
     events: int  # of the stream, applied in all
     events_per_second: float | None  # of the stream; None if only one look was taken
-    owner: str  # the indexer that follows it; "" when nobody does
+    owner: str  # the indexer that follows it; "": none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class SizeReport:
 def sources_report(
     before: Registry | None, after: Registry, *, seconds: float, now: float, findings: Sequence[Finding]
 ) -> SourcesReport:
-    """Return how every source stands; `before` was read `seconds` earlier, `now` is Redis' clock in unix seconds."""
+    """Return the state of every source; `before` was read `seconds` earlier, `now` is Redis' clock in unix seconds."""
     counted = {} if before is None else {(stream.endpoint, stream.dp_rank): stream.events for stream in before.streams}
     lines = [
         _source_line(source, events_before=counted.get((source.endpoint, source.dp_rank)), seconds=seconds, now=now)
@@ -165,7 +165,7 @@ class Target:
 
     stream: str  # HOST:PORT#RANK
     blocks: int
-    owner: str  # the indexer that will replay it; "": nobody
+    owner: str  # the indexer that will replay it; "": none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

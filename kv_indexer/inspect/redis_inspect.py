@@ -118,7 +118,7 @@ class RedisInspector:
         return int(facts.get("used_memory", "0"))
 
     async def clear(self, stream: str) -> int | None:
-        """Begin a new epoch of a stream, whoever follows it; return the epoch, None for an unknown stream."""
+        """Begin a new epoch of a stream, whichever indexer follows it; return it, None for an unknown stream."""
         epoch: int = await self._redis.run(ADMIN_CLEAR, stream)
         return epoch or None
 

@@ -1,6 +1,6 @@
-"""Use case: is all that the index claims backed by what its sources hold, and the other way round?
+"""Is all that the index claims backed by what its sources hold, and the other way round?
 
-Called by `kvmesh index verify`. Everything is read from raw keys, in bounded slices and in passes over a part of the
+Everything is read from raw keys, in bounded slices and in passes over a part of the
 block keys each, so that neither Redis nor this process is strained by a large index. The index may be in use: what
 looks like a difference is looked at again, until it is certain or gone. Nothing is changed.
 """

@@ -138,7 +138,7 @@ def _addresses(publisher: _Publisher | None, host: str) -> EventAddresses | None
     )
 
 
-QUESTIONS_AT_ONCE = 64  # a question waits for its turn, not for its deadline, when thousands of pods appear at once
+QUESTIONS_AT_ONCE = 64  # when thousands of pods appear at once, the others wait before their deadlines begin
 
 
 class MemberDirectory:

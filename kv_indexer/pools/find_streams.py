@@ -1,7 +1,6 @@
-"""Use case: ask every configured pod, again and again, where it publishes its events.
+"""Asks every configured pod, again and again, where it publishes its events; one task an endpoint.
 
-Every indexer asks every pod, so that it could take any stream over at once; who follows which is the business of
-`share_streams`. Run by the service, one task an endpoint.
+Every indexer asks every pod, so that it could take any stream over at once. `share_streams` decides which it follows.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ class DiscoveryPolicy:
 
 
 class StreamFinder:
-    """Knows what the pods said last. An answer stays true while the pod does not answer again."""
+    """Keeps each pod's last answer; it counts until the pod answers again."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class StreamFinder:
         return self._policy.well_seconds * slowdown * min(float(1 << min(same, DOUBLINGS)), slowdown)
 
     def _lost_seconds(self) -> float:
-        """Let one lost pod be found at once, and a thousand not ask for all our time."""
+        """Return how long to wait for a lost pod: one is asked again soon, a thousand share the rate."""
         return max(self._policy.lost_seconds, len(self._trouble) / self._policy.lost_a_second)
 
     def expect(self, endpoint: str) -> None:
@@ -155,7 +154,7 @@ class StreamFinder:
         self._changed()
 
     def _tell(self, endpoint: str, message: str, reason: str) -> None:
-        """Say it once; streams that are known to exist have an opinion of their own."""
+        """Log it once; streams that are known to exist show a state of their own."""
         if self._trouble.get(endpoint) != message:
             log.error("%s", message)
         self._trouble[endpoint] = message

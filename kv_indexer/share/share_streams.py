@@ -1,7 +1,7 @@
-"""Use case: follow exactly those streams that are leased to this indexer, under the fence of each lease.
+"""Follows exactly those streams that are leased to this indexer, under the fence of each lease.
 
-Who gets which stream is decided by the lease book in Redis, by Redis' clock; here followers are started and stopped to
-match. A follower that outlives its lease (this process was frozen, or Redis out of reach) is harmless: Redis refuses
+The lease book in Redis decides by Redis' clock which indexer gets which stream; here followers are started and stopped
+to match. A follower that outlives its lease (this process was frozen, or Redis out of reach) is harmless: Redis refuses
 what it writes.
 """
 
@@ -28,7 +28,7 @@ class LeaseBook(Protocol):
     """Which indexer follows which stream; kept in Redis, judged by its clock."""
 
     async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
-        """Say that this indexer lives, renew what it holds, take what is free; return all it holds now.
+        """Renew this indexer's heartbeat and leases, take free streams; return all it holds now.
 
         `candidates` are the streams that it could follow. A stream that the index does not know is registered when it
         is taken. Raise IndexUnavailableError.
@@ -168,7 +168,7 @@ class StreamSharer:
             log.error("%s: its follower does not end; not following it anew meanwhile", stream.name)
 
     async def _drop(self, claim: Claim) -> None:
-        """Forget a stream that is no longer there; whatever it claimed must attract nobody."""
+        """Forget a stream that is no longer there, and void its blocks."""
         try:
             await self._leases.drop(claim)
             log.info("%s is dropped: its pod has no such rank any more", claim.stream.name)
@@ -186,7 +186,7 @@ async def _run(follow: Follow, claim: Claim, addresses: EventAddresses) -> None:
 def _why_to_stop(following: _Following, claim: Claim | None, addresses: EventAddresses | None) -> str:
     """Return why a follower must end, or '' if all is as it was when it began."""
     if claim is None:
-        return "another indexer follows it, or nobody may"
+        return "another indexer follows it, or none may"
     if addresses is None:
         return "its pod has no such rank any more"
     if addresses is not following.addresses and addresses != following.addresses:

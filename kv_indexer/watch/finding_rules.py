@@ -6,7 +6,7 @@ prompts in its cache rightly sends no events. Each message says what is wrong, t
 
 from kv_indexer.watch.stream_activity import (
     RECENT_SECONDS,
-    Fault,
+    Diagnosis,
     FindingPolicy,
     StreamFacts,
     due_size,
@@ -29,7 +29,7 @@ class Silence:
         self._judged_since: float | None = None
         self._started_at: float | None = None  # of the pod's process, as it says itself
 
-    def judge(self, facts: StreamFacts, *, now: float) -> Fault | None:
+    def judge(self, facts: StreamFacts, *, now: float) -> Diagnosis | None:
         """Return what is wrong at `now` (monotonic seconds), or None."""
         report, counters = facts.report, facts.counters
         if not is_judged(facts) or report is None or counters is None:
@@ -55,10 +55,12 @@ class Silence:
         seconds = now - heard_at
         served = f"it has filled at least {due} new blocks of {size} tokens"
         message = f"serves requests but has sent no KV events for {seconds:.0f} s, while {served}: {_remedy(facts)}"
-        return Fault(reason=FindingReason.NO_EVENTS, message=message, began_at=self._due_since)
+        return Diagnosis(reason=FindingReason.NO_EVENTS, message=message, began_at=self._due_since)
 
-    def _short_prompts(self, facts: StreamFacts, counters: EngineCounters, *, size: int, now: float) -> Fault | None:
-        """Judge a pod that rightly sends nothing, but for a reason that nobody may be aware of."""
+    def _short_prompts(
+        self, facts: StreamFacts, counters: EngineCounters, *, size: int, now: float
+    ) -> Diagnosis | None:
+        """Judge a pod that rightly sends nothing, but for a reason that its operator may not know."""
         before, policy = self._before, self._policy
         assert before is not None
         requests = counters.prefills - before.prefills
@@ -78,7 +80,7 @@ class Silence:
             "Until prompts are longer, its requests can be balanced by load only; a smaller --block-size or "
             "--prefix-match-unit may help, if this model takes one"
         )
-        return Fault(reason=FindingReason.SHORT_PROMPTS, message=message, began_at=self._before_at)
+        return Diagnosis(reason=FindingReason.SHORT_PROMPTS, message=message, began_at=self._before_at)
 
 
 class Absence:
@@ -90,7 +92,7 @@ class Absence:
         self._before: EngineCounters | None = None
         self._hit_since: float | None = None
 
-    def judge(self, facts: StreamFacts, *, now: float) -> Fault | None:
+    def judge(self, facts: StreamFacts, *, now: float) -> Diagnosis | None:
         """Return what is wrong at `now` (monotonic seconds), or None."""
         report, counters = facts.report, facts.counters
         if facts.dp_rank is None or not is_judged(facts) or facts.blocks or report is None or counters is None:
@@ -114,11 +116,11 @@ class Absence:
             "its model kind, KV connector and vLLM version with the supported ones; restart the pod if its first "
             "events are lost for good (no replay endpoint)"
         )
-        return Fault(reason=FindingReason.NOTHING_INDEXED, message=message, began_at=self._hit_since)
+        return Diagnosis(reason=FindingReason.NOTHING_INDEXED, message=message, began_at=self._hit_since)
 
 
 def _remedy(facts: StreamFacts) -> str:
-    """Say what to do about a silent pod."""
+    """Return what to do about a silent pod."""
     if facts.report is not None and facts.report.caches_prefixes is False:
         return "its prefix cache is off; start it with --enable-prefix-caching"
     config = '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", …}\''
@@ -148,7 +150,7 @@ class StreamRules:
         """Return what is wrong at `now` (monotonic seconds), with the start of each in unix seconds."""
         silence = self._silence.judge(facts, now=now)
         absence = self._absence.judge(facts, now=now)
-        faults = [
+        diagnoses = [
             silence or absence,  # a pod that sends nothing has nothing indexed: the cause is enough
             self._sizes.judge(facts, now=now),
             _decode_errors(facts, now=now),
@@ -158,12 +160,12 @@ class StreamRules:
             Finding(
                 endpoint=facts.endpoint,
                 dp_rank=facts.dp_rank,
-                reason=fault.reason,
-                message=fault.message,
-                since=unix_now - (now - fault.began_at),
+                reason=diagnosis.reason,
+                message=diagnosis.message,
+                since=unix_now - (now - diagnosis.began_at),
             )
-            for fault in faults
-            if fault is not None
+            for diagnosis in diagnoses
+            if diagnosis is not None
         ]
 
 
@@ -176,7 +178,7 @@ class _BlockSizes:
         self._change: tuple[int, int, float] | None = None  # from, to, when
         self._differs_since: float | None = None
 
-    def judge(self, facts: StreamFacts, *, now: float) -> Fault | None:
+    def judge(self, facts: StreamFacts, *, now: float) -> Diagnosis | None:
         self._note_size(facts.report)
         return self._in_events(facts, now=now) or self._in_index(facts, now=now) or self._in_report(now=now)
 
@@ -187,7 +189,7 @@ class _BlockSizes:
             self._change = (self._last_size or 0, report.block_size, report.scraped_at)
         self._last_size = report.block_size
 
-    def _in_events(self, facts: StreamFacts, *, now: float) -> Fault | None:
+    def _in_events(self, facts: StreamFacts, *, now: float) -> Diagnosis | None:
         activity = facts.activity
         spell = activity.not_indexed.lasting(now=now).get(BLOCK_SIZE_CHANGED)
         spell = spell or activity.undecodable.lasting(now=now).get(BLOCK_SIZE_CHANGED)
@@ -198,9 +200,9 @@ class _BlockSizes:
             "leaves out what differs still. Check that one pod alone publishes at this address, and that all its "
             "engines run with one --block-size; then restart it, or run `kvmesh index clear` for it"
         )
-        return Fault(reason=FindingReason.BLOCK_SIZE_CHANGED, message=message, began_at=spell.began_at)
+        return Diagnosis(reason=FindingReason.BLOCK_SIZE_CHANGED, message=message, began_at=spell.began_at)
 
-    def _in_index(self, facts: StreamFacts, *, now: float) -> Fault | None:
+    def _in_index(self, facts: StreamFacts, *, now: float) -> Diagnosis | None:
         report, indexed = facts.report, facts.gpu_block_size
         known = {report.block_size, *report.other_block_sizes} if report is not None and report.block_size else set()
         if not known or indexed is None or not is_judged(facts) or indexed in known:
@@ -214,9 +216,9 @@ class _BlockSizes:
             "are another pod's or from before a restart. Check the addresses in --event-sources (or what GET "
             "/kv_event_sources says); then run `kvmesh index clear` for this source"
         )
-        return Fault(reason=FindingReason.BLOCK_SIZE_CHANGED, message=message, began_at=self._differs_since)
+        return Diagnosis(reason=FindingReason.BLOCK_SIZE_CHANGED, message=message, began_at=self._differs_since)
 
-    def _in_report(self, *, now: float) -> Fault | None:
+    def _in_report(self, *, now: float) -> Diagnosis | None:
         if self._change is None or now - self._change[2] > RECENT_SECONDS:
             return None
         before, after, changed_at = self._change
@@ -224,10 +226,10 @@ class _BlockSizes:
             f"the pod came back with blocks of {after} tokens, before it had {before}: nothing that it held counts any "
             "more. If that was not meant, compare its --block-size, model and vLLM version with the other pods'"
         )
-        return Fault(reason=FindingReason.BLOCK_SIZE_CHANGED, message=message, began_at=changed_at)
+        return Diagnosis(reason=FindingReason.BLOCK_SIZE_CHANGED, message=message, began_at=changed_at)
 
 
-def _decode_errors(facts: StreamFacts, *, now: float) -> Fault | None:
+def _decode_errors(facts: StreamFacts, *, now: float) -> Diagnosis | None:
     spells = facts.activity.undecodable.lasting(now=now)
     spells = {reason: spell for reason, spell in spells.items() if reason != BLOCK_SIZE_CHANGED}
     if not spells:
@@ -238,7 +240,7 @@ def _decode_errors(facts: StreamFacts, *, now: float) -> Fault | None:
         "What they said is missing from the index"
     )
     began_at = min(spell.began_at for spell in spells.values())
-    return Fault(reason=FindingReason.DECODE_ERRORS, message=message, began_at=began_at)
+    return Diagnosis(reason=FindingReason.DECODE_ERRORS, message=message, began_at=began_at)
 
 
 def _likely_cause(reasons: set[str]) -> str:
@@ -251,7 +253,7 @@ def _likely_cause(reasons: set[str]) -> str:
     return "its vLLM's event format differs from those that this kvmesh knows; update kvmesh, or report the version"
 
 
-def _stuck_in_replay(facts: StreamFacts, *, now: float, policy: FindingPolicy) -> Fault | None:
+def _stuck_in_replay(facts: StreamFacts, *, now: float, policy: FindingPolicy) -> Diagnosis | None:
     activity = facts.activity
     if activity.state is not SourceState.REPLAYING:
         return None
@@ -263,4 +265,4 @@ def _stuck_in_replay(facts: StreamFacts, *, now: float, policy: FindingPolicy) -
         "check that its replay address (replay_endpoint in --kv-events-config) can be reached from here, that the pod "
         "is not blocked, and that Redis keeps up. Until then the index lacks some of its blocks"
     )
-    return Fault(reason=FindingReason.STUCK_IN_REPLAY, message=message, began_at=began_at)
+    return Diagnosis(reason=FindingReason.STUCK_IN_REPLAY, message=message, began_at=began_at)

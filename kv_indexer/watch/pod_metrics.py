@@ -56,7 +56,7 @@ class PodMetrics:
         """Scrape this pod, too, from now on."""
         if endpoint not in self._targets:
             target = self._targets[endpoint] = _Target(endpoint)
-            # thousands may come at once; whoever needs a report before asks for it
+            # thousands may come at once; a caller that needs a report earlier asks for it
             self._start(target, wait_seconds=random.random() * self._interval_seconds * self._slowdown())  # noqa: S311
 
     def remove(self, endpoint: str) -> None:
@@ -122,7 +122,7 @@ class PodMetrics:
                 if not others_ask:
                     await self._scrape(target)
             seen = target.scrapes
-            # jitter keeps indexers and pods from falling into step; who asks at about our pace is left the first word
+            # jitter keeps indexers and pods from falling into step; other callers of about this pace go first
             pace = random.uniform(1.1, 1.4) if others_ask else random.uniform(0.8, 1.2)  # noqa: S311
             await asyncio.sleep(self._interval_seconds * self._slowdown() * pace)
 
@@ -137,7 +137,7 @@ class PodMetrics:
             )
             page = answer.body
             problem = "" if answer.status == 200 else f"/metrics answers {answer.status}"
-        except Exception as error:  # whatever one pod answers must not end the scraping of all
+        except Exception as error:  # no answer of one pod may end the scraping of all
             problem = f"no /metrics: {str(error) or type(error).__name__}"
         if not problem:
             target.report = parse_pod_report(page, scraped_at=asked_at)

@@ -67,7 +67,7 @@ class StreamActivity:
         self.last_batch_at = now
 
     def became(self, state: SourceState, reason: str, *, now: float) -> None:
-        """Note a state; one that is told again goes on."""
+        """Note a state; the same state again does not restart `state_since`."""
         if state is not self.state:
             self.state_since = now
         self.state, self.state_reason = state, reason
@@ -80,7 +80,7 @@ JUDGED = (SourceState.LIVE, SourceState.DEGRADED)  # in other states the index i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingPolicy:
-    """How sure is sure."""
+    """When a rule is sure."""
 
     silent_seconds: float = 30.0  # since events were due, or blocks should have been indexed
     stuck_seconds: float = 30.0  # replaying without a batch
@@ -104,8 +104,8 @@ class StreamFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """A rule's verdict."""
+class Diagnosis:
+    """What a rule has found."""
 
     reason: FindingReason
     message: str

@@ -32,7 +32,7 @@ RecordCheck = Callable[
 
 
 class IndexWatch:
-    """What is known of the index as a whole."""
+    """The state of the index as a whole."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class IndexWatch:
         clock: Callable[[], float] = time.monotonic,
         slowdown: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """Take `seen` to tell which streams the registry has, `slowdown` to ask how much rarer to look."""
+        """Take `seen` to call with the streams of each new registry; `slowdown` returns how much rarer to look."""
         self.trouble = "not asked yet"  # why the index cannot be used, or ""
         self.registry = Registry(version=b"")  # as read last
         self._writer = writer
@@ -74,7 +74,7 @@ class IndexWatch:
             self._seen(list(self._records))
             self.registry = registry
             await self._check_followers(tuple(self._checks))
-        elif self._differing:  # they were at something else then, and may sleep by now
+        elif self._differing:  # they were busy then, and may sleep by now
             await self._check_followers(tuple(self._differing))
         return WATCH_SECONDS * self._slowdown()
 
@@ -124,7 +124,7 @@ class IndexWatch:
                 await asyncio.sleep(0)
 
     def _log_unreadable(self, registry: Registry) -> None:
-        """Say once what is in Redis that we cannot read: its blocks attract nobody."""
+        """Log once which records in Redis cannot be read: their blocks are not used."""
         before, now = frozenset(self.registry.unreadable), frozenset(registry.unreadable)
         fresh = sorted(now - before)
         if fresh:
@@ -155,7 +155,7 @@ class EvictionWatch:
     """Warns once of a policy that is not `noeviction`, and says when it has been mended. Raise RedisUrlError."""
 
     def __init__(self, *, url: RedisAccess | str, show: Callable[[str], None], timeout_seconds: float = 2.0) -> None:
-        """Take `show` to be told the policy at every look, or `unknown`."""
+        """Take `show` to call with the policy at every look, or with `unknown`."""
         self._redis = RedisCalls(url=url, timeout_seconds=timeout_seconds, reads_only=True)
         self._show = show
         self._said = GOOD

@@ -1,9 +1,9 @@
-"""Use case: notice what is wrong although nothing has failed, say so once, and say so again when it has healed.
+"""Notices what is wrong although nothing has failed; reports it once, and once more when it has healed.
 
-Every second it looks at each stream that this indexer follows, and at each pod that has none: what the telemetry heard
-of the stream, what the pod's /metrics said, what the index holds. `watch.finding_rules` judges. A finding is a log line
-that says what to do, a metric (`kvmesh_indexer_finding`), a line on /sources and a field in Redis, where
-`kvmesh index sources` reads it. Run by the service as a repeated step; it changes no state of any stream.
+Every second it looks at each stream that this indexer follows, and at each pod that has none: the telemetry's record of
+the stream, the pod's /metrics, what the index holds. `watch.finding_rules` judges. A finding is a log line that says
+what to do, a metric (`kvmesh_indexer_finding`), a line on /sources and a field in Redis, where `kvmesh index sources`
+reads it. No state of any stream is changed.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ LOOK_SECONDS = 1.0
 RARER_LOOKS = 2.5  # times, in large fleets: then there are still two looks to a scrape
 LONGEST_LOOK_SECONDS = 25.0  # or else findings that stand would be void in Redis (after 30 s) between two looks
 JUDGED_AT_ONCE = 250  # streams; some milliseconds, in which no event is applied
-SHARE_SECONDS = 5.0  # between two times that standing findings are confirmed in Redis
+SHARE_SECONDS = 5.0  # between two times that findings are confirmed in Redis
 
 # what stands, what has healed -> what any indexer stands by; raises IndexUnavailableError
 ShareFindings = Callable[[Collection[Finding], Collection[Finding]], Awaitable[tuple[Finding, ...]]]
@@ -83,7 +83,7 @@ class PodWatch:
         self._slots: Mapping[Stream, Collection[SlotRecord]] = {}
 
     @property
-    def standing(self) -> tuple[Finding, ...]:
+    def current(self) -> tuple[Finding, ...]:
         """What this indexer has found."""
         return self._book.current
 
@@ -103,7 +103,7 @@ class PodWatch:
             log.warning("%s: %s (%s)", finding.subject, finding.message, finding.reason, extra=self._facts(finding))
         for finding in news.healed:
             log.info("%s: no more %s", finding.subject, finding.reason, extra=self._facts(finding))
-        self._telemetry.findings(self.standing, appeared=news.appeared, endpoints=self._endpoints)
+        self._telemetry.findings(self.current, appeared=news.appeared, endpoints=self._endpoints)
         self._unshared.update((finding.key, finding) for finding in news.healed)
         if news.appeared or news.healed or now >= self._share_at:
             self._share_at = now + SHARE_SECONDS
@@ -113,12 +113,12 @@ class PodWatch:
 
     async def _share(self) -> None:
         try:
-            self.shown = await self._share_findings(self.standing, tuple(self._unshared.values()))
+            self.shown = await self._share_findings(self.current, tuple(self._unshared.values()))
         except IndexUnavailableError as error:
             if not self._is_share_failing:
                 log.warning("findings cannot be shared, they are in this log and in our metrics alone: %s", error)
             self._is_share_failing = True
-            self.shown = self.standing
+            self.shown = self.current
         else:
             self._is_share_failing = False
             self._unshared.clear()
@@ -166,7 +166,7 @@ class PodWatch:
         return answer.ranks.keys() if answer else ()
 
     def _forget(self, subjects: Collection[Subject]) -> None:
-        """Leave to others what is not ours any more: what Redis says of it ends by itself."""
+        """Stop judging what is not ours any more: its findings in Redis expire by themselves."""
         for endpoint, rank in subjects:
             del self._rules[endpoint, rank]
             self._book.forget([endpoint if rank is None else Stream(endpoint=endpoint, dp_rank=rank).name])

@@ -36,7 +36,7 @@ class AdminAccess:
 
     @property
     def is_set_up(self) -> bool:
-        """Whether there is anything by which somebody could be let in."""
+        """Whether a token or a certificate could open the pages."""
         return self.token_file is not None or self.client_ca is not None
 
 
@@ -44,7 +44,7 @@ class AdminAccess:
 class PageRequest:
     """What counts of a request; the texts are headers as they came, None where there is none."""
 
-    is_open: bool  # for a page that anybody may see
+    is_open: bool  # for a page that needs no token
     is_read: bool  # GET or HEAD
     host: str | None
     origin: str | None
@@ -96,7 +96,7 @@ CROSS_SITE = Refusal(
 
 
 def refusal(request: PageRequest, access: AdminAccess, *, is_loopback: bool) -> Refusal | None:
-    """Return why nobody who asks like this is answered, or None: then only a token may be missing.
+    """Return why such a request is refused, whatever its token; None: only a token may be missing.
 
     `is_loopback`: the pages listen on this machine only. Without anything set up they are open there; a browser is
     then all that stands between them and every site, so the name it asked for must be this machine's: DNS may say of
@@ -189,8 +189,8 @@ class FailedTokens:
     def failed(self, address: str, digest: bytes, *, now: float) -> bool:
         """Note a wrong token, by its digest; tell whether it counts.
 
-        One of the last few again does not: who repeats himself guesses nothing, and old settings here and there must
-        not lock out whoever shares their address (behind a sidecar: everybody).
+        One of the last few again does not: repeating a token guesses nothing, and clients with old settings must not
+        lock out others at their address (behind a sidecar: all of them).
         """
         network = _network(address)
         tries = self._tries.pop(network, None)
@@ -211,7 +211,7 @@ class FailedTokens:
 
 
 def _network(address: str) -> str:
-    """Return an address, an IPv6 one without its second half: whoever has one has all of those."""
+    """Return an address, an IPv6 one without its second half: one machine usually has all of those."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:

@@ -74,7 +74,7 @@ def load_own(context: ssl.SSLContext, cert: Path | None, key: Path | None, *, fl
         context.load_cert_chain(cert, key, password=lambda: b"")  # an encrypted key must not ask at the terminal
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         files = f"{flags[0]} {cert}" + (f", {flags[1]} {key}" if key is not None else "")
-        raise SettingError(f"{files}: no certificate with its key: {_words(error)}") from None
+        raise SettingError(f"{files}: no certificate with its key: {_fault(error)}") from None
 
 
 def load_authorities(context: ssl.SSLContext, path: Path, *, flag: str) -> None:
@@ -82,10 +82,10 @@ def load_authorities(context: ssl.SSLContext, path: Path, *, flag: str) -> None:
     try:
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:
-        raise SettingError(f"{flag} {path}: no certificates of authorities: {_words(error)}") from None
+        raise SettingError(f"{flag} {path}: no certificates of authorities: {_fault(error)}") from None
 
 
-def _words(error: Exception) -> str:
+def _fault(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return (error.reason or "unreadable").lower().replace("_", " ")
     return str(getattr(error, "strerror", None) or error)
@@ -129,7 +129,7 @@ def token_digest(token: str) -> bytes:
 
 
 class TokenFile:
-    """The tokens that are let in, as the file says now. One that cannot be used lets nobody in."""
+    """The tokens that are let in, as the file says now. A file that cannot be used opens nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -58,7 +58,7 @@ def block_keys(
     step = block_size * TOKEN_BYTES
     count = len(tokens) // step
     # one C call cuts all blocks; slicing in the loop costs twice as much
-    if count <= FEW_BLOCKS:  # a chat's end, or a stretch: the layout at hand saves 15 of 60 us where caches are cold
+    if count <= FEW_BLOCKS:  # a chat's end, or a chunk: the layout at hand saves 15 of 60 us where caches are cold
         blocks: tuple[bytes, ...] = _cutter(step, count)(tokens)
     else:
         blocks = struct.unpack(f"{step}s" * count, memoryview(tokens)[: count * step])
@@ -103,7 +103,7 @@ def separate_extra_keys(
     adapter if and only if `lora_name` equals it, and the last bare string left in a prompt's first block is the salt.
     So ("X",) is a salt, ("X",) with lora_name X is the adapter, ("X", "X") with it is both, each with a root key of its
     own. Up to vLLM 0.30 the engine's own hash of the first two is the same, so that it may serve one from the other's
-    blocks; it announces them once, for whoever came first, and here they attract that one alone.
+    blocks; it announces them once, for the request that came first, and here they match only its kind.
     vLLM 0.17 to 0.18 writes multimodal identifiers as bare strings too: there an image in the very first block is taken
     for a salt, which costs a hit and invents none. Raise UnknownExtraKeyError.
     """

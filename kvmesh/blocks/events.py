@@ -60,7 +60,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DENSE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-SPARSE = "sparse"  # our word: the publisher named no kind, but left blocks out
+SPARSE = "sparse"  # our own name: the publisher named no kind, but left blocks out
 MAX_GROUP = 255  # it is one byte in Redis
 
 
@@ -76,7 +76,7 @@ class CacheGroup:
 def learn(catalogue: Mapping[int, CacheGroup], event: BlockStored) -> Mapping[int, CacheGroup]:
     """Return the catalogue with what this store says of its group; the same object if that is nothing new.
 
-    An event with neither number nor kind (vLLM < 0.20, SGLang, TRT-LLM) teaches nothing, nor does an offload
+    An event with neither number nor kind (vLLM < 0.20, SGLang, TRT-LLM) adds nothing, nor does an offload
     placeholder. A kind once known outlives stores that do not name it. Where none was ever named, a store whose tokens
     do not fill its blocks exactly shows that the group is sparse. At most MAX_GROUP + 1 groups are kept.
     """

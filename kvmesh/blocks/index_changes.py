@@ -17,7 +17,7 @@ TIER_WEIGHTS: Mapping[str, float] = {
     "GPU": 1.0,
     "CPU": 0.8,
     "CPU_TIER1": 0.8,  # SGLang's host memory
-    "CPU_TIER2": 0.6,  # SGLang's storage behind it, as far as it is told apart
+    "CPU_TIER2": 0.6,  # SGLang's storage behind it, where it is distinguished
     "STORAGE": 0.5,
     "FS": 0.5,
     "OBJ": 0.4,

@@ -1,6 +1,6 @@
-"""What is known of the cluster: documents as the Kubernetes API has them, whoever delivers them. Values, one protocol.
+"""What is known of the cluster: documents as the Kubernetes API has them, from whatever source.
 
-Also how a cluster is reached, and the status that is to be written back to a document.
+Also how a cluster is reached, and the status that is to be written back to a document. Values and one protocol; pure.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Protocol
 from kvmesh.errors import KvIndexerError
 
 Document = Mapping[str, Any]
-"""One object as the API's JSON: apiVersion, kind, metadata, spec, status. Never changed by whoever reads it."""
+"""One object as the API's JSON: apiVersion, kind, metadata, spec, status. Readers never change it."""
 
 
 class DocumentKey(NamedTuple):
-    """What a document is called: unique among all documents of a snapshot. A tuple, so that keys sort."""
+    """The name of a document, unique within a snapshot. A tuple, so that keys sort."""
 
     group: str  # "" for core kinds
     kind: str
@@ -23,7 +23,7 @@ class DocumentKey(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        """Return `Kind namespace/name`, as people say it."""
+        """Return `Kind namespace/name`."""
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
@@ -41,7 +41,7 @@ def document_key(document: Document) -> DocumentKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class DocumentProblem:
-    """Something that a person should mend; the last good state stays meanwhile."""
+    """Something that an operator should fix; the last good state stays meanwhile."""
 
     reason: str  # one of a few words with hyphens: a metric label
     where: str  # a file's path, `Kind namespace/name`, or the kind that cannot be read
@@ -53,7 +53,7 @@ class Snapshot:
     """All documents at one moment.
 
     A document that has not changed is the same object as in the snapshot before, and so is the tuple of a kind of which
-    none has changed: whoever computes from them may remember results by identity.
+    none has changed. Results that are computed from them may be cached by identity.
     """
 
     documents: Mapping[str, tuple[Document, ...]]  # by kind ("Pod", "InferencePool" …), sorted by namespace and name
@@ -103,11 +103,11 @@ class StatusUpdate:
     uid: str  # of the document that was judged; "" if unknown
     generation: int  # of its spec; 0 if unknown
     status: Mapping[str, Any]  # fields that are replaced, others stay; `conditions` are all of ours
-    own_conditions: frozenset[str] = OUR_CONDITIONS  # conditions of other types are somebody else's and stay
+    own_conditions: frozenset[str] = OUR_CONDITIONS  # conditions of other types have other owners and stay
 
 
 def status_to_write(current: Document, update: StatusUpdate) -> dict[str, Any] | None:
-    """Return the whole status to write over `current`, or None: it says so already, or another document was judged."""
+    """Return the whole status to write over `current`; None if it says so already or another document was judged."""
     metadata = current.get("metadata") or {}
     if update.uid and metadata.get("uid") != update.uid:
         return None

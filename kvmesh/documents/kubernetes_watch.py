@@ -33,7 +33,7 @@ _GONE = 410
 
 
 class FeedState(Enum):
-    """How a kind stands."""
+    """The state of one kind."""
 
     STARTING = "starting"
     LIVE = "live"  # a watch is open, or was when we last heard
@@ -78,7 +78,7 @@ class DocumentFeed:
                 if self._version is None:
                     await self._list()
                 await self._watch()
-            except Exception as error:  # whatever comes from there must not end the feed
+            except Exception as error:  # no failure of the API may end the feed
                 pause_seconds = await self._judge(failure_of(error))
             else:
                 pause_seconds = FIRST_PAUSE_SECONDS
@@ -93,7 +93,7 @@ class DocumentFeed:
             async for document in pages:
                 documents.append(trimmed(document, self.kind))
                 if len(documents) % PAGE_DOCUMENTS == 0:
-                    await asyncio.sleep(0)  # requests are served in the same loop
+                    await asyncio.sleep(0)  # the picker serves requests in the same loop
         known = self._store.keys(group=self.kind.group, kind=self.kind.kind, namespace=self._namespace)
         if self._store.replace(documents, known=known) or not self.listed:
             self.listed = True
@@ -148,7 +148,7 @@ class DocumentFeed:
         if failure.code == 404:
             return self._missing()
         state, problem = self._describe(failure)
-        if self.failures > 1 or state is FeedState.FORBIDDEN:  # one lost connection is everyday life
+        if self.failures > 1 or state is FeedState.FORBIDDEN:  # one lost connection is normal
             self.state, self.problem = state, problem
         self._changed()
         if state is FeedState.FORBIDDEN:
@@ -178,16 +178,18 @@ class DocumentFeed:
         kept = "what was known stays" if self.listed else "nothing is known of it yet"
         if failure.code == 403:
             where = "in all namespaces, or name those that we may read" if self._namespace is None else "there"
-            words = f"we may not list and watch it: give us get, list, watch {where} ({failure.words}); {kept}"
-            return FeedState.FORBIDDEN, self._problem("kind-forbidden", words)
+            message = f"we may not list and watch it: give us get, list, watch {where} ({failure.message}); {kept}"
+            return FeedState.FORBIDDEN, self._problem("kind-forbidden", message)
         if failure.code == 401:
-            words = f"the API does not accept our credentials ({failure.words}); {kept}"
-            return FeedState.FAILING, self._problem("api-unauthorized", words)
+            message = f"the API does not accept our credentials ({failure.message}); {kept}"
+            return FeedState.FAILING, self._problem("api-unauthorized", message)
         reason = "api-unreachable" if failure.code is None else "api-failing"
-        return FeedState.FAILING, self._problem(reason, f"the Kubernetes API does not answer ({failure.words}); {kept}")
+        return FeedState.FAILING, self._problem(
+            reason, f"the Kubernetes API does not answer ({failure.message}); {kept}"
+        )
 
-    def _problem(self, reason: str, words: str) -> DocumentProblem:
-        return DocumentProblem(reason=reason, where=self.name, words=words)
+    def _problem(self, reason: str, message: str) -> DocumentProblem:
+        return DocumentProblem(reason=reason, where=self.name, words=message)
 
     async def _renew(self) -> None:
         try:
@@ -279,6 +281,6 @@ def _problems(feeds: Sequence[DocumentFeed]) -> tuple[DocumentProblem, ...]:
         if feed.problem is not None:
             sufferers.setdefault((feed.problem.reason, feed.problem.words), []).append(feed.name)
     return tuple(
-        DocumentProblem(reason=reason, where=", ".join(names), words=words)
-        for (reason, words), names in sufferers.items()
+        DocumentProblem(reason=reason, where=", ".join(names), words=message)
+        for (reason, message), names in sufferers.items()
     )

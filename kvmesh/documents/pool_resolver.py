@@ -27,7 +27,7 @@ from kvmesh.documents.pools import (
 )
 
 _TEMPLATE = re.compile(r"tcp://\{ip\}:(?P<port>[0-9]{1,5})")
-_ENDED = ("Succeeded", "Failed")  # phases: the address belongs to nobody, or to another pod by now
+_ENDED = ("Succeeded", "Failed")  # phases: the address is free, or another pod's by now
 T = TypeVar("T")
 _Label = tuple[str, str, str]  # namespace, name, value
 
@@ -75,7 +75,7 @@ def _is_ready(document: Document) -> bool:
     """Tell what the kubelet says (container probes and readiness gates together); a pod without conditions is ready."""
     conditions = items_at(document, "status.conditions")
     if not conditions:
-        return True  # written by hand: a folder of documents has nobody who would set conditions
+        return True  # written by hand: no kubelet sets conditions in a folder of documents
     return any(each.get("type") == "Ready" and each.get("status") == "True" for _, each in conditions)
 
 
@@ -96,7 +96,7 @@ def _container_ports(container: Mapping[str, Any], where: str) -> list[tuple[str
     try:
         return [(f"{where}.{place}", port) for place, port in items_at(container, "ports")]
     except FieldError as error:
-        raise FieldError(f"{where}.{error.path}", error.words) from None
+        raise FieldError(f"{where}.{error.path}", error.message) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,8 +374,8 @@ def _without_port(spec: PoolSpec, pods: Sequence[str]) -> tuple[DocumentProblem,
     if not pods:
         return ()
     more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
-    words = f"targetPort {spec.ports[0]!r} is no container port's name in pod {pods[0]}{more}: left out"
-    return (DocumentProblem(reason="port-name-unknown", where=f"{spec.kind} {spec.name}", words=words),)
+    message = f"targetPort {spec.ports[0]!r} is no container port's name in pod {pods[0]}{more}: left out"
+    return (DocumentProblem(reason="port-name-unknown", where=f"{spec.kind} {spec.name}", words=message),)
 
 
 def _imports(documents: Mapping[str, tuple[Document, ...]]) -> tuple[str, ...]:

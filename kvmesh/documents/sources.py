@@ -92,9 +92,9 @@ class FolderFiles:
         self._files[path] = _File(stamp=self._seen[path], documents=kept)
         self.revision += 1
 
-    def refuse(self, path: str, words: str) -> None:
+    def refuse(self, path: str, message: str) -> None:
         """Note that a file is no use; the documents that it had stay."""
-        problem = DocumentProblem(reason="file-refused", where=path, words=words)
+        problem = DocumentProblem(reason="file-refused", where=path, words=message)
         before = self._files.get(path, _File())
         self._files[path] = replace(before, stamp=self._seen[path], problem=problem)
         self.revision += 1
@@ -111,8 +111,8 @@ class FolderFiles:
             for document in file.documents:
                 key = document_key(document)
                 if key in found:
-                    words = f"{key} is in {owners[key]} already: that one counts"
-                    problems.append(DocumentProblem(reason="document-twice", where=path, words=words))
+                    message = f"{key} is in {owners[key]} already: that one counts"
+                    problems.append(DocumentProblem(reason="document-twice", where=path, words=message))
                     continue
                 found[key], owners[key] = document, path
         return found, tuple(problems)
@@ -149,8 +149,8 @@ class FolderSource:
         try:
             stamps = dict(_stamps(self._folder))
         except OSError as error:
-            words = f"cannot be read ({error.strerror or error}); what was known stays"
-            problem = DocumentProblem(reason="folder-unreadable", where=str(self._folder), words=words)
+            message = f"cannot be read ({error.strerror or error}); what was known stays"
+            problem = DocumentProblem(reason="folder-unreadable", where=str(self._folder), words=message)
             changed, self._folder_problem = problem != self._folder_problem, problem
             return changed
         changed = self._folder_problem is not None or not self._looked

@@ -26,7 +26,9 @@ from kvmesh.documents.kubernetes_client import Connection, failure_of, resource_
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 15.0  # a leader that is silent for so long has lost it
-RENEW_WITHIN_SECONDS = 10.0  # a leader that could not renew for so long stops leading: well before anybody else starts
+RENEW_WITHIN_SECONDS = (
+    10.0  # a leader that could not renew for so long stops leading: well before another replica starts
+)
 RETRY_SECONDS = 2.0
 LEASE_KIND = DocumentKind(group="coordination.k8s.io", version="v1", kind="Lease", plural="leases", keep=dict)
 _Lease = resource_class(LEASE_KIND)
@@ -127,8 +129,8 @@ class LeaderElection:
             self._note("")
         except Exception as error:
             failure = failure_of(error)
-            if failure.code != 409:  # somebody was quicker; what they wrote is read next time
-                self._note(failure.words)
+            if failure.code != 409:  # another replica was quicker; its lease is read next time
+                self._note(failure.message)
 
     def _note(self, failure: str) -> None:
         if failure and not self.failure:
@@ -162,7 +164,7 @@ class LeaderElection:
                 if lease is not None and lease.get("spec", {}).get("holderIdentity") == self._state.identity:
                     await self._write(lease, {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1})
         except Exception as error:
-            log.debug("the lease was not given back: %s", failure_of(error).words)
+            log.debug("the lease was not given back: %s", failure_of(error).message)
 
 
 def _wall_time() -> str:
@@ -170,7 +172,7 @@ def _wall_time() -> str:
 
 
 class StatusWriter:
-    """The to-do list of statuses, and who works it off."""
+    """The statuses to write; the leader writes them."""
 
     def __init__(self, access: ClusterAccess, *, lease_namespace: str, lease_name: str, identity: str) -> None:
         self._access = access
@@ -182,7 +184,7 @@ class StatusWriter:
         self._failure = ""
 
     def want(self, updates: Iterable[StatusUpdate]) -> None:
-        """Replace the list of what is to be written; every replica keeps it, the leader works it off."""
+        """Replace the statuses to write; every replica keeps them, the leader writes them."""
         self._wanted = {each.key: each for each in updates}
         if self._wanted:
             self._work.set()
@@ -199,9 +201,9 @@ class StatusWriter:
         failures = {f"Lease {namespace}/{name}": self._election.failure if self._election else ""}
         failures["InferencePolicy status"] = self._failure
         return tuple(
-            DocumentProblem(reason="status-unwritten", where=where, words=words)
-            for where, words in failures.items()
-            if words
+            DocumentProblem(reason="status-unwritten", where=where, words=message)
+            for where, message in failures.items()
+            if message
         )
 
     async def run(self) -> None:
@@ -250,12 +252,12 @@ class StatusWriter:
             failure = failure_of(error)
             if failure.code == 404:
                 return ""  # deleted meanwhile
-            words = f"{update.key}: {failure.words}"
+            message = f"{update.key}: {failure.message}"
             if failure.code != 422:
-                return words
-            log.warning("status refused: %s", words)
+                return message
+            log.warning("status refused: %s", message)
             return ""  # the same again would be refused again
-        return f"{update.key}: somebody else changes it all the time"
+        return f"{update.key}: another client changes it all the time"
 
     @staticmethod
     async def _write_once(connection: Connection, update: StatusUpdate) -> bool:

@@ -146,7 +146,7 @@ class MemoryPrefixIndex:
         return Claim(stream=stream, fence=entry.fence)
 
     def lose(self, stream: Stream, reason: str) -> None:
-        """Mark a stream that nobody follows."""
+        """Mark a stream that no indexer follows."""
         entry = self.entries[stream]
         entry.state, entry.reason = SourceState.LOST, reason
         self._version += 1

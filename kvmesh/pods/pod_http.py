@@ -1,7 +1,7 @@
-"""GETs pages of one pod over a connection that is kept; used by all who ask pods again and again.
+"""GETs pages of pods over kept connections, one kept for each pod.
 
-A general HTTP client takes five times the CPU for this, also while nothing else happens. The caller sets the deadline:
-a request that is given up closes its connection, so that its late answer is never taken for the next one.
+A general HTTP client takes five times the CPU for this, even on an idle machine. The caller sets the deadline: a
+request that is given up closes its connection, so that its late answer is never taken for the next one.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class PodHttp:
     async def get(self, path: str, *, max_body_bytes: int = MAX_PAGE_BYTES) -> HttpResponse:
         """Return what the pod answers, redirects included. Raise HttpResponseError or OSError.
 
-        ConnectionRefusedError: nobody listens on any of the name's addresses.
+        ConnectionRefusedError: no process listens on any of the name's addresses.
         """
         request = f"GET {path}{self._rest}".encode()
         kept, self._kept = self._kept, None
@@ -71,7 +71,9 @@ class PodHttp:
         errors: list[OSError] = []
         for family, _, _, _, where in found:
             try:
-                async with asyncio.timeout(self._connect_seconds / len(found)):  # one that is silent is not all
+                async with asyncio.timeout(
+                    self._connect_seconds / len(found)
+                ):  # a silent address must not take all the time
                     _, connection = await loop.create_connection(_Connection, str(where[0]), self._port, family=family)
                 return connection
             except OSError as error:  # TimeoutError is one
@@ -105,7 +107,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._reader is None:
-            self.abort()  # nobody asked
+            self.abort()  # bytes without a request
             return
         try:
             self._answered(self._reader.feed(data))
@@ -147,7 +149,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _most_telling(errors: Sequence[OSError]) -> OSError:
-    """Return a refusal only where every address refused: else somebody may be there."""
+    """Return a refusal only where every address refused: otherwise a process may be there."""
     return next((error for error in errors if not isinstance(error, ConnectionRefusedError)), errors[0])
 
 

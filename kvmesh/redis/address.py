@@ -86,7 +86,7 @@ def read_address(access: RedisAccess | str) -> RedisAddress:
         scheme = _scheme(parts.scheme)
         fault = f"it must begin with {KNOWN_SCHEMES}" if scheme is None else _fault(parts, scheme)
     except ValueError:
-        # the library's own words may repeat the password
+        # the library's own message may repeat the password
         raise _refused(access.url, "it cannot be read", _SCHEMES["redis"].example) from None
     if scheme is None or fault:
         raise _refused(access.url, fault, (scheme or _SCHEMES["redis"]).example)
@@ -124,9 +124,9 @@ def _refused(url: str, fault: str, example: str) -> RedisUrlError:
 
 def _fault(parts: SplitResult, scheme: _Scheme) -> str:
     """Say what is wrong with an address, or ''."""
-    is_unix, hosts, words = parts.scheme == "unix", _hosts(parts), [] if parts.scheme == "unix" else _words(parts)
+    is_unix, hosts, segments = parts.scheme == "unix", _hosts(parts), [] if parts.scheme == "unix" else _segments(parts)
     sentinel, several = scheme.kind is RedisKind.SENTINEL, scheme.kind is not RedisKind.STANDALONE
-    database = _setting(parts, "db") or "".join(words[1:2] if sentinel else words[:1])
+    database = _setting(parts, "db") or "".join(segments[1:2] if sentinel else segments[:1])
     no_host = "it names no host" if len(hosts) == 1 else "one of its hosts is empty"
     checks = (
         (is_unix and (hosts != [""] or not parts.path.strip("/")), "it names no socket file"),
@@ -134,8 +134,8 @@ def _fault(parts: SplitResult, scheme: _Scheme) -> str:
         ("@" in parts.path or bool(parts.fragment), "in a password, write / as %2F, # as %23 and @ as %40"),
         (any(map(_port_is_bad, hosts)), "its port is not a number from 1 to 65535"),
         (len(hosts) > 1 and not several, "it names several hosts: use redis+sentinel:// or redis+cluster://"),
-        (sentinel and not words, "it does not say what the Sentinels call the master"),
-        (len(words) > 1 + sentinel, "it has too many parts"),
+        (sentinel and not segments, "it does not say what the Sentinels call the master"),
+        (len(segments) > 1 + sentinel, "it has too many parts"),
         (bool(database) and not _is_number(database), "its database is not a number"),
         (scheme.kind is RedisKind.CLUSTER and database.strip("0") != "", "a Redis Cluster has database 0 only"),
         (not _settings_are_known(parts), "behind '?' it takes db, username and password only"),
@@ -144,9 +144,9 @@ def _fault(parts: SplitResult, scheme: _Scheme) -> str:
 
 
 def _address(access: RedisAccess, parts: SplitResult, scheme: _Scheme) -> RedisAddress:
-    is_unix, words = parts.scheme == "unix", _words(parts)
+    is_unix, segments = parts.scheme == "unix", _segments(parts)
     user, _, password = parts.netloc.rpartition("@")[0].partition(":")
-    in_path = "".join(words[1:2] if scheme.kind is RedisKind.SENTINEL else words[:1])
+    in_path = "".join(segments[1:2] if scheme.kind is RedisKind.SENTINEL else segments[:1])
     where = parts.path if is_unix else ",".join(_hosts(parts)) + parts.path
     return RedisAddress(
         kind=scheme.kind,
@@ -155,7 +155,7 @@ def _address(access: RedisAccess, parts: SplitResult, scheme: _Scheme) -> RedisA
         socket_path=unquote(parts.path) if is_unix else "",
         secure=parts.scheme.startswith(SECURE),
         database=int(_setting(parts, "db") or ("" if is_unix else in_path) or 0),
-        master_name=unquote(words[0]) if scheme.kind is RedisKind.SENTINEL else "",
+        master_name=unquote(segments[0]) if scheme.kind is RedisKind.SENTINEL else "",
         username=access.username or unquote(user) or _setting(parts, "username"),
         password=unquote(password) or _setting(parts, "password"),
         access=access,
@@ -189,8 +189,8 @@ def _hosts(parts: SplitResult) -> list[str]:
     return parts.netloc.rpartition("@")[2].split(",")
 
 
-def _words(parts: SplitResult) -> list[str]:
-    return [word for word in parts.path.split("/") if word]
+def _segments(parts: SplitResult) -> list[str]:
+    return [each for each in parts.path.split("/") if each]
 
 
 def _setting(parts: SplitResult, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Names and encodings of everything in Redis; `docs/redis.md` describes them. Used by reader and writer; no I/O.
+"""Names and encodings of everything in Redis; `docs/redis.md` describes them. Pure.
 
 One versioned prefix that is one hash tag: all keys live in one Redis Cluster slot, so scripts may touch them together.
 A change of any encoding, block keys included, is a new prefix. It is short because every block pays for it.
@@ -19,7 +19,7 @@ from kvmesh.blocks.source import Registry, SlotRecord, SourceState, Stream, Stre
 PREFIX = b"{kv2}"
 KEY_SLOT = crc_hqx(PREFIX.strip(b"{}"), 0) % 16384  # of every key, by the Redis Cluster specification
 REGISTRY = PREFIX + b"registry"
-PICKERS = PREFIX + b"picker:"  # what picker replicas tell each other; the index neither reads nor writes it
+PICKERS = PREFIX + b"picker:"  # shared by the picker replicas; the index neither reads nor writes it
 MAX_SLOTS = 4096  # registry.lua gives out no more
 SNAPSHOT_PARTS = 5  # of the answer of snapshot.lua; see `parse_registry`
 SLOT_FIELDS, STREAM_FIELDS = 3, 13  # values a record in the answer of snapshot.lua
@@ -147,7 +147,7 @@ def parse_registry(reply: Sequence[Any], is_whole: bool = True) -> Registry:
 
     Another version or another tenant may have written anything: a record that cannot be read is left out and named,
     and so is a slot without its stream. Never raises for what a record holds. Where the reply is not `is_whole`, not of
-    one instant, such a slot is left out without a word.
+    one instant, such a slot is left out silently.
     """
     nonce, counter, heartbeat, slots, streams = reply
     unreadable: list[str] = []

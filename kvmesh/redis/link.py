@@ -32,9 +32,9 @@ FIRST_PAUSE_SECONDS = 0.01  # between attempts to connect; doubles up to the lon
 LONGEST_PAUSE_SECONDS = 0.5
 WORTH_WAITING_SECONDS = 0.05  # a caller waits for an attempt that begins this soon, and fails at once otherwise
 SHORT_LIFE_SECONDS = 1.0  # a connection that ends so soon counts as a failed attempt
-LEAVE_SECONDS = 0.1  # before the right server is looked for: who has just been elected needs a moment, too
+LEAVE_SECONDS = 0.1  # before the right server is looked for: a newly elected master needs a moment, too
 FENCED = -1  # first part of a script's answer: the claim does not hold
-RECHECK_SECONDS = 10.0  # a master that was cut off from the others does not know that it is none any more
+RECHECK_SECONDS = 10.0  # a master that was cut off does not know that it was replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class RedisLink:
         recheck_seconds: float = RECHECK_SECONDS,
         greet: Callable[[RedisProtocol], Awaitable[None]] | None = None,
     ) -> None:
-        """`greet` has each new connection before anybody else; what it raises is why there is none."""
+        """`greet` gets each new connection before any caller; if it raises, the attempt to connect has failed."""
         address = read_address(url)
         try:
             read_secrets(address)  # later it would be an outage, now it is a mistake
@@ -97,9 +97,9 @@ class RedisLink:
         return got if protocol.leave is None else await self._elsewhere(protocol, got, commands)
 
     def begin(self, commands: bytes, *, replies: int) -> Awaitable[list[Any]]:
-        """Do as `request`, but write at once where there is a connection: the caller has something to do meanwhile.
+        """Do as `request`, but write at once where there is a connection, so that the caller can work meanwhile.
 
-        What is returned has to be awaited, once.
+        Await the result exactly once.
         """
         protocol = self._protocol
         if protocol is None or protocol.closed:
@@ -194,7 +194,7 @@ class RedisLink:
         return protocol
 
     def _judge_the_last(self) -> None:
-        """See whether the connection that has ended was worth anything."""
+        """Judge the connection that has ended by how long it lived."""
         protocol, self._protocol = self._protocol, None
         if protocol is None:
             return
@@ -213,7 +213,7 @@ class RedisLink:
     def _leave(self, protocol: RedisProtocol, error: str) -> None:
         """Have the next request look for the right server."""
         if self._protocol is not protocol:
-            return  # another caller was told the same
+            return  # another caller got the same reply
         self._protocol = None
         protocol.retire(within_seconds=self._stall)
         if reaction(error, in_cluster=self._in_cluster) is Reaction.FOLLOW:
@@ -261,7 +261,7 @@ async def ping(url: RedisAccess | str, *, timeout_seconds: float) -> None:
 
 
 def _mark_seen(task: "asyncio.Task[RedisProtocol]") -> None:
-    # a failed attempt whose callers have all given up is no news to anyone
+    # a failed attempt whose callers have all given up is not to be logged as unhandled
     if not task.cancelled():
         task.exception()
 

@@ -172,7 +172,7 @@ class RedisProtocol(asyncio.Protocol):
         return future
 
     def watch(self, stall_seconds: float) -> None:
-        """From now on, give the connection up when it answers nobody for so long (a half-open one looks like this)."""
+        """From now on, close the connection when it has not answered for so long (a half-open one looks like this)."""
         if self.closed:
             return
         if self._pending and self._loop.time() - self._pending[0].sent_at > stall_seconds:

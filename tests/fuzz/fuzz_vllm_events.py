@@ -18,7 +18,7 @@ from typing import Any, get_args
 import atheris
 
 with atheris.instrument_imports(include=["kv_indexer"]):
-    from kv_indexer.apply.change_plan import Knowledge, first_size_change, hashes_to_look_up, plan_change
+    from kv_indexer.apply.change_plan import StreamContext, first_size_change, hashes_to_look_up, plan_change
     from kv_indexer.events.event_fields import Fault
     from kv_indexer.events.sequence import is_replay_end, parse_live, parse_replay
     from kv_indexer.events.vllm_events import decode_batch
@@ -49,7 +49,7 @@ WORDS = (
 PLAIN = {"block_hashes": [7], "parent_block_hash": None, "token_ids": [1], "block_size": 1}
 pack = msgspec.msgpack.encode
 runs = 0
-knowledge = Knowledge()
+context = StreamContext()
 memory_at_first_mib = 0.0
 
 
@@ -75,14 +75,14 @@ def payload(data: bytes) -> None:
 
 def use(batch: EventBatch) -> None:
     """Do what the indexer does with one stream's events before it asks Redis, and remember as much as it does."""
-    hashes_to_look_up(batch.events, knowledge)
-    first_size_change([batch.events], knowledge)
-    plan = plan_change(batch.events, knowledge=knowledge, roots=root)
-    knowledge.forget_oldest()
+    hashes_to_look_up(batch.events, context)
+    first_size_change([batch.events], context)
+    plan = plan_change(batch.events, context=context, roots=root)
+    context.forget_oldest()
     for operation in plan.operations:
         if isinstance(operation, Store):
             assert len(operation.hashes) == len(operation.keys) > 0, operation
-    assert len(knowledge.groups) <= MAX_GROUP + 1
+    assert len(context.groups) <= MAX_GROUP + 1
     for event in batch.events:
         if isinstance(event, BlockStored):
             with contextlib.suppress(UnknownExtraKeyError):

@@ -21,7 +21,7 @@ from tests.integration.kv_redis_groups import RIGHTS
 from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, prompt
 
 DEADLINE_SECONDS = 20.0
-LONG = 200  # blocks: three stretches and some
+LONG = 200  # blocks: three chunks and some
 
 
 @pytest.fixture

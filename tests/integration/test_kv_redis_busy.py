@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from kv_indexer.apply.redis_writer import RedisIndexWriter
-from kv_indexer.share.redis_leases import SURVEYED_AT_ONCE, RedisLeaseBook
+from kv_indexer.share.redis_leases import LOOKED_AT_ONCE, RedisLeaseBook
 from kvmesh.blocks.source import Claim, SourceState, Stream
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index import redis_reader
@@ -41,7 +41,7 @@ async def test_a_beat_looks_at_a_bounded_number_of_streams_at_a_time(
     claims = await book.tick(STREAMS)
     before = scripts_run(client)
     assert await book.tick(STREAMS) == claims
-    pieces = -(-len(STREAMS) // SURVEYED_AT_ONCE)
+    pieces = -(-len(STREAMS) // LOOKED_AT_ONCE)
     assert claims.keys() == STREAMS
     assert scripts_run(client) - before == 1 + pieces
 
@@ -59,7 +59,7 @@ async def test_the_slots_of_each_of_many_streams_are_looked_at_within_as_many_be
             assert position is not None
             await index.writer.apply(claims[stream], change(position, blocks(1, 3)))
         client.delete(f"{P}slots")
-        for _ in range(-(-len(STREAMS) // SURVEYED_AT_ONCE)):
+        for _ in range(-(-len(STREAMS) // LOOKED_AT_ONCE)):
             await book.tick(STREAMS)
         reasons = [client.hget(f"{P}stream:{stream.name}", "reason") for stream in looked_at]
     assert reasons == [b"registry-damaged"] * len(looked_at)

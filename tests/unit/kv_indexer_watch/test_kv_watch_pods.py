@@ -89,7 +89,7 @@ class World:
         for _ in range(seconds):
             self.now += 1
             assert await self.watch.look() == 1.0
-        return [finding.key for finding in self.watch.standing]
+        return [finding.key for finding in self.watch.current]
 
     def event(self, stream: Stream) -> None:
         self.telemetry.applied(stream, batches=1, events={"BlockStored": 1}, last_ts=self.now)
