@@ -185,13 +185,13 @@ def _snapshot(settings: "PickerSettings", *, timeout_seconds: float) -> "Snapsho
     from extproc.errors import ConfigError
     from extproc.policy.view import first_snapshot
     from extproc.pools.mesh import namespaces_read
-    from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
-    from kvmesh.documents.cluster_sources import folder_source, kubernetes_source
+    from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
+    from kvmesh.documents.sources import FolderSource, kubernetes_source
 
     folder = settings.policies_folder
     try:
         source = (
-            folder_source(folder)
+            FolderSource(folder)
             if folder is not None
             else kubernetes_source(ClusterAccess(), namespaces=namespaces_read(settings))
         )

@@ -19,10 +19,16 @@ from extproc.policy.inference_policy import GROUP, KIND
 from extproc.policy.mesh_policy import MeshPolicy, MeshState
 from extproc.policy.pool_config import PoolConfig
 from extproc.settings.config import PickerSettings
-from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
-from kvmesh.documents.cluster_sources import folder_source, kubernetes_source, status_writer
-from kvmesh.documents.documents import DocumentKey, DocumentProblem, DocumentSource, Snapshot
-from kvmesh.documents.status_update import StatusUpdate
+from kvmesh.documents.documents import (
+    ClusterAccess,
+    DocumentKey,
+    DocumentProblem,
+    DocumentSource,
+    KubernetesConfigError,
+    Snapshot,
+    StatusUpdate,
+)
+from kvmesh.documents.sources import FolderSource, kubernetes_source, status_writer
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +128,7 @@ async def follow_source(
     if source is not None:
         await follower.run(source)
     elif settings.policies_folder is not None:
-        await follower.run(folder_source(settings.policies_folder))
+        await follower.run(FolderSource(settings.policies_folder))
     else:
         try:
             await _follow_cluster(settings, follower)

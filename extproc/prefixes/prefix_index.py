@@ -244,8 +244,7 @@ class RedisPrefixIndex:
             extra=prompt.extra if prompt.features else None,
             also=also,
             also_replies=also_replies,
-            also_told=told.extend,
-            needs_all_keys=True,
+            on_replies=told.extend,
         )
 
     async def _look_all(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from extproc.requests.request import Truncation, TruncationSide
-from kvmesh.blocks.extra_keys import fold_features
+from kvmesh.blocks.block_keys import fold_features
 
 TOKEN_BYTES = 4
 
