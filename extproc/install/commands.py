@@ -162,10 +162,10 @@ def install(
     ] = 180,
 ) -> None:
     """Install kvmesh into a mesh, or upgrade it. Run again with other flags, it changes what is there."""
-    from extproc.install.crd_files import read_crds
     from extproc.install.istio_release import parse_release
     from extproc.install.plan import InstallPlan, RedisKind
     from extproc.install.render import render, to_yaml
+    from extproc.install.shipped_files import read_crds
     from extproc.install.targets import parse_clients, parse_gateway, parse_hosts, parse_pools
 
     ambient = mode is Mode.AMBIENT_GATEWAY

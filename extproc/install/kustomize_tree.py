@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from extproc.install.crd_files import FILES, read_crds
 from extproc.install.json_patch import json_patch
 from extproc.install.labels import OWNED
 from extproc.install.plan import (
@@ -27,6 +26,7 @@ from extproc.install.plan import (
     Scope,
 )
 from extproc.install.render import Document, render, to_yaml
+from extproc.install.shipped_files import CRDS, read_crds
 from extproc.install.targets import parse_clients, parse_gateway
 from extproc.install.write_tree import write_tree
 
@@ -110,7 +110,7 @@ def manifests() -> dict[str, str]:
         content = {"resources": ["../../base"], "components": parts}
         files[f"overlays/{name}/kustomization.yaml"] = _kustomization(content)
     labels = [{"pairs": dict(OWNED), "includeSelectors": False}]
-    files["crds/kustomization.yaml"] = _kustomization({"resources": list(FILES), "labels": labels})
+    files["crds/kustomization.yaml"] = _kustomization({"resources": list(CRDS), "labels": labels})
     files["kvmesh.yaml"] = HEADER + to_yaml(render(SAMPLE, crds=read_crds()))
     return files
 

@@ -6,12 +6,9 @@ Pure; used by `render`.
 import json
 from typing import Any
 
-from extproc.install.dashboards.all_dashboards import DASHBOARDS
-from extproc.install.dashboards.grafana_json import grafana_json
-from extproc.install.dashboards.panels import Dashboard
 from extproc.install.labels import component_labels, object_meta
 from extproc.install.plan import INDEXER, PICKER, InstallPlan
-from extproc.install.rule_groups import rule_groups
+from extproc.install.shipped_files import read_dashboards, read_rules
 
 RULES, DASHBOARD_FILES = "kvmesh-rules", "kvmesh-dashboards"  # as components: each has a file of its own
 SIDECAR_LABEL = {"grafana_dashboard": "1"}  # what the sidecar of Grafana's chart looks for, unless told otherwise
@@ -23,7 +20,8 @@ def monitoring_objects(plan: InstallPlan) -> list[dict[str, Any]]:
     if not plan.monitoring:
         return []
     monitors = [_service_monitor(component, plan.namespace) for component in (PICKER, INDEXER)]
-    return [*monitors, _rules(plan.namespace), *(_dashboard(each, plan.namespace) for each in DASHBOARDS)]
+    boards = [_dashboard(uid, board, plan.namespace) for uid, board in read_dashboards().items()]
+    return [*monitors, _rules(plan.namespace), *boards]
 
 
 def _service_monitor(component: str, namespace: str) -> dict[str, Any]:
@@ -45,19 +43,13 @@ def _rules(namespace: str) -> dict[str, Any]:
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
         "metadata": object_meta(RULES, namespace, component=RULES),
-        "spec": rule_groups(),
+        "spec": read_rules(),
     }
 
 
-def _dashboard(dashboard: Dashboard, namespace: str) -> dict[str, Any]:
-    meta = object_meta(f"{dashboard.uid}-dashboard", namespace, component=DASHBOARD_FILES)
+def _dashboard(uid: str, board: dict[str, Any], namespace: str) -> dict[str, Any]:
+    meta = object_meta(f"{uid}-dashboard", namespace, component=DASHBOARD_FILES)
     meta["labels"] |= SIDECAR_LABEL
     meta["annotations"] = dict(SIDECAR_FOLDER)
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": meta,
-        "data": {
-            f"{dashboard.uid}.json": json.dumps(grafana_json(dashboard), ensure_ascii=False, separators=(",", ":"))
-        },
-    }
+    text = json.dumps(board, ensure_ascii=False, separators=(",", ":"))
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {f"{uid}.json": text}}

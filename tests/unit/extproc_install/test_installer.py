@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from extproc.install.admin_token import token_secret
-from extproc.install.crd_files import read_crds
 from extproc.install.installer import Document, InstallError, install, others, policies, uninstall
 from extproc.install.kinds import KINDS, POLICY, Kind
 from extproc.install.plan import InstallPlan, Mode, PoolTarget, RouteTarget
 from extproc.install.render import render
+from extproc.install.shipped_files import read_crds
 from extproc.install.targets import parse_gateway
 from tests.unit.extproc_install.sample_plans import plan
 
