@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.install.monitoring_objects import monitoring_objects
+from extproc.install.render import monitoring_objects
 from extproc.install.shipped_files import DASHBOARDS
 from podsim.wire.metrics_text import EngineState, PodMetrics
 from tests.prometheus.monitoring import (
