@@ -2,7 +2,7 @@
 
 import pytest
 
-from extproc.install.targets import parse_pools
+from extproc.install.plan import parse_pools
 from extproc.pools.pool_hosts import only_pool, pool_name
 
 

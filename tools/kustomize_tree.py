@@ -1,20 +1,18 @@
 """The folder `manifests/`, made from the same renderer as `kvmesh install`; a test keeps the files equal to this.
 
-`python -m extproc.install.kustomize_tree FOLDER` writes it. Pure but for that: each way to install is a plan, the base
-is what all plans have, and a component is what one plan has beside it: objects of its own, and patches of common ones.
+`python -m tools.kustomize_tree FOLDER` writes it. Each way to install is a plan. The base is what all plans have. A
+component is what one plan has beside it: objects of its own, and JSON patches (RFC 6902) of common ones.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from extproc.install.crd_files import FILES, read_crds
-from extproc.install.json_patch import json_patch
-from extproc.install.labels import OWNED
+from extproc.install.objects import OWNED, Document
 from extproc.install.plan import (
     GatewayTarget,
     InstallPlan,
@@ -25,12 +23,13 @@ from extproc.install.plan import (
     RedisKind,
     RouteTarget,
     Scope,
+    parse_clients,
+    parse_gateway,
 )
-from extproc.install.render import Document, render, to_yaml
-from extproc.install.targets import parse_clients, parse_gateway
-from extproc.install.write_tree import write_tree
+from extproc.install.render import render, to_yaml
+from extproc.install.shipped_files import CRDS, read_crds
 
-HEADER = "# Made by `python -m extproc.install.kustomize_tree manifests`: change extproc/install, not this.\n"
+HEADER = "# Made by `python -m tools.kustomize_tree manifests`: change extproc/install, not this.\n"
 POOL = PoolTarget(namespace="llm", name="vllm-llama", selector={"app": "vllm-llama"})
 GATEWAY: GatewayTarget = parse_gateway("istio-ingress/inference-gateway")
 ROUTES = (RouteTarget(host="llm.example.com", pool=POOL),)
@@ -50,6 +49,7 @@ SIDECAR: dict[str, Any] = {
 }
 EXTERNAL = {"redis": RedisKind.EXTERNAL, "redis_password_secret": "kvmesh-redis-password"}
 Change = Mapping[str, Any]
+Operation = dict[str, Any]
 # An axis is a choice that is made once; the first value of each is the sample's.
 AXES: Mapping[str, Mapping[str, Change]] = {
     "scope": {"mesh-wide": {}, "namespaced": {"scope": Scope.NAMESPACED, "root_namespace": SAMPLE.namespace}},
@@ -110,7 +110,7 @@ def manifests() -> dict[str, str]:
         content = {"resources": ["../../base"], "components": parts}
         files[f"overlays/{name}/kustomization.yaml"] = _kustomization(content)
     labels = [{"pairs": dict(OWNED), "includeSelectors": False}]
-    files["crds/kustomization.yaml"] = _kustomization({"resources": list(FILES), "labels": labels})
+    files["crds/kustomization.yaml"] = _kustomization({"resources": list(CRDS), "labels": labels})
     files["kvmesh.yaml"] = HEADER + to_yaml(render(SAMPLE, crds=read_crds()))
     return files
 
@@ -181,10 +181,56 @@ def _by_key(documents: Sequence[Document]) -> dict[tuple[str, ...], Document]:
     return {(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each for each in documents}
 
 
+def json_patch(old: Any, new: Any, *, path: str = "") -> list[Operation]:
+    """Return operations that turn `old` into `new`; items of lists are compared by place."""
+    return list(_changes(old, new, path))
+
+
+def _changes(old: Any, new: Any, path: str) -> Iterator[Operation]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        yield from _of_mapping(old, new, path)
+    elif isinstance(old, list) and isinstance(new, list):
+        yield from _of_list(old, new, path)
+    elif old != new:
+        yield {"op": "replace", "path": path, "value": new}
+
+
+def _of_mapping(old: dict[str, Any], new: dict[str, Any], path: str) -> Iterator[Operation]:
+    for key, value in old.items():
+        if key in new:
+            yield from _changes(value, new[key], f"{path}/{_escaped(key)}")
+        else:
+            yield {"op": "remove", "path": f"{path}/{_escaped(key)}"}
+    for key, value in new.items():
+        if key not in old:
+            yield {"op": "add", "path": f"{path}/{_escaped(key)}", "value": value}
+
+
+def _of_list(old: list[Any], new: list[Any], path: str) -> Iterator[Operation]:
+    for index, (before, after) in enumerate(zip(old, new, strict=False)):
+        yield from _changes(before, after, f"{path}/{index}")
+    for index in range(len(old) - 1, len(new) - 1, -1):  # from the end: each removal moves what is behind it
+        yield {"op": "remove", "path": f"{path}/{index}"}
+    for item in new[len(old) :]:
+        yield {"op": "add", "path": f"{path}/-", "value": item}
+
+
+def _escaped(key: str) -> str:
+    """Write a key as a part of a JSON pointer (RFC 6901)."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
 def write(folder: Path) -> None:
-    """Write the files into `folder`, and remove what is no longer made."""
-    parts = ("base", "components", "overlays")
-    write_tree(folder, manifests(), old=[path for part in parts for path in (folder / part).rglob("*.yaml")])
+    """Write the files into `folder`, and remove those that are no longer made."""
+    files = manifests()
+    for part in ("base", "components", "overlays"):
+        for path in sorted((folder / part).rglob("*.yaml")):
+            if str(path.relative_to(folder)) not in files:
+                path.unlink()
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,36 @@
-"""The kinds of object that an installation is made of, in the order in which they are applied. Values only."""
+"""The kinds of object that an installation is made of, and the names and labels that they have in common. Pure.
 
+By these labels `kvmesh uninstall` finds the objects again.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+Document = dict[str, Any]
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+PART_OF = "app.kubernetes.io/part-of"
+NAME = "app.kubernetes.io/name"
+OWNER = "kvmesh-install"
+INSTALLATION = "kvmesh.io/installation"  # its namespace: a cluster may have several
+OWNED = {PART_OF: "kvmesh", MANAGED_BY: OWNER}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """How the API names a kind."""
+    """A kind as the API names it."""
 
     name: str
     group: str
     version: str
     plural: str
     namespaced: bool = True
-    optional: bool = False  # not in every cluster: uninstalling does not need it
+    optional: bool = False  # not in every cluster; uninstalling does not need it
 
     @property
     def api_version(self) -> str:
-        """What documents say."""
+        """What a document says."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
 
@@ -68,5 +82,40 @@ KINDS = (
 
 
 def kind_of(name: str) -> Kind:
-    """Return the kind that documents call `name`."""
+    """Return the kind that a document calls `name`."""
     return next(kind for kind in KINDS if kind.name == name)
+
+
+def kube_object(
+    kind: str,
+    name: str,
+    namespace: str | None,
+    *,
+    component: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    **content: Any,
+) -> Document:
+    """Return an object with our labels; `namespace` is None for what belongs to the whole cluster."""
+    meta: dict[str, Any] = {"name": name}
+    if namespace is not None:
+        meta["namespace"] = namespace
+    meta["labels"] = {**(component_labels(component) if component else {}), **OWNED, **(labels or {})}
+    if annotations:
+        meta["annotations"] = dict(annotations)
+    return {"apiVersion": kind_of(kind).api_version, "kind": kind, "metadata": meta, **content}
+
+
+def component_object(kind: str, component: str, namespace: str, **content: Any) -> Document:
+    """Return an object that a component has one of, under the component's name."""
+    return kube_object(kind, component, namespace, component=component, **content)
+
+
+def component_labels(component: str) -> dict[str, str]:
+    """Return the labels that select a component's pods; they never change, as selectors of Deployments cannot."""
+    return {NAME: component, PART_OF: "kvmesh"}
+
+
+def pods_of(component: str) -> dict[str, Any]:
+    """Return the selector of a component's pods, as most kinds write it."""
+    return {"matchLabels": component_labels(component)}
