@@ -1,6 +1,6 @@
 """Dashboards and rules ask for what there is, Grafana and Prometheus can take them, and they are installed as they are.
 
-What a metric is called and which labels it has is read from docs/metrics.md, which other tests hold to the processes;
+What a metric is called and which labels it has is read from docs/reference/metrics.md, which other tests hold to the processes;
 vLLM's metrics are those of the simulated pod.
 """
 
@@ -51,7 +51,7 @@ ALERTS = pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["ale
 def known_metrics() -> dict[str, set[str]]:
     """Return the labels of each series' name: of kvmesh, of a pod, and of those that Prometheus makes."""
     known = dict(OF_PROMETHEUS)
-    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     for name, kind, labels in re.findall(r"^\| `(kvmesh_\w+)` \| (\w+) \| \w* \| ([^|]*) \|", page, re.MULTILINE):
         known |= _series(name, kind, set(re.findall(NAME, labels)) | OF_THE_SCRAPE)
     pod = PodMetrics(model="tiny", max_model_len=2048, block_size=16, total_blocks=100, started_at=0.0)
