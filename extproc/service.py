@@ -8,8 +8,6 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from extproc.doctor.examine import run_startup_checks
 from extproc.errors import ConfigError, first_error
 from extproc.ext_proc.call import OfRoute, Picks
@@ -26,11 +24,11 @@ from extproc.pools.picker_parts import PickerParts
 from extproc.pools.pool_picker import PoolPicker
 from extproc.pools.pools import Pools
 from extproc.settings.config import PickerSettings
-from extproc.telemetry.lookup_telemetry import LookupTelemetry
-from extproc.telemetry.record_telemetry import RecordTelemetry
+from extproc.telemetry.process_telemetry import show_lookups, show_records
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.documents.pools import PoolEndpoint
 from kvmesh.index.index_view import IndexView
+from kvmesh.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +82,14 @@ class PickerService:
         await self.pools.close()
         await self.parts.close()
 
-    def _observe(self, registry: CollectorRegistry) -> None:
+    def _observe(self, registry: Registry) -> None:
         """Have requests shown to those who watch, and what is written of them counted."""
         parts = self.parts
         self.live = LiveFeed(self.pages, watch=parts.watch, view=IndexView(url=self.settings.redis_url))
         parts.watch.on_picked = self.live.picked
         targets = parts.records.buffers if parts.records is not None else ()
-        registry.register(RecordTelemetry(targets=targets, traces=parts.tracing))
-        registry.register(LookupTelemetry(parts.reader))
+        show_records(registry, targets=targets, traces=parts.tracing)
+        show_lookups(registry, parts.reader)
 
     def _server(self, picks: Picks, *, of_route: OfRoute | None) -> ExtProcServer:
         return ExtProcServer(

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf, isnan
 
 from extproc.pods.endpoint import EndpointLoad
-from extproc.pods.pod_latencies import PodHistogram
 
 # Names of vLLM 0.8 to 0.32; one series per engine (data-parallel rank) of the pod. Names that begin alike are found in
 # one pass over the page: passes are what reading it costs
@@ -33,6 +33,15 @@ ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 MOST_MODEL_CHARACTERS = 200  # of a name that becomes a label
 MOST_BUCKETS = 100  # of one histogram
 LARGEST_COUNT = 1e15  # what no pod reaches, and what sums of which are exact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodHistogram:
+    """One histogram as a pod shows it: counts of all observations up to each bound, since its start."""
+
+    bounds: tuple[float, ...]  # seconds, ascending; the last one is inf
+    counts: tuple[float, ...]  # as many, cumulative
+    seconds: float  # sum of all observations
 
 
 def parse_load(text: bytes, *, reported_at: float) -> EndpointLoad | None:

@@ -31,7 +31,7 @@ from extproc.responses.watch_realised import RealisedReporter
 from extproc.telemetry.endpoint_telemetry import EndpointView
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
-from extproc.telemetry.quota_telemetry import QuotaMetrics
+from extproc.telemetry.process_telemetry import show_quotas
 from kvmesh.documents.pools import PoolEndpoint, pool_seed
 
 RENDER_CACHE_BYTES_OF_A_POOL = 4 << 20  # there may be hundreds of pools
@@ -77,7 +77,7 @@ def pool_works(config: PoolConfig, parts: PickerParts) -> PoolWorks:
     endpoints = _scraper(config, parts, books, telemetry)
     books.shared = shared = parts.share_of(config.name, session_ttl_seconds=policy.session_seconds)
     books.quotas = quotas = _quotas(config, parts)
-    telemetry.registry.register(QuotaMetrics(quotas))
+    show_quotas(telemetry.registry, quotas)
     order = FlowQueue(policy.priorities)
     queue = AdmissionQueue(order, clock=time.monotonic, telemetry=overload)
     books.freed = queue.wake

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from prometheus_client import CollectorRegistry, Counter
-
 from extproc.admission.classify import claims_named, headers_named
 from extproc.errors import KvmeshError, NoPoolForHostError, PickError, UnknownPoolError
 from extproc.ext_proc.call import OpenExchange
@@ -27,6 +25,8 @@ from extproc.pools.pool_hosts import PoolHosts, pools_of_cluster
 from extproc.pools.pool_picker import PoolPicker, tell_unrouted
 from extproc.pools.unknown_books import UNKNOWN_BOOKS
 from extproc.responses.response_plan import ResponsePlan
+from extproc.telemetry import metrics
+from kvmesh.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +58,8 @@ class Pools:
         self._coming: Sequence[PoolConfig] = ()  # being applied: what they look at is read already
         self._memory_share = 1.0
         self._are_known = asyncio.Event()
-        self.registry = CollectorRegistry()
-        self._unrouted = Counter(
-            "kvmesh_unrouted_requests",
-            "Requests that belong to no pool, by reason.",
-            ["reason"],
-            registry=self.registry,
-        )
+        self.registry = Registry()
+        self._unrouted = self.registry.values(metrics.UNROUTED)
 
     # --- ext_proc_call.Picks --------------------------------------------------------------------------------------
 
@@ -268,7 +263,7 @@ class Pools:
         raise refusal
 
     def _refusal(self, error: PickError) -> PickError:
-        self._unrouted.labels(error.reason).inc()
+        self._unrouted.of(error.reason).value += 1
         return error
 
     # --- tasks ----------------------------------------------------------------------------------------------------

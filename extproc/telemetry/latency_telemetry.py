@@ -1,45 +1,37 @@
-"""TTFT and inter-token time by model and role, out of the histograms that the pods show themselves.
+"""TTFT and inter-token time by model and role, out of the histograms that the pods themselves show.
 
-`metrics_scraper` hands in the pages that it fetches anyway; each pod's is read every few seconds, which costs 0.1 ms.
-Every replica of the picker shows all pods: their series are not to be added up over replicas.
+The scraper hands in the pages that it fetches anyway; each pod's is read every few seconds, which costs 0.1 ms. A pod's
+counts are added up from when it was first seen, and a histogram that has begun anew (its pod is another process) counts
+from zero. Every replica of the picker shows all pods: their series are not to be added up over replicas.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-
-from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from math import inf
 
 from extproc.pods.endpoint import EndpointLoad, Role
-from extproc.pods.pod_latencies import PodLatencies
-from extproc.pods.vllm_metrics import parse_latencies
-from extproc.telemetry.histogram_telemetry import add_series
+from extproc.pods.vllm_metrics import PodHistogram, parse_latencies
+from extproc.telemetry import metrics
+from kvmesh.metrics.registry import Family, Histogram, Registry
 
 READ_EVERY_SECONDS = 5.0
+MOST_MODELS = 100  # with series of their own
 STARTED = re.compile(rb"^process_start_time_seconds (\S+)", re.MULTILINE)
-# vLLM's own (vllm/v1/metrics/loggers.py, 0.32): what comes from there is counted exactly
-TTFT_SECONDS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-    *(160.0, 640.0, 2560.0),
-)
-INTER_TOKEN_SECONDS = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
 
 
-class LatencyTelemetry(Collector):
-    """Implements `metrics_scraper.PageReader`."""
+class LatencyTelemetry:
+    """Reads the pages; it is the scraper's `PageReader`."""
 
-    def __init__(self, registry: CollectorRegistry, *, read_every_seconds: float = READ_EVERY_SECONDS) -> None:
+    def __init__(self, registry: Registry, *, read_every_seconds: float = READ_EVERY_SECONDS) -> None:
         self.role_of: Callable[[str], str] = _both  # endpoint -> role
-        self._ttft = PodLatencies(TTFT_SECONDS)
-        self._inter_token = PodLatencies(INTER_TOKEN_SECONDS)
+        self._ttft = PodLatencies(registry.histograms(metrics.TTFT))
+        self._inter_token = PodLatencies(registry.histograms(metrics.INTER_TOKEN))
         self._read_every_seconds = read_every_seconds
         self._due: dict[str, float] = {}  # endpoint -> monotonic seconds
         self._started: dict[str, bytes] = {}  # endpoint -> start time as its page writes it; b"": it does not tell
         self._read: dict[str, tuple[int, int]] = {}  # endpoint -> observations of both when its page was read
-        registry.register(self)
 
     def page(self, endpoint: str, text: bytes, *, load: EndpointLoad) -> None:
         """Take an endpoint's page and its load; most pages are not read, and none of an idle pod."""
@@ -82,38 +74,64 @@ class LatencyTelemetry(Collector):
             self._ttft.restarted(endpoint)
             self._inter_token.restarted(endpoint)
 
-    def describe(self) -> Iterator[Metric]:
-        """Yield the names."""
-        for name, (text, _) in self._families().items():
-            yield Metric(name, text, "histogram")
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield all series."""
-        for name, (text, latencies) in self._families().items():
-            metric = Metric(name, text, "histogram")
-            for (model, role), merged in latencies.merged.items():
-                add_series(
-                    metric,
-                    {"model": model, "role": role},
-                    bounds=latencies.bounds,
-                    counts=merged.counts,
-                    seconds=merged.seconds,
-                )
-            yield metric
+class PodLatencies:
+    """Adds one kind of latency up over the pods, by model and role."""
 
-    def _families(self) -> Mapping[str, tuple[str, PodLatencies]]:
-        return {
-            "kvmesh_ttft_seconds": (
-                "Time to the first token as the pods measure it, by their model name and role, since this picker saw "
-                "them first.",
-                self._ttft,
-            ),
-            "kvmesh_inter_token_seconds": (
-                "Time from one token to the next as the pods measure it, by their model name and role, since this "
-                "picker saw them first.",
-                self._inter_token,
-            ),
-        }
+    def __init__(self, family: Family[Histogram], *, most_models: int = MOST_MODELS) -> None:
+        self._family = family
+        self._most_models = most_models
+        self._last: dict[str, Mapping[str, PodHistogram]] = {}  # endpoint -> model -> as last shown
+        self._models: set[str] = set()
+
+    def report(self, endpoint: str, shown: Mapping[str, PodHistogram], *, role: str) -> None:
+        """Take what a pod shows now, by model."""
+        before = self._last.get(endpoint)
+        self._last[endpoint] = shown
+        for model, now in shown.items():
+            merged = self._of(model, role)
+            if before is None:
+                continue  # counted from here on
+            last = before.get(model)
+            is_new = last is None or last.bounds != now.bounds or any(map(_falls, last.counts, now.counts))
+            _add(merged, now, None if is_new else last)
+
+    def restarted(self, endpoint: str) -> None:
+        """Count all that the endpoint shows next: it is another process, which has begun at zero."""
+        if endpoint in self._last:
+            self._last[endpoint] = {}
+
+    def forget(self, endpoint: str) -> None:
+        """Forget an endpoint that is gone; what it has shown stays counted."""
+        self._last.pop(endpoint, None)
+
+    def _of(self, model: str, role: str) -> Histogram:
+        if model not in self._models:
+            if len(self._models) >= self._most_models:
+                model = metrics.OTHER
+            self._models.add(model)
+        return self._family.of(model, role)
+
+
+def _add(merged: Histogram, now: PodHistogram, last: PodHistogram | None) -> None:
+    counted = 0.0  # up to the bound before
+    for i, place in enumerate(_places(merged.bounds, now.bounds)):
+        more = now.counts[i] - (last.counts[i] if last is not None else 0.0)
+        if more > counted:
+            merged.counts[place] += more - counted
+            counted = more
+    if counted:
+        merged.sum += max(now.seconds - (last.seconds if last is not None else 0.0), 0.0)
+
+
+def _falls(last: float, now: float) -> bool:
+    return now < last
+
+
+@lru_cache(maxsize=64)
+def _places(own: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[int, ...]:
+    """Return our bucket for each of a pod's: the first whose bound is not below, so that no time looks shorter."""
+    return tuple(len(own) if bound == inf else bisect_left(own, bound) for bound in theirs)
 
 
 def _both(_: str) -> str:

@@ -1,84 +1,68 @@
 """What is counted of each model and arm of a split: prompts, predicted and generated tokens, times, what caches save.
 
-Part of `telemetry`. Names are configured ones; beyond a bound all are `other`. A pick costs two look-ups and a few
-additions: sums are kept in plain fields and become metrics when somebody asks. Only the event loop's thread.
+Names are configured ones; beyond a bound all are `other`.
 """
 
-from collections.abc import Iterator, Mapping
-
-from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from dataclasses import dataclass
 
 from extproc.policy.observability import ObservabilityPolicy
 from extproc.responses.realised import Comparison
-from extproc.telemetry.histogram_telemetry import MOST_SERIES, OTHER, Times, TimesHistogram
-from extproc.telemetry.latency_telemetry import TTFT_SECONDS
+from extproc.telemetry import metrics
+from kvmesh.metrics.registry import Histogram, Registry, Value
 
+MOST_SERIES = 100  # models and arms with series of their own
 SECONDS_AN_HOUR = 3600.0
-MODEL_ARM = ("model", "arm")
 
 
+@dataclass(slots=True, kw_only=True)
 class _Arm:
     """One model as clients ask for it, and one arm of its split."""
 
-    __slots__ = ("cached_tokens", "first_tokens", "generated_tokens", "prompt_tokens", "requests", "usages")
+    requests: Histogram
+    first_tokens: Histogram
+    prompt_tokens: Value
+    predicted_tokens: Value
+    generated_tokens: Value
+    usages: Value
 
-    def __init__(self, requests: Times, first_tokens: Times) -> None:
-        self.requests, self.first_tokens = requests, first_tokens
-        self.prompt_tokens = self.cached_tokens = self.generated_tokens = self.usages = 0
 
-
+@dataclass(slots=True, kw_only=True)
 class _Served:
     """One model as the pods serve it."""
 
-    __slots__ = ("expected", "money", "realised_seconds", "saved_seconds")
-
-    def __init__(self, expected: Times) -> None:
-        self.expected = expected
-        self.saved_seconds = self.realised_seconds = 0.0
-        self.money: dict[str, float] = {}  # currency -> amount
+    name: str
+    expected: Histogram
+    saved_seconds: Value
+    realised_seconds: Value
 
 
-class ModelTelemetry(Collector):
+class ModelTelemetry:
     """All models of a pool."""
 
-    def __init__(self, registry: CollectorRegistry, *, most_models: int = MOST_SERIES) -> None:
-        self._requests = TimesHistogram(
-            "kvmesh_model_request_seconds",
-            "Time from the pick to the end of the exchange, by model as the client asked for it and arm.",
-            MODEL_ARM,
-            bounds=TTFT_SECONDS,
-            registry=registry,
-        )
-        self._first_tokens = TimesHistogram(
-            "kvmesh_model_first_token_seconds",
-            "Time from the pick to the first bytes of a stream's body, of those that were read (a sample).",
-            MODEL_ARM,
-            bounds=TTFT_SECONDS,
-            registry=registry,
-        )
-        self._expected = TimesHistogram(
-            "kvmesh_expected_ttft_seconds",
-            "Time to the first token that each pick expected at its endpoint, by model as it is served.",
-            ("model",),
-            bounds=TTFT_SECONDS,
-            registry=registry,
-        )
+    def __init__(self, registry: Registry, *, most_models: int = MOST_SERIES) -> None:
+        self._requests = registry.histograms(metrics.MODEL_REQUEST_SECONDS)
+        self._first_tokens = registry.histograms(metrics.MODEL_FIRST_TOKEN_SECONDS)
+        self._expected = registry.histograms(metrics.EXPECTED_TTFT)
+        self._prompt_tokens = registry.values(metrics.MODEL_PROMPT_TOKENS)
+        self._predicted_tokens = registry.values(metrics.MODEL_PREDICTED_TOKENS)
+        self._generated_tokens = registry.values(metrics.MODEL_GENERATED_TOKENS)
+        self._usages = registry.values(metrics.MODEL_USAGES)
+        self._saved_seconds = registry.values(metrics.SAVED_SECONDS)
+        self._realised_seconds = registry.values(metrics.REALISED_SAVED_SECONDS)
+        self._money = registry.values(metrics.SAVED_MONEY)
+        self._price = registry.values(metrics.GPU_HOUR_PRICE)
         self._most_models = most_models
         self._arms: dict[tuple[str, str], _Arm] = {}
         self._served: dict[str, _Served] = {}
         self._price_a_second, self._currency = 0.0, ""
-        registry.register(self)
 
     def reconfigure(self, policy: ObservabilityPolicy) -> None:
         """Count money by this price from now on."""
         self._price_a_second = policy.gpu_hour_price / SECONDS_AN_HOUR
         self._currency = policy.currency
-
-    def promised(self, served: str, *, seconds: float) -> None:
-        """Count the TTFT that a pick expects."""
-        self._of_served(served).expected.observe(seconds)
+        self._price.series.clear()
+        if policy.gpu_hour_price:
+            self._price.of(policy.currency).value = policy.gpu_hour_price
 
     def routed(
         self,
@@ -93,20 +77,21 @@ class ModelTelemetry(Collector):
     ) -> None:
         """Count one routed request: its prompt's tokens, and what computing the cached ones would have taken.
 
-        `promised_seconds`: the TTFT that the pick expects, where nobody calls `promised` for it.
+        `promised_seconds`: the TTFT that the pick expects.
         """
-        line = self._arms.get((model, arm)) or self._new_arm(model, arm)
-        line.prompt_tokens += prompt
-        line.cached_tokens += cached
+        counts = self._arms.get((model, arm)) or self._new_arm(model, arm)
+        counts.prompt_tokens.value += prompt
+        counts.predicted_tokens.value += cached
+        of_served = self._served.get(served)
         if promised_seconds is not None:
-            (self._served.get(served) or self._of_served(served)).expected.observe(promised_seconds)
+            of_served = of_served or self._new_served(served)
+            of_served.expected.observe(promised_seconds)
         if cached:
-            saved = self._served.get(served) or self._of_served(served)
+            of_served = of_served or self._new_served(served)
             seconds = cached * seconds_a_token
-            saved.saved_seconds += seconds
+            of_served.saved_seconds.value += seconds
             if self._price_a_second:
-                money = saved.money
-                money[self._currency] = money.get(self._currency, 0.0) + seconds * self._price_a_second
+                self._money.of(of_served.name, self._currency).value += seconds * self._price_a_second
 
     def ended(self, model: str, arm: str, *, seconds: float) -> None:
         """Count how long an exchange took."""
@@ -114,85 +99,40 @@ class ModelTelemetry(Collector):
 
     def realised(self, comparison: Comparison, *, seconds_a_token: float) -> None:
         """Count a response whose usage was read."""
-        self._of_served(comparison.model).realised_seconds += comparison.realised_tokens * seconds_a_token
+        served = self._served.get(comparison.model) or self._new_served(comparison.model)
+        served.realised_seconds.value += comparison.realised_tokens * seconds_a_token
         names = (comparison.requested, comparison.arm)
-        line = self._arms.get(names) or self._new_arm(*names)
-        line.generated_tokens += comparison.generated_tokens
-        line.usages += 1
+        counts = self._arms.get(names) or self._new_arm(*names)
+        counts.generated_tokens.value += comparison.generated_tokens
+        counts.usages.value += 1
         if comparison.first_token_seconds is not None:
-            line.first_tokens.observe(comparison.first_token_seconds)
+            counts.first_tokens.observe(comparison.first_token_seconds)
 
-    def describe(self) -> Iterator[Metric]:
-        """Yield the names."""
-        yield from self._families().values()
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all series."""
-        families = self._families()
-        for names, arm in self._arms.items():
-            families["prompt"].add_metric(names, arm.prompt_tokens)
-            families["cached"].add_metric(names, arm.cached_tokens)
-            families["generated"].add_metric(names, arm.generated_tokens)
-            families["usages"].add_metric(names, arm.usages)
-        for model, served in self._served.items():
-            families["saved"].add_metric((model,), served.saved_seconds)
-            families["realised"].add_metric((model,), served.realised_seconds)
-            for currency, amount in served.money.items():
-                families["money"].add_metric((model, currency), amount)
-        if self._price_a_second:
-            families["price"].add_metric((self._currency,), self._price_a_second * SECONDS_AN_HOUR)
-        yield from families.values()
-
-    @staticmethod
-    def _families() -> Mapping[str, CounterMetricFamily | GaugeMetricFamily]:
-        def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-            return CounterMetricFamily(name, text, labels=labels)
-
-        return {
-            "prompt": counter("kvmesh_model_prompt_tokens", "Tokens of routed prompts, by model and arm.", *MODEL_ARM),
-            "cached": counter(
-                "kvmesh_model_predicted_cached_tokens",
-                "Prompt tokens that the endpoint was expected to hold, by model and arm.",
-                *MODEL_ARM,
+    def _new_served(self, model: str) -> _Served:
+        if len(self._served) >= self._most_models:
+            model = metrics.OTHER
+        return self._served.setdefault(
+            model,
+            _Served(
+                name=model,
+                expected=self._expected.of(model),
+                saved_seconds=self._saved_seconds.of(model),
+                realised_seconds=self._realised_seconds.of(model),
             ),
-            "generated": counter(
-                "kvmesh_model_generated_tokens",
-                "Generated tokens of the responses whose usage was read (a sample), by model and arm.",
-                *MODEL_ARM,
-            ),
-            "usages": counter("kvmesh_model_usages", "Responses whose usage was read, by model and arm.", *MODEL_ARM),
-            "saved": counter(
-                "kvmesh_saved_prefill_seconds",
-                "What computing the predicted cached tokens would have taken, at the endpoint's learned pace.",
-                "model",
-            ),
-            "realised": counter(
-                "kvmesh_realised_saved_prefill_seconds",
-                "What computing the tokens that pods found cached would have taken, of compared responses (a sample).",
-                "model",
-            ),
-            "money": counter(
-                "kvmesh_saved_money",
-                "kvmesh_saved_prefill_seconds_total at the price of a GPU hour in the policy of that time.",
-                *("model", "currency"),
-            ),
-            "price": GaugeMetricFamily(
-                "kvmesh_gpu_hour_price", "Price of an endpoint's hour in the policy.", labels=("currency",)
-            ),
-        }
-
-    def _of_served(self, model: str) -> _Served:
-        served = self._served.get(model)
-        if served is None:
-            if len(self._served) >= self._most_models:
-                model = OTHER
-            served = self._served.setdefault(model, _Served(self._expected.of(model)))
-        return served
+        )
 
     def _new_arm(self, model: str, arm: str) -> _Arm:
         if len(self._arms) >= self._most_models:
-            model = arm = OTHER
+            model = arm = metrics.OTHER
         names = (model, arm)
-        if names not in self._arms:
-            self._arms[names] = _Arm(self._requests.of(model, arm), self._first_tokens.of(model, arm))
-        return self._arms[names]
+        return self._arms.setdefault(
+            names,
+            _Arm(
+                requests=self._requests.of(*names),
+                first_tokens=self._first_tokens.of(*names),
+                prompt_tokens=self._prompt_tokens.of(*names),
+                predicted_tokens=self._predicted_tokens.of(*names),
+                generated_tokens=self._generated_tokens.of(*names),
+                usages=self._usages.of(*names),
+            ),
+        )
