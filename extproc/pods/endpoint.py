@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from kvmesh.pods.pod_report import EndpointLoad
+
 
 class Reachability(StrEnum):
     """What the last scrapes say of an endpoint."""
@@ -23,41 +25,6 @@ class Role(StrEnum):
     BOTH = "both"
     PREFILL = "prefill"  # computes prompts for others; takes no client's request
     DECODE = "decode"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointLoad:
-    """What one vLLM pod reported of itself, summed over its engines."""
-
-    waiting_requests: int
-    running_requests: int
-    kv_usage: float  # 0..1, share of cache blocks in use
-    prefix_hit_tokens: int  # since the pod started
-    prefix_query_tokens: int  # since the pod started
-    reported_at: float  # monotonic seconds at which the report was asked for
-    kv_capacity_tokens: int | None = None  # tokens that the pod's cache blocks hold; None: it does not say
-    preemptions: int = 0  # since the pod started
-    running_adapters: frozenset[str] = frozenset()  # LoRA adapters in use now
-    waiting_adapters: frozenset[str] = frozenset()
-    max_adapters: int | None = None  # adapters at a time; None: LoRA is off, or never used since the start
-    inter_token_seconds_sum: float = 0.0  # since the pod started
-    inter_token_count: int = 0
-    memory_bytes_moved: float | None = None  # since the pod started; None: no MFU metrics
-    # since the pod started, too; 0 where a pod does not count it. Those of prefill are of requests that have ended
-    prefill_seconds_sum: float = 0.0  # from being scheduled to the first token
-    prefill_count: int = 0  # requests that have ended
-    prefill_computed_tokens: int = 0  # of their prompts, without those from the cache
-    first_token_seconds_sum: float = 0.0  # from arrival at the pod
-    first_token_count: int = 0
-
-    def is_stale(self, *, now: float, limit_seconds: float) -> bool:
-        """Tell whether the report is too old to say anything."""
-        return now - self.reported_at > limit_seconds
-
-    @property
-    def prefix_hit_rate(self) -> float | None:
-        """Share of prompt tokens found in the pod's cache since it started, or None before the first prompt."""
-        return self.prefix_hit_tokens / self.prefix_query_tokens if self.prefix_query_tokens else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

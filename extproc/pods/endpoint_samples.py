@@ -7,10 +7,10 @@ from collections import deque
 
 import msgspec
 
-from extproc.pods.endpoint import EndpointLoad
 from extproc.pods.first_token_fit import LEAST_SECONDS_A_TOKEN, MOST_SECONDS_A_TOKEN, FirstTokenFit, Pace
 from extproc.pods.prefill_rate import restarted
 from extproc.pods.running_limit import RunningLimit
+from kvmesh.pods.pod_report import EndpointLoad
 
 WINDOW_SECONDS = 5.0  # half-life of the sums: requests end in bursts
 LEAST_SPAN_SECONDS = 0.05  # between two reports; below, one has overtaken the other

@@ -17,13 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from extproc.pods.endpoint import EndpointLoad, EndpointModels, EndpointStatus, EndpointTrend, Reachability
+from extproc.pods.endpoint import EndpointModels, EndpointStatus, EndpointTrend, Reachability
 from extproc.pods.metrics_page import MetricsPage
 from extproc.pods.prefill_rate import TrendWatch, restarted
 from extproc.pods.scrape_pace import IDLE_AFTER_SECONDS, ScrapePace
 from extproc.pods.served_models import parse_served_models
-from extproc.pods.vllm_metrics import parse_load
 from kvmesh.pods.pod_http import PodHttp
+from kvmesh.pods.pod_report import EndpointLoad
+from kvmesh.pods.vllm_metrics import parse_load
 
 log = logging.getLogger(__name__)
 

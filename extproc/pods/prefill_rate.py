@@ -4,7 +4,8 @@ Called by the scraper once a report; pure. The rate is what turns tokens booked 
 there (`inflight`).
 """
 
-from extproc.pods.endpoint import NO_TREND, EndpointLoad, EndpointTrend
+from extproc.pods.endpoint import NO_TREND, EndpointTrend
+from kvmesh.pods.pod_report import EndpointLoad
 
 LEAST_TOKENS = 32  # output tokens in a window from which their mean time means something
 # of reports with waiting requests all along: pods count a prompt as a whole when they begin with it, so that what a

@@ -5,7 +5,7 @@ each endpoint. A limit is learned only while requests really wait. It is raised 
 and grows while nobody waits: what long prompts have shown says little of short ones.
 """
 
-from extproc.pods.endpoint import EndpointLoad
+from kvmesh.pods.pod_report import EndpointLoad
 
 # requests that a pod starts within this time are in its scheduler's hands, and wait for nothing but the next step
 LEAST_WAIT_SECONDS = 0.1

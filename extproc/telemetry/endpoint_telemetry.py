@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from extproc.pods.endpoint import EndpointLoad, EndpointStatus, Reachability
+from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.telemetry import metrics
 from kvmesh.metrics.metric import Metric
 from kvmesh.metrics.registry import Rows
+from kvmesh.pods.pod_report import EndpointLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

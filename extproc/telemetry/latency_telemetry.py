@@ -5,20 +5,19 @@ counts are added up from when it was first seen, and a histogram that has begun 
 from zero. Every replica of the picker shows all pods: their series are not to be added up over replicas.
 """
 
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import inf
 
-from extproc.pods.endpoint import EndpointLoad, Role
-from extproc.pods.vllm_metrics import PodHistogram, parse_latencies
+from extproc.pods.endpoint import Role
 from extproc.telemetry import metrics
 from kvmesh.metrics.registry import Family, Histogram, Registry
+from kvmesh.pods.pod_report import EndpointLoad, PodHistogram
+from kvmesh.pods.vllm_metrics import parse_latencies, parse_started_at
 
 READ_EVERY_SECONDS = 5.0
 MOST_MODELS = 100  # with series of their own
-STARTED = re.compile(rb"^process_start_time_seconds (\S+)", re.MULTILINE)
 
 
 class LatencyTelemetry:
@@ -30,7 +29,7 @@ class LatencyTelemetry:
         self._inter_token = PodLatencies(registry.histograms(metrics.INTER_TOKEN))
         self._read_every_seconds = read_every_seconds
         self._due: dict[str, float] = {}  # endpoint -> monotonic seconds
-        self._started: dict[str, bytes] = {}  # endpoint -> start time as its page writes it; b"": it does not tell
+        self._started: dict[str, float | None] = {}  # endpoint -> its start in unix seconds; None: it does not say
         self._read: dict[str, tuple[int, int]] = {}  # endpoint -> observations of both when its page was read
 
     def page(self, endpoint: str, text: bytes, *, load: EndpointLoad) -> None:
@@ -66,11 +65,9 @@ class LatencyTelemetry:
 
     def _note_start(self, endpoint: str, text: bytes) -> None:
         """See whether it is another process, which may have counted more by now than the one before it."""
-        found = STARTED.search(text)
-        started = found[1] if found is not None else b""
-        before = self._started.get(endpoint, b"")
+        started, before = parse_started_at(text), self._started.get(endpoint)
         self._started[endpoint] = started
-        if started and before and started != before:
+        if started is not None and before is not None and started != before:
             self._ttft.restarted(endpoint)
             self._inter_token.restarted(endpoint)
 

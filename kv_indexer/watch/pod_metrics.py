@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kv_indexer.pools.pod_pages import PodPages
 from kvmesh.pods.pod_report import PodReport
-from kvmesh.pods.vllm_counters import parse_pod_report
+from kvmesh.pods.vllm_metrics import parse_pod_report
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,10 @@
 """The endpoints in the metrics are those that the picker knows now, as they are now."""
 
-from extproc.pods.endpoint import EndpointLoad, EndpointStatus, Reachability
+from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.telemetry.endpoint_telemetry import EndpointView, endpoint_metrics
 from kvmesh.metrics.registry import Registry
+from kvmesh.pods.pod_report import EndpointLoad
 
 LOAD = EndpointLoad(
     waiting_requests=2,

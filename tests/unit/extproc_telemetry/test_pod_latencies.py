@@ -7,11 +7,11 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.pods.vllm_metrics import PodHistogram
 from extproc.telemetry.latency_telemetry import PodLatencies
 from extproc.telemetry.metrics import OTHER
 from kvmesh.metrics.metric import histogram as declared
 from kvmesh.metrics.registry import Family, Histogram
+from kvmesh.pods.pod_report import PodHistogram
 
 BOUNDS = (0.1, 0.5, 1.0)
 
