@@ -11,8 +11,7 @@ from extproc.doctor.gather_tokens import OwnTokens, compare
 from extproc.doctor.http_page import Page, ask
 from extproc.doctor.probes import PROBES
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
-from extproc.pods.endpoint import EndpointModels
-from extproc.pods.served_models import parse_served_models
+from extproc.pods.endpoint import EndpointModels, parse_served_models
 from kvmesh.pods.pod_report import sum_counters
 from kvmesh.pods.vllm_metrics import parse_load, parse_pod_report
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from kvmesh.pods.pod_report import EndpointLoad
+from kvmesh.pods.served_models import first_base_model, model_cards
 
 
 class Reachability(StrEnum):
@@ -14,7 +15,7 @@ class Reachability(StrEnum):
 
     READY = "ready"  # it reported its load recently
     UNKNOWN = "unknown"  # it is there as far as we know, but its load is not known: never taken for idle
-    UNREACHABLE = "unreachable"  # nobody listens
+    UNREACHABLE = "unreachable"  # nothing listens there
     NOT_READY = "not-ready"  # its platform keeps requests away from it
     TERMINATING = "terminating"  # it finishes what it has
 
@@ -51,6 +52,24 @@ class EndpointModels:
     def serves(self, name: str) -> bool:
         """Tell whether requests for the name are answered."""
         return name in self.models or name in self.adapters
+
+
+def parse_served_models(body: bytes) -> EndpointModels | None:
+    """Read a pod's /v1/models, or return None where it is none or lists no model: then every model may be there."""
+    try:
+        cards = model_cards(body)
+    except ValueError:
+        return None
+    lengths = [card.max_model_len for card in cards if card.max_model_len is not None and card.max_model_len > 0]
+    names = [card.id for card in cards if card.parent is None]
+    if not names:
+        return None
+    return EndpointModels(
+        models=frozenset(names),
+        adapters={card.id: card.parent for card in cards if card.parent is not None},
+        max_model_len=min(lengths, default=None),
+        first=first_base_model(cards) or "",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import msgspec
 from kv_indexer.pools.pod_pages import PodPages
 from kvmesh.blocks.source import EventAddresses, reachable
 from kvmesh.errors import FeedLostError, NoEventSourceError
-from kvmesh.pods.served_models import first_base_model
+from kvmesh.pods.served_models import first_base_model, model_cards
 
 ANSWER_LIMIT_BYTES = 1 << 20
 MAX_RANKS = 1024
@@ -22,16 +22,7 @@ class _Publisher(msgspec.Struct):
     publisher: str | None = "zmq"
 
 
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
 _sources = msgspec.json.Decoder(dict[str, _Publisher | None])
-_models = msgspec.json.Decoder(_Models)
 
 
 class EventSourceDirectory:
@@ -74,8 +65,8 @@ class EventSourceDirectory:
         """Return the model names that the pod answers to. Raise FeedLostError."""
         status, body = await self._get(endpoint, "/v1/models")
         try:
-            return {model.id for model in _models.decode(body).data} if status == 200 else set()
-        except (msgspec.MsgspecError, RecursionError) as error:
+            return {card.id for card in model_cards(body)} if status == 200 else set()
+        except ValueError as error:
             raise FeedLostError(f"{endpoint}/v1/models is not what vLLM answers: {error}") from error
 
     async def first_model(self, endpoint: str) -> str | None:
@@ -84,7 +75,7 @@ class EventSourceDirectory:
         if status != 200:
             raise FeedLostError(f"{endpoint}/v1/models answers {status}")
         try:
-            return first_base_model(body)
+            return first_base_model(model_cards(body))
         except ValueError as error:
             raise FeedLostError(f"{endpoint}/v1/models is not what vLLM answers: {error}") from error
 
