@@ -42,7 +42,7 @@ MODELS_INTERVAL_SECONDS = 5.0  # an adapter that a pod has just loaded is known 
 
 
 class PageReader(Protocol):
-    """Reads more of the pages than the load; see `latency_telemetry.LatencyTelemetry`."""
+    """Reads more of the pages than the load; see `endpoint_telemetry.LatencyTelemetry`."""
 
     def page(self, endpoint: str, text: bytes, *, load: EndpointLoad) -> None:
         """Take a page and the load that it says."""

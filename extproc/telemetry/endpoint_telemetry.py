@@ -1,18 +1,25 @@
-"""The endpoints as the picker sees them: state, last report, learned pace. Read when the page is made.
+"""The endpoints in the metrics: how the picker sees them, and TTFT and inter-token time as they show them themselves.
 
 Endpoints that are gone are not shown. Every replica shows all endpoints: their series are not to be added up.
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
 
-from extproc.pods.endpoint import EndpointStatus, Reachability
+from extproc.pods.endpoint import EndpointStatus, Reachability, Role
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.telemetry import metrics
 from kvmesh.metrics.metric import Metric
-from kvmesh.metrics.registry import Rows
-from kvmesh.pods.pod_report import EndpointLoad
+from kvmesh.metrics.registry import Family, Histogram, Registry, Rows
+from kvmesh.pods.pod_report import EndpointLoad, PodHistogram
+from kvmesh.pods.vllm_metrics import parse_latencies, parse_started_at
+
+READ_EVERY_SECONDS = 5.0
+MOST_MODELS = 100  # with series of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +64,123 @@ def endpoint_metrics(view: EndpointView) -> Iterator[tuple[Metric, Rows]]:
         loads = ((status.address, status.load) for status in statuses if status.load is not None)
         yield metric, (((address,), read(load, now)) for address, load in loads)
     yield metrics.INDEX_PROBLEM, [((), view.index_problem() is not None)]
+
+
+class LatencyTelemetry:
+    """TTFT and inter-token time by model and role, from the histograms on the pods' pages: the scraper's `PageReader`.
+
+    The scraper hands in the pages that it fetches anyway; each pod's is read every few seconds, which costs 0.1 ms. A
+    pod's counts are added up from when it was first seen, and a histogram that has begun anew (its pod is another
+    process) counts from zero.
+    """
+
+    def __init__(self, registry: Registry, *, read_every_seconds: float = READ_EVERY_SECONDS) -> None:
+        self.role_of: Callable[[str], str] = _both  # endpoint -> role
+        self._ttft = PodLatencies(registry.histograms(metrics.TTFT))
+        self._inter_token = PodLatencies(registry.histograms(metrics.INTER_TOKEN))
+        self._read_every_seconds = read_every_seconds
+        self._due: dict[str, float] = {}  # endpoint -> monotonic seconds
+        self._started: dict[str, float | None] = {}  # endpoint -> its start in unix seconds; None: it does not say
+        self._read: dict[str, tuple[int, int]] = {}  # endpoint -> observations of both when its page was read
+
+    def page(self, endpoint: str, text: bytes, *, load: EndpointLoad) -> None:
+        """Take an endpoint's page and its load; most pages are not read, and none of an idle pod."""
+        now = load.reported_at
+        if now < self._due.get(endpoint, now):
+            return
+        self._due[endpoint] = now + self._read_every_seconds
+        observed = load.first_token_count, load.inter_token_count
+        if self._read.get(endpoint) == observed:
+            return
+        self._read[endpoint] = observed
+        self._note_start(endpoint, text)
+        ttft, inter_token = parse_latencies(text)
+        role = self.role_of(endpoint)
+        self._ttft.report(endpoint, ttft, role=role)
+        self._inter_token.report(endpoint, inter_token, role=role)
+
+    def restarted(self, endpoint: str) -> None:
+        """Take note that another process answers there."""
+        self._due.pop(endpoint, None)
+        self._read.pop(endpoint, None)
+        self._ttft.restarted(endpoint)
+        self._inter_token.restarted(endpoint)
+
+    def forget(self, endpoint: str) -> None:
+        """Take note that the endpoint is gone."""
+        self._due.pop(endpoint, None)
+        self._read.pop(endpoint, None)
+        self._started.pop(endpoint, None)
+        self._ttft.forget(endpoint)
+        self._inter_token.forget(endpoint)
+
+    def _note_start(self, endpoint: str, text: bytes) -> None:
+        """See whether it is another process, which may have counted more by now than the one before it."""
+        started, before = parse_started_at(text), self._started.get(endpoint)
+        self._started[endpoint] = started
+        if started is not None and before is not None and started != before:
+            self._ttft.restarted(endpoint)
+            self._inter_token.restarted(endpoint)
+
+
+class PodLatencies:
+    """Adds one kind of latency up over the pods, by model and role."""
+
+    def __init__(self, family: Family[Histogram], *, most_models: int = MOST_MODELS) -> None:
+        self._family = family
+        self._most_models = most_models
+        self._last: dict[str, Mapping[str, PodHistogram]] = {}  # endpoint -> model -> as last shown
+        self._models: set[str] = set()
+
+    def report(self, endpoint: str, shown: Mapping[str, PodHistogram], *, role: str) -> None:
+        """Take what a pod shows now, by model."""
+        before = self._last.get(endpoint)
+        self._last[endpoint] = shown
+        for model, now in shown.items():
+            merged = self._of(model, role)
+            if before is None:
+                continue  # counted from here on
+            last = before.get(model)
+            is_new = last is None or last.bounds != now.bounds or any(map(_falls, last.counts, now.counts))
+            _add(merged, now, None if is_new else last)
+
+    def restarted(self, endpoint: str) -> None:
+        """Count all that the endpoint shows next: it is another process, which has begun at zero."""
+        if endpoint in self._last:
+            self._last[endpoint] = {}
+
+    def forget(self, endpoint: str) -> None:
+        """Forget an endpoint that is gone; what it has shown stays counted."""
+        self._last.pop(endpoint, None)
+
+    def _of(self, model: str, role: str) -> Histogram:
+        if model not in self._models:
+            if len(self._models) >= self._most_models:
+                model = metrics.OTHER
+            self._models.add(model)
+        return self._family.of(model, role)
+
+
+def _add(merged: Histogram, now: PodHistogram, last: PodHistogram | None) -> None:
+    counted = 0.0  # up to the bound before
+    for i, place in enumerate(_places(merged.bounds, now.bounds)):
+        more = now.counts[i] - (last.counts[i] if last is not None else 0.0)
+        if more > counted:
+            merged.counts[place] += more - counted
+            counted = more
+    if counted:
+        merged.sum += max(now.seconds - (last.seconds if last is not None else 0.0), 0.0)
+
+
+def _falls(last: float, now: float) -> bool:
+    return now < last
+
+
+@lru_cache(maxsize=64)
+def _places(own: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[int, ...]:
+    """Return our bucket for each of a pod's: the first whose bound is not below, so that no time looks shorter."""
+    return tuple(len(own) if bound == inf else bisect_left(own, bound) for bound in theirs)
+
+
+def _both(_: str) -> str:
+    return Role.BOTH.value

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from extproc.local.ports import pick_free_port
 from extproc.pods.endpoint import Reachability
 from extproc.pods.metrics_scraper import MetricsScraper
-from extproc.telemetry.latency_telemetry import LatencyTelemetry
+from extproc.telemetry.endpoint_telemetry import LatencyTelemetry
 from kvmesh.metrics.registry import Registry
 from podsim.wire.metrics_text import EngineState, PodMetrics
 

@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.telemetry.latency_telemetry import LatencyTelemetry
+from extproc.telemetry.endpoint_telemetry import LatencyTelemetry
 from extproc.telemetry.metrics import TTFT_SECONDS
 from kvmesh.metrics.registry import Registry
 from kvmesh.pods.vllm_metrics import parse_load

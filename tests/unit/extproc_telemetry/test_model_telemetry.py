@@ -12,9 +12,8 @@ from extproc.policy.observability import ObservabilityPolicy
 from extproc.policy.priority import DEFAULT_CLASSES, PriorityPolicy, Quota
 from extproc.policy.values import PickPolicy
 from extproc.responses.realised import Comparison
-from extproc.telemetry.model_telemetry import ModelTelemetry
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
-from extproc.telemetry.picker_telemetry import PickerTelemetry
+from extproc.telemetry.picker_telemetry import ModelTelemetry, PickerTelemetry
 from extproc.telemetry.tenant_telemetry import MOST_TENANTS, TenantTelemetry
 from kvmesh.metrics.registry import Registry
 

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.telemetry.latency_telemetry import PodLatencies
+from extproc.telemetry.endpoint_telemetry import PodLatencies
 from extproc.telemetry.metrics import OTHER
 from kvmesh.metrics.metric import histogram as declared
 from kvmesh.metrics.registry import Family, Histogram
