@@ -45,7 +45,7 @@ class EndpointModels:
     """What a pod's /v1/models says it serves."""
 
     models: frozenset[str]  # base models under all their served names
-    adapters: Mapping[str, str | None]  # LoRA adapter -> its base model, where the pod tells
+    adapters: Mapping[str, str | None]  # LoRA adapter -> its base model, where the pod says
     max_model_len: int | None = None  # tokens of prompt and output
     first: str = ""  # of the base models: vLLM's first --served-model-name, by which blocks are indexed
 
@@ -138,7 +138,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None = None  # the same name where it is a LoRA adapter's
     prompt_tokens: int = 0  # of the longest prompt; 0 when unknown, an estimate where only the text is known
     subset: frozenset[str] | None = None  # endpoints that the route allows (`envoy.lb.subset_hint`); None: all
-    max_model_len: int | None = None  # from the configuration, where the pods do not tell
+    max_model_len: int | None = None  # from the configuration, where the pods do not say
     turn: int = 0  # counts requests: what round robin goes by
 
 

@@ -1,6 +1,6 @@
 """The picker's metrics: names, types, labels and meanings. `python -m extproc.telemetry.metrics` prints the table.
 
-Values of labels are words of ours or configured names. The table in docs/metrics.md is held to this by a test.
+The values of labels are closed sets of ours or configured names. A test holds the table in docs/metrics.md to this.
 """
 
 import sys

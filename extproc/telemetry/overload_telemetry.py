@@ -1,6 +1,6 @@
 """What admission, the queue and the steps of degradation count, in the picker's registry.
 
-Values of labels are the policy's own names (classes, steps), configured endpoints, and closed sets of ours.
+The values of labels are the policy's own names (classes, steps), configured endpoints, and closed sets of ours.
 """
 
 import logging
@@ -100,14 +100,14 @@ class OverloadTelemetry:
 
     def step_changed(self, change: StepChange) -> None:
         """Count and log a step that was entered or left."""
-        word = "entered" if change.entered else "left"
-        self._step_changes.of(change.class_name, change.step.step.value, word).value += 1
+        direction = "entered" if change.entered else "left"
+        self._step_changes.of(change.class_name, change.step.step.value, direction).value += 1
         log.log(
             logging.WARNING if change.entered else logging.INFO,
             "class %s: step %s %s at pressure %.2f",
             change.class_name,
             change.step.step.value,
-            word,
+            direction,
             change.pressure,
             extra={"pool": change.pool},
         )

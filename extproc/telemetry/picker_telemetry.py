@@ -1,6 +1,6 @@
 """What a picker counts of its requests, and the page of its metrics. Only the event loop's thread may count.
 
-The series of an endpoint go with it; values of all other labels are words of ours or configured names.
+The series of an endpoint go with it; the values of all other labels are closed sets of ours or configured names.
 """
 
 from collections.abc import Iterable

@@ -82,7 +82,7 @@ class RedisWatch:
                 answer = await self._link.call("INFO")
             facts = redis_facts(answer.decode("utf-8", "replace") if isinstance(answer, bytes) else "")
         except (IndexUnavailableError, TimeoutError) as error:
-            log.debug("Redis does not tell of itself: %s", error)
+            log.debug("Redis does not answer INFO: %s", error)
         self._show(facts, self._clock() - began)
         return LOOK_SECONDS
 

@@ -1,4 +1,4 @@
-"""GETs pages of one pod over a connection that is kept; used by all who ask pods again and again.
+"""GETs pages of one pod over a connection that is kept.
 
 A general HTTP client takes five times the CPU for this, also while nothing else happens. The caller sets the deadline:
 a request that is given up closes its connection, so that its late answer is never taken for the next one.
@@ -31,7 +31,7 @@ class PodHttp:
     async def get(self, path: str, *, max_body_bytes: int = MAX_PAGE_BYTES) -> HttpResponse:
         """Return what the pod answers, redirects included. Raise HttpResponseError or OSError.
 
-        ConnectionRefusedError: nobody listens on any of the name's addresses.
+        ConnectionRefusedError: nothing listens on any of the name's addresses.
         """
         request = f"GET {path}{self._rest}".encode()
         kept, self._kept = self._kept, None
@@ -105,7 +105,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._reader is None:
-            self.abort()  # nobody asked
+            self.abort()  # nothing was asked
             return
         try:
             self._answered(self._reader.feed(data))
@@ -147,7 +147,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _most_telling(errors: Sequence[OSError]) -> OSError:
-    """Return a refusal only where every address refused: else somebody may be there."""
+    """Return a refusal only where every address refused: else the pod may be at another one."""
     return next((error for error in errors if not isinstance(error, ConnectionRefusedError)), errors[0])
 
 

@@ -1,4 +1,4 @@
-"""What one scrape of a pod's /metrics says: its load, its latencies, and what tells whether its events can be believed.
+"""What one scrape of a pod's /metrics says: its load, its latencies, and what its events can be checked against.
 
 Values, made by `vllm_metrics`. Counters begin at zero when the pod starts.
 """

@@ -37,7 +37,7 @@ INTER_TOKEN_BEFORE_0_10 = b"vllm:time_per_output_token_seconds"
 BUCKET, SUM, COUNT = b"_bucket", b"_sum", b"_count"
 
 VLLM = b"vllm:"
-# begins at a word's start only: what is no label costs one look, however long it is
+# \b: text that is no label is passed over once, however long it is
 LABEL = re.compile(rb'\b(\w+)="((?:[^"\\]|\\.)*)"')
 ENGINE = re.compile(rb'\bengine="(\d{1,6})"')
 ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
@@ -111,7 +111,7 @@ def parse_load(text: bytes, *, reported_at: float) -> EndpointLoad | None:
 
 
 def parse_pod_report(text: bytes, *, scraped_at: float) -> PodReport:
-    """Read what tells whether the pod's events can be believed; `scraped_at` in monotonic seconds."""
+    """Read what the pod's events can be checked against; `scraped_at` in monotonic seconds."""
     found = _read(_REPORT, text)
     config = [_labels(labels) for labels, _ in found.get(CONFIG, ())]
     sizes = _numbers(config, SIZES)
