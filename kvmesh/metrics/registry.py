@@ -125,7 +125,10 @@ class Registry:
         return self._add(Family(metric, Histogram))
 
     def read(self, read: Callable[[], Reading]) -> None:
-        """Show what `read` returns at the time of each page."""
+        """Show what `read` returns at the time of each page.
+
+        The loop may turn between two rows, so they must not be taken from a dictionary that changes meanwhile.
+        """
         self._sources.append(read)
 
     def _add(self, family: Family[S]) -> Family[S]:
@@ -157,7 +160,7 @@ class Registry:
 class MetricsPage:
     """One page of several registries, which has each metric once; made in turns of the event loop.
 
-    With hundreds of endpoints a page takes tens of milliseconds, for which other work would have to wait.
+    With hundreds of endpoints a page takes some ten milliseconds, for which picks would have to wait.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
