@@ -67,11 +67,13 @@ def build() -> Any:
 
 
 def _add_group(app: typer.Typer, groups: dict[str, Any], group: Any) -> None:
-    """Add a group of commands; what several packages bring for a group of one name is one group."""
+    """Add a group of commands; what several packages bring for a group of one name is one group, with the last help."""
     if group.name not in groups:
-        groups[group.name] = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-        app.add_typer(groups[group.name], name=group.name, help=group.help)
-    groups[group.name].registered_commands.extend(group.typer_instance.registered_commands)
+        inner = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+        app.add_typer(inner, name=group.name)
+        groups[group.name] = app.registered_groups[-1]
+    groups[group.name].help = group.help
+    groups[group.name].typer_instance.registered_commands.extend(group.typer_instance.registered_commands)
 
 
 def _leaves(command: Any) -> list[Any]:

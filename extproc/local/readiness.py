@@ -1,6 +1,6 @@
 """When is a process ready: conditions as values, and waiting for them with a deadline.
 
-Used by `processes` for its children and by `command` for what it did not start. Waits only; starts and ends nothing.
+Waits only; starts and ends nothing.
 """
 
 import asyncio
@@ -10,10 +10,9 @@ import aiohttp
 
 from extproc.doctor.grpc_health_check import ask_health
 from extproc.local.errors import NotReadyError
-from extproc.local.redis_choice import redis_label
 from kvmesh.errors import IndexUnavailableError, RedisUrlError
 from kvmesh.plain_text import printable
-from kvmesh.redis.address import RedisAccess
+from kvmesh.redis.address import RedisAccess, read_address
 from kvmesh.redis.link import ping
 
 ATTEMPT_SECONDS = 2.0
@@ -37,7 +36,7 @@ class RedisReady:
     access: RedisAccess
 
     def __str__(self) -> str:
-        return f"PING {redis_label(self.access)}"
+        return f"PING {read_address(self.access).label}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

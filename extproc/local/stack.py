@@ -1,76 +1,18 @@
-"""Which processes make up the mesh on one machine, with which flags, and in which order: a plan, nothing is started.
-
-Called by `command`; `processes` carries the plan out.
-"""
+"""Which processes make up the mesh on one machine, with which flags, and in which order: a plan, nothing is started."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from extproc.local.body_delivery import BodyDelivery
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.ports import PortUse
 from extproc.local.processes import ProcessSpec
 from extproc.local.readiness import GrpcReady, HttpReady, RedisReady
-from extproc.local.redis_choice import redis_environment
+from extproc.local.stack_settings import HOST, StackSettings, redis_environment
 from kvmesh.redis.address import RedisAccess
 
-HOST = "127.0.0.1"
 KVMESH = (sys.executable, "-m", "extproc")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackSettings:
-    """What the user asked for; `endpoints` are real pods, without them `simulated_pods` are started."""
-
-    simulated_pods: int
-    endpoints: tuple[SocketAddress, ...]
-    model: str | None
-    tokenizer_folder: Path | None
-    redis: RedisAccess | None  # None: one of our own
-    envoy_port: int
-    envoy_admin_port: int
-    grpc_port: int
-    admin_port: int
-    indexer_admin_port: int
-    sim_port: int
-    body_delivery: BodyDelivery
-    event_sources: str | None = None  # JSON for the indexer, keys as in `endpoints`
-    admin_token_file: Path | None = None  # opens the admin pages of picker and indexer
-    log_flags: tuple[str, ...] = ()
-
-    @property
-    def pods(self) -> tuple[SocketAddress, ...]:
-        """The pods' addresses, simulated or real."""
-        if self.endpoints:
-            return self.endpoints
-        return tuple(SocketAddress(host=HOST, port=self.sim_port + pod) for pod in range(self.simulated_pods))
-
-    @property
-    def gateway(self) -> SocketAddress:
-        """Where clients send their requests."""
-        return SocketAddress(host=HOST, port=self.envoy_port)
-
-    @property
-    def envoy_admin(self) -> SocketAddress:
-        """Envoy's own admin page."""
-        return SocketAddress(host=HOST, port=self.envoy_admin_port)
-
-    @property
-    def picker(self) -> SocketAddress:
-        """Where the picker speaks ext_proc."""
-        return SocketAddress(host=HOST, port=self.grpc_port)
-
-    @property
-    def picker_admin(self) -> SocketAddress:
-        """The picker's admin HTTP."""
-        return SocketAddress(host=HOST, port=self.admin_port)
-
-    @property
-    def indexer_admin(self) -> SocketAddress:
-        """The indexer's admin HTTP."""
-        return SocketAddress(host=HOST, port=self.indexer_admin_port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +22,7 @@ class LocalParts:
     run_directory: Path
     envoy_program: Path
     envoy_config: Path
-    redis_program: Path | None  # None: Redis is somebody else's
+    redis_program: Path | None  # None: --redis names another one
     redis: RedisAccess
     redis_port: int
 
@@ -160,7 +102,7 @@ def _picker(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
             *("--endpoints", _comma_list(settings.pods)),
             *_model_flags(settings),
             *_access_flags(settings),
-            *("--drain-seconds", "0"),  # Envoy ends at the same moment: nobody is left to be told
+            *("--drain-seconds", "0"),  # Envoy ends at the same moment: no client is left
             *settings.log_flags,
         ),
         environment=redis_environment(parts.redis),

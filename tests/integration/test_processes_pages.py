@@ -10,7 +10,7 @@ from aiohttp import web
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.picker_state import DecisionState, EndpointState, IndexState, PickerState, fetch_state
 from extproc.local.ports import pick_free_port
-from extproc.local.served_model import ModelCard, ServedModels, first_served_models
+from extproc.local.service import ModelCard, ServedModels, first_served_models
 
 HOST = "127.0.0.1"
 
