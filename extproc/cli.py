@@ -105,11 +105,11 @@ def _shared_options() -> list[Any]:
         ] = None,
         log_format: Annotated[
             LogFormat,
-            typer.Option(expose_value=False, callback=_keep_log_format, help="How log lines are written."),
+            typer.Option(expose_value=False, callback=_keep_log_setting, help="How log lines are written."),
         ] = LogFormat.TEXT,
         log_level: Annotated[
             LogLevel,
-            typer.Option(expose_value=False, callback=_keep_log_level, help="Least severity that is logged."),
+            typer.Option(expose_value=False, callback=_keep_log_setting, help="Least severity that is logged."),
         ] = LogLevel.INFO,
     ) -> None: ...
 
@@ -175,20 +175,10 @@ def _nearest(name: str, known: set[str]) -> str:
     return f"; the nearest valid one is {close[0]!r}" if close else ""
 
 
-def _keep_log_format(context: typer.Context, value: LogFormat) -> LogFormat:
-    context.meta[LOG_FORMAT] = value
-    _start_logging(context)
-    return value
-
-
-def _keep_log_level(context: typer.Context, value: LogLevel) -> LogLevel:
-    context.meta[LOG_LEVEL] = value
-    _start_logging(context)
-    return value
-
-
-def _start_logging(context: typer.Context) -> None:
-    """Configure with what is known so far: which of the two options comes first is up to the user."""
+def _keep_log_setting(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
+    """Configure logging with what is known so far: which of the two options comes first is up to the user."""
+    context.meta[parameter.name] = value
     configure_logging(
         level=context.meta.get(LOG_LEVEL, LogLevel.INFO), form=context.meta.get(LOG_FORMAT, LogFormat.TEXT)
     )
+    return value

@@ -11,8 +11,8 @@ import msgspec
 
 from kvmesh.plain_traceback import plain_traceback
 
-# where commands that start others find what was chosen: keys of the command line's context
-LOG_FORMAT, LOG_LEVEL = "kvmesh.log_format", "kvmesh.log_level"
+# the options' names, by which commands that start others find what was chosen in the command line's context
+LOG_FORMAT, LOG_LEVEL = "log_format", "log_level"
 
 
 class LogFormat(enum.StrEnum):

@@ -36,7 +36,7 @@ class MissingProgramError(UpError):
 
 
 class ChildEndedError(UpError):
-    """A child process ended although nobody asked it to."""
+    """A child process ended that was not asked to."""
 
 
 class NotReadyError(UpError):

@@ -1,6 +1,6 @@
 """TCP ports on this machine: are the fixed ones free, and which one is free for what has no fixed port.
 
-Called by `command` before anything starts, so that a taken port is one clear line and not a child's stack trace.
+Asked before anything starts, so that a taken port is one clear line and not a child's stack trace.
 """
 
 import errno
@@ -40,7 +40,7 @@ def require_free(uses: Sequence[PortUse], *, host: str) -> None:
 
 
 def pick_free_port(*, host: str, avoid: Collection[int]) -> int:
-    """A port that nobody listens on now and that is not in `avoid`.
+    """A port that no program listens on now and that is not in `avoid`.
 
     It lies below the ports that the kernel gives to outgoing connections: one of those could take it before its
     listener does.

@@ -1,8 +1,8 @@
-"""Runs `kvmesh up`: checks, prepares, starts, reports, waits for the end.
+"""Runs `kvmesh up`: which processes make up the mesh, with which flags, in which order; and the run from check to end.
 
-`stack` plans and `processes` supervises. Everything that is written lies in one directory, which a guard removes: a
-shell that waits for the end of a pipe whose only other end is in this process. When this process ends in any way,
-SIGKILL included, the guard removes the files and ends too.
+Everything that is written lies in one directory, which a guard removes: a shell that waits for the end of a pipe whose
+only other end is in this process. When this process ends in any way, SIGKILL included, the guard removes the files and
+ends too.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,11 +26,18 @@ from extproc.local.envoy_config import SocketAddress, fill_in, read_template
 from extproc.local.errors import BadSettingError, UnnamedModelError, UpError
 from extproc.local.greeting import greeting
 from extproc.local.live_view import show_live
-from extproc.local.ports import pick_free_port, require_free
-from extproc.local.processes import Supervisor, find_envoy, find_redis_server
-from extproc.local.readiness import RedisReady, wait_until_ready
-from extproc.local.stack import LocalParts, fixed_ports, plan
-from extproc.local.stack_settings import HOST, StackSettings
+from extproc.local.ports import PortUse, pick_free_port, require_free
+from extproc.local.processes import (
+    GrpcReady,
+    HttpReady,
+    ProcessSpec,
+    RedisReady,
+    Supervisor,
+    find_envoy,
+    find_redis_server,
+    wait_until_ready,
+)
+from extproc.local.stack_settings import HOST, StackSettings, local, redis_environment
 from extproc.local.unread_terminal import standard_output
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.errors import RedisUrlError
@@ -38,11 +46,126 @@ from kvmesh.redis.address import RedisAccess, read_address
 
 EXTERNAL_REDIS_SECONDS = 10.0
 ASK_SECONDS = 2.0
+KVMESH = (sys.executable, "-m", "extproc")
 GUARD_SCRIPT = 'trap "" HUP INT TERM; cat >/dev/null; rm -rf -- "$@"'
 GUARD_SECONDS = 10
 NO_PREFIX_ROUTING = (
     "requests are routed on load alone, without the prefix cache; name the model's folder in --tokenizer"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalParts:
+    """What was found or made on this machine for one run."""
+
+    run_directory: Path
+    envoy_program: Path
+    envoy_config: Path
+    redis_program: Path | None  # None: --redis names another one
+    redis: RedisAccess
+    redis_port: int
+
+
+def fixed_ports(settings: StackSettings) -> tuple[PortUse, ...]:
+    """The ports that the children will listen on, in the order in which a user would look at them."""
+    uses = [
+        (settings.envoy_port, "the gateway (Envoy)", "--envoy-port"),
+        (settings.envoy_admin_port, "Envoy's admin page", "--envoy-admin-port"),
+        (settings.grpc_port, "the picker's gRPC", "--grpc-port"),
+        (settings.admin_port, "the picker's admin page", "--admin-port"),
+        (settings.indexer_admin_port, "the indexer's admin page", "--indexer-admin-port"),
+    ]
+    if not settings.endpoints:
+        uses += [(pod.port, f"simulated pod {number}", "--sim-port") for number, pod in enumerate(settings.pods)]
+    return tuple(PortUse(port=port, purpose=purpose, flag=flag) for port, purpose, flag in uses)
+
+
+def plan(settings: StackSettings, parts: LocalParts) -> tuple[tuple[ProcessSpec, ...], ...]:
+    """The stages: first what others need to be there, then what uses it."""
+    redis = (_redis(parts),) if parts.redis_program is not None else ()
+    pods = () if settings.endpoints else tuple(_pod(settings, number) for number in range(settings.simulated_pods))
+    return ((*redis, *pods), (_indexer(settings, parts), _picker(settings, parts), _envoy(settings, parts)))
+
+
+def _redis(parts: LocalParts) -> ProcessSpec:
+    return ProcessSpec(
+        name="redis",
+        # nothing is saved: the index is made again from the pods' events
+        argv=(
+            *(str(parts.redis_program), "--bind", HOST, "--port", str(parts.redis_port)),
+            *("--save", "", "--appendonly", "no", "--dir", str(parts.run_directory), "--daemonize", "no"),
+        ),
+        ready=(RedisReady(access=parts.redis),),
+    )
+
+
+def _pod(settings: StackSettings, number: int) -> ProcessSpec:
+    # one process each, so that one pod can be killed and the others live on
+    address = settings.pods[number]
+    flags = _flags(
+        host=address.host, sim_port=address.port, pods=1, model=settings.model, tokenizer=settings.tokenizer_folder
+    )
+    return ProcessSpec(
+        name=f"pod-{number}",
+        argv=(*KVMESH, "sim", *flags, *settings.log_flags),
+        ready=(HttpReady(url=f"http://{address}/health"),),
+    )
+
+
+def _indexer(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
+    flags = _flags(
+        host=HOST,
+        indexer_admin_port=settings.indexer_admin_port,
+        endpoints=",".join(map(str, settings.pods)),
+        model=settings.model,
+        event_sources=settings.event_sources,
+        admin_token_file=settings.admin_token_file,
+    )
+    return ProcessSpec(
+        name="indexer",
+        argv=(*KVMESH, "indexer", *flags, *settings.log_flags),
+        environment=redis_environment(parts.redis),
+        ready=(HttpReady(url=f"http://{local(settings.indexer_admin_port)}/readyz"),),
+    )
+
+
+def _picker(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
+    flags = _flags(
+        host=HOST,
+        grpc_port=settings.grpc_port,
+        admin_port=settings.admin_port,
+        endpoints=",".join(map(str, settings.pods)),
+        model=settings.model,
+        tokenizer=settings.tokenizer_folder,
+        admin_token_file=settings.admin_token_file,
+        drain_seconds=0,  # Envoy ends at the same moment: no client is left
+    )
+    return ProcessSpec(
+        name="extproc",
+        argv=(*KVMESH, "extproc", *flags, *settings.log_flags),
+        environment=redis_environment(parts.redis),
+        ready=(
+            HttpReady(url=f"http://{local(settings.admin_port)}/readyz"),
+            GrpcReady(address=str(local(settings.grpc_port))),
+        ),
+    )
+
+
+def _envoy(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
+    return ProcessSpec(
+        name="envoy",
+        argv=(
+            *(str(parts.envoy_program), "-c", str(parts.envoy_config), "--log-level", "warning"),
+            # shared memory for hot restarts would collide with any other Envoy on this machine
+            *("--disable-hot-restart", "--concurrency", "2"),
+        ),
+        ready=(HttpReady(url=f"http://{local(settings.envoy_admin_port)}/ready"),),
+    )
+
+
+def _flags(**given: object) -> tuple[str, ...]:
+    named = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items() if value is not None}
+    return tuple(word for flag in named.items() for word in flag)
 
 
 async def run(settings: StackSettings) -> None:
@@ -91,9 +214,9 @@ async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
         redis_program, redis = find_redis_server(), RedisAccess(url=f"redis://{HOST}:{redis_port}/0")
     config = fill_in(
         read_template(settings.body_delivery.envoy_file),
-        gateway=settings.gateway,
-        admin=settings.envoy_admin,
-        picker=settings.picker,
+        gateway=local(settings.envoy_port),
+        admin=local(settings.envoy_admin_port),
+        picker=local(settings.grpc_port),
         pods=settings.pods,
     )
     envoy_config = directory / "envoy.json"
@@ -158,23 +281,27 @@ class ModelCard(msgspec.Struct, frozen=True):
     root: str | None = None
 
 
-class _Models(msgspec.Struct, frozen=True):
+class ServedModels(msgspec.Struct, frozen=True):
+    """What a pod serves, the base model first."""
+
     data: tuple[ModelCard, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModels:
-    """What one pod serves; the base model comes first."""
-
-    pod: SocketAddress
-    cards: tuple[ModelCard, ...]
+    pod: str = ""  # its address
 
 
 async def first_served_models(pods: Sequence[SocketAddress]) -> ServedModels | None:
     """The answer of the first pod that serves a model, or None; takes no longer than ASK_SECONDS for all of them."""
     async with aiohttp.ClientSession() as session:
-        answers = await asyncio.gather(*(_ask(session, pod) for pod in pods))
-    return next((answer for answer in answers if answer is not None and answer.cards), None)
+        answers = await asyncio.gather(*(_ask(session, str(pod)) for pod in pods))
+    return next((answer for answer in answers if answer is not None and answer.data), None)
+
+
+async def _ask(session: aiohttp.ClientSession, pod: str) -> ServedModels | None:
+    try:
+        async with asyncio.timeout(ASK_SECONDS), session.get(f"http://{pod}/v1/models") as response:
+            answer = msgspec.json.decode(await response.read(), type=ServedModels)
+    except (TimeoutError, aiohttp.ClientError, msgspec.MsgspecError, OSError):
+        return None
+    return msgspec.structs.replace(answer, pod=pod)
 
 
 def fill_in_model(settings: StackSettings, served: ServedModels | None) -> tuple[StackSettings, tuple[str, ...]]:
@@ -187,26 +314,15 @@ def fill_in_model(settings: StackSettings, served: ServedModels | None) -> tuple
         raise UnnamedModelError(
             f"no pod of --endpoints says which model it serves (GET /v1/models of {pods}); start one, or give --model"
         )
-    model = settings.model or (served.cards[0].id if served else "")
+    model = settings.model or (served.data[0].id if served else "")
     notes = [] if settings.model or served is None else [f"model {model}, as {served.pod} says"]
     folder = settings.tokenizer_folder
     if folder is None and served is not None:
-        root = next((card.root for card in served.cards if card.id == model), None)
-        folder = _tokenizer_folder(root)
-        if folder is not None:
-            notes.append(f"tokenizer {folder}, as {served.pod} says")
+        folder = _tokenizer_folder(next((card.root for card in served.data if card.id == model), None))
+        notes += [] if folder is None else [f"tokenizer {folder}, as {served.pod} says"]
     if folder is None:
         notes.append(f"no tokenizer: {NO_PREFIX_ROUTING}")
     return replace(settings, model=model, tokenizer_folder=folder), tuple(notes)
-
-
-async def _ask(session: aiohttp.ClientSession, pod: SocketAddress) -> ServedModels | None:
-    try:
-        async with asyncio.timeout(ASK_SECONDS), session.get(f"http://{pod}/v1/models") as response:
-            models = msgspec.json.decode(await response.read(), type=_Models)
-    except (TimeoutError, aiohttp.ClientError, msgspec.MsgspecError, OSError):
-        return None
-    return ServedModels(pod=pod, cards=models.data)
 
 
 def _tokenizer_folder(root: str | None) -> Path | None:
@@ -225,12 +341,12 @@ def temporary_path(path: Path) -> Path:
 def ready_facts(settings: StackSettings, *, redis: str, pids: Mapping[str, int]) -> dict[str, object]:
     """The content: URLs, except `extproc` (gRPC) and `endpoints`, which are ip:port; `redis` names no password."""
     return {
-        "gateway": f"http://{settings.gateway}",
-        "admin": f"http://{settings.picker_admin}",
-        "extproc": str(settings.picker),
-        "indexer_admin": f"http://{settings.indexer_admin}",
+        "gateway": f"http://{local(settings.envoy_port)}",
+        "admin": f"http://{local(settings.admin_port)}",
+        "extproc": str(local(settings.grpc_port)),
+        "indexer_admin": f"http://{local(settings.indexer_admin_port)}",
         "redis": redis,
-        "envoy_admin": f"http://{settings.envoy_admin}",
+        "envoy_admin": f"http://{local(settings.envoy_admin_port)}",
         "endpoints": [str(pod) for pod in settings.pods],
         "model": settings.model,
         "pids": dict(pids),

@@ -152,35 +152,11 @@ class StackSettings:
         """The pods' addresses, simulated or real."""
         if self.endpoints:
             return self.endpoints
-        return tuple(_local(self.sim_port + pod) for pod in range(self.simulated_pods))
-
-    @property
-    def gateway(self) -> SocketAddress:
-        """Where clients send their requests."""
-        return _local(self.envoy_port)
-
-    @property
-    def envoy_admin(self) -> SocketAddress:
-        """Envoy's own admin page."""
-        return _local(self.envoy_admin_port)
-
-    @property
-    def picker(self) -> SocketAddress:
-        """Where the picker speaks ext_proc."""
-        return _local(self.grpc_port)
-
-    @property
-    def picker_admin(self) -> SocketAddress:
-        """The picker's admin HTTP."""
-        return _local(self.admin_port)
-
-    @property
-    def indexer_admin(self) -> SocketAddress:
-        """The indexer's admin HTTP."""
-        return _local(self.indexer_admin_port)
+        return tuple(local(self.sim_port + pod) for pod in range(self.simulated_pods))
 
 
-def _local(port: int) -> SocketAddress:
+def local(port: int) -> SocketAddress:
+    """Return the address of a port on this machine."""
     return SocketAddress(host=HOST, port=port)
 
 
@@ -189,13 +165,14 @@ def completed(settings: StackSettings, *, simulated_tokenizer: Path, log_flags: 
     sources = settings.event_sources
     if sources is not None:
         sources = resolve_event_sources(sources, endpoints=settings.endpoints)
-    if not settings.endpoints:
-        settings = replace(
-            settings,
-            model=settings.model or "tiny",
-            tokenizer_folder=settings.tokenizer_folder or simulated_tokenizer,
-        )
-    return replace(settings, event_sources=sources, log_flags=log_flags)
+    simulated = not settings.endpoints
+    return replace(
+        settings,
+        model=settings.model or ("tiny" if simulated else None),
+        tokenizer_folder=settings.tokenizer_folder or (simulated_tokenizer if simulated else None),
+        event_sources=sources,
+        log_flags=log_flags,
+    )
 
 
 def redis_environment(access: RedisAccess) -> Mapping[str, str]:

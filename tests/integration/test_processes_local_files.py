@@ -15,8 +15,15 @@ from aiohttp import web
 
 from extproc.local.errors import BadSettingError, MissingProgramError, NotReadyError, PortInUseError, UpError
 from extproc.local.ports import PortUse, pick_free_port, require_free
-from extproc.local.processes import find_envoy, find_redis_server
-from extproc.local.readiness import Condition, GrpcReady, HttpReady, RedisReady, wait_until_ready
+from extproc.local.processes import (
+    Condition,
+    GrpcReady,
+    HttpReady,
+    RedisReady,
+    find_envoy,
+    find_redis_server,
+    wait_until_ready,
+)
 from extproc.local.service import require_redis, run_directory
 from kvmesh.redis.address import RedisAccess
 

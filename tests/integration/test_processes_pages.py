@@ -86,6 +86,6 @@ async def test_the_first_pod_that_serves_something_says_what() -> None:
         serving("/v1/models", other) as second,
     ):
         assert await first_served_models([dead, odd, empty, pod, second]) == ServedModels(
-            pod=pod, cards=(ModelCard(id="tiny", root="/m"), ModelCard(id="adapter"))
+            pod=str(pod), data=(ModelCard(id="tiny", root="/m"), ModelCard(id="adapter"))
         )
         assert await first_served_models([dead, empty]) is None

@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def served(*cards: ModelCard) -> ServedModels:
-    return ServedModels(pod=POD, cards=cards)
+    return ServedModels(pod=str(POD), data=cards)
 
 
 def test_model_and_tokenizer_are_those_of_the_pod_if_its_folder_is_here(folder: Path) -> None:
