@@ -18,7 +18,7 @@ import typer
 import yaml
 
 from extproc.errors import ConfigError, KvmeshError
-from extproc.settings.yaml_mistake import yaml_mistake
+from extproc.settings.config import yaml_mistake
 from kvmesh.logs import LOG_FORMAT, LOG_LEVEL, LogFormat, LogLevel, configure_logging
 from kvmesh.plain_traceback import tell_crashes_so
 

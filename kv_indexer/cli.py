@@ -1,15 +1,14 @@
 """The command `kvmesh indexer`; gathered by the root command through its entry point. Imports late, to start fast."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from kv_indexer.config import IndexerSettings
+from kvmesh.documents.cluster_access import KubernetesConfigError
 from kvmesh.errors import ListenError, SettingError
-from kvmesh.options import takes_settings
+from kvmesh.options import fails_in_one_line, takes_settings
 
 if TYPE_CHECKING:
     from kvmesh.documents.documents import DocumentSource
@@ -22,22 +21,8 @@ def _group() -> None:
     """Keep `indexer` a subcommand when this app runs alone."""
 
 
-def _fails_with_one_line(command: Callable[..., None]) -> Callable[..., None]:
-    @wraps(command)
-    def run(**given: Any) -> None:
-        from kvmesh.documents.cluster_access import KubernetesConfigError
-
-        try:
-            command(**given)
-        except (SettingError, ListenError, KubernetesConfigError) as error:
-            typer.echo(f"kvmesh indexer: {error}", err=True)
-            raise typer.Exit(2) from None
-
-    return run
-
-
 @app.command("indexer")
-@_fails_with_one_line
+@fails_in_one_line("indexer", dict.fromkeys((SettingError, ListenError, KubernetesConfigError), 2))
 @takes_settings
 def indexer(settings: IndexerSettings) -> None:
     """Follow the KV events of vLLM pods and keep the prefix index in Redis true."""
@@ -91,7 +76,6 @@ async def _until_signalled(settings: IndexerSettings) -> None:
     import signal
 
     from kv_indexer.service import IndexerService
-    from kvmesh.documents.cluster_access import KubernetesConfigError
 
     task = asyncio.create_task(IndexerService(settings).run(), name="indexer")
     loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ A command names the settings that it takes as parameters, and gets them as check
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, is_dataclass
 from functools import wraps
 from typing import Annotated, Any
@@ -22,8 +22,10 @@ from kvmesh.settings import OWN, Group, Setting, declarations
 
 log = logging.getLogger(__name__)
 
+Command = Callable[..., None]
 
-def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+
+def takes_settings(command: Command) -> Command:
     """Give a command the options of the settings classes among its parameters, after the options of its own.
 
     A value that a class refuses with a SettingError is wrong usage: its constructor, or its method `require_usable`
@@ -109,3 +111,23 @@ def _warn_of_flag(value: Any, warn: Callable[[str], str | None]) -> None:
     """Log the warning where the value came as a flag: every user of the machine can read the flags of a process."""
     if isinstance(value, str) and any(value in argument for argument in sys.argv) and (warning := warn(value)):
         log.warning(warning)
+
+
+def fails_in_one_line(name: str, codes: Mapping[type[Exception], int]) -> Callable[[Command], Command]:
+    """Have the command `kvmesh NAME` print one of these errors as a line that names it, and end with its exit code.
+
+    Stands above `takes_settings`, to have what reading an option raises. The first class that fits an error counts.
+    """
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            try:
+                command(**given)
+            except tuple(codes) as error:
+                typer.echo(f"kvmesh {name}: {error}", err=True)
+                raise typer.Exit(next(code for kind, code in codes.items() if isinstance(error, kind))) from None
+
+        return run
+
+    return decorate

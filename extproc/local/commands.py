@@ -7,7 +7,6 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +14,12 @@ import msgspec
 import typer
 
 from extproc.errors import ConfigError, KvmeshError
-from extproc.local.errors import UpError
+from extproc.local.errors import BadSettingError, UpError
 from extproc.local.stack_settings import StackSettings, completed
 from extproc.settings.config import PickerSettings, PolicyFlags
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.logs import LOG_FORMAT, LOG_LEVEL
-from kvmesh.options import takes_settings
+from kvmesh.options import fails_in_one_line, takes_settings
 from kvmesh.redis.address import RedisAccess
 
 FAILURE, WRONG_USAGE = 1, 2
@@ -30,22 +29,8 @@ index = typer.Typer()
 app.add_typer(index, name="index")
 
 
-def _fails_as_up(command: Callable[..., None]) -> Callable[..., None]:
-    @wraps(command)
-    def run(**given: Any) -> None:
-        try:
-            command(**given)
-        except UpError as error:
-            typer.echo(f"kvmesh up: {error.message}", err=True)
-            for line in error.log_lines:
-                typer.echo(f"    {line}", err=True)
-            raise typer.Exit(error.exit_code) from None
-
-    return run
-
-
 @app.command("up")
-@_fails_as_up
+@fails_in_one_line("up", {BadSettingError: WRONG_USAGE, UpError: FAILURE})
 @takes_settings
 def up(context: typer.Context, settings: StackSettings) -> None:
     """Start Redis, pods, indexer, picker and a real Envoy on this machine; Ctrl-C ends them all."""
@@ -122,6 +107,7 @@ def explain(
 
 
 @index.command("lookup")
+@fails_in_one_line("index lookup", {ConfigError: WRONG_USAGE, KvmeshError: FAILURE})
 @takes_settings
 def lookup(
     access: RedisAccess,
@@ -144,14 +130,8 @@ def lookup(
 
     from extproc.local.index_lookup import look_up, read_token_ids, render
 
-    try:
-        prompts = read_token_ids(_read(prompt), model=model, tokenizer=tokenizer)
-        report = asyncio.run(
-            look_up(access, prompts, model=model, hash_seed=hash_seed, timeout_seconds=timeout_ms / 1000)
-        )
-    except KvmeshError as error:
-        typer.echo(f"kvmesh index lookup: {error}", err=True)  # as the other commands of the group say it
-        raise typer.Exit(WRONG_USAGE if isinstance(error, ConfigError) else FAILURE) from None
+    prompts = read_token_ids(_read(prompt), model=model, tokenizer=tokenizer)
+    report = asyncio.run(look_up(access, prompts, model=model, hash_seed=hash_seed, timeout_seconds=timeout_ms / 1000))
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:

@@ -1,5 +1,6 @@
 """The picker's settings, checked once at start-up; the command line fills them, nothing changes them later."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
@@ -14,10 +15,11 @@ from extproc.models.models_document import parse_models
 from extproc.policy.document import parse_policy
 from extproc.policy.values import SCORER_NAMES, PickPolicy, Steering, Strategy
 from extproc.settings.observation_settings import ObservationSettings
-from extproc.settings.yaml_mistake import yaml_mistake
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.redis.address import RedisAccess
 from kvmesh.settings import group, milliseconds, setting, text_setting
+
+QUOTED = re.compile(r"'[^']{2,}'")  # of the text, in PyYAML's messages; a single character stays
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
@@ -307,7 +309,7 @@ def read_policy_fields(
 
 
 def _mapping(text: str | None, *, flag: str) -> Mapping[str, Any]:
-    """Return a setting's mapping; another kind of document has been refused by whoever parses it."""
+    """Return a setting's mapping; `read_policy` and `read_models` refuse another kind of document."""
     document = _document(text, flag=flag) if text else None
     return document if isinstance(document, dict) else {}
 
@@ -344,3 +346,14 @@ def _yaml(text: str, *, where: str) -> object:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not readable as YAML: {yaml_mistake(error)}") from None
+
+
+def yaml_mistake(error: yaml.YAMLError) -> str:
+    """Return the place and the kind of a mistake: `line 1, column 9: found character '@' that …`.
+
+    Without the text, which may hold a password: PyYAML's own message shows the line, and names the alias or tag that a
+    password with * or ! in front is to it.
+    """
+    mark = getattr(error, "problem_mark", None)
+    problem = QUOTED.sub("'…'", getattr(error, "problem", None) or type(error).__name__)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark is not None else problem
