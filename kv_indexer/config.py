@@ -83,7 +83,7 @@ def _addresses(endpoint: str, entry: Any) -> EventAddresses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerSettings:
-    """Everything that `kvmesh indexer` can be told."""
+    """The settings of `kvmesh indexer`."""
 
     model: str = setting(
         "",

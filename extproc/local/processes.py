@@ -21,6 +21,7 @@ from pathlib import Path
 import aiohttp
 
 from extproc.doctor.grpc_health_check import ask_health
+from extproc.errors import first_error
 from extproc.local.errors import ChildEndedError, MissingProgramError, NotReadyError, UpError
 from kvmesh.errors import IndexUnavailableError, RedisUrlError
 from kvmesh.plain_text import printable
@@ -106,6 +107,14 @@ class HttpReady:
     def __str__(self) -> str:
         return f"GET {self.url}"
 
+    async def failure(self) -> str:
+        """Return why it does not hold now, or the empty string."""
+        try:
+            async with aiohttp.ClientSession() as session, session.get(self.url) as response:
+                return "" if response.status == 200 else f"status {response.status}"
+        except (aiohttp.ClientError, OSError) as error:
+            return str(error)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisReady:
@@ -115,6 +124,14 @@ class RedisReady:
 
     def __str__(self) -> str:
         return f"PING {read_address(self.access).label}"
+
+    async def failure(self) -> str:
+        """Return why it does not hold now, or the empty string."""
+        try:
+            await ping(self.access, timeout_seconds=ATTEMPT_SECONDS)
+        except (IndexUnavailableError, RedisUrlError) as error:
+            return printable(str(error))
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +143,11 @@ class GrpcReady:
     def __str__(self) -> str:
         return f"gRPC health of {self.address}"
 
+    async def failure(self) -> str:
+        """Return why it does not hold now, or the empty string."""
+        health = await ask_health(self.address, timeout_seconds=ATTEMPT_SECONDS)
+        return "" if health == "SERVING" else health
+
 
 Condition = HttpReady | RedisReady | GrpcReady
 
@@ -135,46 +157,18 @@ async def wait_until_ready(condition: Condition, *, name: str, within_seconds: f
     answer = "nothing"
     try:
         async with asyncio.timeout(within_seconds):
-            while (answer := await _first_failure(condition)) != "":  # noqa: ASYNC110  (nothing of ours to wait on)
+            while (answer := await _failure(condition)) != "":  # noqa: ASYNC110  (nothing of ours to wait on)
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         raise NotReadyError(f"{name} was not ready within {within_seconds:g} s ({condition}: {answer})") from None
 
 
-async def _first_failure(condition: Condition) -> str:
-    """Why the condition does not hold now, or the empty string."""
+async def _failure(condition: Condition) -> str:
     try:
         async with asyncio.timeout(ATTEMPT_SECONDS):
-            match condition:
-                case HttpReady(url=url):
-                    return await _check_http(url)
-                case RedisReady(access=access):
-                    return await _check_redis(access)
-                case GrpcReady(address=address):
-                    return await _check_grpc(address)
+            return await condition.failure()
     except TimeoutError:
         return f"no answer in {ATTEMPT_SECONDS:g} s"
-
-
-async def _check_http(url: str) -> str:
-    try:
-        async with aiohttp.ClientSession() as session, session.get(url) as response:
-            return "" if response.status == 200 else f"status {response.status}"
-    except (aiohttp.ClientError, OSError) as error:
-        return str(error)
-
-
-async def _check_redis(access: RedisAccess) -> str:
-    try:
-        await ping(access, timeout_seconds=ATTEMPT_SECONDS)
-    except (IndexUnavailableError, RedisUrlError) as error:
-        return printable(str(error))
-    return ""
-
-
-async def _check_grpc(address: str) -> str:
-    health = await ask_health(address, timeout_seconds=ATTEMPT_SECONDS)
-    return "" if health == "SERVING" else health
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +227,7 @@ class Supervisor:
                     watcher.cancel()
         except BaseExceptionGroup as errors:
             if (failures := errors.subgroup(UpError)) is not None:
-                raise _first_leaf(failures) from None
+                raise first_error(failures) from None
             raise
         finally:
             await self._end_all()
@@ -315,8 +309,3 @@ async def _watch(child: _Child) -> None:
     await asyncio.wait({child.pump}, timeout=1.0)  # its last words may still be in the pipe
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     raise ChildEndedError(f"{child.spec.name} {how}", log_lines=child.log.last_lines(LAST_LINES))
-
-
-def _first_leaf(group: BaseExceptionGroup[UpError]) -> UpError:
-    first = group.exceptions[0]
-    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first

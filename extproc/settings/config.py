@@ -49,7 +49,7 @@ def parse_names(text: str | None) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickerSettings:
-    """Everything that `kvmesh extproc` can be told, but for what operators declare of pools and models."""
+    """The settings of `kvmesh extproc`, but for what operators declare of pools and models."""
 
     endpoints: tuple[str, ...] = text_setting(
         (),
@@ -103,7 +103,7 @@ class PickerSettings:
     steering: Steering = setting(
         Steering.OVERRIDE_HOST, "override-host: a list that retries walk; original-dst: exactly one address."
     )
-    drain_seconds: float = setting(5, "Seconds to go on serving, as not ready, after being told to stop.", least=0)
+    drain_seconds: float = setting(5, "Seconds to go on serving, as not ready, after the signal to stop.", least=0)
     otlp_endpoint: str | None = setting(
         None, "OTLP/HTTP address for traces (JSON), like http://127.0.0.1:4318/v1/traces. Default: no traces."
     )
@@ -112,7 +112,10 @@ class PickerSettings:
         True, "Tell other replicas through Redis what is booked, and hear it from them.", "share_load"
     )
     sample_share: float = setting(
-        0.02, "Share of the responses that are read to compare cached tokens as predicted.", least=0, most=1
+        0.02,
+        "Share of the responses whose usage is read, to compare cached tokens with the prediction.",
+        least=0,
+        most=1,
     )
     token_budget: int = setting(
         500000, "Tokens of one request that are tokenized; what is beyond is not looked up.", least=1
@@ -124,10 +127,10 @@ class PickerSettings:
         least=1,
     )
     read_below_bytes: int = setting(
-        16384, "Responses that are no streams are read, too, up to so many bytes. 0: none.", least=0
+        16384, "Largest response without streaming, in bytes, whose usage is read, too. 0: none.", least=0
     )
     reads_per_second: float = setting(
-        5, "How many of these are read a second, at most; samples come on top.", least=0
+        5, "Most of these responses that are read in a second; samples come on top.", least=0
     )  # reading one costs as much as a fifth of a pick
     admin_access: AdminAccess = group(AdminAccess())
     redis_url: RedisAccess | str = group(RedisAccess())  # a plain address has no files beside it
@@ -188,11 +191,13 @@ class PolicyFlags:
         "strategy kv-aware.",
         metavar="FILE|JSON",
     )
-    strategy: Strategy | None = setting(None, "Preset of the weights. Goes before --policy. Default: kv-aware.")
+    strategy: Strategy | None = setting(
+        None, "Preset of the weights. Takes precedence over --policy. Default: kv-aware."
+    )
     weights: str | None = setting(
         None,
-        "Scorers and their weights, as prefix=3,queue-depth=2; those left out count 0. Goes before --policy and "
-        "--strategy.",
+        "Scorers and their weights, as prefix=3,queue-depth=2; those left out count 0. Takes precedence over "
+        "--policy and --strategy.",
     )
     stale_after_ms: float | None = setting(
         None, "Milliseconds after which a pod's last report counts as unknown load. Default: 2000.", least=10
@@ -204,8 +209,8 @@ class PolicyFlags:
     )
     priorities: str | None = setting(
         None,
-        "The policy's part `priorities` by itself (docs/priorities.md): classes, rules, tenants, quotas. Goes "
-        "before --policy. Default: classes critical, standard (for all requests) and sheddable.",
+        "The policy's part `priorities` by itself (docs/priorities.md): classes, rules, tenants, quotas. "
+        "Takes precedence over --policy. Default: classes critical, standard (for all requests) and sheddable.",
         metavar="FILE|JSON",
     )
     overload: bool | None = setting(

@@ -19,7 +19,7 @@ from kv_indexer.config import IndexerSettings
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.errors import SettingError
-from kvmesh.options import takes_settings
+from kvmesh.options import fails_in_one_line, takes_settings
 from kvmesh.redis.address import RedisAccess
 from kvmesh.settings import Group, Setting, declarations, group, milliseconds, options_of, setting, text_setting
 
@@ -113,8 +113,23 @@ def test_help_shows_a_default_in_the_unit_of_the_option() -> None:
     assert "default: 500;" in " ".join(called("--help")[1].output.split())
 
 
+@pytest.mark.parametrize(("error", "code"), [(SettingError("no"), 2), (ValueError("no"), 1)])
+def test_an_expected_error_is_one_line_that_names_the_command(error: Exception, code: int) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    @fails_in_one_line("it", {SettingError: 2, Exception: 1})
+    @takes_settings
+    def command(settings: Inner) -> None:
+        assert settings == Inner()
+        raise error
+
+    done = CliRunner().invoke(app, [])
+    assert (done.exit_code, done.stderr) == (code, "kvmesh it: no\n")
+
+
 @pytest.mark.parametrize("holds", [PickerSettings, PolicyFlags, IndexerSettings])
-def test_every_flag_of_a_role_is_one_word_in_its_help_and_none_has_two_fields(holds: type) -> None:
+def test_every_flag_of_a_role_is_in_its_help_and_fills_one_field(holds: type) -> None:
     def flags(group: Group) -> Iterator[str]:
         for _, mark in declarations(group):
             yield from flags(mark) if isinstance(mark, Group) else (mark.flag,)
