@@ -33,8 +33,7 @@ from extproc.ext_proc.answers import PROCESSOR_SERVICE
 from extproc.ext_proc.exchange import BodyMode
 from extproc.local.errors import UpError
 from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.readiness import GrpcReady
+from extproc.local.processes import GrpcReady, ProcessSpec, Supervisor
 
 TOKENIZER = Path(__file__).parents[1] / "podsim" / "tiny_model"
 DESTINATION = "x-gateway-destination-endpoint"

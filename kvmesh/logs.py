@@ -64,8 +64,8 @@ def _safe_message(error: BaseException) -> str:
     return LEFT_OUT if error.args else ""
 
 
-# where commands that start others find what was chosen: keys of the command line's context
-LOG_FORMAT, LOG_LEVEL = "kvmesh.log_format", "kvmesh.log_level"
+# the options' names, by which commands that start others find what was chosen in the command line's context
+LOG_FORMAT, LOG_LEVEL = "log_format", "log_level"
 
 
 class LogFormat(enum.StrEnum):

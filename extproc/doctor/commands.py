@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from extproc.policy.values import Steering
-from kvmesh.admin.admin_options import with_admin_login
-from kvmesh.redis.options import with_redis
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.options import takes_settings
+from kvmesh.redis.address import RedisAccess
 
 if TYPE_CHECKING:
     from extproc.settings.config import PickerSettings
-    from kvmesh.admin.admin_login import AdminLogin
     from kvmesh.documents.documents import Snapshot
-    from kvmesh.redis.address import RedisAccess
 
 app = typer.Typer(add_completion=False)
 
@@ -27,11 +26,10 @@ def _group() -> None:
 
 
 @app.command("doctor")
-@with_redis
-@with_admin_login
+@takes_settings
 def doctor(
-    access: "RedisAccess",
-    login: "AdminLogin",
+    login: AdminLogin,
+    access: RedisAccess,
     endpoints: Annotated[
         str,
         typer.Option(

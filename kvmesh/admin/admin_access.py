@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvmesh.errors import SettingError
+from kvmesh.settings import setting
 
 WHAT_TO_DO = (
     "start it with --admin-token-file FILE (clients: --token-file), or with --admin-tls-cert, --admin-tls-key and "
@@ -22,10 +23,21 @@ WHAT_TO_DO = (
 class AdminAccess:
     """How an operator has closed the admin pages; a token or a client certificate opens them."""
 
-    token_file: Path | None = None  # a token a line
-    tls_cert: Path | None = None  # PEM
-    tls_key: Path | None = None  # PEM; None: it is in `tls_cert`
-    client_ca: Path | None = None  # PEM: who signs the certificates of clients
+    token_file: Path | None = setting(
+        None,
+        "File with the tokens (one a line, at least 16 bytes) that open the admin pages; read anew when it "
+        "changes. Default: none, and the pages are open on loopback and closed elsewhere.",
+        "admin_token_file",
+    )
+    tls_cert: Path | None = setting(
+        None, "PEM file with the certificate of the admin pages; read anew when it changes.", "admin_tls_cert"
+    )
+    tls_key: Path | None = setting(
+        None, "PEM file with the key of --admin-tls-cert. Default: it is in that file.", "admin_tls_key"
+    )
+    client_ca: Path | None = setting(
+        None, "PEM file with the authorities whose client certificates open the admin pages.", "admin_client_ca"
+    )
 
     def __post_init__(self) -> None:
         """Raise SettingError where one is of no use without another."""

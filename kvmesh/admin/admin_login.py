@@ -9,16 +9,24 @@ from pathlib import Path
 
 from kvmesh.admin.admin_credentials import load_authorities, load_own, read_tokens
 from kvmesh.errors import SettingError
+from kvmesh.settings import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminLogin:
     """Files, read anew whenever they are asked for."""
 
-    token_file: Path | None = None  # the first line counts
-    ca_file: Path | None = None  # PEM; None: the system's
-    cert_file: Path | None = None
-    key_file: Path | None = None  # None: it is in `cert_file`
+    token_file: Path | None = setting(None, "File with the token for the admin pages; its first line counts.")
+    ca_file: Path | None = setting(
+        None, "PEM file with the authorities of the admin pages' certificate. Default: the system's.", "ca"
+    )
+    cert_file: Path | None = setting(None, "PEM file with the certificate that the admin pages are shown.", "cert")
+    key_file: Path | None = setting(None, "PEM file with the key of --cert. Default: it is in that file.", "key")
+
+    def require_usable(self) -> None:
+        """Raise SettingError where a file cannot be used; called once for what came from the command line."""
+        self.headers()
+        self.tls()
 
     def headers(self) -> dict[str, str]:
         """Return the headers to send. Raise SettingError."""
@@ -28,7 +36,7 @@ class AdminLogin:
 
     def tls(self) -> ssl.SSLContext | bool:
         """Return the context for https://; True: the default one. Raise SettingError."""
-        if self == AdminLogin(token_file=self.token_file):
+        if self.ca_file is None and self.cert_file is None and self.key_file is None:
             return True
         if self.key_file is not None and self.cert_file is None:
             raise SettingError("--key without --cert")

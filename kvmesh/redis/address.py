@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from kvmesh.errors import RedisUrlError
+from kvmesh.settings import setting
 
 
 class RedisKind(Enum):
@@ -47,18 +48,52 @@ class RedisNode:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def password_warning(url: str) -> str | None:
+    """Say why an address with a password must not stand on a command line; None where it has none."""
+    try:
+        has_password = bool(read_address(url).password)
+    except RedisUrlError:
+        return None  # connecting says what is wrong with it
+    return (
+        "the password in --redis can be read by every user of this machine, in the list of processes: give it in "
+        "--redis-password-file, or the address in KVMESH_REDIS"
+        if has_password
+        else None
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAccess:
-    """The values of `--redis` and its related options. The files are read anew at every connection."""
+    """How to reach Redis, as given. The files are read anew at every connection."""
 
-    url: str = field(repr=False)
-    username: str | None = None
-    password_file: Path | None = None
-    sentinel_password_file: Path | None = None
-    ca_file: Path | None = None  # PEM; None: the authorities that the system trusts
-    cert_file: Path | None = None  # PEM of the client
-    key_file: Path | None = None  # PEM; None: the key is in `cert_file`
-    server_name: str | None = None  # what the certificate must name; None: the host that is connected to
+    url: str = setting(
+        "redis://127.0.0.1:6379/0",
+        "Redis or Valkey that holds the index: redis://HOST:PORT/DB, rediss:// (TLS), unix:///SOCKET, "
+        "redis+sentinel://HOST:PORT,…/MASTER/DB or redis+cluster://HOST:PORT,… (rediss+… with TLS).",
+        "redis",
+        secret=True,
+        warn=password_warning,
+        metavar="URL",
+    )
+    username: str | None = setting(None, "Redis user (ACL). Default: the one in --redis, or none.", "redis_username")
+    password_file: Path | None = setting(
+        None, "File with the Redis password; read anew at every connection.", "redis_password_file"
+    )
+    sentinel_password_file: Path | None = setting(
+        None, "File with the Sentinels' own password; read anew at every connection.", "redis_sentinel_password_file"
+    )
+    ca_file: Path | None = setting(
+        None, "PEM file with the authorities that may sign Redis' certificate. Default: the system's.", "redis_ca_file"
+    )
+    cert_file: Path | None = setting(
+        None, "PEM file with the certificate that Redis is shown; read at every connection.", "redis_cert_file"
+    )
+    key_file: Path | None = setting(
+        None, "PEM file with the key of --redis-cert-file. Default: it is in that file.", "redis_key_file"
+    )
+    server_name: str | None = setting(
+        None, "Name that Redis' certificate must have. Default: the host that is connected to.", "redis_server_name"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import pytest
 
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.errors import UnnamedModelError
-from extproc.local.served_model import NO_PREFIX_ROUTING, ModelCard, ServedModels, fill_in_model
+from extproc.local.service import NO_PREFIX_ROUTING, ModelCard, ServedModels, fill_in_model
 from tests.unit.extproc_local.local_settings import settings
 
 POD = SocketAddress(host="10.0.0.1", port=8000)
@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def served(*cards: ModelCard) -> ServedModels:
-    return ServedModels(pod=POD, cards=cards)
+    return ServedModels(pod=str(POD), data=cards)
 
 
 def test_model_and_tokenizer_are_those_of_the_pod_if_its_folder_is_here(folder: Path) -> None:

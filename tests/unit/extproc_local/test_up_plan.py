@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from extproc.local.body_delivery import BodyDelivery
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.ports import PortUse
-from extproc.local.stack import LocalParts, fixed_ports, plan
+from extproc.local.service import LocalParts, fixed_ports, plan
+from extproc.local.stack_settings import BodyDelivery
 from kvmesh.redis.address import RedisAccess
 from tests.unit.extproc_local.local_settings import settings
 
