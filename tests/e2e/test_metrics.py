@@ -131,7 +131,7 @@ async def test_every_series_of_both_processes_is_documented(mesh: Stack) -> None
     for which, documented in (("admin", await picker_rows()), ("indexer_admin", indexer_rows())):
         shown = metric_rows(await page(mesh, which))
         assert {name: row.kind for name, row in shown.items()} == {
-            name: documented[name].kind if name in documented else "not in docs/metrics.md" for name in shown
+            name: documented[name].kind if name in documented else "not in docs/reference/metrics.md" for name in shown
         }
         assert {name: row.labels for name, row in shown.items() if not _agrees(row, documented[name])} == {}
 
