@@ -19,8 +19,7 @@ import yaml
 
 from extproc.errors import ConfigError, KvmeshError
 from extproc.settings.yaml_mistake import yaml_mistake
-from kvmesh.logs import LOG_FORMAT, LOG_LEVEL, LogFormat, LogLevel, configure_logging
-from kvmesh.plain_traceback import tell_crashes_so
+from kvmesh.logs import LOG_FORMAT, LOG_LEVEL, LogFormat, LogLevel, configure_logging, tell_crashes_so
 
 HELP = """Send LLM requests to the vLLM pod that already holds their prefix.
 

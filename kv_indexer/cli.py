@@ -1,4 +1,4 @@
-"""The command `kvmesh indexer`; gathered by the root command through its entry point. Imports late, to start fast."""
+"""The command `kvmesh indexer`. Imports late, to start fast."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,7 +92,7 @@ def indexer(
 ) -> None:
     """Follow the KV events of vLLM pods and keep the prefix index in Redis true."""
     from kv_indexer.config import IndexerSettings, parse_endpoints, parse_event_sources, unique_indexer_id
-    from kvmesh.documents.cluster_access import KubernetesConfigError
+    from kvmesh.documents.documents import KubernetesConfigError
     from kvmesh.errors import ListenError, SettingError
 
     try:
@@ -136,12 +136,12 @@ def _documents(*, kubernetes: bool, folder: Path | None, namespaces: str) -> "Do
         raise SettingError(f"--pools: {folder} is no folder")
     if not kubernetes and folder is None:
         return None
-    from kvmesh.documents.cluster_access import ClusterAccess
-    from kvmesh.documents.cluster_sources import folder_source, kubernetes_source
     from kvmesh.documents.document_kinds import POOL_KINDS
+    from kvmesh.documents.documents import ClusterAccess
+    from kvmesh.documents.sources import FolderSource, kubernetes_source
 
     if folder is not None:
-        return folder_source(folder)
+        return FolderSource(folder)
     names = tuple(name.strip() for name in namespaces.split(",") if name.strip())
     return kubernetes_source(ClusterAccess(), kinds=POOL_KINDS, namespaces=names)
 
@@ -156,7 +156,7 @@ def _run(settings: Any) -> None:
 
 
 def _allow_files() -> None:
-    """Use as many file descriptors as we may: a stream takes about eight, and the usual limit is 1,024."""
+    """Use as many file descriptors as we may: a stream takes about eight, and the default limit is 1,024."""
     import resource
     from contextlib import suppress
 
@@ -170,7 +170,7 @@ async def _until_signalled(settings: Any) -> None:
     import signal
 
     from kv_indexer.service import IndexerService
-    from kvmesh.documents.cluster_access import KubernetesConfigError
+    from kvmesh.documents.documents import KubernetesConfigError
 
     task = asyncio.create_task(IndexerService(settings).run(), name="indexer")
     loop = asyncio.get_running_loop()

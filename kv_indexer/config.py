@@ -1,4 +1,4 @@
-"""The indexer's settings, checked once at start-up; the command line fills them, nothing changes them later."""
+"""The indexer's settings, checked once at start-up."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kv_indexer.follow.follow_stream import RecoveryPolicy
-from kv_indexer.watch.stream_facts import FindingPolicy
+from kv_indexer.follow.catch_up import RecoveryPolicy
+from kv_indexer.watch.stream_activity import FindingPolicy
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.blocks.source import EventAddresses, reachable
 from kvmesh.documents.documents import DocumentSource
@@ -30,7 +30,7 @@ def unique_indexer_id(name: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerSettings:
-    """Everything `kvmesh indexer` can be told."""
+    """All settings of `kvmesh indexer`."""
 
     host: str
     admin_port: int

@@ -1,15 +1,68 @@
-"""Log lines as text for people or JSON for machines; called once by the command line before anything else runs."""
+"""Log lines as text for people or JSON for machines, with tracebacks that leave out the messages of foreign errors.
+
+The message of a defect may hold anything that the code had at hand: a KeyError names the key, a ValueError the text
+that is no number. In a picker these come from requests, and prompts are never logged. Where a defect happened is
+shown in full.
+"""
 
 import enum
 import json
 import logging
 import sys
+import threading
+import traceback
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from kvmesh.plain_traceback import plain_traceback
+# whose messages are about connections, addresses, files and settings, never about a request's content
+DISCREET = frozenset({"extproc", "kv_indexer", "kvmesh", "podsim", "redis", "grpc", "zmq", "lightkube", "httpx2"})
+LEFT_OUT = "(its message is left out: it may hold what a client sent)"
+DEEPEST = 8  # causes and groups in one another
+
+
+def plain_traceback(error: BaseException) -> str:
+    """Return what `traceback.format_exception` would, with the messages of foreign errors left out."""
+    return "\n".join(_lines(error, depth=0))
+
+
+def tell_crashes_so() -> None:
+    """Print uncaught exceptions of this process and its threads that way, too. Call it first in a command."""
+
+    def crashed(_: type[BaseException], error: BaseException, __: Any) -> None:
+        print(plain_traceback(error), file=sys.stderr)  # noqa: T201
+
+    def thread_crashed(crash: threading.ExceptHookArgs) -> None:
+        if crash.exc_value is not None and not isinstance(crash.exc_value, SystemExit):
+            crashed(crash.exc_type, crash.exc_value, None)
+
+    sys.excepthook = crashed
+    threading.excepthook = thread_crashed
+
+
+def _lines(error: BaseException, *, depth: int) -> Iterator[str]:
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if before is not None and depth < DEEPEST:
+        yield from _lines(before, depth=depth + 1)
+        yield "which led to:"
+    yield "Traceback (most recent call last):"
+    yield from (line.rstrip("\n") for line in traceback.format_tb(error.__traceback__))
+    yield f"{type(error).__module__}.{type(error).__qualname__}: {_safe_message(error)}".removeprefix("builtins.")
+    if isinstance(error, BaseExceptionGroup) and depth < DEEPEST:
+        for number, each in enumerate(error.exceptions, start=1):
+            yield f"--- {number} of {len(error.exceptions)}:"
+            yield from (f"  {line}" for line in _lines(each, depth=depth + 1))
+
+
+def _safe_message(error: BaseException) -> str:
+    if isinstance(error, OSError | ImportError | AttributeError | NameError | BaseExceptionGroup):
+        return str(error)  # of the system, or names in code
+    if type(error).__module__.partition(".")[0] in DISCREET:
+        return str(error)
+    return LEFT_OUT if error.args else ""
+
 
 # where commands that start others find what was chosen: keys of the command line's context
 LOG_FORMAT, LOG_LEVEL = "kvmesh.log_format", "kvmesh.log_level"
@@ -53,9 +106,9 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Return what a record says. Of asyncio only the first words: then it prints objects, with what they hold.
+    """Return a record's message. Of asyncio's only the beginning: the rest prints objects, with what they hold.
 
-    An exception's own words come with its traceback, as far as they may be told.
+    An exception's own message comes with its traceback, as far as they may be shown.
     """
     message = record.getMessage()
     if record.name != "asyncio":

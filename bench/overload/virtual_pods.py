@@ -93,7 +93,7 @@ class VirtualPods:
         return status
 
     def snapshot(self, *, now: float) -> Sequence[EndpointStatus]:  # noqa: ARG002
-        """Implements `extproc.admission.ports.Endpoints`."""
+        """Implements `extproc.choosing.choose.Endpoints`."""
         return list(self.statuses.values())
 
     def cached_blocks(self, tokens: Sequence[int]) -> dict[str, int]:

@@ -184,14 +184,14 @@ def _snapshot(settings: "PickerSettings", *, timeout_seconds: float) -> "Snapsho
     """Read the documents once. Raise ConfigError or KvmeshError."""
     from extproc.errors import ConfigError
     from extproc.policy.view import first_snapshot
-    from extproc.pools.mesh_sources import namespaces_read
-    from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
-    from kvmesh.documents.cluster_sources import folder_source, kubernetes_source
+    from extproc.pools.mesh import namespaces_read
+    from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
+    from kvmesh.documents.sources import FolderSource, kubernetes_source
 
     folder = settings.policies_folder
     try:
         source = (
-            folder_source(folder)
+            FolderSource(folder)
             if folder is not None
             else kubernetes_source(ClusterAccess(), namespaces=namespaces_read(settings))
         )
@@ -203,7 +203,7 @@ def _snapshot(settings: "PickerSettings", *, timeout_seconds: float) -> "Snapsho
 def _asked_pools(snapshot: "Snapshot", texts: Sequence[str]) -> frozenset[str]:
     """Return the pools that are asked for, none: all. Raise ConfigError where one is not there."""
     from extproc.errors import ConfigError
-    from extproc.pools.pool_names import pool_name
+    from extproc.pools.pool_hosts import pool_name
     from kvmesh.documents.pool_resolver import resolve_pools
 
     names = resolve_pools(snapshot.documents).pools

@@ -1,6 +1,6 @@
 """HTTP/2 frames as bytes (RFC 9113): the numbers, what a server writes, what it must refuse. Pure.
 
-`http2.session` reads and writes frames with it. Not here: states, windows, header compression.
+States, windows and header compression are not here.
 """
 
 import struct

@@ -311,7 +311,7 @@ def explain(
 ) -> None:
     """Show where a request would go and why, without sending it."""
     from extproc.local.explain import ask, render
-    from extproc.pools.pool_names import only_pool
+    from extproc.pools.pool_hosts import only_pool
 
     try:
         asked_pool = only_pool(pool)

@@ -50,7 +50,7 @@ def top(
     from extproc.local import top_view
     from extproc.local.replica_states import added_up
     from extproc.local.unread_terminal import standard_output
-    from extproc.pools.pool_names import only_pool
+    from extproc.pools.pool_hosts import only_pool
 
     top_view.write_anything(sys.stdout)
     urls, console = replica_urls(url), Console(file=standard_output())

@@ -1,9 +1,10 @@
 """The `models` setting (YAML or JSON, already parsed) -> ModelTable; strict: an error names the path of what is wrong.
 
-Called by `config`. docs/models.md describes the document. Folders are not looked into: whoever loads them does.
+docs/models.md describes the document. Folders are not opened here.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ def _served_model(item: object, path: str) -> ServedModel:
         raise ConfigError(f"{path}.chat_template_kwargs must be an object, not {kwargs!r}")
     return ServedModel(
         name=_name(found, "name", path),
-        aliases=_names(found, "aliases", path),
-        adapters=_names(found, "adapters", path),
+        aliases=frozenset(_strings(found, "aliases", path)),
+        adapters=frozenset(_strings(found, "adapters", path)),
         tokens_from=tokens,
         tokenizer_folder=folder,
         chat_template=_path(found, "chat_template", path),
@@ -139,9 +140,7 @@ def _list(found: Mapping[str, Any], key: str, path: str, read: Callable[[object,
 
 def _text(found: Mapping[str, Any], key: str, path: str) -> str | None:
     value = found.get(key)
-    if value is not None and (not isinstance(value, str) or not value):
-        raise ConfigError(f"{path}.{key} must be a text, not {value!r}")
-    return value
+    return None if value is None else _string(value, f"{path}.{key}")
 
 
 def _name(found: Mapping[str, Any], key: str, path: str) -> str:
@@ -161,10 +160,6 @@ def _string(item: object, path: str) -> str:
     return item
 
 
-def _names(found: Mapping[str, Any], key: str, path: str) -> frozenset[str]:
-    return frozenset(_strings(found, key, path))
-
-
 def _path(found: Mapping[str, Any], key: str, path: str) -> Path | None:
     value = _text(found, key, path)
     return Path(value) if value is not None else None
@@ -177,10 +172,10 @@ def _boolean(found: Mapping[str, Any], key: str, path: str, *, default: bool) ->
     return value
 
 
-def _choice(found: Mapping[str, Any], key: str, path: str, words: Any, *, default: Any) -> Any:
+def _choice(found: Mapping[str, Any], key: str, path: str, choices: type[StrEnum], *, default: Any) -> Any:
     value = found.get(key)
     if value is None:
         return default
-    if value not in [word.value for word in words]:
-        raise ConfigError(f"{path}.{key} must be one of {', '.join(word.value for word in words)}, not {value!r}")
-    return words(value)
+    if value not in list(choices):
+        raise ConfigError(f"{path}.{key} must be one of {', '.join(choices)}, not {value!r}")
+    return choices(value)

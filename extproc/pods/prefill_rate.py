@@ -1,7 +1,6 @@
 """How many prompt tokens an endpoint computes a second when it has enough to do, and how two reports differ otherwise.
 
-Called by the scraper once a report; pure. The rate is what turns tokens booked on an endpoint into tokens still waiting
-there (`inflight`).
+The rate is what turns tokens booked on an endpoint into tokens still waiting there (`inflight`).
 """
 
 from extproc.pods.endpoint import NO_TREND, EndpointLoad, EndpointTrend

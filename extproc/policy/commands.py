@@ -114,10 +114,10 @@ def check(
 
 def _snapshot(folder: Path | None, *, timeout_seconds: float) -> "Snapshot":
     from extproc.policy.view import first_snapshot
-    from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
-    from kvmesh.documents.cluster_sources import folder_source, kubernetes_source
+    from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
+    from kvmesh.documents.sources import FolderSource, kubernetes_source
 
-    source = kubernetes_source(ClusterAccess()) if folder is None else folder_source(folder)
+    source = kubernetes_source(ClusterAccess()) if folder is None else FolderSource(folder)
     try:
         return asyncio.run(first_snapshot(source, timeout_seconds=timeout_seconds))
     except KubernetesConfigError as error:

@@ -1,7 +1,7 @@
-"""One field of an event each, from raw msgpack to its normal form. Used by `events.vllm_events`; no I/O.
+"""The fields of an event, from raw msgpack to their normal form. Pure.
 
-Fields are decoded one by one and by type, so that nothing is built of what nobody reads: a field of the wrong form
-costs its event, an unknown field costs nothing, and a small payload cannot grow into a large object.
+Fields are decoded one by one and by type, so that nothing is built of fields that are not read. A field of the wrong
+form costs its event, an unknown field costs nothing, and a small payload cannot grow into a large object.
 """
 
 import sys
@@ -152,19 +152,14 @@ def medium(raw: Raw) -> str:
     return (_read(_short_name, raw, "bad-medium") or "GPU").upper()
 
 
-def group(raw: Raw) -> int | None:
-    """Read the number of the KV cache group."""
-    return _read(_unsigned, raw, "bad-group")
+def integer(raw: Raw, reason: Fault) -> int | None:
+    """Read a whole number."""
+    return _read(_integer, raw, reason)
 
 
-def window(raw: Raw) -> int | None:
-    """Read a sliding window's tokens."""
-    return _read(_integer, raw, "bad-window")
-
-
-def kind(raw: Raw) -> str | None:
-    """Read what a KV cache group holds."""
-    return _read(_short_name, raw, "bad-kind")
+def unsigned(raw: Raw, reason: Fault) -> int | None:
+    """Read a whole number that is not negative."""
+    return _read(_unsigned, raw, reason)
 
 
 def short_name(raw: Raw, reason: Fault) -> str | None:
@@ -189,7 +184,7 @@ def adapter(name: Raw, number: Raw) -> tuple[str | None, int | None]:
     """Read the adapter's name and number.
 
     Before vLLM 0.14 adapters have a number alone. It gets a name that no request can have, because taking such a block
-    for the base model's would be a lie; so these blocks attract nobody.
+    for the base model's would be a lie; so these blocks match no request.
     """
     lora_name, lora_id = _read(_text, name, "bad-lora"), _read(_integer, number, "bad-lora")
     if not lora_name and lora_id:
@@ -208,7 +203,7 @@ def metadata(raw: Raw) -> Mapping[str, Raw] | None:
 
 
 def features(raw: Raw) -> Features | None:
-    """Read what besides tokens makes each block its own, as vLLM writes it (see `kvmesh.blocks.extra_keys`)."""
+    """Read what besides tokens makes each block its own, as vLLM writes it (see `kvmesh.blocks.block_keys`)."""
     try:
         return _no_features.decode(raw)  # a plain prompt's
     except UNREADABLE:

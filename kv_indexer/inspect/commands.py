@@ -1,4 +1,4 @@
-"""The commands `kvmesh index …` that look into Redis; gathered by the root command. Imports late, to start fast.
+"""The commands `kvmesh index …` that look into Redis. Imports late, to start fast.
 
 `kvmesh index lookup` belongs to the same group and comes from the picker's package, which has the tokenizer.
 Exit codes: 0; 1 for a failure, or for differences that `verify` has found; 2 for wrong usage, and for a `verify` that
@@ -45,11 +45,11 @@ def sources(
     from kvmesh.index.redis_findings import RedisFindings
 
     async def look(inspector: "RedisInspector") -> Any:
-        shelf = RedisFindings(url=access, timeout_seconds=timeout_ms / 1000)
+        shared = RedisFindings(url=access, timeout_seconds=timeout_ms / 1000)
         try:
-            return await inspect_sources(inspector, findings=shelf.read, interval_seconds=interval_ms / 1000)
+            return await inspect_sources(inspector, findings=shared.read, interval_seconds=interval_ms / 1000)
         finally:
-            await shelf.close()
+            await shared.close()
 
     report = _ask("sources", access, look, timeout_ms=timeout_ms)
     _print(report, json=json, show=show_sources)
@@ -144,7 +144,7 @@ def _ask(
 
 
 def _tell(progress: str) -> None:
-    """Tell a person who waits how far it is; a script does not want to know."""
+    """Show the progress at a terminal; a script does not need it."""
     import sys
 
     if sys.stderr.isatty():

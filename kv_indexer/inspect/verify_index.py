@@ -1,34 +1,31 @@
-"""Use case: is all that the index claims backed by what its sources hold, and the other way round?
+"""Is all that the index claims backed by what its sources hold, and the other way round?
 
-Called by `kvmesh index verify`. Everything is read from raw keys, in bounded slices and in passes over a part of the
+Everything is read from raw keys, in bounded slices and in passes over a part of the
 block keys each, so that neither Redis nor this process is strained by a large index. The index may be in use: what
 looks like a difference is looked at again, until it is certain or gone. Nothing is changed.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from kv_indexer.inspect.index_audit import (
-    Difference,
-    Differences,
-    SlotOwner,
-    holds_several_groups,
-    judge_records,
-    read_owner,
-)
-from kv_indexer.inspect.redis_raw import (
     BLOCKS,
     FIXED_KEYS,
     STREAM,
+    Difference,
+    Differences,
+    SlotOwner,
     block_key_of,
+    holds_several_groups,
+    judge_records,
     read_held,
     read_holders,
+    read_owner,
     slot_number,
     slot_of,
 )
-from kvmesh.blocks.source import Registry
+from kv_indexer.inspect.redis_inspect import RedisInspector
 from kvmesh.redis.keys import PICKERS
 
 LISTED = 100  # differences
@@ -38,43 +35,6 @@ ROUNDS = 10  # readings that a difference must survive where nothing proves it a
 PAUSE_SECONDS = 0.05  # between two of them
 
 Candidate = tuple[bytes, int]  # (block key, slot)
-
-
-class RawIndex(Protocol):
-    """The index, key by key. Every method raises IndexUnavailableError."""
-
-    async def registry(self) -> Registry:
-        """Return what the index says of itself."""
-
-    async def registry_counts(self) -> Mapping[str, str]:
-        """Return the counters of the registry."""
-
-    async def slot_records(self) -> Mapping[bytes, bytes]:
-        """Return the raw records of all slots."""
-
-    async def stream_records(self) -> Mapping[str, Mapping[str, str]]:
-        """Return the raw fields of all streams that are registered."""
-
-    async def held_slots(self) -> Mapping[int, int]:
-        """Return the slots that hold anything, with the number of fields; -1 where the key is no hash."""
-
-    async def marks(self, stream: str | None) -> Sequence[bytes | None]:
-        """Return what changes whenever the blocks of a stream do, or those that wait for their sweep."""
-
-    def keys(self) -> AsyncIterator[list[bytes]]:
-        """Yield all key names under our prefix, in slices."""
-
-    def held(self, slot: int) -> AsyncIterator[list[tuple[bytes, bytes]]]:
-        """Yield all fields of a source, in slices."""
-
-    async def values(self, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return the strings at these keys; None for a key that is none."""
-
-    async def types(self, names: Sequence[bytes]) -> list[str]:
-        """Return the type of each key; `none` where it is gone."""
-
-    async def field_and_value(self, slot: int, field: bytes, name: bytes) -> tuple[bytes | None, bytes | None]:
-        """Return a source's field and a key's string as they are at one instant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +71,7 @@ class IndexVerifier:
 
     def __init__(
         self,
-        index: RawIndex,
+        index: RedisInspector,
         *,
         listed: int = LISTED,
         fields_a_pass: int = FIELDS_A_PASS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kv_indexer.pools.pool_report import EndpointStanding, PoolsReport, PoolStanding, StreamStanding
+from kv_indexer.pools.pool_report import EndpointReport, PoolReport, PoolsReport, StreamReport
 from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
 from kv_indexer.telemetry.pool_telemetry import PoolCollector
 from kv_indexer.telemetry.redis_telemetry import FIELDS, RedisFacts
@@ -108,8 +108,8 @@ def _source() -> SourceStatus:
 
 
 def _pools() -> PoolsReport:
-    stream = StreamStanding(dp_rank=0, state="live", reason="", followed_here=True, blocks={"GPU": 1})
-    endpoint = EndpointStanding(
+    stream = StreamReport(dp_rank=0, state="live", reason="", followed_here=True, blocks={"GPU": 1})
+    endpoint = EndpointReport(
         address=STREAM.endpoint,
         pod="llm/a",
         ready=True,
@@ -119,7 +119,7 @@ def _pools() -> PoolsReport:
         streams=(stream,),
         findings=("no-events",),
     )
-    pool = PoolStanding(name="llm/pool", kind="Service", model="m", models=("m",), endpoints=(endpoint,))
+    pool = PoolReport(name="llm/pool", kind="Service", model="m", models=("m",), endpoints=(endpoint,))
     return PoolsReport(pools=(pool,), problems=(DocumentProblem(reason="bad", where="", words=""),))
 
 

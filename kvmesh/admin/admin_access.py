@@ -1,10 +1,12 @@
-"""Who may see the admin pages, judged by what a request says of itself. Pure; `admin.admin_gate` asks it.
+"""Who may see the admin pages: what a request says of itself, and how many wrong tokens its address has sent.
 
-It knows no files, no tokens and no HTTP library.
+Pure: time is an argument. It knows no files, no tokens' texts and no HTTP library; `admin.admin_gate` asks it.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
+from math import ceil
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -34,7 +36,7 @@ class AdminAccess:
 
     @property
     def is_set_up(self) -> bool:
-        """Whether there is anything by which somebody could be let in."""
+        """Whether a token or a certificate could open the pages."""
         return self.token_file is not None or self.client_ca is not None
 
 
@@ -42,7 +44,7 @@ class AdminAccess:
 class PageRequest:
     """What counts of a request; the texts are headers as they came, None where there is none."""
 
-    is_open: bool  # for a page that anybody may see
+    is_open: bool  # for a page that needs no token
     is_read: bool  # GET or HEAD
     host: str | None
     origin: str | None
@@ -94,7 +96,7 @@ CROSS_SITE = Refusal(
 
 
 def refusal(request: PageRequest, access: AdminAccess, *, is_loopback: bool) -> Refusal | None:
-    """Return why nobody who asks like this is answered, or None: then only a token may be missing.
+    """Return why such a request is refused, whatever its token; None: only a token may be missing.
 
     `is_loopback`: the pages listen on this machine only. Without anything set up they are open there; a browser is
     then all that stands between them and every site, so the name it asked for must be this machine's: DNS may say of
@@ -153,3 +155,67 @@ def _is_cross_site(request: PageRequest) -> bool:
         return urlsplit(request.origin).netloc.lower() != (request.host or "").lower()
     except ValueError:
         return True
+
+
+AT_ONCE = 10  # different wrong tokens of one address
+SECONDS_EACH = 6.0  # until one of them is forgotten
+ADDRESSES = 1024  # remembered; beyond, the one that failed longest ago is forgotten
+IPV6_NETWORK_BITS = 64  # what one machine usually has
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tries:
+    count: float
+    at: float  # monotonic seconds
+    last: tuple[bytes, ...]  # digests, the newest at the end
+
+
+class FailedTokens:
+    """A bucket of tries for each address, that empties with time."""
+
+    def __init__(self) -> None:
+        self._tries: OrderedDict[str, _Tries] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tries)
+
+    def wait_seconds(self, address: str, *, now: float) -> int:
+        """Return for how long no token of this address is looked at: 0 for most. Whole seconds, rounded up."""
+        tries = self._tries.get(_network(address))
+        if tries is None:
+            return 0
+        return max(0, ceil((self._left(tries, now=now) - AT_ONCE + 1) * SECONDS_EACH))
+
+    def failed(self, address: str, digest: bytes, *, now: float) -> bool:
+        """Note a wrong token, by its digest; tell whether it counts.
+
+        One of the last few again does not: repeating a token guesses nothing, and clients with old settings must not
+        lock out others at their address (behind a sidecar: all of them).
+        """
+        network = _network(address)
+        tries = self._tries.pop(network, None)
+        if tries is None:
+            tries = _Tries(count=0.0, at=now, last=())
+            while len(self._tries) >= ADDRESSES:
+                self._tries.popitem(last=False)
+        self._tries[network] = tries
+        counts = digest not in tries.last
+        tries.count = self._left(tries, now=now) + counts
+        tries.at = now
+        tries.last = (*(each for each in tries.last if each != digest), digest)[-AT_ONCE:]
+        return counts
+
+    @staticmethod
+    def _left(tries: _Tries, *, now: float) -> float:
+        return max(0.0, tries.count - (now - tries.at) / SECONDS_EACH)
+
+
+def _network(address: str) -> str:
+    """Return an address, an IPv6 one without its second half: one machine usually has all of those."""
+    try:
+        parsed = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address[:64]
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
+        return str(IPv6Address(int(parsed) >> IPV6_NETWORK_BITS << IPV6_NETWORK_BITS))
+    return str(parsed)

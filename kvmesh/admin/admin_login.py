@@ -7,8 +7,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvmesh.admin.admin_tls import load_authorities, load_own
-from kvmesh.admin.admin_tokens import read_tokens
+from kvmesh.admin.admin_credentials import load_authorities, load_own, read_tokens
 from kvmesh.errors import SettingError
 
 
@@ -28,7 +27,7 @@ class AdminLogin:
         return {"authorization": f"Bearer {read_tokens(self.token_file)[0]}"}
 
     def tls(self) -> ssl.SSLContext | bool:
-        """Return what https:// is spoken with; True: the usual. Raise SettingError."""
+        """Return the context for https://; True: the default one. Raise SettingError."""
         if self == AdminLogin(token_file=self.token_file):
             return True
         if self.key_file is not None and self.cert_file is None:

@@ -1,7 +1,7 @@
 """How we reach a Kubernetes API server: configuration, one connection pool, and what lightkube leaves to its users.
 
-The only module that knows lightkube's classes (docs/decisions/0004). Used by `kubernetes_watch`, `leader_election` and
-`status_writer`; imported only where Kubernetes is used, because it takes 0.1 s and 20 MB.
+The only module that knows lightkube's classes (docs/decisions/0004). Imported only where
+Kubernetes is used, because it takes 0.1 s and 20 MB.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from lightkube.core.exceptions import ConfigError
 from lightkube.core.resource import ApiInfo
 from lightkube.generic_resource import GenericNamespacedResource, GenericNamespacedStatus, create_api_info
 
-from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
 from kvmesh.documents.document_kinds import DocumentKind
+from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
 
 REQUEST_SECONDS = 15.0  # for anything that is no watch
 _RENEW_SECONDS = 10.0  # a connection pool lives at least that long
@@ -81,10 +81,10 @@ def status_class(kind: DocumentKind) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What a request came to, in a form to decide on."""
+    """How a request failed, in a form to decide on."""
 
     code: int | None  # HTTP status; None: no answer
-    words: str
+    message: str
     retry_after_seconds: float | None = None
 
 
@@ -94,13 +94,13 @@ def failure_of(error: BaseException) -> Failure:
         status = error.status
         return Failure(
             code=status.code,
-            words=f"{status.code} {status.reason or ''}: {status.message}",
+            message=f"{status.code} {status.reason or ''}: {status.message}",
             retry_after_seconds=_retry_after(error),
         )
     if isinstance(error, httpx2.HTTPStatusError):  # an answer that is no Status: a proxy's, or an unknown group's
         code = error.response.status_code
-        return Failure(code=code, words=f"HTTP {code}", retry_after_seconds=_retry_after(error))
-    return Failure(code=None, words=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        return Failure(code=code, message=f"HTTP {code}", retry_after_seconds=_retry_after(error))
+    return Failure(code=None, message=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
 def _retry_after(error: httpx2.HTTPStatusError) -> float | None:

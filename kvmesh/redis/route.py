@@ -1,6 +1,6 @@
 """Finds the server that holds the index and opens a connection to it: TLS, password, role; Sentinels, cluster nodes.
 
-Used by `redis_link` at every connection. All of our keys are in one slot, so there is one server to find. What Redis
+All of our keys are in one slot, so there is one server to find. What Redis
 says about itself (ROLE) decides, not what others say of it: nothing may be written to a replica.
 """
 
@@ -18,8 +18,7 @@ import hiredis
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.redis.address import RedisAddress, RedisKind, RedisNode
 from kvmesh.redis.keys import KEY_SLOT
-from kvmesh.redis.protocol import RedisProtocol, checked, pack
-from kvmesh.redis.refusals import explained, refusal_word
+from kvmesh.redis.protocol import RedisProtocol, checked, explained, pack, refusal_word
 
 NODE_SECONDS = 1.0  # for one node to answer, while others may know better
 AGREEMENT_SECONDS = 0.25  # after the first answer, for a majority to agree
@@ -77,7 +76,7 @@ class RedisRoute:
         raise IndexUnavailableError("; ".join(failures))
 
     async def is_elsewhere(self) -> bool:
-        """Ask whether the server is another one by now; False where nobody can tell."""
+        """Ask whether the server is another one by now; False where this cannot be known."""
         try:
             async with asyncio.timeout(2 * NODE_SECONDS):
                 secrets = await asyncio.to_thread(read_secrets, self.address)
@@ -100,7 +99,7 @@ class RedisRoute:
         return tuple(dict.fromkeys((*self.address.nodes, *self._known)))
 
     async def _votes(self, secrets: Secrets) -> Counter[RedisNode]:
-        """Ask all at once where the server is, until most agree: a single one may live in the past."""
+        """Ask all at once where the server is, until most agree: a single answer may be out of date."""
         nodes, votes, failures = self._to_ask(), Counter[RedisNode](), list[str]()
         pending = {asyncio.create_task(self._ask(node, secrets), name=f"redis-ask-{node}") for node in nodes}
         deadline = asyncio.get_running_loop().time() + NODE_SECONDS
@@ -158,7 +157,7 @@ class RedisRoute:
         return owner
 
     async def _open_server(self, node: RedisNode | None, secrets: Secrets) -> RedisProtocol:
-        """Connect, introduce ourselves and make sure that this is who we look for."""
+        """Connect, log in and check that this is the right server."""
         where = str(node or self.address.socket_path)
         protocol = await self._open_socket(node, secrets)
         try:

@@ -13,9 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kvmesh.admin.admin_access import AdminAccess
+from kvmesh.admin.admin_access import AT_ONCE, AdminAccess
 from kvmesh.admin.admin_login import AdminLogin
-from kvmesh.admin.failed_tokens import AT_ONCE
 from kvmesh.errors import SettingError
 from tests.integration.admin_doors import BOTH_ROLES, HOST, Door, Pages, picker_door
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.ext_proc.jwt_claims import JWT_NAMESPACE
+from extproc.ext_proc.answers import JWT_NAMESPACE
 from extproc.local.programs import find_envoy
 from extproc.policy.priority import TARGETS
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
-from kv_indexer.watch.redis_eviction import LOOK_SECONDS, RETRY_SECONDS, EvictionWatch, eviction_policy
+from kv_indexer.watch.watch_index import LOOK_SECONDS, RETRY_SECONDS, EvictionWatch, eviction_policy
 from tests.integration.kv_redis import RedisServer
 
 

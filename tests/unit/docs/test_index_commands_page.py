@@ -9,8 +9,7 @@ import pytest
 
 from extproc.local.index_lookup import EndpointHolding, LookupReport, PromptHolding
 from kv_indexer.inspect.index_audit import KINDS, Difference
-from kv_indexer.inspect.index_report import SizeReport, SlotSize, SourceLine, SourcesReport
-from kv_indexer.inspect.inspect_index import Cleared
+from kv_indexer.inspect.inspect_index import Cleared, SizeReport, SlotSize, SourceLine, SourcesReport
 from kv_indexer.inspect.verify_index import Audit
 from kvmesh.blocks.findings import Finding
 

@@ -6,7 +6,7 @@ from hyperframe.frame import HeadersFrame
 from extproc.http2 import frames as http2
 from extproc.http2.frames import ErrorCode
 from extproc.http2.limits import Http2Limits
-from tests.unit.extproc_http2.http2_peer import Peer, answer_of, framed
+from tests.unit.extproc_http2.http2_peer import EchoCall, Peer, answer_of, framed
 
 
 def raw(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
@@ -69,6 +69,20 @@ def test_an_exception_ends_its_stream_alone() -> None:
         *answer_of(5, b"a"),
     ]
     assert ([call.ends for call in peer.calls], peer.session.streams) == ([1, 1, 1], {})
+
+
+def test_a_stream_that_cannot_be_served_ends_alone_also_when_the_client_has_ended_it() -> None:
+    def fail(_: object) -> EchoCall:
+        raise ZeroDivisionError
+
+    peer = Peer()
+    peer.session._methods = {b"/test/Echo": fail}
+    assert peer.told(peer.headers(1), peer.headers(3, end=True)) == [
+        (1, "13", True),
+        ("reset", 1, "NO_ERROR"),
+        (3, "13", True),
+    ]
+    assert peer.session.streams == {}
 
 
 def test_a_reset_ends_the_call_once() -> None:

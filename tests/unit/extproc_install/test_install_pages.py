@@ -7,9 +7,9 @@ import pytest
 import typer
 
 from extproc.install.commands import app
-from extproc.install.kustomize_tree import AXES, OVERLAYS
 from extproc.install.render import render
 from tests.unit.extproc_install.sample_plans import plan
+from tools.kustomize_tree import AXES, OVERLAYS
 
 DOCS = Path(__file__).parents[3] / "docs"
 INSTALL = (DOCS / "guides" / "install.md").read_text(encoding="utf-8")

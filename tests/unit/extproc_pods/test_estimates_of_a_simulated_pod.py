@@ -14,8 +14,8 @@ from extproc.pods.inflight import Booking, Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import OverloadPolicy
 from podsim.core.scheduler import EngineSettings, Generation, Scheduler, State, Step
-from tests.unit.extproc_admission.saturation_of import Saturation
 from tests.unit.extproc_choosing.pick_candidates import candidate, load
+from tests.unit.extproc_choosing.room_of import Saturation
 
 pytestmark = pytest.mark.thorough
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from extproc.prompts.prompt_text import prompt_in_body
+from extproc.prompts.text_chunks import prompt_in_body
 from extproc.requests.request import ChatPrompt, Prompt, TextPrompt
 
 USER = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.errors import BodyTooLargeError, MalformedRequestError, UnsupportedEncodingError
-from extproc.requests.content_encoding import UnknownContentEncodingError, decoded_body
+from extproc.requests.json_body import UnknownContentEncodingError, decoded_body
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind, InferenceRequest, TextPrompt
 

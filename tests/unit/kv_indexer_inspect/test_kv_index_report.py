@@ -4,17 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from kv_indexer.inspect.index_report import (
+from kv_indexer.inspect.inspect_index import (
     BITMAP_BYTES,
     BLOCK_KEY_BYTES,
     BUCKET_BYTES,
     HELD_BYTES,
+    Cleared,
     SourceLine,
+    Target,
+    clear_sources,
+    find_targets,
+    inspect_sources,
     slot_bytes,
     sources_report,
     streams_named,
 )
-from kv_indexer.inspect.inspect_index import Cleared, Target, clear_sources, find_targets, inspect_sources
+from kv_indexer.inspect.redis_inspect import RedisInspector
 from kvmesh.blocks.source import Registry, SlotRecord, SourceState, StreamRecord
 from kvmesh.errors import UnknownSourceError
 
@@ -109,7 +114,7 @@ def test_a_name_means_a_stream_or_all_of_an_endpoint() -> None:
     assert [streams_named(name, streams) for name in ("a:1", "a:1#1", "c:1")] == [["a:1#0", "a:1#1"], ["a:1#1"], []]
 
 
-class FakeIndex:
+class FakeIndex(RedisInspector):
     """A registry, a clock that goes on by a second a look, and what was cleared."""
 
     def __init__(self, *registries: Registry) -> None:

@@ -1,6 +1,6 @@
 """Wrong tokens are counted by address, within bounds."""
 
-from kvmesh.admin.failed_tokens import ADDRESSES, AT_ONCE, SECONDS_EACH, FailedTokens
+from kvmesh.admin.admin_access import ADDRESSES, AT_ONCE, SECONDS_EACH, FailedTokens
 
 ME, OTHER = "10.0.0.1", "10.0.0.2"
 
