@@ -8,8 +8,6 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from extproc.doctor.examine import run_startup_checks
 from extproc.errors import ConfigError, first_error
 from extproc.ext_proc.grpc_server import ExtProcServer
@@ -24,11 +22,11 @@ from extproc.pools.mesh import MeshFollower, follow_source, mesh_policy
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
 from extproc.settings.config import PickerSettings
-from extproc.telemetry.lookup_telemetry import LookupTelemetry
-from extproc.telemetry.record_telemetry import RecordTelemetry
+from extproc.telemetry.process_telemetry import show_lookups, show_records
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.documents.pools import PoolEndpoint
 from kvmesh.index.index_view import IndexView
+from kvmesh.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -83,14 +81,14 @@ class PickerService:
         await self.pools.close()
         await self.resources.close()
 
-    def _observe(self, registry: CollectorRegistry) -> None:
+    def _observe(self, registry: Registry) -> None:
         """Have requests shown to those who watch, and what is written of them counted."""
         resources = self.resources
         self.live = LiveFeed(self.pages, watch=resources.watch, view=IndexView(url=self.settings.redis_url))
         resources.watch.on_picked = self.live.picked
         targets = resources.records.buffers if resources.records is not None else ()
-        registry.register(RecordTelemetry(targets=targets, traces=resources.tracing))
-        registry.register(LookupTelemetry(resources.reader))
+        show_records(registry, targets=targets, traces=resources.tracing)
+        show_lookups(registry, resources.reader)
 
     def _server(self) -> ExtProcServer:
         return ExtProcServer(

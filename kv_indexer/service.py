@@ -30,7 +30,6 @@ from kv_indexer.pools.pool_report import IndexFacts, PoolsReport
 from kv_indexer.share.redis_leases import RedisLeaseBook
 from kv_indexer.share.share_streams import StreamSharer
 from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
-from kv_indexer.telemetry.pool_telemetry import PoolCollector
 from kv_indexer.telemetry.redis_telemetry import RedisWatch
 from kv_indexer.watch.pod_metrics import PodMetrics
 from kv_indexer.watch.watch_index import EvictionWatch, IndexWatch
@@ -189,7 +188,7 @@ class IndexerService:
         return not_ready
 
     def _pool_follower(self, documents: DocumentSource) -> PoolFollower:
-        PoolCollector(lambda: self._shown_pools, registry=self._telemetry.registry)
+        self._telemetry.show_pools(lambda: self._shown_pools)
         return PoolFollower(
             documents,
             finder=self._finder,

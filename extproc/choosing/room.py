@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from extproc.pods.endpoint import Candidate, EndpointLoad
+from extproc.pods.endpoint import Candidate
 from extproc.pods.endpoint_samples import EndpointPace
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import OverloadPolicy
+from kvmesh.pods.pod_report import EndpointLoad
 
 LEAST_SHARE = 0.1  # of the limits that an endpoint has which has just started
 BLIND_REQUESTS = 32.0  # open at an endpoint while no endpoint reports, however few it ran: no server is that small

@@ -34,7 +34,7 @@ from extproc.doctor.grpc_health_check import ask_health
 from extproc.doctor.http_page import ask
 from extproc.models.learned_models import learned_models
 from extproc.models.models import ModelTable, ServedModel
-from extproc.pods.served_models import parse_served_models
+from extproc.pods.endpoint import parse_served_models
 from extproc.policy.mesh_policy import MeshPolicy, MeshState
 from extproc.policy.pool_config import PoolConfig
 from extproc.pools.pool_models import declared_models

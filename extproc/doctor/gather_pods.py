@@ -1,7 +1,6 @@
 """Asks each vLLM pod about itself: /metrics, /v1/models, /version, /kv_event_sources, /tokenize. Judges nothing."""
 
 import asyncio
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,21 +11,11 @@ from extproc.doctor.gather_tokens import OwnTokens, compare
 from extproc.doctor.http_page import Page, ask
 from extproc.doctor.probes import PROBES
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
-from extproc.pods.endpoint import EndpointModels
-from extproc.pods.served_models import parse_served_models
+from extproc.pods.endpoint import EndpointModels, parse_served_models
+from kvmesh.pods.pod_report import sum_counters
+from kvmesh.pods.vllm_metrics import parse_load, parse_pod_report
 
 POD_ANSWER_BYTES = 8 << 20
-_CONFIG = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
-_LABEL = re.compile(rb'(\w+)="([^"\\]*)"')
-_COUNT = re.compile(rb"^(vllm:prompt_tokens_total|vllm:num_requests_running)\{[^\n]*\} (\S+)", re.MULTILINE)
-# docs/findings.md: sizes that a pod's events may rightly have
-_SIZES = (
-    b"block_size",
-    b"effective_attention_block_size",
-    b"hash_block_size",
-    b"prefix_match_unit",
-    b"cache_hit_alignment_tokens",
-)
 
 
 class PodQuestions:
@@ -49,6 +38,9 @@ class PodQuestions:
             return PodFacts(endpoint=endpoint, problem=metrics.problem or f"/metrics answers {metrics.status}")
         if b"\nvllm:" not in b"\n" + metrics.body:
             return PodFacts(endpoint=endpoint, problem="/metrics has no vLLM metrics: something else answers there")
+        load = parse_load(metrics.body, reported_at=0.0)
+        report = parse_pod_report(metrics.body, scraped_at=0.0)
+        engines = sum_counters((report.engines or {}).values())
         served = parse_served_models(models.body) if models.status == 200 else None
         ours = [model for model in self._models.served if served is None or _name_at(model, served) is not None]
         tokens = [await self._tokens(endpoint, model, served) for model in ours]
@@ -56,10 +48,10 @@ class PodQuestions:
             endpoint=endpoint,
             served=served,
             version=_version(version),
-            block_sizes=_block_sizes(metrics.body),
-            prefix_caching=_prefix_caching(metrics.body),
-            prompt_tokens=_count(metrics.body, b"vllm:prompt_tokens_total"),
-            running=_count(metrics.body, b"vllm:num_requests_running") or 0,
+            block_sizes=report.block_sizes,
+            prefix_caching=report.caches_prefixes,
+            prompt_tokens=None if engines is None else engines.prompt_tokens,
+            running=0 if load is None else load.running_requests,
             sources_status=sources.status,
             publishers=_publishers(sources),
             clock_ahead_seconds=metrics.clock_ahead_seconds,
@@ -113,29 +105,6 @@ def _version(page: Page) -> str | None:
     content = page.json() if page.status == 200 else None
     version = content.get("version") if isinstance(content, Mapping) else None
     return version[:40] if isinstance(version, str) else None
-
-
-def _configs(metrics: bytes) -> list[dict[bytes, bytes]]:
-    return [dict(_LABEL.findall(labels)) for labels in _CONFIG.findall(metrics)]
-
-
-def _block_sizes(metrics: bytes) -> frozenset[int]:
-    texts = [labels.get(name, b"") for labels in _configs(metrics) for name in _SIZES]
-    return frozenset(int(text) for text in texts if text.isdigit() and 0 < len(text) < 8 and int(text))
-
-
-def _prefix_caching(metrics: bytes) -> bool | None:
-    said = {labels.get(b"enable_prefix_caching") for labels in _configs(metrics)} & {b"True", b"False"}
-    return b"False" not in said if said else None
-
-
-def _count(metrics: bytes, name: bytes) -> int | None:
-    """Return the sum over the pod's engines."""
-    values = [value for found, value in _COUNT.findall(metrics) if found == name]
-    try:
-        return sum(int(float(value)) for value in values) if values else None
-    except (ValueError, OverflowError):
-        return None
 
 
 def _publishers(page: Page) -> tuple[Publisher, ...]:

@@ -9,7 +9,8 @@ from extproc.ext_proc.exchange import RequestFacts
 from extproc.pages.admin_pages import PickerPages
 from extproc.pools.pool import Pool
 from extproc.pools.pools import Pools
-from extproc.telemetry.pool_metrics import PoolsExposition
+from extproc.telemetry.process_telemetry import process_text
+from kvmesh.metrics.registry import MetricsPage
 
 LISTED_ENDPOINTS = 2000  # in the state of all pools; more are in those of each
 
@@ -38,11 +39,11 @@ class PoolsPages:
 
     async def metrics(self) -> bytes:
         """Return Prometheus text: every series of a pool has the label `pool`; pools without requests have none."""
-        page = PoolsExposition()
+        page = MetricsPage()
         for name, pool in self._pools.with_requests.items():
             if pool.has_counted:
-                await page.add(name, pool.telemetry.registry)
-        return page.text(own=self._pools.registry, ready=self.ready)
+                await page.add(pool.telemetry.registry, pool=name)
+        return page.text() + self._pools.registry.text(created=True) + process_text(ready=self.ready)
 
     async def state(self, *, pool: str | None = None) -> dict[str, Any]:
         """Return one pool's state; without a name the only one's, or that of all in short."""

@@ -7,8 +7,8 @@ from collections import deque
 
 import msgspec
 
-from extproc.pods.endpoint import EndpointLoad
 from extproc.pods.prefill_rate import restarted
+from kvmesh.pods.pod_report import EndpointLoad
 
 SCALE_TOKENS = 4096.0  # a prompt of so many tokens teaches as much of the time a token as of the base
 PRIOR_WEIGHT = 0.05  # samples that the prior counts as

@@ -8,7 +8,7 @@ import msgspec
 from extproc.admission.prepared_request import Picked
 from extproc.choosing.health import EndpointHealth
 from extproc.choosing.room import expected_ttft
-from extproc.pods.endpoint import EndpointLoad, EndpointTrend, Role
+from extproc.pods.endpoint import EndpointTrend, Role
 from extproc.pods.inflight import Booking, Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.values import PickPolicy
@@ -26,6 +26,7 @@ from extproc.responses.realised import Comparison, RealisedWatch
 from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
+from kvmesh.pods.pod_report import EndpointLoad
 
 # what Envoy's configuration lacks, where a response cannot be read or changed
 MISSING_IN_ENVOY = {

@@ -37,7 +37,7 @@ from extproc.responses.response_plan import ResponsePlan
 from extproc.telemetry.endpoint_telemetry import EndpointView
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
-from extproc.telemetry.quota_telemetry import QuotaMetrics
+from extproc.telemetry.process_telemetry import show_quotas
 from kvmesh.documents.pools import PoolEndpoint, pool_seed
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Pool:
         self.endpoints = self._scraper()
         self.shared = resources.share_of(config.name, session_ttl_seconds=policy.session_seconds)
         self.quotas = self._quotas()
-        self.telemetry.registry.register(QuotaMetrics(self.quotas))
+        show_quotas(self.telemetry.registry, self.quotas)
         self.books.shared, self.books.quotas = self.shared, self.quotas
         self.index = RedisPrefixIndex(
             url=settings.redis_url,

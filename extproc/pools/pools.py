@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter
-
 from extproc.admission.classify import claims_named, headers_named
 from extproc.errors import KvmeshError, NoPoolForHostError, PickError, UnknownPoolError
 from extproc.ext_proc.exchange import RequestFacts
@@ -25,6 +23,8 @@ from extproc.pools.pool_hosts import PoolHosts, pools_of_cluster
 from extproc.pools.shared_resources import SharedResources
 from extproc.records.request_story import DecisionRecord, Fate
 from extproc.responses.response_plan import ResponsePlan
+from extproc.telemetry import metrics
+from kvmesh.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +57,8 @@ class Pools:
         self._coming: Sequence[PoolConfig] = ()  # being applied: what they look at is read already
         self._memory_share = 1.0
         self._are_known = asyncio.Event()
-        self.registry = CollectorRegistry()
-        self._unrouted = Counter(
-            "kvmesh_unrouted_requests",
-            "Requests that belong to no pool, by reason.",
-            ["reason"],
-            registry=self.registry,
-        )
+        self.registry = Registry()
+        self._unrouted = self.registry.values(metrics.UNROUTED)
 
     # --- for requests ---------------------------------------------------------------------------------------------
 
@@ -80,7 +75,7 @@ class Pools:
                     return self._pools[name]
             return self._named(facts.pool) if facts.pool else self.for_host(facts.headers.get(AUTHORITY, ""))
         except PickError as refusal:
-            self._unrouted.labels(refusal.reason).inc()
+            self._unrouted.of(refusal.reason).value += 1
             self._tell_unrouted(facts, refusal)
             raise
 

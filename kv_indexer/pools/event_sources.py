@@ -1,7 +1,7 @@
 """Asks pods over HTTP where they publish KV events, and which models they serve."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 import msgspec
@@ -10,6 +10,7 @@ from kv_indexer.pools.members import Member, PoolFeed, own_rank
 from kvmesh.blocks.source import EventAddresses, reachable
 from kvmesh.errors import FeedLostError, NoEventSourceError, UnknownModelError
 from kvmesh.pods.pod_http import PodPages
+from kvmesh.pods.served_models import ModelCard, first_base_model, model_cards
 
 ANSWER_LIMIT_BYTES = 1 << 20
 MAX_RANKS = 1024
@@ -24,36 +25,7 @@ class _Publisher(msgspec.Struct):
     publisher: str | None = "zmq"
 
 
-class Model(msgspec.Struct):
-    """A line of a pod's `GET /v1/models`."""
-
-    id: str
-    parent: str | None = None  # of an adapter
-
-
-class _Models(msgspec.Struct):
-    data: list[Model]
-
-
 _sources = msgspec.json.Decoder(dict[str, _Publisher | None])
-_models = msgspec.json.Decoder(_Models)
-
-
-def read_models(body: bytes) -> Sequence[Model]:
-    """Read what a pod answers to `GET /v1/models`. Raise ValueError if this is no list of models."""
-    try:
-        return _models.decode(body).data
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(f"not a list of models: {error}") from error
-
-
-def first_base_model(models: Iterable[Model]) -> str | None:
-    """Return the first model that is no adapter, None if there is none.
-
-    vLLM lists the names of its base model in the order of `--served-model-name`, then the LoRA adapters, each with a
-    `parent`. Other names of the base model are aliases of the first, which is part of every block key.
-    """
-    return next((model.id for model in models if not model.parent), None)
 
 
 class EventSourceDirectory:
@@ -104,10 +76,10 @@ class EventSourceDirectory:
             raise FeedLostError(f"{endpoint}/v1/models answers {status}")
         return first_base_model(models)
 
-    async def _list_models(self, endpoint: str) -> tuple[int, Sequence[Model]]:
+    async def _list_models(self, endpoint: str) -> tuple[int, Sequence[ModelCard]]:
         status, body = await self._get(endpoint, "/v1/models")
         try:
-            return status, read_models(body) if status == 200 else ()
+            return status, model_cards(body) if status == 200 else ()
         except ValueError as error:
             raise FeedLostError(f"{endpoint}/v1/models is not what vLLM answers: {error}") from error
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from kvmesh.pods.pod_http import PodPages
 from kvmesh.pods.pod_report import PodReport
-from kvmesh.pods.vllm_counters import parse_pod_report
+from kvmesh.pods.vllm_metrics import parse_pod_report
 
 log = logging.getLogger(__name__)
 

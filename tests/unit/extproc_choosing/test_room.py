@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from extproc.choosing.health import EndpointHealth
 from extproc.choosing.room import BLIND_REQUESTS, Room, rooms_of
 from extproc.choosing.room import room as room_of
-from extproc.pods.endpoint import Candidate, EndpointLoad
+from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import OverloadPolicy
+from kvmesh.pods.pod_report import EndpointLoad
 from tests.unit.extproc_choosing.pick_candidates import candidate, load
 from tests.unit.extproc_choosing.room_of import Saturation
 

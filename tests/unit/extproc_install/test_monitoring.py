@@ -1,7 +1,7 @@
 """Dashboards and rules ask for what there is, Grafana and Prometheus can take them, and they are installed as they are.
 
-What a metric is called and which labels it has is read from docs/reference/metrics.md, which other tests hold to the processes;
-vLLM's metrics are those of the simulated pod.
+What a metric is called and which labels it has is read from docs/reference/metrics.md, which other tests hold to the
+processes; vLLM's metrics are those of the simulated pod.
 """
 
 import json

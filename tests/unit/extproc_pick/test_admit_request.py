@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.choosing import choose as choosing
 from extproc.choosing.room import Room
@@ -62,7 +63,9 @@ class Desk:
             self.open.pop().finish()
 
     def count(self, metric: str, **labels: str) -> float:
-        return self.pool.telemetry.registry.get_sample_value(metric, labels) or 0.0
+        families = text_string_to_metric_families(self.pool.telemetry.registry.text().decode())
+        samples = [sample for family in families for sample in family.samples if sample.name == metric]
+        return sum(sample.value for sample in samples if sample.labels == labels)
 
     def become(self, *statuses: EndpointStatus) -> None:
         endpoints = self.pool.view.endpoints

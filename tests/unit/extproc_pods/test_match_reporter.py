@@ -4,9 +4,10 @@ import logging
 
 import pytest
 
-from extproc.pods.endpoint import EndpointLoad, EndpointStatus, Reachability
+from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pools.prediction_reports import MatchReporter
 from extproc.prefixes.match_watch import MatchWatch
+from kvmesh.pods.pod_report import EndpointLoad
 
 POD = "10.0.0.1:8000"
 

@@ -231,7 +231,9 @@ async def test_what_a_pick_promises_is_counted_when_it_is_remembered() -> None:
     registry = made._telemetry.registry
 
     def promised() -> float | None:
-        return registry.get_sample_value("kvmesh_expected_ttft_seconds_sum", {"model": "tiny"})
+        name = b'kvmesh_expected_ttft_seconds_sum{model="tiny"} '
+        lines = [line for line in registry.text().splitlines() if line.startswith(name)]
+        return float(lines[0].removeprefix(name)) if lines else None
 
     assert promised() is None
     made.remember(decided)

@@ -105,7 +105,7 @@ async def test_what_could_not_be_applied_is_tried_again(tmp_path: Path, monkeypa
     await pools.apply(named(A))
     changed = replace(A, policy=OTHER)
     with monkeypatch.context() as broken:
-        broken.setattr(pools.all["llm/a"].telemetry, "alert_below", lambda _: 1 / 0)
+        broken.setattr(pools.all["llm/a"].telemetry, "reconfigure", lambda _: 1 / 0)
         await pools.apply(named(changed))
     assert pools.all["llm/a"].config is A
 

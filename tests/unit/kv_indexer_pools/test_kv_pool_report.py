@@ -1,7 +1,5 @@
 """How pools stand, on /pools and in metrics."""
 
-from prometheus_client import CollectorRegistry, generate_latest
-
 from kv_indexer.pools.members import PodAnswer, PoolFeed, membership
 from kv_indexer.pools.pool_report import (
     EndpointReport,
@@ -11,12 +9,12 @@ from kv_indexer.pools.pool_report import (
     StreamReport,
     pools_report,
 )
-from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
-from kv_indexer.telemetry.pool_telemetry import MAX_POOLS, PoolCollector
+from kv_indexer.telemetry.indexer_telemetry import MAX_POOLS, PrometheusTelemetry, pool_metrics
 from kvmesh.blocks.findings import Finding
 from kvmesh.blocks.source import Registry, SlotRecord, SourceState, Stream, StreamRecord
 from kvmesh.documents.documents import DocumentProblem
 from kvmesh.documents.pools import Pool, PoolEndpoint
+from kvmesh.metrics.registry import Registry as MetricRegistry
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 OURS, THEIRS = Stream(endpoint=A), Stream(endpoint=B)
@@ -82,9 +80,9 @@ def test_a_pool_shows_its_endpoints_their_streams_and_what_is_wrong() -> None:
 
 
 def metrics(report: PoolsReport) -> list[str]:
-    registry = CollectorRegistry()
-    PoolCollector(lambda: report, registry=registry)
-    return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    registry = MetricRegistry()
+    registry.read(lambda: pool_metrics(report))
+    return [line for line in registry.text().decode().splitlines() if not line.startswith("#")]
 
 
 def standing(name: str) -> PoolReport:

@@ -4,8 +4,8 @@ from math import inf
 
 import pytest
 
-from extproc.pods.pod_latencies import PodHistogram
-from extproc.pods.vllm_metrics import MOST_BUCKETS, parse_latencies
+from kvmesh.pods.pod_report import PodHistogram
+from kvmesh.pods.vllm_metrics import MOST_BUCKETS, parse_latencies
 
 TTFT, INTER_TOKEN = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 

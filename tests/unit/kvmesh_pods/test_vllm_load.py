@@ -4,8 +4,8 @@ from time import process_time
 
 import pytest
 
-from extproc.pods.endpoint import EndpointLoad
-from extproc.pods.vllm_metrics import parse_load
+from kvmesh.pods.pod_report import EndpointLoad
+from kvmesh.pods.vllm_metrics import parse_load
 
 POD = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
