@@ -31,7 +31,10 @@ def anchors(page: Path) -> set[str]:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
-    """Point links that leave docs/ at the repository on GitHub; called by mkdocs for each page."""
+    r"""Point links that leave docs/ at the repository on GitHub; called by mkdocs for each page.
+
+    In code within tables, GitHub reads `\|` as a bar, Python-Markdown does not need the backslash and shows it.
+    """
     folder = (DOCS / page.file.src_uri).parent
 
     def absolute(match: re.Match[str]) -> str:
@@ -42,4 +45,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
         kind = "tree" if path.is_dir() else "blob"
         return f"]({config.extra['repository']}/{kind}/main/{path.relative_to(REPOSITORY).as_posix()})"
 
+    rows = re.compile(r"^\|.*$", re.MULTILINE)
+    code = re.compile(r"`[^`]*`")
+    markdown = rows.sub(lambda row: code.sub(lambda span: span[0].replace(r"\|", "|"), row[0]), markdown)
     return LINK.sub(absolute, markdown)

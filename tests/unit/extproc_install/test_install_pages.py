@@ -1,4 +1,4 @@
-"""What docs/install.md and docs/security.md name is there: flags, overlays, components, ports, rights."""
+"""Flags, overlays, components, ports and rights of docs/guides/install.md and security.md exist."""
 
 import re
 from pathlib import Path
