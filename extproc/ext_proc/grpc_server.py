@@ -179,7 +179,7 @@ class ExtProcServer:
         """
         self._limits = limits or Http2Limits()
         self._max_message_bytes = MAX_MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes + MESSAGE_OVERHEAD_BYTES
-        self._calls = ExtProcCalls(
+        self.calls = ExtProcCalls(
             picks=picks,
             max_body_bytes=max_body_bytes,
             further_headers=ext_proc.FURTHER_HEADERS | further_headers,
@@ -188,7 +188,7 @@ class ExtProcServer:
         self._health = Health(HEALTH_SERVICES)
         self._health.set("liveness", serving=True)
         self._methods = {
-            f"/{ext_proc.PROCESSOR_SERVICE}/Process".encode(): self._calls.serve,
+            f"/{ext_proc.PROCESSOR_SERVICE}/Process".encode(): self.calls.serve,
             **self._health.methods(),
         }
         self._listener: asyncio.Server | None = None
@@ -196,13 +196,13 @@ class ExtProcServer:
 
     def want(self, *, further_headers: frozenset[str], claims: frozenset[str]) -> None:
         """Hand these to the picks from now on: a policy has changed what it looks at."""
-        self._calls.wanted_headers = ext_proc.wanted_headers(ext_proc.FURTHER_HEADERS | further_headers)
-        self._calls.claims = claims
+        self.calls.wanted_headers = ext_proc.wanted_headers(ext_proc.FURTHER_HEADERS | further_headers)
+        self.calls.claims = claims
 
     @property
     def open_streams(self) -> int:
         """How many ext_proc streams are open."""
-        return len(self._calls.open)
+        return len(self.calls.open)
 
     @property
     def listening(self) -> bool:
@@ -256,8 +256,8 @@ class ExtProcServer:
         await self._all_closed(within_seconds=CLOSE_SECONDS)
         for connection in list(self._connections):
             connection.abort()
-        if self._calls.tasks:
-            await asyncio.wait(self._calls.tasks, timeout=CLOSE_SECONDS)
+        if self.calls.tasks:
+            await asyncio.wait(self.calls.tasks, timeout=CLOSE_SECONDS)
 
     async def _all_closed(self, *, within_seconds: float) -> None:
         if self._connections and within_seconds > 0:
@@ -268,4 +268,4 @@ class ExtProcServer:
 
         Cutting these streams instead would cut the answers of all their clients.
         """
-        self._calls.release_answered()
+        self.calls.release_answered()

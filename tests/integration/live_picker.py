@@ -142,6 +142,7 @@ async def live_picker(
         | {"model": MODEL, "tokenizer_folder": TINY_MODEL}
     )
     resources = SharedResources(settings)
+    resources.load_tokenizers(settings.model_table.served)
     pool = Pool(static_config(settings), resources)
     pages = PickerPages(pool)
     feed = LiveFeed(pages, watch=resources.watch, view=IndexView(url=redis_url))
