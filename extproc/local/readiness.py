@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from extproc.doctor.grpc_health_check import ask_health
+from extproc.doctor.questions import ask_health
 from extproc.local.errors import NotReadyError
 from extproc.local.redis_choice import redis_label
 from kvmesh.errors import IndexUnavailableError, RedisUrlError
