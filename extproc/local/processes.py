@@ -20,7 +20,7 @@ from pathlib import Path
 
 import aiohttp
 
-from extproc.doctor.grpc_health_check import ask_health
+from extproc.doctor.questions import ask_health
 from extproc.errors import first_error
 from extproc.local.errors import ChildEndedError, MissingProgramError, NotReadyError, UpError
 from kvmesh.errors import IndexUnavailableError, RedisUrlError

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.doctor.examine import run_startup_checks
+from extproc.doctor.examine import DoctorSettings, run_startup_checks
 from extproc.doctor.findings import Severity
-from extproc.doctor.gather import DoctorSettings
 from tests.integration.doctor_mesh import (
     HEALTHY,
     SEED,
