@@ -173,7 +173,7 @@ def test_a_coding_that_cannot_be_read_is_a_415_where_the_policy_needs_bodies(
     assert (caught.value.status, caught.value.reason) == (415, "unsupported-encoding")
     for method, content_type, needed in (
         ("POST", "application/json", False),
-        ("POST", "text/plain", True),  # an upload to somebody else
+        ("POST", "text/plain", True),  # an upload to another application
         ("PUT", "application/json", True),
     ):
         assert parse(method, content_type, needed=needed).prompts == ()
