@@ -249,11 +249,11 @@ def _predicted(
     if salt is not None:
         salt = salt.encode("utf-8", "replace").decode()  # half of a surrogate pair is no salt for vLLM
     root = root_key(hash_seed=TEXT_SEED, model=model.name, lora=adapter, cache_salt=salt)
-    chunked = chunk_text(prompts[0], root=root)
+    chunks, tokens = chunk_text(prompts[0], root=root)
     return PromptTokens(
-        chunks=chunked.keys,
+        chunks=chunks,
         chunk_tokens=CHUNK_TOKENS,
-        estimated_tokens=chunked.estimated_tokens + estimated_tokens(prompts[1:]),
+        estimated_tokens=tokens + estimated_tokens(prompts[1:]),
         degraded=reason,
         degraded_why=why,
     )

@@ -24,18 +24,13 @@ MAX_PIECES = 50_000  # roles, texts, calls: about 50 ms; more than any conversat
 ROLE_MARK, PART_MARK, MEDIA_MARK = "\x01", "\x02", "\x03"  # no text that people write has them
 
 
-class ChunkedText(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt's keys, and how long it is thought to be."""
+def chunk_text(prompt: Prompt, *, root: bytes) -> tuple[bytes, int]:
+    """Return packed 8-byte keys, one for each full chunk and at most 1,024, and about how many tokens the prompt has.
 
-    keys: bytes  # packed 8-byte keys, one for each full chunk, at most 1,024
-    estimated_tokens: int
-
-
-def chunk_text(prompt: Prompt, *, root: bytes) -> ChunkedText:
-    """Chain the chunks of a prompt's canonical text; `root` keeps models, adapters and salts apart."""
+    The keys chain the chunks of the canonical text; `root` keeps models, adapters and salts apart.
+    """
     text, tokens = canonical_text(prompt)
-    keys = block_keys(memoryview(text)[:MAX_TEXT_BYTES], block_size=CHUNK_BYTES // 4, parent=root)
-    return ChunkedText(keys=keys, estimated_tokens=tokens)
+    return block_keys(memoryview(text)[:MAX_TEXT_BYTES], block_size=CHUNK_BYTES // 4, parent=root), tokens
 
 
 def estimated_tokens(prompts: Iterable[Prompt]) -> int:

@@ -119,7 +119,8 @@ def _convert_blocks(role: str, blocks: Iterable[Mapping[str, Any]], into: list[d
         if kind in ("text", "image"):
             parts.extend(_part(block))
         elif kind == "thinking":
-            thoughts.extend(_thought(block))
+            if block.get("thinking") is not None:
+                thoughts.append(text(block["thinking"], "thinking"))
         elif kind == "tool_use":
             calls.append(_tool_call(block))
         elif kind == "tool_result" and role == "user":
@@ -139,11 +140,6 @@ def _part(block: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
         return (_image(block["source"]),) if block.get("source") else ()
     said = block.get("text")
     return ({"type": "text", "text": text(said, "the text of a block")},) if said else ()
-
-
-def _thought(block: Mapping[str, Any]) -> Iterable[str]:
-    thought = block.get("thinking")
-    return () if thought is None else (text(thought, "thinking"),)
 
 
 def _message(

@@ -100,14 +100,4 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None  # `user`, `safety_identifier` or `metadata.user_id`: keeps a user on one arm of a split
     has_media: bool = False  # images, audio, video among the messages: only a pod's render endpoint knows their tokens
     unsupported_reason: str | None = None
-    body_bytes: int = 0  # what was read for it; a large body is worth a thread. Not compared
-
-    def __eq__(self, other: object) -> bool:
-        """Compare what was asked for, however many bytes it took."""
-        if not isinstance(other, InferenceRequest):
-            return NotImplemented
-        return msgspec.structs.astuple(self)[:-1] == msgspec.structs.astuple(other)[:-1]
-
-    def __hash__(self) -> int:
-        """Agree with `__eq__`."""
-        return hash(msgspec.structs.astuple(self)[:-1])
+    body_bytes: int = 0  # what was read for it; a large body is worth a thread

@@ -148,7 +148,7 @@ def test_one_template_renders_many_conversations_without_remembering_any() -> No
 
 
 @pytest.mark.parametrize(
-    ("expression", "words"),
+    ("expression", "reason"),
     [
         ("'<' + none + '>'", "TypeError"),
         ("'<' + messages[0].missing + '>'", "UndefinedError"),
@@ -156,8 +156,8 @@ def test_one_template_renders_many_conversations_without_remembering_any() -> No
         ("'<' + raise_exception('sooner') + none", "sooner"),
     ],
 )
-def test_a_sum_of_other_things_than_texts_fails_as_it_always_did(expression: str, words: str) -> None:
-    with pytest.raises(ChatTemplateError, match=rf"refused the conversation: {words}$"):
+def test_a_sum_of_other_things_than_texts_fails_as_it_always_did(expression: str, reason: str) -> None:
+    with pytest.raises(ChatTemplateError, match=rf"refused the conversation: {reason}$"):
         render("{{ " + expression + " }}")
 
 

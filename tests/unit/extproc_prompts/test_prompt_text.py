@@ -1,4 +1,4 @@
-"""The text of a body whose tokens nobody here can know is found in every API."""
+"""The text of a body whose tokens cannot be known here is found in every API."""
 
 import json
 from typing import Any
