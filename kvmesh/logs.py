@@ -124,11 +124,9 @@ def _exception(record: logging.LogRecord) -> str:
 
 def _one_line(text: str) -> str:
     """Return a text whose control characters are escaped: what comes from outside must not look like another line."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else _escaped(each) for each in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 class _TextFormatter(logging.Formatter):

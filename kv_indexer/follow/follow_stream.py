@@ -205,15 +205,12 @@ class StreamFollower:
         return is_ours
 
     async def _check_step(self) -> None:
-        if self._is_as_registered():
+        if self._is_ours(self._registered(self._idle_seconds())):
             return  # thousands of quiet streams are read at once, not one by one
         is_in_step = await self._applier.is_in_step()
         self._note_recorded()
         if not is_in_step:
             await self._catch_up.complete(probe=True)
-
-    def _is_as_registered(self) -> bool:
-        return self._is_ours(self._registered(self._idle_seconds()))
 
     def _is_ours(self, record: StreamRecord | None) -> bool:
         position = self._applier.position

@@ -7,7 +7,7 @@ format for the hot paths; this is a second reading of `docs/redis.md`.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvmesh.blocks.block_keys import KEY_BYTES
@@ -117,16 +117,11 @@ class Differences:
     listed: list[Difference] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, difference: Difference) -> None:
+    def add(self, kind: str, where: str, detail: str = "") -> None:
         """Count one, and list it if there is room."""
-        self.counts[difference.kind] += 1
+        self.counts[kind] += 1
         if len(self.listed) < self.limit:
-            self.listed.append(difference)
-
-    def add_all(self, differences: Iterable[Difference]) -> None:
-        """Count several."""
-        for difference in differences:
-            self.add(difference)
+            self.listed.append(Difference(kind=kind, where=where, detail=detail))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What has happened on one stream lately, and the facts that the rules look at. Pure: time is an argument."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvmesh.blocks.findings import FindingReason
@@ -40,10 +40,8 @@ class Spells:
         """Return the spells that have not ended, most frequent first."""
         if not self._spells:
             return {}  # nearly always, and of thousands of streams
-        return dict(sorted(self._still(now), key=lambda item: (-item[1].count, item[0])))
-
-    def _still(self, now: float) -> Iterator[tuple[str, Spell]]:
-        return ((reason, spell) for reason, spell in self._spells.items() if now - spell.last_at <= self._pause_seconds)
+        still = [item for item in self._spells.items() if now - item[1].last_at <= self._pause_seconds]
+        return dict(sorted(still, key=lambda item: (-item[1].count, item[0])))
 
 
 RECENT_SECONDS = 300.0  # "the last minutes"

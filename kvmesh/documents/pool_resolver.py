@@ -7,7 +7,7 @@ remembers what has not changed.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Generic, TypeVar
@@ -123,8 +123,10 @@ def is_pool(document: Document) -> bool:
     return texts_at(document, "metadata.labels").get(POOL_LABEL) == "true"
 
 
-def pool_spec(document: Document) -> PoolSpec:
-    """Read the document of a pool. Raises FieldError with the path of what is wrong."""
+def pool_spec(document: Document) -> PoolSpec | None:
+    """Read the document of a pool; None if it declares none. Raises FieldError with the path of what is wrong."""
+    if not is_pool(document):
+        return None
     key = document_key(document)
     selector, ports = _inference_pool(document) if key.kind == "InferencePool" else _service(document)
     annotations = texts_at(document, "metadata.annotations")
@@ -229,9 +231,14 @@ class PoolResolver:
 
     def resolve(self, documents: Mapping[str, tuple[Document, ...]]) -> ResolvedPools:
         """Resolve as `resolve_pools`; a pool that has not changed is the same object as last time."""
-        self._pods = {id(each): self._pods.get(id(each)) or _read_pod(each) for each in documents.get("Pod", ())}
-        declared = [*documents.get("InferencePool", ()), *documents.get("Service", ())]
-        self._specs = {id(each): self._specs.get(id(each)) or _read_pool(each) for each in declared}
+        self._pods = {
+            id(each): self._pods.get(id(each)) or _read(each, pod_facts, reason="pod-unreadable")
+            for each in documents.get("Pod", ())
+        }
+        self._specs = {
+            id(each): self._specs.get(id(each)) or _read(each, pool_spec, reason="pool-invalid")
+            for each in (*documents.get("InferencePool", ()), *documents.get("Service", ()))
+        }
         specs, problems = self._usable_specs()
         pods = _by_label(specs, self._usable_pods())
         pools: dict[str, Pool] = {}
@@ -240,7 +247,9 @@ class PoolResolver:
             pools[name] = made.pool
             problems += made.problems
         problems += [read.problem for read in self._pods.values() if read.problem is not None]
-        return ResolvedPools(pools=pools, problems=tuple(problems), imports=_imports(documents))
+        imports = [document_key(each) for each in documents.get("InferencePoolImport", ())]
+        names = tuple(sorted(f"{key.namespace}/{key.name}" for key in imports))
+        return ResolvedPools(pools=pools, problems=tuple(problems), imports=names)
 
     def _usable_pods(self) -> Iterable[PodFacts]:
         """Return what is known of each pod: what was last good of one whose document has gone bad."""
@@ -285,22 +294,12 @@ class _Made:
     problems: tuple[DocumentProblem, ...]
 
 
-def _read_pod(document: Document) -> _Read[PodFacts]:
+def _read(document: Document, read: Callable[[Document], T | None], *, reason: str) -> _Read[T]:
     try:
-        return _Read(document=document, value=pod_facts(document))
+        return _Read(document=document, value=read(document))
     except FieldError as error:
-        return _Read(document=document, value=None, problem=_problem("pod-unreadable", document, error))
-
-
-def _read_pool(document: Document) -> _Read[PoolSpec]:
-    try:
-        return _Read(document=document, value=pool_spec(document) if is_pool(document) else None)
-    except FieldError as error:
-        return _Read(document=document, value=None, problem=_problem("pool-invalid", document, error))
-
-
-def _problem(reason: str, document: Document, error: FieldError) -> DocumentProblem:
-    return DocumentProblem(reason=reason, where=str(document_key(document)), words=str(error))
+        problem = DocumentProblem(reason=reason, where=str(document_key(document)), words=str(error))
+        return _Read(document=document, value=None, problem=problem)
 
 
 def _name_taken(spec: PoolSpec) -> DocumentProblem:
@@ -376,8 +375,3 @@ def _without_port(spec: PoolSpec, pods: Sequence[str]) -> tuple[DocumentProblem,
     more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
     message = f"targetPort {spec.ports[0]!r} is no container port's name in pod {pods[0]}{more}: left out"
     return (DocumentProblem(reason="port-name-unknown", where=f"{spec.kind} {spec.name}", words=message),)
-
-
-def _imports(documents: Mapping[str, tuple[Document, ...]]) -> tuple[str, ...]:
-    keys = [document_key(each) for each in documents.get("InferencePoolImport", ())]
-    return tuple(sorted(f"{key.namespace}/{key.name}" for key in keys))

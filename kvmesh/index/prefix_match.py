@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from kvmesh.blocks.index_changes import tier_weight, weighted_blocks
-from kvmesh.blocks.source import EndpointCache, Registry, SlotRecord, SourceState, Stream
+from kvmesh.blocks.source import EndpointCache, Registry, SourceState, Stream
 
 SLOT_DIGITS = 4  # of the greatest slot, 4095
 
@@ -77,7 +77,8 @@ def match_table(registry: Registry) -> MatchTable:
         if slot.stream in lost:
             continue  # its later evictions are unknown; its blocks count again once it is followed
         tiers = masks.setdefault(slot.block_size, {}).setdefault(slot.stream, {})
-        tiers[slot.tier] = tiers.get(slot.tier, 0) | _bit(slot, width=width)
+        # bitmaps count from the most significant bit of the first byte, as SETBIT does
+        tiers[slot.tier] = tiers.get(slot.tier, 0) | 1 << (8 * width - 1 - slot.slot)
     endpoints = registry.endpoints()
     return MatchTable(
         registry=registry,
@@ -89,11 +90,6 @@ def match_table(registry: Registry) -> MatchTable:
         },
         width=width,
     )
-
-
-def _bit(slot: SlotRecord, *, width: int) -> int:
-    # bitmaps count from the most significant bit of the first byte, as SETBIT does
-    return 1 << (8 * width - 1 - slot.slot)
 
 
 def _stream_mask(endpoint: str, tiers: Mapping[str, int]) -> StreamMask:
