@@ -96,13 +96,7 @@ class EventApplier:
     """
 
     def __init__(
-        self,
-        *,
-        claim: Claim,
-        roots: RootKeys,
-        writer: IndexWriter,
-        telemetry: IndexerTelemetry,
-        namespace: str = "",
+        self, *, claim: Claim, roots: RootKeys, writer: IndexWriter, telemetry: IndexerTelemetry, namespace: str = ""
     ) -> None:
         """Take the pool's `namespace` (see `StreamPosition`) if the stream belongs to one."""
         self._claim = claim
@@ -228,9 +222,7 @@ class EventApplier:
         """Start with a new context, from the index's position."""
         position = self.position
         self._context = StreamContext(
-            block_sizes=dict(position.block_sizes),
-            groups=position.groups,
-            mixes_sizes=self._context.mixes_sizes,
+            block_sizes=dict(position.block_sizes), groups=position.groups, mixes_sizes=self._context.mixes_sizes
         )
         self._recent.clear()
         self._verdicts.clear()

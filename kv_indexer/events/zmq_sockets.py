@@ -103,7 +103,7 @@ class ZmqLiveEvents:
         self._is_interrupted = False
 
     async def connect(self) -> None:
-        """See `ports.LiveEvents`."""
+        """See `catch_up.LiveEvents`."""
         self.close()
         self._socket = socket = self._context.socket(zmq.SUB)
         socket.linger = 0
@@ -132,7 +132,7 @@ class ZmqLiveEvents:
             raise FeedLostError(f"events at {self._address}: {str(error) or 'no connection in time'}") from error
 
     async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
-        """See `ports.LiveEvents`."""
+        """See `catch_up.LiveEvents`."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_seconds
         self._is_interrupted = False
@@ -150,17 +150,17 @@ class ZmqLiveEvents:
                 await asyncio.sleep(0)  # more has come already, so nothing would be signalled
 
     def interrupt(self) -> None:
-        """See `ports.LiveEvents`."""
+        """See `catch_up.LiveEvents`."""
         self._is_interrupted = True
         if self._signals is not None:
             self._signals.wake()
 
     def check(self) -> None:
-        """See `ports.LiveEvents`."""
+        """See `catch_up.LiveEvents`."""
         self._shook_hands()
 
     def close(self) -> None:
-        """See `ports.LiveEvents`."""
+        """See `catch_up.LiveEvents`."""
         if self._signals is not None:
             self._signals.close()
             self._signals = None
@@ -293,7 +293,7 @@ class ZmqReplaySource:
         self._patience = 1
 
     async def replay(self, start_seq: int) -> ReplayAnswer:
-        """See `ports.ReplaySource`; asks again for what was dropped, as long as each round brings something."""
+        """Return all batches from `start_seq` on; asks again for what was dropped while each round brings something."""
         history = History(start_seq)
         fruitless = 0
         while fruitless < ROUNDS_WITHOUT_PROGRESS and not history.is_full and not history.contradicts_itself:

@@ -60,11 +60,7 @@ class EventSourceDirectory:
     """Knows where pods publish: from the settings, else from `GET /kv_event_sources` (vLLM >= 0.31)."""
 
     def __init__(
-        self,
-        *,
-        pages: PodPages,
-        configured: Mapping[str, tuple[EventAddresses, ...]],
-        timeout_seconds: float = 2.0,
+        self, *, pages: PodPages, configured: Mapping[str, tuple[EventAddresses, ...]], timeout_seconds: float = 2.0
     ) -> None:
         self._pages = pages
         self._configured = configured

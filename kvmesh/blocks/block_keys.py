@@ -23,7 +23,7 @@ KEY_BYTES = 8
 TOKEN_BYTES = 4
 FEW_BLOCKS = 64  # that are cut by a layout made before: 2 kB each
 
-# block size -> what enters each full block's key beside its tokens (see `blocks.extra_keys`); None: nothing anywhere
+# block size -> what enters each full block's key beside its tokens (see `fold_features`); None: nothing anywhere
 BlockExtras = Callable[[int], Sequence[bytes | None] | None]
 
 
@@ -41,17 +41,13 @@ def root_key(*, hash_seed: str, model: str, lora: str | None = None, cache_salt:
 
 
 def block_keys(
-    tokens: bytes | memoryview,
-    *,
-    block_size: int,
-    parent: bytes,
-    extra: Sequence[bytes | None] | None = None,
+    tokens: bytes | memoryview, *, block_size: int, parent: bytes, extra: Sequence[bytes | None] | None = None
 ) -> bytes:
     """Chain full blocks into keys: `key[i] = xxh3_64(key[i-1] + tokens of block i [+ extra[i]])`, `key[-1] = parent`.
 
     `tokens` is a buffer of little-endian uint32, `block_size` counts tokens, `parent` is a root or the key of the block
     before. The result is the concatenation of 8-byte keys; a trailing partial block has none. `extra` has one entry a
-    full block (see `blocks.extra_keys`). Raise ValueError for a block size below 1 or an `extra` that is too short.
+    full block (see `fold_features`). Raise ValueError for a block size below 1 or an `extra` that is too short.
     """
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1 token, not {block_size}")

@@ -188,11 +188,7 @@ def match_prompt(
 
 
 def prefix_lookup(
-    table: MatchTable,
-    walks: Mapping[int, PrefixWalk],
-    *,
-    keys: Mapping[int, bytes],
-    also: Sequence[Any] = (),
+    table: MatchTable, walks: Mapping[int, PrefixWalk], *, keys: Mapping[int, bytes], also: Sequence[Any] = ()
 ) -> PrefixLookup:
     """Combine the walks of all block sizes (`walks`: block size -> walk); most matched tokens win."""
     matched: dict[str, int] = {}
