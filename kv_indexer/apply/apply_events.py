@@ -55,6 +55,9 @@ MAY_BE_REMOVALS: frozenset[Fault] = frozenset(
     }
 )
 LOST_EVENT = "undecodable-event"  # why a source is degraded then
+OLD_NUMBER = "an old number with a later time"
+OTHER_CONTENT = "an old number with other content"
+OTHER_SIZE = "another block size"
 
 
 def root_keys(*, hash_seed: str, model: str) -> RootKeys:
@@ -74,11 +77,6 @@ class Halt:
     action: BatchAction  # GAP or RESTART
     frames: Sequence[Frame]  # from the offending one on
     sign: str = ""  # what showed a restart
-
-
-OLD_NUMBER = "an old number with a later time"
-OTHER_CONTENT = "an old number with other content"
-OTHER_SIZE = "another block size"
 
 
 class _Batch(msgspec.Struct, frozen=True, kw_only=True):

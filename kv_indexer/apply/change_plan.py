@@ -31,6 +31,11 @@ _EVENT_BYTES, _HASH_BYTES = 512, 256  # what an entry costs beside its tokens, r
 Place = tuple[str, int, int]  # (tier, group, engine hash)
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+NOT_UNDERSTOOD = frozenset({"extra-keys-mismatch"})  # of `skip_reason`; the others are blocks of no use here
+SIZE_CHANGED = "block-size-changed"  # counted and, where no restart explains it, why a source is degraded
+KNOWN_KEYS_LIMIT = 65_536  # engine hashes remembered a stream; Redis has them all
+FIRST_BLOCKS_LIMIT = 4096
+RootKeys = Callable[[str | None, str | None], bytes]  # (lora, cache_salt) -> root key
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,14 +132,6 @@ def _take_from(entries: dict[Key, dict[Value, None]], key: Key, value: Value) ->
     del of_key[value]
     if not of_key:
         del entries[key]
-
-
-NOT_UNDERSTOOD = frozenset({"extra-keys-mismatch"})  # of `skip_reason`; the others are blocks of no use here
-SIZE_CHANGED = "block-size-changed"  # counted and, where no restart explains it, why a source is degraded
-KNOWN_KEYS_LIMIT = 65_536  # engine hashes remembered a stream; Redis has them all
-FIRST_BLOCKS_LIMIT = 4096
-
-RootKeys = Callable[[str | None, str | None], bytes]  # (lora, cache_salt) -> root key
 
 
 @dataclass(slots=True, kw_only=True)

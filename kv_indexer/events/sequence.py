@@ -11,6 +11,7 @@ from enum import Enum, auto
 
 SEQ_BYTES = 8
 END_SEQ = b"\xff" * SEQ_BYTES
+SAME_START_SECONDS = 1.0  # start times that differ by less are one: clocks and their texts are rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +53,6 @@ def parse_replay(parts: Sequence[bytes]) -> Frame | None:
 def replay_request(start_seq: int) -> list[bytes]:
     """Return what a DEALER sends to get all buffered batches from `start_seq` on."""
     return [b"", start_seq.to_bytes(SEQ_BYTES, "big")]
-
-
-SAME_START_SECONDS = 1.0  # start times that differ by less are one: clocks and their texts are rounded
 
 
 class BatchAction(Enum):

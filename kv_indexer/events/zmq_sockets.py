@@ -15,6 +15,23 @@ from zmq.utils.monitor import parse_monitor_message
 from kv_indexer.events.sequence import Frame, ReplayAnswer, is_replay_end, parse_live, parse_replay, replay_request
 from kvmesh.errors import FeedLostError
 
+RECEIVE_LIMIT = 64  # batches handed over at once
+DRAIN_LIMIT = 1024  # messages looked at in one go, malformed ones included
+QUEUE_LIMIT = 10_000  # batches that may wait unread, as many as a publisher's replay buffer has by default
+MESSAGE_LIMIT = 32 << 20  # bytes of one message; a step of 8,192 tokens has 40 kB
+HEARTBEAT_SECONDS = 5.0
+KEEPALIVE_SECONDS = 5
+ANSWER_SECONDS = 15  # that a heartbeat may take to be answered, however rare heartbeats are
+HEARTBEATS_MISSED = 3  # then the publisher is gone, or the way to it; libzmq answers by itself, however busy the pod is
+_GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_WATCHED = _GONE | zmq.EVENT_HANDSHAKE_SUCCEEDED
+_READABLE = int(zmq.POLLIN)  # plain integers: with pyzmq's enums the test costs more than what it tests
+BATCH_LIMIT = 4096  # of one answer: what is not yet decoded must not fill the memory
+BYTE_LIMIT = 64 << 20
+ROUNDS_WITHOUT_PROGRESS = 2
+PATIENCE_LIMIT = 4  # times the default silence, for a publisher that is slow to answer
+YIELD_EVERY = 256  # messages, so that other streams are served meanwhile
+
 
 class SocketSignals:
     """Wakes one waiter when something may have come on any of these sockets. Close it before the sockets."""
@@ -65,19 +82,6 @@ class SocketSignals:
 def _wake(waiter: "asyncio.Future[None] | None") -> None:
     if waiter is not None and not waiter.done():
         waiter.set_result(None)
-
-
-RECEIVE_LIMIT = 64  # batches handed over at once
-DRAIN_LIMIT = 1024  # messages looked at in one go, malformed ones included
-QUEUE_LIMIT = 10_000  # batches that may wait unread, as many as a publisher's replay buffer has by default
-MESSAGE_LIMIT = 32 << 20  # bytes of one message; a step of 8,192 tokens has 40 kB
-HEARTBEAT_SECONDS = 5.0
-KEEPALIVE_SECONDS = 5
-ANSWER_SECONDS = 15  # that a heartbeat may take to be answered, however rare heartbeats are
-HEARTBEATS_MISSED = 3  # then the publisher is gone, or the way to it; libzmq answers by itself, however busy the pod is
-_GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-_WATCHED = _GONE | zmq.EVENT_HANDSHAKE_SUCCEEDED
-_READABLE = int(zmq.POLLIN)  # plain integers: with pyzmq's enums the test costs more than what it tests
 
 
 class ZmqLiveEvents:
@@ -203,13 +207,6 @@ def _is_readable(socket: "zmq.Socket[bytes]") -> bool:
     events = socket.getsockopt(zmq.EVENTS)
     assert isinstance(events, int)
     return bool(events & _READABLE)
-
-
-BATCH_LIMIT = 4096  # of one answer: what is not yet decoded must not fill the memory
-BYTE_LIMIT = 64 << 20
-ROUNDS_WITHOUT_PROGRESS = 2
-PATIENCE_LIMIT = 4  # times the default silence, for a publisher that is slow to answer
-YIELD_EVERY = 256  # messages, so that other streams are served meanwhile
 
 
 class History:

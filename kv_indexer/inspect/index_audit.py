@@ -23,6 +23,22 @@ BITMAP = b"B"
 FIXED_KEYS = frozenset(
     PREFIX + name for name in (b"registry", b"slots", b"streams", b"heartbeat", b"indexers", b"findings")
 )
+KINDS = {
+    "extra": "a block key names a source that does not hold the block: requests are sent there in vain",
+    "missing": "a source holds a block whose key does not name it: a hit is lost",
+    "leftover": "a block key names a slot that no source has: the sweep has left something behind",
+    "holders": "a block key's value cannot be read, or is not in its one form",
+    "entry": "an entry of a source cannot be read",
+    "orphan-slot": "a slot holds blocks and is in no record: an idle sweep removes it within a minute",
+    "unnamed-slot": "a live slot that its stream does not name: nobody will remove its blocks",
+    "wrong-slot": "a stream names a slot that is not its own, is being swept, or does not exist",
+    "stream": "a stream's record is missing, or is not registered",
+    "counter": "a counter is behind what it has given out: an epoch or a fence could come twice",
+    "type": "a key is of another type than ours",
+    "foreign": "a key under our prefix that we do not write",
+    "unreadable": "a record that readers do not believe",
+    "unchecked": "more suspects than are looked at again: most are differences, or the index changes very fast",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,24 +96,6 @@ def read_held(field: bytes, value: bytes) -> HeldBlock:
     elif count and (not count.isdigit() or count[:1] == b"0" or int(count[:20]) < 2):
         fault = f"a reference count of {count[:20]!r}"
     return HeldBlock(block_key=key, in_first_group=len(field) == HASH_BYTES, fault=fault)
-
-
-KINDS = {
-    "extra": "a block key names a source that does not hold the block: requests are sent there in vain",
-    "missing": "a source holds a block whose key does not name it: a hit is lost",
-    "leftover": "a block key names a slot that no source has: the sweep has left something behind",
-    "holders": "a block key's value cannot be read, or is not in its one form",
-    "entry": "an entry of a source cannot be read",
-    "orphan-slot": "a slot holds blocks and is in no record: an idle sweep removes it within a minute",
-    "unnamed-slot": "a live slot that its stream does not name: nobody will remove its blocks",
-    "wrong-slot": "a stream names a slot that is not its own, is being swept, or does not exist",
-    "stream": "a stream's record is missing, or is not registered",
-    "counter": "a counter is behind what it has given out: an epoch or a fence could come twice",
-    "type": "a key is of another type than ours",
-    "foreign": "a key under our prefix that we do not write",
-    "unreadable": "a record that readers do not believe",
-    "unchecked": "more suspects than are looked at again: most are differences, or the index changes very fast",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -13,6 +13,7 @@ from kvmesh.pods.pod_http import PodPages
 
 ANSWER_LIMIT_BYTES = 1 << 20
 MAX_RANKS = 1024
+QUESTIONS_AT_ONCE = 64  # when thousands of pods appear at once, the others wait before their deadlines begin
 
 
 class _Publisher(msgspec.Struct):
@@ -132,9 +133,6 @@ def _addresses(publisher: _Publisher | None, host: str) -> EventAddresses | None
     return EventAddresses(
         events=reachable(publisher.endpoint, host=host), replay=reachable(replay, host=host) if replay else None
     )
-
-
-QUESTIONS_AT_ONCE = 64  # when thousands of pods appear at once, the others wait before their deadlines begin
 
 
 class MemberDirectory:

@@ -9,6 +9,10 @@ from kvmesh.pods.pod_report import EngineCounters, PodReport
 
 MAX_REASONS = 32  # remembered by name; more come from no version that we know
 OTHER = "other"
+RECENT_SECONDS = 300.0  # "the last minutes"
+ASSUMED_BLOCK_SIZE = 128  # of a pod that does not say; few have larger ones
+NAMED_REASONS = 3  # in one message
+JUDGED = (SourceState.LIVE, SourceState.DEGRADED)  # in other states the index is not expected to know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +48,6 @@ class Spells:
         return dict(sorted(still, key=lambda item: (-item[1].count, item[0])))
 
 
-RECENT_SECONDS = 300.0  # "the last minutes"
-
-
 @dataclass(slots=True, kw_only=True)
 class StreamActivity:
     """One stream since its follower began. All times in monotonic seconds."""
@@ -69,11 +70,6 @@ class StreamActivity:
         if state is not self.state:
             self.state_since = now
         self.state, self.state_reason = state, reason
-
-
-ASSUMED_BLOCK_SIZE = 128  # of a pod that does not say; few have larger ones
-NAMED_REASONS = 3  # in one message
-JUDGED = (SourceState.LIVE, SourceState.DEGRADED)  # in other states the index is not expected to know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,9 @@ from kvmesh.errors import SettingError
 log = logging.getLogger(__name__)
 
 Stamp = tuple[tuple[int, ...], ...]
+MIN_BYTES = 16
+MAX_TOKENS = 16
+MAX_FILE_BYTES = 65536
 
 
 class AdminTls:
@@ -89,11 +92,6 @@ def _fault(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return (error.reason or "unreadable").lower().replace("_", " ")
     return str(getattr(error, "strerror", None) or error)
-
-
-MIN_BYTES = 16
-MAX_TOKENS = 16
-MAX_FILE_BYTES = 65536
 
 
 def read_tokens(path: Path) -> tuple[str, ...]:

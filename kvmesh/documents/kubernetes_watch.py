@@ -30,6 +30,7 @@ FIRST_PAUSE_SECONDS = 0.2
 LAST_PAUSE_SECONDS = 10.0
 _TRUST = 3  # failures in a row after which neither our connections nor our resource version is trusted any more
 _GONE = 410
+_PATIENCE = 5  # failures in a row after which the first snapshot no longer waits for a kind that is not essential
 
 
 class FeedState(Enum):
@@ -206,9 +207,6 @@ class DocumentFeed:
 
 def _labels(kind: DocumentKind) -> dict[str, Any] | None:
     return dict(kind.labels) if kind.labels else None
-
-
-_PATIENCE = 5  # failures in a row after which the first snapshot no longer waits for a kind that is not essential
 
 
 class KubernetesSource:

@@ -18,6 +18,11 @@ CHUNK_BLOCKS = 64  # shorter ones: more comparisons; longer ones: more blocks be
 LIMIT_BYTES = 32 << 20  # tokens and keys: some 7 million tokens at 16 a block
 ENTRY_BYTES = 400  # what Python needs for an entry besides
 SECOND_CHANCES = 64  # used chunks that are passed over to make room for a new one: a pause of 20 us at most
+FIRST_BATCH = 32  # blocks asked for of a prompt that we know nothing of
+GROWTH = 16  # each further batch is so many times as long
+LARGEST_BATCH = 2048  # Redis serves no other client meanwhile: some 0.7 ms
+REMEMBERED = 16_384  # checkpoints, a few a prompt: some 3 MB
+_CHECKPOINTS = (0, *(FIRST_BATCH << power for power in range(13)))
 
 
 class _Chunk:
@@ -175,13 +180,6 @@ class PromptKeys:
 
 def _size(chunk: _Chunk) -> int:
     return len(chunk.tokens) + len(chunk.keys) + ENTRY_BYTES
-
-
-FIRST_BATCH = 32  # blocks asked for of a prompt that we know nothing of
-GROWTH = 16  # each further batch is so many times as long
-LARGEST_BATCH = 2048  # Redis serves no other client meanwhile: some 0.7 ms
-REMEMBERED = 16_384  # checkpoints, a few a prompt: some 3 MB
-_CHECKPOINTS = (0, *(FIRST_BATCH << power for power in range(13)))
 
 
 class DepthHints:

@@ -31,6 +31,13 @@ NEW_AT_ONCE = 16  # chunks of a lookup that are begun with: each of them costs 2
 MOST_RUNS = 256  # of a prompt that are kept together; values that alternate would take memory by the square
 SECOND_CHANCES = 16  # used chunks that are passed over to make room for a new one
 NOTHING_KNOWN: tuple[Sequence[Run], int] = ((), 0)
+log = logging.getLogger(__name__)
+AT_ONCE = 8  # chunks an MGET: as many blocks as a lookup of 8,000 tokens
+ASK_SECONDS = 0.5
+# When Redis answers, it has reported every change before. After longer than this the connection may be dead.
+BELIEVED_SECONDS = 2.0
+RETRY_SECONDS = 5.0
+_GREETING = pack("INFO", "server") + pack("HELLO", 3) + pack("CLIENT", "TRACKING", "ON")
 
 
 class TrackedChunk:
@@ -171,17 +178,6 @@ class TrackedBlocks:
             if not there or there is chunk:
                 del self._of_block[key]
         self._dropped += 1
-
-
-log = logging.getLogger(__name__)
-
-AT_ONCE = 8  # chunks an MGET: as many blocks as a lookup of 8,000 tokens
-ASK_SECONDS = 0.5
-# When Redis answers, it has reported every change before. After longer than this the connection may be dead.
-BELIEVED_SECONDS = 2.0
-RETRY_SECONDS = 5.0
-
-_GREETING = pack("INFO", "server") + pack("HELLO", 3) + pack("CLIENT", "TRACKING", "ON")
 
 
 class TrackingLink:

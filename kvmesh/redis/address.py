@@ -10,6 +10,9 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from kvmesh.errors import RedisUrlError
 
+SECURE = "rediss"  # each scheme but unix:// also with TLS
+KNOWN_SCHEMES = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// (rediss+… with TLS)"
+
 
 class RedisKind(Enum):
     """How the server is found that holds the index."""
@@ -32,8 +35,6 @@ _SCHEMES = {
     "redis+sentinel": _Scheme(RedisKind.SENTINEL, 26379, "redis+sentinel://10.0.0.5:26379,10.0.0.6:26379/mymaster/0"),
     "redis+cluster": _Scheme(RedisKind.CLUSTER, 6379, "redis+cluster://10.0.0.5:6379,10.0.0.6:6379"),
 }
-SECURE = "rediss"  # each scheme but unix:// also with TLS
-KNOWN_SCHEMES = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// (rediss+… with TLS)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
