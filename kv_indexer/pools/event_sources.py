@@ -129,10 +129,7 @@ def _rank(name: str) -> int:
 def _addresses(publisher: _Publisher | None, host: str) -> EventAddresses | None:
     if publisher is None or not publisher.enable_kv_cache_events or publisher.publisher not in (None, "zmq"):
         return None
-    replay = publisher.replay_endpoint
-    return EventAddresses(
-        events=reachable(publisher.endpoint, host=host), replay=reachable(replay, host=host) if replay else None
-    )
+    return reachable(publisher.endpoint, publisher.replay_endpoint, host=host)
 
 
 class MemberDirectory:

@@ -40,14 +40,9 @@ class Connection:
     def __init__(self, access: ClusterAccess) -> None:
         """Read the configuration. Raises KubernetesConfigError."""
         self._access = access
-        self._client = _open(access)
+        self.client = _open(access)  # for the next request
         self._before: AsyncClient | None = None
         self._opened_at = time.monotonic()
-
-    @property
-    def client(self) -> AsyncClient:
-        """Return the client to use for the next request."""
-        return self._client
 
     async def renew(self) -> None:
         """Read the configuration again and use a new client; the one before the last is closed."""
@@ -55,13 +50,13 @@ class Connection:
             return
         self._opened_at = time.monotonic()
         client = await asyncio.to_thread(_open, self._access)
-        before, self._before, self._client = self._before, self._client, client
+        before, self._before, self.client = self._before, self.client, client
         if before is not None:
             await before.close()
 
     async def close(self) -> None:
         """Close all connections."""
-        for client in (self._before, self._client):
+        for client in (self._before, self.client):
             if client is not None:
                 await client.close()
 

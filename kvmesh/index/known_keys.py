@@ -47,14 +47,9 @@ class KnownBlockKeys:
 
     def __init__(self, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._held_bytes = 0
+        self.held_bytes = 0  # about how much memory is in use; never more than the limit
         # in order of arrival; a chunk that was used since is kept for another round, so that a use costs only a mark
         self._chunks: OrderedDict[bytes, _Chunk] = OrderedDict()
-
-    @property
-    def held_bytes(self) -> int:
-        """Return about how much memory is in use; never more than the limit."""
-        return self._held_bytes
 
     def keys(self, tokens: bytes, *, block_size: int, parent: bytes) -> bytes:
         """Return `block_keys(tokens, block_size=block_size, parent=parent)`."""
@@ -74,9 +69,9 @@ class KnownBlockKeys:
         if replaced is not None:
             self._drop(replaced)
         chunk = self._chunks[name] = _Chunk(tokens, keys)
-        self._held_bytes += _size(chunk)
+        self.held_bytes += _size(chunk)
         chances = SECOND_CHANCES
-        while self._held_bytes > self._limit_bytes:
+        while self.held_bytes > self._limit_bytes:
             name, oldest = self._chunks.popitem(last=False)
             if oldest.was_used and chances:
                 chances -= 1
@@ -87,7 +82,7 @@ class KnownBlockKeys:
         return chunk
 
     def _drop(self, chunk: _Chunk) -> None:
-        self._held_bytes -= _size(chunk)
+        self.held_bytes -= _size(chunk)
         chunk.forget()
 
 
