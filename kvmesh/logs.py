@@ -24,7 +24,7 @@ DEEPEST = 8  # causes and groups in one another
 # where commands that start others find what was chosen: keys of the command line's context
 LOG_FORMAT, LOG_LEVEL = "kvmesh.log_format", "kvmesh.log_level"
 ASYNCIO_CALLS = ("Exception in callback ", "Executing ")  # then the call is printed, with its arguments
-CHATTY = ("httpx2",)  # libraries that tell of each request: a lease alone is two every 2 s
+CHATTY = ("httpx2",)  # libraries that log each request: a lease alone is two every 2 s
 # what every LogRecord has; the rest came in by `extra=`
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 

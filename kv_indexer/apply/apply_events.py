@@ -89,7 +89,7 @@ class EventApplier:
     """Applies one stream's batches exactly once and in order.
 
     All that must survive a crash is in Redis, but for two things. Orphans cost hits alone. That the
-    publisher reports hits anew (`apply.change_plan`) is learned again from a report of several blocks; a single first
+    publisher reports hits again (`apply.change_plan`) is learned again from a report of several blocks; a single first
     block that is reported before that counts twice, so that it may be claimed although it is gone, until a reset.
     """
 
@@ -167,7 +167,7 @@ class EventApplier:
             fresh, halt = self._stop_at_other_size(fresh, halt)
             if await self._write_all(fresh):
                 return halt
-            # Redis lost its last writes, or someone cleared the stream: judge the same frames anew
+            # Redis lost its last writes, or the stream was cleared by hand: judge the same frames again
             self._adopt(await self._writer.read_position(self._stream))
             self._forget()
         raise IndexUnavailableError(f"{self._stream.name}: something keeps changing this stream")
@@ -192,7 +192,7 @@ class EventApplier:
         if not plan.operations:
             return False
         if not await self._write(plan, (), self._context.groups):
-            self._context.orphans.clear()  # out of step; the next look at the position tells
+            self._context.orphans.clear()  # out of step; the next look at the position shows it
             return False
         return True
 

@@ -1,8 +1,8 @@
 """From events to the operations of one index change: what is indexed, and under which keys. Pure.
 
-What an event means depends on what its stream said before: `StreamContext` holds that and is updated in place. What is
-not indexed is counted by reason, never dropped silently. Stores whose parent block is unknown are orphans: they wait
-until the parent arrives, because without its key theirs cannot be computed.
+What an event means depends on the events before it in its stream: `StreamContext` holds that and is updated in place.
+What is not indexed is counted by reason, never dropped silently. Stores whose parent block is unknown are orphans:
+they wait until the parent arrives, because without its key theirs cannot be computed.
 """
 
 from collections import Counter
@@ -361,7 +361,7 @@ def _is_report(event: BlockStored, context: StreamContext) -> bool:
     at most all tokens but one). So several blocks that begin with one that is held are not counted again. A single one
     is, until the publisher has been seen to report. Where a real copy is not counted (prompts that may not read the
     cache, such as those that ask for prompt_logprobs), its removal costs a hit; the other way round, blocks that are
-    gone would be claimed for good. Hence also: where the index may lack first blocks (it is not exact, or copies were
+    gone would be claimed for ever. Hence also: where the index may lack first blocks (it is not exact, or copies were
     not counted), nothing without a parent is counted twice. Only the GPU's own pool reports hits; connectors count.
     """
     if not _may_be_report(event):

@@ -27,7 +27,7 @@ class ReplayAnswer:
     """One attempt at a replay: all it gave without a hole."""
 
     frames: tuple[Frame, ...]  # consecutive, the first is what was asked for
-    ended: bool  # the publisher said that this is all, and there was no hole
+    ended: bool  # the publisher sent the end marker, and there was no hole
     next_seq: int | None = None  # the first batch behind the hole at which this attempt was cut
 
 
@@ -70,7 +70,7 @@ def judge(*, seq: int, ts: float, last_seq: int, last_ts: float) -> BatchAction:
         return BatchAction.APPLY
     if seq > last_seq:
         return BatchAction.GAP
-    # a number that was used before, yet a later time: only a new process counts anew
+    # a number that was used before, yet a later time: only a new process counts from 0 again
     return BatchAction.RESTART if ts > last_ts else BatchAction.DUPLICATE
 
 

@@ -75,7 +75,7 @@ class SocketSignals:
             # takes the signal back, or else the loop would spin until the socket is read
             socket.getsockopt(zmq.EVENTS)
         except zmq.ZMQError:
-            self._loop.remove_reader(descriptor)  # closed under us; the next read says so
+            self._loop.remove_reader(descriptor)  # closed meanwhile; the next read fails
         _wake(self._waiter)
 
 
@@ -115,7 +115,7 @@ class ZmqLiveEvents:
         socket.maxmsgsize = MESSAGE_LIMIT
         socket.ipv6 = True
         socket.reconnect_ivl = -1  # see the module's docstring
-        # a peer that vanished without a word (power, network) leaves a connection that looks merely quiet; the kernel
+        # a peer that vanished silently (power, network) leaves a connection that looks merely quiet; the kernel
         # asks for it at no cost of ours, and heartbeats ask the process behind any proxy in between
         socket.tcp_keepalive = 1
         socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = KEEPALIVE_SECONDS
@@ -234,7 +234,7 @@ class History:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the publisher has said that this is all, and there is no hole in it."""
+        """Whether the publisher has sent the end marker, and there is no hole."""
         return self.ended and not self._behind
 
     def last_hole(self) -> int | None:

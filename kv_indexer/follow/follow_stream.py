@@ -95,13 +95,13 @@ class StreamFollower:
             policy=policy,
             on_epoch=self._restrain_restarts,
         )
-        self._said: _Shown | None = None  # in the log and to telemetry
+        self._said: _Shown | None = None  # in the log and the telemetry
         self._recorded: _Shown | None = None  # in the index; None: unknown
         self._delay = policy.retry_seconds
         self._restarts, self._gaps = (self._restraint(free) for free in (policy.free_restarts, policy.free_gaps))
         self._started_at: float | None = None  # of the process whose blocks the index has
-        self._seen_started_at: float | None = None  # as it says now
-        self._asked_started_at: float | None = None  # as it said before the replay
+        self._seen_started_at: float | None = None  # as it is now
+        self._asked_started_at: float | None = None  # as it was before the replay
         self._heal_at = self._orphans_at = 0.0
         self._heal_delay, self._orphan_delay = policy.heal_seconds, policy.orphan_seconds
         self._orphans = 0

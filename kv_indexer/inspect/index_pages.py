@@ -117,7 +117,7 @@ def show_audit(audit: Audit, *, console: Console) -> None:
 
 
 def show_cleared(cleared: Sequence[Cleared], *, console: Console) -> None:
-    """Print which streams were begun anew."""
+    """Print which streams were cleared."""
     for one in cleared:
         what = f"{one.owner} replays it" if one.owner else "nobody follows it, so it stays empty"
         _say(console, [f"{one.stream}: its blocks are hidden, epoch {one.epoch} has begun; {what}"])

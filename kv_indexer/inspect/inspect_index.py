@@ -92,7 +92,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleared:
-    """A stream that was begun anew."""
+    """A stream that was cleared."""
 
     stream: str
     epoch: int
@@ -106,7 +106,7 @@ async def inspect_sources(
     interval_seconds: float,
     wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> SourcesReport:
-    """Look twice, `interval_seconds` apart, to tell how fast events come; 0: once. Raise IndexUnavailableError."""
+    """Look twice, `interval_seconds` apart, to measure how fast events come; 0: once. Raise IndexUnavailableError."""
     before, first_at = None, 0.0
     if interval_seconds > 0:
         first_at, before = await index.now(), await index.registry()

@@ -1,7 +1,7 @@
 """Keeps the indexer in step with the pools: which pods to ask, which to scrape, which endpoints to answer for.
 
 A pod is asked from the moment it is ready (before that nothing listens there) until it has left its pool. A pod that
-moves to another pool is asked anew, and its follower is restarted with the answer (`share_streams`).
+moves to another pool is asked again, and its follower is restarted with the answer (`share_streams`).
 """
 
 import asyncio
@@ -92,7 +92,7 @@ class PoolFollower:
         self._tasks[endpoint] = self._group.create_task(watch, name=f"find-{endpoint}")
 
     def end(self, endpoint: str) -> None:
-        """Ask no more, and forget what it said."""
+        """Ask no more, and forget its answer."""
         self._stop(endpoint)
         self._finder.forget(endpoint)
 

@@ -154,7 +154,7 @@ def eviction_policy(info: str) -> str:
 
 
 class EvictionWatch:
-    """Warns once of a policy that is not `noeviction`, and says when it has been mended. Raise RedisUrlError."""
+    """Warns once of a policy that is not `noeviction`, and logs when it is again. Raise RedisUrlError."""
 
     def __init__(self, *, url: RedisAccess | str, show: Callable[[str], None], timeout_seconds: float = 2.0) -> None:
         """Take `show` to call with the policy at every look, or with `unknown`."""

@@ -34,7 +34,7 @@ class AdminTls:
         self.context.sni_callback = self._begin
 
     def _begin(self, connection: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext) -> None:
-        """Give a connection what the files say now; OpenSSL asks for every hello, with a name or without."""
+        """Give a connection the context of the files as they are now; OpenSSL calls this for every hello."""
         stamp = self._look()
         if stamp != self._stamp:
             self._stamp = stamp
@@ -122,7 +122,7 @@ def read_tokens(path: Path) -> tuple[str, ...]:
 
 
 def token_digest(token: str) -> bytes:
-    """Return what stands for a token in memory."""
+    """Return the digest that is kept in memory for a token."""
     return sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -1,6 +1,6 @@
-"""What a client of the admin pages shows: a token, a certificate.
+"""What a client of the admin pages sends: a token, a certificate.
 
-Both go to the address that the user named and nowhere else: send requests with `allow_redirects=False`.
+Both go only to the address that the user named: send requests with `allow_redirects=False`.
 """
 
 import ssl
@@ -13,7 +13,7 @@ from kvmesh.errors import SettingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminLogin:
-    """Files, read anew whenever they are asked for."""
+    """Files, read again at every use."""
 
     token_file: Path | None = None  # the first line counts
     ca_file: Path | None = None  # PEM; None: the system's

@@ -28,7 +28,7 @@ BlockExtras = Callable[[int], Sequence[bytes | None] | None]
 
 
 def root_key(*, hash_seed: str, model: str, lora: str | None = None, cache_salt: str | None = None) -> bytes:
-    """Return the 8 bytes that stand before the first block of a prompt.
+    """Return the 8 bytes that precede the first block of a prompt.
 
     vLLM folds `cache_salt` into block 0 alone, which changes the whole chain; here it is part of the root, to the same
     effect. `None` and "" differ for no field: vLLM refuses an empty salt, and an empty adapter name means none.
@@ -79,7 +79,7 @@ def split_keys(packed: bytes) -> tuple[bytes, ...]:
 
 
 class UnknownExtraKeyError(ValueError):
-    """An entry of a kind that we cannot fold; indexing the block as plain would be a lie."""
+    """An entry of a kind that we cannot fold; indexing the block as plain would be wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def separate_extra_keys(
 ) -> ExtraKeys:
     """Strip the adapter, take the salt out of the first block, fold the rest.
 
-    Nothing tells an adapter from a salt but the event's `lora_name` (vllm#44701): a bare string in first place is the
+    Only the event's `lora_name` distinguishes an adapter from a salt (vllm#44701): a bare string in first place is the
     adapter if and only if `lora_name` equals it, and the last bare string left in a prompt's first block is the salt.
     So ("X",) is a salt, ("X",) with lora_name X is the adapter, ("X", "X") with it is both, each with a root key of its
     own. Up to vLLM 0.30 the engine's own hash of the first two is the same, so that it may serve one from the other's

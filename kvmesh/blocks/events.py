@@ -48,7 +48,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, kw_only=True):
-    """The publisher's cache was reset; which of its pools is not said."""
+    """The publisher's cache was reset; which of its pools is not given."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared

@@ -78,7 +78,7 @@ class StreamPosition(msgspec.Struct, frozen=True, kw_only=True):
     degraded: str = ""  # why this epoch is not exact, or ""
     block_sizes: Mapping[str, int] = {}  # tier -> tokens a block
     groups: Mapping[int, CacheGroup] = {}  # KV cache groups, as far as stores have described them
-    started_at: float | None = None  # the publisher's process, in its unix seconds; None if it never said
+    started_at: float | None = None  # the publisher's process, in its unix seconds; None if unknown
     state: SourceState | None = None  # as it is recorded; None if that cannot be read
     reason: str = ""  # of the state
     namespace: str = ""  # what its block keys begin with, in hex; "" if the stream belongs to no pool
@@ -156,7 +156,7 @@ class EndpointCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexStatus:
-    """How the index stands, as pages show it."""
+    """The state of the index, as pages show it."""
 
     sources: tuple[SourceStatus, ...]
     indexer_alive: bool  # an indexer has written its heartbeat within the last seconds

@@ -37,7 +37,7 @@ class DocumentKind:
 
     @property
     def api_version(self) -> str:
-        """Return `group/version`, as it stands in documents."""
+        """Return `group/version`, as in documents."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property

@@ -30,12 +30,12 @@ REQUEST_SECONDS = 15.0  # for anything that is no watch
 _RENEW_SECONDS = 10.0  # a connection pool lives at least that long
 _WATCH_PACE_SECONDS = 1.0  # between two watches of the same thing: some proxies end each at once
 
-# called when the watch that the current task asks for is granted; lightkube tells of its first event only
+# called when the watch that the current task asks for is granted; lightkube reports only its first event
 watch_granted: ContextVar[Callable[[], None] | None] = ContextVar("watch_granted", default=None)
 
 
 class Connection:
-    """The client, made anew when it may be the reason why nothing works: certificates and kubeconfigs change."""
+    """The client, replaced when it may be the reason of failures: certificates and kubeconfigs change."""
 
     def __init__(self, access: ClusterAccess) -> None:
         """Read the configuration. Raises KubernetesConfigError."""
@@ -142,13 +142,13 @@ def _transport(config: SingleConfig) -> httpx2.AsyncBaseTransport:
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     ]
-    # no limit of connections: each watch holds one for good, and the next request must not wait for it
+    # no limit of connections: each watch keeps one, and the next request must not wait for it
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=4)
     return _WatchTransport(httpx2.AsyncHTTPTransport(verify=verify, limits=limits, socket_options=keepalive))
 
 
 class _WatchTransport(httpx2.AsyncBaseTransport):
-    """Asks for bookmarks and tells of granted watches, as lightkube 1.0 does not; keeps its reconnecting slow."""
+    """Asks for bookmarks and reports granted watches, as lightkube 1.0 does not; slows down its reconnecting."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner

@@ -22,9 +22,8 @@ log = logging.getLogger(__name__)
 PAGE_DOCUMENTS = 500
 LIST_SECONDS = 120.0  # all pages of one kind
 WATCH_SECONDS = 120  # after which the server ends a watch; lightkube opens the next one where it ended
-SILENCE_SECONDS = (
-    150.0  # without any event: the server may hang, so the watch is opened anew; bookmarks come every minute
-)
+# without any event: the server may hang, so the watch is opened again; bookmarks come every minute
+SILENCE_SECONDS = 150.0
 MISSING_SECONDS = 10.0  # between two looks for a kind that the API does not serve
 FIRST_PAUSE_SECONDS = 0.2
 LAST_PAUSE_SECONDS = 10.0
@@ -62,7 +61,9 @@ class DocumentFeed:
         self.state = FeedState.STARTING
         self.listed = False  # was read completely at least once
         self.failures = 0  # in a row
-        self._misses = 0  # of these, the last that were "no such kind": a server that starts says so of all but its own
+        self._misses = (
+            0  # of these, the last that were "no such kind": a starting server answers so for all but its own
+        )
         self.problem: DocumentProblem | None = None
         self._connection = connection
         self._resource = resource_class(kind)
@@ -228,7 +229,7 @@ class KubernetesSource:
         self._chance = chance
         self._feeds: list[DocumentFeed] = []
         self._said: frozenset[DocumentProblem] = frozenset()
-        self._is_synced = False  # once so, for good: a kind that fails later must not hold the others up
+        self._is_synced = False  # once true, it stays so: a kind that fails later must not hold up the others
 
     async def run(self, on_change: Callable[[Snapshot], None]) -> None:
         """Follow the API until cancelled. Raises KubernetesConfigError at once where there is no configuration."""

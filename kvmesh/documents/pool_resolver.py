@@ -39,7 +39,7 @@ class PodFacts:
     name: str  # "namespace/name"
     namespace: str
     labels: Mapping[str, str]
-    host: str  # as it stands before ":PORT", IPv6 bracketed; the node's own with hostNetwork
+    host: str  # as written before ":PORT", IPv6 bracketed; the node's own with hostNetwork
     ready: bool
     terminating: bool
     ports: Mapping[str, int]  # named container ports

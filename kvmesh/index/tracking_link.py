@@ -1,4 +1,4 @@
-"""Client-side caching: keeps who holds the prefixes that come again and again, while Redis tells what changes.
+"""Client-side caching: keeps who holds recurring prefixes, while Redis reports what changes.
 
 RESP3 and CLIENT TRACKING, as in https://redis.io/docs/latest/develop/reference/client-side-caching/. The connection is
 one of its own: lookups neither wait for what is filled here nor read pushed messages, and where Redis does no tracking
@@ -277,7 +277,7 @@ class TrackingLink:
             except IndexUnavailableError as error:
                 self._note_trouble(str(error))
             except Exception:
-                log.exception("what Redis said of known prefixes could not be read")
+                log.exception("what Redis reported of known prefixes could not be read")
                 self._note_trouble("a defect")
             self._forget()  # what was asked for, too
             if self._protocol is not None:

@@ -50,7 +50,7 @@ class RedisNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAccess:
-    """The values of `--redis` and its related options. The files are read anew at every connection."""
+    """The values of `--redis` and its related options. The files are read again at every connection."""
 
     url: str = field(repr=False)
     username: str | None = None

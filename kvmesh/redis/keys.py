@@ -250,7 +250,7 @@ def _parse_state(state: bytes, reason: bytes) -> tuple[SourceState, str]:
     try:
         return SourceState(str(state, "utf-8")), str(reason, "utf-8")
     except ValueError:
-        return SourceState.DEGRADED, UNKNOWN_STATE  # its blocks may well be true, but we cannot tell how far
+        return SourceState.DEGRADED, UNKNOWN_STATE  # its blocks may well be right, but how far is unknown
 
 
 def _finite(text: bytes) -> float:

@@ -52,7 +52,7 @@ class Reaction(Enum):
     """What the link does with a connection that brought an error."""
 
     STAY = "stay"
-    LEAVE = "leave"  # look for the right server anew
+    LEAVE = "leave"  # look for the right server again
     FOLLOW = "follow"  # the reply names the right server
 
 
@@ -213,7 +213,7 @@ class RedisProtocol(asyncio.Protocol):
             self._transport.abort()
 
     def retire(self, *, within_seconds: float) -> None:
-        """Close once what is under way has been answered, which may be what tells callers where to go."""
+        """Close once the requests under way have been answered; an answer may name the right server."""
         self._retired = True
         if self._pending:
             self._loop.call_later(within_seconds, self.abort)

@@ -87,7 +87,7 @@ class RedisRoute:
         return node != self.node and count >= _majority(self._to_ask())
 
     def moved_to(self, error: str) -> RedisNode | None:
-        """Return the node that `MOVED SLOT HOST:PORT` names; without a host, the one that said so means its own."""
+        """Return the node that `MOVED SLOT HOST:PORT` names; without a host, the server that answered means itself."""
         host, _, port = error.rpartition(" ")[2].rpartition(":")
         host = host.strip("[]") or (self.node.host if self.node else "")
         return RedisNode(host=host, port=int(port)) if host and port.isdecimal() else None
