@@ -74,9 +74,10 @@ def match_table(registry: Registry) -> MatchTable:
     lost = {record.stream for record in registry.streams if record.state is SourceState.LOST}
     masks: dict[int, dict[Stream, dict[str, int]]] = {}
     for slot in registry.slots:
-        if slot.stream in lost:
+        stream = slot.stream
+        if stream in lost:
             continue  # its later evictions are unknown; its blocks count again once it is followed
-        tiers = masks.setdefault(slot.block_size, {}).setdefault(slot.stream, {})
+        tiers = masks.setdefault(slot.block_size, {}).setdefault(stream, {})
         # bitmaps count from the most significant bit of the first byte, as SETBIT does
         tiers[slot.tier] = tiers.get(slot.tier, 0) | 1 << (8 * width - 1 - slot.slot)
     endpoints = registry.endpoints()
