@@ -74,11 +74,7 @@ def _addresses(endpoint: str, entry: Any) -> EventAddresses:
     for address in entry.values():
         if address is not None and not (isinstance(address, str) and address.startswith(("tcp://", "ipc://"))):
             raise SettingError(f"event source of {endpoint}: {address!r} is no tcp:// or ipc:// address")
-    host = endpoint.rpartition(":")[0]
-    replay = entry.get("replay")
-    return EventAddresses(
-        events=reachable(entry["events"], host=host), replay=reachable(replay, host=host) if replay else None
-    )
+    return reachable(entry["events"], entry.get("replay"), host=endpoint.rpartition(":")[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

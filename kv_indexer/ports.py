@@ -1,6 +1,6 @@
-"""The index to be written and the counters, as the indexer's rooms use them.
+"""The index as it is written, and the counters, as the indexer's rooms use them.
 
-`RedisIndexWriter` and the in-memory twin are the index; `PrometheusTelemetry` stands above these rooms.
+`RedisIndexWriter` and the in-memory twin implement the index; `PrometheusTelemetry` is in a layer above these rooms.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,7 +20,7 @@ class IndexWriter(Protocol):
     """
 
     async def read_position(self, stream: Stream) -> StreamPosition | None:
-        """Return where the stream stands; None if the index does not know it."""
+        """Return the stream's position; None if the index does not know it."""
 
     async def find_block_keys(self, stream: Stream, hashes: AbstractSet[tuple[int, int]]) -> Mapping[int, bytes]:
         """Return engine hash -> block key for those of the given (hash, group) that the stream holds."""
@@ -36,7 +36,7 @@ class IndexWriter(Protocol):
     async def begin_epoch(
         self, claim: Claim, *, expected_epoch: int, last_seq: int, degraded: str
     ) -> StreamPosition | None:
-        """Void what the stream claims, unless its epoch is not the expected one; return where it stands then."""
+        """Void what the stream claims, unless its epoch is not the expected one; return its position then."""
 
     async def set_state(self, claim: Claim, *, epoch: int, state: SourceState, reason: str = "") -> None:
         """Record the state; nothing happens if the epoch has passed."""
@@ -84,4 +84,4 @@ class IndexerTelemetry(Protocol):
     def findings(
         self, standing: Collection[Finding], *, appeared: Collection[Finding], endpoints: Collection[str]
     ) -> None:
-        """Show the findings that stand, of all watched endpoints; count those that have just appeared."""
+        """Show the current findings of all watched endpoints; count those that have just appeared."""

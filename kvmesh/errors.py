@@ -1,4 +1,4 @@
-"""What can go wrong in the indexer and with the index, by class; `reason` is the metric label and stands in the log."""
+"""What can go wrong in the indexer and with the index, by class; `reason` is the metric label and is logged."""
 
 from typing import ClassVar
 

@@ -21,6 +21,12 @@ import msgspec
 DISCREET = frozenset({"extproc", "kv_indexer", "kvmesh", "podsim", "redis", "grpc", "zmq", "lightkube", "httpx2"})
 LEFT_OUT = "(its message is left out: it may hold what a client sent)"
 DEEPEST = 8  # causes and groups in one another
+# where commands that start others find what was chosen: keys of the command line's context
+LOG_FORMAT, LOG_LEVEL = "log_format", "log_level"
+ASYNCIO_CALLS = ("Exception in callback ", "Executing ")  # then the call is printed, with its arguments
+CHATTY = ("httpx2",)  # libraries that log each request: a lease alone is two every 2 s
+# what every LogRecord has; the rest came in by `extra=`
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def plain_traceback(error: BaseException) -> str:
@@ -64,10 +70,6 @@ def _safe_message(error: BaseException) -> str:
     return LEFT_OUT if error.args else ""
 
 
-# the options' names, by which commands that start others find what was chosen in the command line's context
-LOG_FORMAT, LOG_LEVEL = "log_format", "log_level"
-
-
 class LogFormat(enum.StrEnum):
     """How a log line is written."""
 
@@ -82,13 +84,6 @@ class LogLevel(enum.StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
-
-
-ASYNCIO_CALLS = ("Exception in callback ", "Executing ")  # then the call is printed, with its arguments
-CHATTY = ("httpx2",)  # libraries that tell of each request: a lease alone is two every 2 s
-
-# what every LogRecord has; the rest came in by `extra=`
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def configure_logging(*, level: LogLevel, form: LogFormat) -> None:
@@ -124,11 +119,9 @@ def _exception(record: logging.LogRecord) -> str:
 
 def _one_line(text: str) -> str:
     """Return a text whose control characters are escaped: what comes from outside must not look like another line."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else _escaped(each) for each in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 class _TextFormatter(logging.Formatter):

@@ -55,6 +55,9 @@ MAY_BE_REMOVALS: frozenset[Fault] = frozenset(
     }
 )
 LOST_EVENT = "undecodable-event"  # why a source is degraded then
+OLD_NUMBER = "an old number with a later time"
+OTHER_CONTENT = "an old number with other content"
+OTHER_SIZE = "another block size"
 
 
 def root_keys(*, hash_seed: str, model: str) -> RootKeys:
@@ -76,11 +79,6 @@ class Halt:
     sign: str = ""  # what showed a restart
 
 
-OLD_NUMBER = "an old number with a later time"
-OTHER_CONTENT = "an old number with other content"
-OTHER_SIZE = "another block size"
-
-
 class _Batch(msgspec.Struct, frozen=True, kw_only=True):
     frame: Frame
     decoded: EventBatch
@@ -91,18 +89,12 @@ class EventApplier:
     """Applies one stream's batches exactly once and in order.
 
     All that must survive a crash is in Redis, but for two things. Orphans cost hits alone. That the
-    publisher reports hits anew (`apply.change_plan`) is learned again from a report of several blocks; a single first
+    publisher reports hits again (`apply.change_plan`) is learned again from a report of several blocks; a single first
     block that is reported before that counts twice, so that it may be claimed although it is gone, until a reset.
     """
 
     def __init__(
-        self,
-        *,
-        claim: Claim,
-        roots: RootKeys,
-        writer: IndexWriter,
-        telemetry: IndexerTelemetry,
-        namespace: str = "",
+        self, *, claim: Claim, roots: RootKeys, writer: IndexWriter, telemetry: IndexerTelemetry, namespace: str = ""
     ) -> None:
         """Take the pool's `namespace` (see `StreamPosition`) if the stream belongs to one."""
         self._claim = claim
@@ -175,7 +167,7 @@ class EventApplier:
             fresh, halt = self._stop_at_other_size(fresh, halt)
             if await self._write_all(fresh):
                 return halt
-            # Redis lost its last writes, or someone cleared the stream: judge the same frames anew
+            # Redis lost its last writes, or the stream was cleared by hand: judge the same frames again
             self._adopt(await self._writer.read_position(self._stream))
             self._forget()
         raise IndexUnavailableError(f"{self._stream.name}: something keeps changing this stream")
@@ -200,7 +192,7 @@ class EventApplier:
         if not plan.operations:
             return False
         if not await self._write(plan, (), self._context.groups):
-            self._context.orphans.clear()  # out of step; the next look at the position tells
+            self._context.orphans.clear()  # out of step; the next look at the position shows it
             return False
         return True
 
@@ -228,9 +220,7 @@ class EventApplier:
         """Start with a new context, from the index's position."""
         position = self.position
         self._context = StreamContext(
-            block_sizes=dict(position.block_sizes),
-            groups=position.groups,
-            mixes_sizes=self._context.mixes_sizes,
+            block_sizes=dict(position.block_sizes), groups=position.groups, mixes_sizes=self._context.mixes_sizes
         )
         self._recent.clear()
         self._verdicts.clear()

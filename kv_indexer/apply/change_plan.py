@@ -1,8 +1,8 @@
 """From events to the operations of one index change: what is indexed, and under which keys. Pure.
 
-What an event means depends on what its stream said before: `StreamContext` holds that and is updated in place. What is
-not indexed is counted by reason, never dropped silently. Stores whose parent block is unknown are orphans: they wait
-until the parent arrives, because without its key theirs cannot be computed.
+What an event means depends on the events before it in its stream: `StreamContext` holds that and is updated in place.
+What is not indexed is counted by reason, never dropped silently. Stores whose parent block is unknown are orphans:
+they wait until the parent arrives, because without its key theirs cannot be computed.
 """
 
 from collections import Counter
@@ -31,6 +31,11 @@ _EVENT_BYTES, _HASH_BYTES = 512, 256  # what an entry costs beside its tokens, r
 Place = tuple[str, int, int]  # (tier, group, engine hash)
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+NOT_UNDERSTOOD = frozenset({"extra-keys-mismatch"})  # of `skip_reason`; the others are blocks of no use here
+SIZE_CHANGED = "block-size-changed"  # counted and, where no restart explains it, why a source is degraded
+KNOWN_KEYS_LIMIT = 65_536  # engine hashes remembered a stream; Redis has them all
+FIRST_BLOCKS_LIMIT = 4096
+RootKeys = Callable[[str | None, str | None], bytes]  # (lora, cache_salt) -> root key
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,14 +132,6 @@ def _take_from(entries: dict[Key, dict[Value, None]], key: Key, value: Value) ->
     del of_key[value]
     if not of_key:
         del entries[key]
-
-
-NOT_UNDERSTOOD = frozenset({"extra-keys-mismatch"})  # of `skip_reason`; the others are blocks of no use here
-SIZE_CHANGED = "block-size-changed"  # counted and, where no restart explains it, why a source is degraded
-KNOWN_KEYS_LIMIT = 65_536  # engine hashes remembered a stream; Redis has them all
-FIRST_BLOCKS_LIMIT = 4096
-
-RootKeys = Callable[[str | None, str | None], bytes]  # (lora, cache_salt) -> root key
 
 
 @dataclass(slots=True, kw_only=True)
@@ -364,7 +361,7 @@ def _is_report(event: BlockStored, context: StreamContext) -> bool:
     at most all tokens but one). So several blocks that begin with one that is held are not counted again. A single one
     is, until the publisher has been seen to report. Where a real copy is not counted (prompts that may not read the
     cache, such as those that ask for prompt_logprobs), its removal costs a hit; the other way round, blocks that are
-    gone would be claimed for good. Hence also: where the index may lack first blocks (it is not exact, or copies were
+    gone would be claimed for ever. Hence also: where the index may lack first blocks (it is not exact, or copies were
     not counted), nothing without a parent is counted twice. Only the GPU's own pool reports hits; connectors count.
     """
     if not _may_be_report(event):

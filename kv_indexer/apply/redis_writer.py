@@ -14,24 +14,9 @@ from kvmesh.blocks.index_changes import Applied, IndexChange, pack_hashes
 from kvmesh.blocks.source import Claim, Registry, SourceState, Stream, StreamPosition
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.redis.address import RedisAccess
-from kvmesh.redis.keys import (
-    PREFIX,
-    change_arguments,
-    engine_field,
-    live_slots,
-    parse_position,
-    parse_registry,
-)
+from kvmesh.redis.keys import PREFIX, change_arguments, engine_field, live_slots, parse_position, parse_registry
 from kvmesh.redis.link import Argument, RedisCalls
-from kvmesh.redis.scripts import (
-    APPLY,
-    BEGIN_EPOCH,
-    FIND_ELSEWHERE,
-    SET_NAMESPACE,
-    SET_STARTED_AT,
-    SET_STATE,
-    SWEEP,
-)
+from kvmesh.redis.scripts import APPLY, BEGIN_EPOCH, FIND_ELSEWHERE, SET_NAMESPACE, SET_STARTED_AT, SET_STATE, SWEEP
 from kvmesh.redis.snapshot import read_snapshot
 
 MAX_BLOCKS_PER_SOURCE = 4_000_000

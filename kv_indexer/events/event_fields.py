@@ -148,7 +148,7 @@ def block_size(raw: Raw) -> int:
 
 
 def medium(raw: Raw) -> str:
-    """Read where the blocks are, in upper case; the GPU where it is not said."""
+    """Read where the blocks are, in upper case; the GPU where it is not given."""
     return (_read(_short_name, raw, "bad-medium") or "GPU").upper()
 
 
@@ -184,7 +184,7 @@ def adapter(name: Raw, number: Raw) -> tuple[str | None, int | None]:
     """Read the adapter's name and number.
 
     Before vLLM 0.14 adapters have a number alone. It gets a name that no request can have, because taking such a block
-    for the base model's would be a lie; so these blocks match no request.
+    for the base model's would be wrong; so these blocks match no request.
     """
     lora_name, lora_id = _read(_text, name, "bad-lora"), _read(_integer, number, "bad-lora")
     if not lora_name and lora_id:
@@ -227,7 +227,7 @@ def _entry(entry: Any) -> tuple[Any, ...] | None:
 def items(raw: Raw, *, blocks: int) -> Features | None:
     """Read TRT-LLM's multimodal items `{"hash", "start_offset", "uuid"}` of all blocks of an event.
 
-    Which block each belongs to is not said: all are folded into the first one. That keeps the chain apart from every
+    Which block each belongs to is not given: all are folded into the first one. That keeps the chain apart from every
     other, and costs at most hits.
     """
     found = _read(_items, raw, "bad-mm-keys")

@@ -11,6 +11,7 @@ from enum import Enum, auto
 
 SEQ_BYTES = 8
 END_SEQ = b"\xff" * SEQ_BYTES
+SAME_START_SECONDS = 1.0  # start times that differ by less are one: clocks and their texts are rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class ReplayAnswer:
     """One attempt at a replay: all it gave without a hole."""
 
     frames: tuple[Frame, ...]  # consecutive, the first is what was asked for
-    ended: bool  # the publisher said that this is all, and there was no hole
+    ended: bool  # the publisher sent the end marker, and there was no hole
     next_seq: int | None = None  # the first batch behind the hole at which this attempt was cut
 
 
@@ -54,9 +55,6 @@ def replay_request(start_seq: int) -> list[bytes]:
     return [b"", start_seq.to_bytes(SEQ_BYTES, "big")]
 
 
-SAME_START_SECONDS = 1.0  # start times that differ by less are one: clocks and their texts are rounded
-
-
 class BatchAction(Enum):
     """What to do with a batch."""
 
@@ -72,7 +70,7 @@ def judge(*, seq: int, ts: float, last_seq: int, last_ts: float) -> BatchAction:
         return BatchAction.APPLY
     if seq > last_seq:
         return BatchAction.GAP
-    # a number that was used before, yet a later time: only a new process counts anew
+    # a number that was used before, yet a later time: only a new process counts from 0 again
     return BatchAction.RESTART if ts > last_ts else BatchAction.DUPLICATE
 
 

@@ -15,6 +15,23 @@ from zmq.utils.monitor import parse_monitor_message
 from kv_indexer.events.sequence import Frame, ReplayAnswer, is_replay_end, parse_live, parse_replay, replay_request
 from kvmesh.errors import FeedLostError
 
+RECEIVE_LIMIT = 64  # batches handed over at once
+DRAIN_LIMIT = 1024  # messages looked at in one go, malformed ones included
+QUEUE_LIMIT = 10_000  # batches that may wait unread, as many as a publisher's replay buffer has by default
+MESSAGE_LIMIT = 32 << 20  # bytes of one message; a step of 8,192 tokens has 40 kB
+HEARTBEAT_SECONDS = 5.0
+KEEPALIVE_SECONDS = 5
+ANSWER_SECONDS = 15  # that a heartbeat may take to be answered, however rare heartbeats are
+HEARTBEATS_MISSED = 3  # then the publisher is gone, or the way to it; libzmq answers by itself, however busy the pod is
+_GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_WATCHED = _GONE | zmq.EVENT_HANDSHAKE_SUCCEEDED
+_READABLE = int(zmq.POLLIN)  # plain integers: with pyzmq's enums the test costs more than what it tests
+BATCH_LIMIT = 4096  # of one answer: what is not yet decoded must not fill the memory
+BYTE_LIMIT = 64 << 20
+ROUNDS_WITHOUT_PROGRESS = 2
+PATIENCE_LIMIT = 4  # times the default silence, for a publisher that is slow to answer
+YIELD_EVERY = 256  # messages, so that other streams are served meanwhile
+
 
 class SocketSignals:
     """Wakes one waiter when something may have come on any of these sockets. Close it before the sockets."""
@@ -58,26 +75,13 @@ class SocketSignals:
             # takes the signal back, or else the loop would spin until the socket is read
             socket.getsockopt(zmq.EVENTS)
         except zmq.ZMQError:
-            self._loop.remove_reader(descriptor)  # closed under us; the next read says so
+            self._loop.remove_reader(descriptor)  # closed meanwhile; the next read fails
         _wake(self._waiter)
 
 
 def _wake(waiter: "asyncio.Future[None] | None") -> None:
     if waiter is not None and not waiter.done():
         waiter.set_result(None)
-
-
-RECEIVE_LIMIT = 64  # batches handed over at once
-DRAIN_LIMIT = 1024  # messages looked at in one go, malformed ones included
-QUEUE_LIMIT = 10_000  # batches that may wait unread, as many as a publisher's replay buffer has by default
-MESSAGE_LIMIT = 32 << 20  # bytes of one message; a step of 8,192 tokens has 40 kB
-HEARTBEAT_SECONDS = 5.0
-KEEPALIVE_SECONDS = 5
-ANSWER_SECONDS = 15  # that a heartbeat may take to be answered, however rare heartbeats are
-HEARTBEATS_MISSED = 3  # then the publisher is gone, or the way to it; libzmq answers by itself, however busy the pod is
-_GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-_WATCHED = _GONE | zmq.EVENT_HANDSHAKE_SUCCEEDED
-_READABLE = int(zmq.POLLIN)  # plain integers: with pyzmq's enums the test costs more than what it tests
 
 
 class ZmqLiveEvents:
@@ -103,7 +107,7 @@ class ZmqLiveEvents:
         self._is_interrupted = False
 
     async def connect(self) -> None:
-        """See `ports.LiveEvents`."""
+        """See `catch_up.LiveEvents`."""
         self.close()
         self._socket = socket = self._context.socket(zmq.SUB)
         socket.linger = 0
@@ -111,7 +115,7 @@ class ZmqLiveEvents:
         socket.maxmsgsize = MESSAGE_LIMIT
         socket.ipv6 = True
         socket.reconnect_ivl = -1  # see the module's docstring
-        # a peer that vanished without a word (power, network) leaves a connection that looks merely quiet; the kernel
+        # a peer that vanished silently (power, network) leaves a connection that looks merely quiet; the kernel
         # asks for it at no cost of ours, and heartbeats ask the process behind any proxy in between
         socket.tcp_keepalive = 1
         socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = KEEPALIVE_SECONDS
@@ -132,7 +136,7 @@ class ZmqLiveEvents:
             raise FeedLostError(f"events at {self._address}: {str(error) or 'no connection in time'}") from error
 
     async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
-        """See `ports.LiveEvents`."""
+        """See `catch_up.LiveEvents`."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_seconds
         self._is_interrupted = False
@@ -150,17 +154,17 @@ class ZmqLiveEvents:
                 await asyncio.sleep(0)  # more has come already, so nothing would be signalled
 
     def interrupt(self) -> None:
-        """See `ports.LiveEvents`."""
+        """See `catch_up.LiveEvents`."""
         self._is_interrupted = True
         if self._signals is not None:
             self._signals.wake()
 
     def check(self) -> None:
-        """See `ports.LiveEvents`."""
+        """See `catch_up.LiveEvents`."""
         self._shook_hands()
 
     def close(self) -> None:
-        """See `ports.LiveEvents`."""
+        """See `catch_up.LiveEvents`."""
         if self._signals is not None:
             self._signals.close()
             self._signals = None
@@ -205,13 +209,6 @@ def _is_readable(socket: "zmq.Socket[bytes]") -> bool:
     return bool(events & _READABLE)
 
 
-BATCH_LIMIT = 4096  # of one answer: what is not yet decoded must not fill the memory
-BYTE_LIMIT = 64 << 20
-ROUNDS_WITHOUT_PROGRESS = 2
-PATIENCE_LIMIT = 4  # times the default silence, for a publisher that is slow to answer
-YIELD_EVERY = 256  # messages, so that other streams are served meanwhile
-
-
 class History:
     """What came through of one replay, in whatever order and however often; holds no sockets.
 
@@ -237,7 +234,7 @@ class History:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the publisher has said that this is all, and there is no hole in it."""
+        """Whether the publisher has sent the end marker, and there is no hole."""
         return self.ended and not self._behind
 
     def last_hole(self) -> int | None:
@@ -293,7 +290,7 @@ class ZmqReplaySource:
         self._patience = 1
 
     async def replay(self, start_seq: int) -> ReplayAnswer:
-        """See `ports.ReplaySource`; asks again for what was dropped, as long as each round brings something."""
+        """Return all batches from `start_seq` on; asks again for what was dropped while each round brings something."""
         history = History(start_seq)
         fruitless = 0
         while fruitless < ROUNDS_WITHOUT_PROGRESS and not history.is_full and not history.contradicts_itself:

@@ -30,7 +30,7 @@ class LiveEvents(Protocol):
     """A publisher's live socket."""
 
     async def connect(self) -> None:
-        """Connect anew, dropping what an earlier connection still held; raise FeedLostError."""
+        """Connect again, dropping what an earlier connection still held; raise FeedLostError."""
 
     async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
         """Return what has arrived, at most a few dozen batches; empty on timeout. Raise FeedLostError."""
@@ -139,14 +139,14 @@ class CatchUp:
             await self.give_up_before(seq, self.trouble or TRUNCATED)
 
     async def restart(self, sign: str) -> None:
-        """Void what another process has said, and begin anew."""
+        """Void what another process has published, and replay from the start."""
         log.warning("%s: the publisher has restarted (%s); its old blocks are void", self._stream.name, sign)
         await self._applier.begin_epoch()
         await self._on_epoch()
         await self.complete(probe=False)
 
     async def void(self, reason: str) -> None:
-        """Void what we cannot vouch for: the publisher may be another process."""
+        """Void what may be another process's: the publisher cannot be identified."""
         log.warning("%s may be another process than before (%s); its old blocks are void", self._stream.name, reason)
         await self._applier.begin_epoch(degraded=reason)
 

@@ -95,13 +95,13 @@ class StreamFollower:
             policy=policy,
             on_epoch=self._restrain_restarts,
         )
-        self._said: _Shown | None = None  # in the log and to telemetry
+        self._said: _Shown | None = None  # in the log and the telemetry
         self._recorded: _Shown | None = None  # in the index; None: unknown
         self._delay = policy.retry_seconds
         self._restarts, self._gaps = (self._restraint(free) for free in (policy.free_restarts, policy.free_gaps))
         self._started_at: float | None = None  # of the process whose blocks the index has
-        self._seen_started_at: float | None = None  # as it says now
-        self._asked_started_at: float | None = None  # as it said before the replay
+        self._seen_started_at: float | None = None  # as it is now
+        self._asked_started_at: float | None = None  # as it was before the replay
         self._heal_at = self._orphans_at = 0.0
         self._heal_delay, self._orphan_delay = policy.heal_seconds, policy.orphan_seconds
         self._orphans = 0
@@ -205,15 +205,12 @@ class StreamFollower:
         return is_ours
 
     async def _check_step(self) -> None:
-        if self._is_as_registered():
+        if self._is_ours(self._registered(self._idle_seconds())):
             return  # thousands of quiet streams are read at once, not one by one
         is_in_step = await self._applier.is_in_step()
         self._note_recorded()
         if not is_in_step:
             await self._catch_up.complete(probe=True)
-
-    def _is_as_registered(self) -> bool:
-        return self._is_ours(self._registered(self._idle_seconds()))
 
     def _is_ours(self, record: StreamRecord | None) -> bool:
         position = self._applier.position

@@ -7,7 +7,7 @@ format for the hot paths; this is a second reading of `docs/redis.md`.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvmesh.blocks.block_keys import KEY_BYTES
@@ -23,6 +23,22 @@ BITMAP = b"B"
 FIXED_KEYS = frozenset(
     PREFIX + name for name in (b"registry", b"slots", b"streams", b"heartbeat", b"indexers", b"findings")
 )
+KINDS = {
+    "extra": "a block key names a source that does not hold the block: requests are sent there in vain",
+    "missing": "a source holds a block whose key does not name it: a hit is lost",
+    "leftover": "a block key names a slot that no source has: the sweep has left something behind",
+    "holders": "a block key's value cannot be read, or is not in its one form",
+    "entry": "an entry of a source cannot be read",
+    "orphan-slot": "a slot holds blocks and is in no record: an idle sweep removes it within a minute",
+    "unnamed-slot": "a live slot that its stream does not name: nobody will remove its blocks",
+    "wrong-slot": "a stream names a slot that is not its own, is being swept, or does not exist",
+    "stream": "a stream's record is missing, or is not registered",
+    "counter": "a counter is behind what it has given out: an epoch or a fence could come twice",
+    "type": "a key is of another type than ours",
+    "foreign": "a key under our prefix that we do not write",
+    "unreadable": "a record that readers do not believe",
+    "unchecked": "more suspects than are looked at again: most are differences, or the index changes very fast",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,24 +98,6 @@ def read_held(field: bytes, value: bytes) -> HeldBlock:
     return HeldBlock(block_key=key, in_first_group=len(field) == HASH_BYTES, fault=fault)
 
 
-KINDS = {
-    "extra": "a block key names a source that does not hold the block: requests are sent there in vain",
-    "missing": "a source holds a block whose key does not name it: a hit is lost",
-    "leftover": "a block key names a slot that no source has: the sweep has left something behind",
-    "holders": "a block key's value cannot be read, or is not in its one form",
-    "entry": "an entry of a source cannot be read",
-    "orphan-slot": "a slot holds blocks and is in no record: an idle sweep removes it within a minute",
-    "unnamed-slot": "a live slot that its stream does not name: nobody will remove its blocks",
-    "wrong-slot": "a stream names a slot that is not its own, is being swept, or does not exist",
-    "stream": "a stream's record is missing, or is not registered",
-    "counter": "a counter is behind what it has given out: an epoch or a fence could come twice",
-    "type": "a key is of another type than ours",
-    "foreign": "a key under our prefix that we do not write",
-    "unreadable": "a record that readers do not believe",
-    "unchecked": "more suspects than are looked at again: most are differences, or the index changes very fast",
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Difference:
     """One thing that is not as it must be."""
@@ -117,16 +115,11 @@ class Differences:
     listed: list[Difference] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, difference: Difference) -> None:
+    def add(self, kind: str, where: str, detail: str = "") -> None:
         """Count one, and list it if there is room."""
-        self.counts[difference.kind] += 1
+        self.counts[kind] += 1
         if len(self.listed) < self.limit:
-            self.listed.append(difference)
-
-    def add_all(self, differences: Iterable[Difference]) -> None:
-        """Count several."""
-        for difference in differences:
-            self.add(difference)
+            self.listed.append(Difference(kind=kind, where=where, detail=detail))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

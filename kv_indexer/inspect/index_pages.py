@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kv_indexer.inspect.index_audit import KINDS
-from kv_indexer.inspect.inspect_index import Cleared, SizeReport, SlotSize, SourceLine, SourcesReport
+from kv_indexer.inspect.inspect_index import Cleared, SizeReport, SourceLine, SourcesReport
 from kv_indexer.inspect.verify_index import Audit
 from kvmesh.plain_text import cut_end, printable
 
@@ -68,7 +68,8 @@ def show_sizes(report: SizeReport, *, console: Console) -> None:
     table = _table("source", "tier", right=("slot", "blocks", "holders", "bytes", "a block", "formula"))
     for line in report.sources:
         cells = [_source(line.endpoint, line.dp_rank), line.tier, str(line.slot), f"{line.blocks:,}"]
-        cells += [f"{line.holders:.2f}", _bytes(line.bytes), _each(line), _bytes(line.formula_bytes)]
+        each = f"{line.bytes / line.blocks:.0f} B" if line.blocks else "-"
+        cells += [f"{line.holders:.2f}", _bytes(line.bytes), each, _bytes(line.formula_bytes)]
         table.add_row(*map(_text, cells))
     if report.sources:
         console.print(table)
@@ -116,7 +117,7 @@ def show_audit(audit: Audit, *, console: Console) -> None:
 
 
 def show_cleared(cleared: Sequence[Cleared], *, console: Console) -> None:
-    """Print which streams were begun anew."""
+    """Print which streams were cleared."""
     for one in cleared:
         what = f"{one.owner} replays it" if one.owner else "nobody follows it, so it stays empty"
         _say(console, [f"{one.stream}: its blocks are hidden, epoch {one.epoch} has begun; {what}"])
@@ -163,10 +164,6 @@ def _bytes(count: int) -> str:
     while value >= 1024 and unit < len(UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{value:.1f} {UNITS[unit]}" if unit else f"{count} B"
-
-
-def _each(line: SlotSize) -> str:
-    return f"{line.bytes / line.blocks:.0f} B" if line.blocks else "-"
 
 
 def _by_owner(lines: Iterable[SourceLine]) -> dict[str, list[str]]:

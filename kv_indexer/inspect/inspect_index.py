@@ -4,7 +4,7 @@ The field names of the reports are what `--json` prints and stay as they are. Al
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from kv_indexer.inspect.index_audit import BLOCKS, HELD, SlotOwner, read_holders, read_owner, slot_number
@@ -21,6 +21,8 @@ BITMAP_BYTES = 40
 # which is an object that Redis has anyway, and no allocator's rounding: on Redis 6.2, 7.0 and Valkey 9.1 the sum was
 # within a ninth of what Redis really used.
 BUCKET_BYTES = 12
+SAMPLED_BLOCKS = 200  # a source
+SAMPLED_FIELDS = 100  # of a source's hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,46 +81,114 @@ class SizeReport:
     redis_bytes: int  # what this Redis uses in all, for data of anyone
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A stream that is to be cleared."""
+
+    stream: str  # HOST:PORT#RANK
+    blocks: int
+    owner: str  # the indexer that will replay it; "": none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleared:
+    """A stream that was cleared."""
+
+    stream: str
+    epoch: int
+    owner: str
+
+
+async def inspect_sources(
+    index: RedisInspector,
+    *,
+    findings: Callable[[], Awaitable[Sequence[Finding]]],
+    interval_seconds: float,
+    wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> SourcesReport:
+    """Look twice, `interval_seconds` apart, to measure how fast events come; 0: once. Raise IndexUnavailableError."""
+    before, first_at = None, 0.0
+    if interval_seconds > 0:
+        first_at, before = await index.now(), await index.registry()
+        await wait(interval_seconds)
+    now, after = await index.now(), await index.registry()
+    return sources_report(before, after, seconds=now - first_at, now=now, findings=await findings())
+
+
 def sources_report(
     before: Registry | None, after: Registry, *, seconds: float, now: float, findings: Sequence[Finding]
 ) -> SourcesReport:
     """Return the state of every source; `before` was read `seconds` earlier, `now` is Redis' clock in unix seconds."""
-    counted = {} if before is None else {(stream.endpoint, stream.dp_rank): stream.events for stream in before.streams}
-    lines = [
-        _source_line(source, events_before=counted.get((source.endpoint, source.dp_rank)), seconds=seconds, now=now)
-        for source in after.sources()
-    ]
+    counted = {(stream.endpoint, stream.dp_rank): stream.events for stream in before.streams} if before else {}
+
+    def line(source: SourceStatus) -> SourceLine:
+        events_before = counted.get((source.endpoint, source.dp_rank))
+        rate = None
+        if events_before is not None and seconds > 0:
+            rate = round(max(source.events - events_before, 0) / seconds, 3)  # a dropped stream counts from 0 again
+        applied = source.applied_at > 0
+        lag = source.applied_at - source.last_batch_at if applied and source.last_batch_at > 0 else None
+        return SourceLine(
+            endpoint=source.endpoint,
+            dp_rank=source.dp_rank,
+            tier=source.tier,
+            slot=source.slot,
+            state=source.state.value,
+            reason=source.reason,
+            epoch=source.epoch,
+            last_seq=source.last_seq,
+            lag_seconds=None if lag is None else round(lag, 3),
+            idle_seconds=round(max(now - source.applied_at, 0.0), 3) if applied else None,
+            blocks=source.cached_blocks,
+            block_size=source.block_size,
+            events=source.events,
+            events_per_second=rate,
+            owner=source.owner,
+        )
+
     return SourcesReport(
-        sources=tuple(lines),
+        sources=tuple(map(line, after.sources())),
         indexer_alive=after.indexer_alive,
         findings=tuple(findings),
         unreadable=after.unreadable,
     )
 
 
-def _source_line(source: SourceStatus, *, events_before: int | None, seconds: float, now: float) -> SourceLine:
-    rate = None
-    if events_before is not None and seconds > 0:
-        rate = max(source.events - events_before, 0) / seconds  # a dropped stream counts from 0 again
-    applied = source.applied_at > 0
-    return SourceLine(
-        endpoint=source.endpoint,
-        dp_rank=source.dp_rank,
-        tier=source.tier,
-        slot=source.slot,
-        state=source.state.value,
-        reason=source.reason,
-        epoch=source.epoch,
-        last_seq=source.last_seq,
-        lag_seconds=round(source.applied_at - source.last_batch_at, 3)
-        if applied and source.last_batch_at > 0
-        else None,
-        idle_seconds=round(max(now - source.applied_at, 0.0), 3) if applied else None,
-        blocks=source.cached_blocks,
-        block_size=source.block_size,
-        events=source.events,
-        events_per_second=None if rate is None else round(rate, 3),
-        owner=source.owner,
+async def inspect_sizes(index: RedisInspector) -> SizeReport:
+    """Estimate what each source takes, from samples; the largest first. Raise IndexUnavailableError."""
+    held = await index.held_slots()
+    records = await index.slot_records()
+    sources = []
+    for text, record in records.items():
+        slot, owner = slot_number(text), read_owner(record)
+        if slot is not None and owner is not None and held.get(slot, 0) >= 0:
+            sources.append(await _slot_size(index, slot, owner, blocks=held.get(slot, 0)))
+    return SizeReport(
+        sources=tuple(sorted(sources, key=lambda source: (-source.bytes, source.slot))),
+        bytes=sum(source.bytes for source in sources),
+        formula_bytes=sum(source.formula_bytes for source in sources),
+        redis_bytes=await index.used_memory_bytes(),
+    )
+
+
+async def _slot_size(index: RedisInspector, slot: int, owner: SlotOwner, *, blocks: int) -> SlotSize:
+    (held_bytes,) = await index.sizes([HELD + b"%d" % slot], samples=SAMPLED_FIELDS)
+    names = [BLOCKS + key for key in await index.some_blocks(slot, count=SAMPLED_BLOCKS)] if blocks else []
+    pairs = zip(await index.sizes(names), await index.values(names), strict=True)
+    there = [(size, len(read_holders(value)[0])) for size, value in pairs if value is not None]
+    key_bytes, counts = [size for size, _ in there], [count for _, count in there]
+    measured, formula, holders = slot_bytes(blocks=blocks, held_bytes=held_bytes, key_bytes=key_bytes, holders=counts)
+    endpoint, _, rank = owner.stream.rpartition("#")
+    return SlotSize(
+        endpoint=endpoint,
+        dp_rank=int(rank),
+        tier=owner.tier,
+        slot=slot,
+        live=owner.live,
+        blocks=blocks,
+        holders=holders,
+        bytes=measured,
+        formula_bytes=formula,
     )
 
 
@@ -140,114 +210,23 @@ def slot_bytes(
     )
 
 
-def size_report(sources: Sequence[SlotSize], *, redis_bytes: int) -> SizeReport:
-    """Sum the sources up, the largest first."""
-    return SizeReport(
-        sources=tuple(sorted(sources, key=lambda source: (-source.bytes, source.slot))),
-        bytes=sum(source.bytes for source in sources),
-        formula_bytes=sum(source.formula_bytes for source in sources),
-        redis_bytes=redis_bytes,
-    )
-
-
-def streams_named(source: str, streams: Mapping[str, str]) -> list[str]:
-    """Return which of the streams (name -> endpoint) `HOST:PORT#RANK` or `HOST:PORT` means."""
-    return sorted(name for name, endpoint in streams.items() if source in {name, endpoint})
-
-
-SAMPLED_BLOCKS = 200  # a source
-SAMPLED_FIELDS = 100  # of a source's hash
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A stream that is to be cleared."""
-
-    stream: str  # HOST:PORT#RANK
-    blocks: int
-    owner: str  # the indexer that will replay it; "": none
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cleared:
-    """A stream that was begun anew."""
-
-    stream: str
-    epoch: int
-    owner: str
-
-
-async def inspect_sources(
-    index: RedisInspector,
-    *,
-    findings: Callable[[], Awaitable[Sequence[Finding]]],
-    interval_seconds: float,
-    wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> SourcesReport:
-    """Look twice, `interval_seconds` apart, to tell how fast events come; 0: once. Raise IndexUnavailableError."""
-    if interval_seconds <= 0:
-        return sources_report(
-            None, await index.registry(), seconds=0.0, now=await index.now(), findings=await findings()
-        )
-    first_at, before = await index.now(), await index.registry()
-    await wait(interval_seconds)
-    now, after = await index.now(), await index.registry()
-    return sources_report(before, after, seconds=now - first_at, now=now, findings=await findings())
-
-
-async def inspect_sizes(index: RedisInspector) -> SizeReport:
-    """Estimate what each source takes, from samples. Raise IndexUnavailableError."""
-    held = await index.held_slots()
-    records = await index.slot_records()
-    sources = []
-    for text, record in records.items():
-        slot, owner = slot_number(text), read_owner(record)
-        if slot is not None and owner is not None and held.get(slot, 0) >= 0:
-            sources.append(await _slot_size(index, slot, owner, blocks=held.get(slot, 0)))
-    return size_report(sources, redis_bytes=await index.used_memory_bytes())
-
-
-async def _slot_size(index: RedisInspector, slot: int, owner: SlotOwner, *, blocks: int) -> SlotSize:
-    (held_bytes,) = await index.sizes([HELD + b"%d" % slot], samples=SAMPLED_FIELDS)
-    names = [BLOCKS + key for key in await index.some_blocks(slot, count=SAMPLED_BLOCKS)] if blocks else []
-    pairs = zip(await index.sizes(names), await index.values(names), strict=True)
-    there = [(size, len(read_holders(value)[0])) for size, value in pairs if value is not None]
-    measured, formula, holders = slot_bytes(
-        blocks=blocks,
-        held_bytes=held_bytes,
-        key_bytes=[size for size, _ in there],
-        holders=[count for _, count in there],
-    )
-    endpoint, _, rank = owner.stream.rpartition("#")
-    return SlotSize(
-        endpoint=endpoint,
-        dp_rank=int(rank),
-        tier=owner.tier,
-        slot=slot,
-        live=owner.live,
-        blocks=blocks,
-        holders=holders,
-        bytes=measured,
-        formula_bytes=formula,
-    )
-
-
 async def find_targets(index: RedisInspector, source: str) -> list[Target]:
     """Return the streams that `HOST:PORT#RANK` or `HOST:PORT` means.
 
     Raise UnknownSourceError, which names those that there are, or IndexUnavailableError.
     """
     registry = await index.registry()
-    names = {f"{stream.endpoint}#{stream.dp_rank}": stream for stream in registry.streams}
-    found = streams_named(source, {name: stream.endpoint for name, stream in names.items()})
+    slots = registry.slots_by_stream()
+    streams = {record.stream.name: record for record in registry.streams}
+    found = [
+        Target(stream=name, blocks=sum(slot.blocks for slot in slots.get(record.stream, ())), owner=record.owner)
+        for name, record in sorted(streams.items())
+        if source in (name, record.endpoint)
+    ]
     if not found:
-        known = ", ".join(sorted(names)[:20]) or "none at all"
+        known = ", ".join(sorted(streams)[:20]) or "none at all"
         raise UnknownSourceError(f"the index knows no source {source!r}; it knows {known}")
-    blocks: dict[str, int] = {}
-    for slot in registry.slots:
-        name = f"{slot.endpoint}#{slot.dp_rank}"
-        blocks[name] = blocks.get(name, 0) + slot.blocks
-    return [Target(stream=name, blocks=blocks.get(name, 0), owner=names[name].owner) for name in found]
+    return found
 
 
 async def clear_sources(index: RedisInspector, targets: Sequence[Target]) -> list[Cleared]:

@@ -65,7 +65,7 @@ class RedisInspector:
         await self._redis.call("EXISTS", REGISTRY)  # in a Cluster: settles which node has our keys
         cursor: bytes = b"0"
         while True:
-            cursor, names = await self._redis.call("SCAN", cursor, "MATCH", _glob(PREFIX) + b"*", "COUNT", SLICE)
+            cursor, names = await self._redis.call("SCAN", cursor, "MATCH", PREFIX + b"*", "COUNT", SLICE)
             if names:
                 yield names
             if cursor == b"0":
@@ -137,7 +137,3 @@ def _text(value: bytes) -> str:
 
 def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
     return {_text(name): _text(value) for name, value in fields.items()}
-
-
-def _glob(text: bytes) -> bytes:
-    return b"".join(b"\\" + bytes([byte]) if byte in b"*?[]\\" else bytes([byte]) for byte in text)

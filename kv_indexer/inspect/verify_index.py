@@ -119,7 +119,8 @@ class IndexVerifier:
                 return
             await self._pause(PAUSE_SECONDS)
             lasting &= set(await self._judge_records())
-        self._differences.add_all(sorted(lasting))
+        for difference in sorted(lasting):
+            self._differences.add(difference.kind, difference.where, difference.detail)
 
     async def _judge_records(self) -> list[Difference]:
         streams = await self._index.stream_records()
@@ -179,7 +180,7 @@ class IndexVerifier:
                         self._held_blocks += 1
                         if entry.fault:
                             where = f"{self._label(slot)}, {field_name.hex()}"
-                            self._differences.add(Difference(kind="entry", where=where, detail=entry.fault))
+                            self._differences.add("entry", where, entry.fault)
                     seen.add(field_name)
                     if len(entry.block_key) == 8 and _part(entry.block_key, passes) == number:
                         before = backed.get(entry.block_key)
@@ -189,9 +190,7 @@ class IndexVerifier:
     def _compare_block(self, key: bytes, value: bytes, backed: frozenset[int], suspects: _Suspects) -> None:
         holders, fault = read_holders(value)
         if fault:
-            self._differences.add(
-                Difference(kind="holders", where=f"block {key.hex()}", detail=f"{fault}: {value[:40]!r}")
-            )
+            self._differences.add("holders", f"block {key.hex()}", f"{fault}: {value[:40]!r}")
         for slot in holders ^ backed:
             suspects.add((key, slot))
 
@@ -207,18 +206,14 @@ class IndexVerifier:
             if name.startswith(STREAM):
                 stream = str(name[len(STREAM) :], "utf-8", "backslashreplace")
                 if stream not in known and (await self._index.types([name])) != ["none"]:
-                    self._differences.add(
-                        Difference(kind="stream", where=stream, detail="has a record, but is not registered")
-                    )
+                    self._differences.add("stream", stream, "has a record, but is not registered")
             elif name not in FIXED_KEYS:
-                self._differences.add(Difference(kind="foreign", where=str(name[:80], "utf-8", "backslashreplace")))
+                self._differences.add("foreign", str(name[:80], "utf-8", "backslashreplace"))
 
     async def _judge_types(self, names: Sequence[bytes]) -> None:
         for name, kind in zip(names, await self._index.types(names), strict=True):
             if kind not in {"none", "string"}:
-                self._differences.add(
-                    Difference(kind="type", where=f"block {name[len(BLOCKS) :].hex()}", detail=f"a {kind}")
-                )
+                self._differences.add("type", f"block {name[len(BLOCKS) :].hex()}", f"a {kind}")
 
     async def _look_again(self, suspects: _Suspects) -> None:
         """Report those suspects that are certain; the index may have changed while it was read."""
@@ -232,9 +227,9 @@ class IndexVerifier:
                 used = slot in self._owners or slot in await self._index.held_slots()
                 kind = "extra" if used else "leftover"
                 for key in sorted(extra):
-                    self._differences.add(Difference(kind=kind, where=self._label(slot), detail=f"block {key.hex()}"))
+                    self._differences.add(kind, self._label(slot), f"block {key.hex()}")
         if suspects.surplus:
-            self._differences.add(Difference(kind="unchecked", where=f"{suspects.surplus} blocks"))
+            self._differences.add("unchecked", f"{suspects.surplus} blocks")
 
     async def _look_again_at(self, slot: int, keys: set[bytes]) -> set[bytes]:
         """Report what the slot holds and its key does not name; return what the key names and the slot does not hold.
@@ -282,7 +277,7 @@ class IndexVerifier:
             if slot in self._several_groups:
                 self._partial += 1
             else:
-                self._differences.add(Difference(kind="missing", where=self._label(slot), detail=f"block {key.hex()}"))
+                self._differences.add("missing", self._label(slot), f"block {key.hex()}")
         return keys - fields.keys()
 
     def _label(self, slot: int) -> str:

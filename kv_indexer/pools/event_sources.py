@@ -14,6 +14,7 @@ from kvmesh.pods.served_models import ModelCard, first_base_model, model_cards
 
 ANSWER_LIMIT_BYTES = 1 << 20
 MAX_RANKS = 1024
+QUESTIONS_AT_ONCE = 64  # when thousands of pods appear at once, the others wait before their deadlines begin
 
 
 class _Publisher(msgspec.Struct):
@@ -32,11 +33,7 @@ class EventSourceDirectory:
     """Knows where pods publish: from the settings, else from `GET /kv_event_sources` (vLLM >= 0.31)."""
 
     def __init__(
-        self,
-        *,
-        pages: PodPages,
-        configured: Mapping[str, tuple[EventAddresses, ...]],
-        timeout_seconds: float = 2.0,
+        self, *, pages: PodPages, configured: Mapping[str, tuple[EventAddresses, ...]], timeout_seconds: float = 2.0
     ) -> None:
         self._pages = pages
         self._configured = configured
@@ -104,13 +101,7 @@ def _rank(name: str) -> int:
 def _addresses(publisher: _Publisher | None, host: str) -> EventAddresses | None:
     if publisher is None or not publisher.enable_kv_cache_events or publisher.publisher not in (None, "zmq"):
         return None
-    replay = publisher.replay_endpoint
-    return EventAddresses(
-        events=reachable(publisher.endpoint, host=host), replay=reachable(replay, host=host) if replay else None
-    )
-
-
-QUESTIONS_AT_ONCE = 64  # when thousands of pods appear at once, the others wait before their deadlines begin
+    return reachable(publisher.endpoint, publisher.replay_endpoint, host=host)
 
 
 class MemberDirectory:

@@ -65,7 +65,7 @@ class StreamFinder:
         """
         self.answers: dict[str, PodAnswer] = {}
         self.waiting = dict.fromkeys(endpoints, NOT_ASKED)  # endpoints of which nothing is known yet -> why
-        self._streams: Mapping[Stream, EventAddresses] | None = None  # of the answers; None: to be made anew
+        self._streams: Mapping[Stream, EventAddresses] | None = None  # of the answers; None: to be computed again
         self._model = model
         self._telemetry = telemetry
         self._is_lost = is_lost
@@ -74,7 +74,7 @@ class StreamFinder:
         self._sleep = sleep
         self._clock = clock
         self._slowdown = slowdown
-        self._trouble: dict[str, str] = {}  # endpoint -> what was said last
+        self._trouble: dict[str, str] = {}  # endpoint -> what was logged last
         self._shown_lost: set[str] = set()  # endpoints without any stream to be shown lost under a name of its own
 
     @property
@@ -100,7 +100,7 @@ class StreamFinder:
             await self._sleep(self._well_seconds(same) if is_well else self._lost_seconds())
 
     def _well_seconds(self, same: int) -> float:
-        """Ask of many pods the more rarely, the more often they have said the same."""
+        """Return how long to wait for a pod that is well: with many pods, longer after each equal answer."""
         slowdown = self._slowdown()
         return self._policy.well_seconds * slowdown * min(float(1 << min(same, DOUBLINGS)), slowdown)
 

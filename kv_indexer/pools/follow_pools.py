@@ -1,7 +1,7 @@
 """Keeps the indexer in step with the pools: which pods to ask, which to scrape, which endpoints to answer for.
 
 A pod is asked from the moment it is ready (before that nothing listens there) until it has left its pool. A pod that
-moves to another pool is asked anew, and its follower is restarted with the answer (`share_streams`).
+moves to another pool is asked again, and its follower is restarted with the answer (`share_streams`).
 """
 
 import asyncio
@@ -55,6 +55,7 @@ class PoolFollower:
         self.members: dict[str, Member] = {}  # by address; changes in place, so that others may look at it
         self.known = Membership()
         self.is_known = False  # a first answer has come: until then nothing may be dropped from the index
+        self.asked: set[str] = set()  # the endpoints that have been ready once
         self._source = source
         self._finder = finder
         self._scrape = scrape
@@ -62,16 +63,10 @@ class PoolFollower:
         self._forget = forget
         self._resolver = PoolResolver()
         self._problems: tuple[DocumentProblem, ...] = ()
-        self._asked: set[str] = set()
         self._pools: tuple[Pool, ...] = ()  # as given last
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._directory: MemberDirectory | None = None
-
-    @property
-    def asked(self) -> Collection[str]:
-        """The endpoints that have been ready once."""
-        return self._asked
 
     def slowdown(self) -> float:
         """Return by what to multiply the time between two looks at one pod."""
@@ -97,7 +92,7 @@ class PoolFollower:
         self._tasks[endpoint] = self._group.create_task(watch, name=f"find-{endpoint}")
 
     def end(self, endpoint: str) -> None:
-        """Ask no more, and forget what it said."""
+        """Ask no more, and forget its answer."""
         self._stop(endpoint)
         self._finder.forget(endpoint)
 
@@ -118,7 +113,7 @@ class PoolFollower:
         changed = [
             address
             for address, member in now.members.items()
-            if address in self._asked and is_other_feed(self.members[address], member)
+            if address in self.asked and is_other_feed(self.members[address], member)
         ]
         self.members.update(now.members)
         for address in gone:
@@ -127,16 +122,16 @@ class PoolFollower:
         if gone or not self.is_known or len(before.members) != len(now.members):
             self._answer_for(now.members.keys())
         self.is_known = True
-        for address in self._asked.intersection(gone):
-            self._asked.remove(address)
+        for address in self.asked.intersection(gone):
+            self.asked.remove(address)
             self.end(address)
         if gone:
             self._forget(gone)
         for address in changed:
             self.begin(address)
         for address, member in now.members.items():
-            if member.endpoint.ready and address not in self._asked:
-                self._asked.add(address)
+            if member.endpoint.ready and address not in self.asked:
+                self.asked.add(address)
                 self._scrape(address)
                 self.begin(address)
 

@@ -86,7 +86,7 @@ def own_rank(ranks: Mapping[int, EventAddresses], member: Member) -> Mapping[int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodAnswer:
-    """What a pod last said about where it publishes."""
+    """A pod's last answer about where it publishes."""
 
     asked_at: float  # monotonic seconds
     ranks: Mapping[int, EventAddresses]  # empty: it publishes nothing

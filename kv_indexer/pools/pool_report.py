@@ -9,7 +9,7 @@ from kvmesh.blocks.source import Registry, SourceState, Stream
 from kvmesh.documents.documents import DocumentProblem
 from kvmesh.documents.pools import Pool, PoolEndpoint
 
-NOT_FOLLOWED = "not-followed"  # the state of a stream that no indexer follows, as far as the registry tells
+NOT_FOLLOWED = "not-followed"  # the state of a stream that no indexer follows, by the registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,9 +70,8 @@ class RedisLeaseBook:
         self._beats += 1
         now, names, others = await self._beat()
         known = frozenset(names)
-        plan = LeasePlan(
-            me=self._indexer, records=self._records.read(others) | {self._indexer: _own(asked, now)}, now_ms=now
-        )
+        own = IndexerRecord(until_ms=now + 1, endpoints=asked.listed, streams=frozenset(asked.streams))
+        plan = LeasePlan(me=self._indexer, records=self._records.read(others) | {self._indexer: own}, now_ms=now)
         foreign = sorted(known - asked.streams.keys())
         await self._settle([(BURY, name) for name in plan.unlisted(foreign)])
         await self._settle([(ADOPT, name) for name in asked.names if name not in known])
@@ -178,10 +177,6 @@ def _asked(endpoints: frozenset[str], candidates: AbstractSet[Stream]) -> _Asked
         endpoints_json=msgspec.json.encode(sorted(listed)),
         names_json=msgspec.json.encode([each.name for each in candidates]),
     )
-
-
-def _own(asked: _Asked, now: float) -> IndexerRecord:
-    return IndexerRecord(until_ms=now + 1, endpoints=asked.listed, streams=frozenset(asked.streams))
 
 
 class _Said(msgspec.Struct):

@@ -70,7 +70,7 @@ class StreamSharer:
 
         `clock` gives monotonic seconds as in the answers.
         """
-        self.trouble = "not asked yet"  # why the leases do not stand, or ""
+        self.trouble = "not asked yet"  # why the leases could not be renewed, or ""
         self._leases = leases
         self._answers = answers
         self._streams = streams

@@ -113,7 +113,7 @@ class PrometheusTelemetry:
     def findings(
         self, standing: Collection[Finding], *, appeared: Collection[Finding], endpoints: Collection[str]
     ) -> None:
-        """See `ports.FindingDisplay`. A gauge of 0 means that the endpoint is watched, and well."""
+        """See `ports.IndexerTelemetry`. A gauge of 0 tells that the endpoint is watched, and well."""
         self._departed.difference_update(endpoints)
         found: dict[str, set[str]] = {}
         for finding in standing:

@@ -17,6 +17,8 @@ from kvmesh.blocks.findings import Finding, FindingReason
 from kvmesh.blocks.source import SourceState
 from kvmesh.pods.pod_report import EngineCounters, PodReport, is_restart, least_new_blocks
 
+BLOCK_SIZE_CHANGED = "block-size-changed"  # the applier's reason for stores of another size within one epoch
+
 
 class Silence:
     """Events are due and do not come."""
@@ -132,9 +134,6 @@ def _remedy(facts: StreamFacts) -> str:
         f"check that it runs with {config}, that its events address (--event-sources, or GET /kv_event_sources) is its "
         "own, can be reached from here, and is published by that process"
     )
-
-
-BLOCK_SIZE_CHANGED = "block-size-changed"  # the applier's reason for stores of another size within one epoch
 
 
 class StreamRules:

@@ -27,7 +27,7 @@ class _Target:
     endpoint: str
     report: PodReport | None = None
     scrapes: int = 0  # that have come to an end, well or not
-    is_ill: bool = False  # and that was said
+    is_ill: bool = False  # and that was logged
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one scrape at a time
     task: asyncio.Task[None] | None = None
 
@@ -89,7 +89,7 @@ class PodMetrics:
         """Ask when the pod's process started, in its own unix seconds; None if it does not say in time."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                # asked anew each time: an older report could vouch for a process that has died since
+                # asked again each time: an older report may be of a process that has died since
                 report = await self.fresh(endpoint, max_age_seconds=0)
         except TimeoutError:
             return None

@@ -1,6 +1,6 @@
 """What has happened on one stream lately, and the facts that the rules look at. Pure: time is an argument."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvmesh.blocks.findings import FindingReason
@@ -9,6 +9,10 @@ from kvmesh.pods.pod_report import EngineCounters, PodReport
 
 MAX_REASONS = 32  # remembered by name; more come from no version that we know
 OTHER = "other"
+RECENT_SECONDS = 300.0  # "the last minutes"
+ASSUMED_BLOCK_SIZE = 128  # of a pod that does not say; few have larger ones
+NAMED_REASONS = 3  # in one message
+JUDGED = (SourceState.LIVE, SourceState.DEGRADED)  # in other states the index is not expected to know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +44,8 @@ class Spells:
         """Return the spells that have not ended, most frequent first."""
         if not self._spells:
             return {}  # nearly always, and of thousands of streams
-        return dict(sorted(self._still(now), key=lambda item: (-item[1].count, item[0])))
-
-    def _still(self, now: float) -> Iterator[tuple[str, Spell]]:
-        return ((reason, spell) for reason, spell in self._spells.items() if now - spell.last_at <= self._pause_seconds)
-
-
-RECENT_SECONDS = 300.0  # "the last minutes"
+        still = [item for item in self._spells.items() if now - item[1].last_at <= self._pause_seconds]
+        return dict(sorted(still, key=lambda item: (-item[1].count, item[0])))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,11 +70,6 @@ class StreamActivity:
         if state is not self.state:
             self.state_since = now
         self.state, self.state_reason = state, reason
-
-
-ASSUMED_BLOCK_SIZE = 128  # of a pod that does not say; few have larger ones
-NAMED_REASONS = 3  # in one message
-JUDGED = (SourceState.LIVE, SourceState.DEGRADED)  # in other states the index is not expected to know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,9 +26,21 @@ LEAST_PAUSE_SECONDS = 0.004
 NAMED_RECORDS = 5  # unreadable records that one log line names
 CHECKED_AT_ONCE = 250  # streams whose records are compared without a pause; under a millisecond
 
-RecordCheck = Callable[
-    [StreamRecord | None, float], bool
-]  # the record of a stream, and when it was asked for -> is it as expected?
+EVICTION_LOOK_SECONDS = 30.0
+EVICTION_RETRY_SECONDS = 1.0
+NO_EVICTION = "noeviction"
+# https://redis.io/docs/latest/develop/reference/eviction/
+EVICTION_POLICIES = frozenset(
+    {
+        NO_EVICTION,
+        *(f"{keys}-{how}" for keys in ("allkeys", "volatile") for how in ("lru", "lfu", "random")),
+        "volatile-ttl",
+    }
+)
+UNKNOWN_POLICY = "unknown"
+
+# the record of a stream, and when it was asked for -> is it as expected?
+RecordCheck = Callable[[StreamRecord | None, float], bool]
 
 
 class IndexWatch:
@@ -134,31 +146,21 @@ class IndexWatch:
             log.info("all records in Redis can be read again")
 
 
-LOOK_SECONDS = 30.0
-RETRY_SECONDS = 1.0
-GOOD = "noeviction"
-# https://redis.io/docs/latest/develop/reference/eviction/
-KNOWN = frozenset(
-    {GOOD, *(f"{keys}-{how}" for keys in ("allkeys", "volatile") for how in ("lru", "lfu", "random")), "volatile-ttl"}
-)
-UNKNOWN = "unknown"
-
-
 def eviction_policy(info: str) -> str:
     """Return the policy in the answer to INFO memory; a strange one is `unknown`, so that a metric stays small."""
     lines = dict(line.partition(":")[::2] for line in info.splitlines())
-    policy = lines.get("maxmemory_policy", UNKNOWN)
-    return policy if policy in KNOWN else UNKNOWN
+    policy = lines.get("maxmemory_policy", UNKNOWN_POLICY)
+    return policy if policy in EVICTION_POLICIES else UNKNOWN_POLICY
 
 
 class EvictionWatch:
-    """Warns once of a policy that is not `noeviction`, and says when it has been mended. Raise RedisUrlError."""
+    """Warns once of a policy that is not `noeviction`, and logs when it is again. Raise RedisUrlError."""
 
     def __init__(self, *, url: RedisAccess | str, show: Callable[[str], None], timeout_seconds: float = 2.0) -> None:
         """Take `show` to call with the policy at every look, or with `unknown`."""
         self._redis = RedisCalls(url=url, timeout_seconds=timeout_seconds, reads_only=True)
         self._show = show
-        self._said = GOOD
+        self._said = NO_EVICTION
 
     async def look(self) -> float:
         """Look once; return the seconds until the next time. Raises nothing that a Redis can cause."""
@@ -166,13 +168,13 @@ class EvictionWatch:
             info = await self._redis.call("INFO", "memory")
         except IndexUnavailableError as error:
             log.debug("the eviction policy cannot be read: %s", error)
-            self._show(UNKNOWN)
-            return RETRY_SECONDS
+            self._show(UNKNOWN_POLICY)
+            return EVICTION_RETRY_SECONDS
         policy = eviction_policy(info.decode("utf-8", "replace") if isinstance(info, bytes) else "")
         self._show(policy)
         if policy != self._said:
             self._say(policy)
-        return LOOK_SECONDS
+        return EVICTION_LOOK_SECONDS
 
     async def close(self) -> None:
         """Close the connection."""
@@ -180,14 +182,14 @@ class EvictionWatch:
 
     def _say(self, policy: str) -> None:
         self._said = policy
-        if policy == GOOD:
+        if policy == NO_EVICTION:
             log.info("Redis evicts no keys any more")
-        elif policy == UNKNOWN:
-            log.warning("Redis does not tell its eviction policy; see that it is %s", GOOD)
+        elif policy == UNKNOWN_POLICY:
+            log.warning("Redis does not tell its eviction policy; see that it is %s", NO_EVICTION)
         else:
             log.warning(
                 "Redis evicts keys when its memory is full (maxmemory-policy %s), which would make the index wrong: "
                 "CONFIG SET maxmemory-policy %s, and give it enough memory (docs/redis.md says how much)",
                 policy,
-                GOOD,
+                NO_EVICTION,
             )

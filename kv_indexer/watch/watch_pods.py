@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 RARER_LOOKS = 2.5  # times, in large fleets: then there are still two looks to a scrape
-LONGEST_LOOK_SECONDS = 25.0  # or else findings that stand would be void in Redis (after 30 s) between two looks
+LONGEST_LOOK_SECONDS = 25.0  # longer, and current findings would be void in Redis (after 30 s) between two looks
 JUDGED_AT_ONCE = 250  # streams; some milliseconds, in which no event is applied
 SHARE_SECONDS = 5.0  # between two times that findings are confirmed in Redis
 
-# what stands, what has healed -> what any indexer stands by; raises IndexUnavailableError
+# current, healed findings -> those that any indexer has confirmed; raises IndexUnavailableError
 ShareFindings = Callable[[Collection[Finding], Collection[Finding]], Awaitable[tuple[Finding, ...]]]
 Subject = tuple[str, int | None]  # endpoint, rank; None: a pod of which no stream is known, or not of all its engines
 
@@ -84,7 +84,7 @@ class PodWatch:
 
     @property
     def current(self) -> tuple[Finding, ...]:
-        """What this indexer has found."""
+        """The current findings of this indexer."""
         return self._book.current
 
     async def look(self) -> float:
@@ -148,7 +148,7 @@ class PodWatch:
         )
 
     def _counters(self, stream: Stream, report: PodReport | None) -> EngineCounters | None:
-        """Return the counters of the engine behind a stream; None where they cannot be told apart."""
+        """Return the counters of the engine behind a stream; None where they cannot be distinguished."""
         engines = report.engines if report and report.engines else {}
         if len(engines) == 1 and len(self._ranks(stream.endpoint)) == 1:
             return next(iter(engines.values()))  # whatever either calls it

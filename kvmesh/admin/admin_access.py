@@ -17,6 +17,10 @@ WHAT_TO_DO = (
     "start it with --admin-token-file FILE (clients: --token-file), or with --admin-tls-cert, --admin-tls-key and "
     "--admin-client-ca (clients: --cert, --key); bound to loopback (--host 127.0.0.1) it needs neither"
 )
+TRIES_AT_ONCE = 10  # different wrong tokens of one address
+SECONDS_A_TRY = 6.0  # until one of them is forgotten
+REMEMBERED_ADDRESSES = 1024  # remembered; beyond, the one that failed longest ago is forgotten
+IPV6_NETWORK_BITS = 64  # what one machine usually has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,12 +173,6 @@ def _is_cross_site(request: PageRequest) -> bool:
         return True
 
 
-AT_ONCE = 10  # different wrong tokens of one address
-SECONDS_EACH = 6.0  # until one of them is forgotten
-ADDRESSES = 1024  # remembered; beyond, the one that failed longest ago is forgotten
-IPV6_NETWORK_BITS = 64  # what one machine usually has
-
-
 @dataclass(slots=True, kw_only=True)
 class _Tries:
     count: float
@@ -196,7 +194,7 @@ class FailedTokens:
         tries = self._tries.get(_network(address))
         if tries is None:
             return 0
-        return max(0, ceil((self._left(tries, now=now) - AT_ONCE + 1) * SECONDS_EACH))
+        return max(0, ceil((self._left(tries, now=now) - TRIES_AT_ONCE + 1) * SECONDS_A_TRY))
 
     def failed(self, address: str, digest: bytes, *, now: float) -> bool:
         """Note a wrong token, by its digest; tell whether it counts.
@@ -208,18 +206,18 @@ class FailedTokens:
         tries = self._tries.pop(network, None)
         if tries is None:
             tries = _Tries(count=0.0, at=now, last=())
-            while len(self._tries) >= ADDRESSES:
+            while len(self._tries) >= REMEMBERED_ADDRESSES:
                 self._tries.popitem(last=False)
         self._tries[network] = tries
         counts = digest not in tries.last
         tries.count = self._left(tries, now=now) + counts
         tries.at = now
-        tries.last = (*(each for each in tries.last if each != digest), digest)[-AT_ONCE:]
+        tries.last = (*(each for each in tries.last if each != digest), digest)[-TRIES_AT_ONCE:]
         return counts
 
     @staticmethod
     def _left(tries: _Tries, *, now: float) -> float:
-        return max(0.0, tries.count - (now - tries.at) / SECONDS_EACH)
+        return max(0.0, tries.count - (now - tries.at) / SECONDS_A_TRY)
 
 
 def _network(address: str) -> str:

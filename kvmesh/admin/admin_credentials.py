@@ -17,6 +17,9 @@ from kvmesh.errors import SettingError
 log = logging.getLogger(__name__)
 
 Stamp = tuple[tuple[int, ...], ...]
+MIN_BYTES = 16
+MAX_TOKENS = 16
+MAX_FILE_BYTES = 65536
 
 
 class AdminTls:
@@ -31,7 +34,7 @@ class AdminTls:
         self.context.sni_callback = self._begin
 
     def _begin(self, connection: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext) -> None:
-        """Give a connection what the files say now; OpenSSL asks for every hello, with a name or without."""
+        """Give a connection the context of the files as they are now; OpenSSL calls this for every hello."""
         stamp = self._look()
         if stamp != self._stamp:
             self._stamp = stamp
@@ -91,11 +94,6 @@ def _fault(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
-MIN_BYTES = 16
-MAX_TOKENS = 16
-MAX_FILE_BYTES = 65536
-
-
 def read_tokens(path: Path) -> tuple[str, ...]:
     """Return the tokens of a file, one a line. Raise SettingError saying what is wrong with it, but not what it says.
 
@@ -124,7 +122,7 @@ def read_tokens(path: Path) -> tuple[str, ...]:
 
 
 def token_digest(token: str) -> bytes:
-    """Return what stands for a token in memory."""
+    """Return the digest that is kept in memory for a token."""
     return sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 

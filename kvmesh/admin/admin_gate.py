@@ -48,6 +48,7 @@ HEADERS: Mapping[str, str] = {
 _ANSWERING = web.RequestKey("kvmesh.answering", bool)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_server_log = logging.getLogger(f"{__name__}.server")
 
 
 def server_options() -> dict[str, Any]:
@@ -67,7 +68,6 @@ class _NoRequests(logging.Filter):
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
-_server_log = logging.getLogger(f"{__name__}.server")
 _server_log.addFilter(_NoRequests())
 
 

@@ -1,6 +1,6 @@
-"""What a client of the admin pages shows: a token, a certificate.
+"""What a client of the admin pages sends: a token, a certificate.
 
-Both go to the address that the user named and nowhere else: send requests with `allow_redirects=False`.
+Both go only to the address that the user named: send requests with `allow_redirects=False`.
 """
 
 import ssl
@@ -14,7 +14,7 @@ from kvmesh.settings import setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminLogin:
-    """Files, read anew whenever they are asked for."""
+    """Files, read again at every use."""
 
     token_file: Path | None = setting(None, "File with the token for the admin pages; its first line counts.")
     ca_file: Path | None = setting(

@@ -23,12 +23,12 @@ KEY_BYTES = 8
 TOKEN_BYTES = 4
 FEW_BLOCKS = 64  # that are cut by a layout made before: 2 kB each
 
-# block size -> what enters each full block's key beside its tokens (see `blocks.extra_keys`); None: nothing anywhere
+# block size -> what enters each full block's key beside its tokens (see `fold_features`); None: nothing anywhere
 BlockExtras = Callable[[int], Sequence[bytes | None] | None]
 
 
 def root_key(*, hash_seed: str, model: str, lora: str | None = None, cache_salt: str | None = None) -> bytes:
-    """Return the 8 bytes that stand before the first block of a prompt.
+    """Return the 8 bytes that precede the first block of a prompt.
 
     vLLM folds `cache_salt` into block 0 alone, which changes the whole chain; here it is part of the root, to the same
     effect. `None` and "" differ for no field: vLLM refuses an empty salt, and an empty adapter name means none.
@@ -41,17 +41,13 @@ def root_key(*, hash_seed: str, model: str, lora: str | None = None, cache_salt:
 
 
 def block_keys(
-    tokens: bytes | memoryview,
-    *,
-    block_size: int,
-    parent: bytes,
-    extra: Sequence[bytes | None] | None = None,
+    tokens: bytes | memoryview, *, block_size: int, parent: bytes, extra: Sequence[bytes | None] | None = None
 ) -> bytes:
     """Chain full blocks into keys: `key[i] = xxh3_64(key[i-1] + tokens of block i [+ extra[i]])`, `key[-1] = parent`.
 
     `tokens` is a buffer of little-endian uint32, `block_size` counts tokens, `parent` is a root or the key of the block
     before. The result is the concatenation of 8-byte keys; a trailing partial block has none. `extra` has one entry a
-    full block (see `blocks.extra_keys`). Raise ValueError for a block size below 1 or an `extra` that is too short.
+    full block (see `fold_features`). Raise ValueError for a block size below 1 or an `extra` that is too short.
     """
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1 token, not {block_size}")
@@ -83,7 +79,7 @@ def split_keys(packed: bytes) -> tuple[bytes, ...]:
 
 
 class UnknownExtraKeyError(ValueError):
-    """An entry of a kind that we cannot fold; indexing the block as plain would be a lie."""
+    """An entry of a kind that we cannot fold; indexing the block as plain would be wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +95,7 @@ def separate_extra_keys(
 ) -> ExtraKeys:
     """Strip the adapter, take the salt out of the first block, fold the rest.
 
-    Nothing tells an adapter from a salt but the event's `lora_name` (vllm#44701): a bare string in first place is the
+    Only the event's `lora_name` distinguishes an adapter from a salt (vllm#44701): a bare string in first place is the
     adapter if and only if `lora_name` equals it, and the last bare string left in a prompt's first block is the salt.
     So ("X",) is a salt, ("X",) with lora_name X is the adapter, ("X", "X") with it is both, each with a root key of its
     own. Up to vLLM 0.30 the engine's own hash of the first two is the same, so that it may serve one from the other's

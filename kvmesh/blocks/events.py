@@ -12,6 +12,10 @@ import msgspec
 
 from kvmesh.blocks.block_keys import TOKEN_BYTES
 
+DENSE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+SPARSE = "sparse"  # our own name: the publisher named no kind, but left blocks out
+MAX_GROUP = 255  # it is one byte in Redis
+
 
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive blocks of one chain became resident."""
@@ -44,7 +48,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, kw_only=True):
-    """The publisher's cache was reset; which of its pools is not said."""
+    """The publisher's cache was reset; which of its pools is not given."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
@@ -57,11 +61,6 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...]
     data_parallel_rank: int | None = None
     skipped: Mapping[str, int] = {}  # reason -> events of this batch that could not be read
-
-
-DENSE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-SPARSE = "sparse"  # our own name: the publisher named no kind, but left blocks out
-MAX_GROUP = 255  # it is one byte in Redis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ TIER_WEIGHTS: Mapping[str, float] = {
     "FS": 0.5,
     "OBJ": 0.4,
 }
+TIERS = frozenset(TIER_WEIGHTS)
 
 
 def tier_weight(tier: str) -> float:
@@ -32,9 +33,6 @@ def tier_weight(tier: str) -> float:
 def weighted_blocks(blocks: Mapping[str, int]) -> float:
     """Sum tier -> blocks up as GPU blocks."""
     return sum(tier_weight(tier) * count for tier, count in blocks.items())
-
-
-TIERS = frozenset({"GPU", "CPU", "STORAGE", "FS", "OBJ", "CPU_TIER1", "CPU_TIER2"})
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,12 +56,16 @@ class EventAddresses:
     replay: str | None = None
 
 
-def reachable(address: str, *, host: str) -> str:
-    """Replace a wildcard, which says where the pod listens, by the host that we reach the pod at."""
-    for wildcard in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:", "tcp://:::"):
-        if address.startswith(wildcard):
-            return f"tcp://{host}:{address[len(wildcard) :]}"
-    return address
+def reachable(events: str, replay: str | None, *, host: str) -> EventAddresses:
+    """Return addresses as a pod gives them, with wildcards replaced by the `host` that we reach the pod at."""
+
+    def at_host(address: str) -> str:
+        for wildcard in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:", "tcp://:::"):
+            if address.startswith(wildcard):
+                return f"tcp://{host}:{address[len(wildcard) :]}"
+        return address
+
+    return EventAddresses(events=at_host(events), replay=at_host(replay) if replay else None)
 
 
 class StreamPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +78,7 @@ class StreamPosition(msgspec.Struct, frozen=True, kw_only=True):
     degraded: str = ""  # why this epoch is not exact, or ""
     block_sizes: Mapping[str, int] = {}  # tier -> tokens a block
     groups: Mapping[int, CacheGroup] = {}  # KV cache groups, as far as stores have described them
-    started_at: float | None = None  # the publisher's process, in its unix seconds; None if it never said
+    started_at: float | None = None  # the publisher's process, in its unix seconds; None if unknown
     state: SourceState | None = None  # as it is recorded; None if that cannot be read
     reason: str = ""  # of the state
     namespace: str = ""  # what its block keys begin with, in hex; "" if the stream belongs to no pool
@@ -152,7 +156,7 @@ class EndpointCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexStatus:
-    """How the index stands, as pages show it."""
+    """The state of the index, as pages show it."""
 
     sources: tuple[SourceStatus, ...]
     indexer_alive: bool  # an indexer has written its heartbeat within the last seconds
@@ -196,7 +200,16 @@ class Registry:
         lines: dict[str, list[SourceStatus]] = {}
         for line in self.sources():
             lines.setdefault(line.endpoint, []).append(line)
-        return {endpoint: _sum(of_endpoint) for endpoint, of_endpoint in lines.items()}
+        found = {}
+        for endpoint, of_endpoint in lines.items():
+            worst = min(of_endpoint, key=lambda line: _WORST_FIRST.index(line.state))
+            found[endpoint] = EndpointCache(
+                cached_blocks=sum(line.cached_blocks for line in of_endpoint),
+                block_size=min((line.block_size for line in of_endpoint if line.block_size), default=None),
+                state=worst.state,
+                reason=worst.reason,
+            )
+        return found
 
 
 def _line(stream: StreamRecord, slot: SlotRecord | None) -> SourceStatus:
@@ -215,14 +228,4 @@ def _line(stream: StreamRecord, slot: SlotRecord | None) -> SourceStatus:
         owner=stream.owner,
         applied_at=stream.applied_at,
         events=stream.events,
-    )
-
-
-def _sum(lines: list[SourceStatus]) -> EndpointCache:
-    worst = min(lines, key=lambda line: _WORST_FIRST.index(line.state))
-    return EndpointCache(
-        cached_blocks=sum(line.cached_blocks for line in lines),
-        block_size=min((line.block_size for line in lines if line.block_size), default=None),
-        state=worst.state,
-        reason=worst.reason,
     )

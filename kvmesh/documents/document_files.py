@@ -76,7 +76,7 @@ def read_documents(text: bytes) -> tuple[Document, ...]:
 
 
 def all_documents(text: bytes) -> list[dict[str, Any]]:
-    """Return every document of a file as it stands there, lists unpacked; each has apiVersion, kind and a name."""
+    """Return every document of a file as it is written, lists unpacked; each has apiVersion, kind and a name."""
     if len(text) > MAX_BYTES:
         raise DocumentFileError(f"is {len(text)} bytes long; at most {MAX_BYTES} are read")
     try:

@@ -18,6 +18,10 @@ _METADATA = (
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # the whole document once more
 OWN_GROUP = "kvmesh.io"
 INFERENCE_GROUP = "inference.networking.k8s.io"
+_EXTENSION, _LLM_D, _GATEWAY = "inference.networking.x-k8s.io", "llm-d.ai", "gateway.networking.k8s.io"
+_ALPHA, _ALPHA2 = "v1alpha1", "v1alpha2"
+# Nothing may start without these: what is not read yet would look like pods that have gone, or lifted policies.
+ESSENTIAL = frozenset({"Pod", "Service", "InferencePool", "InferencePolicy"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,7 @@ class DocumentKind:
 
     @property
     def api_version(self) -> str:
-        """Return `group/version`, as it stands in documents."""
+        """Return `group/version`, as in documents."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
@@ -107,8 +111,6 @@ POOL_KINDS: tuple[DocumentKind, ...] = (
     DocumentKind(group="", version="v1", kind="Service", plural="services", labels={POOL_LABEL: "true"}, keep=_spec),
     DocumentKind(group=INFERENCE_GROUP, version="v1", kind="InferencePool", plural="inferencepools", keep=_spec),
 )
-_EXTENSION, _LLM_D, _GATEWAY = "inference.networking.x-k8s.io", "llm-d.ai", "gateway.networking.k8s.io"
-_ALPHA, _ALPHA2 = "v1alpha1", "v1alpha2"
 MESH_KINDS: tuple[DocumentKind, ...] = (
     *POOL_KINDS,
     DocumentKind(
@@ -125,8 +127,6 @@ MESH_KINDS: tuple[DocumentKind, ...] = (
     DocumentKind(group=_GATEWAY, version="v1", kind="HTTPRoute", plural="httproutes", keep=_route),
     DocumentKind(group=_GATEWAY, version="v1", kind="Gateway", plural="gateways", keep=_spec),
 )
-# Nothing may start without these: what is not read yet would look like pods that have gone, or lifted policies.
-ESSENTIAL = frozenset({"Pod", "Service", "InferencePool", "InferencePolicy"})
 
 
 def kind_of(document: Document) -> DocumentKind | None:

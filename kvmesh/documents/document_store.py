@@ -5,10 +5,13 @@ A document that has not changed stays the same object, and so does the tuple of 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kvmesh.documents.documents import Document, DocumentKey, DocumentProblem, Snapshot, document_key
+
+log = logging.getLogger(__name__)
+INTERVAL_SECONDS = 0.25
 
 
 @dataclass(slots=True)
@@ -60,24 +63,17 @@ class DocumentStore:
         self, *, synced: bool, problems: tuple[DocumentProblem, ...] = (), missing_kinds: frozenset[str] = frozenset()
     ) -> Snapshot:
         """Return everything as it is now."""
+        for kind, documents in self._documents.items():
+            if kind not in self._sorted:
+                order = sorted(documents, key=lambda key: (key.namespace, key.name, key.group))
+                self._sorted[kind] = tuple(documents[key] for key in order)
         return Snapshot(
-            documents=self._by_kind(),
+            documents=dict(self._sorted),
             synced=synced,
             problems=problems,
             source=self.source,
             missing_kinds=missing_kinds,
         )
-
-    def _by_kind(self) -> Mapping[str, tuple[Document, ...]]:
-        for kind, documents in self._documents.items():
-            if kind not in self._sorted:
-                order = sorted(documents, key=lambda key: (key.namespace, key.name, key.group))
-                self._sorted[kind] = tuple(documents[key] for key in order)
-        return dict(self._sorted)
-
-
-log = logging.getLogger(__name__)
-INTERVAL_SECONDS = 0.25
 
 
 class SnapshotPublisher:

@@ -12,6 +12,7 @@ from kvmesh.errors import KvIndexerError
 
 Document = Mapping[str, Any]
 """One object as the API's JSON: apiVersion, kind, metadata, spec, status. Readers never change it."""
+OUR_CONDITIONS = frozenset({"Accepted", "Conflicted", "Overridden", "Warning"})
 
 
 class DocumentKey(NamedTuple):
@@ -90,9 +91,6 @@ class ClusterAccess:
 
     kubeconfig: Path | None = None  # None: $KUBECONFIG, else the pod's service account, else ~/.kube/config
     service_account: Path | None = None  # folder with token, ca.crt, namespace; None: where Kubernetes mounts it
-
-
-OUR_CONDITIONS = frozenset({"Accepted", "Conflicted", "Overridden", "Warning"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,24 +30,19 @@ REQUEST_SECONDS = 15.0  # for anything that is no watch
 _RENEW_SECONDS = 10.0  # a connection pool lives at least that long
 _WATCH_PACE_SECONDS = 1.0  # between two watches of the same thing: some proxies end each at once
 
-# called when the watch that the current task asks for is granted; lightkube tells of its first event only
+# called when the watch that the current task asks for is granted; lightkube reports only its first event
 watch_granted: ContextVar[Callable[[], None] | None] = ContextVar("watch_granted", default=None)
 
 
 class Connection:
-    """The client, made anew when it may be the reason why nothing works: certificates and kubeconfigs change."""
+    """The client, replaced when it may be the reason of failures: certificates and kubeconfigs change."""
 
     def __init__(self, access: ClusterAccess) -> None:
         """Read the configuration. Raises KubernetesConfigError."""
         self._access = access
-        self._client = _open(access)
+        self.client = _open(access)  # for the next request
         self._before: AsyncClient | None = None
         self._opened_at = time.monotonic()
-
-    @property
-    def client(self) -> AsyncClient:
-        """Return the client to use for the next request."""
-        return self._client
 
     async def renew(self) -> None:
         """Read the configuration again and use a new client; the one before the last is closed."""
@@ -55,13 +50,13 @@ class Connection:
             return
         self._opened_at = time.monotonic()
         client = await asyncio.to_thread(_open, self._access)
-        before, self._before, self._client = self._before, self._client, client
+        before, self._before, self.client = self._before, self.client, client
         if before is not None:
             await before.close()
 
     async def close(self) -> None:
         """Close all connections."""
-        for client in (self._before, self._client):
+        for client in (self._before, self.client):
             if client is not None:
                 await client.close()
 
@@ -147,13 +142,13 @@ def _transport(config: SingleConfig) -> httpx2.AsyncBaseTransport:
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     ]
-    # no limit of connections: each watch holds one for good, and the next request must not wait for it
+    # no limit of connections: each watch keeps one, and the next request must not wait for it
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=4)
     return _WatchTransport(httpx2.AsyncHTTPTransport(verify=verify, limits=limits, socket_options=keepalive))
 
 
 class _WatchTransport(httpx2.AsyncBaseTransport):
-    """Asks for bookmarks and tells of granted watches, as lightkube 1.0 does not; keeps its reconnecting slow."""
+    """Asks for bookmarks and reports granted watches, as lightkube 1.0 does not; slows down its reconnecting."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner

@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 PAGE_DOCUMENTS = 500
 LIST_SECONDS = 120.0  # all pages of one kind
 WATCH_SECONDS = 120  # after which the server ends a watch; lightkube opens the next one where it ended
-SILENCE_SECONDS = (
-    150.0  # without any event: the server may hang, so the watch is opened anew; bookmarks come every minute
-)
+# without any event: the server may hang, so the watch is opened again; bookmarks come every minute
+SILENCE_SECONDS = 150.0
 MISSING_SECONDS = 10.0  # between two looks for a kind that the API does not serve
 FIRST_PAUSE_SECONDS = 0.2
 LAST_PAUSE_SECONDS = 10.0
 _TRUST = 3  # failures in a row after which neither our connections nor our resource version is trusted any more
 _GONE = 410
+_PATIENCE = 5  # failures in a row after which the first snapshot no longer waits for a kind that is not essential
 
 
 class FeedState(Enum):
@@ -61,7 +61,9 @@ class DocumentFeed:
         self.state = FeedState.STARTING
         self.listed = False  # was read completely at least once
         self.failures = 0  # in a row
-        self._misses = 0  # of these, the last that were "no such kind": a server that starts says so of all but its own
+        self._misses = (
+            0  # of these, the last that were "no such kind": a starting server answers so for all but its own
+        )
         self.problem: DocumentProblem | None = None
         self._connection = connection
         self._resource = resource_class(kind)
@@ -208,9 +210,6 @@ def _labels(kind: DocumentKind) -> dict[str, Any] | None:
     return dict(kind.labels) if kind.labels else None
 
 
-_PATIENCE = 5  # failures in a row after which the first snapshot no longer waits for a kind that is not essential
-
-
 class KubernetesSource:
     """All documents of some kinds, of some namespaces or of the cluster. A `DocumentSource`."""
 
@@ -230,7 +229,7 @@ class KubernetesSource:
         self._chance = chance
         self._feeds: list[DocumentFeed] = []
         self._said: frozenset[DocumentProblem] = frozenset()
-        self._is_synced = False  # once so, for good: a kind that fails later must not hold the others up
+        self._is_synced = False  # once true, it stays so: a kind that fails later must not hold up the others
 
     async def run(self, on_change: Callable[[Snapshot], None]) -> None:
         """Follow the API until cancelled. Raises KubernetesConfigError at once where there is no configuration."""

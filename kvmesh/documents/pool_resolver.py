@@ -7,8 +7,8 @@ remembers what has not changed.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Generic, TypeVar
 
@@ -29,6 +29,7 @@ from kvmesh.documents.pools import (
 _TEMPLATE = re.compile(r"tcp://\{ip\}:(?P<port>[0-9]{1,5})")
 _ENDED = ("Succeeded", "Failed")  # phases: the address is free, or another pod's by now
 T = TypeVar("T")
+NAME_TAKEN = "an InferencePool of the same name is the pool; rename one of them, or take the label off the Service"
 _Label = tuple[str, str, str]  # namespace, name, value
 
 
@@ -39,7 +40,7 @@ class PodFacts:
     name: str  # "namespace/name"
     namespace: str
     labels: Mapping[str, str]
-    host: str  # as it stands before ":PORT", IPv6 bracketed; the node's own with hostNetwork
+    host: str  # as written before ":PORT", IPv6 bracketed; the node's own with hostNetwork
     ready: bool
     terminating: bool
     ports: Mapping[str, int]  # named container ports
@@ -101,16 +102,12 @@ def _container_ports(container: Mapping[str, Any], where: str) -> list[tuple[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """What a pool wants: which pods, at which ports."""
+    """What a pool's document declares: which pods, at which ports."""
 
-    name: str  # "namespace/name"
-    kind: str
+    pool: Pool  # without its endpoints
     namespace: str
     selector: Mapping[str, str]  # never empty
     ports: tuple[int | str, ...]  # numbers, or one name of a container port
-    model: str | None
-    labels: Mapping[str, str]
-    event_sources: EventTemplates | None
 
 
 def is_pool(document: Document) -> bool:
@@ -123,21 +120,21 @@ def is_pool(document: Document) -> bool:
     return texts_at(document, "metadata.labels").get(POOL_LABEL) == "true"
 
 
-def pool_spec(document: Document) -> PoolSpec:
-    """Read the document of a pool. Raises FieldError with the path of what is wrong."""
+def pool_spec(document: Document) -> PoolSpec | None:
+    """Read the document of a pool; None if it declares none. Raises FieldError with the path of what is wrong."""
+    if not is_pool(document):
+        return None
     key = document_key(document)
     selector, ports = _inference_pool(document) if key.kind == "InferencePool" else _service(document)
     annotations = texts_at(document, "metadata.annotations")
-    return PoolSpec(
+    pool = Pool(
         name=f"{key.namespace}/{key.name}",
         kind=key.kind,
-        namespace=key.namespace,
-        selector=selector,
-        ports=ports,
         model=annotations.get(MODEL_ANNOTATION) or None,
         labels=dict(texts_at(document, "metadata.labels")),
         event_sources=_event_templates(annotations),
     )
+    return PoolSpec(pool=pool, namespace=key.namespace, selector=selector, ports=ports)
 
 
 def _inference_pool(document: Document) -> tuple[Mapping[str, str], tuple[int | str, ...]]:
@@ -229,9 +226,14 @@ class PoolResolver:
 
     def resolve(self, documents: Mapping[str, tuple[Document, ...]]) -> ResolvedPools:
         """Resolve as `resolve_pools`; a pool that has not changed is the same object as last time."""
-        self._pods = {id(each): self._pods.get(id(each)) or _read_pod(each) for each in documents.get("Pod", ())}
-        declared = [*documents.get("InferencePool", ()), *documents.get("Service", ())]
-        self._specs = {id(each): self._specs.get(id(each)) or _read_pool(each) for each in declared}
+        self._pods = {
+            id(each): self._pods.get(id(each)) or _read(each, pod_facts, reason="pod-unreadable")
+            for each in documents.get("Pod", ())
+        }
+        self._specs = {
+            id(each): self._specs.get(id(each)) or _read(each, pool_spec, reason="pool-invalid")
+            for each in (*documents.get("InferencePool", ()), *documents.get("Service", ()))
+        }
         specs, problems = self._usable_specs()
         pods = _by_label(specs, self._usable_pods())
         pools: dict[str, Pool] = {}
@@ -240,7 +242,9 @@ class PoolResolver:
             pools[name] = made.pool
             problems += made.problems
         problems += [read.problem for read in self._pods.values() if read.problem is not None]
-        return ResolvedPools(pools=pools, problems=tuple(problems), imports=_imports(documents))
+        imports = [document_key(each) for each in documents.get("InferencePoolImport", ())]
+        names = tuple(sorted(f"{key.namespace}/{key.name}" for key in imports))
+        return ResolvedPools(pools=pools, problems=tuple(problems), imports=names)
 
     def _usable_pods(self) -> Iterable[PodFacts]:
         """Return what is known of each pod: what was last good of one whose document has gone bad."""
@@ -269,8 +273,9 @@ class PoolResolver:
             if spec is None:
                 continue
             good[where] = spec
-            if specs.setdefault(spec.name, spec) is not spec:  # InferencePools come first
-                problems.append(_name_taken(spec))
+            if specs.setdefault(spec.pool.name, spec) is not spec:  # InferencePools come first
+                where_taken = f"{spec.pool.kind} {spec.pool.name}"
+                problems.append(DocumentProblem(reason="pool-name-taken", where=where_taken, words=NAME_TAKEN))
         self._last_good = good
         return specs, problems
 
@@ -285,30 +290,12 @@ class _Made:
     problems: tuple[DocumentProblem, ...]
 
 
-def _read_pod(document: Document) -> _Read[PodFacts]:
+def _read(document: Document, read: Callable[[Document], T | None], *, reason: str) -> _Read[T]:
     try:
-        return _Read(document=document, value=pod_facts(document))
+        return _Read(document=document, value=read(document))
     except FieldError as error:
-        return _Read(document=document, value=None, problem=_problem("pod-unreadable", document, error))
-
-
-def _read_pool(document: Document) -> _Read[PoolSpec]:
-    try:
-        return _Read(document=document, value=pool_spec(document) if is_pool(document) else None)
-    except FieldError as error:
-        return _Read(document=document, value=None, problem=_problem("pool-invalid", document, error))
-
-
-def _problem(reason: str, document: Document, error: FieldError) -> DocumentProblem:
-    return DocumentProblem(reason=reason, where=str(document_key(document)), words=str(error))
-
-
-def _name_taken(spec: PoolSpec) -> DocumentProblem:
-    return DocumentProblem(
-        reason="pool-name-taken",
-        where=f"{spec.kind} {spec.name}",
-        words="an InferencePool of the same name is the pool; rename one of them, or take the label off the Service",
-    )
+        problem = DocumentProblem(reason=reason, where=str(document_key(document)), words=str(error))
+        return _Read(document=document, value=None, problem=problem)
 
 
 def _by_label(specs: Mapping[str, PoolSpec], pods: Iterable[PodFacts]) -> Mapping[_Label, list[PodFacts]]:
@@ -333,14 +320,7 @@ def _pool(spec: PoolSpec, pods: Mapping[_Label, list[PodFacts]], before: _Made |
         return before
     endpoints: dict[str, PoolEndpoint] = {}
     nameless = [pod.name for pod in taken if not _add_endpoints(endpoints, pod, spec.ports)]
-    pool = Pool(
-        name=spec.name,
-        kind=spec.kind,
-        endpoints=tuple(endpoints.values()),
-        model=spec.model,
-        labels=spec.labels,
-        event_sources=spec.event_sources,
-    )
+    pool = replace(spec.pool, endpoints=tuple(endpoints.values()))
     if before is not None and before.pool == pool:
         pool = before.pool
     return _Made(pool=pool, spec=spec, pods=taken, problems=_without_port(spec, nameless))
@@ -375,9 +355,4 @@ def _without_port(spec: PoolSpec, pods: Sequence[str]) -> tuple[DocumentProblem,
         return ()
     more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
     message = f"targetPort {spec.ports[0]!r} is no container port's name in pod {pods[0]}{more}: left out"
-    return (DocumentProblem(reason="port-name-unknown", where=f"{spec.kind} {spec.name}", words=message),)
-
-
-def _imports(documents: Mapping[str, tuple[Document, ...]]) -> tuple[str, ...]:
-    keys = [document_key(each) for each in documents.get("InferencePoolImport", ())]
-    return tuple(sorted(f"{key.namespace}/{key.name}" for key in keys))
+    return (DocumentProblem(reason="port-name-unknown", where=f"{spec.pool.kind} {spec.pool.name}", words=message),)

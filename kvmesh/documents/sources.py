@@ -38,7 +38,7 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class FileStamp(NamedTuple):
-    """What tells one state of a file from another."""
+    """What distinguishes one state of a file from another."""
 
     changed_at: int  # its own nanoseconds; never compared with a clock
     size: int

@@ -122,7 +122,8 @@ class LeaderElection:
         try:
             async with asyncio.timeout(_LEASE_REQUEST_SECONDS):
                 lease = await self._read()
-                spec = self._state.wish((lease or {}).get("spec"), now=time.monotonic(), wall_time=_wall_time())
+                wall_time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # MicroTime
+                spec = self._state.wish((lease or {}).get("spec"), now=time.monotonic(), wall_time=wall_time)
                 if spec is not None:
                     await self._write(lease, spec)
                     self._state.wrote(spec, began_at=began_at)
@@ -165,10 +166,6 @@ class LeaderElection:
                     await self._write(lease, {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1})
         except Exception as error:
             log.debug("the lease was not given back: %s", failure_of(error).message)
-
-
-def _wall_time() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # MicroTime
 
 
 class StatusWriter:

@@ -18,6 +18,11 @@ CHUNK_BLOCKS = 64  # shorter ones: more comparisons; longer ones: more blocks be
 LIMIT_BYTES = 32 << 20  # tokens and keys: some 7 million tokens at 16 a block
 ENTRY_BYTES = 400  # what Python needs for an entry besides
 SECOND_CHANCES = 64  # used chunks that are passed over to make room for a new one: a pause of 20 us at most
+FIRST_BATCH = 32  # blocks asked for of a prompt that we know nothing of
+GROWTH = 16  # each further batch is so many times as long
+LARGEST_BATCH = 2048  # Redis serves no other client meanwhile: some 0.7 ms
+REMEMBERED = 16_384  # checkpoints, a few a prompt: some 3 MB
+_CHECKPOINTS = (0, *(FIRST_BATCH << power for power in range(13)))
 
 
 class _Chunk:
@@ -42,14 +47,9 @@ class KnownBlockKeys:
 
     def __init__(self, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._held_bytes = 0
+        self.held_bytes = 0  # about how much memory is in use; never more than the limit
         # in order of arrival; a chunk that was used since is kept for another round, so that a use costs only a mark
         self._chunks: OrderedDict[bytes, _Chunk] = OrderedDict()
-
-    @property
-    def held_bytes(self) -> int:
-        """Return about how much memory is in use; never more than the limit."""
-        return self._held_bytes
 
     def keys(self, tokens: bytes, *, block_size: int, parent: bytes) -> bytes:
         """Return `block_keys(tokens, block_size=block_size, parent=parent)`."""
@@ -69,9 +69,9 @@ class KnownBlockKeys:
         if replaced is not None:
             self._drop(replaced)
         chunk = self._chunks[name] = _Chunk(tokens, keys)
-        self._held_bytes += _size(chunk)
+        self.held_bytes += _size(chunk)
         chances = SECOND_CHANCES
-        while self._held_bytes > self._limit_bytes:
+        while self.held_bytes > self._limit_bytes:
             name, oldest = self._chunks.popitem(last=False)
             if oldest.was_used and chances:
                 chances -= 1
@@ -82,7 +82,7 @@ class KnownBlockKeys:
         return chunk
 
     def _drop(self, chunk: _Chunk) -> None:
-        self._held_bytes -= _size(chunk)
+        self.held_bytes -= _size(chunk)
         chunk.forget()
 
 
@@ -175,13 +175,6 @@ class PromptKeys:
 
 def _size(chunk: _Chunk) -> int:
     return len(chunk.tokens) + len(chunk.keys) + ENTRY_BYTES
-
-
-FIRST_BATCH = 32  # blocks asked for of a prompt that we know nothing of
-GROWTH = 16  # each further batch is so many times as long
-LARGEST_BATCH = 2048  # Redis serves no other client meanwhile: some 0.7 ms
-REMEMBERED = 16_384  # checkpoints, a few a prompt: some 3 MB
-_CHECKPOINTS = (0, *(FIRST_BATCH << power for power in range(13)))
 
 
 class DepthHints:

@@ -127,7 +127,7 @@ class MemoryPrefixIndex:
         """Do nothing."""
 
     async def claim(self, stream: Stream) -> Claim:
-        """Take a stream for good, as a lease book does for two seconds; for tests and experiments."""
+        """Take a stream for ever, as a lease book does for two seconds; for tests and experiments."""
         return self.take(stream, owner="memory", until=FOR_GOOD)
 
     def register(self, stream: Stream) -> None:
@@ -265,7 +265,7 @@ class MemoryPrefixIndex:
         )
 
     def _mark(self, entry: _Entry, doubt: str) -> None:
-        """Say for good, or until the next epoch, that this one is not exact."""
+        """Mark this epoch as not exact, until the next one."""
         if doubt and not entry.position.degraded:
             entry.position = replace(entry.position, degraded=doubt)
             if entry.state is SourceState.LIVE:

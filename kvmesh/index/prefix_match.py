@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from kvmesh.blocks.index_changes import tier_weight, weighted_blocks
-from kvmesh.blocks.source import EndpointCache, Registry, SlotRecord, SourceState, Stream
+from kvmesh.blocks.source import EndpointCache, Registry, SourceState, Stream
 
 SLOT_DIGITS = 4  # of the greatest slot, 4095
 
@@ -74,10 +74,12 @@ def match_table(registry: Registry) -> MatchTable:
     lost = {record.stream for record in registry.streams if record.state is SourceState.LOST}
     masks: dict[int, dict[Stream, dict[str, int]]] = {}
     for slot in registry.slots:
-        if slot.stream in lost:
+        stream = slot.stream
+        if stream in lost:
             continue  # its later evictions are unknown; its blocks count again once it is followed
-        tiers = masks.setdefault(slot.block_size, {}).setdefault(slot.stream, {})
-        tiers[slot.tier] = tiers.get(slot.tier, 0) | _bit(slot, width=width)
+        tiers = masks.setdefault(slot.block_size, {}).setdefault(stream, {})
+        # bitmaps count from the most significant bit of the first byte, as SETBIT does
+        tiers[slot.tier] = tiers.get(slot.tier, 0) | 1 << (8 * width - 1 - slot.slot)
     endpoints = registry.endpoints()
     return MatchTable(
         registry=registry,
@@ -89,11 +91,6 @@ def match_table(registry: Registry) -> MatchTable:
         },
         width=width,
     )
-
-
-def _bit(slot: SlotRecord, *, width: int) -> int:
-    # bitmaps count from the most significant bit of the first byte, as SETBIT does
-    return 1 << (8 * width - 1 - slot.slot)
 
 
 def _stream_mask(endpoint: str, tiers: Mapping[str, int]) -> StreamMask:
@@ -192,11 +189,7 @@ def match_prompt(
 
 
 def prefix_lookup(
-    table: MatchTable,
-    walks: Mapping[int, PrefixWalk],
-    *,
-    keys: Mapping[int, bytes],
-    also: Sequence[Any] = (),
+    table: MatchTable, walks: Mapping[int, PrefixWalk], *, keys: Mapping[int, bytes], also: Sequence[Any] = ()
 ) -> PrefixLookup:
     """Combine the walks of all block sizes (`walks`: block size -> walk); most matched tokens win."""
     matched: dict[str, int] = {}

@@ -29,7 +29,7 @@ from kvmesh.index.prefix_match import (
 from kvmesh.index.tracking_link import TrackingLink
 from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.keys import pack_mget, parse_registry, parse_version
-from kvmesh.redis.link import RedisLink, pack
+from kvmesh.redis.link import RedisLink, mark_seen, pack
 from kvmesh.redis.protocol import RedisProtocol, array_of, run_id
 from kvmesh.redis.snapshot import ASK_VERSION, READ_AT_ONCE, read_snapshot
 
@@ -134,9 +134,9 @@ class PrefixIndexReader:
         # with thousands of streams it takes longer than a lookup may: later lookups find it done
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._refresh(), name="index-registry")
-            self._refreshing.add_done_callback(_mark_seen)
+            self._refreshing.add_done_callback(mark_seen)
         if table is not None and not has_failed and _is_large(table):
-            return table  # that its slots and states are as they were is compared in any case
+            return table  # whether its slots and states are as they were is compared in any case
         return await asyncio.shield(self._refreshing)
 
     async def _refresh(self) -> MatchTable:
@@ -190,7 +190,9 @@ class PrefixIndexReader:
                 break
         for search in searches:
             if search.walk.blocks:  # a cold prompt teaches nothing
-                self._learn_later(search)
+                if not self._learns:
+                    asyncio.get_running_loop().call_soon(self._learn)
+                self._learns.append(search)
         return True
 
     def _read(
@@ -211,13 +213,8 @@ class PrefixIndexReader:
             self._version_reply, self._version = before, parse_version(before)
         return self._version, runs
 
-    def _learn_later(self, search: "_Search") -> None:
-        """Learn how deep to ask for the next such prompt, once the caller of this lookup has gone on."""
-        if not self._learns:
-            asyncio.get_running_loop().call_soon(self._learn)
-        self._learns.append(search)
-
     def _learn(self) -> None:
+        """Learn how deep to ask for the next such prompts, once the callers of these lookups have gone on."""
         for search in self._learns:
             keys, matched = search.keys.reach(search.keys.blocks), search.walk.blocks
             self._hints.learn(keys, matched=matched)
@@ -304,12 +301,6 @@ class _PassedThrough:
 
 
 NOTHING_PASSED = _PassedThrough(b"", 0, None)
-
-
-def _mark_seen(task: "asyncio.Task[MatchTable]") -> None:
-    # a failure after all callers have given up is not to be logged as unhandled
-    if not task.cancelled():
-        task.exception()
 
 
 def _has_failed(task: "asyncio.Task[MatchTable] | None") -> bool:

@@ -1,4 +1,4 @@
-"""Client-side caching: keeps who holds the prefixes that come again and again, while Redis tells what changes.
+"""Client-side caching: keeps who holds recurring prefixes, while Redis reports what changes.
 
 RESP3 and CLIENT TRACKING, as in https://redis.io/docs/latest/develop/reference/client-side-caching/. The connection is
 one of its own: lookups neither wait for what is filled here nor read pushed messages, and where Redis does no tracking
@@ -31,6 +31,13 @@ NEW_AT_ONCE = 16  # chunks of a lookup that are begun with: each of them costs 2
 MOST_RUNS = 256  # of a prompt that are kept together; values that alternate would take memory by the square
 SECOND_CHANCES = 16  # used chunks that are passed over to make room for a new one
 NOTHING_KNOWN: tuple[Sequence[Run], int] = ((), 0)
+log = logging.getLogger(__name__)
+AT_ONCE = 8  # chunks an MGET: as many blocks as a lookup of 8,000 tokens
+ASK_SECONDS = 0.5
+# When Redis answers, it has reported every change before. After longer than this the connection may be dead.
+BELIEVED_SECONDS = 2.0
+RETRY_SECONDS = 5.0
+_GREETING = pack("INFO", "server") + pack("HELLO", 3) + pack("CLIENT", "TRACKING", "ON")
 
 
 class TrackedChunk:
@@ -173,17 +180,6 @@ class TrackedBlocks:
         self._dropped += 1
 
 
-log = logging.getLogger(__name__)
-
-AT_ONCE = 8  # chunks an MGET: as many blocks as a lookup of 8,000 tokens
-ASK_SECONDS = 0.5
-# When Redis answers, it has reported every change before. After longer than this the connection may be dead.
-BELIEVED_SECONDS = 2.0
-RETRY_SECONDS = 5.0
-
-_GREETING = pack("INFO", "server") + pack("HELLO", 3) + pack("CLIENT", "TRACKING", "ON")
-
-
 class TrackingLink:
     """Fills `TrackedBlocks` and keeps them true. Raise RedisUrlError."""
 
@@ -281,7 +277,7 @@ class TrackingLink:
             except IndexUnavailableError as error:
                 self._note_trouble(str(error))
             except Exception:
-                log.exception("what Redis said of known prefixes could not be read")
+                log.exception("what Redis reported of known prefixes could not be read")
                 self._note_trouble("a defect")
             self._forget()  # what was asked for, too
             if self._protocol is not None:

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from kvmesh.pods.http_response import HttpResponse, HttpResponseError, ResponseReader
 
 MAX_PAGE_BYTES = 4 << 20
+CONNECT_SECONDS = 2.0
 
 
 class PodHttp:
@@ -159,9 +160,6 @@ def _is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-CONNECT_SECONDS = 2.0
 
 
 class PodPages:

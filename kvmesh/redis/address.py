@@ -11,6 +11,9 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from kvmesh.errors import RedisUrlError
 from kvmesh.settings import setting
 
+SECURE = "rediss"  # each scheme but unix:// also with TLS
+KNOWN_SCHEMES = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// (rediss+… with TLS)"
+
 
 class RedisKind(Enum):
     """How the server is found that holds the index."""
@@ -33,8 +36,6 @@ _SCHEMES = {
     "redis+sentinel": _Scheme(RedisKind.SENTINEL, 26379, "redis+sentinel://10.0.0.5:26379,10.0.0.6:26379/mymaster/0"),
     "redis+cluster": _Scheme(RedisKind.CLUSTER, 6379, "redis+cluster://10.0.0.5:6379,10.0.0.6:6379"),
 }
-SECURE = "rediss"  # each scheme but unix:// also with TLS
-KNOWN_SCHEMES = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// (rediss+… with TLS)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ def password_warning(url: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAccess:
-    """How to reach Redis, as given. The files are read anew at every connection."""
+    """How to reach Redis, as given. The files are read again at every connection."""
 
     url: str = setting(
         "redis://127.0.0.1:6379/0",

@@ -29,6 +29,7 @@ _BLOCK_NAME = b"$%d\r\n%sb" % (len(PREFIX) + 1 + KEY_BYTES, PREFIX)
 _BLOCK_ARGUMENT = _BLOCK_NAME + bytes(KEY_BYTES) + b"\r\n"
 
 Record = TypeVar("Record")
+_groups_json = msgspec.json.Decoder(dict[int, CacheGroup])
 
 
 class _SlotJson(msgspec.Struct):
@@ -41,7 +42,6 @@ class _SlotJson(msgspec.Struct):
 
 
 _slot_json = msgspec.json.Decoder(_SlotJson)
-_groups_json = msgspec.json.Decoder(dict[int, CacheGroup])
 
 
 def pack_mget(keys: bytes) -> bytes:
@@ -250,7 +250,7 @@ def _parse_state(state: bytes, reason: bytes) -> tuple[SourceState, str]:
     try:
         return SourceState(str(state, "utf-8")), str(reason, "utf-8")
     except ValueError:
-        return SourceState.DEGRADED, UNKNOWN_STATE  # its blocks may well be true, but we cannot tell how far
+        return SourceState.DEGRADED, UNKNOWN_STATE  # its blocks may well be right, but how far is unknown
 
 
 def _finite(text: bytes) -> float:

@@ -21,7 +21,7 @@ from kvmesh.redis.keys import PREFIX
 from kvmesh.redis.protocol import Argument, Reaction, RedisProtocol, checked, explained, pack, reaction, refusal_word
 from kvmesh.redis.route import RedisRoute, read_secrets
 
-__all__ = ["Argument", "RedisLink", "Script", "checked", "pack", "ping"]
+__all__ = ["Argument", "RedisCalls", "RedisLink", "Script", "checked", "mark_seen", "pack", "ping"]
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class RedisLink:
             if pause > WORTH_WAITING_SECONDS:
                 raise IndexUnavailableError(self._trouble)
             self._connecting = asyncio.create_task(self._open(max(pause, 0.0)), name="redis-connect")
-            self._connecting.add_done_callback(_mark_seen)
+            self._connecting.add_done_callback(mark_seen)
         return await asyncio.shield(self._connecting)
 
     async def _open(self, pause_seconds: float) -> RedisProtocol:
@@ -260,8 +260,8 @@ async def ping(url: RedisAccess | str, *, timeout_seconds: float) -> None:
         await link.close()
 
 
-def _mark_seen(task: "asyncio.Task[RedisProtocol]") -> None:
-    # a failed attempt whose callers have all given up is not to be logged as unhandled
+def mark_seen(task: "asyncio.Task[Any]") -> None:
+    """Take note of a task's failure: if all its callers have given up, it is not to be logged as unhandled."""
     if not task.cancelled():
         task.exception()
 

@@ -17,18 +17,8 @@ from hiredis import PushNotification, ReplyError
 
 from kvmesh.errors import IndexUnavailableError
 
-LIMIT = 300  # characters of a reply that a message repeats
+SHOWN_LIMIT = 300  # characters of a reply that a message repeats
 _IN_SCRIPT = re.compile(r"-([A-Z]{3,}) ")
-
-
-class Reaction(Enum):
-    """What the link does with a connection that brought an error."""
-
-    STAY = "stay"
-    LEAVE = "leave"  # look for the right server anew
-    FOLLOW = "follow"  # the reply names the right server
-
-
 ADVICE = {
     "LOADING": "it reads its data from disk; it will answer when that is done",
     "OOM": "its memory is full: raise maxmemory (docs/redis.md says how much the index takes)",
@@ -54,6 +44,16 @@ _BY_TEXT = (
     ("DB index is out of range", "it has fewer databases"),
     ("unknown command", "it is an older Redis, a Sentinel, or a proxy that does not pass everything on"),
 )
+Argument = bytes | str | int | float
+MAX_PENDING = 10_000  # requests under way; more means that Redis does not answer
+
+
+class Reaction(Enum):
+    """What the link does with a connection that brought an error."""
+
+    STAY = "stay"
+    LEAVE = "leave"  # look for the right server again
+    FOLLOW = "follow"  # the reply names the right server
 
 
 def refusal_word(text: str) -> str:
@@ -66,7 +66,7 @@ def refusal_word(text: str) -> str:
 
 def explained(text: str) -> str:
     """Return the reply with what to do about it. Arguments that Redis repeats may be secrets and are cut off."""
-    shown = text.partition(", with args")[0][:LIMIT]
+    shown = text.partition(", with args")[0][:SHOWN_LIMIT]
     by_text = next((advice for part, advice in _BY_TEXT if part in text), "")
     advice = ADVICE.get(refusal_word(text), by_text)
     return f"{shown} ({advice})" if advice else shown
@@ -87,10 +87,6 @@ def reaction(text: str, *, in_cluster: bool) -> Reaction:
             return Reaction.LEAVE
         case _:
             return Reaction.STAY
-
-
-Argument = bytes | str | int | float
-MAX_PENDING = 10_000  # requests under way; more means that Redis does not answer
 
 
 def pack(*arguments: Argument) -> bytes:
@@ -217,7 +213,7 @@ class RedisProtocol(asyncio.Protocol):
             self._transport.abort()
 
     def retire(self, *, within_seconds: float) -> None:
-        """Close once what is under way has been answered, which may be what tells callers where to go."""
+        """Close once the requests under way have been answered; an answer may name the right server."""
         self._retired = True
         if self._pending:
             self._loop.call_later(within_seconds, self.abort)

@@ -65,7 +65,7 @@ class RedisRoute:
                 async with asyncio.timeout(NODE_SECONDS):
                     return await self._open_server(hint, secrets)
         failures: list[str] = []
-        for node in (await self._candidates(secrets))[:2]:
+        for node, _ in (await self._votes(secrets)).most_common(2):
             try:
                 async with asyncio.timeout(NODE_SECONDS):
                     return await self._open_server(node, secrets)
@@ -87,13 +87,10 @@ class RedisRoute:
         return node != self.node and count >= _majority(self._to_ask())
 
     def moved_to(self, error: str) -> RedisNode | None:
-        """Return the node that `MOVED SLOT HOST:PORT` names; without a host, the one that said so means its own."""
+        """Return the node that `MOVED SLOT HOST:PORT` names; without a host, the server that answered means itself."""
         host, _, port = error.rpartition(" ")[2].rpartition(":")
         host = host.strip("[]") or (self.node.host if self.node else "")
         return RedisNode(host=host, port=int(port)) if host and port.isdecimal() else None
-
-    async def _candidates(self, secrets: Secrets) -> list[RedisNode]:
-        return [node for node, _ in (await self._votes(secrets)).most_common()]
 
     def _to_ask(self) -> tuple[RedisNode, ...]:
         return tuple(dict.fromkeys((*self.address.nodes, *self._known)))
@@ -137,7 +134,9 @@ class RedisRoute:
         name = self.address.master_name
         login = [pack("AUTH", secrets.sentinel_password)] if secrets.sentinel_password else []
         where = f"Sentinel {node}"
-        answer = _all_checked(await self._exchange(protocol, where, *login, _ask_for(name)), where)[-1]
+        # https://redis.io/docs/latest/develop/reference/sentinel-clients/
+        question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
+        answer = _all_checked(await self._exchange(protocol, where, *login, question), where)[-1]
         if answer is None:
             raise IndexUnavailableError(f"Sentinel {node} knows no master called {name!r}")
         return RedisNode(host=answer[0].decode(), port=int(answer[1]))
@@ -230,11 +229,6 @@ def _all_checked(replies: Sequence[Any], where: str) -> list[Any]:
         return [checked(reply) for reply in replies]
     except IndexUnavailableError as error:
         raise IndexUnavailableError(f"{where}: {error}") from None
-
-
-def _ask_for(master_name: str) -> bytes:
-    # https://redis.io/docs/latest/develop/reference/sentinel-clients/
-    return pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", master_name)
 
 
 def _announced(entry: Sequence[Any], *, asked: RedisNode) -> RedisNode:
