@@ -19,6 +19,7 @@ import yaml
 
 from extproc.errors import ConfigError, KvmeshError
 from extproc.settings.config import yaml_mistake
+from kvmesh.errors import KvIndexerError, SettingError
 from kvmesh.logs import LOG_FORMAT, LOG_LEVEL, LogFormat, LogLevel, configure_logging, tell_crashes_so
 
 HELP = """Send LLM requests to the vLLM pod that already holds their prefix.
@@ -38,9 +39,9 @@ def main() -> None:
     tell_crashes_so()
     try:
         build()(prog_name="kvmesh")
-    except KvmeshError as error:
+    except (KvmeshError, KvIndexerError) as error:
         print(f"kvmesh: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        sys.exit(2 if isinstance(error, ConfigError | SettingError) else 1)
 
 
 def build() -> Any:
