@@ -65,7 +65,7 @@ class PickerService:
             return
         pool = PoolPicker(static_config(settings), self.parts)
         self.pools.adopt(pool)
-        self.pages = pool.pages
+        self.pages = PickerPages(pool)
         self.server = self._server(pool, of_route=None)
         self._observe(pool.telemetry.registry)
 
@@ -104,6 +104,7 @@ class PickerService:
 
     def _wants_change(self) -> None:
         if self.server is not None:
+            self.pages.reconfigure()
             self.server.want(further_headers=self._wanted_headers(), claims=self.pools.wanted_claims())
 
     def _wanted_headers(self) -> frozenset[str]:
@@ -113,7 +114,8 @@ class PickerService:
     async def _check_once(self) -> None:
         """Look for what is wrong though everything runs, once the pods have had time to start."""
         pool = self.pools.all[STATIC]
-        pool.pages.findings = await run_startup_checks(self.settings, tokenizers=pool.prompts.tokenizers)
+        assert isinstance(self.pages, PickerPages), "of the static pool"
+        self.pages.findings = await run_startup_checks(self.settings, tokenizers=pool.prompts.tokenizers)
 
 
 def static_config(settings: PickerSettings) -> PoolConfig:

@@ -67,6 +67,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def taken(self) -> tuple[StepKind, ...]:
         """Return what the load has taken from this very request."""
+        if self.measures is NO_MEASURES:  # nearly always
+            return ()
         named = not self.facts.headers.keys().isdisjoint(PREFILLER_HEADERS)
         kinds = took(self.measures, capped=self.sent.capped, model_changed=self.has_smaller_model)
         return tuple(kind for kind in kinds if named or kind is not StepKind.NO_REMOTE_PREFILL)
@@ -81,11 +83,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     def told(self) -> Mapping[str, str]:
         """Return what the response's headers tell the client of its quota and of what the load has taken."""
         told = self.verdict.headers if self.verdict is not None else NOTHING_TOLD
-        if self.measures is not NO_MEASURES:
-            kinds = self.taken
-            if kinds:
-                return {**told, DEGRADED_HEADER: words_of(kinds)}
-        return told
+        kinds = self.taken
+        return {**told, DEGRADED_HEADER: words_of(kinds)} if kinds else told
 
     @property
     def pool(self) -> str:

@@ -19,7 +19,6 @@ from extproc.errors import ConfigError, InternalPickError, NoReadyEndpointError,
 from extproc.ext_proc.call import OpenExchange
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
-from extproc.pages.admin_pages import RECENT_DECISIONS, PickerPages, record_of
 from extproc.pick import Picked
 from extproc.policy.pool_config import FAIL_OPEN, PoolConfig
 from extproc.policy.priority import PriorityPolicy
@@ -40,6 +39,7 @@ from extproc.responses.response_plan import ResponsePlan
 
 log = logging.getLogger(__name__)
 
+RECENT_DECISIONS = 200
 RECENT_DECISIONS_OF_A_POOL = 50  # there may be hundreds of pools
 FAILED_OPEN = "failed-open"  # an outcome: sent without a decision
 
@@ -67,9 +67,9 @@ class PoolPicker:
         self.endpoints, self.index, self.shared, self.quotas = works.endpoints, works.index, works.shared, works.quotas
         self.match_reporter, self.realised_reporter = works.match_reporter, works.realised_reporter
         self.prompts = self._prompt_source(self._models)
-        self._picker = endpoint_picker(works, config, parts, models=self._models, prompts=self.prompts)
+        self.picker = endpoint_picker(works, config, parts, models=self._models, prompts=self.prompts)
         self.admission = RequestAdmission(
-            picker=self._picker,
+            picker=self.picker,
             policy=config.policy.priorities,
             pressure=works.pressure,
             estimates=works.books.estimates,
@@ -80,19 +80,6 @@ class PoolPicker:
             others=parts.others,
             telemetry=works.overload,
             clock=time.monotonic,
-        )
-        self.pages = PickerPages(
-            picker=self._picker,
-            admission=self.admission,
-            degradation=works.degradation,
-            quotas=works.quotas,
-            books=works.books,
-            index=works.index,
-            endpoints=works.endpoints,
-            telemetry=works.telemetry,
-            recent=self.recent,
-            render=works.render,
-            prompts=self.prompts,
         )
 
     # --- ext_proc_call.Picks --------------------------------------------------------------------------------------
@@ -226,9 +213,8 @@ class PoolPicker:
             self.works.degradation.reconfigure(priorities)
             self.works.pressure.reconfigure(priorities)
         self.works.hot.reconfigure(policy.hotspot)
-        self._picker = replace(self._picker, policy=policy, models=self._models, prompts=self.prompts)
-        self.admission.reconfigure(self._picker, priorities)
-        self.pages.reconfigure(self._picker, self.prompts)
+        self.picker = replace(self.picker, policy=policy, models=self._models, prompts=self.prompts)
+        self.admission.reconfigure(self.picker, priorities)
 
     def _prompt_source(self, models: ModelTable) -> PromptTokenSource:
         served, parts = models.served, self._parts
@@ -329,7 +315,8 @@ class PoolPicker:
         if decision.degraded:
             self._parts.degradations.note(decision.degraded, now=now)
         self.books.remember(picked, label=label)
-        record = record_of(picked, facts, at=time.time())
+        asked = picked.prepared.asked
+        record = DecisionRecord(at=time.time(), facts=facts, model=asked.model, outcome=decision, asked=asked)
         self.recent.appendleft(record)
         if story is not None:
             story.decided(Fate.ROUTED, record, endpoint=decision.endpoints[0])

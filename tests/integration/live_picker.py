@@ -17,6 +17,7 @@ from extproc.ext_proc.call import OpenExchange
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.local.ports import pick_free_port
 from extproc.pages.admin_http import AdminServer
+from extproc.pages.admin_pages import PickerPages
 from extproc.pages.feed_http import LivePages
 from extproc.pages.live_feed import LiveFeed
 from extproc.policy.values import PickPolicy
@@ -89,6 +90,7 @@ class LivePicker:
     """A pool's picker that is looked at."""
 
     pool: PoolPicker
+    pages: PickerPages
     parts: PickerParts
     feed: LiveFeed
     admin: str
@@ -140,16 +142,17 @@ async def live_picker(
     )
     parts = PickerParts(settings)
     pool = PoolPicker(static_config(settings), parts)
-    feed = LiveFeed(pool.pages, watch=parts.watch, view=IndexView(url=redis_url))
+    pages = PickerPages(pool)
+    feed = LiveFeed(pages, watch=parts.watch, view=IndexView(url=redis_url))
     parts.watch.on_picked = feed.picked
-    server = AdminServer(pool.pages, max_body_bytes=1 << 20, live=LivePages(feed))
+    server = AdminServer(pages, max_body_bytes=1 << 20, live=LivePages(feed))
     port = pick_free_port(host=HOST, avoid=())
     await server.start(host=HOST, port=port)
     running = asyncio.create_task(feed.run(), name="live feed")
     connector = aiohttp.TCPConnector(limit=0)
     try:
         async with aiohttp.ClientSession(connector=connector) as http:
-            yield LivePicker(pool=pool, parts=parts, feed=feed, admin=f"http://{HOST}:{port}", http=http)
+            yield LivePicker(pool=pool, pages=pages, parts=parts, feed=feed, admin=f"http://{HOST}:{port}", http=http)
     finally:
         await server.stop()
         running.cancel()

@@ -6,6 +6,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -114,7 +115,7 @@ async def test_the_prefix_tree_names_the_pods_and_tiers_that_hold_it_and_no_text
 async def settled(picker: LivePicker) -> None:
     """Wait until what follows an answer is done: it comes in the next turns of the loop."""
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while len(picker.pool.recent) < 1 or not len(picker.pool.pages.prefixes.view(limit=1).edges):
+        while len(picker.pool.recent) < 1 or not len(picker.pages.prefixes.view(limit=1).edges):
             await asyncio.sleep(0)
 
 
@@ -135,9 +136,10 @@ async def test_a_policy_that_forbids_text_has_what_was_kept_forgotten_at_once(re
         (await picker.ask(PROMPT)).finish()
         await settled(picker)
 
-        picker.pool.pages.prefixes.reconfigure(shows_text=False)
+        picker.pool.apply(replace(picker.pool.config, policy=PickPolicy()))
+        picker.pages.reconfigure()
 
-        assert [edge.head for edge in picker.pool.pages.prefixes.view(limit=9).edges] == [b""]
+        assert [edge.head for edge in picker.pages.prefixes.view(limit=9).edges] == [b""]
         _, page = await picker.get("/v1/prefixes")
         assert [node["text"] for node in page["nodes"]] == [None]
 
@@ -393,16 +395,16 @@ async def test_a_failure_while_looking_harms_nobody_and_the_feed_goes_on(
 ) -> None:
     async with live_picker(redis_server.url) as picker, picker.watching() as stream:
         await stream.next("snapshot")
-        facts, failed = picker.pool.pages.facts, asyncio.Event()
+        facts, failed = picker.pages.facts, asyncio.Event()
 
         def broken(**_: object) -> None:
             failed.set()
             raise RuntimeError("a defect")
 
-        monkeypatch.setattr(picker.pool.pages, "facts", broken)
+        monkeypatch.setattr(picker.pages, "facts", broken)
         async with asyncio.timeout(DEADLINE_SECONDS):
             await failed.wait()
-        monkeypatch.setattr(picker.pool.pages, "facts", facts)
+        monkeypatch.setattr(picker.pages, "facts", facts)
 
         await stream.next("pods")
         assert [record.message for record in caplog.records if record.name == "extproc.pages.live_feed"] == [
