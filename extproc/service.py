@@ -15,10 +15,8 @@ from extproc.errors import ConfigError, first_error
 from extproc.ext_proc.call import OfRoute, Picks
 from extproc.ext_proc.grpc_server import ExtProcServer
 from extproc.pages.admin_http import AdminServer
-from extproc.pages.admin_pages import PickerPages
-from extproc.pages.feed_http import LivePages
+from extproc.pages.admin_pages import ExplainPolicies, PickerPages
 from extproc.pages.live_feed import LiveFeed
-from extproc.pages.pools_pages import PoolsPages
 from extproc.policy.pool_config import PoolConfig
 from extproc.pools.mesh import MeshFollower, mesh_policy
 from extproc.pools.mesh_sources import follow_source
@@ -51,7 +49,7 @@ class PickerService:
         self.pools = Pools(self.parts, changed=self._wants_change)
         self.server: ExtProcServer | None = None
         self.follower: MeshFollower | None = None
-        self.pages: PickerPages | PoolsPages
+        self.pages: PickerPages
         self.live: LiveFeed
 
     async def start(self) -> None:
@@ -59,15 +57,13 @@ class PickerService:
         settings = self.settings
         if settings.follows_mesh:
             self.follower = MeshFollower(mesh_policy(settings), self.pools)
-            self.pages = PoolsPages(self.pools, policies=self.follower.explain)
             self.server = self._server(self.pools, of_route=self.pools.of_route)
-            self._observe(self.pools.registry)
+            self._observe(self.pools.registry, policies=self.follower.explain)
             return
         pool = PoolPicker(static_config(settings), self.parts)
         self.pools.adopt(pool)
-        self.pages = PickerPages(pool)
         self.server = self._server(pool, of_route=None)
-        self._observe(pool.telemetry.registry)
+        self._observe(pool.telemetry.registry, policies=None)
 
     def background(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return what runs beside the requests, by name."""
@@ -80,14 +76,16 @@ class PickerService:
 
     async def close(self) -> None:
         """Let go of Redis, of the pods and of the tokenizers' thread."""
-        await self.live.close()
+        self.live.end_all()
+        await self.pages.close()
         await self.pools.close()
         await self.parts.close()
 
-    def _observe(self, registry: CollectorRegistry) -> None:
-        """Have requests shown to those who watch, and what is written of them counted."""
+    def _observe(self, registry: CollectorRegistry, *, policies: ExplainPolicies | None) -> None:
+        """Have requests shown on the pages, and what is written of them counted."""
         parts = self.parts
-        self.live = LiveFeed(self.pages, watch=parts.watch, view=IndexView(url=self.settings.redis_url))
+        self.pages = PickerPages(self.pools, view=IndexView(url=self.settings.redis_url), policies=policies)
+        self.live = LiveFeed(self.pages, watch=parts.watch)
         parts.watch.on_picked = self.live.picked
         targets = parts.records.buffers if parts.records is not None else ()
         registry.register(RecordTelemetry(targets=targets, traces=parts.tracing))
@@ -114,7 +112,6 @@ class PickerService:
     async def _check_once(self) -> None:
         """Look for what is wrong though everything runs, once the pods have had time to start."""
         pool = self.pools.all[STATIC]
-        assert isinstance(self.pages, PickerPages), "of the static pool"
         self.pages.findings = await run_startup_checks(self.settings, tokenizers=pool.prompts.tokenizers)
 
 
@@ -140,7 +137,7 @@ async def serve(settings: PickerSettings, *, stop: asyncio.Event, source: Docume
         service.pages,
         max_body_bytes=settings.max_body_bytes,
         access=settings.admin_access,
-        live=LivePages(service.live),
+        feed=service.live,
     )
     try:
         await admin.start(host=settings.host, port=settings.admin_port)

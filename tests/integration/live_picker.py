@@ -18,11 +18,12 @@ from extproc.ext_proc.exchange import RequestFacts
 from extproc.local.ports import pick_free_port
 from extproc.pages.admin_http import AdminServer
 from extproc.pages.admin_pages import PickerPages
-from extproc.pages.feed_http import LivePages
 from extproc.pages.live_feed import LiveFeed
+from extproc.pages.pool_pages import PoolPages
 from extproc.policy.values import PickPolicy
 from extproc.pools.picker_parts import PickerParts
 from extproc.pools.pool_picker import PoolPicker
+from extproc.pools.pools import Pools
 from extproc.service import static_config
 from extproc.settings.config import PickerSettings
 from kvmesh.index.index_view import IndexView
@@ -96,6 +97,13 @@ class LivePicker:
     admin: str
     http: aiohttp.ClientSession
 
+    @property
+    def pool_pages(self) -> PoolPages:
+        """The pool's pages."""
+        found = self.pages.chosen(None)
+        assert found is not None
+        return found
+
     def facts(self, *, request_id: str = "r-1", **headers: str) -> RequestFacts:
         """Return a request's headers."""
         return RequestFacts(
@@ -142,10 +150,12 @@ async def live_picker(
     )
     parts = PickerParts(settings)
     pool = PoolPicker(static_config(settings), parts)
-    pages = PickerPages(pool)
-    feed = LiveFeed(pages, watch=parts.watch, view=IndexView(url=redis_url))
+    pools = Pools(parts)
+    pools.adopt(pool)
+    pages = PickerPages(pools, view=IndexView(url=redis_url))
+    feed = LiveFeed(pages, watch=parts.watch)
     parts.watch.on_picked = feed.picked
-    server = AdminServer(pages, max_body_bytes=1 << 20, live=LivePages(feed))
+    server = AdminServer(pages, max_body_bytes=1 << 20, feed=feed)
     port = pick_free_port(host=HOST, avoid=())
     await server.start(host=HOST, port=port)
     running = asyncio.create_task(feed.run(), name="live feed")
@@ -157,6 +167,7 @@ async def live_picker(
         await server.stop()
         running.cancel()
         await asyncio.wait([running])
-        await feed.close()
+        feed.end_all()
+        await pages.close()
         await pool.close()
         await parts.close()

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from extproc.local.live_page import decision_line, page
-from extproc.local.picker_state import DecisionState, EndpointState, IndexState, PickerState
+from extproc.local.live_view import decision_line, page
+from extproc.pages.picker_state import DecisionState, EndpointState, IndexState, PickerState
 
 PICKED = DecisionState(
     at=1_700_000_000.0,
@@ -23,6 +23,7 @@ PICKED = DecisionState(
 SHED = DecisionState(
     at=1_700_000_001.0,
     path="/v1/completions",
+    endpoint=None,
     status=503,
     reasons=("shed: every endpoint is saturated",),
     degraded=("prefix-index-timeout",),

@@ -10,10 +10,10 @@ from rich.live import Live
 from rich.text import Text
 
 from extproc.local.live_view import SafeView, draw_lines, draw_pages, new_decisions
-from extproc.local.picker_state import DecisionState, EndpointState, IndexState, PickerState
+from extproc.pages.picker_state import DecisionState, EndpointState, IndexState, PickerState
 
 FIRST = DecisionState(at=1_700_000_000.0, path="/v1/[/x]", endpoint="[fe80::1]:8000")
-SECOND = DecisionState(at=1_700_000_001.0, path="/v1/completions", status=503)
+SECOND = DecisionState(at=1_700_000_001.0, path="/v1/completions", endpoint=None, status=503)
 
 
 def state(*decisions: DecisionState) -> PickerState:

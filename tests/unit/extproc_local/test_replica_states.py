@@ -2,8 +2,8 @@
 
 import msgspec
 
-from extproc.local.picker_state import ClassState, DecisionState, EndpointState, IndexState, PickerState, PoolState
-from extproc.local.replica_states import Replica, added_up
+from extproc.local.top_view import Replica, added_up
+from extproc.pages.picker_state import ClassState, DecisionState, EndpointState, IndexState, PickerState, PoolState
 
 ONE, OTHER = "http://a:9090", "http://b:9090"
 OLD = PickerState(

@@ -8,10 +8,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from extproc.local.picker_state import ClassState, DecisionState, EndpointState, IndexState, PickerState, PoolState
-from extproc.local.replica_states import Replica
 from extproc.local.top_commands import replica_urls
-from extproc.local.top_view import as_json, show_json, show_lines, top_page
+from extproc.local.top_view import Replica, as_json, show_json, show_lines, top_page
+from extproc.pages.picker_state import ClassState, DecisionState, EndpointState, IndexState, PickerState, PoolState
 
 STATE = PickerState(
     now=1_700_000_002.0,

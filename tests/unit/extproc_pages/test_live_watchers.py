@@ -1,8 +1,8 @@
 """What waits for one who watches, and how bursts are thinned out."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+
+import msgspec
 
 from extproc.pages.live_watchers import EVENTS_PER_SECOND, MOST_WAITING_BYTES, Coalesced, EventNumbers, Watcher
 
@@ -77,36 +77,37 @@ def test_text_that_is_no_unicode_does_not_end_the_feed() -> None:
     )
 
 
-def make(number: int) -> Mapping[str, Any]:
-    return {"number": number}
+class Event(msgspec.Struct, frozen=True):
+    number: int
+    missed: int = 0
 
 
-def offered(burst: Coalesced, numbers: range, *, now: float) -> list[Mapping[str, Any]]:
-    found = (burst.offer(lambda number=number: make(number), now=now) for number in numbers)  # type: ignore[misc]
+def offered(burst: Coalesced[Event], numbers: range, *, now: float) -> list[Event]:
+    found = (burst.offer(lambda number=number: Event(number), now=now) for number in numbers)  # type: ignore[misc]
     return [data for data in found if data is not None]
 
 
 def test_a_burst_passes_up_to_its_limit_and_the_next_second_says_how_many_were_left_out() -> None:
-    burst = Coalesced()
+    burst = Coalesced[Event]()
 
     passed = offered(burst, range(50), now=10.0)
     later = offered(burst, range(50, 52), now=11.0)
 
-    assert passed == [{"number": n, "missed": 0} for n in range(EVENTS_PER_SECOND)]
-    assert later == [{"number": 50, "missed": 30}, {"number": 51, "missed": 0}]
+    assert passed == [Event(n) for n in range(EVENTS_PER_SECOND)]
+    assert later == [Event(50, missed=30), Event(51)]
 
 
 def test_the_newest_of_a_burst_comes_although_nothing_follows_and_once() -> None:
-    burst = Coalesced()
+    burst = Coalesced[Event]()
     offered(burst, range(50), now=10.0)
 
     assert burst.flush(now=10.5) is None
-    assert burst.flush(now=11.0) == {"number": 49, "missed": 29}
+    assert burst.flush(now=11.0) == Event(49, missed=29)
     assert burst.flush(now=12.0) is None
 
 
 def test_a_second_has_no_more_than_its_limit_also_after_a_flush() -> None:
-    burst = Coalesced()
+    burst = Coalesced[Event]()
     offered(burst, range(50), now=10.0)
     burst.flush(now=11.0)
 

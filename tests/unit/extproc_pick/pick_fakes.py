@@ -11,7 +11,7 @@ from extproc.choosing.hotspot import HotPrefixes
 from extproc.choosing.round_robin import RoundRobin
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
-from extproc.pages.admin_pages import NoQuotas
+from extproc.pages.pool_pages import NoQuotas
 from extproc.pick import EndpointPicker
 from extproc.pods.endpoint import EndpointModels, EndpointStatus, Reachability
 from extproc.pods.inflight import Bookings

@@ -18,7 +18,7 @@ from extproc.errors import (
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.model_rules import ResolvedModel
 from extproc.models.models import ModelRule, ModelTable, ModelTarget
-from extproc.pages.admin_pages import NoQuotas
+from extproc.pages.pool_pages import NoQuotas
 from extproc.pods.endpoint import EndpointModels, Reachability
 from extproc.policy.priority import ClassRule, PriorityPolicy, Quota
 from extproc.policy.request_class import RequestClass
