@@ -55,11 +55,11 @@ class PickerPages:
     # --- pools ----------------------------------------------------------------------------------------------------
 
     def reconfigure(self) -> None:
-        """Go by the pools and policies in force."""
+        """Take note that pools or their policies have changed: text that is not shown any more is forgotten at once."""
         known = self._pools.with_requests
         self._pages = {name: pages for name, pages in self._pages.items() if known.get(name) is pages.pool}
         for pages in self._pages.values():
-            pages.reconfigure()
+            pages.prefixes.shows_text()
 
     def chosen(self, name: str | None) -> PoolPages | None:
         """Return the pool named, or the only one; None: there are several. Raise UnknownPoolError."""

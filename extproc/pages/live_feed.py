@@ -284,7 +284,11 @@ class LiveFeed:
         async with self._looking:
             at, shown = self._shown.get(pages.pool.name, (float("-inf"), None))
             # never text that must not be shown any more
-            if shown is None or time.monotonic() - at >= FRESH_SECONDS or shown.text_shown != pages.prefixes.shows_text:
+            if (
+                shown is None
+                or time.monotonic() - at >= FRESH_SECONDS
+                or shown.text_shown != pages.prefixes.shows_text()
+            ):
                 shown = await self._prefixes(pages, limit=SHOWN_PREFIXES)
                 self._shown[pages.pool.name] = time.monotonic(), shown
             return shown
@@ -311,7 +315,7 @@ class LiveFeed:
         ):
             nodes.append(node)
             await self._turn()
-        text_shown = pages.prefixes.shows_text
+        text_shown = pages.prefixes.shows_text()
         if not text_shown:  # it may have been forbidden meanwhile
             nodes = [structs.replace(node, text=None) for node in nodes]
         return PrefixesEvent(
@@ -344,13 +348,13 @@ class LiveFeed:
         self._fed = set(fed)
         each = min(max(PREFIX_BYTES // max(len(fed), 1), LEAST_PREFIX_BYTES), MOST_PREFIX_BYTES)
         for pages in fed.values():
-            pages.prefixes.reconfigure(most_bytes=each)
+            pages.prefixes.limit(most_bytes=each)
 
 
 def _text(pages: PoolPages, edge: TreeEdge) -> str | None:
     """Return the beginning of an edge as text, None where no tokenizer of its model is here or text is not shown."""
     tokenizer = pages.pool.prompts.tokenizers.get(edge.origin.model)
-    if tokenizer is None or not pages.prefixes.shows_text:
+    if tokenizer is None or not pages.prefixes.shows_text():
         return None
     try:
         text = tokenizer.text(edge.head)

@@ -62,24 +62,14 @@ class PoolPages:
 
     def __init__(self, pool: PoolPicker) -> None:
         self.pool = pool
-        self._prefixes = PrefixWatch(
-            shows_text=self.policy.observability.show_prompt_text, clock=time.monotonic, random=random.random
+        self.prefixes = PrefixWatch(
+            shows_text=lambda: self.policy.observability.show_prompt_text, clock=time.monotonic, random=random.random
         )
 
     @property
     def policy(self) -> PickPolicy:
         """The policy in force."""
         return self.pool.config.policy
-
-    @property
-    def prefixes(self) -> PrefixWatch:
-        """The prefixes that were routed lately, with text only while the policy in force shows it."""
-        self.reconfigure()
-        return self._prefixes
-
-    def reconfigure(self) -> None:
-        """Forget the text of prompts at once where the policy in force does not show it any more."""
-        self._prefixes.reconfigure(shows_text=self.policy.observability.show_prompt_text)
 
     def line(self) -> PoolState:
         """Return the pool in short."""

@@ -21,17 +21,21 @@ MOST_HOLDERS = 64  # of a prefix, those who hold most of it: a hundred prefixes 
 
 
 class PrefixWatch:
-    """The tree of one pool. `random` returns 0..1: a steady step would meet the same client of a few each time."""
+    """The tree of one pool. `shows_text`: whether the policy in force shows the beginning of prompts.
+
+    `random` returns 0..1: a steady step would meet the same client of a few each time.
+    """
 
     def __init__(
         self,
         *,
-        shows_text: bool,
+        shows_text: Callable[[], bool],
         clock: Callable[[], float],
         random: Callable[[], float],
         most_bytes: int = 4 << 20,
     ) -> None:
         self._shows_text = shows_text
+        self._keeps_text = False
         self._clock = clock
         self._random = random
         self._tree = PrefixTree(half_life_seconds=HALF_LIFE_SECONDS, most_bytes=most_bytes, started_at=clock())
@@ -42,24 +46,22 @@ class PrefixWatch:
         self._counted = 0
         self._step = 1.0  # requests to one that is looked at
 
-    @property
     def shows_text(self) -> bool:
-        """Whether the beginning of prompts is kept."""
-        return self._shows_text
+        """Return whether text may be shown by now; where it may not any more, what was kept is forgotten."""
+        shows = self._shows_text()
+        if self._keeps_text and not shows:
+            self._tree.forget_text()
+        self._keeps_text = shows
+        return shows
 
     @property
     def sampled_share(self) -> float:
         """Which share of the requests is looked at now, 0..1."""
         return 1.0 / max(self._step, 1.0)
 
-    def reconfigure(self, *, shows_text: bool | None = None, most_bytes: int | None = None) -> None:
-        """Keep text or not, and so much, from now on; text that is not to be shown any more is forgotten at once."""
-        if most_bytes is not None:
-            self._tree.reconfigure(most_bytes=most_bytes)
-        if shows_text is not None:
-            if self._shows_text and not shows_text:
-                self._tree.forget_text()
-            self._shows_text = shows_text
+    def limit(self, *, most_bytes: int) -> None:
+        """Take so much memory from now on."""
+        self._tree.reconfigure(most_bytes=most_bytes)
 
     def routed(self, picked: Picked) -> None:
         """Count a request, if its turn has come."""
@@ -69,6 +71,7 @@ class PrefixWatch:
 
     def view(self, *, limit: int) -> TreeView:
         """Return what was asked for most."""
+        self.shows_text()
         return self._tree.view(limit=limit, now=self._clock())
 
     def _look(self, picked: Picked) -> None:
@@ -81,7 +84,7 @@ class PrefixWatch:
         first = prepared.prompts[0]  # of a batch the others would be counted as requests of their own
         tokens = b""
         origin = self._origin(prepared, first.tokens_each)
-        if self._shows_text and not origin.private and prepared.tokens.prompts:
+        if self.shows_text() and not origin.private and prepared.tokens.prompts:
             tokens = prepared.tokens.prompts[0].tokens
         self._tree.note(
             first.keys,

@@ -83,7 +83,7 @@ class Clock:
 
 
 def watch(*, shows_text: bool = False, clock: Clock | None = None) -> PrefixWatch:
-    return PrefixWatch(shows_text=shows_text, clock=clock or Clock(), random=Random(7).random)
+    return PrefixWatch(shows_text=lambda: shows_text, clock=clock or Clock(), random=Random(7).random)
 
 
 def test_a_request_is_counted_with_its_model_adapter_and_what_was_expected_to_be_found() -> None:
@@ -124,12 +124,16 @@ def test_the_beginning_is_kept_where_text_is_shown_but_never_of_salted_prompts()
 
 
 def test_text_is_forgotten_as_soon_as_it_is_not_to_be_shown() -> None:
-    one = watch(shows_text=True)
+    answers = [True, False]
+    one = PrefixWatch(shows_text=lambda: answers[0], clock=Clock(), random=Random(7).random)
     one.routed(pick(1))
+    assert [edge.head for edge in one._tree.view(limit=9, now=100.0).edges] == [TOKENS]
 
-    one.reconfigure(shows_text=False)
+    del answers[0]
+    one.shows_text()
+
+    assert [edge.head for edge in one._tree.view(limit=9, now=100.0).edges] == [b""]
     one.routed(pick(1))
-
     assert [edge.head for edge in one.view(limit=9).edges] == [b""]
 
 
