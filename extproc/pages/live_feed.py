@@ -145,13 +145,13 @@ class LiveFeed:
         finally:
             self._coming -= 1
         name = None if pages is None else pages.pool.name
-        watcher = Watcher()
-        watcher.push(self._events.event("snapshot", snapshot), bye=self._bye)
+        watcher = Watcher(self._bye)
+        watcher.push(self._events.event("snapshot", snapshot))
         audience = self._audiences.setdefault(name, _Audience(name))
         audience.watchers.add(watcher)
         self._watching()
         if self._closed:
-            watcher.end("shutdown", self._bye("shutdown"))
+            watcher.end("shutdown")
         try:
             yield watcher
         finally:
@@ -270,11 +270,11 @@ class LiveFeed:
         if data is not None:
             event = self._events.event(name, data)
             for watcher in audience.watchers:
-                watcher.push(event, bye=self._bye)
+                watcher.push(event)
 
     def _end(self, audience: _Audience, why: str) -> None:
         for watcher in audience.watchers:
-            watcher.end(why, self._bye(why))
+            watcher.end(why)
 
     def _bye(self, why: str) -> bytes:
         return self._events.event("bye", {"why": why, "message": FAREWELLS[why]})

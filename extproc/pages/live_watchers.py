@@ -14,32 +14,33 @@ EVENTS_PER_SECOND = 20  # of one kind
 
 
 class Watcher:
-    """What is to be written to one connection, in order, until its end."""
+    """What is to be written to one connection, in order, until its end. `bye` makes its last event of why it ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, bye: Callable[[str], bytes]) -> None:
+        self._bye = bye
         self._waiting: list[bytes] = []
         self._bytes = 0
         self._wake = asyncio.Event()
         self.ended: str | None = None  # why nothing more comes
 
-    def push(self, event: bytes, *, bye: Callable[[str], bytes]) -> None:
-        """Have an event written; a connection that reads too slowly gets `bye` in place of all that waits."""
+    def push(self, event: bytes) -> None:
+        """Have an event written; a connection that reads too slowly gets its end in place of all that waits."""
         if self.ended is not None:
             return
         if self._waiting and self._bytes + len(event) > MOST_WAITING_BYTES:  # one that has read all is not slow
             self._waiting.clear()
-            self.end("slow-reader", bye("slow-reader"))
+            self.end("slow-reader")
             return
         self._add(event)
 
-    def end(self, why: str, bye: bytes) -> None:
+    def end(self, why: str) -> None:
         """Have this written as the last."""
         if self.ended is None:
             self.ended = why
-            self._add(bye)
+            self._add(self._bye(why))
 
     async def next(self, *, within_seconds: float) -> bytes:
-        """Return all that waits, or b"" when nothing has come in that time."""
+        """Return all that waits, b"" where nothing has come in that time."""
         if not self._waiting:
             try:
                 async with asyncio.timeout(within_seconds):

@@ -358,7 +358,7 @@ class QuietFeed:
     async def watcher(self, pool: str | None) -> AsyncIterator[Watcher]:
         self.watching += 1
         try:
-            yield Watcher()
+            yield Watcher(lambda why: why.encode())
         finally:
             self.watching -= 1
 

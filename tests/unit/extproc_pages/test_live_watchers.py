@@ -12,31 +12,31 @@ def bye(why: str) -> bytes:
 
 
 async def test_what_was_pushed_is_read_in_order_and_at_once() -> None:
-    watcher = Watcher()
+    watcher = Watcher(bye)
 
-    watcher.push(b"one", bye=bye)
-    watcher.push(b"two", bye=bye)
+    watcher.push(b"one")
+    watcher.push(b"two")
 
     assert await watcher.next(within_seconds=1.0) == b"onetwo"
     assert await watcher.next(within_seconds=0.0) == b""
 
 
 async def test_who_waits_is_woken() -> None:
-    watcher = Watcher()
+    watcher = Watcher(bye)
     waiting = asyncio.create_task(watcher.next(within_seconds=10.0))
     await asyncio.sleep(0)
 
-    watcher.push(b"one", bye=bye)
+    watcher.push(b"one")
 
     assert await waiting == b"one"
 
 
 async def test_a_slow_reader_is_told_so_in_place_of_all_that_waits_and_gets_nothing_more() -> None:
-    watcher = Watcher()
-    watcher.push(b"x" * MOST_WAITING_BYTES, bye=bye)
+    watcher = Watcher(bye)
+    watcher.push(b"x" * MOST_WAITING_BYTES)
 
-    watcher.push(b"y", bye=bye)
-    watcher.push(b"z", bye=bye)
+    watcher.push(b"y")
+    watcher.push(b"z")
 
     assert watcher.ended == "slow-reader"
     assert not watcher.is_over
@@ -45,21 +45,21 @@ async def test_a_slow_reader_is_told_so_in_place_of_all_that_waits_and_gets_noth
 
 
 async def test_one_who_has_read_all_gets_the_next_event_however_long_it_is() -> None:
-    watcher = Watcher()
+    watcher = Watcher(bye)
 
-    watcher.push(b"x" * (MOST_WAITING_BYTES + 1), bye=bye)  # a snapshot of a thousand pods
+    watcher.push(b"x" * (MOST_WAITING_BYTES + 1))  # a snapshot of a thousand pods
 
     assert watcher.ended is None
     assert len(await watcher.next(within_seconds=1.0)) == MOST_WAITING_BYTES + 1
 
 
 async def test_the_first_word_of_farewell_counts() -> None:
-    watcher = Watcher()
+    watcher = Watcher(bye)
 
-    watcher.end("shutdown", b"bye")
-    watcher.end("pool-gone", b"bye again")
+    watcher.end("shutdown")
+    watcher.end("pool-gone")
 
-    assert (watcher.ended, await watcher.next(within_seconds=1.0)) == ("shutdown", b"bye")
+    assert (watcher.ended, await watcher.next(within_seconds=1.0)) == ("shutdown", b"bye shutdown")
 
 
 def test_events_are_numbered_and_their_data_is_one_line() -> None:
