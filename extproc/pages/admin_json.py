@@ -14,7 +14,7 @@ from extproc.pods.latency_estimate import EstimateError
 from extproc.policy.priority import PriorityPolicy
 from extproc.policy.request_class import RequestClass
 from extproc.policy.values import PickPolicy
-from extproc.records.request_story import AskedFor, DecisionRecord
+from extproc.records.request_events import AskedFor, DecisionRecord
 
 LONGEST_PATH = 500  # characters of a request's path that are shown
 

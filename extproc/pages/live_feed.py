@@ -35,7 +35,7 @@ from extproc.pages.live_watchers import Coalesced, EventNumbers, Watcher
 from extproc.pages.prefix_watch import HALF_LIFE_SECONDS
 from extproc.pools.request_watch import RequestWatch
 from extproc.prefixes.prefix_tree import TreeEdge, TreeView
-from extproc.records.request_story import Decided, DecisionRecord, Ended
+from extproc.records.request_events import Decided, DecisionRecord, Ended
 from kvmesh.blocks.source import IndexStatus
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.index_view import IndexLook, IndexView
@@ -91,7 +91,7 @@ class _Room:
 
 
 class LiveFeed:
-    """Implements `request_story.RequestObserver` while somebody watches."""
+    """Implements `request_events.RequestObserver` while somebody watches."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from extproc.pages.admin_json import endpoint_json, explanation_json, shown_path
 from extproc.pods.endpoint import EndpointStatus, Role
 from extproc.pods.latency_estimate import EstimateError
 from extproc.policy.values import PickPolicy
-from extproc.records.request_story import Decided, DecisionRecord, Ended, Fate
+from extproc.records.request_events import Decided, DecisionRecord, Ended, RequestOutcome
 from kvmesh.blocks.source import IndexStatus, SourceStatus
 
 MOST_PODS = 1000
@@ -278,8 +278,8 @@ def live_decision_json(record: DecisionRecord, *, policy: PickPolicy, decided: D
         if decided is None
         else {name: round(seconds * 1000, 3) for name, seconds in decided.phases.items()},
     }
-    if decided is not None and decided.fate is Fate.FAILED_OPEN:
-        return line | {"endpoint": decided.endpoint, "status": 200, "reason": Fate.FAILED_OPEN.value}
+    if decided is not None and decided.outcome_kind is RequestOutcome.FAILED_OPEN:
+        return line | {"endpoint": decided.endpoint, "status": 200, "reason": RequestOutcome.FAILED_OPEN.value}
     if isinstance(record.outcome, PickError):
         refusal = record.outcome
         return line | {

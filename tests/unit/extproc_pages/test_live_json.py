@@ -26,7 +26,7 @@ from extproc.policy.priority import DEFAULT_CLASSES, DegradationStep, PriorityPo
 from extproc.policy.request_class import RequestClass
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prefix_tree import Origin, TreeEdge, TreeView
-from extproc.records.request_story import AskedFor, Decided, DecisionRecord, Ended, Fate
+from extproc.records.request_events import AskedFor, Decided, DecisionRecord, Ended, RequestOutcome
 from extproc.responses.realised import Usage
 from kvmesh.blocks.findings import Finding as IndexFinding
 from kvmesh.blocks.source import IndexStatus, SourceState, SourceStatus
@@ -214,9 +214,9 @@ def test_only_tenants_that_the_policy_names_are_shown(tenant: str, shown: str) -
     assert live_decision_json(record(decision("a:1"), tenant=tenant), policy=POLICY)["request"]["tenant"] == shown
 
 
-def decided(fate: Fate, of: DecisionRecord, *, endpoint: str | None = None) -> Decided:
+def decided(kind: RequestOutcome, of: DecisionRecord, *, endpoint: str | None = None) -> Decided:
     return Decided(
-        number=1, pool="", fate=fate, record=of, endpoint=endpoint, started_unix_ns=0, seconds=0.0125,
+        number=1, pool="", outcome_kind=kind, record=of, endpoint=endpoint, started_unix_ns=0, seconds=0.0125,
         queued_seconds=0.01, phases={"parse": 0.0001},
     )  # fmt: skip
 
@@ -228,13 +228,13 @@ def test_a_refusal_and_a_request_that_failed_open_say_what_they_are() -> None:
         "queued_ms": 10.0, "decided_ms": 12.5, "phases_ms": {"parse": 0.1},
     }  # fmt: skip
 
-    assert live_decision_json(refused, policy=POLICY, decided=decided(Fate.REFUSED, refused)) == common | {
+    assert live_decision_json(refused, policy=POLICY, decided=decided(RequestOutcome.REFUSED, refused)) == common | {
         "endpoint": None,
         "status": 503,
         "reason": "no-ready-endpoint",
         "message": "none is ready",
     }
-    opened = decided(Fate.FAILED_OPEN, refused, endpoint="a:1")
+    opened = decided(RequestOutcome.FAILED_OPEN, refused, endpoint="a:1")
     assert live_decision_json(refused, policy=POLICY, decided=opened) == common | {
         "endpoint": "a:1",
         "status": 200,
