@@ -353,8 +353,8 @@ class PoolPressure:
         outlook = self._outlook(request_class, pool, now)
         if outlook is None:
             return 0.0
-        known = [seconds for seconds in map(self._estimates.inter_token, outlook.endpoints) if seconds is not None]
-        return min(known, default=0.0)
+        known = (self._estimates.pace(endpoint).inter_token_seconds for endpoint in outlook.endpoints)
+        return min((seconds for seconds in known if seconds is not None), default=0.0)
 
 
 def _make_room(remembered: dict[Any, Any], *, most: int) -> None:

@@ -17,7 +17,7 @@ from extproc.pages.pool_pages import PoolPages
 from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
 from extproc.pools.pools import Pools
-from extproc.records.request_story import DecisionRecord
+from extproc.records.request_events import DecisionRecord
 from extproc.telemetry.process_telemetry import process_text
 from kvmesh.blocks.source import IndexStatus
 from kvmesh.errors import IndexUnavailableError

@@ -24,7 +24,7 @@ from extproc.pods.endpoint import Candidate
 from extproc.policy.priority import PriorityPolicy
 from extproc.policy.request_class import RequestClass
 from extproc.policy.values import PickPolicy
-from extproc.records.request_story import AskedFor, Decided, DecisionRecord, Ended, Fate
+from extproc.records.request_events import AskedFor, Decided, DecisionRecord, Ended, RequestOutcome
 
 LONGEST_TEXT = 200  # characters of what clients wrote
 LONGEST_PATH = 500
@@ -63,8 +63,8 @@ def decision_state(
             decided_ms=round(decided.seconds * 1000, 2),
             phases_ms={name: round(seconds * 1000, 3) for name, seconds in decided.phases.items()},
         )
-        if decided.fate is Fate.FAILED_OPEN:
-            return replace(shown, endpoint=decided.endpoint, reason=Fate.FAILED_OPEN.value)
+        if decided.outcome_kind is RequestOutcome.FAILED_OPEN:
+            return replace(shown, endpoint=decided.endpoint, reason=RequestOutcome.FAILED_OPEN.value)
     if isinstance(outcome, PickError):
         reason, message = outcome.reason, outcome.message
         return replace(shown, status=outcome.status, reason=reason, message=message, reasons=[f"{reason}: {message}"])

@@ -28,7 +28,7 @@ from extproc.pages.pool_pages import PoolPages
 from extproc.pages.prefix_pages import HALF_LIFE_SECONDS, index_state, prefix_nodes, sampled_keys
 from extproc.pools.request_watch import RequestWatch
 from extproc.prefixes.prefix_tree import TreeEdge
-from extproc.records.request_story import Decided, DecisionRecord, Ended
+from extproc.records.request_events import Decided, DecisionRecord, Ended
 from kvmesh.errors import IndexUnavailableError
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class _Audience:
 
 
 class LiveFeed:
-    """Implements `request_story.RequestObserver` while there are connections."""
+    """Implements `request_events.RequestObserver` while there are connections."""
 
     def __init__(self, pages: PickerPages, *, watch: RequestWatch) -> None:
         self._pages = pages

@@ -39,7 +39,7 @@ from extproc.pods.endpoint import EndpointStatus, Role
 from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
 from extproc.prefixes.prefix_index import NO_INDEXER
-from extproc.records.request_story import DecisionRecord
+from extproc.records.request_events import DecisionRecord
 from kvmesh.blocks.source import IndexStatus, SourceState, SourceStatus
 
 SHOWN_DECISIONS = 50  # in the state

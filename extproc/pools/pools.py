@@ -21,7 +21,7 @@ from extproc.pools.booked_exchange import ReadResponse
 from extproc.pools.pool import Pool
 from extproc.pools.pool_hosts import PoolHosts, pools_of_cluster
 from extproc.pools.shared_resources import SharedResources
-from extproc.records.request_story import DecisionRecord, Fate
+from extproc.records.request_events import DecisionRecord, RequestOutcome
 from extproc.responses.response_plan import ResponsePlan
 from extproc.telemetry import metrics
 from kvmesh.metrics.registry import Registry
@@ -107,7 +107,7 @@ class Pools:
         trace = watch.open("", facts) if watch.is_used else None
         if trace is not None:
             record = DecisionRecord(at=time.time(), facts=facts, model=None, outcome=refusal)
-            asyncio.get_running_loop().call_soon(trace.decided, Fate.REFUSED, record)
+            asyncio.get_running_loop().call_soon(trace.decided, RequestOutcome.REFUSED, record)
 
     # --- what there is --------------------------------------------------------------------------------------------
 

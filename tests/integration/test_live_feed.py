@@ -23,7 +23,7 @@ from extproc.pick import pick
 from extproc.policy.observability import ObservabilityPolicy
 from extproc.policy.priority import PriorityPolicy, Quota
 from extproc.policy.values import PickPolicy
-from extproc.records.request_story import Decided, DecisionRecord, Fate
+from extproc.records.request_events import Decided, DecisionRecord, RequestOutcome
 from kvmesh.blocks.block_keys import KEY_BYTES, block_keys, root_key
 from kvmesh.blocks.index_changes import Store, pack_hashes
 from kvmesh.blocks.source import Stream as KvStream
@@ -312,7 +312,7 @@ def decided(number: int) -> Decided:
     return Decided(
         number=number,
         pool="",
-        fate=Fate.REFUSED,
+        outcome_kind=RequestOutcome.REFUSED,
         record=DecisionRecord(at=float(number), facts=facts, model=None, outcome=outcome),
         endpoint=None,
         started_unix_ns=0,

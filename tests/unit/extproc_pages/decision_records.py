@@ -8,7 +8,7 @@ from extproc.ext_proc.exchange import RequestFacts
 from extproc.pods.endpoint import Candidate, Reachability
 from extproc.policy.priority import DEFAULT_CLASSES
 from extproc.policy.request_class import RequestClass
-from extproc.records.request_story import AskedFor, DecisionRecord
+from extproc.records.request_events import AskedFor, DecisionRecord
 
 
 def request_class(tenant: str = "", class_name: str = "standard") -> RequestClass:

@@ -8,7 +8,7 @@ from extproc.pages.decision_state import decision_state, ended_state, record_id
 from extproc.pages.picker_state import DecisionState, EndedEvent
 from extproc.policy.priority import PriorityPolicy, Quota
 from extproc.policy.values import PickPolicy
-from extproc.records.request_story import Decided, DecisionRecord, Ended, Fate
+from extproc.records.request_events import Decided, DecisionRecord, Ended, RequestOutcome
 from extproc.responses.realised import Usage
 from tests.unit.extproc_pages.decision_records import decision, record
 
@@ -37,9 +37,9 @@ def test_only_tenants_that_the_policy_names_are_shown(tenant: str, shown: str) -
     assert request.tenant == shown
 
 
-def decided(fate: Fate, of: DecisionRecord, *, endpoint: str | None = None) -> Decided:
+def decided(kind: RequestOutcome, of: DecisionRecord, *, endpoint: str | None = None) -> Decided:
     return Decided(
-        number=1, pool="", fate=fate, record=of, endpoint=endpoint, started_unix_ns=0, seconds=0.0125,
+        number=1, pool="", outcome_kind=kind, record=of, endpoint=endpoint, started_unix_ns=0, seconds=0.0125,
         queued_seconds=0.01, phases={"parse": 0.0001},
     )  # fmt: skip
 
@@ -51,14 +51,14 @@ def test_a_refusal_and_a_request_that_failed_open_say_what_they_are() -> None:
         decided_ms=12.5, endpoint=None, phases_ms={"parse": 0.1},
     )  # fmt: skip
 
-    assert decision_state(refused, policy=POLICY, decided=decided(Fate.REFUSED, refused)) == replace(
+    assert decision_state(refused, policy=POLICY, decided=decided(RequestOutcome.REFUSED, refused)) == replace(
         common,
         status=503,
         reason="no-ready-endpoint",
         message="none is ready",
         reasons=["no-ready-endpoint: none is ready"],
     )
-    opened = decided(Fate.FAILED_OPEN, refused, endpoint="a:1")
+    opened = decided(RequestOutcome.FAILED_OPEN, refused, endpoint="a:1")
     assert decision_state(refused, policy=POLICY, decided=opened) == replace(
         common, endpoint="a:1", reason="failed-open"
     )
