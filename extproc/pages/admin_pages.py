@@ -24,7 +24,6 @@ from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.index_view import IndexView
 from kvmesh.metrics.registry import MetricsPage
 
-FRESH_SECONDS = 0.5  # a look at the index this old serves the next one who asks
 LISTED_ENDPOINTS = 2000  # in the state of all pools; more are in those of each
 LONGEST_NAME = 200  # characters of a pool's name that are repeated
 
@@ -84,19 +83,21 @@ class PickerPages:
         """Return a line for each pool; none for that of `--endpoints`."""
         return [] if self._policies is None else [self._of(pool).line() for pool in self._pools.all.values()]
 
-    async def index(self, pages: PoolPages) -> IndexStatus | str:
-        """Return the pool's part of the index as it stands, or why it cannot be read.
+    async def index(self, pages: PoolPages, *, fresh_seconds: float = 0.0) -> IndexStatus | str:
+        """Return the pool's part of the index as it stood at most `fresh_seconds` ago, or why it cannot be read.
 
         The pool of `--endpoints` is shown all of the index, also what belongs to none of its pods.
         """
-        async with self._looking:  # one look serves all who ask at a time
-            at, index = self._looked
-            if time.monotonic() - at >= FRESH_SECONDS:
+        not_before = time.monotonic() - fresh_seconds
+        async with self._looking:  # one look serves all that ask at a time
+            began, index = self._looked
+            if began < not_before:
+                began = time.monotonic()
                 try:
                     index = (await self.view.look()).status
                 except IndexUnavailableError as error:
                     index = str(error)
-                self._looked = time.monotonic(), index
+                self._looked = began, index
         if isinstance(index, str) or self._policies is None:
             return index
         addresses = {status.address for status in pages.statuses()}

@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 
 from extproc.admission.prepared_request import Picked
 from extproc.errors import KvmeshError
-from extproc.pages.admin_pages import FRESH_SECONDS, BadQueryError, PickerPages
+from extproc.pages.admin_pages import BadQueryError, PickerPages
 from extproc.pages.decision_state import decision_state, ended_state, record_id
 from extproc.pages.live_watchers import Coalesced, EventNumbers, Watcher
 from extproc.pages.picker_state import DecisionState, EndedEvent, PrefixesEvent, SnapshotEvent
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 MOST_WATCHERS = 32
 TICK_SECONDS = 1.0
 TURN_SECONDS = 0.002
+FRESH_SECONDS = 0.5  # a look this old serves the next connection
 PREFIX_TICKS = 5
 SHOWN_DECISIONS = 20  # in the snapshot
 SHOWN_CANDIDATES = 8  # of a decision; all of them are in GET /v1/decisions
@@ -221,7 +222,7 @@ class LiveFeed:
         )
         if pages is None:
             return snapshot
-        index = await self._pages.index(pages)
+        index = await self._pages.index(pages, fresh_seconds=FRESH_SECONDS)
         prefixes = await self._shown_prefixes(pages)
         pods = pages.endpoints(index)
         await self._turn()
@@ -253,7 +254,7 @@ class LiveFeed:
         if pages is None:
             self._end(audience, "pool-gone")
             return
-        index = await self._pages.index(pages)
+        index = await self._pages.index(pages, fresh_seconds=FRESH_SECONDS)
         self._send(audience, "pods", pages.endpoints(index))
         await self._turn()
         self._send(audience, "classes", pages.classes())
