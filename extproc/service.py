@@ -19,7 +19,7 @@ from extproc.pages.admin_pages import PickerPages
 from extproc.pages.feed_http import LivePages
 from extproc.pages.live_feed import LiveFeed
 from extproc.pages.pools_pages import PoolsPages
-from extproc.policy.pool_config import PoolConfig
+from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
 from extproc.pools.mesh import MeshFollower, mesh_policy
 from extproc.pools.mesh_sources import follow_source
 from extproc.pools.picker_parts import PickerParts
@@ -123,6 +123,8 @@ def static_config(settings: PickerSettings) -> PoolConfig:
         endpoints=tuple(PoolEndpoint(address=address) for address in settings.endpoints),
         policy=settings.policy,
         models=settings.model_table,
+        sample_share=settings.policy.observability.sample_share,
+        failure_mode=settings.policy_fields.get("failureMode", FAIL_CLOSE),
     )
 
 

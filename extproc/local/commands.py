@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,8 +104,8 @@ def run_picker(
         str | None,
         typer.Option(
             metavar="FILE|JSON",
-            help="How endpoints are compared (docs/policy.md): a YAML or JSON file, or the mapping itself. "
-            "Default: strategy kv-aware.",
+            help="The policy of all pools (docs/policy.md): an InferencePolicy or its `spec` alone, as a YAML or JSON "
+            "file, or the mapping itself. Default: strategy kv-aware.",
         ),
     ] = None,
     strategy: Annotated[
@@ -121,14 +122,15 @@ def run_picker(
         str | None,
         typer.Option(
             metavar="FILE|JSON",
-            help="Models, aliases, rewrites and splits (docs/models.md): a YAML or JSON file, or the mapping itself.",
+            help="The policy's section `models` by itself (docs/models.md): a YAML or JSON file, or the mapping. Goes "
+            "before --policy.",
         ),
     ] = None,
     priorities: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|JSON",
-            help="The policy's part `priorities` by itself (docs/priorities.md): classes, rules, tenants, quotas. Goes "
+            help="The policy's section `priorities` by itself (docs/priorities.md): classes, rules, tenants. Goes "
             "before --policy. Default: classes critical, standard (for all requests) and sheddable.",
         ),
     ] = None,
@@ -144,6 +146,17 @@ def run_picker(
         typer.Option(
             "--trust-objective/--no-trust-objective",
             help="Let x-gateway-inference-objective raise a request's class; it may always lower it. Default: off.",
+        ),
+    ] = None,
+    cordoned: Annotated[
+        str | None,
+        typer.Option(metavar="IP:PORT,…", help="Endpoints that get no new requests."),
+    ] = None,
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IP:PORT=ROLE,…",
+            help="Roles of endpoints: both (the default), prefill or decode; prefill takes no client's request.",
         ),
     ] = None,
     drain_seconds: Annotated[
@@ -221,6 +234,7 @@ def run_picker(
         PickerSettings,
         parse_endpoints,
         parse_names,
+        parse_roles,
         parse_weights,
         read_models,
         read_policy,
@@ -261,8 +275,12 @@ def run_picker(
         max_body_bytes=max_body_bytes,
         drain_seconds=drain_seconds,
         otlp_endpoint=otlp_endpoint,
-        policy=read_policy(policy, flags, priorities=priorities, overload=overload, trust_objective=trust_objective),
-        models=read_models(models),
+        policy=replace(
+            read_policy(policy, flags, priorities=priorities, overload=overload, trust_objective=trust_objective),
+            cordoned=parse_names(cordoned),
+            roles=parse_roles(roles or ""),
+        ),
+        models=read_models(models, policy=policy),
         shares_load=share_load,
         sample_share=sample_share,
         read_below_bytes=read_below_bytes,

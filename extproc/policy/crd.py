@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition of InferencePolicy, written from the table of its fields.
+"""The CustomResourceDefinition of InferencePolicy, written from the declaration of its fields.
 
 `python -m extproc.policy.crd` prints it. Nothing else writes what is in manifests/crds; a test compares.
 """
@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from extproc.policy.field_kinds import Choice, Flag, Kind, ListOf, Number, Property, Record, Rule, Text
-from extproc.policy.fields import SPEC
 from extproc.policy.inference_policy import GROUP, KIND, VERSION
+from extproc.policy.schema import Choice, Flag, Kind, ListOf, Number, Property, Record, Rule, Text, kind_of
+from extproc.policy.spec import Spec
 
 PLURAL, SINGULAR, SHORT_NAME, CATEGORY = "inferencepolicies", "inferencepolicy", "infpol", "kvmesh"
 HEADER = "# Written by `python -m extproc.policy.crd`; docs/inference-policy.md explains the fields.\n"
@@ -80,7 +80,7 @@ def policy_schema() -> dict[str, Any]:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": _schema(SPEC),
+            "spec": _schema(kind_of(Spec)),
             "status": STATUS,
         },
     }
@@ -126,9 +126,8 @@ def _number(kind: Number) -> dict[str, Any]:
     found: dict[str, Any] = {"type": "integer" if kind.whole else "number"}
     if kind.whole:
         found["format"] = "int32" if kind.most <= INT32 else "int64"
-    bound = kind.least if kind.above is None else kind.above
-    found["minimum"] = _plain(bound or 0)
-    if kind.above is not None:
+    found["minimum"] = _plain(kind.least)
+    if kind.above:
         found["exclusiveMinimum"] = True
     found["maximum"] = _plain(kind.most)
     return found
@@ -149,8 +148,13 @@ def _record(kind: Record) -> dict[str, Any]:
 
 def _property(prop: Property) -> dict[str, Any]:
     words = prop.words[:1].upper() + prop.words[1:]
-    found = {"description": f"{words} (usually {prop.usual})." if prop.usual else f"{words}.", **_schema(prop.kind)}
-    return found if prop.default is None else found | {"default": prop.default}
+    found = {
+        "description": f"{words} (default: {prop.default})." if prop.default else f"{words}.",
+        **_schema(prop.kind),
+    }
+    if prop.filled is None:
+        return found
+    return found | {"default": prop.filled if isinstance(prop.filled, str) else _plain(prop.filled)}
 
 
 def _list(kind: ListOf) -> dict[str, Any]:

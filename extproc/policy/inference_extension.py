@@ -1,6 +1,6 @@
 """InferenceObjective and InferenceModelRewrite (v1alpha2) -> what they say of a pool, in the terms of the policy.
 
-Called by whoever gets documents. Both groups that had them are read: llm-d.ai, and inference.networking.x-k8s.io.
+Both groups that had them are read: llm-d.ai, and inference.networking.x-k8s.io.
 Fields: https://github.com/llm-d/llm-d-inference-scheduler, `apix`. Fields that we do not know are left alone: the
 resources are not ours.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from extproc.models.models import ANY_MODEL, ModelTarget
+from extproc.models.models import ANY_MODEL, ModelRule, ModelTarget
 from extproc.policy.priority import PriorityClass
 from extproc.policy.reading import PolicyDocumentError, created_at_of, record_of, shown, text_of
 
@@ -93,19 +93,18 @@ def objectives_of(
     return found
 
 
-def model_rules_of(pool: str, rewrites: Iterable[ModelRewrite]) -> list[dict[str, Any]]:
-    """Return the rewrites of a pool as `models.rules` of the picker's document; "*" is the rule for every other model.
+def model_rules_of(pool: str, rewrites: Iterable[ModelRewrite]) -> list[ModelRule]:
+    """Return the rewrites of a pool as rules of a model table; "*" is the rule for every other model.
 
     An exact match goes before the generic one wherever it stands; else the oldest resource, then its first rule.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, ModelRule] = {}
     for rewrite in sorted(rewrites, key=_age):
         if rewrite.pool != pool:
             continue
         for rule in rewrite.rules:
-            targets = [{"model": target.model, "weight": target.weight} for target in rule.targets]
             for model in rule.models or (ANY_MODEL,):
-                found.setdefault(model, {"model": model, "targets": targets})
+                found.setdefault(model, ModelRule(model=model, targets=rule.targets))
     return list(found.values())
 
 

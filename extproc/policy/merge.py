@@ -94,6 +94,15 @@ def leaves_of(fields: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path
             yield (*path, name), value
 
 
+def lay_over(below: Mapping[str, Any], above: Mapping[str, Any], *, resets: Resets) -> dict[str, Any]:
+    """Return the fields of two layers of one source, the second one before the first, merged leaf by leaf."""
+    layers = [
+        Layer(source=source, level=level, created_at=None, fields=fields)
+        for source, level, fields in (("below", Level.SETTINGS, below), ("above", Level.MESH, above))
+    ]
+    return dict(merge_layers(layers, resets=resets).fields)
+
+
 class _Merging:
     """The leaves so far; each layer overwrites those below it."""
 

@@ -5,25 +5,28 @@ replaces what was good before: that stays in force and the status says so.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Self
 
-from extproc.policy.explanation import explain_pool, explain_problems, explain_status
-from extproc.policy.findings import FindingsBook
-from extproc.policy.host_claims import SettledHosts
-from extproc.policy.hosts import settle_pool_hosts
+from extproc.pods.endpoint import Role
+from extproc.policy.coverage import UNCOVERED, Coverage, LayerBook, Reach, reach_of
+from extproc.policy.explanation import (
+    PolicyTargetError,
+    explain_pool,
+    explain_problems,
+    explain_status,
+    targeted_pools,
+)
+from extproc.policy.findings import FindingsBook, StatusBook, refusals
+from extproc.policy.hosts import SettledHosts, settle_pool_hosts
 from extproc.policy.inference_extension import ModelRewrite, Objective, read_model_rewrite, read_objective
 from extproc.policy.inference_policy import KIND, InferencePolicy, parse_inference_policy
 from extproc.policy.intake import Intake
-from extproc.policy.layers import UNCOVERED, Coverage, LayerBook
 from extproc.policy.merge import Layer, Level
 from extproc.policy.outcomes import OBJECTIVE, REWRITE, SETTINGS, Extensions, Outcome, OutcomeBook, PoolLayer
 from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
-from extproc.policy.reach import Reach, reach_of
 from extproc.policy.status import Findings, PolicyStatus
-from extproc.policy.statuses import StatusBook, refusals
-from extproc.policy.targets import PolicyTargetError, targeted_pools
 from kvmesh.documents.documents import Document, DocumentProblem, Snapshot
 from kvmesh.documents.pool_resolver import PoolResolver
 from kvmesh.documents.pools import Pool, ResolvedPools
@@ -56,6 +59,9 @@ class MeshPolicy:
     root_namespace: str = ROOT_NAMESPACE
     # what the picker's own flags say, as `fields` of an InferencePolicy: below all policies
     settings: Mapping[str, Any] = field(default_factory=dict)
+    # and of single endpoints, which no policy names
+    cordoned: frozenset[str] = frozenset()
+    roles: Mapping[str, Role] = field(default_factory=dict)
     state: MeshState = field(default_factory=MeshState)
     book: OutcomeBook = field(default_factory=OutcomeBook)
     _resolver: PoolResolver = field(default_factory=PoolResolver)
@@ -162,15 +168,17 @@ class MeshPolicy:
         made = self._made.get(pool.name)
         if made is not None and made.pool is pool and made.outcome is outcome and made.config.hosts == hosts:
             return made.config
-        fields = outcome.merged.fields
+        policy = outcome.policy
+        if self.cordoned or self.roles:
+            policy = replace(policy, cordoned=self.cordoned, roles=self.roles)
         config = PoolConfig(
             name=pool.name,
             endpoints=pool.endpoints,
-            policy=outcome.policy,
+            policy=policy,
             models=outcome.models,
             hosts=hosts,
-            sample_share=fields.get("sample_share"),
-            failure_mode=fields.get("failure_mode", FAIL_CLOSE),
+            sample_share=outcome.policy.observability.sample_share,
+            failure_mode=outcome.merged.fields.get("failureMode", FAIL_CLOSE),
             model=pool.model,
             origins=outcome.origins,
         )

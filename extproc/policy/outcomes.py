@@ -5,16 +5,17 @@ Used by `mesh_policy`. Pools with the same layers share one outcome, so that a c
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from extproc.errors import ConfigError
 from extproc.models.models import ModelTable
 from extproc.policy.inference_extension import ModelRewrite, Objective, model_rules_of, objectives_of
-from extproc.policy.inference_policy import RESETS, pick_policy, spec_path
+from extproc.policy.inference_policy import RESETS, spec_path
 from extproc.policy.intake import Held
 from extproc.policy.merge import NO_AGE, Layer, Level, Merged, merge_layers, precedence
+from extproc.policy.merged_policy import pick_policy
 from extproc.policy.values import PickPolicy
 from extproc.policy.warnings import merged_warnings
 
@@ -288,11 +289,16 @@ def merge_pool(pool: str, layers: Iterable[PoolLayer], extensions: Extensions) -
     ordered = tuple(sorted(layers, key=lambda each: precedence(each.layer), reverse=True))
     merged = merge_layers((each.layer for each in ordered), resets=RESETS)
     origins = {written_path(path): source for path, source in merged.origins.items()}
-    extended: dict[str, Any] = {}
     policy, models = pick_policy(merged.fields)
     rewrites, faults = _agreeing_rewrites(pool, merged.fields, extensions.rewrites)
     if rewrites:
-        policy, models = _with_rewrites(pool, merged.fields, rewrites, extended)
+        policy, models = pick_policy(merged.fields, rewrites=model_rules_of(pool, rewrites))
+    own = {rule["model"] for rule in merged.fields.get("models", {}).get("rules", ())}
+    extended: dict[str, Any] = {
+        f"spec.models.rules[{rule.model}]": {"model": rule.model, "targets": [asdict(each) for each in rule.targets]}
+        for rule in models.rules
+        if rule.model not in own
+    }
     origins |= dict.fromkeys(extended, REWRITE)
     policy = _with_objectives(pool, policy, extensions.objectives, extended, origins)
     return Outcome(
@@ -318,24 +324,11 @@ def _agreeing_rewrites(
         if held.good is None:
             continue
         try:
-            _with_rewrites(pool, models, [held.good], {})
+            pick_policy(models, rewrites=model_rules_of(pool, [held.good]))
             good.append(held.good)
         except ConfigError as error:
             faults.append(Fault(source=f"{REWRITE} {held.source}", pool=pool, words=str(error)))
     return good, tuple(faults)
-
-
-def _with_rewrites(
-    pool: str, fields: Mapping[str, Any], rewrites: Sequence[ModelRewrite], extended: dict[str, Any]
-) -> tuple[PickPolicy, ModelTable]:
-    """Read the merged document, with the rules of model rewrites for the names that no policy has a rule for."""
-    models = dict(fields.get("models", {}))
-    own = list(models.get("rules", ()))
-    named = {rule.get("model") for rule in own if isinstance(rule, Mapping)}
-    added = [rule for rule in model_rules_of(pool, rewrites) if rule["model"] not in named]
-    result = pick_policy({**fields, "models": {**models, "rules": own + added}})
-    extended.update((f"spec.models.rules[{rule['model']}]", rule) for rule in added)
-    return result
 
 
 def _with_objectives(
@@ -356,7 +349,7 @@ def _with_objectives(
         if name not in priorities.objectives
     }
     for name, word in found.items():
-        path = written_path(("policy", "priorities", "objectives", name))
+        path = written_path(("priorities", "objectives", name))
         extended[path] = word
         origins[path] = f"{OBJECTIVE} {pool.partition('/')[0]}/{name}"  # a pool's objectives are of its namespace
     return replace(policy, priorities=replace(priorities, objectives={**priorities.objectives, **found}))

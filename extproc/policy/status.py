@@ -1,6 +1,6 @@
 """What an InferencePolicy's status says: conditions, as the Kubernetes API has them. Pure; time is an argument.
 
-Called by `mesh_policy` after each merge. The conditions follow GEP-713: `Accepted` is always there, the others only
+The conditions follow GEP-713: `Accepted` is always there, the others only
 while they are true, so that `kubectl describe` shows problems and nothing else.
 """
 

@@ -15,9 +15,8 @@ from extproc.admission.admission_queue import Outcome
 from extproc.admission.degradation import StepChange
 from extproc.pods.endpoint import EndpointLoad, EndpointStatus, Reachability
 from extproc.pods.latency_estimate import LatencyEstimates
-from extproc.policy.observability import ObservabilityPolicy
 from extproc.policy.priority import DEFAULT_CLASSES, DegradationStep, StepKind
-from extproc.policy.values import PickPolicy
+from extproc.policy.values import ObservabilityPolicy, PickPolicy
 from extproc.responses.realised import Comparison
 from extproc.telemetry.endpoint_telemetry import EndpointView
 from extproc.telemetry.lookup_telemetry import LookupTelemetry

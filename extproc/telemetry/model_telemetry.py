@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.policy.observability import ObservabilityPolicy
+from extproc.policy.values import ObservabilityPolicy
 from extproc.responses.realised import Comparison
 from extproc.telemetry.histogram_telemetry import MOST_SERIES, OTHER, Times, TimesHistogram
 from extproc.telemetry.latency_telemetry import TTFT_SECONDS

@@ -18,9 +18,8 @@ from extproc.local.ports import pick_free_port
 from extproc.pages.feed_http import LivePages
 from extproc.pages.live_feed import MOST_WATCHERS
 from extproc.pages.live_watchers import Coalesced, Watcher
-from extproc.policy.observability import ObservabilityPolicy
 from extproc.policy.priority import PriorityPolicy, Quota
-from extproc.policy.values import PickPolicy
+from extproc.policy.values import ObservabilityPolicy, PickPolicy
 from extproc.records.request_story import Decided, DecisionRecord, Fate
 from kvmesh.blocks.block_keys import KEY_BYTES, block_keys, root_key
 from kvmesh.blocks.index_changes import Store, pack_hashes

@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from extproc.policy.crd import policy_schema
-from extproc.policy.inference_policy import (
-    PolicyDocumentError,
-    merged_warnings,
-    parse_inference_policy,
-    pick_policy,
-    warnings,
-)
+from extproc.policy.inference_policy import parse_inference_policy
+from extproc.policy.merged_policy import pick_policy
+from extproc.policy.reading import PolicyDocumentError
+from extproc.policy.warnings import merged_warnings, warnings
 from tests.kube_api.schemas import admit
 from tests.unit.extproc_policy.policy_documents import SMALL, path_exists, policy
 from tests.unit.extproc_policy.policy_mutations import mutated

@@ -9,9 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.admission.admission_queue import Outcome
-from extproc.policy.observability import ObservabilityPolicy
 from extproc.policy.priority import DEFAULT_CLASSES, PriorityPolicy, Quota
-from extproc.policy.values import PickPolicy
+from extproc.policy.values import ObservabilityPolicy, PickPolicy
 from extproc.responses.realised import Comparison
 from extproc.telemetry.histogram_telemetry import TimesHistogram
 from extproc.telemetry.model_telemetry import ModelTelemetry
