@@ -1,7 +1,7 @@
 """Which pools a policy covers: the mesh, its namespace, or what its targets lead to; and the layers of each pool. Pure.
 
 A target is a pool itself, an HTTPRoute through its backends, or a Gateway through its routes. Routes and gateways may
-come from anybody and are read leniently: what is not understood leads to no pool.
+come from any tenant and are read leniently: what is not understood leads to no pool.
 """
 
 from collections import defaultdict
@@ -83,8 +83,8 @@ def _backends(route: Document, namespace: str) -> Iterator[DocumentKey]:
 def _has_resolved_refs(route: Document) -> bool:
     """Tell whether a gateway has let the route's references pass.
 
-    Into another namespace they need a ReferenceGrant there: without, anybody's route, and a policy for it, would reach
-    anybody's pool. The gateway's controller checks it and writes the status, which the route's owner cannot.
+    Into another namespace they need a ReferenceGrant there: without one, any tenant's route, and a policy for it, would
+    reach any pool. The gateway's controller checks it and writes the status, which the route's owner cannot.
     """
     generation = _part(route, "metadata").get("generation")
     return any(
@@ -156,11 +156,11 @@ def coverage_of(policy: InferencePolicy, reach: Reach, *, root_namespace: str) -
 
 def _of_namespace(namespace: str, reach: Reach, *, root_namespace: str) -> Coverage:
     if namespace == root_namespace:
-        level, pools, words = Level.MESH, reach.all_pools, "covers no pool: there is none in the mesh"
+        level, pools, message = Level.MESH, reach.all_pools, "covers no pool: there is none in the mesh"
     else:
         level, pools = Level.NAMESPACE, reach.by_namespace.get(namespace, frozenset())
-        words = f"covers no pool: there is none in the namespace {namespace}"
-    return Coverage(pools=dict.fromkeys(sorted(pools), level), emptiness="" if pools else words)
+        message = f"covers no pool: there is none in the namespace {namespace}"
+    return Coverage(pools=dict.fromkeys(sorted(pools), level), emptiness="" if pools else message)
 
 
 @dataclass(slots=True)

@@ -16,24 +16,17 @@ from extproc.policy.spec import Spec
 PLURAL, SINGULAR, SHORT_NAME, CATEGORY = "inferencepolicies", "inferencepolicy", "infpol", "kvmesh"
 HEADER = "# Written by `python -m extproc.policy.crd`; docs/inference-policy.md explains the fields.\n"
 INT32 = 2**31 - 1
-ACCEPTED = '.status.conditions[?(@.type=="Accepted")]'
-COLUMNS: tuple[Mapping[str, Any], ...] = (
-    {"name": "Target", "type": "string", "jsonPath": ".spec.targetRefs[0].name"},
-    {"name": "Strategy", "type": "string", "jsonPath": ".spec.scoring.strategy"},
-    {"name": "Accepted", "type": "string", "jsonPath": f"{ACCEPTED}.status"},
-    {"name": "Reason", "type": "string", "jsonPath": f"{ACCEPTED}.reason"},
-    *(
-        {
-            "name": kind,
-            "type": "string",
-            "jsonPath": f'.status.conditions[?(@.type=="{kind}")].status',
-            "priority": 0 if kind == "Warning" else 1,
-        }
-        for kind in ("Warning", "Conflicted", "Overridden")
-    ),
-    {"name": "Failure", "type": "string", "jsonPath": ".spec.failureMode", "priority": 1},
-    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-)
+CONDITION_COLUMN = '.status.conditions[?(@.type=="{}")].{}'
+COLUMNS: Mapping[str, str] = {
+    "Target": ".spec.targetRefs[0].name",
+    "Strategy": ".spec.scoring.strategy",
+    "Accepted": CONDITION_COLUMN.format("Accepted", "status"),
+    "Reason": CONDITION_COLUMN.format("Accepted", "reason"),
+    **{kind: CONDITION_COLUMN.format(kind, "status") for kind in ("Warning", "Conflicted", "Overridden")},
+    "Failure": ".spec.failureMode",
+    "Age": ".metadata.creationTimestamp",
+}
+WIDE = ("Conflicted", "Overridden", "Failure")  # columns that only `kubectl get -o wide` shows
 
 
 def policy_crd() -> dict[str, Any]:
@@ -43,7 +36,7 @@ def policy_crd() -> dict[str, Any]:
         "served": True,
         "storage": True,
         "subresources": {"status": {}},
-        "additionalPrinterColumns": [dict(column) for column in COLUMNS],
+        "additionalPrinterColumns": [_column(name, path) for name, path in COLUMNS.items()],
         "schema": {"openAPIV3Schema": policy_schema()},
     }
     return {
@@ -67,6 +60,11 @@ def policy_crd() -> dict[str, Any]:
             "versions": [version],
         },
     }
+
+
+def _column(name: str, path: str) -> dict[str, Any]:
+    column = {"name": name, "type": "date" if name == "Age" else "string", "jsonPath": path}
+    return column | ({"priority": 1} if name in WIDE else {})
 
 
 def policy_schema() -> dict[str, Any]:
@@ -147,9 +145,9 @@ def _record(kind: Record) -> dict[str, Any]:
 
 
 def _property(prop: Property) -> dict[str, Any]:
-    words = prop.words[:1].upper() + prop.words[1:]
+    description = prop.description[:1].upper() + prop.description[1:]
     found = {
-        "description": f"{words} (default: {prop.default})." if prop.default else f"{words}.",
+        "description": f"{description} (default: {prop.default})." if prop.default else f"{description}.",
         **_schema(prop.kind),
     }
     if prop.filled is None:

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from extproc.errors import KvmeshError
 from extproc.policy.coverage import Reach
 from extproc.policy.inference_policy import KIND as POLICY
@@ -19,7 +21,7 @@ from extproc.policy.spec import GROUPS
 from extproc.policy.status import ACCEPTED, PolicyStatus
 from kvmesh.documents.documents import DocumentKey, DocumentProblem
 
-WORDS: Mapping[Level, str] = {
+LEVEL_NAMES: Mapping[Level, str] = {
     Level.SETTINGS: "settings",
     Level.MESH: "mesh",
     Level.NAMESPACE: "namespace",
@@ -86,7 +88,7 @@ def explain_pool(
         "hosts": sorted(config.hosts),
         "policies": [_policy(each, statuses) for each in outcome.layers],
         "fields": sorted(_fields(outcome), key=lambda field: str(field["path"])),
-        "not_in_force": [{"policy": fault.source, "because": fault.words} for fault in outcome.faults],
+        "not_in_force": [{"policy": fault.source, "because": fault.message} for fault in outcome.faults],
         "warnings": list(outcome.warnings),
     }
 
@@ -97,7 +99,7 @@ def explain_status(status: PolicyStatus, *, covers: Sequence[str]) -> dict[str, 
         "policy": status.source,
         "generation": status.observed_generation,
         "covers": sorted(covers),
-        "conditions": [condition.document() for condition in status.conditions],
+        "conditions": list(msgspec.to_builtins(status.conditions)),
     }
 
 
@@ -117,7 +119,7 @@ def _policy(each: PoolLayer, statuses: Mapping[str, PolicyStatus]) -> dict[str, 
     accepted = next((c for c in status.conditions if c.type == ACCEPTED), None) if status is not None else None
     return {
         "policy": each.layer.source,
-        "level": WORDS[each.layer.level],
+        "level": LEVEL_NAMES[each.layer.level],
         "generation": each.generation,
         "created_at": each.layer.created_at,
         "accepted": accepted.status == "True" if accepted is not None else True,
@@ -126,7 +128,7 @@ def _policy(each: PoolLayer, statuses: Mapping[str, PolicyStatus]) -> dict[str, 
 
 
 def _fields(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    levels = {each.layer.source: WORDS[each.layer.level] for each in outcome.layers}
+    levels = {each.layer.source: LEVEL_NAMES[each.layer.level] for each in outcome.layers}
     given = {each.layer.source: dict(leaves_of(each.layer.fields)) for each in outcome.layers}
     lost: defaultdict[str, list[Loss]] = defaultdict(list)
     for loss in outcome.merged.losses:

@@ -112,9 +112,9 @@ def _shares_of(outcome: Outcome) -> dict[str, _Share]:
         if loss.is_conflict:
             shares[loss.loser].conflicts[loss.winner].add(loss.path)
     for fault in outcome.faults:
-        shares[fault.source].faults.append(fault.words)
-    for words in outcome.warnings:
-        shares[_author(words, outcome)].warnings.append(words)
+        shares[fault.source].faults.append(fault.message)
+    for message in outcome.warnings:
+        shares[_author(message, outcome)].warnings.append(message)
     return shares
 
 
@@ -135,8 +135,12 @@ def _findings(basis: _Basis, shares: Sequence[tuple[_Share, list[str]]]) -> Find
             conflicts[winner] |= paths
     host_warnings = _hosts(basis.lost_hosts, conflicts)
     own = warnings(held.good) if held.good is not None and not held.error else []
-    merged = [f"{words} (at {_some(pools)})" for words, pools in _pools_by_words(shares, "warnings")]
-    said = [*own, *host_warnings, *(words for words in merged if not any(words.startswith(known) for known in own))]
+    merged = [f"{message} (at {_some(pools)})" for message, pools in _pools_by_message(shares, "warnings")]
+    said = [
+        *own,
+        *host_warnings,
+        *(message for message in merged if not any(message.startswith(known) for known in own)),
+    ]
     return Findings(
         invalid=_invalid(held, shares),
         missing_targets=coverage.missing,
@@ -162,32 +166,32 @@ def _overridden(shares: Sequence[tuple[_Share, list[str]]], conflicts: Container
 
 
 def _hosts(lost_hosts: Iterable[LostClaim], conflicts: Mapping[str, set[Path]]) -> list[str]:
-    """Add the hosts that others have to the conflicts; return what is to be said of those that nobody has."""
-    nobodys: defaultdict[str, list[str]] = defaultdict(list)
+    """Add the hosts that others have to the conflicts; return what is to be said of those that no pool gets."""
+    unassigned: defaultdict[str, list[str]] = defaultdict(list)
     for lost in lost_hosts:
         if lost.winner:
             conflicts[lost.winner].add(("hosts", lost.claim.host))
         else:
-            nobodys[lost.claim.host].append(lost.claim.pool)
+            unassigned[lost.claim.host].append(lost.claim.pool)
     return [
         f"spec.hosts: {host} would lead to {_some(pools)}, so it leads to none; name one pool in targetRefs"
-        for host, pools in nobodys.items()
+        for host, pools in unassigned.items()
     ]
 
 
 def _invalid(held: Held[InferencePolicy], shares: Sequence[tuple[_Share, list[str]]]) -> str:
-    faults = [f"not in force at {_some(pools)}: {words}" for words, pools in _pools_by_words(shares, "faults")]
+    faults = [f"not in force at {_some(pools)}: {message}" for message, pools in _pools_by_message(shares, "faults")]
     own = [f"{held.error}; {held.instead}"] if held.error else []
     return "; ".join([*own, *faults])
 
 
-def _pools_by_words(
+def _pools_by_message(
     shares: Sequence[tuple[_Share, list[str]]], what: Literal["faults", "warnings"]
 ) -> Iterable[tuple[str, list[str]]]:
     found: defaultdict[str, list[str]] = defaultdict(list)
     for share, pools in shares:
-        for words in share.faults if what == "faults" else share.warnings:
-            found[words] += pools
+        for message in share.faults if what == "faults" else share.warnings:
+            found[message] += pools
     return found.items()
 
 
@@ -242,7 +246,7 @@ class StatusBook:
 
 
 def refusals(statuses: Iterable[PolicyStatus]) -> Iterator[DocumentProblem]:
-    """Yield the policies that are not accepted: in a folder nobody reads a status."""
+    """Yield the policies that are not accepted: a document in a folder has no status to read."""
     for status in statuses:
         for condition in status.conditions:
             if condition.type == ACCEPTED and condition.status == FALSE:

@@ -49,7 +49,7 @@ class SettledHosts:
 def settle_hosts(claims: Iterable[HostClaim]) -> SettledHosts:
     """Give each host to the pool of the oldest claim, then of the first by name.
 
-    Where this is one policy for several pools, nobody gets it: no rule would tell which pool its author meant.
+    Where this is one policy for several pools, no pool gets it: no rule could tell which one its author meant.
     """
     by_host: defaultdict[str, list[HostClaim]] = defaultdict(list)
     for claim in claims:
@@ -101,8 +101,8 @@ def settle_pool_hosts(
     settled = settle_hosts(claims)
     for lost in settled.lost:
         if lost.claim.source == annotated[lost.claim.pool]:
-            words = f"{lost.claim.host} is claimed by {lost.winner}, which is older"
-            problems.append(_problem("host-claimed", lost.claim.source, words))
+            message = f"{lost.claim.host} is claimed by {lost.winner}, which is older"
+            problems.append(_problem("host-claimed", lost.claim.source, message))
     return settled, tuple(problems)
 
 
@@ -115,8 +115,8 @@ def _by_policy(pool: str, outcome: Outcome) -> Iterator[HostClaim]:
         yield HostClaim(host=host, pool=pool, source=source, created_at=created_at)
 
 
-def _problem(reason: str, where: str, words: str) -> DocumentProblem:
-    return DocumentProblem(reason=reason, where=where, words=f"metadata.annotations[{HOSTS_ANNOTATION}]: {words}")
+def _problem(reason: str, where: str, message: str) -> DocumentProblem:
+    return DocumentProblem(reason=reason, where=where, words=f"metadata.annotations[{HOSTS_ANNOTATION}]: {message}")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -86,8 +86,8 @@ def read_spec(document: object) -> dict[str, Any]:
     for i, quota in enumerate(quotas):
         for j, earlier in enumerate(quotas[:i]):
             if earlier["tenant"] in (ANY, quota["tenant"]) and earlier["model"] in (ANY, quota["model"]):
-                words = f"never counts: spec.quotas[{j}] comes first and matches all that it matches"
-                raise PolicyDocumentError(f"spec.quotas[{i}]", words)
+                message = f"never counts: spec.quotas[{j}] comes first and matches all that it matches"
+                raise PolicyDocumentError(f"spec.quotas[{i}]", message)
     _require_single_names(fields.get("models", {}).get("served", ()))
     return fields
 
@@ -102,10 +102,10 @@ def read_policy_file(document: object) -> dict[str, Any]:
     fields = _read_settings({} if document is None else document)
     for name in ("targetRefs", "hosts"):
         if name in fields:
-            words = (
+            message = (
                 "this file holds for all pools of the picker: leave it out, or put the file into a --policies folder"
             )
-            raise PolicyDocumentError(f"spec.{name}", words)
+            raise PolicyDocumentError(f"spec.{name}", message)
     return fields
 
 
@@ -122,8 +122,10 @@ def _read_settings(document: object) -> dict[str, Any]:
         former = sorted({*top, *_snake_case_keys(document)})
         if not former:
             raise
-        words = f"{', '.join(former[:MOST_FORMER])}: a policy file is an InferencePolicy or its spec now, in camel case"
-        raise PolicyDocumentError("spec", f"{words} (docs/policy.md has the new names): {error}") from None
+        message = (
+            f"{', '.join(former[:MOST_FORMER])}: a policy file is an InferencePolicy or its spec now, in camel case"
+        )
+        raise PolicyDocumentError("spec", f"{message} (docs/policy.md has the new names): {error}") from None
 
 
 def _snake_case_keys(value: object) -> Iterator[str]:

@@ -27,8 +27,8 @@ def pick_policy(fields: Mapping[str, Any], *, rewrites: Sequence[ModelRule] = ()
     """
     classes = {**_DEFAULTS, **_over_default_classes(fields)}
     if len(classes) > MOST_CLASSES:
-        words = f"{len(classes)} in all policies; at most {MOST_CLASSES} can be"
-        raise PolicyDocumentError("spec.priorities.classes", words)
+        message = f"{len(classes)} in all policies; at most {MOST_CLASSES} can be"
+        raise PolicyDocumentError("spec.priorities.classes", message)
     spec = msgspec.convert(
         {**fields, "priorities": {**fields.get("priorities", {}), "classes": classes}}, Spec, dec_hook=_custom
     )
@@ -98,8 +98,8 @@ def _require_classes(priorities: Priorities) -> None:
                 raise PolicyDocumentError(path, "only sheddable classes may be refused (sheddable: true)")
     reserved = sum(priority_class.reserved_share for priority_class in classes.values())
     if reserved > 1 + ROUNDING:
-        words = f"the reserved shares add up to {reserved:g}, and there is only 1 to share"
-        raise PolicyDocumentError("spec.priorities.classes", words)
+        message = f"the reserved shares add up to {reserved:g}, and there is only 1 to share"
+        raise PolicyDocumentError("spec.priorities.classes", message)
     for path, name in (
         ("defaultClass", priorities.default_class),
         *((f"objectives[{objective}]", name) for objective, name in priorities.objectives.items()),

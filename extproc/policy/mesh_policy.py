@@ -1,6 +1,6 @@
 """Use case: documents -> what each pool is to be served with, and what each policy's status has to say.
 
-Called by the mesh follower once a snapshot; does no I/O. A bad document, or a merge that contradicts itself, never
+It does no I/O. A bad document, or a merge that contradicts itself, never
 replaces what was good before: that stays in force and the status says so.
 """
 
@@ -190,19 +190,19 @@ class MeshPolicy:
     def _extension_problems(self) -> Iterator[DocumentProblem]:
         """Yield what is wrong with documents that have no status of ours."""
         for kind, errors in ((OBJECTIVE, self._objectives.errors()), (REWRITE, self._rewrites.errors())):
-            for source, words in errors:
-                yield DocumentProblem(reason="document-not-valid", where=f"{kind} {source}", words=words)
+            for source, message in errors:
+                yield DocumentProblem(reason="document-not-valid", where=f"{kind} {source}", words=message)
         for source, first, second in self._objectives.doubles():
-            words = f"is there in {first} and in {second}: the older one counts, or the first; delete one"
-            yield DocumentProblem(reason="document-twice", where=f"{OBJECTIVE} {source}", words=words)
+            message = f"is there in {first} and in {second}: the older one counts, or the first; delete one"
+            yield DocumentProblem(reason="document-twice", where=f"{OBJECTIVE} {source}", words=message)
         for source, first, second in self._rewrites.doubles():
-            words = f"is there in {first} and in {second}: both count, the older one's rules before; delete one"
-            yield DocumentProblem(reason="document-twice", where=f"{REWRITE} {source}", words=words)
+            message = f"is there in {first} and in {second}: both count, the older one's rules before; delete one"
+            yield DocumentProblem(reason="document-twice", where=f"{REWRITE} {source}", words=message)
         for outcome in self._outcomes.values():
             for fault in outcome.faults:
                 if fault.source.startswith(REWRITE):
-                    words = f"not in force at {fault.pool}: {fault.words}"
-                    yield DocumentProblem(reason="model-rewrite-not-valid", where=fault.source, words=words)
+                    message = f"not in force at {fault.pool}: {fault.message}"
+                    yield DocumentProblem(reason="model-rewrite-not-valid", where=fault.source, words=message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,7 +144,7 @@ class PriorityClass(Section, frozen=True, kw_only=True):
         ),
     )
 
-    priority: Annotated[Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)], about("higher goes first, strictly")] = 0
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1), about("higher goes first, strictly")] = 0
     # other requests wait, and are sent on when their time in the queue is over
     sheddable: Annotated[bool, about("true: its requests may be refused; others wait")] = False
     tolerance: Annotated[Tolerance, about("how long users wait gladly: sets the targets that are not given")] = (
@@ -165,7 +165,8 @@ class PriorityClass(Section, frozen=True, kw_only=True):
     order: Annotated[Order, about("which of a tenant's waiting requests goes first")] = Order.SHORTEST_WORK
     refusal_status: Annotated[Literal[429, 503], about("HTTP status of refusals")] = 503
     degrade: Annotated[
-        Annotated[tuple[DegradationStep, ...], Meta(max_length=16)],
+        tuple[DegradationStep, ...],
+        Meta(max_length=16),
         about("what is taken from the class before it is refused", default="none"),
     ] = ()
 
@@ -209,13 +210,11 @@ class ClassRule(Section, frozen=True, kw_only=True):
 
     priority_class: Annotated[ClassName, about("the class of requests that match all of this")]
     headers: Annotated[
-        Annotated[
-            Mapping[
-                Annotated[HeaderName, about("in lower case, as Envoy has it")],
-                Annotated[Value, about('exactly this, or "*" for any')],
-            ],
-            Meta(max_length=16),
+        Mapping[
+            Annotated[HeaderName, about("in lower case, as Envoy has it")],
+            Annotated[Value, about('exactly this, or "*" for any')],
         ],
+        Meta(max_length=16),
         about(
             "headers that the request has",
             entry=("name", "value"),
@@ -230,11 +229,13 @@ class ClassRule(Section, frozen=True, kw_only=True):
         ),
     ] = {}
     path_prefix: Annotated[
-        Annotated[str, matching(r"^/[^?]*$", "a path that starts with '/' and has no '?'", most=1024)],
+        str,
+        matching(r"^/[^?]*$", "a path that starts with '/' and has no '?'", most=1024),
         about("beginning of the path"),
     ] = ""
     models: Annotated[
-        Annotated[tuple[Name, ...], Meta(max_length=64)],
+        tuple[Name, ...],
+        Meta(max_length=64),
         about(
             "models as clients write them",
             rules=(
@@ -247,13 +248,11 @@ class ClassRule(Section, frozen=True, kw_only=True):
         ),
     ] = ()
     claims: Annotated[
-        Annotated[
-            Mapping[
-                Annotated[Name, about("of the verified JWT; a.b is b within a")],
-                Annotated[Value, about('exactly this or one of a list, or "*" for any')],
-            ],
-            Meta(max_length=16),
+        Mapping[
+            Annotated[Name, about("of the verified JWT; a.b is b within a")],
+            Annotated[Value, about('exactly this or one of a list, or "*" for any')],
         ],
+        Meta(max_length=16),
         about("claims of the JWT that Envoy has verified", entry=("name", "value")),
     ] = {}
     trust_objective: Annotated[
@@ -333,15 +332,13 @@ class Tenants(Section, frozen=True, kw_only=True):
     )
 
     header: Annotated[
-        Annotated[
-            str,
-            matching(r"^(:?[-!#$%&'*+.^_`|~0-9a-z]+)?$", "a header's name in lower case", most=128, least=0),
-        ]
+        Annotated[str, matching(r"^(:?[-!#$%&'*+.^_`|~0-9a-z]+)?$", "a header's name in lower case", most=128, least=0)]
         | None,
         about('header that names the tenant; "": none', default=f"{FAIRNESS_HEADER}, or none with a claim"),
     ] = None
     claim: Annotated[
-        Annotated[str, Meta(max_length=256)],
+        str,
+        Meta(max_length=256),
         about("claim of the verified JWT that names the tenant, before the header", default="none"),
     ] = ""
 
@@ -350,10 +347,8 @@ class Priorities(Section, frozen=True, kw_only=True):
     """Who belongs to which class and tenant, and what each class may expect."""
 
     classes: Annotated[
-        Annotated[
-            Mapping[Annotated[ClassName, about("header x-kvmesh-priority and a metric's label")], PriorityClass],
-            Meta(max_length=64),
-        ],
+        Mapping[Annotated[ClassName, about("header x-kvmesh-priority and a metric's label")], PriorityClass],
+        Meta(max_length=64),
         about(
             "merged by name and field by field with the three default ones and with wider policies' classes",
             default=", ".join(DEFAULT_CLASSES),
@@ -361,17 +356,13 @@ class Priorities(Section, frozen=True, kw_only=True):
         ),
     ] = msgspec.field(default_factory=lambda: DEFAULT_CLASSES)
     default_class: Annotated[ClassName, about("the class of requests that nothing puts elsewhere")] = STANDARD
-    rules: Annotated[
-        Annotated[tuple[ClassRule, ...], Meta(max_length=128)], about("the first that matches sets the class")
-    ] = ()
+    rules: Annotated[tuple[ClassRule, ...], Meta(max_length=128), about("the first that matches sets the class")] = ()
     objectives: Annotated[
-        Annotated[
-            Mapping[
-                Annotated[ObjectiveName, about("as in x-gateway-inference-objective")],
-                Annotated[ClassName, about("the class that it means")],
-            ],
-            Meta(max_length=256),
+        Mapping[
+            Annotated[ObjectiveName, about("as in x-gateway-inference-objective")],
+            Annotated[ClassName, about("the class that it means")],
         ],
+        Meta(max_length=256),
         about(
             "names of objectives and the class that each means, before InferenceObjectives of the pool",
             entry=("name", "priorityClass"),

@@ -19,21 +19,21 @@ MOST_SHOWN = 80
 
 
 class PolicyDocumentError(ConfigError):
-    """A document is refused: `path` leads to the field (`spec.scoring.weights.prefx`), `words` say what to do."""
+    """A document is refused: `path` leads to the field (`spec.scoring.weights.prefx`), `message` says what to do."""
 
     reason = "invalid"
 
-    def __init__(self, path: str, words: str) -> None:
-        super().__init__(f"{path}: {words}")
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
         self.path = path
-        self.words = words
+        self.message = message
 
 
 def read_record(kind: Record, value: object, path: str) -> dict[str, Any]:
     """Return the fields that are given, by their names; lists with names become mappings. Raise PolicyDocumentError."""
     document = record_of(value, path)
     for name in document:
-        if name not in kind.properties:
+        if name not in kind.properties and not kind.is_open:
             raise PolicyDocumentError(child(path, name), f"unknown field{nearest(name, kind.properties)}")
     # as the API server does: null is the same as not given
     given = {name: part for name, part in document.items() if part is not None}
@@ -60,13 +60,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of a message that names what was probably meant."""
     close = difflib.get_close_matches(name[:MOST_SHOWN], sorted(known), n=1, cutoff=0.0)
     return f"; the nearest valid one is {close[0]!r}" if close else ""
-
-
-def text_of(value: object, path: str, what: str) -> str:
-    """Return a text that is not empty, or raise PolicyDocumentError."""
-    if not isinstance(value, str) or not value or not _is_unicode(value):
-        raise PolicyDocumentError(path, f"must be {what}, not {shown(value)}")
-    return value
 
 
 def record_of(value: object, path: str) -> Mapping[str, Any]:
@@ -97,16 +90,16 @@ def child(path: str, name: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as a message has it: short, and in one line."""
+    """Return a value as a text has it: short, and in one line."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):
         return "a list"
     try:
-        words = json.dumps(value) if isinstance(value, str | int | float | bool) or value is None else repr(value)
+        text = json.dumps(value) if isinstance(value, str | int | float | bool) or value is None else repr(value)
     except ValueError:  # Python writes no number of more than 4,300 digits
-        words = "a number of thousands of digits"
-    return words if len(words) <= MOST_SHOWN else words[:MOST_SHOWN] + "…"
+        text = "a number of thousands of digits"
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 
 
 def _read(kind: Kind, value: object, path: str) -> Any:
@@ -168,9 +161,9 @@ def _read_choice(kind: Choice, value: object, path: str) -> Any:
         for allowed in kind.of:
             if value == allowed:
                 return allowed
-    words = [str(allowed) for allowed in kind.of]
-    hint = nearest(value, words) if isinstance(value, str) else ""
-    raise PolicyDocumentError(path, f"must be one of {', '.join(words)}, not {shown(value)}{hint}")
+    choices = [str(allowed) for allowed in kind.of]
+    hint = nearest(value, choices) if isinstance(value, str) else ""
+    raise PolicyDocumentError(path, f"must be one of {', '.join(choices)}, not {shown(value)}{hint}")
 
 
 def _read_list(kind: ListOf, value: object, path: str) -> Any:
@@ -182,8 +175,8 @@ def _read_list(kind: ListOf, value: object, path: str) -> Any:
     names = [_name_of(kind, item) for item in items] if kind.keys or kind.unique else []
     for i, name in enumerate(names):
         if name in names[:i]:
-            words = ", ".join(str(part) for part in name)
-            raise PolicyDocumentError(f"{path}[{i}]", f"{shown(words)} is already in {path}[{names.index(name)}]")
+            double = ", ".join(str(part) for part in name)
+            raise PolicyDocumentError(f"{path}[{i}]", f"{shown(double)} is already in {path}[{names.index(name)}]")
     require(kind.rules, value, path)
     if not kind.as_mapping:
         return items

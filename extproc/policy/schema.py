@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta, inspect
 
-# an absolute path without "..": whoever writes a policy must not make the picker read files from anywhere
+# an absolute path without "..": the author of a policy must not make the picker read just any file
 FILE_PATTERN = r"^/([^.]|\.[^.])*\.?$"
 
 
@@ -32,6 +32,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_
     """A part of a policy: fields in snake case, in documents in camel case."""
 
     conditions: ClassVar[tuple[Rule, ...]] = ()
+    is_open: ClassVar[bool] = False  # further fields are left alone
 
 
 def at_most(lower: str, upper: str) -> Rule:
@@ -49,7 +50,7 @@ def at_most(lower: str, upper: str) -> Rule:
 
 
 def about(
-    words: str,
+    description: str,
     *,
     default: str | None = None,
     names: Mapping[str, str] | None = None,
@@ -67,7 +68,7 @@ def about(
     refuses doubles. `rules` are conditions on a list as a whole, or on each entry of a mapping.
     """
     extra = {"default": default, "names": names, "entry": entry, "keys": keys, "unique": unique, "rules": rules}
-    return Meta(description=words, extra={name: value for name, value in extra.items() if value is not None})
+    return Meta(description=description, extra={name: value for name, value in extra.items() if value is not None})
 
 
 def matching(pattern: str, meaning: str, *, most: int, least: int = 1) -> Meta:
@@ -123,7 +124,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One of a few words or numbers."""
+    """One of a few description or numbers."""
 
     of: tuple[str, ...] | tuple[int, ...]
 
@@ -151,7 +152,7 @@ class Property:
     """One field of an object."""
 
     kind: "Kind"
-    words: str  # for the schema and the table
+    description: str  # for the schema and the table
     default: str  # what holds where no policy gives it, for people
     filled: Any = None  # what documents that leave it out get written into them; None: nothing
     required: bool = False
@@ -159,10 +160,11 @@ class Property:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """An object with these fields and no others."""
+    """An object with these fields, and no others."""
 
     properties: Mapping[str, Property]
     rules: tuple[Rule, ...] = ()
+    is_open: bool = False  # or with others, which are left alone
 
 
 Kind = Text | Number | Flag | Choice | ListOf | Record
@@ -179,15 +181,15 @@ def kind_of(struct: type[Section]) -> Record:
 def _record(info: inspect.StructType, *, filled: bool) -> Record:
     assert issubclass(info.cls, Section)
     properties = {field.encode_name: _property(field, filled=filled) for field in info.fields}
-    return Record(properties=properties, rules=info.cls.conditions)
+    return Record(properties=properties, rules=info.cls.conditions, is_open=info.cls.is_open)
 
 
 def _property(field: inspect.Field, *, filled: bool) -> Property:
-    kind, words, shown = _described(field.type, filled=filled)
+    kind, description, shown = _described(field.type, filled=filled)
     default = None if field.default is msgspec.NODEFAULT else field.default
     return Property(
         kind=kind,
-        words=words,
+        description=description,
         default=_shown(default) if shown is None else shown,
         filled=msgspec.to_builtins(default) if filled and default else None,
         required=field.required,
@@ -197,16 +199,16 @@ def _property(field: inspect.Field, *, filled: bool) -> Property:
 def _described(annotated: inspect.Type, *, filled: bool) -> tuple[Kind, str, str | None]:
     """Return a type's kind and description, and the text for its default where this is not the default itself."""
     extra: dict[str, Any] = {}
-    words = ""
+    description = ""
     kind = annotated
     while isinstance(kind, inspect.Metadata | inspect.UnionType):
         if isinstance(kind, inspect.Metadata):
-            words = words or (kind.extra_json_schema or {}).get("description", "")
+            description = description or (kind.extra_json_schema or {}).get("description", "")
             extra = {**(kind.extra or {}), **extra}
             kind = kind.type
         else:  # a value or None, which documents do not write
             (kind,) = (each for each in kind.types if not isinstance(each, inspect.NoneType))
-    return _kind(kind, extra, filled=filled), words, extra.get("default")
+    return _kind(kind, extra, filled=filled), description, extra.get("default")
 
 
 def _kind(kind: inspect.Type, extra: Mapping[str, Any], *, filled: bool) -> Kind:
@@ -262,18 +264,20 @@ def _with_default(prop: Property) -> Property:
 
 
 def _mapping(kind: inspect.DictType, extra: Mapping[str, Any], *, filled: bool) -> Kind:
-    value, words, _ = _described(kind.value_type, filled=filled)
+    value, description, _ = _described(kind.value_type, filled=filled)
     if "names" in extra:
         names: Mapping[str, str] = extra["names"]
         return Record(
-            properties={name: Property(kind=value, words=words, default=default) for name, default in names.items()}
+            properties={
+                name: Property(kind=value, description=description, default=default) for name, default in names.items()
+            }
         )
     key, value_name = extra["entry"]
     key_kind, key_words, _ = _described(kind.key_type, filled=filled)
-    properties = {key: Property(kind=key_kind, words=key_words, default="", required=True)}
+    properties = {key: Property(kind=key_kind, description=key_words, default="", required=True)}
     rules: tuple[Rule, ...] = extra.get("rules", ())
     if value_name:
-        properties[value_name] = Property(kind=value, words=words, default="", required=True)
+        properties[value_name] = Property(kind=value, description=description, default="", required=True)
     else:
         assert isinstance(value, Record)
         properties |= value.properties

@@ -62,7 +62,7 @@ class TargetRef(Section, frozen=True, kw_only=True):
         ),
     )
 
-    group: Annotated[Annotated[str, Meta(max_length=253)], about('API group; "" for Service')] = ""
+    group: Annotated[str, Meta(max_length=253), about('API group; "" for Service')] = ""
     kind: Annotated[Literal["Gateway", "HTTPRoute", "InferencePool", "Service"], about("what the policy applies to")]
     name: Annotated[ObjectName, about("its name, in the policy's own namespace")]
 
@@ -115,7 +115,7 @@ class ScalePolicy(Section, frozen=True, kw_only=True):
         *(_up_above_down(signal) for signal in ("queueRequests", "kvUsage", "gpuUtilization")),
     )
 
-    min_replicas: Annotated[Annotated[int, Meta(ge=0, le=10_000)], about("never fewer pods")] = 1
+    min_replicas: Annotated[int, Meta(ge=0, le=10_000), about("never fewer pods")] = 1
     max_replicas: Annotated[Annotated[int, Meta(ge=1, le=10_000)] | None, about("never more")] = None
     scale_up: Annotated[ScaleSignals, about("more pods when any of these is reached")] = ScaleSignals()
     scale_down: Annotated[ScaleSignals, about("fewer when all given are at or below")] = ScaleSignals()
@@ -145,10 +145,9 @@ class Served(Section, frozen=True, kw_only=True):
     )
 
     name: Annotated[Name, about("the first of vLLM's --served-model-name")]
-    aliases: Annotated[Annotated[frozenset[Name], Meta(max_length=64)], about("its further served names")] = frozenset()
+    aliases: Annotated[frozenset[Name], Meta(max_length=64), about("its further served names")] = frozenset()
     adapters: Annotated[
-        Annotated[frozenset[Name], Meta(max_length=1024)],
-        about("LoRA adapters; those that pods report need not be listed"),
+        frozenset[Name], Meta(max_length=1024), about("LoRA adapters; those that pods report need not be listed")
     ] = frozenset()
     tokens: Annotated[
         TokensFrom | None,
@@ -160,13 +159,11 @@ class Served(Section, frozen=True, kw_only=True):
     tokenizer: Annotated[Path | None, about("folder in the picker's container")] = None
     chat_template: Annotated[Path | None, about("file in the picker's container, in place of the folder's")] = None
     chat_template_kwargs: Annotated[
-        Annotated[
-            Mapping[
-                Annotated[str, Meta(min_length=1, max_length=128), about("name of the argument")],
-                Annotated[str, Meta(max_length=1024), about("JSON where it is, else a text")],
-            ],
-            Meta(max_length=16),
+        Mapping[
+            Annotated[str, Meta(min_length=1, max_length=128), about("name of the argument")],
+            Annotated[str, Meta(max_length=1024), about("JSON where it is, else a text")],
         ],
+        Meta(max_length=16),
         about("vLLM's --default-chat-template-kwargs", entry=("name", "value")),
     ] = {}
     max_model_len: Annotated[Tokens | None, about("tokens of prompt and output", default="as pods report")] = None
@@ -176,7 +173,7 @@ class Target(Section, frozen=True, kw_only=True):
     """One arm of a rule."""
 
     model: Annotated[Name, about("the name that the pod gets")]
-    weight: Annotated[Annotated[float, Meta(ge=0, le=10**9)], about("its share; 0 stops the arm")] = 1.0
+    weight: Annotated[float, Meta(ge=0, le=10**9), about("its share; 0 stops the arm")] = 1.0
 
 
 class Rewrite(Section, frozen=True, kw_only=True):
@@ -193,7 +190,8 @@ class Rewrite(Section, frozen=True, kw_only=True):
 
     model: Annotated[Name, about('as clients write it; "*": every name without a rule')]
     targets: Annotated[
-        Annotated[tuple[Target, ...], Meta(min_length=1, max_length=16)],
+        tuple[Target, ...],
+        Meta(min_length=1, max_length=16),
         about(
             "one: a rewrite; several: a split by weight",
             keys=("model",),
@@ -209,7 +207,8 @@ class Rewrite(Section, frozen=True, kw_only=True):
     sticky_by: Annotated[StickyBy, about("what keeps a client on its target")] = StickyBy.NOTHING
     sticky_header: Annotated[HeaderName | None, about("with stickyBy: header")] = None
     fallbacks: Annotated[
-        Annotated[tuple[Name, ...], Meta(max_length=16)],
+        tuple[Name, ...],
+        Meta(max_length=16),
         about("models tried in order when no endpoint of the target is ready", unique=True),
     ] = ()
 
@@ -217,12 +216,9 @@ class Rewrite(Section, frozen=True, kw_only=True):
 class Models(Section, frozen=True, kw_only=True):
     """What the pods serve, and which requests go to which model."""
 
-    served: Annotated[
-        Annotated[tuple[Served, ...], Meta(max_length=64)], about("the pods' base models", keys=("name",))
-    ] = ()
+    served: Annotated[tuple[Served, ...], Meta(max_length=64), about("the pods' base models", keys=("name",))] = ()
     rules: Annotated[
-        Annotated[tuple[Rewrite, ...], Meta(max_length=256)],
-        about("what becomes of requests for a name", keys=("model",)),
+        tuple[Rewrite, ...], Meta(max_length=256), about("what becomes of requests for a name", keys=("model",))
     ] = ()
     only_listed: Annotated[bool, about("true: any other name is answered 404")] = False
 
@@ -249,7 +245,8 @@ class Spec(Section, frozen=True, kw_only=True):
     )
 
     target_refs: Annotated[
-        Annotated[tuple[TargetRef, ...], Meta(min_length=1, max_length=16)],
+        tuple[TargetRef, ...],
+        Meta(min_length=1, max_length=16),
         about(
             "what the policy applies to; left out: its namespace, and in the root namespace the mesh",
             keys=("group", "kind", "name"),
@@ -260,7 +257,8 @@ class Spec(Section, frozen=True, kw_only=True):
     load: Annotated[Load, about("when pods are full, and when they are avoided")] = Load()
     priorities: Annotated[Priorities, about("whose requests go first under load")] = Priorities()
     quotas: Annotated[
-        Annotated[tuple[Quota, ...], Meta(max_length=256)],
+        tuple[Quota, ...],
+        Meta(max_length=256),
         about("what a tenant may use of a model; the first that matches counts"),
     ] = ()
     disaggregation: Annotated[Disaggregation, about("prefill apart from decode: read and shown, not acted on yet")] = (
@@ -279,6 +277,7 @@ class Spec(Section, frozen=True, kw_only=True):
         ObservabilityPolicy()
     )
     hosts: Annotated[
-        Annotated[tuple[Host, ...], Meta(max_length=32)],
+        tuple[Host, ...],
+        Meta(max_length=32),
         about("hosts that tell the pool from others; only with one target, an InferencePool or a Service", unique=True),
     ] = ()

@@ -22,7 +22,15 @@ def field_tables() -> str:
         inside = _inside(prop.kind)
         if name not in alone and inside is not None:
             path = name + ("[]" if isinstance(prop.kind, ListOf) else "")
-            parts += ["", f"### spec.{path}", "", f"{_sentence(prop.words)}.", "", HEAD, *_rows(inside.properties, "")]
+            parts += [
+                "",
+                f"### spec.{path}",
+                "",
+                f"{_sentence(prop.description)}.",
+                "",
+                HEAD,
+                *_rows(inside.properties, ""),
+            ]
     return "\n".join([parts[0], "", *parts[1:]]) + "\n"
 
 
@@ -50,9 +58,9 @@ def _rows(properties: Mapping[str, Property], parent: str) -> Iterator[str]:
 
 def _row(path: str, prop: Property) -> str:
     required = " **required**" if prop.required else ""
-    words = prop.words.replace("|", "\\|")
+    description = prop.description.replace("|", "\\|")
     names = ", ".join(f"`{name}`" for name in path.split(", "))
-    return f"| {names} | {_takes(prop.kind)}{required} | {prop.default} | {words} |"
+    return f"| {names} | {_takes(prop.kind)}{required} | {prop.default} | {description} |"
 
 
 def _takes(kind: Kind) -> str:
@@ -80,8 +88,8 @@ def _numbers(kind: Number) -> str:
     return f"{what} {kind.least:.12g} … {kind.most:.12g}"
 
 
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]
+def _sentence(description: str) -> str:
+    return description[:1].upper() + description[1:]
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from extproc.policy.schema import (
 
 
 class Steering(StrEnum):
-    """How Envoy is told the pick: a list that retries walk, or one address for an ORIGINAL_DST cluster."""
+    """How Envoy gets the pick: as a list that retries walk, or one address for an ORIGINAL_DST cluster."""
 
     OVERRIDE_HOST = "override-host"
     ORIGINAL_DST = "original-dst"
@@ -78,13 +78,7 @@ PRESETS: Mapping[Strategy, Mapping[str, float]] = MappingProxyType(
         Strategy.LEAST_REQUEST: _weights(active_requests=1.0),
         Strategy.PREFIX_AWARE: _weights(prefix=3.0, queue_depth=2.0, kv_usage=1.0),
         Strategy.KV_AWARE: _weights(
-            prefill_work=16.0,
-            decode_work=2.0,
-            cache_room=2.0,
-            queue_depth=1.0,
-            kv_usage=0.5,
-            lora=4.0,
-            session=0.5,
+            prefill_work=16.0, decode_work=2.0, cache_room=2.0, queue_depth=1.0, kv_usage=0.5, lora=4.0, session=0.5
         ),
         # 3 x KV use + 1 x active requests - 10 x match + 0.5 x memory bandwidth - 1 x recent, every term 0..1
         Strategy.LATENCY_COST: _weights(
@@ -137,8 +131,7 @@ class HealthPolicy(Section, frozen=True, kw_only=True):
     avoid_seconds: Annotated[Seconds, about("the pod is avoided for this long; doubled each time in a row")] = 5.0
     longest_avoid_seconds: Annotated[Seconds, about("and for at most this long")] = 60.0
     slow_factor: Annotated[
-        Annotated[float, Meta(gt=0, le=10**6)],
-        about("an inter-token time this many times the pods' median is an outlier"),
+        float, Meta(gt=0, le=10**6), about("an inter-token time this many times the pods' median is an outlier")
     ] = 3.0
     slow_floor_seconds: Annotated[SecondsOrZero, about("an inter-token time below this is never one")] = 0.05
     most_avoided_share: Annotated[
@@ -153,7 +146,7 @@ class HotspotPolicy(Section, frozen=True, kw_only=True):
     pressure: Annotated[Million, about("the longer wait at the prefix's pod, as a share of what the hit saves")] = 1.0
     least_requests: Annotated[CountOrZero, about("requests under pressure that make a prefix hot")] = 8
     window_seconds: Annotated[Seconds, about("the time within which they come")] = 5.0
-    copies: Annotated[Annotated[int, Meta(ge=0, le=1000)], about("copies of each prefix beside the first holder's")] = 1
+    copies: Annotated[int, Meta(ge=0, le=1000), about("copies of each prefix beside the first holder's")] = 1
     remember_seconds: Annotated[Seconds, about("a copy is remembered for this long")] = 60.0
     most_prefixes: Annotated[Count, about("prefixes that are remembered at a time")] = 1024
 
@@ -179,8 +172,7 @@ class ObservabilityPolicy(Section, frozen=True, kw_only=True):
     ] = 0.0
     currency: Annotated[
         # it becomes a label of metrics and a word on pages
-        Annotated[str, matching("^[A-Za-z]+$", "letters", most=8)],
-        about("what the price is in"),
+        Annotated[str, matching("^[A-Za-z]+$", "letters", most=8)], about("what the price is in")
     ] = "USD"
 
 
@@ -196,9 +188,7 @@ class Scoring(Section, frozen=True, kw_only=True):
         about("single weights on top of the preset", names=dict.fromkeys(SCORER_NAMES, "preset")),
     ] = {}
     scales: Annotated[Scales, about("the difference that scorers count as one whole point")] = Scales()
-    fallbacks: Annotated[
-        Annotated[int, Meta(ge=0, le=16)], about("endpoints named after the winner, for Envoy's retries")
-    ] = 2
+    fallbacks: Annotated[int, Meta(ge=0, le=16), about("endpoints named after the winner, for Envoy's retries")] = 2
     session_seconds: Annotated[Seconds, about("a session is remembered for this long after its last request")] = 300.0
 
 
@@ -206,8 +196,7 @@ class PrefixCache(Section, frozen=True, kw_only=True):
     """What cached prefixes count for."""
 
     minimum_hit_ratio: Annotated[
-        Share,
-        about("gate: a match shorter than this share of the prompt makes an endpoint no better than one without"),
+        Share, about("gate: a match shorter than this share of the prompt makes an endpoint no better than one without")
     ] = 0.0
     alert_hit_ratio: Annotated[
         Share, about("target for alerts: share of all prompt tokens that should be found in caches; 0: none")

@@ -42,7 +42,7 @@ def merged_warnings(policy: PickPolicy, models: ModelTable) -> list[str]:
     for name, priority_class in priorities.classes.items():
         where = f"spec.priorities.classes[{name}]"
         if name not in reached and priority_class.reserved_share > 0:
-            found.append(f"{where}.reservedShare: reserved for nobody: no rule, objective or default leads here")
+            found.append(f"{where}.reservedShare: reserved for no request: no rule, objective or default leads here")
         elif name not in reached and name not in DEFAULT_CLASSES:
             found.append(f"{where}: no request can get it: no rule, objective or default leads here")
     if models.only_listed:

@@ -126,26 +126,30 @@ def model_for(name: str, table: ModelTable) -> str | None:
 @pytest.mark.parametrize(
     ("kind", "spec", "message"),
     [
-        ("InferenceObjective", {"priority": "high"}, "spec.priority: must be a whole number between "),
-        ("InferenceObjective", {"priority": 2**31}, "spec.priority: must be a whole number between "),
-        ("InferenceObjective", {"poolRef": {}}, "spec.poolRef.name: must be the name of an InferencePool, not null"),
+        ("InferenceObjective", {"priority": "high"}, 'spec.priority: must be a whole number, not "high"'),
+        ("InferenceObjective", {"priority": 2**31}, "spec.priority: must be between -2147483648 and "),
+        ("InferenceObjective", {"poolRef": {}}, "spec.poolRef.name: is missing"),
         (
             "InferenceObjective",
             {"poolRef": {"name": "a", "kind": "Service"}},
-            "spec.poolRef.kind: must be InferencePool",
+            "spec.poolRef.kind: must be one of InferencePool, not ",
         ),
         ("InferenceObjective", None, "spec: must be an object, not null"),
-        ("InferenceModelRewrite", {}, "spec.rules: must be a list, not null"),
-        ("InferenceModelRewrite", {"rules": [{"targets": []}]}, "spec.rules[0].targets: must have at least one item"),
+        ("InferenceModelRewrite", {}, "spec.rules: is missing"),
+        (
+            "InferenceModelRewrite",
+            {"rules": [{"targets": []}]},
+            "spec.rules[0].targets: must have 1 to 10000 items, not 0",
+        ),
         (
             "InferenceModelRewrite",
             {"rules": [{"targets": [{"modelRewrite": "a", "weight": 0}]}]},
-            "spec.rules[0].targets[0].weight: must be a whole number between 1 and 1000000, not 0",
+            "spec.rules[0].targets[0].weight: must be between 1 and 1000000, not 0",
         ),
         (
             "InferenceModelRewrite",
             {"rules": [{"matches": [{"model": {"type": "Regex", "value": "a"}}], "targets": [{"modelRewrite": "a"}]}]},
-            "spec.rules[0].matches[0].model.type: must be Exact",
+            "spec.rules[0].matches[0].model.type: must be one of Exact, not ",
         ),
     ],
 )

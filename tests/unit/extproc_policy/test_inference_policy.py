@@ -390,7 +390,7 @@ def test_names_that_people_give_do_not_blur_the_path_of_what_is_wrong() -> None:
         with pytest.raises(PolicyDocumentError) as refused:
             pick_policy(parse_inference_policy(policy(spec)).fields)
         assert refused.value.path == path
-        assert "nope" in refused.value.words or "'policy.my_model: x' is neither" in refused.value.words
+        assert "nope" in refused.value.message or "'policy.my_model: x' is neither" in refused.value.message
     for name in ("a b: c", "x[0].y", "a]"):
         with pytest.raises(
             PolicyDocumentError, match=r"^spec\.priorities\.objectives\[0\]\.name: must be an objective"

@@ -134,11 +134,11 @@ def refusal(path: tuple[str, ...], value: float | None) -> str | None:
 
 
 def test_every_field_says_what_it_means() -> None:
-    def words(record: Record) -> Iterator[tuple[str, Property]]:
+    def described(record: Record) -> Iterator[tuple[str, Property]]:
         for name, prop in record.properties.items():
             yield name, prop
             inner = prop.kind.item if isinstance(prop.kind, ListOf) else prop.kind
             if isinstance(inner, Record):
-                yield from words(inner)
+                yield from described(inner)
 
-    assert [name for name, prop in words(kind_of(Spec)) if len(prop.words) < 8] == []
+    assert [name for name, prop in described(kind_of(Spec)) if len(prop.description) < 8] == []

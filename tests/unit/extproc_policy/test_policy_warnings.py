@@ -85,7 +85,7 @@ def test_a_doubtful_policy_is_accepted_with_a_warning(spec: dict[str, Any], word
         (
             {"priorities": {"classes": {"gold": {"priority": 7, "reservedShare": 0.1}}}},
             [
-                "spec.priorities.classes[gold].reservedShare: reserved for nobody: "
+                "spec.priorities.classes[gold].reservedShare: reserved for no request: "
                 "no rule, objective or default leads here"
             ],
         ),
