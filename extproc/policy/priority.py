@@ -17,6 +17,7 @@ from msgspec import Meta
 from extproc.policy.schema import (
     Count,
     CountOrZero,
+    Factor,
     HeaderName,
     Name,
     RealShare,
@@ -42,7 +43,6 @@ ObjectiveName = Annotated[
     str, matching(_NAME_PATTERN, "an objective's name: letters, digits, '-', '_' and '.'", most=253)
 ]
 Value = Annotated[str, Meta(min_length=1, max_length=1024)]
-Pressure = Annotated[float, Meta(gt=0, le=10**6)]
 AMinute = Annotated[float, Meta(ge=0, le=10**15)]
 
 
@@ -61,7 +61,7 @@ class Targets:
 
     ttft_seconds: float  # from the request's arrival here to the first token
     inter_token_seconds: float
-    queue_seconds: float  # longest wait in the picker's queue
+    queue_seconds: float  # longest wait in the queue
 
 
 # by tolerance; the queue's limits stay below what HTTP clients wait for (the openai SDK: 600 s)
@@ -121,8 +121,8 @@ class DegradationStep(Section, frozen=True, kw_only=True):
     )
 
     step: Annotated[StepKind, about("what is taken from the class")]
-    enter: Annotated[Pressure, about("in force from this pressure on: expected time as a share of the target")]
-    leave: Annotated[Pressure, about("until the pressure is below this one")]
+    enter: Annotated[Factor, about("in force from this pressure on: expected time as a share of the target")]
+    leave: Annotated[Factor, about("until the pressure is below this one")]
     least_seconds: Annotated[SecondsOrZero, about("a step lasts at least this long once entered")] = 5.0
     tokens: Annotated[Tokens, about("the limit of cap-output and limit-prompt", default="")] = 0
     model: Annotated[Name, about("the model that answers with smaller-model", default="")] = ""
@@ -147,17 +147,11 @@ class PriorityClass(Section, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1), about("higher goes first, strictly")] = 0
     # other requests wait, and are sent on when their time in the queue is over
     sheddable: Annotated[bool, about("true: its requests may be refused; others wait")] = False
-    tolerance: Annotated[Tolerance, about("how long users wait gladly: sets the targets that are not given")] = (
-        Tolerance.SECONDS
-    )
+    tolerance: Annotated[Tolerance, about("how long users wait gladly: sets the targets not given")] = Tolerance.SECONDS
     ttft_seconds: Annotated[Seconds | None, about("promised time to the first token", default="tolerance")] = None
     inter_token_seconds: Annotated[Seconds | None, about("promised time per token", default="tolerance")] = None
-    queue_seconds: Annotated[SecondsOrZero | None, about("longest wait in the picker's queue", default="tolerance")] = (
-        None
-    )
-    queue_requests: Annotated[
-        CountOrZero, about("requests of the class that may wait in one replica of the picker")
-    ] = 1000
+    queue_seconds: Annotated[SecondsOrZero | None, about("longest wait in the queue", default="tolerance")] = None
+    queue_requests: Annotated[CountOrZero, about("requests of the class that may wait in one replica")] = 1000
     reserved_share: Annotated[
         Share, about("share of the tokens sent while it has requests waiting, whatever has a higher priority")
     ] = 0.0
@@ -290,9 +284,7 @@ class OverloadPolicy(Section, frozen=True, kw_only=True):
 
     enabled: Annotated[bool, about("false: every request is sent on at once, whatever its class")] = True
     # an endpoint is full from any of the next three on; `ceiling` of a class scales all of them
-    waiting_requests: Annotated[
-        Count, about("a pod is full from this many waiting requests on (a class's ceiling scales it)")
-    ] = 1
+    waiting_requests: Annotated[Count, about("a pod is full from this many waiting requests on")] = 1
     kv_usage: Annotated[RealShare, about("or from this share of its cache blocks in use on")] = 0.95
     backlog_seconds: Annotated[Seconds, about("or from this much prompt left to compute on")] = 0.2
     unknown_requests: Annotated[Count, about("requests open at a time at a pod that has not reported lately")] = 2
@@ -300,17 +292,11 @@ class OverloadPolicy(Section, frozen=True, kw_only=True):
         Seconds, about("a pod counts as full for this long after a 503 of its own, unless it says how long")
     ] = 1.0
     slow_start_seconds: Annotated[SecondsOrZero, about("time in which a new pod's limits rise to the full ones")] = 10.0
-    queue_requests: Annotated[
-        CountOrZero, about("requests of all classes that may wait in one replica of the picker")
-    ] = 4000
+    queue_requests: Annotated[CountOrZero, about("requests of all classes that may wait in one replica")] = 4000
     # after so long in the queue, or AGE_SHARE of its longest wait, a request goes before all shorter work of its tenant
-    age_seconds: Annotated[SecondsOrZero, about("after this long a request goes before its tenant's shorter work")] = (
-        15.0
-    )
+    age_seconds: Annotated[SecondsOrZero, about("after this long a request precedes its tenant's shorter work")] = 15.0
     quantum_tokens: Annotated[Tokens, about("uncached tokens that each tenant in turn may send")] = 2048
-    shed_leave: Annotated[
-        RealShare, about("refusing ends when the estimate is below this share of the target that was not met")
-    ] = 0.8
+    shed_leave: Annotated[RealShare, about("refusing ends when the estimate is below this share of the target")] = 0.8
     least_retry_seconds: Annotated[Seconds, about("lower bound of Retry-After")] = 1.0
     most_retry_seconds: Annotated[Seconds, about("upper bound of Retry-After")] = 60.0
     retry_jitter: Annotated[Share, about("up to this share is added to Retry-After by chance")] = 0.5

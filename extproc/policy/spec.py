@@ -78,7 +78,7 @@ class Disaggregation(Section, frozen=True, kw_only=True):
     busy_prompt_tokens: Annotated[Count, about("the same where the decoding pod is busy")] = 64
     busy_decodes: Annotated[Count, about("requests in decoding from which on a pod is busy")] = 8
     prefill_queue_requests: Annotated[
-        Count, about("requests waiting for prefill from which on nothing more is sent there")
+        Count, about("requests waiting for prefill from which on no more is sent there")
     ] = 10
 
 

@@ -19,6 +19,7 @@ from extproc.policy.schema import (
     AmountOrZero,
     Count,
     CountOrZero,
+    Factor,
     Million,
     RealShare,
     Seconds,
@@ -110,13 +111,13 @@ class Scales(Section, frozen=True, kw_only=True):
     # a token that is computed also delays the requests behind it
     recompute_factor: Annotated[Amount, about("prefill-work: waiting tokens that one computed token counts as")] = 2.0
     waiting_tokens: Annotated[
-        AmountOrZero, about("prefill-work: the least tokens that a reported waiting request counts as")
+        AmountOrZero, about("prefill-work: least tokens that a reported waiting request counts as")
     ] = 512.0
-    cache_tokens: Annotated[Amount, about("cache-room: the size of a pod's cache where the pod does not report it")] = (
+    cache_tokens: Annotated[Amount, about("cache-room: size of a pod's cache where the pod does not report it")] = (
         100_000.0
     )
     memory_bytes_per_second: Annotated[
-        Amount, about("memory-bandwidth: the bytes per second that a pod's memory can move")
+        Amount, about("memory-bandwidth: bytes per second that a pod's memory can move")
     ] = 2e12
 
 
@@ -130,12 +131,10 @@ class HealthPolicy(Section, frozen=True, kw_only=True):
     window_seconds: Annotated[Seconds, about("length of the window")] = 10.0
     avoid_seconds: Annotated[Seconds, about("the pod is avoided for this long; doubled each time in a row")] = 5.0
     longest_avoid_seconds: Annotated[Seconds, about("and for at most this long")] = 60.0
-    slow_factor: Annotated[
-        float, Meta(gt=0, le=10**6), about("an inter-token time this many times the pods' median is an outlier")
-    ] = 3.0
+    slow_factor: Annotated[Factor, about("an inter-token time this many times the pods' median is an outlier")] = 3.0
     slow_floor_seconds: Annotated[SecondsOrZero, about("an inter-token time below this is never one")] = 0.05
     most_avoided_share: Annotated[
-        RealShare, about("share of the pods that may be avoided; if more are bad, none is avoided")
+        RealShare, about("share of the pods that may be avoided; if more are bad, none is")
     ] = 0.5
 
 
@@ -161,9 +160,7 @@ class ObservabilityPolicy(Section, frozen=True, kw_only=True):
         ),
     ] = None  # None: as the picker's flag says
     audit_share: Annotated[Share, about("share of the decisions that go to the access log and to the audit")] = 1.0
-    show_prompt_text: Annotated[
-        bool, about("true: the page may show how hot prompts begin; nothing else ever does")
-    ] = False
+    show_prompt_text: Annotated[bool, about("true: the page may show how hot prompts begin; nothing else does")] = False
     gpu_hour_price: Annotated[
         Million,
         about(
@@ -218,9 +215,9 @@ class Load(Section, frozen=True, kw_only=True):
     """When pods are full, and when they are avoided."""
 
     stale_after_seconds: Annotated[Seconds, about("a pod's report that is older than this says nothing")] = 2.0
-    prefill_tokens_per_second: Annotated[
-        Amount, about("how fast a pod computes prompts, until its reports have shown it")
-    ] = 8000.0
+    prefill_tokens_per_second: Annotated[Amount, about("how fast a pod computes prompts until its reports show it")] = (
+        8000.0
+    )
     overload: Annotated[OverloadPolicy, about("when pods count as full, what waits, and what is refused")] = (
         OverloadPolicy()
     )
