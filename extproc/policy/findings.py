@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal, Self
+from typing import Any, Literal
 
 from extproc.policy.coverage import UNCOVERED, Coverage
 from extproc.policy.hosts import LostClaim
@@ -40,30 +40,11 @@ class _Share:
     warnings: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Basis:
-    """What a policy's findings rest on; the same basis: the same findings."""
-
-    held: Held[InferencePolicy]
-    coverage: Coverage
-    outcomes: tuple[Outcome, ...]  # of the pools that it covers
-    lost_hosts: tuple[LostClaim, ...]
-
-    def is_same(self, other: Self) -> bool:
-        return (
-            (self.held.version, self.held.error) == (other.held.version, other.held.error)
-            and self.coverage == other.coverage
-            and len(self.outcomes) == len(other.outcomes)
-            and all(mine is theirs for mine, theirs in zip(self.outcomes, other.outcomes, strict=True))
-            and self.lost_hosts == other.lost_hosts
-        )
-
-
 @dataclass(slots=True)
 class FindingsBook:
     """What was last found of each policy; the same object while nothing changes for it."""
 
-    _found: dict[str, tuple[_Basis, Findings]] = field(default_factory=dict)
+    _found: dict[str, tuple[Any, Findings]] = field(default_factory=dict)  # with what they rest on
     _shares: dict[int, tuple[Outcome, dict[str, _Share]]] = field(default_factory=dict)  # by the outcome's id()
 
     def settle(
@@ -82,22 +63,22 @@ class FindingsBook:
         before, self._found = self._found, {}
         for source, held in policies.items():
             coverage = coverages.get(source, UNCOVERED)
-            basis = _Basis(
-                held=held,
-                coverage=coverage,
-                outcomes=tuple(outcomes[pool] for pool in coverage.pools),
-                lost_hosts=tuple(hosts.get(source, ())),
-            )
+            covered = [outcomes[pool] for pool in coverage.pools]
+            lost_here = hosts.get(source, [])
+            basis = (held.version, held.error, coverage, covered, lost_here)
             known = before.get(source)
-            if known is None or not known[0].is_same(basis):
-                known = (basis, _findings(basis, self._shares_for(source, coverage, basis)))
+            if known is None or known[0] != basis:
+                found = _findings(held, coverage, lost_here, self._shares_for(source, coverage, covered))
+                known = (basis, found)
             self._found[source] = known
         return {source: findings for source, (_, findings) in self._found.items()}
 
-    def _shares_for(self, source: str, coverage: Coverage, basis: _Basis) -> list[tuple[_Share, list[str]]]:
+    def _shares_for(
+        self, source: str, coverage: Coverage, outcomes: Iterable[Outcome]
+    ) -> list[tuple[_Share, list[str]]]:
         """Return the policy's share of each outcome that has one, with the pools of that outcome."""
         pools: defaultdict[int, list[str]] = defaultdict(list)
-        for pool, outcome in zip(coverage.pools, basis.outcomes, strict=True):
+        for pool, outcome in zip(coverage.pools, outcomes, strict=True):
             pools[id(outcome)].append(pool)
         found = [(self._shares[key][1].get(source), names) for key, names in pools.items()]
         return [(share, names) for share, names in found if share is not None]
@@ -127,13 +108,17 @@ def _author(warning: str, outcome: Outcome) -> str:
     return outcome.layers[-1].layer.source if outcome.layers else ""
 
 
-def _findings(basis: _Basis, shares: Sequence[tuple[_Share, list[str]]]) -> Findings:
-    held, coverage = basis.held, basis.coverage
+def _findings(
+    held: Held[InferencePolicy],
+    coverage: Coverage,
+    lost_hosts: Iterable[LostClaim],
+    shares: Sequence[tuple[_Share, list[str]]],
+) -> Findings:
     conflicts: defaultdict[str, set[Path]] = defaultdict(set)
     for share, _ in shares:
         for winner, paths in share.conflicts.items():
             conflicts[winner] |= paths
-    host_warnings = _hosts(basis.lost_hosts, conflicts)
+    host_warnings = _hosts(lost_hosts, conflicts)
     own = warnings(held.good) if held.good is not None and not held.error else []
     merged = [f"{message} (at {_some(pools)})" for message, pools in _pools_by_message(shares, "warnings")]
     said = [
