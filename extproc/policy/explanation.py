@@ -14,21 +14,13 @@ import msgspec
 from extproc.errors import KvmeshError
 from extproc.policy.coverage import Reach
 from extproc.policy.inference_policy import KIND as POLICY
-from extproc.policy.merge import Level, Loss, leaves_of
+from extproc.policy.merge import Loss, leaves_of
 from extproc.policy.outcomes import Outcome, PoolLayer, written_path
 from extproc.policy.pool_config import PoolConfig
 from extproc.policy.spec import GROUPS
 from extproc.policy.status import ACCEPTED, PolicyStatus
 from kvmesh.documents.documents import DocumentKey, DocumentProblem
 
-LEVEL_NAMES: Mapping[Level, str] = {
-    Level.SETTINGS: "settings",
-    Level.MESH: "mesh",
-    Level.NAMESPACE: "namespace",
-    Level.GATEWAY: "gateway",
-    Level.ROUTE: "route",
-    Level.POOL: "pool",
-}
 NAMESPACED = re.compile(r"[A-Za-z]+ ([^/ ]+)/[^/ ]+")  # "Kind namespace/name"
 # as kubectl takes them, in lower case
 KINDS: Mapping[str, str] = {
@@ -115,11 +107,11 @@ def explain_problems(
 
 
 def _policy(each: PoolLayer, statuses: Mapping[str, PolicyStatus]) -> dict[str, Any]:
-    status = statuses.get(each.layer.source)
+    status = statuses.get(each.source)
     accepted = next((c for c in status.conditions if c.type == ACCEPTED), None) if status is not None else None
     return {
-        "policy": each.layer.source,
-        "level": LEVEL_NAMES[each.layer.level],
+        "policy": each.source,
+        "level": each.layer.level.name.lower(),
         "generation": each.generation,
         "created_at": each.layer.created_at,
         "accepted": accepted.status == "True" if accepted is not None else True,
@@ -128,8 +120,8 @@ def _policy(each: PoolLayer, statuses: Mapping[str, PolicyStatus]) -> dict[str, 
 
 
 def _fields(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    levels = {each.layer.source: LEVEL_NAMES[each.layer.level] for each in outcome.layers}
-    given = {each.layer.source: dict(leaves_of(each.layer.fields)) for each in outcome.layers}
+    levels = {each.source: each.layer.level.name.lower() for each in outcome.layers}
+    given = {each.source: dict(leaves_of(each.layer.fields)) for each in outcome.layers}
     lost: defaultdict[str, list[Loss]] = defaultdict(list)
     for loss in outcome.merged.losses:
         lost[written_path(loss.path)].append(loss)

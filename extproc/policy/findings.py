@@ -87,7 +87,7 @@ class FindingsBook:
 def _shares_of(outcome: Outcome) -> dict[str, _Share]:
     shares: defaultdict[str, _Share] = defaultdict(_Share)
     for each in outcome.layers:
-        shares[each.layer.source].takes_part = True
+        shares[each.source].takes_part = True
     for loss in outcome.merged.losses:
         shares[loss.loser].lost[loss.path] = loss.winner
         if loss.is_conflict:
@@ -105,7 +105,7 @@ def _author(warning: str, outcome: Outcome) -> str:
     for written, source in outcome.origins.items():
         if written == path or written.startswith((f"{path}.", f"{path}[")) or path.startswith(f"{written}["):
             return source
-    return outcome.layers[-1].layer.source if outcome.layers else ""
+    return outcome.layers[-1].source if outcome.layers else ""
 
 
 def _findings(

@@ -110,7 +110,7 @@ def _by_policy(pool: str, outcome: Outcome) -> Iterator[HostClaim]:
     source = outcome.merged.origins.get(HOSTS)
     if source is None:
         return
-    created_at = next(each.layer.created_at for each in outcome.layers if each.layer.source == source)
+    created_at = next(each.layer.created_at for each in outcome.layers if each.source == source)
     for host in outcome.merged.fields["hosts"]:
         yield HostClaim(host=host, pool=pool, source=source, created_at=created_at)
 

@@ -17,7 +17,7 @@ NO_AGE = "9999"  # sorts as youngest: a document without creation time (a file) 
 
 
 class Level(IntEnum):
-    """How specific a layer is; the greater one wins."""
+    """How specific a layer is; the greater one wins. `explain` shows the names in lower case."""
 
     SETTINGS = 0  # the picker's own flags
     MESH = 1
