@@ -85,7 +85,7 @@ async def _measured(plan: Plan, *, audit_share: float) -> list[dict[str, Any]]:
         for each in (OFF, ON):
             (directory / each).mkdir()
         policy = directory / "policy.yaml"
-        policy.write_text(json.dumps({"observability": {"audit_share": audit_share}}))
+        policy.write_text(json.dumps({"observability": {"auditShare": audit_share}}))
         watched = {
             **SIMULATOR,
             "access_log_file": str(directory / "audit.jsonl"),

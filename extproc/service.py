@@ -15,7 +15,7 @@ from extproc.pages.admin_http import AdminServer
 from extproc.pages.admin_pages import ExplainPolicies, PickerPages
 from extproc.pages.live_feed import LiveFeed
 from extproc.pick import PoolPicks
-from extproc.policy.pool_config import PoolConfig
+from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
 from extproc.pools.mesh import MeshFollower, follow_source, mesh_policy
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
@@ -118,6 +118,8 @@ def static_config(settings: PickerSettings) -> PoolConfig:
         endpoints=tuple(PoolEndpoint(address=address) for address in settings.endpoints),
         policy=settings.policy,
         models=settings.model_table,
+        sample_share=settings.policy.observability.sample_share,
+        failure_mode=settings.policy_fields.get("failureMode", FAIL_CLOSE),
     )
 
 

@@ -28,12 +28,10 @@ class OverloadArm:
 
 def first_come() -> Mapping[str, Any]:
     """The policy of the benchmark with the queue in order of arrival."""
-    document: dict[str, Any] = {"priorities": dict(policy()["priorities"])}
-    classes = document["priorities"]["classes"]
-    document["priorities"]["classes"] = {
-        name: {**classes.get(name, {}), "order": "first-come"} for name in ("critical", *classes)
-    }
-    return document
+    document = policy()
+    classes = [{"name": "critical"}, *document["priorities"]["classes"]]
+    ordered = [{**each, "order": "first-come"} for each in classes]
+    return {**document, "priorities": {**document["priorities"], "classes": ordered}}
 
 
 def arms(plan: Plan) -> dict[str, OverloadArm]:
@@ -55,7 +53,7 @@ def arms(plan: Plan) -> dict[str, OverloadArm]:
         LEAST_REQUEST: OverloadArm(arm=ROUTING_ARMS[LEAST_REQUEST], loads=plan.few_loads),
         USUAL: OverloadArm(
             arm=picker_arm(
-                USUAL, policy={"priorities": {"trust_objective": True}}, says="priorities as they come, unscaled"
+                USUAL, policy={"priorities": {"trustObjective": True}}, says="priorities as they come, unscaled"
             ),
             loads=plan.loads,
         ),

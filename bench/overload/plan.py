@@ -122,14 +122,12 @@ def policy(**changes: Any) -> Mapping[str, Any]:
 
     The limits in the queue are twice the targets.
     """
+    classes = [
+        {"name": each.name, "ttftSeconds": each.ttft_limit, "queueSeconds": 2 * each.ttft_limit}
+        for each in CLASSES
+        if each.name != CRITICAL  # has its default ones
+    ]
     return {
-        "priorities": {
-            "trust_objective": True,
-            "classes": {
-                each.name: {"ttft_seconds": each.ttft_limit, "queue_seconds": 2 * each.ttft_limit}
-                for each in CLASSES
-                if each.name != CRITICAL  # has its usual ones
-            },
-            "overload": {"most_retry_seconds": 15.0, **changes},
-        }
+        "priorities": {"trustObjective": True, "classes": classes},
+        "load": {"overload": {"mostRetrySeconds": 15.0, **changes}},
     }

@@ -12,10 +12,11 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -32,7 +33,21 @@ from bench.routing.result_file import run_to_end, write_result
 from bench.routing.subject import HERE, Subject
 from podsim.model_folder import TINY_MODEL
 
-POLICY_CHECK = "import json, sys; from extproc.policy.document import parse_policy; parse_policy(json.load(sys.stdin))"
+POLICY_CHECK = """
+import json, sys
+try:
+    from extproc.policy.inference_policy import read_policy_file
+    from extproc.policy.merged_policy import pick_policy
+except ImportError:  # from before a policy was an InferencePolicy
+    try:
+        from extproc.policy.document import parse_policy
+    except ImportError:
+        from extproc.wire.policy_document import parse_policy
+else:
+    def parse_policy(document):
+        pick_policy(read_policy_file(document))
+parse_policy(json.load(sys.stdin))
+"""
 CHECK_SECONDS = 60.0
 
 
@@ -120,12 +135,12 @@ def _runnable(each: OverloadArm, subject: Subject, *, say: Say) -> OverloadArm:
     return replace(each, arm=replace(each.arm, policy=None))
 
 
-def _refusal(subject: Subject, policy: object) -> str | None:
+def _refusal(subject: Subject, policy: Mapping[str, Any]) -> str | None:
     """What the kvmesh under test has against a policy."""
+    document = json.dumps(subject.policy_document(policy))
     asked = subprocess.run(
         (subject.python, "-c", POLICY_CHECK),
-        cwd=subject.checkout, input=json.dumps(policy), capture_output=True, text=True, check=False,
-        timeout=CHECK_SECONDS,
+        cwd=subject.checkout, input=document, capture_output=True, text=True, check=False, timeout=CHECK_SECONDS,
     )  # fmt: skip
     return asked.stderr.strip().splitlines()[-1] if asked.returncode else None
 

@@ -5,7 +5,7 @@
 The picker's own admission, queue, estimates and decision, and the simulated pods' own engine, on an event loop whose
 clock jumps: no processes, no sockets, no noise, the same result each time. It leaves out what takes time besides the
 pods (Envoy, tokenizing, events on their way), so `run` has the last word. JSON is a policy as for
-`kvmesh extproc --policy`, on top of the benchmark's own; "priorities" is merged field by field.
+`kvmesh extproc --policy`, on top of the benchmark's own, merged field by field; lists are taken whole.
 """
 
 import argparse
@@ -34,7 +34,8 @@ from bench.overload.virtual_picker import VirtualPicker
 from bench.overload.virtual_pods import MODEL, Texts, VirtualPods
 from bench.prompts import vocabulary_words
 from bench.routing.arms import picker_arm
-from extproc.policy.document import parse_policy
+from extproc.policy.inference_policy import read_policy_file
+from extproc.policy.merged_policy import pick_policy
 from podsim.model_folder import TINY_MODEL, load_model_folder
 
 BETWEEN_SECONDS = 6.0  # of two loads: the picker forgets what it has just sent where
@@ -70,7 +71,9 @@ async def _outcomes(
 ) -> list[list[Outcome]]:
     clock = asyncio.get_running_loop().time
     pods = VirtualPods(settings=plan.pods, texts=texts, clock=clock)
-    picker = None if document is None else VirtualPicker(pods, parse_policy(document), seed=seed)
+    picker = None
+    if document is not None:
+        picker = VirtualPicker(pods, pick_policy(read_policy_file(document))[0], seed=seed)
     ask: Ask = _least_request(pods, seed=seed) if picker is None else picker.ask
     beside = asyncio.ensure_future(pods.run(None if picker is None else picker.books.reported))
     found: list[list[Outcome]] = []

@@ -31,7 +31,7 @@ class Arm:
     says: str
     balancing: Mapping[str, Any] | None = None  # PLAIN: Envoy's load balancing policy
     picker_flags: tuple[str, ...] = ()  # PICKER: flags of `kvmesh extproc`
-    policy: Mapping[str, Any] | None = None  # PICKER: content of the file for --policy
+    policy: Mapping[str, Any] | None = None  # PICKER: `spec` of the InferencePolicy for --policy
     peer: Peer | None = None
 
 
@@ -57,7 +57,7 @@ ARMS: dict[str, Arm] = {
         _plain("least-request", "Envoy, LEAST_REQUEST", "least_request", "least_request.v3.LeastRequest"),
         picker_arm("kvmesh", says="kvmesh as it comes"),
         *(
-            picker_arm(f"kvmesh:{strategy}", policy={"strategy": strategy}, says=f"strategy {strategy}")
+            picker_arm(f"kvmesh:{strategy}", "--strategy", strategy, says=f"strategy {strategy}")
             for strategy in STRATEGIES
         ),
         _peer(VLLM_ROUTER),

@@ -106,8 +106,8 @@ def _arms(options: argparse.Namespace, subject: Subject, *, say: Say) -> list[Ar
     for arm in arms:
         if arm.peer is not None and not arm.peer.installed:
             say(f"{arm.name} is left out: not installed (python -m bench.routing.peers)")
-        elif arm.policy is not None and not subject.understands("--policy"):
-            say(f"{arm.name} is left out: this kvmesh has no --policy")
+        elif arm.name in ARMS and arm.picker_flags and not subject.understands(arm.picker_flags[0]):
+            say(f"{arm.name} is left out: this kvmesh has no {arm.picker_flags[0]}")
         else:
             runnable.append(arm)
     return runnable

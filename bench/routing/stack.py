@@ -153,7 +153,7 @@ class _Starting:
         if self.arm.policy is None:
             return ()
         file = self.directory / "policy.yaml"
-        file.write_text(json.dumps(self.arm.policy), encoding="utf-8")  # JSON is YAML
+        file.write_text(json.dumps(self.subject.policy_document(self.arm.policy)), encoding="utf-8")  # JSON is YAML
         return ("--policy", str(file))
 
     async def _redis(self) -> Path:

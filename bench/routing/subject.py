@@ -5,12 +5,15 @@ The bench, the clients and the pods are always those of the checkout that the be
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from bench.routing.former_policy import former_policy
 
 HERE = Path(__file__).resolve().parents[2]
 HELP_SECONDS = 60.0
@@ -49,6 +52,10 @@ class Subject:
     def understands(self, flag: str) -> bool:
         """Whether `kvmesh extproc` has this flag."""
         return f"{flag} " in self.help_text
+
+    def policy_document(self, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A policy in the format that it takes: the `spec` of an InferencePolicy, or what there was before."""
+        return spec if (self.checkout / "extproc" / "policy" / "spec.py").exists() else former_policy(spec)
 
     def envoy_template(self) -> dict[str, Any]:
         """Its `envoy/local.yaml`."""

@@ -25,7 +25,8 @@ from bench.routing.summary import RunSummary, summarise
 from bench.routing.virtual_picker import Picker
 from bench.routing.virtual_world import Pod, RoundRobin, Router, World
 from bench.routing.workloads import WORKLOADS, Texts, build
-from extproc.policy.document import parse_policy
+from extproc.policy.inference_policy import read_policy_file
+from extproc.policy.merged_policy import pick_policy
 from extproc.policy.values import PickPolicy
 from podsim.model_folder import TINY_MODEL, ModelFolder, load_model_folder
 
@@ -67,7 +68,7 @@ def main() -> None:
     policies: dict[str, PickPolicy | None] = {"round-robin": None, "kvmesh": PickPolicy()}
     for text in options.tries:
         name, _, document = text.partition("=")
-        policies[name] = parse_policy(json.loads(document))
+        policies[name], _ = pick_policy(read_policy_file(json.loads(document)))
     folder, words = load_model_folder(TINY_MODEL), vocabulary_words(TINY_MODEL)
     names = options.workloads.split(",")
     table = Table(title="mean / p95 TTFT ms, share of one unlimited cache", box=box.SIMPLE_HEAD, title_justify="left")

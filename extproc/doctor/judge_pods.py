@@ -216,14 +216,14 @@ def _tokens_of_pod(endpoint: str, model: str, compared: Sequence[TokenComparison
             endpoint,
             f"chats of {model} cannot be rendered here ({names}): {first.our_problem}",
             fix="copy the pods' chat template to the --tokenizer folder (chat_template.jinja) or name it as "
-            "`chat_template` in `models`",
+            "`chatTemplate` in `models`",
         )
     else:
         yield error(
             endpoint,
             f"the same text tokens of {model}, but other chats ({names}): {_difference(first)}",
             fix="use the pods' chat template: what they have as --chat-template and --default-chat-template-kwargs "
-            "belongs in `chat_template` and `chat_template_kwargs` of `models`",
+            "belongs in `chatTemplate` and `chatTemplateKwargs` of `models`",
         )
 
 

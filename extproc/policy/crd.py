@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition of InferencePolicy, written from the table of its fields.
+"""The CustomResourceDefinition of InferencePolicy, written from the declaration of its fields.
 
 `python -m extproc.policy.crd` prints it. Nothing else writes what is in manifests/crds; a test compares.
 """
@@ -9,31 +9,24 @@ from typing import Any
 
 import yaml
 
-from extproc.policy.field_kinds import Choice, Flag, Kind, ListOf, Number, Property, Record, Rule, Text
-from extproc.policy.fields import SPEC
 from extproc.policy.inference_policy import GROUP, KIND, VERSION
+from extproc.policy.schema import Choice, Flag, Kind, ListOf, Number, Property, Record, Rule, Text, kind_of
+from extproc.policy.spec import Spec
 
 PLURAL, SINGULAR, SHORT_NAME, CATEGORY = "inferencepolicies", "inferencepolicy", "infpol", "kvmesh"
 HEADER = "# Written by `python -m extproc.policy.crd`; docs/inference-policy.md explains the fields.\n"
 INT32 = 2**31 - 1
-ACCEPTED = '.status.conditions[?(@.type=="Accepted")]'
-COLUMNS: tuple[Mapping[str, Any], ...] = (
-    {"name": "Target", "type": "string", "jsonPath": ".spec.targetRefs[0].name"},
-    {"name": "Strategy", "type": "string", "jsonPath": ".spec.scoring.strategy"},
-    {"name": "Accepted", "type": "string", "jsonPath": f"{ACCEPTED}.status"},
-    {"name": "Reason", "type": "string", "jsonPath": f"{ACCEPTED}.reason"},
-    *(
-        {
-            "name": kind,
-            "type": "string",
-            "jsonPath": f'.status.conditions[?(@.type=="{kind}")].status',
-            "priority": 0 if kind == "Warning" else 1,
-        }
-        for kind in ("Warning", "Conflicted", "Overridden")
-    ),
-    {"name": "Failure", "type": "string", "jsonPath": ".spec.failureMode", "priority": 1},
-    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-)
+CONDITION_COLUMN = '.status.conditions[?(@.type=="{}")].{}'
+COLUMNS: Mapping[str, str] = {
+    "Target": ".spec.targetRefs[0].name",
+    "Strategy": ".spec.scoring.strategy",
+    "Accepted": CONDITION_COLUMN.format("Accepted", "status"),
+    "Reason": CONDITION_COLUMN.format("Accepted", "reason"),
+    **{kind: CONDITION_COLUMN.format(kind, "status") for kind in ("Warning", "Conflicted", "Overridden")},
+    "Failure": ".spec.failureMode",
+    "Age": ".metadata.creationTimestamp",
+}
+WIDE = ("Conflicted", "Overridden", "Failure")  # columns that only `kubectl get -o wide` shows
 
 
 def policy_crd() -> dict[str, Any]:
@@ -43,7 +36,7 @@ def policy_crd() -> dict[str, Any]:
         "served": True,
         "storage": True,
         "subresources": {"status": {}},
-        "additionalPrinterColumns": [dict(column) for column in COLUMNS],
+        "additionalPrinterColumns": [_column(name, path) for name, path in COLUMNS.items()],
         "schema": {"openAPIV3Schema": policy_schema()},
     }
     return {
@@ -69,6 +62,11 @@ def policy_crd() -> dict[str, Any]:
     }
 
 
+def _column(name: str, path: str) -> dict[str, Any]:
+    column = {"name": name, "type": "date" if name == "Age" else "string", "jsonPath": path}
+    return column | ({"priority": 1} if name in WIDE else {})
+
+
 def policy_schema() -> dict[str, Any]:
     """Return the structural schema of the resource."""
     return {
@@ -80,7 +78,7 @@ def policy_schema() -> dict[str, Any]:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": _schema(SPEC),
+            "spec": _schema(kind_of(Spec)),
             "status": STATUS,
         },
     }
@@ -126,9 +124,8 @@ def _number(kind: Number) -> dict[str, Any]:
     found: dict[str, Any] = {"type": "integer" if kind.whole else "number"}
     if kind.whole:
         found["format"] = "int32" if kind.most <= INT32 else "int64"
-    bound = kind.least if kind.above is None else kind.above
-    found["minimum"] = _plain(bound or 0)
-    if kind.above is not None:
+    found["minimum"] = _plain(kind.least)
+    if kind.above:
         found["exclusiveMinimum"] = True
     found["maximum"] = _plain(kind.most)
     return found
@@ -148,9 +145,14 @@ def _record(kind: Record) -> dict[str, Any]:
 
 
 def _property(prop: Property) -> dict[str, Any]:
-    words = prop.words[:1].upper() + prop.words[1:]
-    found = {"description": f"{words} (usually {prop.usual})." if prop.usual else f"{words}.", **_schema(prop.kind)}
-    return found if prop.default is None else found | {"default": prop.default}
+    description = prop.description[:1].upper() + prop.description[1:]
+    found = {
+        "description": f"{description} (default: {prop.default})." if prop.default else f"{description}.",
+        **_schema(prop.kind),
+    }
+    if prop.filled is None:
+        return found
+    return found | {"default": prop.filled if isinstance(prop.filled, str) else _plain(prop.filled)}
 
 
 def _list(kind: ListOf) -> dict[str, Any]:

@@ -1,28 +1,71 @@
-"""The JSON of `kvmesh policy explain`: a pool's merged policy, with who says what and over whom. Pure.
+"""The JSON of `kvmesh policy explain`: what its TARGET means, and a pool's merged policy with the origin of each field.
 
-Called by `mesh_policy`, for the admin page and for the command; `policy_view` shows it to people.
+Pure. A TARGET is `namespace/name`, `Kind/namespace/name` or `namespace`.
 """
 
+import difflib
 import re
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from extproc.policy.merge import Level, Loss, leaves_of
+import msgspec
+
+from extproc.errors import KvmeshError
+from extproc.policy.coverage import Reach
+from extproc.policy.inference_policy import KIND as POLICY
+from extproc.policy.merge import Loss, leaves_of
 from extproc.policy.outcomes import Outcome, PoolLayer, written_path
 from extproc.policy.pool_config import PoolConfig
+from extproc.policy.spec import GROUPS
 from extproc.policy.status import ACCEPTED, PolicyStatus
-from kvmesh.documents.documents import DocumentProblem
+from kvmesh.documents.documents import DocumentKey, DocumentProblem
 
-WORDS: Mapping[Level, str] = {
-    Level.SETTINGS: "settings",
-    Level.MESH: "mesh",
-    Level.NAMESPACE: "namespace",
-    Level.GATEWAY: "gateway",
-    Level.ROUTE: "route",
-    Level.POOL: "pool",
-}
 NAMESPACED = re.compile(r"[A-Za-z]+ ([^/ ]+)/[^/ ]+")  # "Kind namespace/name"
+# as kubectl takes them, in lower case
+KINDS: Mapping[str, str] = {
+    **{kind.lower(): kind for kind in (*GROUPS, POLICY)},
+    **{f"{kind.lower()}s": kind for kind in (*GROUPS, POLICY) if not kind.endswith("y")},
+    **{"gateways": "Gateway", "inferencepolicies": POLICY},
+    **{"infpool": "InferencePool", "svc": "Service", "gtw": "Gateway", "infpol": POLICY},
+}
+
+
+class PolicyTargetError(KvmeshError):
+    """There is nothing of that name to explain; the message names what there is."""
+
+
+def targeted_pools(target: str, reach: Reach, covers: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the pools that a target leads to, by name; raise PolicyTargetError.
+
+    `covers`: the pools of each policy, "namespace/name". A pool's kind may be left out.
+    """
+    parts = target.strip("/").split("/")
+    if len(parts) == 1:
+        return _found(target, reach.by_namespace.get(target), "namespace with a pool", reach.by_namespace)
+    if len(parts) == 2:
+        name = "/".join(parts)
+        return _found(target, [name] if name in reach.all_pools else None, "pool", reach.all_pools)
+    if len(parts) != 3:
+        raise PolicyTargetError(f"{target!r} is neither namespace/name, Kind/namespace/name nor a namespace")
+    kind = KINDS.get(parts[0].lower())
+    if kind is None:
+        raise PolicyTargetError(f"{target!r}: the kind must be one of {', '.join((*GROUPS, POLICY))}")
+    name = "/".join(parts[1:])
+    if kind == POLICY:
+        return _found(name, covers.get(name), kind, covers)
+    reached = reach.by_target.get(DocumentKey(GROUPS[kind], kind, parts[1], parts[2]))
+    return _found(name, reached, kind, (f"{key.namespace}/{key.name}" for key in reach.by_target if key.kind == kind))
+
+
+def _found(name: str, pools: Iterable[str] | None, what: str, known: Iterable[str]) -> list[str]:
+    if pools is not None:
+        return sorted(pools)
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+    raise PolicyTargetError(
+        f"there is no {what} {name!r}" + (f"; the nearest is {close[0]!r}" if close else "; there is none at all")
+    )
 
 
 def explain_pool(
@@ -37,7 +80,7 @@ def explain_pool(
         "hosts": sorted(config.hosts),
         "policies": [_policy(each, statuses) for each in outcome.layers],
         "fields": sorted(_fields(outcome), key=lambda field: str(field["path"])),
-        "not_in_force": [{"policy": fault.source, "because": fault.words} for fault in outcome.faults],
+        "not_in_force": [{"policy": fault.source, "because": fault.message} for fault in outcome.faults],
         "warnings": list(outcome.warnings),
     }
 
@@ -48,7 +91,7 @@ def explain_status(status: PolicyStatus, *, covers: Sequence[str]) -> dict[str, 
         "policy": status.source,
         "generation": status.observed_generation,
         "covers": sorted(covers),
-        "conditions": [condition.document() for condition in status.conditions],
+        "conditions": list(msgspec.to_builtins(status.conditions)),
     }
 
 
@@ -64,11 +107,11 @@ def explain_problems(
 
 
 def _policy(each: PoolLayer, statuses: Mapping[str, PolicyStatus]) -> dict[str, Any]:
-    status = statuses.get(each.layer.source)
+    status = statuses.get(each.source)
     accepted = next((c for c in status.conditions if c.type == ACCEPTED), None) if status is not None else None
     return {
-        "policy": each.layer.source,
-        "level": WORDS[each.layer.level],
+        "policy": each.source,
+        "level": each.layer.level.name.lower(),
         "generation": each.generation,
         "created_at": each.layer.created_at,
         "accepted": accepted.status == "True" if accepted is not None else True,
@@ -77,8 +120,8 @@ def _policy(each: PoolLayer, statuses: Mapping[str, PolicyStatus]) -> dict[str, 
 
 
 def _fields(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    levels = {each.layer.source: WORDS[each.layer.level] for each in outcome.layers}
-    given = {each.layer.source: dict(leaves_of(each.layer.fields)) for each in outcome.layers}
+    levels = {each.source: each.layer.level.name.lower() for each in outcome.layers}
+    given = {each.source: dict(leaves_of(each.layer.fields)) for each in outcome.layers}
     lost: defaultdict[str, list[Loss]] = defaultdict(list)
     for loss in outcome.merged.losses:
         lost[written_path(loss.path)].append(loss)

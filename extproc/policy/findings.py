@@ -1,18 +1,30 @@
-"""What is to be said of each policy: gathered from all pools where it takes part. Pure; called by `mesh_policy`."""
+"""What is to be said of each policy: gathered from all pools where it takes part, and kept as its status."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from datetime import UTC, datetime
+from typing import Any, Literal
 
-from extproc.policy.host_claims import LostClaim
-from extproc.policy.inference_policy import InferencePolicy
+from extproc.policy.coverage import UNCOVERED, Coverage
+from extproc.policy.hosts import LostClaim
+from extproc.policy.inference_policy import KIND, InferencePolicy
 from extproc.policy.intake import Held
-from extproc.policy.layers import UNCOVERED, Coverage
 from extproc.policy.merge import Path
 from extproc.policy.outcomes import Outcome, written_path
-from extproc.policy.status import Findings
+from extproc.policy.status import (
+    ACCEPTED,
+    FALSE,
+    INVALID,
+    Condition,
+    Findings,
+    PolicyStatus,
+    conditions_in,
+    conditions_of,
+    is_written,
+)
 from extproc.policy.warnings import warnings
+from kvmesh.documents.documents import Document, DocumentProblem
 
 FEW = 3
 
@@ -28,30 +40,11 @@ class _Share:
     warnings: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Basis:
-    """What a policy's findings rest on; the same basis: the same findings."""
-
-    held: Held[InferencePolicy]
-    coverage: Coverage
-    outcomes: tuple[Outcome, ...]  # of the pools that it covers
-    lost_hosts: tuple[LostClaim, ...]
-
-    def is_same(self, other: Self) -> bool:
-        return (
-            (self.held.version, self.held.error) == (other.held.version, other.held.error)
-            and self.coverage == other.coverage
-            and len(self.outcomes) == len(other.outcomes)
-            and all(mine is theirs for mine, theirs in zip(self.outcomes, other.outcomes, strict=True))
-            and self.lost_hosts == other.lost_hosts
-        )
-
-
 @dataclass(slots=True)
 class FindingsBook:
     """What was last found of each policy; the same object while nothing changes for it."""
 
-    _found: dict[str, tuple[_Basis, Findings]] = field(default_factory=dict)
+    _found: dict[str, tuple[Any, Findings]] = field(default_factory=dict)  # with what they rest on
     _shares: dict[int, tuple[Outcome, dict[str, _Share]]] = field(default_factory=dict)  # by the outcome's id()
 
     def settle(
@@ -70,22 +63,22 @@ class FindingsBook:
         before, self._found = self._found, {}
         for source, held in policies.items():
             coverage = coverages.get(source, UNCOVERED)
-            basis = _Basis(
-                held=held,
-                coverage=coverage,
-                outcomes=tuple(outcomes[pool] for pool in coverage.pools),
-                lost_hosts=tuple(hosts.get(source, ())),
-            )
+            covered = [outcomes[pool] for pool in coverage.pools]
+            lost_here = hosts.get(source, [])
+            basis = (held.version, held.error, coverage, covered, lost_here)
             known = before.get(source)
-            if known is None or not known[0].is_same(basis):
-                known = (basis, _findings(basis, self._shares_for(source, coverage, basis)))
+            if known is None or known[0] != basis:
+                found = _findings(held, coverage, lost_here, self._shares_for(source, coverage, covered))
+                known = (basis, found)
             self._found[source] = known
         return {source: findings for source, (_, findings) in self._found.items()}
 
-    def _shares_for(self, source: str, coverage: Coverage, basis: _Basis) -> list[tuple[_Share, list[str]]]:
+    def _shares_for(
+        self, source: str, coverage: Coverage, outcomes: Iterable[Outcome]
+    ) -> list[tuple[_Share, list[str]]]:
         """Return the policy's share of each outcome that has one, with the pools of that outcome."""
         pools: defaultdict[int, list[str]] = defaultdict(list)
-        for pool, outcome in zip(coverage.pools, basis.outcomes, strict=True):
+        for pool, outcome in zip(coverage.pools, outcomes, strict=True):
             pools[id(outcome)].append(pool)
         found = [(self._shares[key][1].get(source), names) for key, names in pools.items()]
         return [(share, names) for share, names in found if share is not None]
@@ -94,15 +87,15 @@ class FindingsBook:
 def _shares_of(outcome: Outcome) -> dict[str, _Share]:
     shares: defaultdict[str, _Share] = defaultdict(_Share)
     for each in outcome.layers:
-        shares[each.layer.source].takes_part = True
+        shares[each.source].takes_part = True
     for loss in outcome.merged.losses:
         shares[loss.loser].lost[loss.path] = loss.winner
         if loss.is_conflict:
             shares[loss.loser].conflicts[loss.winner].add(loss.path)
     for fault in outcome.faults:
-        shares[fault.source].faults.append(fault.words)
-    for words in outcome.warnings:
-        shares[_author(words, outcome)].warnings.append(words)
+        shares[fault.source].faults.append(fault.message)
+    for message in outcome.warnings:
+        shares[_author(message, outcome)].warnings.append(message)
     return shares
 
 
@@ -112,19 +105,27 @@ def _author(warning: str, outcome: Outcome) -> str:
     for written, source in outcome.origins.items():
         if written == path or written.startswith((f"{path}.", f"{path}[")) or path.startswith(f"{written}["):
             return source
-    return outcome.layers[-1].layer.source if outcome.layers else ""
+    return outcome.layers[-1].source if outcome.layers else ""
 
 
-def _findings(basis: _Basis, shares: Sequence[tuple[_Share, list[str]]]) -> Findings:
-    held, coverage = basis.held, basis.coverage
+def _findings(
+    held: Held[InferencePolicy],
+    coverage: Coverage,
+    lost_hosts: Iterable[LostClaim],
+    shares: Sequence[tuple[_Share, list[str]]],
+) -> Findings:
     conflicts: defaultdict[str, set[Path]] = defaultdict(set)
     for share, _ in shares:
         for winner, paths in share.conflicts.items():
             conflicts[winner] |= paths
-    host_warnings = _hosts(basis.lost_hosts, conflicts)
+    host_warnings = _hosts(lost_hosts, conflicts)
     own = warnings(held.good) if held.good is not None and not held.error else []
-    merged = [f"{words} (at {_some(pools)})" for words, pools in _pools_by_words(shares, "warnings")]
-    said = [*own, *host_warnings, *(words for words in merged if not any(words.startswith(known) for known in own))]
+    merged = [f"{message} (at {_some(pools)})" for message, pools in _pools_by_message(shares, "warnings")]
+    said = [
+        *own,
+        *host_warnings,
+        *(message for message in merged if not any(message.startswith(known) for known in own)),
+    ]
     return Findings(
         invalid=_invalid(held, shares),
         missing_targets=coverage.missing,
@@ -150,32 +151,32 @@ def _overridden(shares: Sequence[tuple[_Share, list[str]]], conflicts: Container
 
 
 def _hosts(lost_hosts: Iterable[LostClaim], conflicts: Mapping[str, set[Path]]) -> list[str]:
-    """Add the hosts that others have to the conflicts; return what is to be said of those that nobody has."""
-    nobodys: defaultdict[str, list[str]] = defaultdict(list)
+    """Add the hosts that others have to the conflicts; return what is to be said of those that no pool gets."""
+    unassigned: defaultdict[str, list[str]] = defaultdict(list)
     for lost in lost_hosts:
         if lost.winner:
             conflicts[lost.winner].add(("hosts", lost.claim.host))
         else:
-            nobodys[lost.claim.host].append(lost.claim.pool)
+            unassigned[lost.claim.host].append(lost.claim.pool)
     return [
         f"spec.hosts: {host} would lead to {_some(pools)}, so it leads to none; name one pool in targetRefs"
-        for host, pools in nobodys.items()
+        for host, pools in unassigned.items()
     ]
 
 
 def _invalid(held: Held[InferencePolicy], shares: Sequence[tuple[_Share, list[str]]]) -> str:
-    faults = [f"not in force at {_some(pools)}: {words}" for words, pools in _pools_by_words(shares, "faults")]
+    faults = [f"not in force at {_some(pools)}: {message}" for message, pools in _pools_by_message(shares, "faults")]
     own = [f"{held.error}; {held.instead}"] if held.error else []
     return "; ".join([*own, *faults])
 
 
-def _pools_by_words(
+def _pools_by_message(
     shares: Sequence[tuple[_Share, list[str]]], what: Literal["faults", "warnings"]
 ) -> Iterable[tuple[str, list[str]]]:
     found: defaultdict[str, list[str]] = defaultdict(list)
     for share, pools in shares:
-        for words in share.faults if what == "faults" else share.warnings:
-            found[words] += pools
+        for message in share.faults if what == "faults" else share.warnings:
+            found[message] += pools
     return found.items()
 
 
@@ -187,3 +188,69 @@ def _some(names: Iterable[str]) -> str:
     ordered = sorted(names)
     more = len(ordered) - FEW
     return ", ".join(ordered[:FEW]) + (f" and {more} more" if more > 0 else "")
+
+
+# --- statuses ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A status, what it was made of, and whether its document says so already."""
+
+    findings: Findings
+    document: Document
+    status: PolicyStatus
+    is_written: bool
+
+
+@dataclass(slots=True)
+class StatusBook:
+    """What was last said of each policy; it keeps the times of conditions until a document has them."""
+
+    _kept: dict[str, _Kept] = field(default_factory=dict)
+
+    def update(
+        self, policies: Mapping[str, Held[InferencePolicy]], findings: Mapping[str, Findings], *, now: datetime
+    ) -> None:
+        """Take in what is known now of each policy."""
+        time = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        before, self._kept = self._kept, {}
+        for source, held in policies.items():
+            known = before.get(source)
+            if known is None or known.findings is not findings[source] or known.document is not held.document:
+                known = _kept(held, findings[source], known.status if known else None, time)
+            self._kept[source] = known
+
+    def statuses(self) -> dict[str, PolicyStatus]:
+        """Return all of them, by "namespace/name"."""
+        return {source: kept.status for source, kept in self._kept.items()}
+
+    def unwritten(self) -> tuple[PolicyStatus, ...]:
+        """Return those whose document says something else."""
+        return tuple(kept.status for kept in self._kept.values() if not kept.is_written)
+
+
+def refusals(statuses: Iterable[PolicyStatus]) -> Iterator[DocumentProblem]:
+    """Yield the policies that are not accepted: a document in a folder has no status to read."""
+    for status in statuses:
+        for condition in status.conditions:
+            if condition.type == ACCEPTED and condition.status == FALSE:
+                reason = "policy-not-valid" if condition.reason == INVALID else "policy-target-not-found"
+                yield DocumentProblem(reason=reason, where=f"{KIND} {status.source}", words=condition.message)
+
+
+def _kept(held: Held[InferencePolicy], findings: Findings, before: PolicyStatus | None, time: str) -> _Kept:
+    namespace, _, name = held.source.partition("/")
+    wanted = PolicyStatus(
+        namespace=namespace,
+        name=name,
+        uid=held.uid,
+        observed_generation=held.generation,
+        conditions=conditions_of(findings, generation=held.generation),
+    )
+    ours: tuple[Condition, ...] = before.conditions if before is not None and before.uid == held.uid else ()
+    status = wanted.since(conditions_in(held.document), ours, now=time)
+    if before == status and before is not None:
+        status = before
+    written = is_written(status, held.document)
+    return _Kept(findings=findings, document=held.document, status=status, is_written=written)

@@ -1,24 +1,27 @@
 """InferenceObjective and InferenceModelRewrite (v1alpha2) -> what they say of a pool, in the terms of the policy.
 
-Called by whoever gets documents. Both groups that had them are read: llm-d.ai, and inference.networking.x-k8s.io.
+Both groups that had them are read: llm-d.ai, and inference.networking.x-k8s.io.
 Fields: https://github.com/llm-d/llm-d-inference-scheduler, `apix`. Fields that we do not know are left alone: the
 resources are not ours.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from extproc.models.models import ANY_MODEL, ModelTarget
+import msgspec
+from msgspec import Meta
+
+from extproc.models.models import ANY_MODEL, ModelRule, ModelTarget
 from extproc.policy.priority import PriorityClass
-from extproc.policy.reading import PolicyDocumentError, created_at_of, record_of, shown, text_of
+from extproc.policy.reading import PolicyDocumentError, created_at_of, read_record, read_text, record_of, shown
+from extproc.policy.schema import Name, Section, Text, kind_of
 
 GROUPS = ("llm-d.ai", "inference.networking.x-k8s.io")
 VERSION = "v1alpha2"
-POOL_GROUPS = ("inference.networking.k8s.io", "inference.networking.x-k8s.io")
-POOL_KIND = "InferencePool"
-LEAST_PRIORITY, MOST_PRIORITY = -(2**31), 2**31 - 1
-MOST_WEIGHT = 1_000_000
+MOST_RULES = 10_000
+NAME = Text(least=1, most=253, pattern="", meaning="")
+T = TypeVar("T", bound=Section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,30 +54,67 @@ class ModelRewrite:
     rules: tuple[RewriteRule, ...]
 
 
+class _Open(Section, frozen=True, kw_only=True):
+    is_open = True
+
+
+class _PoolRef(_Open, frozen=True, kw_only=True):
+    group: Literal["inference.networking.k8s.io", "inference.networking.x-k8s.io"] = "inference.networking.k8s.io"
+    kind: Literal["InferencePool"] = "InferencePool"
+    name: Name
+
+
+class _ObjectiveSpec(_Open, frozen=True, kw_only=True):
+    pool_ref: _PoolRef
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+
+
+class _Model(_Open, frozen=True, kw_only=True):
+    type: Literal["Exact"] = "Exact"
+    value: Name
+
+
+class _Match(_Open, frozen=True, kw_only=True):
+    model: _Model
+
+
+class _Target(_Open, frozen=True, kw_only=True):
+    model_rewrite: Name
+    weight: Annotated[int, Meta(ge=1, le=10**6)] = 1
+
+
+class _Rule(_Open, frozen=True, kw_only=True):
+    matches: Annotated[tuple[_Match, ...], Meta(max_length=MOST_RULES)] = ()
+    targets: Annotated[tuple[_Target, ...], Meta(min_length=1, max_length=MOST_RULES)]
+
+    def rule(self) -> RewriteRule:
+        """Return what it says, with the weights of one model added up."""
+        weights: dict[str, float] = {}
+        for target in self.targets:
+            weights[target.model_rewrite] = weights.get(target.model_rewrite, 0.0) + target.weight
+        return RewriteRule(
+            models=tuple(match.model.value for match in self.matches),
+            targets=tuple(ModelTarget(model=model, weight=weight) for model, weight in weights.items()),
+        )
+
+
+class _RewriteSpec(_Open, frozen=True, kw_only=True):
+    pool_ref: _PoolRef
+    rules: Annotated[tuple[_Rule, ...], Meta(max_length=MOST_RULES)]
+
+
 def read_objective(document: Mapping[str, Any]) -> Objective:
     """Read an InferenceObjective. Raise PolicyDocumentError with the path of what is wrong."""
-    namespace, name, created_at, spec = _head(document, "InferenceObjective")
-    priority = spec.get("priority")
-    return Objective(
-        namespace=namespace,
-        name=name,
-        created_at=created_at,
-        pool=_pool(spec, namespace),
-        priority=0 if priority is None else _whole(priority, "spec.priority", LEAST_PRIORITY, MOST_PRIORITY),
-    )
+    metadata, spec = _read(document, "InferenceObjective", _ObjectiveSpec)
+    pool = f"{metadata['namespace']}/{spec.pool_ref.name}"
+    return Objective(**metadata, pool=pool, priority=spec.priority)
 
 
 def read_model_rewrite(document: Mapping[str, Any]) -> ModelRewrite:
     """Read an InferenceModelRewrite. Raise PolicyDocumentError with the path of what is wrong."""
-    namespace, name, created_at, spec = _head(document, "InferenceModelRewrite")
-    rules = _list(spec.get("rules"), "spec.rules")
-    return ModelRewrite(
-        namespace=namespace,
-        name=name,
-        created_at=created_at,
-        pool=_pool(spec, namespace),
-        rules=tuple(_rule(rule, f"spec.rules[{i}]") for i, rule in enumerate(rules)),
-    )
+    metadata, spec = _read(document, "InferenceModelRewrite", _RewriteSpec)
+    pool = f"{metadata['namespace']}/{spec.pool_ref.name}"
+    return ModelRewrite(**metadata, pool=pool, rules=tuple(rule.rule() for rule in spec.rules))
 
 
 def objectives_of(
@@ -93,19 +133,18 @@ def objectives_of(
     return found
 
 
-def model_rules_of(pool: str, rewrites: Iterable[ModelRewrite]) -> list[dict[str, Any]]:
-    """Return the rewrites of a pool as `models.rules` of the picker's document; "*" is the rule for every other model.
+def model_rules_of(pool: str, rewrites: Iterable[ModelRewrite]) -> list[ModelRule]:
+    """Return the rewrites of a pool as rules of a model table; "*" is the rule for every other model.
 
     An exact match goes before the generic one wherever it stands; else the oldest resource, then its first rule.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, ModelRule] = {}
     for rewrite in sorted(rewrites, key=_age):
         if rewrite.pool != pool:
             continue
         for rule in rewrite.rules:
-            targets = [{"model": target.model, "weight": target.weight} for target in rule.targets]
             for model in rule.models or (ANY_MODEL,):
-                found.setdefault(model, {"model": model, "targets": targets})
+                found.setdefault(model, ModelRule(model=model, targets=rule.targets))
     return list(found.values())
 
 
@@ -113,7 +152,8 @@ def _age(resource: Objective | ModelRewrite) -> tuple[bool, str, str, str]:
     return not resource.created_at, resource.created_at, resource.namespace, resource.name
 
 
-def _head(document: object, kind: str) -> tuple[str, str, str, Mapping[str, Any]]:
+def _read(document: object, kind: str, struct: type[T]) -> tuple[dict[str, str], T]:
+    """Return namespace, name and age, and the spec."""
     given = record_of(document, "document")
     group, _, version = str(given.get("apiVersion", "")).partition("/")
     if group not in GROUPS or version != VERSION:
@@ -122,65 +162,9 @@ def _head(document: object, kind: str) -> tuple[str, str, str, Mapping[str, Any]
     if given.get("kind") != kind:
         raise PolicyDocumentError("kind", f"must be {kind}, not {shown(given.get('kind'))}")
     metadata = record_of(given.get("metadata"), "metadata")
-    return (
-        text_of(metadata.get("namespace", "default"), "metadata.namespace", "a namespace's name"),
-        text_of(metadata.get("name"), "metadata.name", "the object's name"),
-        created_at_of(metadata),
-        record_of(given.get("spec"), "spec"),
-    )
-
-
-def _pool(spec: Mapping[str, Any], namespace: str) -> str:
-    reference = record_of(spec.get("poolRef"), "spec.poolRef")
-    group, kind = reference.get("group", POOL_GROUPS[0]), reference.get("kind", POOL_KIND)
-    if group not in POOL_GROUPS:
-        raise PolicyDocumentError("spec.poolRef.group", f"must be {POOL_GROUPS[0]}, not {shown(group)}")
-    if kind != POOL_KIND:
-        raise PolicyDocumentError("spec.poolRef.kind", f"must be {POOL_KIND}, not {shown(kind)}")
-    return f"{namespace}/{text_of(reference.get('name'), 'spec.poolRef.name', 'the name of an InferencePool')}"
-
-
-def _rule(document: object, path: str) -> RewriteRule:
-    given = record_of(document, path)
-    targets = tuple(
-        _rewrite_target(target, f"{path}.targets[{i}]")
-        for i, target in enumerate(_list(given.get("targets"), f"{path}.targets"))
-    )
-    if not targets:
-        raise PolicyDocumentError(f"{path}.targets", "must have at least one item")
-    models = []
-    for i, match in enumerate(_list(given.get("matches", []), f"{path}.matches")):
-        where = f"{path}.matches[{i}]"
-        model = record_of(record_of(match, where).get("model"), f"{where}.model")
-        if model.get("type", "Exact") != "Exact":
-            raise PolicyDocumentError(f"{where}.model.type", f"must be Exact, not {shown(model.get('type'))}")
-        models.append(text_of(model.get("value"), f"{where}.model.value", "a model's name"))
-    return RewriteRule(models=tuple(models), targets=_added_up(targets))
-
-
-def _rewrite_target(document: object, path: str) -> ModelTarget:
-    given = record_of(document, path)
-    weight = given.get("weight")
-    return ModelTarget(
-        model=text_of(given.get("modelRewrite"), f"{path}.modelRewrite", "a model's name"),
-        weight=1.0 if weight is None else float(_whole(weight, f"{path}.weight", 1, MOST_WEIGHT)),
-    )
-
-
-def _added_up(targets: Iterable[ModelTarget]) -> tuple[ModelTarget, ...]:
-    weights: dict[str, float] = {}
-    for target in targets:
-        weights[target.model] = weights.get(target.model, 0.0) + target.weight
-    return tuple(ModelTarget(model=model, weight=weight) for model, weight in weights.items())
-
-
-def _whole(value: object, path: str, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise PolicyDocumentError(path, f"must be a whole number between {least} and {most}, not {shown(value)}")
-    return value
-
-
-def _list(value: object, path: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise PolicyDocumentError(path, f"must be a list, not {shown(value)}")
-    return value
+    head = {
+        "namespace": read_text(NAME, metadata.get("namespace", "default"), "metadata.namespace"),
+        "name": read_text(NAME, metadata.get("name"), "metadata.name"),
+        "created_at": created_at_of(metadata),
+    }
+    return head, msgspec.convert(read_record(kind_of(struct), given.get("spec"), "spec"), struct)

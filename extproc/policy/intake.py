@@ -1,6 +1,6 @@
 """Documents of one kind as last understood: a bad document never replaces a good one, it only says what is wrong.
 
-Used by `mesh_policy`, once a snapshot. Knows no kind: it is given the function that reads one.
+It knows no kind: it is given the function that reads one.
 """
 
 import logging
@@ -121,11 +121,11 @@ class Intake(Generic[T]):
             version=self._next_version(),
         )
 
-    def _refused(self, source: str, document: Document, before: Held[T] | None, words: str) -> Held[T]:
+    def _refused(self, source: str, document: Document, before: Held[T] | None, message: str) -> Held[T]:
         if before is not None:
-            return replace(before, document=document, error=words)
+            return replace(before, document=document, error=message)
         return Held(
-            source=source, document=document, good=None, good_generation=0, error=words, version=self._next_version()
+            source=source, document=document, good=None, good_generation=0, error=message, version=self._next_version()
         )
 
     def _next_version(self) -> int:

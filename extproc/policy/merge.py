@@ -1,6 +1,6 @@
-"""Which policy says what for a pool: layers in their order of precedence -> one merged document with origins. Pure.
+"""Which policy says what for a pool: layers in their order of precedence -> merged fields with their origins. Pure.
 
-Called by `mesh_policy` once for each distinct set of layers. docs/policy-precedence.md has the rules in words.
+docs/policy-precedence.md has the rules in prose.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,11 +13,11 @@ Path = tuple[str, ...]
 Resets = Mapping[Path, tuple[Path, ...]]
 """What a layer that gives the key takes away from the layers below it: corrections of a value that is none any more."""
 
-NO_AGE = "9999"  # sorts as youngest: whoever has no creation time (a file) displaces nobody who has
+NO_AGE = "9999"  # sorts as youngest: a document without creation time (a file) never outranks one that has it
 
 
 class Level(IntEnum):
-    """How specific a layer is; the greater one wins."""
+    """How specific a layer is; the greater one wins. `explain` shows the names in lower case."""
 
     SETTINGS = 0  # the picker's own flags
     MESH = 1
@@ -60,24 +60,38 @@ class Merged:
     losses: tuple[Loss, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    value: Any
-    layer: Layer
-
-
 def merge_layers(layers: Iterable[Layer], *, resets: Resets) -> Merged:
-    """Merge leaf by leaf: the more specific layer wins; at one level the oldest, then the first by name."""
+    """Merge leaf by leaf: the more specific layer wins; at one level the oldest, then the first by name.
+
+    All layers are of one schema: no leaf of one is a mapping in another, but for empty ones, which declare a name.
+    """
     ordered = sorted(layers, key=precedence, reverse=True)  # the winner comes last and overwrites
-    merging = _Merging(resets)
+    leaves: dict[Path, tuple[Any, Layer]] = {}
+    removed: dict[Path, Layer] = {}  # by whom, without another value in the same place
     for layer in ordered:
-        merging.apply(layer)
-    leaves = merging.leaves
+        for reset in [reset for path, _ in layer.leaves for reset in resets.get(path, ())]:
+            for path in [path for path in leaves if _is_below(path, reset)]:
+                del leaves[path]
+                removed[path] = layer
+        for path, value in layer.leaves:
+            if value == {} and any(other == path or _is_below(other, path) for other in leaves):
+                continue  # a name that is declared already; nothing is said about it
+            for length in range(1, len(path)):
+                leaves.pop(path[:length], None)  # the name alone, of which something is said now
+            leaves[path] = (value, layer)
     return Merged(
-        fields=_nested({path: leaf.value for path, leaf in leaves.items()}),
-        origins={path: leaf.layer.source for path, leaf in leaves.items()},
-        losses=tuple(loss for layer in ordered for loss in merging.losses(layer)),
+        fields=_nested({path: value for path, (value, _) in leaves.items()}),
+        origins={path: layer.source for path, (_, layer) in leaves.items()},
+        losses=tuple(loss for layer in ordered for loss in _losses(layer, leaves, removed)),
     )
+
+
+def _losses(layer: Layer, leaves: Mapping[Path, tuple[Any, Layer]], removed: Mapping[Path, Layer]) -> Iterator[Loss]:
+    for path, value in layer.leaves:
+        in_force, winner = leaves.get(path, (None, removed.get(path)))
+        if winner is None or winner is layer or value in ({}, in_force):
+            continue  # in force, or saying the same
+        yield Loss(loser=layer.source, winner=winner.source, path=path, is_conflict=winner.level == layer.level)
 
 
 def precedence(layer: Layer) -> tuple[int, str, str]:
@@ -94,51 +108,13 @@ def leaves_of(fields: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path
             yield (*path, name), value
 
 
-class _Merging:
-    """The leaves so far; each layer overwrites those below it."""
-
-    def __init__(self, resets: Resets) -> None:
-        self._resets = resets
-        self.leaves: dict[Path, _Leaf] = {}
-        self._replaced: dict[Path, Layer] = {}  # who has removed a leaf without putting one in the same place
-        self._above: set[Path] = set()  # all that ever had a leaf below it
-
-    def apply(self, layer: Layer) -> None:
-        for path, _ in layer.leaves:
-            for corrections in self._resets.get(path, ()):
-                self._remove_below(corrections, layer)
-        for path, value in layer.leaves:
-            if value == {} and (path in self.leaves or self._has_below(path)):
-                continue  # a name that is declared already; nothing is said about it
-            if path not in self.leaves:
-                self._make_room(path, layer)
-            self.leaves[path] = _Leaf(value, layer)
-
-    def losses(self, layer: Layer) -> Iterator[Loss]:
-        for path, value in layer.leaves:
-            leaf = self.leaves.get(path)
-            winner = leaf.layer if leaf is not None else self._replaced.get(path)
-            if winner is None or winner is layer or value == {} or (leaf is not None and leaf.value == value):
-                continue  # in force, or saying the same
-            yield Loss(loser=layer.source, winner=winner.source, path=path, is_conflict=winner.level == layer.level)
-
-    def _make_room(self, path: Path, layer: Layer) -> None:
-        """Take out what cannot be beside this leaf: one in the place of a mapping on its way, those below it."""
-        for length in range(1, len(path)):
-            if path[:length] in self.leaves:
-                del self.leaves[path[:length]]
-                self._replaced[path[:length]] = layer
-            self._above.add(path[:length])
-        self._remove_below(path, layer)
-
-    def _remove_below(self, path: Path, layer: Layer) -> None:
-        if path in self._above:
-            for other in [other for other in self.leaves if _is_below(other, path)]:
-                del self.leaves[other]
-                self._replaced[other] = layer
-
-    def _has_below(self, path: Path) -> bool:
-        return path in self._above and any(_is_below(other, path) for other in self.leaves)
+def lay_over(below: Mapping[str, Any], above: Mapping[str, Any], *, resets: Resets) -> dict[str, Any]:
+    """Return the fields of two layers of one source, the second one before the first, merged leaf by leaf."""
+    layers = [
+        Layer(source=source, level=level, created_at=None, fields=fields)
+        for source, level, fields in (("below", Level.SETTINGS, below), ("above", Level.MESH, above))
+    ]
+    return dict(merge_layers(layers, resets=resets).fields)
 
 
 def _is_below(path: Path, above: Path) -> bool:

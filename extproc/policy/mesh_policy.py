@@ -1,29 +1,32 @@
 """Use case: documents -> what each pool is to be served with, and what each policy's status has to say.
 
-Called by the mesh follower once a snapshot; does no I/O. A bad document, or a merge that contradicts itself, never
+It does no I/O. A bad document, or a merge that contradicts itself, never
 replaces what was good before: that stays in force and the status says so.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Self
+from typing import Any
 
-from extproc.policy.explanation import explain_pool, explain_problems, explain_status
-from extproc.policy.findings import FindingsBook
-from extproc.policy.host_claims import SettledHosts
-from extproc.policy.hosts import settle_pool_hosts
+from extproc.pods.endpoint import Role
+from extproc.policy.coverage import UNCOVERED, Coverage, LayerBook, Reach, reach_of
+from extproc.policy.explanation import (
+    PolicyTargetError,
+    explain_pool,
+    explain_problems,
+    explain_status,
+    targeted_pools,
+)
+from extproc.policy.findings import FindingsBook, StatusBook, refusals
+from extproc.policy.hosts import SettledHosts, settle_pool_hosts
 from extproc.policy.inference_extension import ModelRewrite, Objective, read_model_rewrite, read_objective
 from extproc.policy.inference_policy import KIND, InferencePolicy, parse_inference_policy
 from extproc.policy.intake import Intake
-from extproc.policy.layers import UNCOVERED, Coverage, LayerBook
 from extproc.policy.merge import Layer, Level
 from extproc.policy.outcomes import OBJECTIVE, REWRITE, SETTINGS, Extensions, Outcome, OutcomeBook, PoolLayer
 from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
-from extproc.policy.reach import Reach, reach_of
 from extproc.policy.status import Findings, PolicyStatus
-from extproc.policy.statuses import StatusBook, refusals
-from extproc.policy.targets import PolicyTargetError, targeted_pools
 from kvmesh.documents.documents import Document, DocumentProblem, Snapshot
 from kvmesh.documents.pool_resolver import PoolResolver
 from kvmesh.documents.pools import Pool, ResolvedPools
@@ -35,6 +38,18 @@ ROUTING_KINDS = ("Gateway", "HTTPRoute", "InferencePool", "Service")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """All that follows from policies, routes and the set of pools; a change of pods changes nothing of it."""
+
+    reach: Reach
+    coverages: Mapping[str, Coverage] = field(default_factory=dict)  # by policy
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)  # by pool
+    hosts: SettledHosts = field(default_factory=lambda: SettledHosts(by_pool={}, lost=()))
+    host_problems: tuple[DocumentProblem, ...] = ()
+    findings: Mapping[str, Findings] = field(default_factory=dict)  # by policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeshState:
     """All that follows from the last snapshot."""
 
@@ -43,10 +58,7 @@ class MeshState:
     unwritten: tuple[PolicyStatus, ...] = ()  # of these the document says something else
     problems: tuple[DocumentProblem, ...] = ()  # all that a log should have: policies that are refused, too
     resolved: ResolvedPools = field(default_factory=lambda: ResolvedPools(pools={}))
-    # how it came about, for `explain`
-    reach: Reach = field(default_factory=lambda: reach_of({}, {}), repr=False)
-    coverages: Mapping[str, Coverage] = field(default_factory=dict, repr=False)  # by policy
-    outcomes: Mapping[str, Outcome] = field(default_factory=dict, repr=False)  # by pool
+    settled: Settled = field(default_factory=lambda: Settled(reach=reach_of({}, {})), repr=False)  # for `explain`
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +68,9 @@ class MeshPolicy:
     root_namespace: str = ROOT_NAMESPACE
     # what the picker's own flags say, as `fields` of an InferencePolicy: below all policies
     settings: Mapping[str, Any] = field(default_factory=dict)
+    # and of single endpoints, which no policy names
+    cordoned: frozenset[str] = frozenset()
+    roles: Mapping[str, Role] = field(default_factory=dict)
     state: MeshState = field(default_factory=MeshState)
     book: OutcomeBook = field(default_factory=OutcomeBook)
     _resolver: PoolResolver = field(default_factory=PoolResolver)
@@ -63,18 +78,13 @@ class MeshPolicy:
     _objectives: Intake[Objective] = field(default_factory=lambda: Intake(read_objective))
     _rewrites: Intake[ModelRewrite] = field(default_factory=lambda: Intake(read_model_rewrite))
     _policies_seen: tuple[Document, ...] = ()
-    _seen: "_Surroundings | None" = None  # what `_reach` was made of
     _reach: Reach = field(default_factory=lambda: reach_of({}, {}))
+    _surroundings: object = None  # what `_reach` was made of
     _layers: LayerBook = field(init=False)
-    _coverages: Mapping[str, Coverage] = field(default_factory=dict)
-    _outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    _hosts: SettledHosts = field(default_factory=lambda: SettledHosts(by_pool={}, lost=()))
-    _host_problems: tuple[DocumentProblem, ...] = ()
     _found: FindingsBook = field(default_factory=FindingsBook)
-    _findings: Mapping[str, Findings] = field(default_factory=dict)
+    _settled: Settled | None = None  # None after a defect in the middle: the next snapshot starts over
     _statuses: StatusBook = field(default_factory=StatusBook)
-    _is_settled: bool = False  # False after a defect in the middle: the next snapshot starts over
-    _made: "dict[str, _Made]" = field(default_factory=dict)
+    _made: dict[str, tuple[tuple[Pool, Outcome], PoolConfig]] = field(default_factory=dict)  # with what it is made of
 
     def __post_init__(self) -> None:
         self._layers = LayerBook(self.root_namespace)
@@ -90,29 +100,28 @@ class MeshPolicy:
             self._rewrites.take(documents.get(REWRITE, ())),
             self._look_around(documents, resolved.pools),
         ]
-        self._is_settled &= not any(taken)
-        if not self._is_settled or policies is not self._policies_seen:  # else only pods have changed
-            if not self._is_settled:
-                self._settle(resolved.pools)
-            self._statuses.update(self._policies.held, self._findings, now=now)
-            self._policies_seen, self._is_settled = policies, True
+        if any(taken):
+            self._settled = None
+        settled = self._settled
+        if settled is None or policies is not self._policies_seen:  # else only pods have changed
+            settled = settled or self._settle(resolved.pools)
+            self._statuses.update(self._policies.held, settled.findings, now=now)
+            self._policies_seen, self._settled = policies, settled
         self._made = {name: made for name, made in self._made.items() if name in resolved.pools}
         statuses = self._statuses.statuses()
         self.state = MeshState(
-            configs={name: self._config(pool) for name, pool in resolved.pools.items()},
+            configs={name: self._config(pool, settled) for name, pool in resolved.pools.items()},
             statuses=statuses,
             unwritten=self._statuses.unwritten(),
             problems=(
                 *snapshot.problems,
                 *resolved.problems,
-                *self._host_problems,
-                *self._extension_problems(),
+                *settled.host_problems,
+                *self._extension_problems(settled.outcomes.values()),
                 *refusals(statuses.values()),
             ),
             resolved=resolved,
-            reach=self._reach,
-            coverages=self._coverages,
-            outcomes=self._outcomes,
+            settled=settled,
         )
         return self.state
 
@@ -127,29 +136,34 @@ class MeshPolicy:
 
     def _look_around(self, documents: Mapping[str, tuple[Document, ...]], pools: Mapping[str, Pool]) -> bool:
         """Follow routes and gateways to the pools; tell whether anything but pods has changed."""
-        seen = _Surroundings(
-            documents=tuple(documents.get(kind, ()) for kind in ROUTING_KINDS),
-            pools={name: pool.kind for name, pool in pools.items()},
-        )
-        if self._seen is not None and self._seen.is_same(seen):
+        routing = [documents.get(kind, ()) for kind in ROUTING_KINDS]
+        surroundings = (routing, {name: pool.kind for name, pool in pools.items()})
+        if self._surroundings == surroundings:
             return False
         self._reach = reach_of(documents, pools)
-        self._seen = seen
+        self._surroundings = surroundings
         return True
 
-    def _settle(self, pools: Mapping[str, Pool]) -> None:
+    def _settle(self, pools: Mapping[str, Pool]) -> Settled:
         held = self._policies.held
-        self._coverages = self._layers.cover(held, self._reach)
+        coverages = self._layers.cover(held, self._reach)
         layers = self._layers.layers(held, pools=pools, settings=self._settings_layers())
         objectives, rewrites = self._objectives.good_by(_pool_of), self._rewrites.good_by(_pool_of)
-        self._outcomes = self.book.settle(
+        outcomes = self.book.settle(
             {
                 pool: (layers[pool], Extensions(objectives=objectives.get(pool, ()), rewrites=rewrites.get(pool, ())))
                 for pool in pools
             }
         )
-        self._hosts, self._host_problems = settle_pool_hosts(pools.values(), self._outcomes, self._reach)
-        self._findings = self._found.settle(held, self._coverages, self._outcomes, self._hosts.lost)
+        hosts, host_problems = settle_pool_hosts(pools.values(), outcomes, self._reach)
+        return Settled(
+            reach=self._reach,
+            coverages=coverages,
+            outcomes=outcomes,
+            hosts=hosts,
+            host_problems=host_problems,
+            findings=self._found.settle(held, coverages, outcomes, hosts.lost),
+        )
 
     def _settings_layers(self) -> tuple[PoolLayer, ...]:
         if not self.settings:
@@ -157,63 +171,46 @@ class MeshPolicy:
         layer = Layer(source=SETTINGS, level=Level.SETTINGS, created_at=None, fields=self.settings)
         return (PoolLayer(layer=layer, version=0, generation=0),)
 
-    def _config(self, pool: Pool) -> PoolConfig:
-        outcome, hosts = self._outcomes[pool.name], self._hosts.by_pool.get(pool.name, frozenset())
-        made = self._made.get(pool.name)
-        if made is not None and made.pool is pool and made.outcome is outcome and made.config.hosts == hosts:
-            return made.config
-        fields = outcome.merged.fields
+    def _config(self, pool: Pool, settled: Settled) -> PoolConfig:
+        outcome, hosts = settled.outcomes[pool.name], settled.hosts.by_pool.get(pool.name, frozenset())
+        made_of, known = self._made.get(pool.name, (None, None))
+        if known is not None and made_of == (pool, outcome) and known.hosts == hosts:
+            return known
+        policy = outcome.policy
+        if self.cordoned or self.roles:
+            policy = replace(policy, cordoned=self.cordoned, roles=self.roles)
         config = PoolConfig(
             name=pool.name,
             endpoints=pool.endpoints,
-            policy=outcome.policy,
+            policy=policy,
             models=outcome.models,
             hosts=hosts,
-            sample_share=fields.get("sample_share"),
-            failure_mode=fields.get("failure_mode", FAIL_CLOSE),
+            sample_share=outcome.policy.observability.sample_share,
+            failure_mode=outcome.merged.fields.get("failureMode", FAIL_CLOSE),
             model=pool.model,
             origins=outcome.origins,
         )
-        if made is not None and made.config == config:
-            config = made.config
-        self._made[pool.name] = _Made(pool=pool, outcome=outcome, config=config)
+        if known == config:
+            config = known
+        self._made[pool.name] = ((pool, outcome), config)
         return config
 
-    def _extension_problems(self) -> Iterator[DocumentProblem]:
+    def _extension_problems(self, outcomes: Iterable[Outcome]) -> Iterator[DocumentProblem]:
         """Yield what is wrong with documents that have no status of ours."""
         for kind, errors in ((OBJECTIVE, self._objectives.errors()), (REWRITE, self._rewrites.errors())):
-            for source, words in errors:
-                yield DocumentProblem(reason="document-not-valid", where=f"{kind} {source}", words=words)
+            for source, message in errors:
+                yield DocumentProblem(reason="document-not-valid", where=f"{kind} {source}", words=message)
         for source, first, second in self._objectives.doubles():
-            words = f"is there in {first} and in {second}: the older one counts, or the first; delete one"
-            yield DocumentProblem(reason="document-twice", where=f"{OBJECTIVE} {source}", words=words)
+            message = f"is there in {first} and in {second}: the older one counts, or the first; delete one"
+            yield DocumentProblem(reason="document-twice", where=f"{OBJECTIVE} {source}", words=message)
         for source, first, second in self._rewrites.doubles():
-            words = f"is there in {first} and in {second}: both count, the older one's rules before; delete one"
-            yield DocumentProblem(reason="document-twice", where=f"{REWRITE} {source}", words=words)
-        for outcome in self._outcomes.values():
+            message = f"is there in {first} and in {second}: both count, the older one's rules before; delete one"
+            yield DocumentProblem(reason="document-twice", where=f"{REWRITE} {source}", words=message)
+        for outcome in outcomes:
             for fault in outcome.faults:
                 if fault.source.startswith(REWRITE):
-                    words = f"not in force at {fault.pool}: {fault.words}"
-                    yield DocumentProblem(reason="model-rewrite-not-valid", where=fault.source, words=words)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Surroundings:
-    documents: tuple[tuple[Document, ...], ...]  # the same object while none has changed
-    pools: Mapping[str, str]
-
-    def is_same(self, other: Self) -> bool:
-        same = all(was is now for was, now in zip(self.documents, other.documents, strict=True))
-        return same and self.pools == other.pools
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Made:
-    """A pool's config, and what it was made of."""
-
-    pool: Pool
-    outcome: Outcome
-    config: PoolConfig
+                    message = f"not in force at {fault.pool}: {fault.message}"
+                    yield DocumentProblem(reason="model-rewrite-not-valid", where=fault.source, words=message)
 
 
 def explain_state(state: MeshState, target: str | None, *, root_namespace: str) -> dict[str, Any]:
@@ -221,17 +218,17 @@ def explain_state(state: MeshState, target: str | None, *, root_namespace: str) 
 
     def explained(name: str) -> dict[str, Any]:
         kind = state.resolved.pools[name].kind
-        return explain_pool(state.configs[name], state.outcomes[name], state.statuses, kind=kind)
+        return explain_pool(state.configs[name], state.settled.outcomes[name], state.statuses, kind=kind)
 
     if target is None:
         policies = [
-            explain_status(status, covers=list(state.coverages.get(source, UNCOVERED).pools))
+            explain_status(status, covers=list(state.settled.coverages.get(source, UNCOVERED).pools))
             for source, status in state.statuses.items()
         ]
         pools = [explained(name) for name in state.configs]
         return {"target": None, "pools": pools, "policies": policies, "problems": explain_problems(state.problems)}
-    covers = {source: coverage.pools for source, coverage in state.coverages.items()}
-    names = targeted_pools(target, state.reach, covers)
+    covers = {source: coverage.pools for source, coverage in state.settled.coverages.items()}
+    names = targeted_pools(target, state.settled.reach, covers)
     near = {root_namespace, *(name.partition("/")[0] for name in names)}
     problems = explain_problems(state.problems, namespaces=near)
     return {"target": target, "pools": [explained(name) for name in names], "problems": problems}

@@ -1,20 +1,21 @@
 """What policies come to for each pool: merged, checked as a whole, and kept as last good where the whole is not valid.
 
-Used by `mesh_policy`. Pools with the same layers share one outcome, so that a change costs what it touches.
+Pools with the same layers share one outcome, so that a change costs what it touches.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Any
 
 from extproc.errors import ConfigError
 from extproc.models.models import ModelTable
 from extproc.policy.inference_extension import ModelRewrite, Objective, model_rules_of, objectives_of
-from extproc.policy.inference_policy import RESETS, pick_policy, spec_path
+from extproc.policy.inference_policy import RESETS, spec_path
 from extproc.policy.intake import Held
-from extproc.policy.merge import NO_AGE, Layer, Level, Merged, merge_layers, precedence
+from extproc.policy.merge import NO_AGE, Layer, Merged, merge_layers, precedence
+from extproc.policy.merged_policy import pick_policy
 from extproc.policy.values import PickPolicy
 from extproc.policy.warnings import merged_warnings
 
@@ -38,6 +39,11 @@ class PoolLayer:
     layer: Layer
     version: int
     generation: int
+
+    @property
+    def source(self) -> str:
+        """The policy: "namespace/name"."""
+        return self.layer.source
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -67,7 +73,7 @@ class Fault:
 
     source: str
     pool: str
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,60 +90,48 @@ class Outcome:
     faults: tuple[Fault, ...] = ()
 
 
-@dataclass(slots=True)
-class _OfPool:
-    wanted: tuple[Any, ...]  # the key of what was asked for
-    outcome: Outcome
+Merge = Callable[[Sequence[PoolLayer]], Outcome]  # of one pool; raises ConfigError
+Left = list[tuple[PoolLayer, ConfigError]]  # layers that do not agree with the others, and why
 
 
 @dataclass(slots=True)
 class OutcomeBook:
     """Outcomes by pool, and the last good one of each."""
 
-    _by_pool: dict[str, _OfPool] = field(default_factory=dict)
-    _shared: dict[tuple[Any, ...], Outcome] = field(default_factory=dict)
+    _by_pool: dict[str, tuple[Any, Outcome]] = field(default_factory=dict)  # with the key of what was asked for
+    _shared: dict[Any, Outcome] = field(default_factory=dict)
     merges: int = 0  # how many were computed, for tests and measurements
 
     def settle(self, wanted: Mapping[str, tuple[Sequence[PoolLayer], Extensions]]) -> dict[str, Outcome]:
         """Return the outcome of every pool; the same object where nothing has changed for it."""
-        by_pool: dict[str, _OfPool] = {}
-        repair = _Repair(self._merge)
+        by_pool: dict[str, tuple[Any, Outcome]] = {}
+        repair = _Repair()
         for pool, (layers, extensions) in wanted.items():
             key = (tuple(layer.key for layer in layers), extensions.key, pool if extensions.key else "")
-            before = self._by_pool.get(pool)
-            if before is not None and before.wanted == key:
-                by_pool[pool] = before
-            else:
-                outcome = self._outcome(pool, layers, extensions, key, before.outcome if before else None, repair)
-                by_pool[pool] = _OfPool(key, outcome)
+            known, before = self._by_pool.get(pool, (None, None))
+            if before is None or known != key:
+                merge = partial(self._merge, pool, extensions)
+                found = self._shared.get(key) or repair.known(key, before)
+                before = found or self._new(pool, layers, merge, key, before, repair)
+            by_pool[pool] = (key, before)
         self._by_pool = by_pool
-        used = {of_pool.wanted for of_pool in by_pool.values()}
+        used = {key for key, _ in by_pool.values()}
         self._shared = {key: outcome for key, outcome in self._shared.items() if key in used}
-        return {pool: of_pool.outcome for pool, of_pool in by_pool.items()}
+        return {pool: outcome for pool, (_, outcome) in by_pool.items()}
 
-    def _outcome(
-        self,
-        pool: str,
-        layers: Sequence[PoolLayer],
-        extensions: Extensions,
-        key: tuple[Any, ...],
-        before: Outcome | None,
-        repair: "_Repair",
+    def _new(
+        self, pool: str, layers: Sequence[PoolLayer], merge: Merge, key: Any, before: Outcome | None, repair: "_Repair"
     ) -> Outcome:
-        if key in self._shared:
-            return self._shared[key]
-        known = repair.known(key, before)
-        if known is not None:
-            return known
         try:
-            self._shared[key] = outcome = self._merge(pool, layers, extensions)
+            self._shared[key] = outcome = merge(layers)
         except ConfigError as error:
             if isinstance(error, MergeDefectError):
                 logger.exception("policies could not be merged", extra={"pool": pool})
-            return repair.repaired(pool, layers, extensions, key, before, error)
+            outcome = repair.repaired(pool, layers, merge, before, error)
+            repair.keep(key, before, outcome)
         return outcome
 
-    def _merge(self, pool: str, layers: Sequence[PoolLayer], extensions: Extensions) -> Outcome:
+    def _merge(self, pool: str, extensions: Extensions, layers: Sequence[PoolLayer]) -> Outcome:
         self.merges += 1
         try:
             return merge_pool(pool, layers, extensions)
@@ -153,134 +147,111 @@ class _Repair:
     A mesh-wide policy that contradicts does so at hundreds of pools: each search costs tens of merges without that.
     """
 
-    def __init__(self, merge: Callable[[str, Sequence[PoolLayer], Extensions], Outcome]) -> None:
-        self._merge = merge
-        self._known: dict[tuple[tuple[Any, ...], int], Outcome] = {}
-        self._culprits: dict[str, str] = {}  # by the contradiction's words, who was held back for it last
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, int], Outcome] = {}
+        self._culprits: dict[str, str] = {}  # by the contradiction's message, which policy was held back for it last
 
-    def known(self, key: tuple[Any, ...], before: Outcome | None) -> Outcome | None:
+    def known(self, key: Any, before: Outcome | None) -> Outcome | None:
         """Return what was found for a pool with the same layers and the same past."""
         return self._known.get((key, id(before)))
 
+    def keep(self, key: Any, before: Outcome | None, outcome: Outcome) -> None:
+        """Remember it for such a pool."""
+        self._known[key, id(before)] = outcome
+
     def repaired(
-        self,
-        pool: str,
-        layers: Sequence[PoolLayer],
-        extensions: Extensions,
-        key: tuple[Any, ...],
-        before: Outcome | None,
-        error: ConfigError,
+        self, pool: str, layers: Sequence[PoolLayer], merge: Merge, before: Outcome | None, error: ConfigError
     ) -> Outcome:
         """Return the best that is valid: all but one as wanted, else what agrees; what is gone stays where needed."""
-        good = {layer.layer.source: layer for layer in before.layers} if before else {}
-        changed = [each for each in layers if good.get(each.layer.source) != each and each.layer.source != SETTINGS]
-        outcome = self._without_one(pool, layers, changed, good, extensions, error)
-        if outcome is None:
-            untouched = [each for each in layers if each not in changed]
-            base = untouched + [good[each.layer.source] for each in changed if each.layer.source in good]
-            found = self._try(pool, base, extensions)
-            faults: list[Fault] = []
-            if found is None:
-                faults = self._broken_by_a_removal(pool, layers, extensions)
-                found = self._merge(pool, list(good.values()), extensions)  # with what is gone: it was valid before
-                kept = {each.layer.source for each in layers}
-                gone = [each for source, each in good.items() if source not in kept]
-                found = self._without(pool, found, gone, extensions)
-            outcome, left = self._agreeing(pool, found, changed, extensions)
-            if len(left) == 1:
-                self._culprits[str(error)] = left[0][0].layer.source
-            faults = [*(_fault(each, good.get(each.layer.source), pool, words) for each, words in left), *faults]
-            said = {fault.source: fault for fault in reversed(faults)}  # one for each, the change before the removal
-            outcome = replace(outcome, faults=(*outcome.faults, *said.values()))
-        self._known[key, id(before)] = outcome
-        return outcome
-
-    def _without_one(
-        self,
-        pool: str,
-        layers: Sequence[PoolLayer],
-        changed: Sequence[PoolLayer],
-        good: Mapping[str, PoolLayer],
-        extensions: Extensions,
-        error: ConfigError,
-    ) -> Outcome | None:
-        """Return the outcome with the earlier version of the youngest policy that makes a difference."""
-        suspects = sorted(changed, key=_age, reverse=True)  # the youngest is the most likely to be wrong
-        culprit = self._culprits.get(str(error))
-        suspects.sort(key=lambda each: each.layer.source != culprit)  # the same words were its fault elsewhere
+        good = {each.source: each for each in before.layers} if before else {}
+        changed = [each for each in layers if good.get(each.source) != each and each.source != SETTINGS]
+        # the youngest is the most likely to be wrong, but for one that the same message was the fault of elsewhere
+        culprit, suspects = self._culprits.get(str(error)), sorted(changed, key=_age, reverse=True)
+        suspects.sort(key=lambda each: each.source != culprit)
         for suspect in suspects[:MOST_SUSPECTS]:
-            earlier = good.get(suspect.layer.source)
-            outcome = self._try(pool, _instead(layers, suspect, earlier), extensions)
+            earlier = good.get(suspect.source)
+            others = [each for each in layers if each.source != suspect.source]
+            outcome = _try(merge, others if earlier is None else [*others, earlier])
             if outcome is not None:
-                self._culprits[str(error)] = suspect.layer.source
+                self._culprits[str(error)] = suspect.source
                 return replace(outcome, faults=(*outcome.faults, _fault(suspect, earlier, pool, error)))
+        untouched = [each for each in layers if each not in changed]
+        faults: list[Fault] = []
+        found = _try(merge, untouched + [good[each.source] for each in changed if each.source in good])
+        if found is None:
+            faults = _broken_by_a_removal(pool, layers, merge)
+            kept = {each.source for each in layers}
+            gone = [each for source, each in good.items() if source not in kept]
+            found = _without(merge, merge(list(good.values())), gone)  # with what is gone: it was valid before
+        outcome, left = _agreeing(merge, found, changed)
+        if len(left) == 1:
+            self._culprits[str(error)] = left[0][0].source
+        faults = [*(_fault(each, good.get(each.source), pool, why) for each, why in left), *faults]
+        said = {fault.source: fault for fault in reversed(faults)}  # one for each, the change before the removal
+        return replace(outcome, faults=(*outcome.faults, *said.values()))
+
+
+def _agreeing(merge: Merge, outcome: Outcome, changed: Sequence[PoolLayer]) -> tuple[Outcome, Left]:
+    """Apply changes, the oldest first, and again those that needed a later one; return what is left, and why."""
+    left: Left = []
+    waiting = sorted(changed, key=_age)
+    for _ in range(MOST_PASSES):
+        if not waiting:
+            return outcome, []
+        outcome, left = _applied(merge, outcome, waiting)
+        if len(left) == len(waiting):
+            break
+        waiting = [layer for layer, _ in left]
+    return outcome, left
+
+
+def _applied(merge: Merge, outcome: Outcome, changed: Sequence[PoolLayer]) -> tuple[Outcome, Left]:
+    """Apply all at once, else one half after the other: few that are wrong are found in few merges."""
+    try:
+        return merge([*_others(outcome, changed), *changed]), []
+    except ConfigError as error:
+        if len(changed) == 1:
+            return outcome, [(changed[0], error)]
+    middle = len(changed) // 2
+    outcome, older = _applied(merge, outcome, changed[:middle])
+    outcome, younger = _applied(merge, outcome, changed[middle:])
+    return outcome, older + younger
+
+
+def _without(merge: Merge, outcome: Outcome, gone: Sequence[PoolLayer]) -> Outcome:
+    """Take out the policies that are gone, but for those that others need."""
+    if not gone:
+        return outcome
+    found = _try(merge, _others(outcome, gone))
+    if found is not None:
+        return found
+    if len(gone) == 1:
+        return outcome
+    middle = len(gone) // 2
+    return _without(merge, _without(merge, outcome, gone[:middle]), gone[middle:])
+
+
+def _broken_by_a_removal(pool: str, layers: Sequence[PoolLayer], merge: Merge) -> list[Fault]:
+    """Name the policies that need one that is gone: those that do not agree with what is left."""
+    settings = merge([each for each in layers if each.source == SETTINGS])
+    _, left = _agreeing(merge, settings, [each for each in layers if each.source != SETTINGS])
+    return [
+        Fault(source=layer.source, pool=pool, message=f"{error}; what was in force there before stays")
+        for layer, error in left
+    ]
+
+
+def _others(outcome: Outcome, layers: Iterable[PoolLayer]) -> list[PoolLayer]:
+    """Return an outcome's layers that are of none of these sources."""
+    sources = {each.source for each in layers}
+    return [each for each in outcome.layers if each.source not in sources]
+
+
+def _try(merge: Merge, layers: Sequence[PoolLayer]) -> Outcome | None:
+    try:
+        return merge(layers)
+    except ConfigError:
         return None
-
-    def _agreeing(
-        self, pool: str, outcome: Outcome, changed: Sequence[PoolLayer], extensions: Extensions
-    ) -> tuple[Outcome, list[tuple[PoolLayer, ConfigError]]]:
-        """Apply changes, the oldest first, and again those that needed a later one; return what is left, and why."""
-        left: list[tuple[PoolLayer, ConfigError]] = []
-        waiting = sorted(changed, key=_age)
-        for _ in range(MOST_PASSES):
-            if not waiting:
-                return outcome, []
-            outcome, left = self._applied(pool, outcome, waiting, extensions)
-            if len(left) == len(waiting):
-                break
-            waiting = [layer for layer, _ in left]
-        return outcome, left
-
-    def _applied(
-        self, pool: str, outcome: Outcome, changed: Sequence[PoolLayer], extensions: Extensions
-    ) -> tuple[Outcome, list[tuple[PoolLayer, ConfigError]]]:
-        """Apply all at once, else one half after the other: few that are wrong are found in few merges."""
-        sources = {each.layer.source for each in changed}
-        others = [each for each in outcome.layers if each.layer.source not in sources]
-        try:
-            return self._merge(pool, [*others, *changed], extensions), []
-        except ConfigError as error:
-            if len(changed) == 1:
-                return outcome, [(changed[0], error)]
-        middle = len(changed) // 2
-        outcome, older = self._applied(pool, outcome, changed[:middle], extensions)
-        outcome, younger = self._applied(pool, outcome, changed[middle:], extensions)
-        return outcome, older + younger
-
-    def _without(self, pool: str, outcome: Outcome, gone: Sequence[PoolLayer], extensions: Extensions) -> Outcome:
-        """Take out the policies that are gone, but for those that others need."""
-        if not gone:
-            return outcome
-        sources = {each.layer.source for each in gone}
-        found = self._try(pool, [each for each in outcome.layers if each.layer.source not in sources], extensions)
-        if found is not None:
-            return found
-        if len(gone) == 1:
-            return outcome
-        middle = len(gone) // 2
-        return self._without(pool, self._without(pool, outcome, gone[:middle], extensions), gone[middle:], extensions)
-
-    def _broken_by_a_removal(self, pool: str, layers: Sequence[PoolLayer], extensions: Extensions) -> list[Fault]:
-        """Name the policies that need one that is gone: those that do not agree with what is left."""
-        settings = self._merge(pool, [each for each in layers if each.layer.source == SETTINGS], extensions)
-        own = [each for each in layers if each.layer.source != SETTINGS]
-        _, left = self._agreeing(pool, settings, own, extensions)
-        return [
-            Fault(source=layer.layer.source, pool=pool, words=f"{error}; what was in force there before stays")
-            for layer, error in left
-        ]
-
-    def _try(self, pool: str, layers: Sequence[PoolLayer], extensions: Extensions) -> Outcome | None:
-        try:
-            return self._merge(pool, layers, extensions)
-        except ConfigError:
-            return None
-
-
-def _instead(layers: Sequence[PoolLayer], old: PoolLayer, new: PoolLayer | None) -> list[PoolLayer]:
-    """Return the layers with `new` in the place of the one of the same source."""
-    others = [each for each in layers if each.layer.source != old.layer.source]
-    return others if new is None else [*others, new]
 
 
 def merge_pool(pool: str, layers: Iterable[PoolLayer], extensions: Extensions) -> Outcome:
@@ -288,11 +259,16 @@ def merge_pool(pool: str, layers: Iterable[PoolLayer], extensions: Extensions) -
     ordered = tuple(sorted(layers, key=lambda each: precedence(each.layer), reverse=True))
     merged = merge_layers((each.layer for each in ordered), resets=RESETS)
     origins = {written_path(path): source for path, source in merged.origins.items()}
-    extended: dict[str, Any] = {}
     policy, models = pick_policy(merged.fields)
     rewrites, faults = _agreeing_rewrites(pool, merged.fields, extensions.rewrites)
     if rewrites:
-        policy, models = _with_rewrites(pool, merged.fields, rewrites, extended)
+        policy, models = pick_policy(merged.fields, rewrites=model_rules_of(pool, rewrites))
+    own = {rule["model"] for rule in merged.fields.get("models", {}).get("rules", ())}
+    extended: dict[str, Any] = {
+        f"spec.models.rules[{rule.model}]": {"model": rule.model, "targets": [asdict(each) for each in rule.targets]}
+        for rule in models.rules
+        if rule.model not in own
+    }
     origins |= dict.fromkeys(extended, REWRITE)
     policy = _with_objectives(pool, policy, extensions.objectives, extended, origins)
     return Outcome(
@@ -318,24 +294,11 @@ def _agreeing_rewrites(
         if held.good is None:
             continue
         try:
-            _with_rewrites(pool, models, [held.good], {})
+            pick_policy(models, rewrites=model_rules_of(pool, [held.good]))
             good.append(held.good)
         except ConfigError as error:
-            faults.append(Fault(source=f"{REWRITE} {held.source}", pool=pool, words=str(error)))
+            faults.append(Fault(source=f"{REWRITE} {held.source}", pool=pool, message=str(error)))
     return good, tuple(faults)
-
-
-def _with_rewrites(
-    pool: str, fields: Mapping[str, Any], rewrites: Sequence[ModelRewrite], extended: dict[str, Any]
-) -> tuple[PickPolicy, ModelTable]:
-    """Read the merged document, with the rules of model rewrites for the names that no policy has a rule for."""
-    models = dict(fields.get("models", {}))
-    own = list(models.get("rules", ()))
-    named = {rule.get("model") for rule in own if isinstance(rule, Mapping)}
-    added = [rule for rule in model_rules_of(pool, rewrites) if rule["model"] not in named]
-    result = pick_policy({**fields, "models": {**models, "rules": own + added}})
-    extended.update((f"spec.models.rules[{rule['model']}]", rule) for rule in added)
-    return result
 
 
 def _with_objectives(
@@ -356,7 +319,7 @@ def _with_objectives(
         if name not in priorities.objectives
     }
     for name, word in found.items():
-        path = written_path(("policy", "priorities", "objectives", name))
+        path = written_path(("priorities", "objectives", name))
         extended[path] = word
         origins[path] = f"{OBJECTIVE} {pool.partition('/')[0]}/{name}"  # a pool's objectives are of its namespace
     return replace(policy, priorities=replace(priorities, objectives={**priorities.objectives, **found}))
@@ -364,13 +327,8 @@ def _with_objectives(
 
 def _fault(layer: PoolLayer, earlier: PoolLayer | None, pool: str, error: ConfigError) -> Fault:
     instead = f"generation {earlier.generation} of it stays in force there" if earlier else "it is left out there"
-    return Fault(source=layer.layer.source, pool=pool, words=f"{error}; {instead}")
+    return Fault(source=layer.source, pool=pool, message=f"{error}; {instead}")
 
 
 def _age(layer: PoolLayer) -> tuple[str, int, str]:
     return (layer.layer.created_at or NO_AGE, layer.layer.level, layer.layer.source)
-
-
-def level_of(outcome: Outcome, source: str) -> Level | None:
-    """Return the level at which a policy takes part, None if it does not."""
-    return next((each.layer.level for each in outcome.layers if each.layer.source == source), None)

@@ -1,17 +1,17 @@
-"""A policy resource's document -> the partial documents that the picker reads, by the table of its fields; strict.
+"""A policy's document, strictly read by the kinds of its fields: what it gives, as plain values under the same names.
 
-Called by `inference_policy`. Every refusal is a `PolicyDocumentError`, whatever the document holds.
+Every refusal is a `PolicyDocumentError` with the path of the field, whatever the document holds.
 """
 
+import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from extproc.errors import ConfigError
-from extproc.policy.document_fields import nearest
-from extproc.policy.field_kinds import Choice, Flag, Kind, ListOf, Number, Path, Property, Record, Text, snake
+from extproc.policy.schema import Choice, Flag, Kind, ListOf, Number, Record, Rule, Text
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][-\w]{0,99}", re.ASCII)
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", re.ASCII)
@@ -19,28 +19,47 @@ MOST_SHOWN = 80
 
 
 class PolicyDocumentError(ConfigError):
-    """A document is refused: `path` leads to the field (`spec.scoring.weights.prefx`), `words` say what to do."""
+    """A document is refused: `path` leads to the field (`spec.scoring.weights.prefx`), `message` says what to do."""
 
     reason = "invalid"
 
-    def __init__(self, path: str, words: str) -> None:
-        super().__init__(f"{path}: {words}")
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
         self.path = path
-        self.words = words
+        self.message = message
 
 
 def read_record(kind: Record, value: object, path: str) -> dict[str, Any]:
-    """Return the fields where the picker's documents have them; `into` counts from here."""
+    """Return the fields that are given, by their names; lists with names become mappings. Raise PolicyDocumentError."""
+    document = record_of(value, path)
+    for name in document:
+        if name not in kind.properties and not kind.is_open:
+            raise PolicyDocumentError(child(path, name), f"unknown field{nearest(name, kind.properties)}")
+    # as the API server does: null is the same as not given
+    given = {name: part for name, part in document.items() if part is not None}
     found: dict[str, Any] = {}
-    _read_into(kind, value, path, found, ())
+    for name, prop in kind.properties.items():
+        if name in given:
+            found[name] = _read(prop.kind, given[name], f"{path}.{name}")
+        elif prop.required:
+            raise PolicyDocumentError(f"{path}.{name}", "is missing")
+        elif prop.filled is not None:
+            found[name] = prop.filled
+    require(kind.rules, given, path)
     return found
 
 
-def text_of(value: object, path: str, what: str) -> str:
-    """Return a text that is not empty, or raise PolicyDocumentError."""
-    if not isinstance(value, str) or not value or not _is_unicode(value):
-        raise PolicyDocumentError(path, f"must be {what}, not {shown(value)}")
-    return value
+def require(rules: Iterable[Rule], given: Any, path: str) -> None:
+    """Raise PolicyDocumentError for the first rule that a value breaks."""
+    for rule in rules:
+        if not rule.holds(given):
+            raise PolicyDocumentError(f"{path}.{rule.at}" if rule.at else path, rule.message)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message that names what was probably meant."""
+    close = difflib.get_close_matches(name[:MOST_SHOWN], sorted(known), n=1, cutoff=0.0)
+    return f"; the nearest valid one is {close[0]!r}" if close else ""
 
 
 def record_of(value: object, path: str) -> Mapping[str, Any]:
@@ -71,51 +90,16 @@ def child(path: str, name: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as a message has it: short, and in one line."""
+    """Return a value as a text has it: short, and in one line."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):
         return "a list"
     try:
-        words = json.dumps(value) if isinstance(value, str | int | float | bool) or value is None else repr(value)
+        text = json.dumps(value) if isinstance(value, str | int | float | bool) or value is None else repr(value)
     except ValueError:  # Python writes no number of more than 4,300 digits
-        words = "a number of thousands of digits"
-    return words if len(words) <= MOST_SHOWN else words[:MOST_SHOWN] + "…"
-
-
-def _read_into(kind: Record, value: object, path: str, found: dict[str, Any], target: Path) -> None:
-    document = record_of(value, path)
-    for name in document:
-        if name not in kind.properties:
-            raise PolicyDocumentError(child(path, name), f"unknown field{nearest(name[:MOST_SHOWN], kind.properties)}")
-    # as the API server does: null is the same as not given
-    given = {name: part for name, part in document.items() if part is not None}
-    for name, prop in kind.properties.items():
-        if name not in given:
-            if prop.required:
-                raise PolicyDocumentError(f"{path}.{name}", "is missing")
-            if prop.default is not None:
-                _put(found, _target(name, prop, target), prop.default)
-            continue
-        where, into = f"{path}.{name}", _target(name, prop, target)
-        if isinstance(prop.kind, Record):
-            _read_into(prop.kind, given[name], where, found, into)
-        else:
-            _put(found, into, _read(prop.kind, given[name], where))
-    for rule in kind.rules:
-        if not rule.holds(given):
-            raise PolicyDocumentError(f"{path}.{rule.at}" if rule.at else path, rule.message)
-
-
-def _target(name: str, prop: Property, parent: Path) -> Path:
-    return (*parent, snake(name)) if prop.into is None else prop.into
-
-
-def _put(found: dict[str, Any], target: Path, value: object) -> None:
-    *parents, last = target
-    for part in parents:
-        found = found.setdefault(part, {})
-    found[last] = value
+        text = "a number of thousands of digits"
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 
 
 def _read(kind: Kind, value: object, path: str) -> Any:
@@ -144,11 +128,10 @@ def _read_number(kind: Number, value: object, path: str) -> float:
     if not is_number:
         raise PolicyDocumentError(path, f"must be {what}, not {shown(value)}")
     number: float = value  # type: ignore[assignment]  # as was just checked
-    if kind.above is not None and not kind.above < number <= kind.most:
-        raise PolicyDocumentError(path, f"must be above {kind.above:g} and at most {kind.most:g}, not {shown(value)}")
-    least = kind.least or 0.0
-    if kind.above is None and not least <= number <= kind.most:
-        raise PolicyDocumentError(path, f"must be between {least:.12g} and {kind.most:.12g}, not {shown(value)}")
+    if kind.above and not kind.least < number <= kind.most:
+        raise PolicyDocumentError(path, f"must be above {kind.least:g} and at most {kind.most:g}, not {shown(value)}")
+    if not kind.above and not kind.least <= number <= kind.most:
+        raise PolicyDocumentError(path, f"must be between {kind.least:.12g} and {kind.most:.12g}, not {shown(value)}")
     return int(number) if kind.whole else number
 
 
@@ -161,7 +144,7 @@ def read_text(kind: Text, value: object, path: str) -> str:
     if not _is_unicode(value):
         raise PolicyDocumentError(path, f"must be text without halves of characters, not {shown(value)}")
     if kind.pattern and re.fullmatch(kind.pattern, value, re.ASCII) is None:
-        raise PolicyDocumentError(path, f"must be {kind.words}, not {shown(value)}")
+        raise PolicyDocumentError(path, f"must be {kind.meaning}, not {shown(value)}")
     return value
 
 
@@ -177,10 +160,10 @@ def _read_choice(kind: Choice, value: object, path: str) -> Any:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         for allowed in kind.of:
             if value == allowed:
-                return str(allowed) if isinstance(allowed, str) else allowed
-    words = ", ".join(str(allowed) for allowed in kind.of)
-    hint = nearest(value[:MOST_SHOWN], [str(allowed) for allowed in kind.of]) if isinstance(value, str) else ""
-    raise PolicyDocumentError(path, f"must be one of {words}, not {shown(value)}{hint}")
+                return allowed
+    choices = [str(allowed) for allowed in kind.of]
+    hint = nearest(value, choices) if isinstance(value, str) else ""
+    raise PolicyDocumentError(path, f"must be one of {', '.join(choices)}, not {shown(value)}{hint}")
 
 
 def _read_list(kind: ListOf, value: object, path: str) -> Any:
@@ -192,15 +175,13 @@ def _read_list(kind: ListOf, value: object, path: str) -> Any:
     names = [_name_of(kind, item) for item in items] if kind.keys or kind.unique else []
     for i, name in enumerate(names):
         if name in names[:i]:
-            words = ", ".join(str(part) for part in name)
-            raise PolicyDocumentError(f"{path}[{i}]", f"{shown(words)} is already in {path}[{names.index(name)}]")
-    for rule in kind.rules:
-        if not rule.holds(value):
-            raise PolicyDocumentError(path, rule.message)
+            double = ", ".join(str(part) for part in name)
+            raise PolicyDocumentError(f"{path}[{i}]", f"{shown(double)} is already in {path}[{names.index(name)}]")
+    require(kind.rules, value, path)
     if not kind.as_mapping:
         return items
-    return {item.pop(snake(kind.keys[0])): item[snake(kind.value)] if kind.value else item for item in items}
+    return {item.pop(kind.keys[0]): item[kind.value] if kind.value else item for item in items}
 
 
 def _name_of(kind: ListOf, item: Any) -> tuple[object, ...]:
-    return tuple(item.get(snake(key)) for key in kind.keys) if kind.keys else (item,)
+    return tuple(item.get(key) for key in kind.keys) if kind.keys else (item,)

@@ -20,6 +20,6 @@ class RequestClass(msgspec.Struct, frozen=True, kw_only=True):
 
     class_name: str
     priority_class: PriorityClass
-    tenant: str = ""  # "": nobody told
+    tenant: str = ""  # "": none is named
     why: str = "default"  # rule N, objective, default: for people
     ignored_objective: IgnoredObjective = IgnoredObjective.NO

@@ -1,6 +1,6 @@
 """What an InferencePolicy's status says: conditions, as the Kubernetes API has them. Pure; time is an argument.
 
-Called by `mesh_policy` after each merge. The conditions follow GEP-713: `Accepted` is always there, the others only
+The conditions follow GEP-713: `Accepted` is always there, the others only
 while they are true, so that `kubectl describe` shows problems and nothing else.
 """
 
@@ -8,17 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import msgspec
+from msgspec import structs
+
 ACCEPTED, CONFLICTED, OVERRIDDEN, WARNING = "Accepted", "Conflicted", "Overridden", "Warning"
 TYPES = (ACCEPTED, CONFLICTED, OVERRIDDEN, WARNING)
 INVALID, TARGET_NOT_FOUND = "Invalid", "TargetNotFound"  # reasons of Accepted: "False"
 TRUE, FALSE = "True", "False"
-MOST_MESSAGE_CHARACTERS = 1024  # the API takes 32,768; nobody reads more than this
+MOST_MESSAGE_CHARACTERS = 1024  # the API takes 32,768; far more than is read
 MOST_FIELDS_NAMED = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    """One line of a status."""
+class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One line of a status, with the names that the API has."""
 
     type: str
     status: str  # "True" | "False"
@@ -26,17 +28,6 @@ class Condition:
     message: str
     observed_generation: int
     last_transition_time: str = ""  # RFC 3339; of the last change of `status`
-
-    def document(self) -> dict[str, Any]:
-        """Return it as the API writes it."""
-        return {
-            "type": self.type,
-            "status": self.status,
-            "reason": self.reason,
-            "message": self.message,
-            "observedGeneration": self.observed_generation,
-            "lastTransitionTime": self.last_transition_time,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +49,7 @@ class PolicyStatus:
         """Return the `status` to write."""
         return {
             "observedGeneration": self.observed_generation,
-            "conditions": [condition.document() for condition in self.conditions],
+            "conditions": list(msgspec.to_builtins(self.conditions)),
         }
 
     def since(self, *earlier: Iterable[Condition], now: str) -> Self:
@@ -73,7 +64,7 @@ class PolicyStatus:
         return replace(
             self,
             conditions=tuple(
-                replace(each, last_transition_time=known.get((each.type, each.status)) or now)
+                structs.replace(each, last_transition_time=known.get((each.type, each.status)) or now)
                 for each in self.conditions
             ),
         )
@@ -98,16 +89,18 @@ def conditions_of(found: Findings, *, generation: int) -> tuple[Condition, ...]:
         warnings = (*found.missing_targets, *warnings)
     given = [_accepted(found)]
     if found.conflicts:
-        words = f"an older policy (or one whose name comes first) of the same level decides: {_fields(found.conflicts)}"
-        given.append((CONFLICTED, TRUE, "Conflicted", words))
+        message = (
+            f"an older policy (or one whose name comes first) of the same level decides: {_fields(found.conflicts)}"
+        )
+        given.append((CONFLICTED, TRUE, "Conflicted", message))
     if found.overridden:
-        words = f"has no effect anywhere, more specific policies decide: {_fields(found.overridden)}"
-        given.append((OVERRIDDEN, TRUE, "Overridden", words))
+        message = f"has no effect anywhere, more specific policies decide: {_fields(found.overridden)}"
+        given.append((OVERRIDDEN, TRUE, "Overridden", message))
     if warnings:
         given.append((WARNING, TRUE, "CheckPolicy", "; ".join(warnings)))
     return tuple(
-        Condition(type=kind, status=status, reason=reason, message=shortened(words), observed_generation=generation)
-        for kind, status, reason, words in given
+        Condition(type=kind, status=status, reason=reason, message=shortened(message), observed_generation=generation)
+        for kind, status, reason, message in given
     )
 
 
@@ -120,7 +113,7 @@ def _accepted(found: Findings) -> tuple[str, str, str, str]:
 
 
 def conditions_in(document: Mapping[str, Any]) -> tuple[Condition, ...]:
-    """Read the conditions in a document's status, leniently: it may have been written by anybody."""
+    """Read the conditions in a document's status, leniently: any client may have written them."""
     status = document.get("status")
     given = status.get("conditions") if isinstance(status, Mapping) else None
     if not isinstance(given, list):
@@ -161,8 +154,8 @@ def _fields(by_winner: Mapping[str, Sequence[str]]) -> str:
     )
 
 
-def shortened(words: str) -> str:
-    """Return the words, cut where they would be longer than anybody reads."""
-    if len(words) <= MOST_MESSAGE_CHARACTERS:
-        return words
-    return words[: MOST_MESSAGE_CHARACTERS - 1].rstrip() + "…"
+def shortened(message: str) -> str:
+    """Return the message, cut where it would be too long to read."""
+    if len(message) <= MOST_MESSAGE_CHARACTERS:
+        return message
+    return message[: MOST_MESSAGE_CHARACTERS - 1].rstrip() + "…"

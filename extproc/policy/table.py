@@ -6,22 +6,31 @@
 import sys
 from collections.abc import Iterator, Mapping
 
-from extproc.policy.field_kinds import Choice, Flag, Kind, ListOf, Number, Property, Record, Text
-from extproc.policy.fields import SPEC
+from extproc.policy.schema import Choice, Flag, Kind, ListOf, Number, Property, Record, Text, kind_of
+from extproc.policy.spec import Spec
 
-HEAD = "| field | takes | usually | what it means |\n|---|---|---|---|"
+HEAD = "| field | takes | default | what it means |\n|---|---|---|---|"
 MOST_ALIKE = 3  # fields that differ in nothing but their name
 
 
 def field_tables() -> str:
     """Return one table for each section of `spec`, and first one for the fields that stand alone."""
-    alone = {name: prop for name, prop in SPEC.properties.items() if not _is_section(prop.kind)}
+    spec = kind_of(Spec)
+    alone = {name: prop for name, prop in spec.properties.items() if not _is_section(prop.kind)}
     parts = ["### spec", HEAD, *_rows(alone, "")]
-    for name, prop in SPEC.properties.items():
+    for name, prop in spec.properties.items():
         inside = _inside(prop.kind)
         if name not in alone and inside is not None:
             path = name + ("[]" if isinstance(prop.kind, ListOf) else "")
-            parts += ["", f"### spec.{path}", "", f"{_sentence(prop.words)}.", "", HEAD, *_rows(inside.properties, "")]
+            parts += [
+                "",
+                f"### spec.{path}",
+                "",
+                f"{_sentence(prop.description)}.",
+                "",
+                HEAD,
+                *_rows(inside.properties, ""),
+            ]
     return "\n".join([parts[0], "", *parts[1:]]) + "\n"
 
 
@@ -49,9 +58,9 @@ def _rows(properties: Mapping[str, Property], parent: str) -> Iterator[str]:
 
 def _row(path: str, prop: Property) -> str:
     required = " **required**" if prop.required else ""
-    words = prop.words.replace("|", "\\|")
+    description = prop.description.replace("|", "\\|")
     names = ", ".join(f"`{name}`" for name in path.split(", "))
-    return f"| {names} | {_takes(prop.kind)}{required} | {prop.usual} | {words} |"
+    return f"| {names} | {_takes(prop.kind)}{required} | {prop.default} | {description} |"
 
 
 def _takes(kind: Kind) -> str:
@@ -74,13 +83,13 @@ def _takes(kind: Kind) -> str:
 
 def _numbers(kind: Number) -> str:
     what = "whole number" if kind.whole else "number"
-    if kind.above is not None:
-        return f"{what} > {kind.above:g}, ≤ {kind.most:.12g}"
-    return f"{what} {kind.least or 0:.12g} … {kind.most:.12g}"
+    if kind.above:
+        return f"{what} > {kind.least:g}, ≤ {kind.most:.12g}"
+    return f"{what} {kind.least:.12g} … {kind.most:.12g}"
 
 
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]
+def _sentence(description: str) -> str:
+    return description[:1].upper() + description[1:]
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ async def ask_picker(
             if response.status == 404 and isinstance(answer, dict) and "error" in answer:
                 raise PolicyTargetError(str(answer["error"]))
             if response.status in {401, 403, 429, 503}:
-                words = answer.get("error", "") if isinstance(answer, dict) else ""
-                raise KvmeshError(f"{url} answered {response.status}: {printable(str(words)[:400])}")
+                error = answer.get("error", "") if isinstance(answer, dict) else ""
+                raise KvmeshError(f"{url} answered {response.status}: {printable(str(error)[:400])}")
             if response.status != 200 or not isinstance(answer, dict) or "problems" not in answer:
                 raise KvmeshError(f"{url} answered {response.status} without policies: is this a picker with pools?")
             return answer
@@ -174,8 +174,8 @@ def render_overview(answer: Mapping[str, Any], *, console: Console) -> None:
         for condition in policy["conditions"]
     ]
     console.print(_table(("POLICY", "CONDITION", "STATUS", "MESSAGE"), rows))
-    told = {f"{KIND} {policy['policy']}" for policy in answer["policies"]}
-    _print_problems([problem for problem in answer["problems"] if problem["where"] not in told], console)
+    shown = {f"{KIND} {policy['policy']}" for policy in answer["policies"]}
+    _print_problems([problem for problem in answer["problems"] if problem["where"] not in shown], console)
 
 
 def _print_problems(problems: Iterable[Mapping[str, str]], console: Console) -> None:

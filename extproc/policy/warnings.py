@@ -1,19 +1,18 @@
-"""What is valid in a policy and hardly meant: it sheds everything, matches nothing, or is not acted on. For the status.
+"""What is valid in a policy but hardly meant: it sheds everything, matches nothing, or is not acted on. For the status.
 
 `warnings` looks at one document by itself, `merged_warnings` at what only the whole shows. Each begins with the path of
-the field as people write it.
+the field.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from extproc.models.models import ModelTable
-from extproc.policy.priority import DEFAULT_CLASSES, PriorityPolicy, StepKind
-from extproc.policy.priority_document import ANY
-from extproc.policy.resource import InferencePolicy
+from extproc.policy.inference_policy import InferencePolicy
+from extproc.policy.priority import ANY, DEFAULT_CLASSES, PriorityPolicy, StepKind
 from extproc.policy.values import PickPolicy
 
-LIMITS = ("requests_per_minute", "prompt_tokens_per_minute", "generated_tokens_per_minute", "concurrent_requests")
+LIMITS = ("requestsPerMinute", "promptTokensPerMinute", "generatedTokensPerMinute", "concurrentRequests")
 QUICKEST_SECONDS = 0.01  # no engine has its first token earlier, network included
 LEAST_CEILING = 0.05
 MOST_HIT_RATIO = 0.9
@@ -21,17 +20,17 @@ MOST_HIT_RATIO = 0.9
 
 def warnings(policy: InferencePolicy) -> list[str]:
     """Return what is doubtful in one document, whatever the others say."""
-    if not policy.fields:
+    spec = policy.fields
+    if not spec:
         return ["spec: sets nothing"]
-    picking: Mapping[str, Any] = policy.fields.get("policy", {})
-    priorities: Mapping[str, Any] = picking.get("priorities", {})
+    priorities: Mapping[str, Any] = spec.get("priorities", {})
     return [
-        *_of_picking(picking),
+        *_of_sections(spec),
         *_of_classes(priorities.get("classes", {})),
         *_of_rules(priorities.get("rules", ())),
-        *_of_quotas(priorities.get("quotas", ())),
-        *_of_models(policy.fields.get("models", {})),
-        *_of_failure_mode(policy.fields.get("failure_mode")),
+        *_of_quotas(spec.get("quotas", ())),
+        *_of_models(spec.get("models", {})),
+        *_of_failure_mode(spec.get("failureMode")),
     ]
 
 
@@ -43,7 +42,7 @@ def merged_warnings(policy: PickPolicy, models: ModelTable) -> list[str]:
     for name, priority_class in priorities.classes.items():
         where = f"spec.priorities.classes[{name}]"
         if name not in reached and priority_class.reserved_share > 0:
-            found.append(f"{where}.reservedShare: reserved for nobody: no rule, objective or default leads here")
+            found.append(f"{where}.reservedShare: reserved for no request: no rule, objective or default leads here")
         elif name not in reached and name not in DEFAULT_CLASSES:
             found.append(f"{where}: no request can get it: no rule, objective or default leads here")
     if models.only_listed:
@@ -58,15 +57,15 @@ def merged_warnings(policy: PickPolicy, models: ModelTable) -> list[str]:
     return found
 
 
-def _of_picking(picking: Mapping[str, Any]) -> Iterator[str]:
-    ratio = picking.get("minimum_hit_ratio", 0)
+def _of_sections(spec: Mapping[str, Any]) -> Iterator[str]:
+    ratio = spec.get("prefixCache", {}).get("minimumHitRatio", 0)
     if ratio > MOST_HIT_RATIO:
         yield f"spec.prefixCache.minimumHitRatio: hardly any match is {ratio:g} of a prompt: caches count for nothing"
-    usage = picking.get("priorities", {}).get("overload", {}).get("kv_usage", 1)
+    usage = spec.get("load", {}).get("overload", {}).get("kvUsage", 1)
     if usage < LEAST_CEILING:
         yield f"spec.load.overload.kvUsage: pods count as full from {usage:g} of their cache on: nearly always"
     for section in ("disaggregation", "autoscale"):
-        if picking.get(section):
+        if spec.get(section):
             yield f"spec.{section}: is read and shown, and not acted on yet"
 
 
@@ -76,11 +75,11 @@ def _of_classes(classes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         for i, step in enumerate(given.get("degrade", ())):
             if step["step"] == StepKind.REJECT and step["enter"] < 1:
                 yield f"{where}.degrade[{i}].enter: refuses from {step['enter']:g} of the target on, which is still met"
-        if given.get("sheddable", True) and given.get("ttft_seconds", 1) < QUICKEST_SECONDS:
-            yield f"{where}.ttftSeconds: no pod answers within {given['ttft_seconds']:g} s: sheds everything"
+        if given.get("sheddable", True) and given.get("ttftSeconds", 1) < QUICKEST_SECONDS:
+            yield f"{where}.ttftSeconds: no pod answers within {given['ttftSeconds']:g} s: sheds everything"
         if given.get("ceiling", 1) < LEAST_CEILING:
             yield f"{where}.ceiling: at {given['ceiling']:g} of their limits hardly a pod ever has room"
-        if given.get("queue_requests") == 0 and given.get("sheddable"):
+        if given.get("queueRequests") == 0 and given.get("sheddable"):
             yield f"{where}.queueRequests: none may wait: everything is shed while no pod has room"
 
 
@@ -96,7 +95,7 @@ def _covers(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
     """Tell whether every request that matches the later rule has matched the earlier one."""
     if earlier.get("models") and not (later.get("models") and set(later["models"]) <= set(earlier["models"])):
         return False
-    if not later.get("path_prefix", "").startswith(earlier.get("path_prefix", "")):
+    if not later.get("pathPrefix", "").startswith(earlier.get("pathPrefix", "")):
         return False
     return all(
         name in later.get(part, {}) and value in (ANY, later[part][name])

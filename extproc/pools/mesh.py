@@ -112,7 +112,12 @@ class MeshFollower:
 
 def mesh_policy(settings: PickerSettings) -> MeshPolicy:
     """Return the policies' keeper; what the picker's flags say is below all of them."""
-    return MeshPolicy(root_namespace=settings.root_namespace, settings=settings.policy_fields)
+    return MeshPolicy(
+        root_namespace=settings.root_namespace,
+        settings=settings.policy_fields,
+        cordoned=settings.policy.cordoned,
+        roles=settings.policy.roles,
+    )
 
 
 SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

@@ -1,8 +1,9 @@
 """The picker's settings, checked once at start-up; the command line fills them, nothing changes them later."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import yaml
 
 from extproc.errors import ConfigError
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
-from extproc.models.models_document import parse_models
-from extproc.policy.document import parse_policy
+from extproc.pods.endpoint import Role
+from extproc.policy.inference_policy import RESETS, read_policy_file, read_section
+from extproc.policy.merge import lay_over
+from extproc.policy.merged_policy import pick_policy
+from extproc.policy.reading import PolicyDocumentError
 from extproc.policy.values import SCORER_NAMES, PickPolicy, Steering, Strategy
 from extproc.settings.observation_settings import ObservationSettings
 from kvmesh.admin.admin_access import AdminAccess
@@ -166,7 +170,7 @@ class PickerSettings:
             return  # what the flags say of endpoints and models is below the policies, and checked with them
         for name, addresses in (("cordoned", self.policy.cordoned), ("roles", self.policy.roles)):
             if strangers := sorted(set(addresses).difference(self.endpoints)):
-                raise ConfigError(f"policy.{name}: {strangers[0]!r} is none of --endpoints")
+                raise ConfigError(f"--{name}: {strangers[0]!r} is none of --endpoints")
         if self.models.only_listed:
             self._require_smaller_models_are_listed()
 
@@ -176,8 +180,8 @@ class PickerSettings:
             for i, step in enumerate(priority_class.degrade):
                 if step.model and step.model not in listed:
                     raise ConfigError(
-                        f"policy.priorities.classes.{name}.degrade[{i}].model: {step.model!r} is not in --models "
-                        "and would be answered 404 (only_listed)"
+                        f"spec.priorities.classes[{name}].degrade[{i}].model: {step.model!r} is not in --models "
+                        "and would be answered 404 (onlyListed)"
                     )
 
 
@@ -187,8 +191,8 @@ class PolicyFlags:
 
     policy: str | None = setting(
         None,
-        "How endpoints are compared (docs/policy.md): a YAML or JSON file, or the mapping itself. Default: "
-        "strategy kv-aware.",
+        "The policy of all pools (docs/reference/policy.md): an InferencePolicy or its `spec` alone, as a YAML or JSON "
+        "file, or the mapping itself. Default: strategy kv-aware.",
         metavar="FILE|JSON",
     )
     strategy: Strategy | None = setting(
@@ -204,13 +208,14 @@ class PolicyFlags:
     )
     models: str | None = setting(
         None,
-        "Models, aliases, rewrites and splits (docs/models.md): a YAML or JSON file, or the mapping itself.",
+        "The policy's section `models` by itself (docs/guides/models.md): a YAML or JSON file, or the mapping. Takes "
+        "precedence over --policy.",
         metavar="FILE|JSON",
     )
     priorities: str | None = setting(
         None,
-        "The policy's part `priorities` by itself (docs/priorities.md): classes, rules, tenants, quotas. "
-        "Takes precedence over --policy. Default: classes critical, standard (for all requests) and sheddable.",
+        "The policy's section `priorities` by itself (docs/guides/priorities.md): classes, rules, tenants. Takes "
+        "precedence over --policy. Default: classes critical, standard (for all requests) and sheddable.",
         metavar="FILE|JSON",
     )
     overload: bool | None = setting(
@@ -222,6 +227,13 @@ class PolicyFlags:
         None,
         "Let x-gateway-inference-objective raise a request's class; it may always lower it. Default: off.",
         switch="--trust-objective/--no-trust-objective",
+    )
+
+    cordoned: str | None = setting(None, "Endpoints that get no new requests.", metavar="IP:PORT,…")
+    roles: str | None = setting(
+        None,
+        "Roles of endpoints: both (the default), prefill or decode; prefill takes no client's request.",
+        metavar="IP:PORT=ROLE,…",
     )
 
     def added_to(self, settings: PickerSettings) -> PickerSettings:
@@ -246,7 +258,12 @@ class PolicyFlags:
             trust_objective=self.trust_objective,
             models=self.models,
         )
-        return replace(settings, policy=policy, models=read_models(self.models), policy_fields=policy_fields)
+        return replace(
+            settings,
+            policy=replace(policy, cordoned=parse_names(self.cordoned), roles=parse_roles(self.roles or "")),
+            models=read_models(self.models, policy=self.policy),
+            policy_fields=policy_fields,
+        )
 
 
 def parse_weights(text: str) -> dict[str, float]:
@@ -265,6 +282,17 @@ def parse_weights(text: str) -> dict[str, float]:
     return weights
 
 
+def parse_roles(text: str) -> dict[str, Role]:
+    """Read `endpoint=role,…`. Raise ConfigError for an unknown role."""
+    roles: dict[str, Role] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        endpoint, _, role = entry.rpartition("=")
+        if not endpoint or role not in list(Role):
+            raise ConfigError(f"--roles: {entry!r} is not IP:PORT=ROLE; roles are {', '.join(Role)}")
+        roles[endpoint] = Role(role)
+    return roles
+
+
 def read_policy(
     text: str | None,
     flags: Mapping[str, Any],
@@ -274,20 +302,8 @@ def read_policy(
     trust_objective: bool | None = None,
 ) -> PickPolicy:
     """Read `--policy`, `--priorities`, and the flags of single fields; later ones go before. Raise ConfigError."""
-    policy = parse_policy(_document(text, flag="--policy"), path="policy") if text else PickPolicy()
-    if priorities:
-        policy = parse_policy({"priorities": _document(priorities, flag="--priorities")}, path="policy", base=policy)
-    given = {name: value for name, value in flags.items() if value is not None}
-    if "weights" in given:  # the flag names all that count
-        given["weights"] = dict.fromkeys(SCORER_NAMES, 0.0) | given["weights"]
-    single: dict[str, Any] = {}
-    if overload is not None:
-        single["overload"] = {"enabled": overload}
-    if trust_objective is not None:
-        single["trust_objective"] = trust_objective
-    if single:
-        given["priorities"] = single
-    return parse_policy(given, path="policy", base=policy) if given else policy
+    fields = read_policy_fields(text, flags, priorities=priorities, overload=overload, trust_objective=trust_objective)
+    return pick_policy({name: part for name, part in fields.items() if name != "models"})[0]
 
 
 def read_policy_fields(
@@ -299,29 +315,43 @@ def read_policy_fields(
     trust_objective: bool | None = None,
     models: str | None = None,
 ) -> Mapping[str, Any]:
-    """Return what `read_policy` and `read_models` read, unparsed: below the mesh's policies it counts by field."""
-    policy: dict[str, Any] = dict(_mapping(text, flag="--policy"))
-    own = {**policy.get("priorities", {}), **_mapping(priorities, flag="--priorities")}
-    if overload is not None:
-        own["overload"] = {**own.get("overload", {}), "enabled": overload}
-    if trust_objective is not None:
-        own["trust_objective"] = trust_objective
-    policy |= {name: value for name, value in flags.items() if value is not None}
-    if own:
-        policy["priorities"] = own
-    table = _mapping(models, flag="--models")
-    return ({"policy": policy} if policy else {}) | ({"models": table} if table else {})
+    """Return the same and `--models` as fields of an InferencePolicy: below the mesh's policies it counts by field."""
+    single: dict[str, dict[str, Any]] = {"scoring": {}, "load": {}, "priorities": {}}
+    for section, name, value in (
+        ("scoring", "strategy", flags.get("strategy")),
+        ("scoring", "weights", flags.get("weights")),
+        ("load", "staleAfterSeconds", flags.get("stale_after_seconds")),
+        ("load", "overload", None if overload is None else {"enabled": overload}),
+        ("priorities", "trustObjective", trust_objective),
+    ):
+        if value is not None:
+            single[section][name] = value
+    if "weights" in single["scoring"]:  # the flag names all that count
+        single["scoring"]["weights"] = dict.fromkeys(SCORER_NAMES, 0.0) | single["scoring"]["weights"]
+    fields = _file_fields(text, flag="--policy", read=read_policy_file)
+    for above in (
+        _file_fields(priorities, flag="--priorities", read=partial(read_section, "priorities")),
+        {name: part for name, part in single.items() if part},
+        _file_fields(models, flag="--models", read=partial(read_section, "models")),
+    ):
+        fields = lay_over(fields, above, resets=RESETS)
+    return fields
 
 
-def _mapping(text: str | None, *, flag: str) -> Mapping[str, Any]:
-    """Return a setting's mapping; `read_policy` and `read_models` refuse another kind of document."""
-    document = _document(text, flag=flag) if text else None
-    return document if isinstance(document, dict) else {}
+def read_models(text: str | None, *, policy: str | None = None) -> ModelTable:
+    """Read `--models`, and the models of `--policy` as far as it says nothing of them. Raise ConfigError."""
+    fields = read_policy_fields(policy, {}, models=text)
+    return pick_policy({"models": fields["models"]} if "models" in fields else {})[1]
 
 
-def read_models(text: str | None) -> ModelTable:
-    """Read `--models`. Raise ConfigError."""
-    return parse_models(_document(text, flag="--models"), path="models") if text else ModelTable()
+def _file_fields(text: str | None, *, flag: str, read: Callable[[object], dict[str, Any]]) -> dict[str, Any]:
+    if not text:
+        return {}
+    document = _document(text, flag=flag)
+    try:
+        return read(document)
+    except PolicyDocumentError as error:
+        raise ConfigError(f"{flag}: {error}") from error
 
 
 def _document(text: str, *, flag: str) -> object:

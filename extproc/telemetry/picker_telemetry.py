@@ -6,8 +6,7 @@ The series of an endpoint go with it; the values of all other labels are closed 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from extproc.policy.observability import ObservabilityPolicy
-from extproc.policy.values import PickPolicy
+from extproc.policy.values import ObservabilityPolicy, PickPolicy
 from extproc.responses.realised import Comparison
 from extproc.telemetry import metrics
 from extproc.telemetry.endpoint_telemetry import EndpointView, LatencyTelemetry, endpoint_metrics

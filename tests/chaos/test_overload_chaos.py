@@ -30,11 +30,13 @@ QUEUE_SECONDS = 20.0  # the longest wait that the policy allows
 SLACK_SECONDS = 10.0  # for everything else, on a busy machine
 CLASSES = ("critical", "standard", "sheddable")
 OPEN = "{kv2}picker:quota:open:*"
-PRIORITIES: dict[str, Any] = {
-    "trust_objective": True,
-    "classes": {name: {"queue_seconds": QUEUE_SECONDS, "ttft_seconds": 1000} for name in CLASSES},
-    "overload": {"unknown_requests": 2},
-    "quotas": [{"tenant": "acme", "concurrent_requests": 1000}],
+POLICY: dict[str, Any] = {
+    "priorities": {
+        "trustObjective": True,
+        "classes": [{"name": name, "queueSeconds": QUEUE_SECONDS, "ttftSeconds": 1000} for name in CLASSES],
+    },
+    "load": {"overload": {"unknownRequests": 2}},
+    "quotas": [{"tenant": "acme", "concurrentRequests": 1000}],
 }
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -107,7 +109,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory, redis_of_all: RedisS
     folder, flags = tmp_path_factory.mktemp("stack"), ("--redis", redis_of_all.url)
     # a busy machine may be late with a scrape: a pod whose report is too old takes some of those who wait
     settings = {"stale_after_ms": 1500, "scrape_timeout_ms": 1000}
-    async with overload_stack(folder, *flags, priorities=PRIORITIES, pods=4, **settings) as started:
+    async with overload_stack(folder, *flags, policy=POLICY, pods=4, **settings) as started:
         yield started
 
 
@@ -262,7 +264,7 @@ async def replicas(
     gateway, envoy_admin, *ports = free_ports(6)
     addresses = [pod.address for pod in pods]
     config = tmp_path / "picker.json"
-    config.write_text(json.dumps({"priorities": PRIORITIES, "scrape_interval_ms": 50}))
+    config.write_text(json.dumps({"policy": POLICY, "scrape_interval_ms": 50}))
     flags = ("--config", str(config), "--endpoints", ",".join(addresses), "--redis", redis.url)
     async with AsyncExitStack() as stack:
         started = []

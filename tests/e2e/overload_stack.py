@@ -69,10 +69,11 @@ class OverloadStack:
 
 @asynccontextmanager
 async def overload_stack(
-    tmp_path: Path, *flags: str, priorities: dict[str, Any], pods: int = 2, **settings: Any
+    tmp_path: Path, *flags: str, policy: dict[str, Any], pods: int = 2, **settings: Any
 ) -> AsyncIterator[OverloadStack]:
-    """Start the mesh with these priorities; who names a class gets it. Nothing may be left in the end."""
-    document = {"priorities": {"trust_objective": True} | priorities, "scrape_interval_ms": 50} | settings
+    """Start the mesh with this policy; who names a class gets it. Nothing may be left in the end."""
+    spec = policy | {"priorities": {"trustObjective": True} | policy.get("priorities", {})}
+    document = {"policy": spec, "scrape_interval_ms": 50} | settings
     async with (
         held_pods(pods) as held,
         running_stack(

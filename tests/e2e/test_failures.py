@@ -109,13 +109,15 @@ async def test_a_frozen_indexer_is_said_by_the_decision(tmp_path: Path) -> None:
 
 
 async def test_sheddable_requests_get_503_while_every_pod_is_saturated(tmp_path: Path) -> None:
-    priorities = {
-        "objectives": {"batch": "sheddable"},
-        "classes": {"sheddable": {"queue_requests": 0, "ttft_seconds": 600}},  # none waits in the picker
-        "overload": {"waiting_requests": 2, "least_retry_seconds": 3, "most_retry_seconds": 3},
+    policy = {
+        "priorities": {
+            "objectives": [{"name": "batch", "priorityClass": "sheddable"}],
+            "classes": [{"name": "sheddable", "queueRequests": 0, "ttftSeconds": 600}],  # none waits in the picker
+        },
+        "load": {"overload": {"waitingRequests": 2, "leastRetrySeconds": 3, "mostRetrySeconds": 3}},
     }
     # by least request: equal prompts would rather wait together
-    settings = json.dumps({"priorities": priorities, "max_num_seqs": 1, "strategy": "least-request"})
+    settings = json.dumps({"policy": policy, "max_num_seqs": 1, "strategy": "least-request"})
     async with running_stack(tmp_path, settings=settings, pods=2) as stack:
         body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True}
         load: list[asyncio.Task[Any]] = []

@@ -20,9 +20,8 @@ SETTINGS: Mapping[str, Any] = {
     "index_timeout_ms": 1000,
     "sample_share": 1.0,
     "policy": {
-        "roles": {},
-        "observability": {"gpu_hour_price": 3.6, "currency": "EUR"},
-        "priorities": {"quotas": [{"tenant": "acme", "requests_per_minute": 100_000}]},
+        "observability": {"gpuHourPrice": 3.6, "currency": "EUR"},
+        "quotas": [{"tenant": "acme", "requestsPerMinute": 100_000}],
     },
     "models": {
         "served": [{"name": "tiny", "tokenizer": str(TINY_MODEL)}],

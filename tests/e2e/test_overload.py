@@ -15,31 +15,31 @@ import pytest_asyncio
 from tests.e2e.overload_stack import OverloadStack, overload_stack, say
 
 RETRY_SECONDS = 0.9  # the client's own first wait is at most 0.5 s
-PRIORITIES: dict[str, Any] = {
-    "classes": {
-        "sheddable": {"queue_requests": 1},
-        "batch": {"priority": -50, "sheddable": True, "queue_requests": 0, "refusal_status": 429},
-        "hurried": {"priority": -10, "sheddable": True, "ttft_seconds": 60, "queue_seconds": 0.3},
-        "patient": {"priority": 5, "queue_seconds": 0.3},
-        "capped": {
-            "priority": 1,
-            "ttft_seconds": 0.01,
-            "queue_seconds": 30,
-            "degrade": [{"step": "cap-output", "tokens": 7, "enter": 1, "leave": 0.5, "least_seconds": 0}],
-        },
+CLASSES: list[dict[str, Any]] = [
+    {"name": "sheddable", "queueRequests": 1},
+    {"name": "batch", "priority": -50, "sheddable": True, "queueRequests": 0, "refusalStatus": 429},
+    {"name": "hurried", "priority": -10, "sheddable": True, "ttftSeconds": 60, "queueSeconds": 0.3},
+    {"name": "patient", "priority": 5, "queueSeconds": 0.3},
+    {
+        "name": "capped",
+        "priority": 1,
+        "ttftSeconds": 0.01,
+        "queueSeconds": 30,
+        "degrade": [{"step": "cap-output", "tokens": 7, "enter": 1, "leave": 0.5, "leastSeconds": 0}],
     },
-    "overload": {
-        "queue_requests": 3,
-        "least_retry_seconds": RETRY_SECONDS,
-        "most_retry_seconds": RETRY_SECONDS,
-        "retry_jitter": 0,
-    },
+]
+OVERLOAD = {
+    "queueRequests": 3,
+    "leastRetrySeconds": RETRY_SECONDS,
+    "mostRetrySeconds": RETRY_SECONDS,
+    "retryJitter": 0,
 }
+POLICY: dict[str, Any] = {"priorities": {"classes": CLASSES}, "load": {"overload": OVERLOAD}}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OverloadStack]:
-    async with overload_stack(tmp_path_factory.mktemp("stack"), priorities=PRIORITIES) as started:
+    async with overload_stack(tmp_path_factory.mktemp("stack"), policy=POLICY) as started:
         yield started
 
 

@@ -136,7 +136,7 @@ def write_settings(folder: Path, *, otlp: str) -> str:
             "trace_share": 1.0,
             "max_body_bytes": 100_000,
             "index_timeout_ms": 500,
-            "priorities": {"quotas": [{"tenant": "*", "requests_per_minute": 60, "burst_seconds": 12}]},
+            "policy": {"quotas": [{"tenant": "*", "requestsPerMinute": 60, "burstSeconds": 12}]},
         }
     )
 

@@ -15,15 +15,15 @@ from tests.e2e.overload_stack import OverloadStack, overload_stack, say
 from tests.e2e.stack import eventually
 from tests.integration.kv_redis import RedisServer
 
-PRIORITIES: dict[str, Any] = {
+POLICY: dict[str, Any] = {
     "quotas": [
         # two at once, and then one in ten seconds
-        {"tenant": "acme", "requests_per_minute": 6, "burst_seconds": 20},
-        {"tenant": "outage", "requests_per_minute": 6, "burst_seconds": 20},
-        {"tenant": "hasty", "requests_per_minute": 60, "burst_seconds": 1},
-        {"tenant": "pair", "concurrent_requests": 2},
-        {"tenant": "writer", "generated_tokens_per_minute": 60, "burst_seconds": 60},
-        {"tenant": "reader", "prompt_tokens_per_minute": 60, "burst_seconds": 30},
+        {"tenant": "acme", "requestsPerMinute": 6, "burstSeconds": 20},
+        {"tenant": "outage", "requestsPerMinute": 6, "burstSeconds": 20},
+        {"tenant": "hasty", "requestsPerMinute": 60, "burstSeconds": 1},
+        {"tenant": "pair", "concurrentRequests": 2},
+        {"tenant": "writer", "generatedTokensPerMinute": 60, "burstSeconds": 60},
+        {"tenant": "reader", "promptTokensPerMinute": 60, "burstSeconds": 30},
     ],
 }
 
@@ -43,7 +43,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory, redis_of_all: RedisS
     folder = tmp_path_factory.mktemp("stack")
     # a busy machine must not make an answer of Redis late: then this replica's share would decide
     settings = {"index_timeout_ms": 1000}
-    async with overload_stack(folder, "--redis", redis_of_all.url, priorities=PRIORITIES, **settings) as started:
+    async with overload_stack(folder, "--redis", redis_of_all.url, policy=POLICY, **settings) as started:
         yield started
 
 

@@ -35,23 +35,25 @@ SETTINGS: dict[str, Any] = {
     "index_timeout_ms": 500,  # on a busy machine answers of Redis would be late without any trouble
     "sample_share": 1.0,
     "policy": {
-        "alert_hit_ratio": 0.95,
-        "health": {"least_requests": 1_000_000},  # a pod that fails goes on getting requests: it is to be seen
-        "observability": {"gpu_hour_price": 2.5, "currency": "EUR"},
+        "prefixCache": {"alertHitRatio": 0.95},
+        # a pod that fails goes on getting requests: it is to be seen
+        "load": {"health": {"leastRequests": 1_000_000}},
+        "observability": {"gpuHourPrice": 2.5, "currency": "EUR"},
+        "quotas": [
+            {"tenant": "acme", "requestsPerMinute": 100_000},
+            {"tenant": "stingy", "requestsPerMinute": 6, "burstSeconds": 10},
+        ],
     },
     "priorities": {
-        "trust_objective": True,
-        "classes": {
-            "standard": {"ttft_seconds": 0.02, "queue_seconds": 5, "ceiling": 1},
-            "sheddable": {"ttft_seconds": 0.3, "queue_seconds": 2, "ceiling": 1},
-            "critical": {
-                "ttft_seconds": 0.05,
-                "degrade": [{"step": "cap-output", "tokens": 12, "enter": 0.5, "leave": 0.3, "least_seconds": 1}],
+        "trustObjective": True,
+        "classes": [
+            {"name": "standard", "ttftSeconds": 0.02, "queueSeconds": 5, "ceiling": 1},
+            {"name": "sheddable", "ttftSeconds": 0.3, "queueSeconds": 2, "ceiling": 1},
+            {
+                "name": "critical",
+                "ttftSeconds": 0.05,
+                "degrade": [{"step": "cap-output", "tokens": 12, "enter": 0.5, "leave": 0.3, "leastSeconds": 1}],
             },
-        },
-        "quotas": [
-            {"tenant": "acme", "requests_per_minute": 100_000},
-            {"tenant": "stingy", "requests_per_minute": 6, "burst_seconds": 10},
         ],
     },
     "models": {

@@ -7,14 +7,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
 
 from extproc.ext_proc.exchange import BodyMode
 from extproc.local.ports import pick_free_port
-from extproc.policy.document import parse_policy
+from extproc.policy.merged_policy import pick_policy
 from extproc.policy.values import PickPolicy
 from extproc.service import serve
 from extproc.settings.config import PickerSettings
@@ -26,10 +25,16 @@ DEADLINE_SECONDS = 15.0
 ENVOY = Envoy(mode=BodyMode.FULL_DUPLEX_STREAMED, raw=True)
 
 
-def policy(*, stale_after_seconds: float = 2.0, **priorities: Any) -> PickPolicy:
-    """Return the policy with these priorities, read as from a file; who names a class gets it."""
-    read = parse_policy({"priorities": {"trust_objective": True} | priorities}, path="policy")
-    return replace(read, stale_after_seconds=stale_after_seconds)
+def policy(
+    *,
+    stale_after_seconds: float = 2.0,
+    overload: Mapping[str, Any] | None = None,
+    quotas: Sequence[Mapping[str, Any]] = (),
+    **priorities: Any,
+) -> PickPolicy:
+    """Return the policy with these priorities, as merged from documents; who names a class gets it."""
+    load = {"staleAfterSeconds": stale_after_seconds, "overload": overload or {}}
+    return pick_policy({"load": load, "quotas": quotas, "priorities": {"trustObjective": True} | priorities})[0]
 
 
 @asynccontextmanager

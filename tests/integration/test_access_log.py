@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from extproc.ext_proc.exchange import BodyMode
-from extproc.policy.document import parse_policy
+from extproc.policy.merged_policy import pick_policy
 from extproc.records import tracing
 from extproc.records.audit_chain import parse_keys
 from extproc.records.audit_redis_stream import stream_key
@@ -140,7 +140,7 @@ async def test_who_was_refused_after_waiting_is_in_its_line(tmp_path: Path) -> N
         held_pods(1) as pods,
         crowd_before(
             pods,
-            policy=policy(classes={"standard": {"queue_requests": 1}, "sheddable": {"queue_requests": 0}}),
+            policy=policy(classes={"standard": {"queueRequests": 1}, "sheddable": {"queueRequests": 0}}),
             observation=ObservationSettings(access_log_file=file),
         ) as crowd,
     ):
@@ -157,7 +157,7 @@ async def test_who_was_refused_after_waiting_is_in_its_line(tmp_path: Path) -> N
 
 async def test_who_was_refused_by_a_quota_is_in_its_line(tmp_path: Path) -> None:
     file = tmp_path / "access.log"
-    quotas = policy(quotas=[{"tenant": "planted-tenant", "requests_per_minute": 4, "burst_seconds": 15}])
+    quotas = policy(quotas=[{"tenant": "planted-tenant", "requestsPerMinute": 4, "burstSeconds": 15}])
     observation = ObservationSettings(access_log_file=file)
     async with held_pods(1) as pods, crowd_before(pods, policy=quotas, observation=observation) as crowd:
         await crowd.send(name="first", tenant="planted-tenant").routed()
@@ -182,7 +182,7 @@ async def test_a_second_picker_with_the_same_file_is_told_so(tmp_path: Path) -> 
 
 async def test_of_a_share_the_same_requests_are_written_every_time(tmp_path: Path) -> None:
     file = tmp_path / "access.log"
-    none = parse_policy({"observability": {"audit_share": 0.0}}, path="policy")
+    none, _ = pick_policy({"observability": {"auditShare": 0.0}})
     async with (
         running_picker([PodState()], policy=none, observation=ObservationSettings(access_log_file=file)) as picker,
         ENVOY.exchange(picker.grpc_address) as exchange,

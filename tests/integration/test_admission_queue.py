@@ -11,9 +11,9 @@ from tests.integration.overload_picker import Crowd, crowd_before, picker_before
 from tests.integration.overload_pods import HeldPod, held_pods
 
 CLASSES = {
-    "critical": {"queue_seconds": 60},
-    "standard": {"queue_seconds": 60},
-    "sheddable": {"queue_seconds": 60, "reserved_share": 0},
+    "critical": {"queueSeconds": 60},
+    "standard": {"queueSeconds": 60},
+    "sheddable": {"queueSeconds": 60, "reservedShare": 0},
 }
 
 
@@ -54,7 +54,7 @@ async def test_classes_go_by_priority_and_newcomers_overtake_nobody_of_their_cla
 
 
 async def test_within_a_tenant_the_shortest_goes_first_and_no_tenant_waits_for_all_of_another() -> None:
-    priorities = policy(overload={"quantum_tokens": 1, "age_seconds": 60})
+    priorities = policy(overload={"quantumTokens": 1, "ageSeconds": 60})
     async with held_pods(1) as pods, crowd_before(pods, policy=priorities) as crowd:
         full(pods)
         await crowd.saw(waiting=100)
@@ -85,7 +85,7 @@ async def test_a_class_that_asks_for_it_goes_in_order_of_arrival() -> None:
 
 async def test_a_completion_lets_the_next_one_go_without_any_report_of_a_pod() -> None:
     # nobody speaks again, so that bookings alone decide: 32, where the pod was not seen to run more
-    priorities = policy(overload={"unknown_requests": 1}, stale_after_seconds=0.3)
+    priorities = policy(overload={"unknownRequests": 1}, stale_after_seconds=0.3)
     async with held_pods(1) as pods, crowd_before(pods, policy=priorities, scrape_timeout_seconds=600.0) as crowd:
         pods[0].waiting, pods[0].running = 100, 1
         await crowd.saw(waiting=100)
@@ -116,7 +116,7 @@ async def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind() -> No
 
 
 async def test_whoever_may_not_be_refused_is_sent_on_when_its_time_is_over_or_no_place_is_left() -> None:
-    classes = {"standard": {"queue_seconds": 0.2}, "critical": {"queue_requests": 0}}
+    classes = {"standard": {"queueSeconds": 0.2}, "critical": {"queueRequests": 0}}
     async with held_pods(1) as pods, crowd_before(pods, policy=policy(classes=classes)) as crowd:
         full(pods)
         await crowd.saw(waiting=100)
@@ -128,7 +128,7 @@ async def test_whoever_may_not_be_refused_is_sent_on_when_its_time_is_over_or_no
 
 
 async def test_a_higher_priority_takes_the_place_of_the_newest_sheddable_one_of_the_tenant_with_most() -> None:
-    priorities = policy(classes=CLASSES, overload={"queue_requests": 3})
+    priorities = policy(classes=CLASSES, overload={"queueRequests": 3})
     async with held_pods(1) as pods, crowd_before(pods, policy=priorities) as crowd:
         full(pods)
         await crowd.saw(waiting=100)

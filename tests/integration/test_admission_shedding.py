@@ -14,15 +14,15 @@ from tests.integration.overload_picker import Crowd, crowd_before, picker_before
 from tests.integration.overload_pods import held_pods
 
 LONG = 2000  # words of a prompt, some thousands of tokens
-NONE_WAITS: dict[str, Any] = {"classes": {"sheddable": {"queue_requests": 0}}}
+NONE_WAITS: dict[str, Any] = {"classes": {"sheddable": {"queueRequests": 0}}}
 
 
 @pytest.mark.parametrize("mode", [BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED], ids=["duplex", "buffered"])
 async def test_whose_target_no_pod_can_meet_is_refused_with_all_that_a_client_needs(mode: BodyMode) -> None:
     # 100 requests wait at the pod, which starts 20 a second
     priorities = policy(
-        classes={"sheddable": {"ttft_seconds": 0.01}},
-        overload={"least_retry_seconds": 3, "most_retry_seconds": 3, "retry_jitter": 0},
+        classes={"sheddable": {"ttftSeconds": 0.01}},
+        overload={"leastRetrySeconds": 3, "mostRetrySeconds": 3, "retryJitter": 0},
     )
     envoy = Envoy(mode=mode, raw=True)
     async with held_pods(1) as pods, crowd_before(pods, envoy=envoy, policy=priorities) as crowd:
@@ -49,7 +49,7 @@ async def test_whose_target_no_pod_can_meet_is_refused_with_all_that_a_client_ne
 
 
 async def test_a_class_may_be_refused_with_429() -> None:
-    priorities = policy(classes={"sheddable": {"queue_requests": 0, "refusal_status": 429}})
+    priorities = policy(classes={"sheddable": {"queueRequests": 0, "refusalStatus": 429}})
     async with held_pods(1) as pods, crowd_before(pods, policy=priorities) as crowd:
         pods[0].fill()
         await crowd.saw(waiting=100)
@@ -58,7 +58,7 @@ async def test_a_class_may_be_refused_with_429() -> None:
 
 
 async def test_whoever_has_waited_for_as_long_as_its_class_may_is_refused() -> None:
-    priorities = policy(classes={"sheddable": {"queue_seconds": 0.2}})
+    priorities = policy(classes={"sheddable": {"queueSeconds": 0.2}})
     async with held_pods(1) as pods, crowd_before(pods, policy=priorities) as crowd:
         pods[0].fill()
         await crowd.saw(waiting=100)
@@ -69,7 +69,7 @@ async def test_whoever_has_waited_for_as_long_as_its_class_may_is_refused() -> N
 
 
 async def test_those_who_are_refused_together_are_asked_back_one_after_the_other() -> None:
-    overload = {"least_retry_seconds": 0.001, "most_retry_seconds": 60, "retry_jitter": 0}
+    overload = {"leastRetrySeconds": 0.001, "mostRetrySeconds": 60, "retryJitter": 0}
     priorities = policy(overload=overload, **NONE_WAITS)
     async with held_pods(1) as pods, crowd_before(pods, policy=priorities) as crowd:
         pods[0].fill()
@@ -84,8 +84,8 @@ async def test_those_who_are_refused_together_are_asked_back_one_after_the_other
 
 
 async def test_a_pod_with_room_for_others_has_none_for_a_class_with_a_lower_ceiling() -> None:
-    overload = {"waiting_requests": 80}
-    priorities = policy(classes={"sheddable": {"queue_requests": 0, "ceiling": 0.01}}, overload=overload)
+    overload = {"waitingRequests": 80}
+    priorities = policy(classes={"sheddable": {"queueRequests": 0, "ceiling": 0.01}}, overload=overload)
     async with held_pods(1) as pods, crowd_before(pods, policy=priorities) as crowd:
         pods[0].waiting, pods[0].running = 40, 4
         await crowd.saw(waiting=40)
@@ -97,7 +97,7 @@ async def test_a_pod_with_room_for_others_has_none_for_a_class_with_a_lower_ceil
 
 
 async def test_pods_that_say_nothing_any_more_get_a_few_requests_each_and_the_pool_goes_on() -> None:
-    priorities = policy(overload={"unknown_requests": 2}, stale_after_seconds=0.3)
+    priorities = policy(overload={"unknownRequests": 2}, stale_after_seconds=0.3)
     async with held_pods(2) as pods, crowd_before(pods, policy=priorities, scrape_timeout_seconds=0.2) as crowd:
         pods[0].is_mute = True
         await crowd.picker.eventually("/state", lambda state: state["endpoints"][0]["waiting"] is None)
@@ -126,7 +126,7 @@ async def test_full_pods_stand_behind_those_with_room_for_the_case_that_these_do
 
 
 async def test_a_pod_that_answers_503_itself_counts_as_full_and_as_well() -> None:
-    priorities = policy(overload={"full_seconds": 60})
+    priorities = policy(overload={"fullSeconds": 60})
     async with held_pods(2) as pods, picker_before(pods, policy=priorities) as picker:
         async with Envoy(mode=BodyMode.FULL_DUPLEX_STREAMED, raw=True).exchange(picker.grpc_address) as exchange:
             found = await exchange.request(b'{"model":"tiny","prompt":"one"}')
@@ -142,7 +142,7 @@ async def test_a_pod_that_answers_503_itself_counts_as_full_and_as_well() -> Non
 
 
 async def test_a_pod_that_has_just_come_gets_a_few_requests_at_first() -> None:
-    priorities = policy(overload={"slow_start_seconds": 1000})
+    priorities = policy(overload={"slowStartSeconds": 1000})
     async with held_pods(2) as pods:
         new = pods[1]
         await new.stop()
@@ -183,13 +183,13 @@ async def test_those_who_wait_for_a_pod_that_goes_away_are_told() -> None:
 
 async def test_the_class_comes_from_rules_claims_and_an_objective_that_is_trusted_as_far_as_the_policy_says() -> None:
     priorities = policy(
-        trust_objective=False,
+        trustObjective=False,
         objectives={"nightly": "sheddable"},
-        tenant_claim="sub",
+        tenants={"claim": "sub"},
         rules=[
-            {"priority_class": "critical", "claims": {"org.plan": "gold"}},
-            {"priority_class": "critical", "headers": {"x-internal": "*"}, "trust_objective": True},
-            {"priority_class": "sheddable", "models": ["slow"]},
+            {"priorityClass": "critical", "claims": {"org.plan": "gold"}},
+            {"priorityClass": "critical", "headers": {"x-internal": "*"}, "trustObjective": True},
+            {"priorityClass": "sheddable", "models": ["slow"]},
         ],
     )
     async with held_pods(1, models=("tiny", "slow")) as pods, crowd_before(pods, policy=priorities) as crowd:
@@ -222,10 +222,10 @@ async def test_the_class_comes_from_rules_claims_and_an_objective_that_is_truste
 @pytest.mark.parametrize("mode", [BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED], ids=["duplex", "buffered"])
 async def test_under_pressure_answers_are_capped_long_prompts_refused_and_then_everything(mode: BodyMode) -> None:
     steps = [
-        {"step": "cap-output", "tokens": 7, "enter": 1.0, "leave": 0.5, "least_seconds": 0},
-        {"step": "limit-prompt", "tokens": 50, "enter": 1.0, "leave": 0.5, "least_seconds": 0},
+        {"step": "cap-output", "tokens": 7, "enter": 1.0, "leave": 0.5, "leastSeconds": 0},
+        {"step": "limit-prompt", "tokens": 50, "enter": 1.0, "leave": 0.5, "leastSeconds": 0},
     ]
-    priorities = policy(classes={"standard": {"ttft_seconds": 0.01, "queue_seconds": 60, "degrade": steps}})
+    priorities = policy(classes={"standard": {"ttftSeconds": 0.01, "queueSeconds": 60, "degrade": steps}})
     envoy = Envoy(mode=mode, raw=True)
     async with held_pods(1) as pods, crowd_before(pods, envoy=envoy, policy=priorities) as crowd:
         before = await crowd.send().outcome()
@@ -253,7 +253,7 @@ async def test_under_pressure_answers_are_capped_long_prompts_refused_and_then_e
 
 async def test_the_step_reject_refuses_before_the_request_is_read() -> None:
     steps = [{"step": "reject", "enter": 1.0, "leave": 0.5}]
-    priorities = policy(classes={"sheddable": {"ttft_seconds": 0.01, "degrade": steps}})
+    priorities = policy(classes={"sheddable": {"ttftSeconds": 0.01, "degrade": steps}})
     async with held_pods(1) as pods, crowd_before(pods, policy=priorities) as crowd:
         pods[0].fill()
         await crowd.saw(waiting=100)
@@ -264,7 +264,7 @@ async def test_the_step_reject_refuses_before_the_request_is_read() -> None:
 
 
 async def test_pods_with_priority_scheduling_are_sent_the_class() -> None:
-    async with held_pods(1) as pods, crowd_before(pods, policy=policy(engine_priority=True)) as crowd:
+    async with held_pods(1) as pods, crowd_before(pods, policy=policy(enginePriority=True)) as crowd:
         sent = [await crowd.send(name).outcome() for name in ("critical", "standard", "sheddable")]
         bodies = [json.loads(found.body) for found in sent if isinstance(found, Routed)]
         assert [body.get("priority") for body in bodies] == [-100, None, 100]  # None: vLLM's own, 0
@@ -274,7 +274,7 @@ async def test_pods_with_priority_scheduling_are_sent_the_class() -> None:
 
 
 async def test_replicas_share_a_tenants_quota_and_a_refusal_says_when_it_is_over(redis_server: RedisServer) -> None:
-    priorities = policy(quotas=[{"tenant": "acme", "requests_per_minute": 12, "burst_seconds": 15}])
+    priorities = policy(quotas=[{"tenant": "acme", "requestsPerMinute": 12, "burstSeconds": 15}])
     changes: dict[str, Any] = {"policy": priorities, "redis_url": redis_server.url, "index_timeout_seconds": 5.0}
     async with (
         held_pods(1) as pods,
@@ -295,8 +295,8 @@ async def test_requests_that_were_refused_or_left_while_they_waited_have_used_no
     redis_server: RedisServer,
 ) -> None:
     priorities = policy(
-        classes={"sheddable": {"queue_requests": 0}},
-        quotas=[{"requests_per_minute": 0.06, "burst_seconds": 1000, "concurrent_requests": 1}],
+        classes={"sheddable": {"queueRequests": 0}},
+        quotas=[{"requestsPerMinute": 0.06, "burstSeconds": 1000, "concurrentRequests": 1}],
     )
     changes: dict[str, Any] = {"policy": priorities, "redis_url": redis_server.url, "index_timeout_seconds": 5.0}
     async with held_pods(1) as pods, crowd_before(pods, **changes) as crowd:

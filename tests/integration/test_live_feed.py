@@ -20,9 +20,8 @@ from extproc.pages.admin_pages import PickerPages
 from extproc.pages.live_feed import MOST_WATCHERS, LiveFeed
 from extproc.pages.live_watchers import Coalesced, Watcher
 from extproc.pick import pick
-from extproc.policy.observability import ObservabilityPolicy
 from extproc.policy.priority import PriorityPolicy, Quota
-from extproc.policy.values import PickPolicy
+from extproc.policy.values import ObservabilityPolicy, PickPolicy
 from extproc.records.request_events import Decided, DecisionRecord, RequestOutcome
 from kvmesh.blocks.block_keys import KEY_BYTES, block_keys, root_key
 from kvmesh.blocks.index_changes import Store, pack_hashes

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from extproc.errors import ConfigError, PrefixIndexUnavailableError
 from extproc.policy.priority import Quota
@@ -536,7 +537,7 @@ async def test_what_others_have_left_under_our_names_ends_nothing(
     replicas: Replicas, redis_server: RedisServer, spoil: str
 ) -> None:
     client: Any = redis_server.client()
-    one = replicas.start(replace(TEN_A_MINUTE, concurrent_requests=100))
+    one = replicas.start(structs.replace(TEN_A_MINUTE, concurrent_requests=100))
     await one.asked()
     levels, members = sorted(keys(redis_server), key=lambda name: b":open:" in name)
     if spoil == "list":
@@ -633,7 +634,7 @@ async def test_the_documented_rights_suffice(redis_server: RedisServer) -> None:
     client.execute_command("ACL", "SETUSER", "kvmesh", "on", ">secret", *RIGHTS)
     started = Replicas(url=redis_server.url.replace("redis://", "redis://kvmesh:secret@"))
     try:
-        one = started.start(replace(TEN_A_MINUTE, concurrent_requests=5))
+        one = started.start(structs.replace(TEN_A_MINUTE, concurrent_requests=5))
         assert (await one.asked()).degraded is None
         one.quotas.cancel(one.asks[0])
         await until(lambda: keys(redis_server) == [])
@@ -647,7 +648,7 @@ async def test_it_works_on_a_cluster(tmp_path: Path) -> None:
     started = Replicas(url=group.url)
     try:
         await group.formed()
-        one, two = (started.start(replace(TEN_A_MINUTE, concurrent_requests=100)) for _ in range(2))
+        one, two = (started.start(structs.replace(TEN_A_MINUTE, concurrent_requests=100)) for _ in range(2))
         counts = await asyncio.gather(one.admitted(8), two.admitted(8))
         assert sum(counts) == 10
         assert (await two.asked()).degraded is None

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import yaml
 
-from extproc.policy.document import parse_policy
+from extproc.policy.inference_policy import read_policy_file
+from extproc.policy.merged_policy import pick_policy
 from extproc.policy.priority import StepKind
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "degradation.md"
@@ -18,6 +19,6 @@ def test_the_table_has_every_step_and_nothing_else() -> None:
 
 def test_the_example_is_read_and_shows_every_step() -> None:
     example = PAGE.read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
-    policy = parse_policy(yaml.safe_load(example)["policy"])
+    policy, _ = pick_policy(read_policy_file(yaml.safe_load(example)))
     steps = policy.priorities.classes["sheddable"].degrade
     assert {step.step for step in steps} == set(StepKind)

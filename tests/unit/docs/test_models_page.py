@@ -5,7 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from extproc.models.models_document import parse_models
+from extproc.policy.inference_policy import read_policy_file
+from extproc.policy.merged_policy import pick_policy
 from extproc.responses.realised import REMEDIES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "models.md").read_text()
@@ -15,7 +16,7 @@ def test_the_example_is_a_document_that_says_what_is_written_around_it() -> None
     example = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert example is not None
 
-    table = parse_models(yaml.safe_load(example[1])["models"])
+    _, table = pick_policy(read_policy_file(yaml.safe_load(example[1])))
 
     assert [model.name for model in table.served] == ["org/llama-8b", "org/vision", "org/small"]
     assert [(rule.model, len(rule.targets), rule.sticky_header) for rule in table.rules] == [

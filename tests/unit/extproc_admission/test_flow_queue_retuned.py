@@ -1,8 +1,7 @@
 """The policy changes while requests wait: nobody loses a place, and classes are what they are now."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from extproc.admission.flow_queue import FlowQueue, QueueFullError
 from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityClass
@@ -10,7 +9,7 @@ from tests.unit.extproc_admission.queue_tickets import policy, send, ticket
 
 
 def changed(name: str, **changes: object) -> dict[str, PriorityClass]:
-    return {**DEFAULT_CLASSES, name: replace(DEFAULT_CLASSES[name], **changes)}  # type: ignore[arg-type]
+    return {**DEFAULT_CLASSES, name: structs.replace(DEFAULT_CLASSES[name], **changes)}
 
 
 def test_those_that_wait_go_by_their_class_as_it_is_now() -> None:

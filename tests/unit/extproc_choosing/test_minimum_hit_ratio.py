@@ -10,7 +10,7 @@ from extproc.choosing.decision import decide
 from extproc.choosing.health import EndpointHealth
 from extproc.pods.endpoint import Candidate, EndpointStatus, Reachability
 from extproc.pods.inflight import Bookings
-from extproc.policy.document import parse_policy
+from extproc.policy.merged_policy import pick_policy
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import NO_HITS, PromptMatch
 from extproc.prefixes.routing_memory import RoutingMemory
@@ -50,7 +50,7 @@ def candidates(policy: PickPolicy, found: PromptMatch, **waiting: int) -> list[C
 
 
 def with_ratio(ratio: float, **more: Any) -> PickPolicy:
-    return parse_policy({"minimum_hit_ratio": ratio, **more})
+    return pick_policy({"prefixCache": {"minimumHitRatio": ratio}, "scoring": more})[0]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """From a prepared request to its booking: at once, after a wait, or refused; nothing is left behind."""
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.choosing import choose as choosing
@@ -167,7 +167,7 @@ async def test_an_explanation_of_a_request_that_would_be_turned_away_looks_at_al
 
 
 async def test_a_sheddable_request_whose_time_in_the_queue_is_over_is_refused_and_any_other_is_sent_on() -> None:
-    classes = {name: replace(item, queue_seconds=0.01) for name, item in DEFAULT_CLASSES.items()}
+    classes = {name: structs.replace(item, queue_seconds=0.01) for name, item in DEFAULT_CLASSES.items()}
     desk = Desk(full("a"), priorities=PriorityPolicy(classes=classes))
     shed, sent = desk.start(SHEDDABLE), desk.start()
     with pytest.raises(QueueTimeoutShedError):
@@ -176,7 +176,7 @@ async def test_a_sheddable_request_whose_time_in_the_queue_is_over_is_refused_an
 
 
 async def test_a_full_queue_refuses_the_sheddable_and_sends_on_the_oldest_of_the_others() -> None:
-    classes = {name: replace(item, queue_requests=1) for name, item in DEFAULT_CLASSES.items()}
+    classes = {name: structs.replace(item, queue_requests=1) for name, item in DEFAULT_CLASSES.items()}
     desk = Desk(full("a"), priorities=PriorityPolicy(classes=classes))
     low, oldest = desk.start(SHEDDABLE), desk.start()
     await desk.waiting(2)
@@ -190,7 +190,7 @@ async def test_a_full_queue_refuses_the_sheddable_and_sends_on_the_oldest_of_the
 
 
 async def test_a_class_that_nobody_may_wait_in_is_sent_on_at_once() -> None:
-    classes = {name: replace(item, queue_requests=0) for name, item in DEFAULT_CLASSES.items()}
+    classes = {name: structs.replace(item, queue_requests=0) for name, item in DEFAULT_CLASSES.items()}
     desk = Desk(full("a"), priorities=PriorityPolicy(classes=classes))
     assert await desk.pick() == "a"
 
@@ -215,7 +215,7 @@ async def test_what_goes_wrong_after_the_booking_takes_it_back(monkeypatch: pyte
 async def test_a_class_that_is_owed_its_share_goes_where_higher_ones_have_filled_what_it_may_fill(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    classes = {**DEFAULT_CLASSES, "sheddable": replace(DEFAULT_CLASSES["sheddable"], reserved_share=0.9)}
+    classes = {**DEFAULT_CLASSES, "sheddable": structs.replace(DEFAULT_CLASSES["sheddable"], reserved_share=0.9)}
     desk = Desk(pod("a"), priorities=PriorityPolicy(classes=classes))
     monkeypatch.setattr(choosing, "rooms_in", lambda *_, ceiling: [Room(0.7 / ceiling, "others fill it")])
     low = desk.start(SHEDDABLE)

@@ -1,6 +1,6 @@
 """Whose a host is."""
 
-from extproc.policy.host_claims import HostClaim, LostClaim, SettledHosts, read_hosts, settle_hosts
+from extproc.policy.hosts import HostClaim, LostClaim, SettledHosts, read_hosts, settle_hosts
 
 
 def claim(host: str, pool: str, source: str, created_at: str | None = "2026-01-01T00:00:00Z") -> HostClaim:

@@ -8,7 +8,6 @@ import pytest
 
 from extproc.models.model_rules import resolve
 from extproc.models.models import ModelTable, ModelTarget
-from extproc.models.models_document import parse_models
 from extproc.policy.inference_extension import (
     Objective,
     RewriteRule,
@@ -17,6 +16,7 @@ from extproc.policy.inference_extension import (
     read_model_rewrite,
     read_objective,
 )
+from extproc.policy.merged_policy import pick_policy
 from extproc.policy.priority import DEFAULT_CLASSES, PriorityClass
 from extproc.policy.reading import PolicyDocumentError
 from tests.unit.extproc_policy.policy_documents import path_exists
@@ -109,7 +109,7 @@ def test_exact_goes_before_generic_then_the_oldest_then_the_first() -> None:
         rewrite("young", (["chat"], ["young"]), (["code"], ["coder"]), age="2026-03-01T00:00:00Z"),
         rewrite("old", ([], ["rest"]), (["chat"], ["first"]), (["chat"], ["second"])),
     ]
-    table = parse_models({"rules": model_rules_of(POOL, rewrites)})
+    _, table = pick_policy({}, rewrites=model_rules_of(POOL, rewrites))
     assert {name: model_for(name, table) for name in ("chat", "code", "anything")} == {
         "chat": "first",
         "code": "coder",
@@ -126,26 +126,30 @@ def model_for(name: str, table: ModelTable) -> str | None:
 @pytest.mark.parametrize(
     ("kind", "spec", "message"),
     [
-        ("InferenceObjective", {"priority": "high"}, "spec.priority: must be a whole number between "),
-        ("InferenceObjective", {"priority": 2**31}, "spec.priority: must be a whole number between "),
-        ("InferenceObjective", {"poolRef": {}}, "spec.poolRef.name: must be the name of an InferencePool, not null"),
+        ("InferenceObjective", {"priority": "high"}, 'spec.priority: must be a whole number, not "high"'),
+        ("InferenceObjective", {"priority": 2**31}, "spec.priority: must be between -2147483648 and "),
+        ("InferenceObjective", {"poolRef": {}}, "spec.poolRef.name: is missing"),
         (
             "InferenceObjective",
             {"poolRef": {"name": "a", "kind": "Service"}},
-            "spec.poolRef.kind: must be InferencePool",
+            "spec.poolRef.kind: must be one of InferencePool, not ",
         ),
         ("InferenceObjective", None, "spec: must be an object, not null"),
-        ("InferenceModelRewrite", {}, "spec.rules: must be a list, not null"),
-        ("InferenceModelRewrite", {"rules": [{"targets": []}]}, "spec.rules[0].targets: must have at least one item"),
+        ("InferenceModelRewrite", {}, "spec.rules: is missing"),
+        (
+            "InferenceModelRewrite",
+            {"rules": [{"targets": []}]},
+            "spec.rules[0].targets: must have 1 to 10000 items, not 0",
+        ),
         (
             "InferenceModelRewrite",
             {"rules": [{"targets": [{"modelRewrite": "a", "weight": 0}]}]},
-            "spec.rules[0].targets[0].weight: must be a whole number between 1 and 1000000, not 0",
+            "spec.rules[0].targets[0].weight: must be between 1 and 1000000, not 0",
         ),
         (
             "InferenceModelRewrite",
             {"rules": [{"matches": [{"model": {"type": "Regex", "value": "a"}}], "targets": [{"modelRewrite": "a"}]}]},
-            "spec.rules[0].matches[0].model.type: must be Exact",
+            "spec.rules[0].matches[0].model.type: must be one of Exact, not ",
         ),
     ],
 )
@@ -181,7 +185,7 @@ def test_a_damaged_resource_is_refused_with_a_path_of_its_own_or_read(kind: str)
             if is_objective:
                 objectives_of(POOL, [read_objective(damaged)], DEFAULT_CLASSES)
             else:
-                parse_models({"rules": model_rules_of(POOL, [read_model_rewrite(damaged)])})
+                pick_policy({}, rewrites=model_rules_of(POOL, [read_model_rewrite(damaged)]))
             read += 1
         except PolicyDocumentError as error:
             assert path_exists(damaged, error.path), (str(error), damaged)

@@ -2,14 +2,15 @@
 
 import copy
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from extproc.models.models import ModelRule, ModelTable, ModelTarget, ServedModel, StickyBy, TokensFrom
-from extproc.policy.inference_policy import PolicyDocumentError, parse_inference_policy, pick_policy
+from extproc.policy.inference_policy import parse_inference_policy, read_policy_file, read_section
+from extproc.policy.merged_policy import pick_policy
 from extproc.policy.priority import (
     DEFAULT_CLASSES,
     ClassRule,
@@ -20,8 +21,9 @@ from extproc.policy.priority import (
     StepKind,
     Tolerance,
 )
-from extproc.policy.resource import TargetRef
-from extproc.policy.values import DisaggregationPolicy, HotspotPolicy, PickPolicy, ScalePolicy, ScaleSignals, Strategy
+from extproc.policy.reading import PolicyDocumentError
+from extproc.policy.spec import TargetRef
+from extproc.policy.values import HotspotPolicy, PickPolicy, Strategy
 from tests.unit.extproc_policy.policy_documents import policy
 
 
@@ -52,17 +54,17 @@ def test_a_policy_says_nothing_of_what_it_leaves_out() -> None:
     found = parse_inference_policy(
         policy({"load": {"overload": {"kvUsage": 0.9}}, "observability": {"sampleShare": 1}})
     )
-    assert found.fields == {"policy": {"priorities": {"overload": {"kv_usage": 0.9}}}, "sample_share": 1}
+    assert found.fields == {"load": {"overload": {"kvUsage": 0.9}}, "observability": {"sampleShare": 1}}
 
 
 def test_null_is_the_same_as_left_out_as_the_api_server_has_it() -> None:
     found = parse_inference_policy(policy({"scoring": None, "load": {"health": None, "staleAfterSeconds": 3}}))
-    assert found.fields == {"policy": {"stale_after_seconds": 3}}
+    assert found.fields == {"load": {"staleAfterSeconds": 3}}
 
 
 def test_every_section_reaches_the_picker() -> None:
     picked, _ = pick_policy(parse_inference_policy(policy()).fields)
-    usual = PickPolicy()
+    default = PickPolicy()
     classes = picked.priorities.classes
     assert picked.strategy is Strategy.PREFIX_AWARE
     assert (picked.weights["prefix"], "turn" in picked.weights) == (2.0, False)
@@ -75,7 +77,7 @@ def test_every_section_reaches_the_picker() -> None:
     assert (picked.stale_after_seconds, picked.prefill_tokens_per_second) == (3.0, 5000.0)
     assert (picked.priorities.overload.kv_usage, picked.health.slow_factor) == (0.9, 4.0)
     assert classes["critical"] == DEFAULT_CLASSES["critical"]
-    assert classes["standard"] == replace(DEFAULT_CLASSES["standard"], ttft_seconds=2.0, ceiling=0.8)
+    assert classes["standard"] == msgspec.structs.replace(DEFAULT_CLASSES["standard"], ttft_seconds=2.0, ceiling=0.8)
     assert classes["batch"] == PriorityClass(
         priority=-50,
         sheddable=True,
@@ -119,16 +121,7 @@ def test_every_section_reaches_the_picker() -> None:
         ),
         Quota(model="org/llama", requests_per_minute=600.0),
     )
-    assert picked.disaggregation == DisaggregationPolicy(
-        enabled=True, prompt_tokens=300, busy_prompt_tokens=70, busy_decodes=9, prefill_queue_requests=11
-    )
-    assert picked.autoscale["prefill"] == ScalePolicy(
-        min_replicas=4,
-        max_replicas=12,
-        scale_up=ScaleSignals(queue_requests=8.0, gpu_utilization=0.8),
-        scale_down=ScaleSignals(queue_requests=2.0, gpu_utilization=0.4),
-    )
-    assert (picked.cordoned, picked.roles) == (usual.cordoned, usual.roles)
+    assert (picked.cordoned, picked.roles) == (default.cordoned, default.roles)
 
 
 def test_models_reach_the_picker_with_template_arguments_as_json_or_text() -> None:
@@ -160,13 +153,47 @@ def test_models_reach_the_picker_with_template_arguments_as_json_or_text() -> No
     )
 
 
-def test_the_picker_gets_failure_mode_sample_share_and_hosts_beside_the_policy() -> None:
-    fields = parse_inference_policy(policy()).fields
-    assert {name: fields[name] for name in fields if name not in ("policy", "models")} == {
-        "failure_mode": "FailOpen",
-        "sample_share": 0.1,
-        "hosts": ["llama.example.com", "*.llm.example.com"],
-    }
+def test_what_nothing_acts_on_is_kept_as_it_is_written() -> None:
+    document = policy()
+    fields = parse_inference_policy(document).fields
+    for name in ("failureMode", "hosts", "disaggregation", "autoscale"):
+        assert fields[name] == document["spec"][name]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"scoring": {"fallbacks": 1}},
+        policy({"scoring": {"fallbacks": 1}}),
+        {"spec": {"scoring": {"fallbacks": 1}}, "apiVersion": "kvmesh.io/v1alpha1", "kind": "InferencePolicy"},
+    ],
+)
+def test_a_policy_file_is_a_resource_or_its_spec_alone(document: Any) -> None:
+    assert read_policy_file(document) == {"scoring": {"fallbacks": 1}}
+    assert read_policy_file(None) == read_policy_file({}) == {}
+    assert read_section("priorities", {"defaultClass": "critical"}) == {"priorities": {"defaultClass": "critical"}}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            {"strategy": "kv-aware", "stale_after_seconds": 3},
+            "spec: stale_after_seconds, strategy: a policy file is an InferencePolicy or its spec now, in camel case "
+            "(docs/policy.md has the new names): spec.strategy: unknown field",
+        ),
+        ({"policy": {"scoring": {}}}, "spec: policy: a policy file is an InferencePolicy or its spec now"),
+        ({"load": {"overload": {"kv_usage": 1}}}, "spec: kv_usage: a policy file is an InferencePolicy or its spec"),
+        ({"scoring": {"strategyy": "kv-aware"}}, "spec.scoring.strategyy: unknown field; the nearest valid one is"),
+        ({"kind": "InferencePolicy", "spec": {}}, "apiVersion: must be kvmesh.io/v1alpha1, not null"),
+        (policy(), "spec.targetRefs: this file holds for all pools of the picker"),
+        ([], "spec: must be an object, not a list"),
+    ],
+)
+def test_a_policy_file_that_cannot_be_used_is_refused_with_what_to_do(document: Any, message: str) -> None:
+    with pytest.raises(PolicyDocumentError) as refused:
+        read_policy_file(document)
+    assert str(refused.value).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +212,7 @@ def test_the_picker_gets_failure_mode_sample_share_and_hosts_beside_the_policy()
         ({"load": {"health": {"avoidSeconds": 99}}, "quotas": [{"tenant": "a"}]}, "spec.quotas[0]: limits nothing: "),
         ({"prefixCache": {"minimumHitRatio": "0.5"}}, 'spec.prefixCache.minimumHitRatio: must be a number, not "0.5"'),
         ({"prefixCache": {"tierWeights": {"NVME": 1}}}, "spec.prefixCache.tierWeights.NVME: unknown field; "),
-        ({"failureMode": "open"}, "spec.failureMode: must be one of FailOpen, FailClose, not "),
+        ({"failureMode": "open"}, "spec.failureMode: must be one of FailClose, FailOpen, not "),
         ({"priorities": {"classes": [{"priority": 1}]}}, "spec.priorities.classes[0].name: is missing"),
         (
             {"priorities": {"classes": [{"name": "a"}, {"name": "b"}, {"name": "a"}]}},
@@ -237,7 +264,7 @@ def test_the_picker_gets_failure_mode_sample_share_and_hosts_beside_the_policy()
         ),
         (
             {"targetRefs": [{"kind": "Pod", "name": "a"}]},
-            "spec.targetRefs[0].kind: must be one of InferencePool, Service, ",
+            "spec.targetRefs[0].kind: must be one of Gateway, HTTPRoute, InferencePool, ",
         ),
         (
             {"models": {"served": [{"name": "a", "tokens": "tokenizer"}]}},
@@ -299,50 +326,45 @@ def test_what_is_no_such_resource_is_refused(change: dict[str, Any], message: st
     ("fields", "message"),
     [
         (
-            {"policy": {"priorities": {"default_class": "standrad"}}},
+            {"priorities": {"defaultClass": "standrad"}},
             "spec.priorities.defaultClass: there is no class 'standrad'; the nearest valid one is 'standard'",
         ),
         (
-            {
-                "policy": {
-                    "priorities": {"classes": {"a.b_c": {"degrade": [{"step": "reject", "enter": 2, "leave": 1}]}}}
-                }
-            },
+            {"priorities": {"classes": {"a.b_c": {"degrade": [{"step": "reject", "enter": 2, "leave": 1}]}}}},
             "spec.priorities.classes[a.b_c].degrade[0].step: only sheddable classes may be refused (sheddable: true)",
         ),
         (
-            {"policy": {"priorities": {"rules": [{"priority_class": "my_class", "path_prefix": "/a"}]}}},
+            {"priorities": {"rules": [{"priorityClass": "my_class", "pathPrefix": "/a"}]}},
             "spec.priorities.rules[0].priorityClass: there is no class 'my_class'; the nearest valid one is 'critical'",
         ),
         (
-            {"policy": {"priorities": {"classes": {"critical": {"reserved_share": 1.0}}}}},
+            {"priorities": {"classes": {"critical": {"reservedShare": 1.0}}}},
             "spec.priorities.classes: the reserved shares add up to 1.05, and there is only 1 to share",
         ),
         (
-            {"policy": {"strategy": "round-robin", "weights": {"turn": 0}}},
+            {"scoring": {"strategy": "round-robin", "weights": {"turn": 0}}},
             "spec.scoring.weights: every weight is 0",
         ),
         (
-            {"policy": {"priorities": {"overload": {"least_retry_seconds": 99}}}},
-            "spec.load.overload.leastRetrySeconds: must not be above mostRetrySeconds",
+            {"load": {"overload": {"leastRetrySeconds": 99}}},
+            "spec.load.overload: leastRetrySeconds must not be above mostRetrySeconds",
         ),
         (
-            {"policy": {"autoscale": {"both": {"scale_up": {"kv_usage": 0.2}, "scale_down": {"kv_usage": 0.3}}}}},
-            "spec.autoscale.both.scaleUp.kvUsage: must be above scaleDown (0.3), not 0.2",
+            {"autoscale": {"both": {"scaleUp": {"kvUsage": 0.2}, "scaleDown": {"kvUsage": 0.3}}}},
+            "spec.autoscale.both.scaleUp: scaleUp.kvUsage must be above scaleDown.kvUsage, or pods would come and go "
+            "for ever",
         ),
         (
-            {"models": {"only_listed": True, "rules": [{"model": "a", "targets": [{"model": "b"}]}]}},
+            {"models": {"onlyListed": True, "rules": [{"model": "a", "targets": [{"model": "b"}]}]}},
             "spec.models.rules[0]: 'b' is neither a served model nor an adapter in spec.models.served, and onlyListed "
             "refuses all others",
         ),
         (
             {
-                "models": {"only_listed": True, "served": [{"name": "big"}]},
-                "policy": {
-                    "priorities": {
-                        "classes": {
-                            "batch": {"degrade": [{"step": "smaller-model", "model": "small", "enter": 2, "leave": 1}]}
-                        }
+                "models": {"onlyListed": True, "served": [{"name": "big"}]},
+                "priorities": {
+                    "classes": {
+                        "batch": {"degrade": [{"step": "smaller-model", "model": "small", "enter": 2, "leave": 1}]}
                     }
                 },
             },
@@ -368,7 +390,7 @@ def test_names_that_people_give_do_not_blur_the_path_of_what_is_wrong() -> None:
         with pytest.raises(PolicyDocumentError) as refused:
             pick_policy(parse_inference_policy(policy(spec)).fields)
         assert refused.value.path == path
-        assert "nope" in refused.value.words or "'policy.my_model: x' is neither" in refused.value.words
+        assert "nope" in refused.value.message or "'policy.my_model: x' is neither" in refused.value.message
     for name in ("a b: c", "x[0].y", "a]"):
         with pytest.raises(
             PolicyDocumentError, match=r"^spec\.priorities\.objectives\[0\]\.name: must be an objective"
@@ -385,7 +407,7 @@ def test_all_policies_together_have_no_more_classes_than_a_picker_can_have_queue
     with pytest.raises(
         PolicyDocumentError, match=r"^spec\.priorities\.classes: 259 in all policies; at most 256 can be$"
     ):
-        pick_policy({"policy": {"priorities": {"classes": classes}}})
+        pick_policy({"priorities": {"classes": classes}})
 
 
 @pytest.mark.parametrize(
@@ -416,5 +438,5 @@ def test_a_number_too_long_to_be_written_is_refused_like_any_other() -> None:
         parse_inference_policy(policy({"scoring": {"fallbacks": 16**5000}}))
 
 
-def test_nothing_said_is_the_usual_policy() -> None:
+def test_nothing_given_is_the_default_policy() -> None:
     assert pick_policy({}) == (PickPolicy(), ModelTable())

@@ -6,8 +6,10 @@ from pathlib import Path
 import yaml
 
 from extproc.policy.crd import policy_schema
-from extproc.policy.inference_policy import merged_warnings, parse_inference_policy, pick_policy, warnings
+from extproc.policy.inference_policy import parse_inference_policy
+from extproc.policy.merged_policy import pick_policy
 from extproc.policy.table import field_tables
+from extproc.policy.warnings import merged_warnings, warnings
 from tests.kube_api.schemas import admit
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/inference-policy.md").read_text(encoding="utf-8")

@@ -78,7 +78,7 @@ def test_fields_of_several_levels_come_together_with_their_origins() -> None:
 
 
 def test_the_flags_of_the_picker_lie_below_every_policy() -> None:
-    mesh = Mesh(policy=MeshPolicy(settings={"policy": {"fallbacks": 7, "session_seconds": 9.0}}))
+    mesh = Mesh(policy=MeshPolicy(settings={"scoring": {"fallbacks": 7, "sessionSeconds": 9.0}}))
     state = mesh.update(inference_pool("a/llama"), inference_policy("istio-system/mesh", fallbacks(1)))
     config = state.configs["a/llama"]
     assert (config.policy.fallbacks, config.policy.session_seconds) == (1, 9.0)

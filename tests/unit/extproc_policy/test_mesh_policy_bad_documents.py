@@ -228,7 +228,7 @@ def test_many_policies_that_all_contradict_are_not_all_merged_with_each_other_ag
 
 def test_a_defect_that_one_policy_meets_holds_back_this_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(pool: str, layers: Sequence[PoolLayer], extensions: Extensions) -> Outcome:
-        if any(each.layer.fields.get("sample_share") == 0.25 for each in layers):
+        if any(each.layer.fields.get("observability") == {"sampleShare": 0.25} for each in layers):
             raise RuntimeError("a defect")
         return merge_pool(pool, layers, extensions)
 
@@ -260,7 +260,7 @@ def test_a_contradiction_at_one_pool_leaves_the_others_alone() -> None:
 
 
 def test_settings_are_never_held_back() -> None:
-    mesh = Mesh(policy=MeshPolicy(settings={"policy": {"priorities": {"classes": {"x": {"reserved_share": 0.7}}}}}))
+    mesh = Mesh(policy=MeshPolicy(settings={"priorities": {"classes": {"x": {"reservedShare": 0.7}}}}))
     state = mesh.update(inference_pool("a/llama"), inference_policy("a/own", HALF))
     assert set(state.configs["a/llama"].policy.priorities.classes) == {"critical", "standard", "sheddable", "x"}
     assert told(state, "a/own")["Accepted"][0] == "False Invalid"

@@ -108,7 +108,7 @@ def test_contradictions_and_nonsense_never_leave_a_policy_half_applied() -> None
         for generation in range(1, 40):
             step(mesh, chance, generation, contradicting=0.5)
             state = mesh.update()
-            for pool, outcome in state.outcomes.items():
+            for pool, outcome in state.settled.outcomes.items():
                 whole = merge_pool(pool, outcome.layers, Extensions())  # raises if what is in force contradicts itself
                 config = state.configs[pool]
                 priorities = config.policy.priorities
@@ -119,13 +119,13 @@ def test_contradictions_and_nonsense_never_leave_a_policy_half_applied() -> None
                 # whoever is not said to be held back is in force as he last was good
                 held_back = {fault.source for fault in outcome.faults}
                 there = {(each.layer.source, each.layer.level, each.version) for each in outcome.layers}
-                for source, coverage in state.coverages.items():
+                for source, coverage in state.settled.coverages.items():
                     if pool in coverage.pools and source not in held_back:
                         version = mesh.policy._policies.held[source].version
                         assert (source, coverage.pools[pool], version) in there
             for source, status in state.statuses.items():
                 assert status.conditions[0].type == "Accepted"
                 refused += told(state, source)["Accepted"][0] == "False Invalid"
-            out = {fault.source for outcome in state.outcomes.values() for fault in outcome.faults}
+            out = {fault.source for outcome in state.settled.outcomes.values() for fault in outcome.faults}
             assert all(told(state, source)["Accepted"][0] == "False Invalid" for source in out)
     assert refused > 30

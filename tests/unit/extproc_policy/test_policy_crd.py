@@ -12,10 +12,12 @@ from extproc.choosing.scorers import SCORERS
 from extproc.models.models import StickyBy, TokensFrom
 from extproc.pods.endpoint import Role
 from extproc.policy.crd import document_text, policy_crd, policy_schema
-from extproc.policy.field_kinds import ListOf, Number, Property, Record
-from extproc.policy.fields import SPEC
-from extproc.policy.inference_policy import PolicyDocumentError, parse_inference_policy, pick_policy
+from extproc.policy.inference_policy import parse_inference_policy
+from extproc.policy.merged_policy import pick_policy
 from extproc.policy.priority import Order, StepKind, Tolerance
+from extproc.policy.reading import PolicyDocumentError
+from extproc.policy.schema import ListOf, Number, Property, Record, kind_of
+from extproc.policy.spec import Spec
 from extproc.policy.status import TYPES
 from extproc.policy.values import TIER_WEIGHTS, Strategy
 from tests.kube_api.definitions import definition_causes
@@ -106,19 +108,15 @@ def single_numbers(record: Record, path: tuple[str, ...] = ()) -> Iterator[tuple
             yield from single_numbers(prop.kind.item, (*path, name))
 
 
-NUMBERS = list(single_numbers(SPEC))
+NUMBERS = list(single_numbers(kind_of(Spec)))
 
 
 @pytest.mark.parametrize(("path", "kind"), NUMBERS, ids=[".".join(path) for path, _ in NUMBERS])
 def test_the_bounds_of_a_number_are_those_of_the_picker(path: tuple[str, ...], kind: Number) -> None:
-    lowest = kind.least if kind.above is None else 1e-6
+    lowest = 1e-6 if kind.above else kind.least
     assert refusal(path, lowest) is None
     assert refusal(path, int(kind.most) if kind.whole else kind.most) is None
-    if path == ("observability", "sampleShare"):
-        return  # no field of the policy that the picker reads
-    # what the resource refuses at zero is also refused by the picker, and the other way round
-    zero_here = kind.above is None and (kind.least or 0) <= 0
-    assert (refusal(path, 0) is None) == zero_here
+    assert (refusal(path, 0) is None) == (not kind.above and kind.least <= 0)
 
 
 def refusal(path: tuple[str, ...], value: float | None) -> str | None:
@@ -136,11 +134,11 @@ def refusal(path: tuple[str, ...], value: float | None) -> str | None:
 
 
 def test_every_field_says_what_it_means() -> None:
-    def words(record: Record) -> Iterator[tuple[str, Property]]:
+    def described(record: Record) -> Iterator[tuple[str, Property]]:
         for name, prop in record.properties.items():
             yield name, prop
             inner = prop.kind.item if isinstance(prop.kind, ListOf) else prop.kind
             if isinstance(inner, Record):
-                yield from words(inner)
+                yield from described(inner)
 
-    assert [name for name, prop in words(SPEC) if len(prop.words) < 8] == []
+    assert [name for name, prop in described(kind_of(Spec)) if len(prop.description) < 8] == []

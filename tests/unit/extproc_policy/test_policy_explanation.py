@@ -150,7 +150,7 @@ def test_explaining_reads_only_the_last_state() -> None:
     mesh = Mesh()
     mesh.update(POOL, OWN)
     before = mesh.policy.explain("a/llama")
-    mesh.policy._outcomes = {}  # as in the middle of an update in another thread
+    mesh.policy._settled = None  # as in the middle of an update in another thread
     assert mesh.policy.explain("a/llama") == before
 
 

@@ -159,19 +159,6 @@ def test_weights_of_more_specific_layers_correct_the_strategy_of_wider_ones() ->
     assert outcome.fields == {"policy": {"strategy": "kv-aware", "weights": {"session": 3, "lora": 1}}}
 
 
-def test_a_value_in_the_place_of_a_mapping_takes_all_of_it_and_the_other_way_round() -> None:
-    mapping = {"part": {"one": 1, "two": 2}}
-    outcome = merged(layer("root/mesh", Level.MESH, mapping), layer("a/own", Level.POOL, {"part": None}))
-    assert outcome.fields == {"part": None}
-    assert {(loss.path, loss.winner) for loss in outcome.losses} == {
-        (("part", "one"), "a/own"),
-        (("part", "two"), "a/own"),
-    }
-    outcome = merged(layer("root/mesh", Level.MESH, {"part": None}), layer("a/own", Level.POOL, mapping))
-    assert outcome.fields == mapping
-    assert [loss.winner for loss in outcome.losses] == ["a/own"]
-
-
 def test_the_order_in_which_layers_come_does_not_matter() -> None:
     chance = random.Random(7)
     layers = [_random_layer(chance, i) for i in range(4)]

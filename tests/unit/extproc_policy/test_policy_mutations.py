@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from extproc.policy.crd import policy_schema
-from extproc.policy.inference_policy import (
-    PolicyDocumentError,
-    merged_warnings,
-    parse_inference_policy,
-    pick_policy,
-    warnings,
-)
+from extproc.policy.inference_policy import parse_inference_policy
+from extproc.policy.merged_policy import pick_policy
+from extproc.policy.reading import PolicyDocumentError
+from extproc.policy.warnings import merged_warnings, warnings
 from tests.kube_api.schemas import admit
 from tests.unit.extproc_policy.policy_documents import SMALL, path_exists, policy
 from tests.unit.extproc_policy.policy_mutations import mutated
@@ -88,7 +85,7 @@ def test_the_schema_and_we_agree_on_what_a_valid_policy_is() -> None:
             outcomes["refused"] += 1
             if not refused_there:
                 outcomes["refused here alone"] += 1
-                assert any(words in error.words for words in ONLY_HERE), (str(error), document)
+                assert any(words in error.message for words in ONLY_HERE), (str(error), document)
             continue
         assert not refused_there, (refused_there, document)
         # and what the server has filled in changes nothing

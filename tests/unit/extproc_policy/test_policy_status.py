@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from extproc.policy.mesh_policy import MeshPolicy
 from extproc.policy.status import Condition, Findings, conditions_of, is_written, shortened
 from tests.unit.extproc_policy.mesh_documents import (
@@ -173,7 +175,10 @@ def test_times_that_another_leader_has_written_are_kept_rather_than_our_own() ->
     mesh = Mesh()
     ours = mesh.update(inference_pool("a/llama"), inference_policy("a/own", fallbacks(5))).statuses["a/own"]
     theirs = replace(
-        ours, conditions=tuple(replace(each, last_transition_time="2026-02-02T00:00:00Z") for each in ours.conditions)
+        ours,
+        conditions=tuple(
+            structs.replace(each, last_transition_time="2026-02-02T00:00:00Z") for each in ours.conditions
+        ),
     )
     mesh.write(theirs)
     state = mesh.update()

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from extproc.policy.inference_policy import merged_warnings, parse_inference_policy, pick_policy, warnings
+from extproc.policy.inference_policy import parse_inference_policy
+from extproc.policy.merged_policy import pick_policy
+from extproc.policy.warnings import merged_warnings, warnings
 from tests.unit.extproc_policy.policy_documents import policy
 
 
@@ -81,32 +83,28 @@ def test_a_doubtful_policy_is_accepted_with_a_warning(spec: dict[str, Any], word
     [
         ({}, []),
         (
-            {"policy": {"priorities": {"classes": {"gold": {"priority": 7, "reserved_share": 0.1}}}}},
+            {"priorities": {"classes": {"gold": {"priority": 7, "reservedShare": 0.1}}}},
             [
-                "spec.priorities.classes[gold].reservedShare: reserved for nobody: "
+                "spec.priorities.classes[gold].reservedShare: reserved for no request: "
                 "no rule, objective or default leads here"
             ],
         ),
         (
-            {"policy": {"priorities": {"classes": {"gold": {"priority": 7}}}}},
+            {"priorities": {"classes": {"gold": {"priority": 7}}}},
             ["spec.priorities.classes[gold]: no request can get it: no rule, objective or default leads here"],
         ),
         # a client may name a class that lowers it, and any where it is trusted
-        ({"policy": {"priorities": {"classes": {"low": {"priority": -7, "reserved_share": 0.1}}}}}, []),
-        ({"policy": {"priorities": {"trust_objective": True, "classes": {"gold": {"priority": 7}}}}}, []),
+        ({"priorities": {"classes": {"low": {"priority": -7, "reservedShare": 0.1}}}}, []),
+        ({"priorities": {"trustObjective": True, "classes": {"gold": {"priority": 7}}}}, []),
         (
-            {"models": {"only_listed": True}},
+            {"models": {"onlyListed": True}},
             ["spec.models.onlyListed: no model is listed, every request that names one is answered 404"],
         ),
         (
             {
-                "models": {"only_listed": True, "served": [{"name": "a"}]},
-                "policy": {
-                    "priorities": {
-                        "quotas": [{"model": "b", "requests_per_minute": 1}],
-                        "rules": [{"priority_class": "sheddable", "models": ["c"]}],
-                    }
-                },
+                "models": {"onlyListed": True, "served": [{"name": "a"}]},
+                "quotas": [{"model": "b", "requestsPerMinute": 1}],
+                "priorities": {"rules": [{"priorityClass": "sheddable", "models": ["c"]}]},
             },
             [
                 "spec.quotas[0].model: matches nothing: 'b' is not listed (onlyListed)",

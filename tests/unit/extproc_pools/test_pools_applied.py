@@ -12,7 +12,7 @@ import pytest
 from extproc.admission.flow_queue import FlowQueue
 from extproc.errors import NoPoolForHostError
 from extproc.models.models import ServedModel, TokensFrom
-from extproc.policy.document import parse_policy
+from extproc.policy.merged_policy import pick_policy
 from extproc.policy.pool_config import PoolConfig
 from extproc.policy.priority import PriorityPolicy, Quota
 from extproc.policy.values import PickPolicy
@@ -25,7 +25,7 @@ from extproc.settings.config import PickerSettings
 from tests.integration.hermetic_picker import SETTINGS
 
 A, B = PoolConfig(name="llm/a"), PoolConfig(name="llm/b")
-OTHER = parse_policy({"strategy": "round-robin"}, path="policy")
+OTHER, _ = pick_policy({"scoring": {"strategy": "round-robin"}})
 
 
 def made(folder: Path, **changes: Any) -> Pools:
@@ -203,7 +203,7 @@ async def test_headers_are_read_before_the_first_request_of_a_pool_that_needs_th
 
     parts = made(tmp_path)._resources
     pools = Pools(parts, changed=changed)
-    policy = parse_policy({"priorities": {"tenant_header": "x-team"}}, path="policy")
+    policy, _ = pick_policy({"priorities": {"tenants": {"header": "x-team"}}})
     await pools.apply(named(replace(A, policy=policy)))
     assert read == [((), True), (("llm/a",), True)]
     await pools.apply({})

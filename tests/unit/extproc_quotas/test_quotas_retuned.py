@@ -1,6 +1,6 @@
 """Quotas change while requests are open: what is open stays counted, and levels stay where they are."""
 
-from dataclasses import replace
+from msgspec import structs
 
 from extproc.quotas.quota import Limit
 from tests.unit.extproc_quotas.test_quotas_alone import ALL, Alone
@@ -11,7 +11,7 @@ def test_what_is_open_counts_against_the_new_limit() -> None:
     asks = [alone.ask() for _ in range(3)]
     for ask in asks:
         assert alone.quotas.alone(ask, "no Redis", was_done=False).allowed
-    alone.quotas.reconfigure((replace(ALL, concurrent_requests=3),))
+    alone.quotas.reconfigure((structs.replace(ALL, concurrent_requests=3),))
     assert alone.alone().limit is Limit.CONCURRENT_REQUESTS
     alone.quotas.settle(asks[0])
     assert alone.alone().allowed
@@ -22,7 +22,7 @@ def test_a_quota_that_is_as_it_was_keeps_its_key_and_what_it_has_used() -> None:
     key = alone.key()
     while alone.alone().limit is None:
         pass
-    alone.quotas.reconfigure((replace(ALL, tenant="bob"), ALL))
+    alone.quotas.reconfigure((structs.replace(ALL, tenant="bob"), ALL))
     assert alone.key() is key
     assert alone.alone().limit is not None
 

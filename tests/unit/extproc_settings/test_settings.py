@@ -11,6 +11,7 @@ import pytest
 
 from extproc import cli, service
 from extproc.errors import ConfigError
+from extproc.pods.endpoint import Role
 from extproc.settings.config import PickerSettings, parse_endpoints, parse_weights
 
 PODS = "127.0.0.1:8101,[::1]:8102"
@@ -146,19 +147,36 @@ def test_a_tokenizer_without_its_model_is_refused(run: Callable[..., PickerSetti
 
 
 @pytest.mark.parametrize(
-    ("policy", "field"),
-    [('{"cordoned": ["127.0.0.1"]}', "policy.cordoned"), ('{"roles": {"[::1]:8103": "prefill"}}', "policy.roles")],
+    ("flag", "value", "message"),
+    [
+        ("--cordoned", "127.0.0.1", "--cordoned: '127.0.0.1' is none of --endpoints"),
+        ("--roles", "[::1]:8103=prefill", "--roles: .* is none of --endpoints"),
+        ("--roles", "127.0.0.1:8001=cook", "'127.0.0.1:8001=cook' is not IP:PORT=ROLE; roles are both, prefill, dec"),
+        ("--roles", "prefill", "--roles: 'prefill' is not IP:PORT=ROLE"),
+    ],
 )
-def test_a_policy_for_an_endpoint_that_there_is_not_is_refused(
-    run: Callable[..., PickerSettings], policy: str, field: str
+def test_a_cordon_or_role_that_cannot_be_meant_is_refused(
+    run: Callable[..., PickerSettings], flag: str, value: str, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"{field}: .* is none of --endpoints"):
-        run("--endpoints", PODS, "--policy", policy)
+    with pytest.raises(ConfigError, match=message):
+        run("--endpoints", PODS, flag, value)
+
+
+def test_single_endpoints_may_be_cordoned_and_have_roles(run: Callable[..., PickerSettings], tmp_path: Path) -> None:
+    first, second = PODS.split(",")[:2]
+    flags = ("--cordoned", first, "--roles", f"{first}=decode,{second}=prefill")
+    file = config(tmp_path, f'cordoned: ["{first}"]\nroles: {{"{first}": decode, "{second}": prefill}}\n')
+    for arguments in (flags, ("--config", file)):
+        policy = run(*arguments, "--endpoints", PODS).policy
+        assert (policy.cordoned, policy.roles) == (
+            frozenset({first}),
+            {first: Role.DECODE, second: Role.PREFILL},
+        )
 
 
 def test_a_long_flat_policy_is_not_taken_for_a_file_s_name(run: Callable[..., PickerSettings]) -> None:
-    long = ",".join(["stale_after_seconds=3"] * 20)
-    assert run("--endpoints", PODS, "--policy", long).policy.stale_after_seconds == 3
+    long = ",".join(["failureMode=FailOpen"] * 20)
+    assert run("--endpoints", PODS, "--policy", long).policy_fields == {"failureMode": "FailOpen"}
 
 
 @pytest.mark.parametrize(
@@ -209,7 +227,7 @@ def test_an_error_of_the_foundation_is_one_line_of_the_root_command(
 def test_flags_go_before_the_policy_s_file_and_the_file_before_the_defaults(
     run: Callable[..., PickerSettings], tmp_path: Path
 ) -> None:
-    file = config(tmp_path, "strategy: prefix-aware\nstale_after_seconds: 9\nfallbacks: 1\n")
+    file = config(tmp_path, "scoring: {strategy: prefix-aware, fallbacks: 1}\nload: {staleAfterSeconds: 9}\n")
     policy = run("--endpoints", PODS, "--policy", file, "--stale-after-ms", "3000").policy
     assert (policy.strategy, policy.weights["prefix"]) == ("prefix-aware", 3.0)
     assert (policy.stale_after_seconds, policy.fallbacks, policy.recent_prefix_seconds) == (3, 1, 5)
@@ -219,9 +237,9 @@ def test_flags_go_before_the_policy_s_file_and_the_file_before_the_defaults(
 @pytest.mark.parametrize(
     "text",
     [
-        "policy: {strategy: least-request}\n",
-        "policy:\n  strategy: least-request\n  health: {slow_factor: 3}\n",
-        'policy: \'{"strategy": "least-request"}\'\n',
+        "policy: {scoring: {strategy: least-request}}\n",
+        "policy:\n  scoring: {strategy: least-request}\n  load: {health: {slowFactor: 3}}\n",
+        'policy: \'{"scoring": {"strategy": "least-request"}}\'\n',
         "strategy: least-request\n",
     ],
 )
@@ -235,47 +253,56 @@ def test_the_policy_may_stand_in_the_configuration_file(
 @pytest.mark.parametrize(
     "text",
     [
-        "policy: {priorities: {default_class: sheddable, overload: {waiting_requests: 7}}}\n",
-        "priorities: {default_class: sheddable, overload: {waiting_requests: 7}}\n",
-        "priorities: {default_class: sheddable}\npolicy: {priorities: {default_class: critical, overload: "
-        "{waiting_requests: 7}}}\n",
+        "policy: {priorities: {defaultClass: sheddable, enginePriority: true}}\n",
+        "priorities: {defaultClass: sheddable, enginePriority: true}\n",
+        "priorities: {defaultClass: sheddable}\npolicy: {priorities: {defaultClass: critical, enginePriority: true}}\n",
     ],
 )
 def test_the_priorities_may_stand_in_the_policy_or_by_themselves(
     run: Callable[..., PickerSettings], tmp_path: Path, text: str
 ) -> None:
     found = run("--config", config(tmp_path, text), "--endpoints", PODS).policy.priorities
-    assert (found.default_class, found.overload.waiting_requests) == ("sheddable", 7)
+    assert (found.default_class, found.engine_priority) == ("sheddable", True)
 
 
 def test_the_flags_of_single_priorities_go_before_the_documents(run: Callable[..., PickerSettings]) -> None:
-    document = '{"trust_objective": true, "overload": {"enabled": false, "queue_requests": 3}}'
-    usual = run("--endpoints", PODS).policy.priorities
-    read = run("--endpoints", PODS, "--priorities", document).policy.priorities
+    document = '{"priorities": {"trustObjective": true}, "load": {"overload": {"enabled": false, "queueRequests": 3}}}'
+    default = run("--endpoints", PODS).policy.priorities
+    read = run("--endpoints", PODS, "--policy", document).policy.priorities
     flags = ("--overload", "--no-trust-objective")
-    changed = run("--endpoints", PODS, "--priorities", document, *flags).policy.priorities
-    found = [(one.trust_objective, one.overload.enabled, one.overload.queue_requests) for one in (usual, read, changed)]
+    changed = run("--endpoints", PODS, "--policy", document, *flags).policy.priorities
+    found = [
+        (one.trust_objective, one.overload.enabled, one.overload.queue_requests) for one in (default, read, changed)
+    ]
     assert found == [(False, True, 4000), (True, False, 3), (False, True, 3)]
 
 
 def test_a_smaller_model_that_would_be_answered_404_is_refused(run: Callable[..., PickerSettings]) -> None:
-    step = '{"classes": {"standard": {"degrade": [{"step": "smaller-model", "enter": 2, "leave": 1, "model": "%s"}]}}}'
-    models = ("--models", '{"only_listed": true, "served": [{"name": "big"}, {"name": "small"}]}')
+    step = (
+        '{"classes": [{"name": "standard", "degrade": '
+        '[{"step": "smaller-model", "enter": 2, "leave": 1, "model": "%s"}]}]}'
+    )
+    models = ("--models", '{"onlyListed": true, "served": [{"name": "big"}, {"name": "small"}]}')
     assert run("--endpoints", PODS, *models, "--priorities", step % "small").policy
     assert run("--endpoints", PODS, "--priorities", step % "smal").policy
-    with pytest.raises(ConfigError, match=r"classes.standard.degrade\[0\].model: 'smal' is not in --models"):
+    with pytest.raises(ConfigError, match=r"classes\[standard\].degrade\[0\].model: 'smal' is not in --models"):
         run("--endpoints", PODS, *models, "--priorities", step % "smal")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--priorities", '{"clases": {}}'), "policy.priorities.clases: unknown field"),
+        (("--priorities", '{"clases": {}}'), "--priorities: spec.priorities.clases: unknown field"),
+        (
+            ("--priorities", '{"default_class": "a"}'),
+            "--priorities: spec: default_class: a policy file is an In",
+        ),
         (("--priorities", "no-such-file.yaml"), "--priorities: cannot read no-such-file.yaml"),
         (("--policy", "no-such-file.yaml"), "--policy: cannot read no-such-file.yaml"),
-        (("--policy", '{"weights": {"prefx": 1}}'), "policy.weights.prefx: unknown scorer"),
+        (("--policy", '{"scoring": {"weights": {"prefx": 1}}}'), "--policy: spec.scoring.weights.prefx: unknown field"),
+        (("--policy", '{"weights": {"prefix": 1}}'), "--policy: spec: weights: a policy file is an InferencePolicy or"),
         (("--policy", "{"), "--policy: not readable as YAML"),
-        (("--models", '{"served": [{}]}'), "models.served"),
+        (("--models", '{"served": [{}]}'), r"--models: spec.models.served\[0\].name: is missing"),
     ],
 )
 def test_a_policy_that_cannot_be_read_is_refused(
@@ -290,3 +317,17 @@ def test_the_model_of_the_flags_joins_those_of_the_table(run: Callable[..., Pick
     settings = run("--endpoints", PODS, "--model", "tiny", "--models", models)
     assert [model.name for model in settings.model_table.served] == ["tiny", "big"]
     assert run("--endpoints", PODS, "--model", "b", "--models", models).model_table.served[0].name == "big"
+
+
+def test_the_models_may_stand_in_the_policy_and_the_flag_goes_before_it(run: Callable[..., PickerSettings]) -> None:
+    policy = '{"models": {"served": [{"name": "big"}], "onlyListed": true}}'
+    assert run("--endpoints", PODS, "--policy", policy).models.names() == {"big"}
+    both = run("--endpoints", PODS, "--policy", policy, "--models", '{"served": [{"name": "tiny"}]}').models
+    assert (both.names(), both.only_listed) == (frozenset({"tiny"}), True)
+
+
+def test_the_policy_file_may_be_a_resource(run: Callable[..., PickerSettings], tmp_path: Path) -> None:
+    text = (
+        "apiVersion: kvmesh.io/v1alpha1\nkind: InferencePolicy\nmetadata: {name: a}\nspec: {scoring: {fallbacks: 1}}\n"
+    )
+    assert run("--endpoints", PODS, "--policy", config(tmp_path, text)).policy.fallbacks == 1

@@ -8,9 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.admission.admission_queue import Outcome
-from extproc.policy.observability import ObservabilityPolicy
 from extproc.policy.priority import DEFAULT_CLASSES, PriorityPolicy, Quota
-from extproc.policy.values import PickPolicy
+from extproc.policy.values import ObservabilityPolicy, PickPolicy
 from extproc.responses.realised import Comparison
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import ModelTelemetry, PickerTelemetry
