@@ -1,4 +1,4 @@
-"""Quotas: which one a request falls under, what it asks for, and what its client gets as an answer. Values, no clock."""
+"""Quotas: which one a request falls under, what it asks for, what its client gets as an answer. Values, no clock."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
