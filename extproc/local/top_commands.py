@@ -1,11 +1,12 @@
 """The command `kvmesh top`: what a running cluster does, live in the terminal. Imports late."""
 
 import asyncio
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,17 +72,42 @@ def top(
         if state is None:
             raise typer.Exit(1)
         return
-    # a SIGINT at the moment at which asyncio begins to handle it cancels the task, and no KeyboardInterrupt follows
-    with suppress(KeyboardInterrupt, asyncio.CancelledError):
-        if json:
-            asyncio.run(top_view.follow(urls, pool=chosen, login=login, show=top_view.show_json(console)))
-        elif not console.is_terminal or console.is_dumb_terminal:  # that can draw nothing over what is there
-            lines = top_view.show_lines(console, zone=local_zone())
-            asyncio.run(top_view.follow(urls, pool=chosen, login=login, show=lines))
-        else:
-            with Live(console=console, auto_refresh=False, screen=True) as live:
-                pages = top_view.show_pages(live, zone=local_zone())
-                asyncio.run(top_view.follow(urls, pool=chosen, login=login, show=pages))
+    view = _UntilInterrupted()  # from here on: the first thing drawn may be answered with Ctrl-C
+    if json:
+        view.run(top_view.follow(urls, pool=chosen, login=login, show=top_view.show_json(console)))
+    elif not console.is_terminal or console.is_dumb_terminal:  # that can draw nothing over what is there
+        lines = top_view.show_lines(console, zone=local_zone())
+        view.run(top_view.follow(urls, pool=chosen, login=login, show=lines))
+    else:
+        with Live(console=console, auto_refresh=False, screen=True) as live:
+            pages = top_view.show_pages(live, zone=local_zone())
+            view.run(top_view.follow(urls, pool=chosen, login=login, show=pages))
+
+
+class _UntilInterrupted:
+    """Ends work quietly at SIGINT, at whatever moment it comes.
+
+    `asyncio.run` handles one only once its loop runs: before, it breaks the loop's making with a traceback, or is lost.
+    """
+
+    def __init__(self) -> None:
+        self._has_come = False
+        signal.signal(signal.SIGINT, self._note)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it until it ends or SIGINT comes."""
+        asyncio.run(self._run(work))
+
+    def _note(self, *_: object) -> None:
+        self._has_come = True
+
+    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="follow the replicas")
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+        if self._has_come:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 def replica_urls(given: Sequence[str] | None) -> list[str]:
