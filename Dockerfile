@@ -18,6 +18,7 @@ RUN /opt/kvmesh/bin/pip install --require-hashes --only-binary :all: --requireme
 COPY pyproject.toml README.md LICENSE ./
 COPY envoy ./envoy
 COPY manifests/crds ./manifests/crds
+COPY manifests/monitoring ./manifests/monitoring
 COPY kvmesh ./kvmesh
 COPY kv_indexer ./kv_indexer
 COPY podsim ./podsim

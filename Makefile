@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-vllm test-cluster check unit fuzz bench bench-routing bench-routing-peers bench-overload lock clean
+.PHONY: help install demo test test-vllm test-cluster check unit fuzz bench bench-routing bench-routing-peers bench-overload docs reference lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -81,10 +81,17 @@ bench-routing-peers: install ## install vllm-router and smg for bench-routing, i
 bench-overload: install ## who keeps their latency under overload: 0.5 to 3 times capacity, with priorities and without
 	@$(BIN)/python -m bench.overload.run $(ARGS)
 
+docs: install ## build the site of docs/ into build/site; a broken link or anchor is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+reference: install ## write the generated parts of docs/ anew: command line, configuration, metrics, policy
+	@$(BIN)/python -m tools.reference
+
 lock: install ## pin the development environment anew
 	@$(BIN)/python -m pip install --quiet pip-tools
 	@$(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-		--extra dev --extra local --extra otel --output-file requirements-dev.lock pyproject.toml
+		--extra dev --extra local --extra otel --extra docs --output-file requirements-dev.lock pyproject.toml
 
 clean: ## remove what the targets made
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

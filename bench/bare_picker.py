@@ -8,7 +8,8 @@ no token, no index, no scrape, no booking. What it costs is the ext_proc exchang
 import argparse
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,7 @@ import uvloop
 from extproc.ext_proc.call import OpenResponse
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
-from extproc.pools.unbooked_exchange import UnbookedExchange
-from extproc.responses.response_plan import ResponsePlan
+from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
 
 if TYPE_CHECKING:
     from bench.grpc_aio_server import GrpcAioServer
@@ -26,14 +26,35 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 16 << 20
 
 
+@dataclass(slots=True, kw_only=True)
+class _Unbooked:
+    """An exchange of which nothing is kept."""
+
+    endpoints: Sequence[str]
+    body: bytes | None = None
+    removed_headers: tuple[str, ...] = ()
+    set_headers: Mapping[str, str] = field(default_factory=dict)
+    response_headers: Mapping[str, str] = field(default_factory=dict)
+    plan: ResponsePlan = PASS_PLAN
+
+    def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str) -> None:
+        """Learn nothing."""
+
+    def response_missed(self, why: str) -> None:
+        """Miss nothing."""
+
+    def finish(self) -> None:
+        """Release nothing."""
+
+
 class PicksInTurn:
     """Each pod first in turn, the others behind it, so that the pods are as busy as with the real picker."""
 
     def __init__(self, pods: Sequence[str]) -> None:
         orders = [(*pods[i:], *pods[:i]) for i in range(len(pods))]
-        self._next = cycle(UnbookedExchange(endpoints=order[:3]) for order in orders)
+        self._next = cycle(_Unbooked(endpoints=order[:3]) for order in orders)
 
-    async def pick(self, facts: RequestFacts, body: bytes | None) -> UnbookedExchange:  # noqa: ARG002  (the point of it)
+    async def pick(self, facts: RequestFacts, body: bytes | None) -> _Unbooked:  # noqa: ARG002  (the point of it)
         """The next one; nothing is read."""
         return next(self._next)
 

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from extproc.local.envoy_config import PICKER_CLUSTER, SocketAddress, fill_in, named, read_template
-from extproc.local.processes import ProcessSpec
-from extproc.local.programs import find_envoy
-from extproc.local.readiness import HttpReady
+from extproc.local.processes import HttpReady, ProcessSpec, find_envoy
 
 BARE_LISTENER = "bare"
 BARE_CLUSTER = "bare-picker"

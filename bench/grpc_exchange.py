@@ -27,8 +27,7 @@ from extproc.ext_proc.answers import PROCESSOR_SERVICE
 from extproc.ext_proc.exchange import BODY_CHUNK_BYTES, BodyMode
 from extproc.local.errors import UpError
 from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.readiness import GrpcReady
+from extproc.local.processes import GrpcReady, ProcessSpec, Supervisor
 
 HOST = "127.0.0.1"
 PODS = "10.0.0.1:8000,10.0.0.2:8000,10.0.0.3:8000"

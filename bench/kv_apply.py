@@ -25,7 +25,7 @@ from bench.machine import machine
 from bench.redis_server import cpu_seconds, start_redis, stop_redis
 from kv_indexer.apply.apply_events import EventApplier, root_keys
 from kv_indexer.apply.redis_writer import RedisIndexWriter
-from kv_indexer.events.zmq_frames import Frame
+from kv_indexer.events.sequence import Frame
 from kv_indexer.share.redis_leases import RedisLeaseBook
 from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
 from kvmesh.blocks.source import Stream

@@ -3,8 +3,8 @@
 The same arrivals with the same service times are sent through one picker, through three over one Redis, and through
 three that do not know of each other (each on a database of its own), in turn. A scripted client plays Envoy: it holds
 each ext_proc exchange open until the simulated pod has served the request. The pickers are real processes. What counts
-is how far the fullest pod is above the mean, averaged over time: docs/replicas.md. A machine that is too busy to send
-in time (`late ms`) measures itself.
+is how far the fullest pod is above the mean, averaged over time: docs/explanation/replicas.md. A machine that is too
+busy to send in time (`late ms`) measures itself.
 """
 
 import argparse
@@ -33,8 +33,7 @@ from extproc.ext_proc.answers import PROCESSOR_SERVICE
 from extproc.ext_proc.exchange import BodyMode
 from extproc.local.errors import UpError
 from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.readiness import GrpcReady
+from extproc.local.processes import GrpcReady, ProcessSpec, Supervisor
 
 TOKENIZER = Path(__file__).parents[1] / "podsim" / "tiny_model"
 DESTINATION = "x-gateway-destination-endpoint"

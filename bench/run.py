@@ -2,7 +2,7 @@
 
 One real Envoy before simulated pods on loopback, with three routes that are measured in turn: with the picker, with a
 bare picker that picks without looking, and without ext_proc. Chats of three sizes, nine tenths of each a known prefix.
-Writes JSON and prints tables; docs/benchmarks.md says how to read them.
+Writes JSON and prints tables; docs/evidence/benchmarks.md says how to read them.
 """
 
 import argparse

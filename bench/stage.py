@@ -24,8 +24,7 @@ from bench.rounds import CHAT_PATH, BodySource, RoundRunner
 from bench.running_stack import HOST, running_stack
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.readiness import GrpcReady
+from extproc.local.processes import GrpcReady, ProcessSpec, Supervisor
 from extproc.local.service import simulated_tokenizer
 
 Say = Callable[[str], None]

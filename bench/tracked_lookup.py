@@ -27,8 +27,7 @@ from bench.redis_lookup import BLOCK_SIZE, Filler, measure
 from bench.redis_server import cpu_seconds, start_redis, stop_redis
 from kvmesh.blocks.block_keys import KEY_BYTES, TOKEN_BYTES, block_keys, root_key, split_keys
 from kvmesh.index.redis_reader import PrefixIndexReader
-from kvmesh.index.tracked_blocks import LIMIT, STRETCH_BLOCKS
-from kvmesh.index.tracking_link import TrackingLink
+from kvmesh.index.tracking_link import CHUNK_BLOCKS, LIMIT, TrackingLink
 from kvmesh.redis.keys import PREFIX
 
 ROOT = root_key(hash_seed="kvmesh", model="bench")
@@ -51,10 +50,10 @@ async def lookups(url: str, *, blocks: int, count: int, rounds: int) -> list[dic
     }
 
     async def look(reader: PrefixIndexReader) -> None:
-        found = await reader.lookup(next(prompts), root=ROOT, needs_all_keys=True)
+        found = await reader.lookup(next(prompts), root=ROOT)
         assert max(found.matched_blocks.values()) == blocks * 9 // 10
 
-    whole = blocks * 9 // 10 // STRETCH_BLOCKS * STRETCH_BLOCKS
+    whole = blocks * 9 // 10 // CHUNK_BLOCKS * CHUNK_BLOCKS
     tracking = readers["has Redis track"]
     await _until(lambda: tracking.tracked_blocks >= whole, partial(look, tracking))
     results: dict[str, list[dict[str, float]]] = {name: [] for name in readers}
@@ -72,7 +71,7 @@ async def costs(url: str, *, tracks: bool) -> dict[str, float]:
     client: Any = redis.Redis.from_url(url)
     link = TrackingLink(url)
     link.begin_anew(client.info("server")["run_id"].encode())
-    keys = os.urandom(LIMIT * STRETCH_BLOCKS * KEY_BYTES)
+    keys = os.urandom(LIMIT * CHUNK_BLOCKS * KEY_BYTES)
     names = [PREFIX + b"b" + key for key in split_keys(keys)]
     _set(client, names, value="1")
     spent: dict[str, float] = {}

@@ -2,7 +2,7 @@
 
 Two whole stacks of `kvmesh up`, alike but for their pickers: nobody looks at the first one and it writes nothing; the
 second one writes an audit trail of a share of its decisions, and its /metrics are fetched as Prometheus would. They get
-the same requests in turn. The counters themselves cannot be switched off and are in both (docs/metrics.md).
+the same requests in turn. The counters themselves cannot be switched off and are in both (docs/reference/metrics.md).
 """
 
 import argparse

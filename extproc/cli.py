@@ -18,9 +18,9 @@ import typer
 import yaml
 
 from extproc.errors import ConfigError, KvmeshError
-from extproc.settings.yaml_mistake import yaml_mistake
-from kvmesh.logs import LOG_FORMAT, LOG_LEVEL, LogFormat, LogLevel, configure_logging
-from kvmesh.plain_traceback import tell_crashes_so
+from extproc.settings.config import yaml_mistake
+from kvmesh.errors import KvIndexerError, SettingError
+from kvmesh.logs import LOG_FORMAT, LOG_LEVEL, LogFormat, LogLevel, configure_logging, tell_crashes_so
 
 HELP = """Send LLM requests to the vLLM pod that already holds their prefix.
 
@@ -39,9 +39,9 @@ def main() -> None:
     tell_crashes_so()
     try:
         build()(prog_name="kvmesh")
-    except KvmeshError as error:
+    except (KvmeshError, KvIndexerError) as error:
         print(f"kvmesh: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        sys.exit(2 if isinstance(error, ConfigError | SettingError) else 1)
 
 
 def build() -> Any:
@@ -67,11 +67,13 @@ def build() -> Any:
 
 
 def _add_group(app: typer.Typer, groups: dict[str, Any], group: Any) -> None:
-    """Add a group of commands; what several packages bring for a group of one name is one group."""
+    """Add a group of commands; what several packages bring for a group of one name is one group, with the last help."""
     if group.name not in groups:
-        groups[group.name] = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-        app.add_typer(groups[group.name], name=group.name, help=group.help)
-    groups[group.name].registered_commands.extend(group.typer_instance.registered_commands)
+        inner = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+        app.add_typer(inner, name=group.name)
+        groups[group.name] = app.registered_groups[-1]
+    groups[group.name].help = group.help
+    groups[group.name].typer_instance.registered_commands.extend(group.typer_instance.registered_commands)
 
 
 def _leaves(command: Any) -> list[Any]:
@@ -103,11 +105,11 @@ def _shared_options() -> list[Any]:
         ] = None,
         log_format: Annotated[
             LogFormat,
-            typer.Option(expose_value=False, callback=_keep_log_format, help="How log lines are written."),
+            typer.Option(expose_value=False, callback=_keep_log_setting, help="How log lines are written."),
         ] = LogFormat.TEXT,
         log_level: Annotated[
             LogLevel,
-            typer.Option(expose_value=False, callback=_keep_log_level, help="Least severity that is logged."),
+            typer.Option(expose_value=False, callback=_keep_log_setting, help="Least severity that is logged."),
         ] = LogLevel.INFO,
     ) -> None: ...
 
@@ -173,20 +175,10 @@ def _nearest(name: str, known: set[str]) -> str:
     return f"; the nearest valid one is {close[0]!r}" if close else ""
 
 
-def _keep_log_format(context: typer.Context, value: LogFormat) -> LogFormat:
-    context.meta[LOG_FORMAT] = value
-    _start_logging(context)
-    return value
-
-
-def _keep_log_level(context: typer.Context, value: LogLevel) -> LogLevel:
-    context.meta[LOG_LEVEL] = value
-    _start_logging(context)
-    return value
-
-
-def _start_logging(context: typer.Context) -> None:
-    """Configure with what is known so far: which of the two options comes first is up to the user."""
+def _keep_log_setting(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
+    """Configure logging with what is known so far: which of the two options comes first is up to the user."""
+    context.meta[parameter.name] = value
     configure_logging(
         level=context.meta.get(LOG_LEVEL, LogLevel.INFO), form=context.meta.get(LOG_FORMAT, LogFormat.TEXT)
     )
+    return value

@@ -46,7 +46,6 @@ class PickError(KvmeshError):
         self.retry_after_seconds = retry_after_seconds
         self.headers: Mapping[str, str] = headers or {}
         self.status = self.http_status if http_status is None else http_status
-        self.asked: object = None  # `request_story.AskedFor`, where the request was read before it was refused
 
 
 class InternalPickError(PickError):
@@ -122,6 +121,7 @@ class RequestShedError(PickError):
     reason = "shed"
     error_type = "server_error"
     error_code = "overloaded"
+    waited_seconds: float | None = None  # in the queue; None: it did not wait
 
 
 class QueueFullShedError(RequestShedError):

@@ -8,29 +8,25 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from extproc.doctor.examine import run_startup_checks
 from extproc.errors import ConfigError, first_error
-from extproc.ext_proc.call import OfRoute, Picks
 from extproc.ext_proc.grpc_server import ExtProcServer
 from extproc.pages.admin_http import AdminServer
 from extproc.pages.admin_pages import PickerPages
 from extproc.pages.feed_http import LivePages
 from extproc.pages.live_feed import LiveFeed
 from extproc.pages.pools_pages import PoolsPages
+from extproc.pick import PoolPicks
 from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
-from extproc.pools.mesh import MeshFollower, mesh_policy
-from extproc.pools.mesh_sources import follow_source
-from extproc.pools.picker_parts import PickerParts
-from extproc.pools.pool_picker import PoolPicker
+from extproc.pools.mesh import MeshFollower, follow_source, mesh_policy
 from extproc.pools.pools import Pools
+from extproc.pools.shared_resources import SharedResources
 from extproc.settings.config import PickerSettings
-from extproc.telemetry.lookup_telemetry import LookupTelemetry
-from extproc.telemetry.record_telemetry import RecordTelemetry
+from extproc.telemetry.process_telemetry import show_lookups, show_records
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.documents.pools import PoolEndpoint
 from kvmesh.index.index_view import IndexView
+from kvmesh.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -47,33 +43,34 @@ class PickerService:
         """`source`: where documents come from, in place of what the settings say."""
         self.settings = settings
         self._source = source
-        self.parts = PickerParts(settings)
-        self.pools = Pools(self.parts, changed=self._wants_change)
+        self.resources = SharedResources(settings)
+        self.pools = Pools(self.resources, changed=self._wants_change)
         self.server: ExtProcServer | None = None
         self.follower: MeshFollower | None = None
         self.pages: PickerPages | PoolsPages
         self.live: LiveFeed
 
     async def start(self) -> None:
-        """Set up the static pool, or none yet. Raise ConfigError where a tokenizer cannot be used."""
+        """Set up the pool of `--endpoints`, or none yet. Raise ConfigError where a tokenizer cannot be used."""
         settings = self.settings
         if settings.follows_mesh:
             self.follower = MeshFollower(mesh_policy(settings), self.pools)
             self.pages = PoolsPages(self.pools, policies=self.follower.explain)
-            self.server = self._server(self.pools, of_route=self.pools.of_route)
             self._observe(self.pools.registry)
+            self.server = self._server()
             return
-        pool = PoolPicker(static_config(settings), self.parts)
-        self.pools.adopt(pool)
-        self.pages = pool.pages
-        self.server = self._server(pool, of_route=None)
+        self.resources.load_tokenizers(settings.model_table.served)
+        await self.pools.apply({STATIC: static_config(settings)})
+        pool = self.pools.all[STATIC]
+        self.pages = PickerPages(pool)
         self._observe(pool.telemetry.registry)
+        self.server = self._server()
 
     def background(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return what runs beside the requests, by name."""
         tasks = {"pools": self.pools.run(), "live feed": self.live.run()}
-        if self.parts.records is not None:
-            tasks["access log"] = self.parts.records.run()
+        if self.resources.records is not None:
+            tasks["access log"] = self.resources.records.run()
         if self.follower is not None:
             return tasks | {"follow mesh": follow_source(self.settings, self.follower, source=self._source)}
         return tasks | {"check once": self._check_once()}
@@ -82,44 +79,46 @@ class PickerService:
         """Let go of Redis, of the pods and of the tokenizers' thread."""
         await self.live.close()
         await self.pools.close()
-        await self.parts.close()
+        await self.resources.close()
 
-    def _observe(self, registry: CollectorRegistry) -> None:
+    def _observe(self, registry: Registry) -> None:
         """Have requests shown to those who watch, and what is written of them counted."""
-        parts = self.parts
-        self.live = LiveFeed(self.pages, watch=parts.watch, view=IndexView(url=self.settings.redis_url))
-        parts.watch.on_picked = self.live.picked
-        targets = parts.records.buffers if parts.records is not None else ()
-        registry.register(RecordTelemetry(targets=targets, traces=parts.tracing))
-        registry.register(LookupTelemetry(parts.reader))
+        resources = self.resources
+        self.live = LiveFeed(self.pages, watch=resources.watch, view=IndexView(url=self.settings.redis_url))
+        resources.watch.on_picked = self.live.picked
+        targets = resources.records.buffers if resources.records is not None else ()
+        show_records(registry, targets=targets, traces=resources.tracing)
+        show_lookups(registry, resources.reader)
 
-    def _server(self, picks: Picks, *, of_route: OfRoute | None) -> ExtProcServer:
+    def _server(self) -> ExtProcServer:
         return ExtProcServer(
-            picks=picks,
+            picks=PoolPicks(self.pools),
             max_body_bytes=self.settings.max_body_bytes,
             further_headers=self._wanted_headers(),
             claims=self.pools.wanted_claims(),
-            of_route=of_route,
         )
 
     def _wants_change(self) -> None:
         if self.server is not None:
+            self.pages.reconfigure()
             self.server.want(further_headers=self._wanted_headers(), claims=self.pools.wanted_claims())
 
     def _wanted_headers(self) -> frozenset[str]:
         wanted = self.pools.wanted_headers()
-        return wanted | {TRACESTATE} if self.parts.tracing is not None else wanted
+        return wanted | {TRACESTATE} if self.resources.tracing is not None else wanted
 
     async def _check_once(self) -> None:
         """Look for what is wrong though everything runs, once the pods have had time to start."""
         pool = self.pools.all[STATIC]
-        pool.pages.findings = await run_startup_checks(self.settings, tokenizers=pool.prompts.tokenizers)
+        assert isinstance(self.pages, PickerPages), "of the static pool"
+        self.pages.findings = await run_startup_checks(self.settings, tokenizers=pool.prompts.tokenizers)
 
 
 def static_config(settings: PickerSettings) -> PoolConfig:
     """Return the pool of `--endpoints`."""
     return PoolConfig(
         name=STATIC,
+        from_flags=True,
         endpoints=tuple(PoolEndpoint(address=address) for address in settings.endpoints),
         policy=settings.policy,
         models=settings.model_table,
@@ -206,6 +205,6 @@ async def _take_traffic(service: PickerService, server: ExtProcServer, *, stop: 
     await server.set_serving(False)
     # Envoys go on sending until they have seen that; an exchange that is refused meanwhile is a 503 for its client
     await asyncio.sleep(service.settings.drain_seconds)
-    service.pools.end_waiting()  # whoever still waits is sent to another picker
+    service.pools.end_waiting()  # requests that still wait are sent to another picker
     server.release_answered()
     await server.stop(grace_seconds=GRACE_SECONDS)

@@ -1,7 +1,4 @@
-"""The indexer's admin pages: /healthz, /readyz, /metrics, /sources, and /pools where it follows pools.
-
-Opened by the service; changes nothing.
-"""
+"""The indexer's admin pages: /healthz, /readyz, /metrics, /sources, and /pools where it follows pools."""
 
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -20,12 +17,42 @@ from kvmesh.errors import IndexUnavailableError, ListenError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminPages:
-    """Where the pages get their content."""
+    """Where the pages get their content, and their handlers."""
 
     not_ready: Callable[[], Mapping[str, str]]  # what is not ready -> why
     status: Callable[[], Awaitable[IndexStatus]]
     metrics: Callable[[], Awaitable[bytes]]
     pools: Callable[[], PoolsReport] | None = None  # None: no such page
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of all pages."""
+        routes = [
+            web.get("/healthz", self._healthz),
+            web.get("/readyz", self._readyz),
+            web.get("/metrics", self._metrics),
+            web.get("/sources", self._sources),
+        ]
+        return routes if self.pools is None else [*routes, web.get("/pools", self._pools)]
+
+    async def _healthz(self, _: web.Request) -> web.StreamResponse:
+        return _json({"status": "ok"})
+
+    async def _readyz(self, _: web.Request) -> web.StreamResponse:
+        missing = self.not_ready()
+        return _json({"ready": not missing, "not_ready": missing}, status=503 if missing else 200)
+
+    async def _metrics(self, _: web.Request) -> web.StreamResponse:
+        return web.Response(body=await self.metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _sources(self, _: web.Request) -> web.StreamResponse:
+        try:
+            return _json(await self.status())
+        except IndexUnavailableError as error:
+            return _json({"error": str(error), "reason": error.reason}, status=503)
+
+    async def _pools(self, _: web.Request) -> web.StreamResponse:
+        assert self.pools is not None
+        return _json(self.pools())
 
 
 @asynccontextmanager
@@ -39,72 +66,24 @@ async def serve_admin(
     gate = AdminGate(access or AdminAccess(), host=host)
     app = web.Application()
     gate.guard(app)
-    app.add_routes(
-        [
-            web.get("/healthz", _healthz),
-            web.get("/readyz", _readyz(pages)),
-            web.get("/metrics", _metrics(pages)),
-            web.get("/sources", _sources(pages)),
-        ]
-    )
-    if pages.pools is not None:
-        app.add_routes([web.get("/pools", _pools(pages.pools))])
+    app.add_routes(pages.routes())
     runner = web.AppRunner(app, shutdown_timeout=0.2, **server_options())
     await runner.setup()
     try:
         try:
             await web.TCPSite(runner, host, port, ssl_context=gate.ssl_context).start()
         except (OSError, ValueError) as error:  # the latter: a host that is no host name
-            raise ListenError(_why_not(error, host=host, port=port)) from error
+            raise ListenError(_listen_fault(error, host=host, port=port)) from error
         gate.warn_if_closed()
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
 
 
-def _why_not(error: Exception, *, host: str, port: int) -> str:
+def _listen_fault(error: Exception, *, host: str, port: int) -> str:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return f"port {port} on {host} is already in use (choose another with --indexer-admin-port)"
     return f"cannot listen on {host!r}, port {port}: {getattr(error, 'strerror', None) or error}"
-
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-async def _healthz(_: web.Request) -> web.StreamResponse:
-    return _json({"status": "ok"})
-
-
-def _readyz(pages: AdminPages) -> Handler:
-    async def handle(_: web.Request) -> web.StreamResponse:
-        missing = pages.not_ready()
-        return _json({"ready": not missing, "not_ready": missing}, status=503 if missing else 200)
-
-    return handle
-
-
-def _metrics(pages: AdminPages) -> Handler:
-    async def handle(_: web.Request) -> web.StreamResponse:
-        return web.Response(body=await pages.metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
-
-    return handle
-
-
-def _sources(pages: AdminPages) -> Handler:
-    async def handle(_: web.Request) -> web.StreamResponse:
-        try:
-            return _json(await pages.status())
-        except IndexUnavailableError as error:
-            return _json({"error": str(error), "reason": error.reason}, status=503)
-
-    return handle
-
-
-def _pools(report: Callable[[], PoolsReport]) -> Handler:
-    async def handle(_: web.Request) -> web.StreamResponse:
-        return _json(report())
-
-    return handle
 
 
 def _json(value: object, *, status: int = 200) -> web.Response:

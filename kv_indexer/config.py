@@ -1,4 +1,4 @@
-"""The indexer's settings, checked once at start-up; the command line fills them, nothing changes them later."""
+"""The indexer's settings, checked once at start-up."""
 
 import json
 import os
@@ -7,15 +7,17 @@ import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from kv_indexer.follow.follow_stream import RecoveryPolicy
-from kv_indexer.watch.stream_facts import FindingPolicy
+from kv_indexer.follow.catch_up import RecoveryPolicy
+from kv_indexer.watch.stream_activity import FindingPolicy
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.blocks.source import EventAddresses, reachable
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.errors import SettingError
 from kvmesh.redis.address import RedisAccess
+from kvmesh.settings import group, setting, text_setting
 
 
 def unique_indexer_id(name: str = "") -> str:
@@ -26,28 +28,6 @@ def unique_indexer_id(name: str = "") -> str:
     if name and not re.fullmatch(r"[A-Za-z0-9._:\[\]-]{1,64}", name):
         raise SettingError(f"indexer id {name!r} is not 1 to 64 letters, digits and . : _ - [ ]")
     return f"{name or f'{socket.gethostname()}:{os.getpid()}'}-{secrets.token_hex(4)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexerSettings:
-    """Everything `kvmesh indexer` can be told."""
-
-    host: str
-    admin_port: int
-    redis_url: RedisAccess | str  # a plain address has no files beside it
-    endpoints: tuple[str, ...]
-    model: str
-    hash_seed: str
-    event_sources: Mapping[str, tuple[EventAddresses, ...]] = field(default_factory=dict)  # endpoint -> by rank
-    recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
-    rediscover_seconds: float = 10.0  # a pod that is well is asked this often where it publishes
-    rediscover_lost_seconds: float = 0.5
-    indexer_id: str = field(default_factory=unique_indexer_id)  # differs between any two processes
-    findings: FindingPolicy = field(default_factory=FindingPolicy)  # when a pod's behaviour counts as wrong
-    scrape_seconds: float = 5.0  # between two looks at a pod's /metrics
-    lease_seconds: float = 2.0  # a stream whose indexer is silent for so long passes to another
-    admin_access: AdminAccess = field(default_factory=AdminAccess)  # who may see the admin pages
-    documents: DocumentSource | None = None  # where pools come from; then there are no endpoints and no model here
 
 
 def parse_endpoints(value: str | list[str]) -> tuple[str, ...]:
@@ -94,8 +74,76 @@ def _addresses(endpoint: str, entry: Any) -> EventAddresses:
     for address in entry.values():
         if address is not None and not (isinstance(address, str) and address.startswith(("tcp://", "ipc://"))):
             raise SettingError(f"event source of {endpoint}: {address!r} is no tcp:// or ipc:// address")
-    host = endpoint.rpartition(":")[0]
-    replay = entry.get("replay")
-    return EventAddresses(
-        events=reachable(entry["events"], host=host), replay=reachable(replay, host=host) if replay else None
+    return reachable(entry["events"], entry.get("replay"), host=endpoint.rpartition(":")[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerSettings:
+    """The settings of `kvmesh indexer`."""
+
+    model: str = setting(
+        "",
+        "Model name as clients write it; part of every block key. Required, unless pools are followed: these "
+        "have theirs from the annotation kvmesh.io/model or from their pods.",
+        given=str | None,
+        shown=None,
     )
+    endpoints: tuple[str, ...] = text_setting(
+        (),
+        "vLLM pods to follow, by their API address. Required, unless --kubernetes or --pools finds them.",
+        read=parse_endpoints,
+        metavar="HOST:PORT,…",
+    )
+    kubernetes: bool = setting(
+        False,
+        "Follow the pods of all InferencePools, and of Services labelled kvmesh.io/pool=true.",
+        switch="--kubernetes",
+    )
+    pools_folder: Path | None = setting(
+        None,
+        "Follow the pods of the pools in this folder of YAML or JSON documents (InferencePool, Service, Pod), "
+        "watched for changes, instead of asking Kubernetes.",
+        "pools",
+        metavar="FOLDER",
+    )
+    namespaces: str = setting("", "With --kubernetes: these namespaces alone. Default: all.", metavar="A,B,…")
+    host: str = setting("127.0.0.1", "Address that the admin pages listen on.")
+    admin_port: int = setting(
+        9091,
+        "Port of /healthz, /readyz, /metrics and /sources; 0 takes a free one.",
+        "indexer_admin_port",
+        least=0,
+        most=65535,
+    )
+    hash_seed: str = setting("kvmesh", "Part of every block key; the picker must have the same.")
+    event_sources: Mapping[str, tuple[EventAddresses, ...]] = setting(  # endpoint -> by rank
+        {},
+        'Where pods publish that have no GET /kv_event_sources (vLLM < 0.31): {"HOST:PORT": {"events": '
+        '"tcp://…", "replay": "tcp://…"}}.',
+        factory=dict,
+        given=str,
+        shown="{}",
+        read=parse_event_sources,
+        metavar="JSON",
+    )
+    indexer_id: str = setting(  # differs between any two processes
+        "",
+        "Name under which this indexer owns streams, in logs and on /sources; a random part is added, so that no "
+        "two processes are taken for one. Default: HOST:PID.",
+        factory=unique_indexer_id,
+        given=str,
+        shown="",
+        read=unique_indexer_id,
+        metavar="NAME",
+    )
+    lease_seconds: float = setting(
+        2.0, "Seconds of silence after which another indexer takes over what this one follows.", least=1.0, most=60.0
+    )
+    admin_access: AdminAccess = group(AdminAccess())
+    redis_url: RedisAccess | str = group(RedisAccess())  # a plain address has no files beside it
+    recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
+    rediscover_seconds: float = 10.0  # a pod that is well is asked this often where it publishes
+    rediscover_lost_seconds: float = 0.5
+    findings: FindingPolicy = field(default_factory=FindingPolicy)  # when a pod's behaviour counts as wrong
+    scrape_seconds: float = 5.0  # between two looks at a pod's /metrics
+    documents: DocumentSource | None = None  # where pools come from; then there are no endpoints and no model here

@@ -1,13 +1,13 @@
-"""Connects the use cases with the adapters: discovery, sharing of streams, watches over Redis and pods, admin pages.
+"""Connects discovery, the sharing of streams, followers, the watches over Redis and pods, and the admin pages.
 
-Called by the command line (and by tests); decides nothing about events, nor about who follows what.
+It decides nothing about events, nor about which indexer follows which stream.
 """
 
 import asyncio
 import gc
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,29 +16,29 @@ from math import inf
 import zmq
 
 from kv_indexer.admin_http import AdminPages, serve_admin
-from kv_indexer.apply.apply_events import root_keys
+from kv_indexer.apply.apply_events import EventApplier, root_keys
 from kv_indexer.apply.change_plan import RootKeys
 from kv_indexer.apply.redis_writer import RedisIndexWriter
 from kv_indexer.config import IndexerSettings
-from kv_indexer.follow.build_follower import FollowerParts
+from kv_indexer.events.zmq_sockets import HEARTBEAT_SECONDS, ZmqLiveEvents, ZmqReplaySource
+from kv_indexer.follow.follow_stream import StreamFollower
 from kv_indexer.pools.event_sources import EventSourceDirectory
 from kv_indexer.pools.find_streams import DiscoveryPolicy, StreamFinder
+from kv_indexer.pools.follow_pools import PoolFollower, pool_roots
 from kv_indexer.pools.members import PoolFeed
-from kv_indexer.pools.pod_pages import PodPages
-from kv_indexer.pools.pool_parts import PoolParts, pool_roots
 from kv_indexer.pools.pool_report import IndexFacts, PoolsReport
 from kv_indexer.share.redis_leases import RedisLeaseBook
 from kv_indexer.share.share_streams import StreamSharer
 from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
-from kv_indexer.telemetry.pool_telemetry import PoolCollector
 from kv_indexer.telemetry.redis_telemetry import RedisWatch
 from kv_indexer.watch.pod_metrics import PodMetrics
-from kv_indexer.watch.redis_eviction import EvictionWatch
-from kv_indexer.watch.watch_index import IndexWatch
+from kv_indexer.watch.watch_index import EvictionWatch, IndexWatch
 from kv_indexer.watch.watch_pods import PodWatch
 from kvmesh.blocks.source import Claim, EventAddresses, IndexStatus, SourceState, Stream
+from kvmesh.documents.documents import DocumentSource
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.redis_findings import RedisFindings
+from kvmesh.pods.pod_http import PodPages
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +46,14 @@ TICKS_A_LEASE = 4  # one or two may fail before others take over
 TICK_DEADLINES_A_LEASE = 2
 DEFECT_SECONDS = 0.5  # pause after a defect
 STREAMS_AT_ONCE = 64  # taken up for the first time
-LEASE_HASTE = 2  # times: leases slow down less than looks, because others wait for them when an indexer dies
-NEWS_SECONDS = 0.1  # in which news of many pods at once are taken together
-METRICS_REDIS_SECONDS = 1.0  # a page that says that Redis is away must not wait for it
+SLOWEST_HEARTBEAT = 12.0  # times; TCP notices a vanished host as quickly as ever, a hung process is noticed later
+LEASE_HASTE = 2  # times: leases slow down less than looks, because other indexers wait for them when one dies
+NEWS_SECONDS = 0.1  # in which news of many pods are taken together
+METRICS_REDIS_SECONDS = 1.0  # a page that reports that Redis is away must not wait for it
 UNKNOWN_SECONDS = 0.1  # between two looks whether the pools are known
-LOST_PODS_A_SECOND = 25.0  # asked, of those that do not answer; if more than time out, all would wait for their turn
+LOST_PODS_A_SECOND = (
+    25.0  # asked, of those that do not answer; at a higher rate their timeouts would hold up all others
+)
 GC_THRESHOLDS = (20_000, 20, 20)  # with pools: a follower is some hundred objects, and hardly any is garbage
 MAX_SOCKETS = 32_768  # ZMQ's own limit is a third of a thousand streams
 
@@ -69,7 +72,7 @@ class IndexerService:
             timeout_seconds=settings.lease_seconds / TICK_DEADLINES_A_LEASE,
             slowdown=self._lease_slowdown,
         )
-        self._shelf = RedisFindings(url=settings.redis_url, indexer=settings.indexer_id)
+        self._findings = RedisFindings(url=settings.redis_url, indexer=settings.indexer_id)
         self._telemetry = PrometheusTelemetry()
         self._eviction = EvictionWatch(url=settings.redis_url, show=self._telemetry.eviction_policy)
         self._redis_watch = RedisWatch(url=settings.redis_url, show=self._telemetry.redis_facts)
@@ -105,13 +108,14 @@ class IndexerService:
         self._pods = PodMetrics(
             settings.endpoints, interval_seconds=settings.scrape_seconds, slowdown=self._slowdown, pages=self._pages
         )
-        self._pools = self._pool_parts() if settings.documents else None
+        self._pools = self._pool_follower(settings.documents) if settings.documents else None
+        self._start_limit = asyncio.Semaphore(STREAMS_AT_ONCE) if self._pools else None
         self._pod_watch = PodWatch(
-            endpoints=self._pools.following.asked if self._pools else settings.endpoints,
+            endpoints=self._pools.asked if self._pools else settings.endpoints,
             activities=self._telemetry.activities,
             pods=self._pods,
-            shelf=self._shelf,
-            display=self._telemetry,
+            share=self._findings.share,
+            telemetry=self._telemetry,
             held=lambda: self._sharer.held,
             answers=self._finder.answers,
             registry=lambda: self._watch.registry,
@@ -119,7 +123,7 @@ class IndexerService:
             wall=time.time,
             policy=settings.findings,
             slowdown=self._slowdown,
-            pool_of=self._pools.following.pool_of if self._pools else lambda _: "",
+            pool_of=self._pools.pool_of if self._pools else lambda _: "",
         )
         self.admin_port: int | None = None  # once it is open
 
@@ -148,14 +152,14 @@ class IndexerService:
                 group.create_task(_repeat(self._watch.sweep), name="sweep")
                 group.create_task(_repeat(self._eviction.look), name="watch-eviction")
                 group.create_task(_repeat(self._redis_watch.look), name="watch-redis")
-                group.create_task(_repeat(partial(self._share, group, self._parts())), name="share-streams")
+                group.create_task(_repeat(partial(self._share, group)), name="share-streams")
                 group.create_task(_repeat(self._pod_watch.look), name="watch-pods")
                 for endpoint in settings.endpoints:
                     group.create_task(self._finder.watch(endpoint, directory), name=f"find-{endpoint}")
                 if self._pools:
                     self._pools.start(group, directory)
         finally:
-            for connection in (self._eviction, self._redis_watch, self._leases, self._shelf, self._writer):
+            for connection in (self._eviction, self._redis_watch, self._leases, self._findings, self._writer):
                 await connection.close()
             self._context.destroy(linger=0)
 
@@ -165,7 +169,7 @@ class IndexerService:
         A pod known to be lost does not, nor does a stream that another indexer follows. Where pods come and go, only
         what was there at first counts.
         """
-        if self._pools and not self._pools.following.is_known:
+        if self._pools and not self._pools.is_known:
             return {"pools": "not known yet"}
         trouble = self._watch.trouble or self._sharer.trouble
         not_ready = {"redis": trouble} if trouble else {}
@@ -183,17 +187,20 @@ class IndexerService:
         self._was_ready = self._pools is not None and not not_ready
         return not_ready
 
-    def _pool_parts(self) -> PoolParts:
-        assert self._settings.documents is not None
-        parts = PoolParts(
-            self._settings.documents,
+    def _pool_follower(self, documents: DocumentSource) -> PoolFollower:
+        self._telemetry.show_pools(lambda: self._shown_pools)
+        return PoolFollower(
+            documents,
             finder=self._finder,
-            scrapes=self._pods,
+            scrape=self._pods.add,
             answer_for=self._leases.list_endpoints,
-            forget=self._telemetry.forget_endpoints,
+            forget=self._forget,
         )
-        PoolCollector(lambda: self._shown_pools, registry=self._telemetry.registry)
-        return parts
+
+    def _forget(self, endpoints: Collection[str]) -> None:
+        for endpoint in endpoints:
+            self._pods.remove(endpoint)
+        self._telemetry.forget_endpoints(endpoints)
 
     def _pools_report(self) -> PoolsReport:
         assert self._pools is not None
@@ -203,7 +210,7 @@ class IndexerService:
                 states=self._telemetry.states,
                 held=self._sharer.held,
                 registry=self._watch.registry,
-                findings=self._pod_watch.standing,
+                findings=self._pod_watch.current,
             )
         )
 
@@ -219,35 +226,52 @@ class IndexerService:
         states = self._telemetry.states
         return any(states[stream][0] is SourceState.LOST for stream in streams if stream in states)
 
-    def _parts(self) -> FollowerParts:
-        return FollowerParts(
-            context=self._context,
-            pods=self._pods,
+    async def _follow(self, claim: Claim, addresses: EventAddresses) -> None:
+        """Follow one stream under this claim, until it is lost."""
+        stream, replay = claim.stream, addresses.replay
+        feed = addresses if isinstance(addresses, PoolFeed) else None
+        roots = self._roots(feed)
+        on_malformed = partial(self._telemetry.undecodable, stream, reasons={"malformed-message": 1})
+        source = ZmqReplaySource(context=self._context, address=replay, on_malformed=on_malformed) if replay else None
+        follower = StreamFollower(
+            claim=claim,
+            live=ZmqLiveEvents(
+                context=self._context,
+                address=addresses.events,
+                on_malformed=on_malformed,
+                heartbeat_seconds=HEARTBEAT_SECONDS * min(self._slowdown(), SLOWEST_HEARTBEAT),
+            ),
+            replay=source.replay if source else None,
+            applier=EventApplier(
+                claim=claim,
+                roots=roots,
+                writer=self._writer,
+                telemetry=self._telemetry,
+                namespace=roots(None, None).hex() if feed else "",
+            ),
             writer=self._writer,
             telemetry=self._telemetry,
-            roots=self._roots,
             policy=self._settings.recovery,
+            started_at=partial(self._pods.started_at, stream.endpoint),
             slowdown=self._slowdown,
-            turns=asyncio.Semaphore(STREAMS_AT_ONCE) if self._pools else None,
-            watch=self._watch,
-            lost=self._ask_again,
+            start_limit=self._start_limit,
+            registered=partial(self._watch.record, stream),
+            subscribe=partial(self._watch.subscribe, stream),
+            on_lost=partial(self._ask_again, stream),
         )
+        await follower.run()
 
     def _ask_again(self, stream: Stream) -> None:
-        """Have a pod whose stream was lost asked at once: well as it was, its turn may be a quarter of an hour off."""
-        if self._pools and self._slowdown() > 1 and stream.endpoint in self._pools.following.asked:
+        """Ask a pod at once whose stream was lost: its next question may be a quarter of an hour off."""
+        if self._pools and self._slowdown() > 1 and stream.endpoint in self._pools.asked:
             self._pools.begin(stream.endpoint)
 
-    async def _share(self, group: asyncio.TaskGroup, parts: FollowerParts) -> float:
+    async def _share(self, group: asyncio.TaskGroup) -> float:
         """Tick; at once when discovery has news."""
-
-        async def follow(claim: Claim, addresses: EventAddresses) -> None:
-            await parts.build(claim, addresses).run()
-
-        if self._pools and not self._pools.following.is_known:
-            return UNKNOWN_SECONDS  # a tick now would drop the streams of all endpoints that nobody else lists
+        if self._pools and not self._pools.is_known:
+            return UNKNOWN_SECONDS  # a tick now would drop the streams of all endpoints that no other indexer lists
         self._found.clear()
-        await self._sharer.tick(group, follow)
+        await self._sharer.tick(group, self._follow)
         self._telemetry.held(len(self._sharer.held))
         try:
             async with asyncio.timeout(self._settings.lease_seconds * self._lease_slowdown() / TICKS_A_LEASE):
@@ -261,7 +285,7 @@ class IndexerService:
         self._telemetry.redis(up=not self._watch.trouble)
         self._telemetry.unreadable(len(self._watch.registry.unreadable))
         if self._pools and not self._is_frozen and not self.not_ready():
-            self._is_frozen = True  # not `_was_ready`, which whoever asks /readyz may have set before us
+            self._is_frozen = True  # not `_was_ready`, which a request for /readyz may have set before
             gc.freeze()  # thousands of followers live long; looking through them at each collection costs 5 % of a core
         return seconds
 

@@ -1,4 +1,4 @@
-"""What the picker and the indexer both stand on: block keys, the index's schema, Redis, documents, admin access."""
+"""What the picker and the indexer share: block keys, the index's schema, Redis, documents, admin access."""
 
 from importlib.metadata import version
 

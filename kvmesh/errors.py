@@ -1,7 +1,4 @@
-"""What can go wrong in the indexer, by class; `reason` is the metric label and the word in the log.
-
-Raised by wire and adapters, handled by the use cases. Nothing here knows Redis, ZMQ or HTTP.
-"""
+"""What can go wrong in the indexer and with the index, by class; `reason` is the metric label and is logged."""
 
 from typing import ClassVar
 
@@ -25,7 +22,7 @@ class IndexUnavailableError(KvIndexerError):
 
 
 class StreamForgottenError(KvIndexerError):
-    """Redis no longer knows a stream that we follow: it was emptied, or the endpoint was dropped by someone."""
+    """Redis no longer knows a stream that we follow: it was emptied, or the endpoint was dropped."""
 
     reason = "stream-forgotten"
 
@@ -49,7 +46,7 @@ class UnknownModelError(FeedLostError):
 
 
 class UnstablePublisherError(KvIndexerError):
-    """A publisher contradicts itself faster than we care to start over; the session ends, to be tried again later."""
+    """A publisher contradicts itself too often; the session ends and is tried again later."""
 
     reason = "unstable-publisher"
 

@@ -1,18 +1,73 @@
-"""Log lines as text for people or JSON for machines; called once by the command line before anything else runs."""
+"""Log lines as text for people or JSON for machines, with tracebacks that leave out the messages of foreign errors.
+
+The message of a defect may hold anything that the code had at hand: a KeyError names the key, a ValueError the text
+that is no number. In a picker these come from requests, and prompts are never logged. Where a defect happened is
+shown in full.
+"""
 
 import enum
 import json
 import logging
 import sys
+import threading
+import traceback
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from kvmesh.plain_traceback import plain_traceback
-
+# whose messages are about connections, addresses, files and settings, never about a request's content
+DISCREET = frozenset({"extproc", "kv_indexer", "kvmesh", "podsim", "redis", "grpc", "zmq", "lightkube", "httpx2"})
+LEFT_OUT = "(its message is left out: it may hold what a client sent)"
+DEEPEST = 8  # causes and groups in one another
 # where commands that start others find what was chosen: keys of the command line's context
-LOG_FORMAT, LOG_LEVEL = "kvmesh.log_format", "kvmesh.log_level"
+LOG_FORMAT, LOG_LEVEL = "log_format", "log_level"
+ASYNCIO_CALLS = ("Exception in callback ", "Executing ")  # then the call is printed, with its arguments
+CHATTY = ("httpx2",)  # libraries that log each request: a lease alone is two every 2 s
+# what every LogRecord has; the rest came in by `extra=`
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def plain_traceback(error: BaseException) -> str:
+    """Return what `traceback.format_exception` would, with the messages of foreign errors left out."""
+    return "\n".join(_lines(error, depth=0))
+
+
+def tell_crashes_so() -> None:
+    """Print uncaught exceptions of this process and its threads that way, too. Call it first in a command."""
+
+    def crashed(_: type[BaseException], error: BaseException, __: Any) -> None:
+        print(plain_traceback(error), file=sys.stderr)  # noqa: T201
+
+    def thread_crashed(crash: threading.ExceptHookArgs) -> None:
+        if crash.exc_value is not None and not isinstance(crash.exc_value, SystemExit):
+            crashed(crash.exc_type, crash.exc_value, None)
+
+    sys.excepthook = crashed
+    threading.excepthook = thread_crashed
+
+
+def _lines(error: BaseException, *, depth: int) -> Iterator[str]:
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if before is not None and depth < DEEPEST:
+        yield from _lines(before, depth=depth + 1)
+        yield "which led to:"
+    yield "Traceback (most recent call last):"
+    yield from (line.rstrip("\n") for line in traceback.format_tb(error.__traceback__))
+    yield f"{type(error).__module__}.{type(error).__qualname__}: {_safe_message(error)}".removeprefix("builtins.")
+    if isinstance(error, BaseExceptionGroup) and depth < DEEPEST:
+        for number, each in enumerate(error.exceptions, start=1):
+            yield f"--- {number} of {len(error.exceptions)}:"
+            yield from (f"  {line}" for line in _lines(each, depth=depth + 1))
+
+
+def _safe_message(error: BaseException) -> str:
+    if isinstance(error, OSError | ImportError | AttributeError | NameError | BaseExceptionGroup):
+        return str(error)  # of the system, or names in code
+    if type(error).__module__.partition(".")[0] in DISCREET:
+        return str(error)
+    return LEFT_OUT if error.args else ""
 
 
 class LogFormat(enum.StrEnum):
@@ -31,13 +86,6 @@ class LogLevel(enum.StrEnum):
     ERROR = "error"
 
 
-ASYNCIO_CALLS = ("Exception in callback ", "Executing ")  # then the call is printed, with its arguments
-CHATTY = ("httpx2",)  # libraries that tell of each request: a lease alone is two every 2 s
-
-# what every LogRecord has; the rest came in by `extra=`
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-
-
 def configure_logging(*, level: LogLevel, form: LogFormat) -> None:
     """Send all loggers to standard error in one form, replacing what was configured before."""
     handler = logging.StreamHandler(sys.stderr)
@@ -53,9 +101,9 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Return what a record says. Of asyncio only the first words: then it prints objects, with what they hold.
+    """Return a record's message. Of asyncio's only the beginning: the rest prints objects, with what they hold.
 
-    An exception's own words come with its traceback, as far as they may be told.
+    An exception's own message comes with its traceback, as far as they may be shown.
     """
     message = record.getMessage()
     if record.name != "asyncio":
@@ -71,11 +119,9 @@ def _exception(record: logging.LogRecord) -> str:
 
 def _one_line(text: str) -> str:
     """Return a text whose control characters are escaped: what comes from outside must not look like another line."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else _escaped(each) for each in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 class _TextFormatter(logging.Formatter):

@@ -1,4 +1,4 @@
-"""Makes text from outside safe to show in a terminal: one line, no control characters. Used by `explain` and `local`.
+"""Makes text from outside safe to show in a terminal: one line, no control characters.
 
 Whatever rich prints of it must be a `Text` or printed with markup=False: brackets in data are no markup.
 """

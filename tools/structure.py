@@ -1,4 +1,4 @@
-"""Prints how the code is built: lines, files, modules with one importer, modules in no room, protocols, rooms, arrows.
+"""Prints how the code is built: lines, files, modules with one importer, protocols, rooms, arrows, and one chat's path.
 
 `python -m tools.structure`; docs/decisions/0007-rooms.md holds the table that it is compared with.
 """
@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.unit.structure.imports import imports, sources
+from tools.traced_chat import traced_chat
 
 PACKAGES = ("extproc", "kv_indexer", "kvmesh", "podsim")
 THREE = ("extproc", "kv_indexer", "kvmesh")  # what was the picker and the indexer; `podsim` is a witness apart
@@ -51,6 +52,7 @@ def main() -> None:
         "rooms": len(rooms),
         "arrows between rooms": len(arrows),
     }
+    rows |= traced_chat().counts()
     for name, value in rows.items():
         print(f"{name:42}{value:>8,}")
 

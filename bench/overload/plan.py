@@ -1,7 +1,7 @@
 """What an overload run measures: the pods, the classes and their load, and the targets that count as in time.
 
 `run` and `virtual` use STANDARD or QUICK. Tokens and seconds are scaled down, so that two cores carry pods, router and
-clients and it is the pods that are overloaded: docs/overload-benchmark.md.
+clients and it is the pods that are overloaded: docs/evidence/overload-benchmark.md.
 """
 
 from collections.abc import Mapping

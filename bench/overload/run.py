@@ -1,8 +1,8 @@
 """Overload without collapse: `python -m bench.overload.run [--arms A,B] [--quick] [--out FILE]`.
 
 Plays 0.5 to 3 times what the simulated pods can do behind kvmesh with its priorities, behind kvmesh without them, and
-behind Envoy alone. Prints tables and whether the targets are met, and writes JSON; docs/overload-benchmark.md says how
-to read them.
+behind Envoy alone. Prints tables and whether the targets are met, and writes JSON, which
+docs/evidence/overload-benchmark.md explains.
 """
 
 import argparse

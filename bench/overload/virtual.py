@@ -96,7 +96,7 @@ async def _outcomes(
         beside.cancel()
         await asyncio.gather(beside, return_exceptions=True)
         if picker is not None:
-            picker.admission.close()
+            picker.pool.admission.close()
     return found
 
 

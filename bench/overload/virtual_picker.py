@@ -1,14 +1,13 @@
-"""The picker itself in virtual time: `admit_request` with all it decides by, on inputs that are never late.
+"""The picker itself in virtual time: the path of `extproc.pick`, on inputs that are never late.
 
-Called by `virtual`. Put together as `extproc.service` does, without gRPC, Redis and HTTP.
+Put together as a `Pool` does it, without gRPC, Redis and HTTP.
 """
 
 import random
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from bench.overload.load import PATH, TENANT_HEADER, body_of
 from bench.overload.refusable_http import Answer
@@ -16,22 +15,24 @@ from bench.overload.script import Request
 from bench.overload.virtual_pods import MODEL, Texts, VirtualPods
 from bench.routing.one_cache import BLOCK_TOKENS, block_keys
 from extproc.admission.admission_queue import AdmissionQueue
+from extproc.admission.admit_request import RequestAdmission
+from extproc.admission.asked_request import RequestReader
 from extproc.admission.degradation import Degradation
 from extproc.admission.flow_queue import FlowQueue
 from extproc.admission.pool_pressure import PoolPressure
-from extproc.choosing.hotspot import HotPrefixes
-from extproc.choosing.round_robin import RoundRobin
+from extproc.choosing.choose import PoolView, RoundRobin
+from extproc.choosing.hot_prefixes import HotPrefixes
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
-from extproc.pick import EndpointPicker, Picked
+from extproc.pick import pick
 from extproc.policy.values import PickPolicy
-from extproc.pools.admit_request import RequestAdmission
-from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.picker_books import PickerBooks
+from extproc.pools.plan_response import Pace
+from extproc.pools.pool_runtime import PoolRuntime
+from extproc.pools.request_watch import RequestWatch
 from extproc.prefixes.prompt_match import LIVE, IndexHits, PromptKeys
 from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
-from extproc.quotas.quota import QuotaAsk, QuotaKey
 from extproc.requests.request import InferenceRequest
 from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
@@ -39,10 +40,7 @@ from extproc.telemetry.picker_telemetry import PickerTelemetry
 
 REQUEST_NUMBER = "x-request-number"
 TOKEN_BYTES = 4
-
-
-class _Booked(msgspec.Struct, frozen=True, kw_only=True):
-    exchange: BookedExchange
+MAX_BODY_BYTES = 1 << 22
 
 
 class VirtualPicker:
@@ -53,7 +51,7 @@ class VirtualPicker:
         overload = OverloadTelemetry(telemetry.registry, classes=priorities.classes)
         clock, draw = pods.clock, random.Random(seed).random
         self._pods = pods
-        self.books = PickerBooks(
+        self.books = books = PickerBooks(
             list(pods.pods),
             policy=policy,
             telemetry=telemetry,
@@ -63,46 +61,45 @@ class VirtualPicker:
         )
         order = FlowQueue(priorities)
         self.queue = AdmissionQueue(order, clock=clock, telemetry=overload)
-        self.books.freed = self.queue.wake
+        books.freed = self.queue.wake
         self.pressure = PoolPressure(
             policy=priorities,
-            estimates=self.books.estimates,
+            estimates=books.estimates,
             degradation=Degradation(priorities, on_change=overload.step_changed),
             waiting=order,
             clock=clock,
             random=draw,
         )
-        picker = EndpointPicker(
-            endpoints=pods,
-            bookings=self.books.bookings,
-            index=_Caches(pods),
+        models = ModelTable(served=(ServedModel(name=MODEL, tokens_from=TokensFrom.RENDER),))
+        self.pool = PoolRuntime(
+            name="",
+            reader=RequestReader(
+                models=models, known_models=frozenset(), policy=priorities, max_body_bytes=MAX_BODY_BYTES
+            ),
+            view=PoolView(
+                endpoints=pods,
+                bookings=books.bookings,
+                memory=books.memory,
+                health=books.health,
+                estimates=books.estimates,
+                hot=HotPrefixes(policy.hotspot),
+                turns=RoundRobin(),
+                policy=policy,
+                random=draw,
+            ),
             prompts=_Tokens(pods.texts),
-            models=ModelTable(served=(ServedModel(name=MODEL, tokens_from=TokensFrom.RENDER),)),
-            known_models=frozenset(),
-            policy=policy,
+            index=_Caches(pods),
             pressure=self.pressure,
-            quotas=_NoQuotas(),
-            health=self.books.health,
-            memory=self.books.memory,
-            hot=HotPrefixes(policy.hotspot),
+            admission=RequestAdmission(policy=priorities, pressure=self.pressure, queue=self.queue, clock=clock),
+            books=books,
             telemetry=telemetry,
+            overload=overload,
+            watch=RequestWatch(clock=clock),
+            degradations=DegradationLog(),
+            reads=Pace(per_second=0.0, burst_seconds=0.0),
+            full=self.queue.wake_at,
             clock=clock,
-            random=draw,
-            turns=RoundRobin(),
-            max_body_bytes=1 << 22,
-        )
-        self.admission = RequestAdmission(
-            picker=picker,
-            policy=priorities,
-            pressure=self.pressure,
-            estimates=self.books.estimates,
-            health=self.books.health,
-            queue=self.queue,
-            book=self._booked,
-            unbook=lambda booked: booked.exchange.finish(),
-            others=lambda: None,
-            telemetry=overload,
-            clock=clock,
+            recent=deque(maxlen=1),
         )
 
     async def ask(self, request: Request, answer: Answer) -> None:
@@ -115,7 +112,7 @@ class VirtualPicker:
             headers={TENANT_HEADER: request.tenant, "content-type": "application/json"},
         )
         try:
-            exchange = (await self.admission.admit(facts, body_of(MODEL, request))).exchange
+            exchange = await pick(facts, body_of(MODEL, request), self.pool)
         except PickError as refusal:
             answer.status = refusal.status
             answer.headers = {"x-kvmesh-reason": refusal.reason, **refusal.headers}
@@ -132,17 +129,6 @@ class VirtualPicker:
             await self._pods.answer(address, request, answer, responded=responded)
         finally:
             exchange.finish()
-
-    def _booked(self, picked: Picked) -> _Booked:
-        booking = self.books.book(picked)
-        self.books.remember(picked)
-        exchange = BookedExchange(
-            books=self.books,
-            endpoints=picked.decision.endpoints,
-            booking=booking,
-            response_headers=picked.prepared.told,
-        )
-        return _Booked(exchange=exchange)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,12 +171,3 @@ class _Tokens:
         tokens = self._texts.tokens(text.text)  # type: ignore[union-attr]
         packed = b"".join(token.to_bytes(TOKEN_BYTES, "little") for token in tokens)
         return PromptTokens(prompts=(TokenizedPrompt(tokens=packed),), estimated_tokens=len(tokens))
-
-
-class _NoQuotas:
-    def match(self, tenant: str, model: str | None) -> QuotaKey | None: ...
-
-    def ask(self, key: QuotaKey, **_: Any) -> QuotaAsk:
-        raise AssertionError(f"nobody has a quota, {key} neither")
-
-    def cancel(self, ask: QuotaAsk) -> None: ...

@@ -12,9 +12,10 @@ from bench.overload.refusable_http import Answer
 from bench.overload.script import Request
 from bench.routing.one_cache import BLOCK_TOKENS
 from bench.routing.plan import PodSettings
-from extproc.pods.endpoint import EndpointLoad, EndpointStatus, EndpointTrend, Reachability
+from extproc.pods.endpoint import EndpointStatus, EndpointTrend, Reachability
 from extproc.pods.prefill_rate import TrendWatch
-from extproc.pods.vllm_metrics import parse_load
+from kvmesh.pods.pod_report import EndpointLoad
+from kvmesh.pods.vllm_metrics import parse_load
 from podsim.core.block_hash import extend_chain
 from podsim.core.events import CacheEvent
 from podsim.core.generate import Limits
@@ -93,7 +94,7 @@ class VirtualPods:
         return status
 
     def snapshot(self, *, now: float) -> Sequence[EndpointStatus]:  # noqa: ARG002
-        """Implements `extproc.admission.ports.Endpoints`."""
+        """Implements `extproc.choosing.choose.Endpoints`."""
         return list(self.statuses.values())
 
     def cached_blocks(self, tokens: Sequence[int]) -> dict[str, int]:

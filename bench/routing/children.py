@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from extproc.local.errors import NotReadyError
-from extproc.local.readiness import Condition, wait_until_ready
+from extproc.local.processes import Condition, wait_until_ready
 
 READY_SECONDS = 60.0
 GRACE_SECONDS = 4.0

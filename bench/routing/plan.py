@@ -1,7 +1,7 @@
 """What a run measures: the pods' settings, the sizes of each workload, and the limits that every run keeps.
 
 `run` chooses STANDARD or QUICK. Tokens and seconds are scaled down from real deployments so that two cores carry pods,
-router and clients: what counts is the ratio of prompt tokens to prefill speed, and that is docs/routing-benchmark.md.
+router and clients; docs/evidence/routing-benchmark.md says which ratios are kept.
 """
 
 from dataclasses import dataclass, field

@@ -1,8 +1,8 @@
 """Which routing is best: `python -m bench.routing.run [--arms A,B] [--workloads W] [--quick] [--out FILE]`.
 
 Plays the same workloads against simulated pods behind Envoy's own balancing, behind kvmesh, and behind other routers
-where they are installed. Prints a table for each workload and writes JSON; docs/routing-benchmark.md says how to read
-them.
+where they are installed. Prints a table for each workload and writes JSON, which
+docs/evidence/routing-benchmark.md explains.
 """
 
 import argparse

@@ -17,8 +17,7 @@ from bench.routing.plan import PodSettings
 from bench.routing.subject import HERE, Subject
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.ports import pick_free_port
-from extproc.local.programs import find_envoy
-from extproc.local.readiness import GrpcReady, HttpReady, RedisReady
+from extproc.local.processes import GrpcReady, HttpReady, RedisReady, find_envoy
 from kvmesh.redis.address import RedisAccess
 from podsim.model_folder import TINY_MODEL
 

@@ -15,8 +15,9 @@ from bench.routing.plan import PodSettings
 from bench.routing.pod_counters import PodCounts
 from bench.routing.script import Record, Session, Workload
 from bench.routing.workloads import Texts
-from extproc.pods.endpoint import EndpointLoad, EndpointStatus, Reachability
+from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.prefill_rate import TrendWatch
+from kvmesh.pods.pod_report import EndpointLoad
 from podsim.core.block_hash import extend_chain
 from podsim.core.scheduler import EngineSettings, Generation, Scheduler, State, Step
 from podsim.model_folder import ModelFolder

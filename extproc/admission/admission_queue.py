@@ -1,7 +1,6 @@
 """Where requests wait for room at an endpoint, on the event loop; `admission.flow_queue` has their order.
 
-Called by `service` for requests that find no room at once, and by whatever makes room: completions, reports, other
-replicas. Decides nothing itself: an attempt decides and books in one step, and here is only who makes it when.
+Decides nothing itself: an attempt decides and books in one step, and here is only who makes it when.
 """
 
 import asyncio
@@ -11,8 +10,8 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue, QueueFullError
-from extproc.admission.ticket import Ticket
 from extproc.errors import KvmeshError
 from extproc.policy.priority import PriorityClass
 

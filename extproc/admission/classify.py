@@ -6,8 +6,8 @@ error: what the policy does not know, and what a request may not claim, counts f
 
 from collections.abc import Mapping, Sequence
 
+from extproc.ext_proc.answers import CLAIM_SEPARATOR
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.ext_proc.jwt_claims import CLAIM_SEPARATOR
 from extproc.models.model_rules import ResolvedModel
 from extproc.models.models import ModelTable
 from extproc.policy.priority import ClassRule, PriorityClass, PriorityPolicy, Quota

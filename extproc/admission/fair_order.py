@@ -6,11 +6,37 @@ tokens first with an age bound, or first come, as the class says.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from math import inf
 from typing import NamedTuple, TypeAlias
 
-from extproc.admission.ticket import Ticket
-from extproc.policy.priority import Order
+import msgspec
+
+from extproc.policy.priority import Order, PriorityClass
+
+
+class Ticket(msgspec.Struct, eq=False, kw_only=True):
+    """One request that waits for room at an endpoint; compared by identity."""
+
+    class_name: str
+    priority_class: PriorityClass
+    tenant: str  # "": not told; all of those share as one
+    uncached_tokens: int  # that the best endpoint would have to compute
+    pool: str  # the model: tickets of one pool compete for the same endpoints
+    # What narrows the endpoints inside the pool: adapter, subset header. Tickets of one group may use exactly the same
+    # endpoints up to the ceiling that they are tried with: where one finds no room the others of its group find none.
+    group: str = ""
+    arrived_at: float  # monotonic seconds
+    deadline: float  # monotonic seconds: arrived_at + what the class waits at most
+    sequence: int = 0  # the queue's own count, set by push: breaks ties
+    tried_ceiling: float = 0.0  # set by candidates: how full an endpoint may be for it this time
+
+    @property
+    def cost(self) -> int:
+        """Tokens that it is charged for; a request that is cached altogether is not free."""
+        return max(1, self.uncached_tokens)
+
 
 # late ones first by when they became so, then the others by work: (0 | 1, late from | tokens, sequence, ticket)
 Rank: TypeAlias = tuple[int, float, int, Ticket]
@@ -18,7 +44,7 @@ AGE_SHARE = 0.6  # of the time that a request may wait, from which on it is late
 
 
 class Kind(NamedTuple):
-    """Tickets of one kind are alike to those who look for room."""
+    """Tickets of one kind are alike where room is looked for."""
 
     class_name: str
     group: str
@@ -230,8 +256,8 @@ class Band:
     def charge(self, ticket: Ticket, tenant: str) -> None:
         """Book the turn of a ticket that goes and is still here.
 
-        A tenant that was passed over, for lack of room or for another class's floor, has saved up no more than a turn
-        of its largest ticket.
+        A tenant that was passed over, for lack of room or for another class's guaranteed share, has saved up no more
+        than a turn of its largest ticket.
         """
         flow = self._flows[tenant]
         turn = max(self._round, flow.turn(ticket.cost, quantum=self._quantum))
@@ -258,3 +284,116 @@ class Band:
 
 def _arrival(ticket: Ticket) -> tuple[float, int]:
     return ticket.arrived_at, ticket.sequence
+
+
+class ClassBacklog:
+    """The waiting tickets of one class, of all pools. Every operation is O(1)."""
+
+    __slots__ = ("_by_size", "_most", "_tenants", "_tickets", "is_sheddable", "priority", "requests")
+
+    def __init__(self, *, priority: int, is_sheddable: bool) -> None:
+        self.priority = priority
+        self.is_sheddable = is_sheddable
+        self.requests = 0
+        self._tenants: dict[str, OrderedDict[int, Ticket]] = {}  # sequence -> ticket
+        self._tickets: OrderedDict[int, Ticket] = OrderedDict()  # of all tenants: sequence -> ticket
+        self._by_size: dict[int, OrderedDict[str, None]] = {}  # tickets -> the tenants that have so many
+        self._most = 0
+
+    @property
+    def most(self) -> int:
+        """Return how many the tenant with most has."""
+        return self._most
+
+    def of(self, tenant: str) -> int:
+        """Return how many this tenant has."""
+        return len(self._tenants.get(tenant, ()))
+
+    def newest_of_most(self) -> Ticket:
+        """Return the last that came of the tenant with most; the backlog must not be empty."""
+        tenant = next(reversed(self._by_size[self._most]))
+        tickets = self._tenants[tenant]
+        return tickets[next(reversed(tickets))]
+
+    def oldest(self) -> Ticket:
+        """Return the first that came; the backlog must not be empty."""
+        return self._tickets[next(iter(self._tickets))]
+
+    def add(self, ticket: Ticket, tenant: str) -> None:
+        """Count one more."""
+        tickets = self._tenants.setdefault(tenant, OrderedDict())
+        self._move(tenant, len(tickets), len(tickets) + 1)
+        tickets[ticket.sequence] = self._tickets[ticket.sequence] = ticket
+        self.requests += 1
+        self._most = max(self._most, len(tickets))
+
+    def remove(self, ticket: Ticket, tenant: str) -> None:
+        """Count one less."""
+        tickets = self._tenants[tenant]
+        self._move(tenant, len(tickets), len(tickets) - 1)
+        del tickets[ticket.sequence], self._tickets[ticket.sequence]
+        self.requests -= 1
+        if not tickets:
+            del self._tenants[tenant]
+        if self._most not in self._by_size:
+            self._most -= 1
+
+    def _move(self, tenant: str, size: int, to: int) -> None:
+        if size:
+            tenants = self._by_size[size]
+            del tenants[tenant]
+            if not tenants:
+                del self._by_size[size]
+        if to:
+            self._by_size.setdefault(to, OrderedDict())[tenant] = None
+
+
+class GuaranteedShares:
+    """What each class with a reserved share has saved, in tokens.
+
+    A class earns its share of all that is sent while it waits, and has a turn of its own once it has saved the tokens
+    of its next request: so it gets its share, never more of it at the cost of a higher class, and nothing in advance.
+    """
+
+    __slots__ = ("_most", "_saved", "_shares")
+
+    def __init__(self) -> None:
+        self._shares: dict[str, float] = {}
+        self._saved: dict[str, float] = {}
+        self._most: dict[str, float] = {}  # that a class saves which found no room, until it has gone
+
+    def join(self, class_name: str, share: float) -> None:
+        """A ticket of the class waits; a class without a share earns nothing."""
+        if share > 0.0 and class_name not in self._shares:
+            self._shares[class_name] = share
+            self._saved[class_name] = 0.0
+
+    def leave(self, class_name: str) -> None:
+        """The last ticket of the class is gone, and its savings with it."""
+        self._shares.pop(class_name, None)
+        self._saved.pop(class_name, None)
+        self._most.pop(class_name, None)
+
+    def saved(self) -> Sequence[tuple[str, float]]:
+        """Return the classes that have saved anything, those with most first."""
+        saved = [(name, tokens) for name, tokens in self._saved.items() if tokens > 0.0]
+        if len(saved) > 1:
+            saved.sort(key=_tokens, reverse=True)
+        return saved
+
+    def went(self, class_name: str, tokens: int) -> None:
+        """Share out what was sent: every class that waits earns its part, the one that went pays."""
+        for name, share in self._shares.items():
+            self._saved[name] = min(self._saved[name] + share * tokens, self._most.get(name, inf))
+        if class_name in self._saved:
+            self._saved[class_name] = max(0.0, self._saved[class_name] - tokens)
+            self._most.pop(class_name, None)
+
+    def could_not(self, class_name: str, *, most: float) -> None:
+        """It had its turn and found no room: it saves at most so many tokens until it has gone."""
+        self._most[class_name] = most
+        self._saved[class_name] = min(self._saved[class_name], most)
+
+
+def _tokens(entry: tuple[str, float]) -> float:
+    return entry[1]

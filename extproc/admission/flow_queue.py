@@ -1,7 +1,6 @@
 """Requests that wait for room at an endpoint: who is tried next, who gives way, whose time is over. Pure.
 
-Called by `admission_queue`, which does the waiting and the trying. Knows nothing of endpoints: whether there is room is
-found out by trying, in the order given here.
+Knows nothing of endpoints: whether there is room is found out by trying, in the order given here.
 """
 
 from bisect import bisect_left, insort
@@ -9,10 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from extproc.admission.fair_order import Band, Wanted, kind_of
-from extproc.admission.queue_crowd import Crowd
-from extproc.admission.queue_floors import Floors
-from extproc.admission.ticket import Ticket
+from extproc.admission.fair_order import Band, ClassBacklog, GuaranteedShares, Ticket, Wanted, kind_of
 from extproc.errors import KvmeshError
 from extproc.policy.priority import OverloadPolicy, PriorityClass, PriorityPolicy
 
@@ -40,7 +36,7 @@ class FlowQueue:
         self._overload = policy.overload
         self._classes = tuple(policy.classes)
         self._pools: dict[str, _Pool] = {}
-        self._crowds: dict[str, Crowd] = {}  # class -> those that wait, of classes that have any
+        self._backlogs: dict[str, ClassBacklog] = {}  # class -> those that wait, of classes that have any
         self._tenants: dict[str, int] = {}  # -> waiting requests
         self._places: dict[Ticket, _Place] = {}
         self._deadlines: list[tuple[float, int, Ticket]] = []  # sorted
@@ -68,7 +64,7 @@ class FlowQueue:
         self._as_now = gone | dict(policy.classes)
         self._overload = policy.overload
         self._classes = tuple(policy.classes)
-        self._pools, self._crowds, self._tenants, self._places, self._deadlines = {}, {}, {}, {}, []
+        self._pools, self._backlogs, self._tenants, self._places, self._deadlines = {}, {}, {}, {}, []
         for ticket in waiting:  # in the order in which they came
             self._enter(ticket, self._counted_as(ticket.tenant))
 
@@ -103,12 +99,12 @@ class FlowQueue:
         pool.add(ticket, tenant)
         self._places[ticket] = _Place(pool, tenant)
         self._tenants[tenant] = self._tenants.get(tenant, 0) + 1
-        crowd = self._crowds.get(ticket.class_name)
-        if crowd is None:
-            crowd = self._crowds[ticket.class_name] = Crowd(
+        backlog = self._backlogs.get(ticket.class_name)
+        if backlog is None:
+            backlog = self._backlogs[ticket.class_name] = ClassBacklog(
                 priority=ticket.priority_class.priority, is_sheddable=ticket.priority_class.sheddable
             )
-        crowd.add(ticket, tenant)
+        backlog.add(ticket, tenant)
         insort(self._deadlines, (ticket.deadline, ticket.sequence, ticket))
 
     def remove(self, ticket: Ticket) -> bool:
@@ -122,10 +118,10 @@ class FlowQueue:
         self._tenants[place.tenant] -= 1
         if not self._tenants[place.tenant]:
             del self._tenants[place.tenant]
-        crowd = self._crowds[ticket.class_name]
-        crowd.remove(ticket, place.tenant)
-        if not crowd.requests:
-            del self._crowds[ticket.class_name]
+        backlog = self._backlogs[ticket.class_name]
+        backlog.remove(ticket, place.tenant)
+        if not backlog.requests:
+            del self._backlogs[ticket.class_name]
         del self._deadlines[bisect_left(self._deadlines, (ticket.deadline, ticket.sequence))]
         return True
 
@@ -224,7 +220,7 @@ class FlowQueue:
     @property
     def sizes(self) -> Mapping[str, int]:
         """Return how many wait of each class; all classes of the policy are there."""
-        return dict.fromkeys(self._classes, 0) | {name: crowd.requests for name, crowd in self._crowds.items()}
+        return dict.fromkeys(self._classes, 0) | {name: backlog.requests for name, backlog in self._backlogs.items()}
 
     def _counted_as(self, tenant: str) -> str:
         return tenant if tenant in self._tenants or len(self._tenants) < MOST_TENANTS else OTHERS
@@ -232,19 +228,19 @@ class FlowQueue:
     def _victim(self, ticket: Ticket, tenant: str) -> Ticket | None:
         """Return who has to give way, None while there is room; raise QueueFullError if nobody has to."""
         asked = ticket.priority_class
-        crowd = self._crowds.get(ticket.class_name)
-        mine = 0 if crowd is None else crowd.of(tenant)
-        if (0 if crowd is None else crowd.requests) >= asked.queue_requests:
-            if crowd is not None and not asked.sheddable:
-                return crowd.oldest()
-            if crowd is not None and crowd.most > mine + 1:
-                return crowd.newest_of_most()
+        backlog = self._backlogs.get(ticket.class_name)
+        mine = 0 if backlog is None else backlog.of(tenant)
+        if (0 if backlog is None else backlog.requests) >= asked.queue_requests:
+            if backlog is not None and not asked.sheddable:
+                return backlog.oldest()
+            if backlog is not None and backlog.most > mine + 1:
+                return backlog.newest_of_most()
             raise QueueFullError(f"{asked.queue_requests} requests of class {ticket.class_name} wait already")
         if len(self._places) < self._overload.queue_requests:
             return None
         may_give_way = [
             other
-            for other in self._crowds.values()
+            for other in self._backlogs.values()
             if other.is_sheddable
             and (
                 other.priority < asked.priority
@@ -252,8 +248,8 @@ class FlowQueue:
             )
         ]
         if not may_give_way:
-            if crowd is not None and not asked.sheddable:
-                return crowd.oldest()
+            if backlog is not None and not asked.sheddable:
+                return backlog.oldest()
             raise QueueFullError(f"{self._overload.queue_requests} requests wait already")
         return min(may_give_way, key=_least_important).newest_of_most()
 
@@ -272,11 +268,11 @@ class _Here:
 class _Pool:
     """The bands of one pool."""
 
-    __slots__ = ("_ceiling_passed", "_floor_turn", "_floors", "_groups", "_now", "_overload", "bands", "classes")
+    __slots__ = ("_ceiling_passed", "_floor_turn", "_groups", "_guaranteed", "_now", "_overload", "bands", "classes")
 
     def __init__(self, overload: OverloadPolicy) -> None:
         self._overload = overload
-        self._floors = Floors()
+        self._guaranteed = GuaranteedShares()
         self._ceiling_passed = 0.0  # the highest of those that were sent without waiting meanwhile
         self._floor_turn: Ticket | None = None  # the last one tried before its band's turn
         self._groups: OrderedDict[str, int] = OrderedDict()  # -> waiting requests; those tried in turn go to the end
@@ -298,7 +294,7 @@ class _Pool:
         if here is None:
             here = self.classes[ticket.class_name] = _Here(band, ceiling=asked.ceiling)
         here.requests += 1
-        self._floors.join(ticket.class_name, asked.reserved_share)
+        self._guaranteed.join(ticket.class_name, asked.reserved_share)
         self._groups[ticket.group] = self._groups.get(ticket.group, 0) + 1
 
     def remove(self, ticket: Ticket, tenant: str) -> None:
@@ -308,7 +304,7 @@ class _Pool:
         here.requests -= 1
         if not here.requests:
             del self.classes[ticket.class_name]
-            self._floors.leave(ticket.class_name)
+            self._guaranteed.leave(ticket.class_name)
         if not here.band.requests:
             self.bands = [(at, band) for at, band in self.bands if band is not here.band]
         self._groups[ticket.group] -= 1
@@ -316,14 +312,14 @@ class _Pool:
             del self._groups[ticket.group]
 
     def following(self, failed: Mapping[str, float], *, now: float) -> Ticket | None:
-        """Return the next to try: classes below their floor, then the bands from the highest on.
+        """Return the next to try: classes below their guaranteed share, then the bands from the highest on.
 
-        A floor would be void under the class's own ceiling: those above it hold every endpoint above that, always.
-        What it has saved bounds what it takes of theirs.
+        A guaranteed share would be void under the class's own ceiling: those above it hold every endpoint above that,
+        always. What it has saved bounds what it takes of theirs.
         """
         self._now = max(self._now, now)
         self._floor_turn = None
-        for name, saved in self._floors.saved():
+        for name, saved in self._guaranteed.saved():
             ceiling = max(self._ceiling_passed, *[here.ceiling for here in self.classes.values()])
             ticket = self.classes[name].band.best(Wanted(failed, class_name=name, ceiling=ceiling), now=self._now)
             if ticket is not None and ticket.cost <= saved:
@@ -345,19 +341,19 @@ class _Pool:
     def could_not(self, ticket: Ticket) -> None:
         """The last one returned found no room."""
         if ticket is self._floor_turn:
-            self._floors.could_not(ticket.class_name, most=max(ticket.cost, self._overload.quantum_tokens))
+            self._guaranteed.could_not(ticket.class_name, most=max(ticket.cost, self._overload.quantum_tokens))
 
     def charge(self, ticket: Ticket, tenant: str, *, now: float) -> None:
         """Book a ticket that goes and still waits here."""
         self._now = max(self._now, now)
         band = self.classes[ticket.class_name].band
         band.charge(ticket, tenant)
-        self._floors.went(ticket.class_name, ticket.cost)
+        self._guaranteed.went(ticket.class_name, ticket.cost)
 
     def passed(self, class_name: str, ceiling: float, cost: int) -> None:
         """Book a request that goes and has not waited here."""
         self._ceiling_passed = max(self._ceiling_passed, ceiling)
-        self._floors.went(class_name, cost)
+        self._guaranteed.went(class_name, cost)
 
     def _highest(self, wanted: Wanted) -> Ticket | None:
         for _, band in self.bands:
@@ -388,5 +384,5 @@ def _place_of_band(entry: tuple[int, Band]) -> int:
     return entry[0]
 
 
-def _least_important(crowd: Crowd) -> tuple[int, int]:
-    return crowd.priority, -crowd.most
+def _least_important(backlog: ClassBacklog) -> tuple[int, int]:
+    return backlog.priority, -backlog.most

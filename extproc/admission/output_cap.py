@@ -1,7 +1,7 @@
 """Lower how many tokens a request may generate: which top-level fields of its body change, API by API.
 
-Called by the use case for the steps in force; `json_edit.JsonObject` writes the changes. Fields and defaults
-are vLLM 0.32's. Never raises a limit, and never makes a request that vLLM takes one that it refuses.
+Fields and defaults are vLLM 0.32's. Never raises a limit, and never makes a request that vLLM takes one that it
+refuses.
 """
 
 import json
@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from extproc.admission.degradation import Measures
-from extproc.admission.engine_priority import engine_priority
 from extproc.errors import MalformedRequestError
 from extproc.requests.json_edit import JsonObject
-from extproc.requests.openai_completions import COMPLETION_MAX_TOKENS
+from extproc.requests.openai_bodies import COMPLETION_MAX_TOKENS
 from extproc.requests.request import ApiKind, InferenceRequest
 
 # what llm-d's sidecar computes the prompt by; a body that speaks of a prefiller means that it has begun
@@ -176,3 +175,34 @@ def _tokens(value: Any) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if number == value else None
+
+
+PRIORITY_FIELD = "priority"
+# all of vLLM 0.32's APIs that generate or pool, but Anthropic's, whose fields are not passed on
+_APIS = frozenset(
+    (
+        *(ApiKind.CHAT_COMPLETIONS, ApiKind.COMPLETIONS, ApiKind.RESPONSES, ApiKind.GENERATE),
+        *(ApiKind.EMBEDDINGS, ApiKind.POOLING, ApiKind.SCORE, ApiKind.RERANK),
+    )
+)
+_LOWEST, _HIGHEST = -(2**63), 2**63 - 1  # outside them vLLM answers 400
+
+
+def engine_priority(request: InferenceRequest, plain: JsonObject, *, priority: int) -> Mapping[str, bytes]:
+    """Return the field (name -> JSON) for a class's priority, over what the client wrote; none where nothing changes.
+
+    vLLM serves the lower number first, and a class with the higher one is more important: the sign turns. On a path
+    that we do not know only what the client wrote is replaced. Raise MalformedRequestError for an object that may have
+    the field and cannot be searched: vLLM may be able to.
+    """
+    is_known = request.api in _APIS
+    if not is_known and request.api is not ApiKind.OTHER:
+        return {}
+    # 0 is vLLM's own: the body is copied only where the client may have written another one
+    if (priority == 0 or not is_known) and not plain.may_name(PRIORITY_FIELD):
+        return {}
+    if not request.prompts and not request.has_media and not plain.may_be_object:
+        return {}  # another application's body on a path like /score
+    if not is_known and not plain.values(frozenset((PRIORITY_FIELD,))):
+        return {}
+    return {PRIORITY_FIELD: b"%d" % min(max(-priority, _LOWEST), _HIGHEST)}

@@ -1,7 +1,6 @@
 """How long a newcomer must expect to wait, and what follows for its class: steps of degradation, refusals, Retry-After.
 
-Asked by `pick` before a request is prepared and by `admit_request` when no endpoint has room. A pool is the
-endpoints of one model. Nothing here waits.
+A pool is here the endpoints of one model. Nothing here waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,12 +9,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from extproc.admission.degradation import NO_MEASURES, Degradation, Measures
-from extproc.admission.dispatch_rates import DispatchRates
-from extproc.admission.prepared_request import PRIORITY_HEADER
-from extproc.admission.retry_slots import RetrySlots
-from extproc.admission.tenant_shares import TenantShares
-from extproc.admission.wait_margin import FIRST, WaitMargin
+from extproc.admission.asked_request import PRIORITY_HEADER
+from extproc.admission.degradation import NO_MEASURES, Degradation, Measures, measures_of
+from extproc.admission.pressure_memory import FIRST, DispatchRates, RetrySlots, TenantShares, WaitMargin
 from extproc.errors import RequestShedError
 from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates
@@ -66,7 +62,7 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolPressure:
-    """Implements `ports.Pressure`."""
+    """What is expected of one picker's pool, by class and tenant."""
 
     def __init__(
         self,
@@ -136,6 +132,19 @@ class PoolPressure:
                 Expectation(ttft_seconds=expected, own_seconds=0.0, work_seconds=0.0),
                 now=now,
             )
+        return measures
+
+    def in_force(self, request_class: RequestClass, *, pool: str) -> Measures:
+        """Return what is taken from the class now, and change nothing; raise RequestShedError where it is refused."""
+        measures = measures_of(
+            [
+                entry.step
+                for entry in self._degradation.in_force(now=self._clock())
+                if (entry.class_name, entry.pool) == (request_class.class_name, pool)
+            ]
+        )
+        if measures.reject:
+            raise RequestShedError(f"class {request_class.class_name!r} is refused while its step `reject` is in force")
         return measures
 
     def expect(

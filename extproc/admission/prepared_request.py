@@ -1,185 +1,209 @@
-"""A request with all that stays as it is while it waits for an endpoint: what it asks, and who holds its prefix.
-
-Made by `pick`, kept by `admit_request`. The pure parts of preparing are here, too.
-"""
+"""A request with all that stays as it is while it waits for an endpoint: what it asks, and who holds its prefix."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from typing import Protocol
 
 import msgspec
 
-from extproc.admission.degradation import NO_MEASURES, Measures, took, words_of
-from extproc.admission.output_cap import PREFILLER_HEADERS, body_changes, caps, removed_headers
-from extproc.errors import PickError, PromptLimitError
-from extproc.ext_proc.exchange import RequestFacts
+from extproc.admission.asked_request import AskedRequest, SentBody
+from extproc.admission.degradation import NO_MEASURES, took, words_of
+from extproc.admission.output_cap import PREFILLER_HEADERS
+from extproc.choosing.choose import Choice, Query
+from extproc.choosing.decision import Decision
+from extproc.choosing.room import Room
+from extproc.errors import PromptTokensError
+from extproc.ext_proc.exchange import NOTHING_TOLD, RequestFacts
 from extproc.models.model_rules import ResolvedModel
+from extproc.models.models import ModelTable, ServedModel
+from extproc.pods.endpoint import Ask
 from extproc.policy.priority import StepKind
-from extproc.policy.request_class import RequestClass
 from extproc.prefixes.prompt_match import IndexHits, PromptKeys
-from extproc.prompts.token_ids import TOKEN_BYTES, PromptTokens
+from extproc.prompts.token_ids import TOKEN_BYTES, PromptTokens, TokenizedPrompt
 from extproc.quotas.quota import QuotaAsk, QuotaVerdict
 from extproc.records.request_story import AskedFor
-from extproc.requests.content_encoding import UnknownContentEncodingError, decoded_body
-from extproc.requests.json_edit import JsonObject
-from extproc.requests.request import ApiKind, InferenceRequest
+from extproc.requests.request import InferenceRequest
 
 # who the request belongs to, the most telling first; clients that keep a conversation together send one of them
 SESSION_HEADERS = ("x-session-id", "session-id", "x-session-affinity", "x-claude-code-session-id")
 LONGEST_SESSION = 200  # characters; longer ones are remembered by their hash: clients choose them
-CONTENT_ENCODING = "content-encoding"
 DEGRADED_HEADER = "x-kvmesh-degraded"
-PRIORITY_HEADER = "x-kvmesh-priority"  # of a refusal: the class of its request
-_OPAQUE = frozenset((ApiKind.OTHER, ApiKind.TOKENIZE))  # routed whatever their bodies are
-NOTHING_TOLD: Mapping[str, str] = {}
-LONGEST_NAME = 200  # characters of a model's name that are remembered: clients write what they like
+# a batch of prompts in one request is looked up this far: the rest changes the pick little and the delay much
+MAX_PROMPTS_LOOKED_UP = 16
+NO_PROMPTS = PromptTokens()
+ANY_MODEL = ServedModel(name="")  # in place of one that is not configured: its prompts are known as text only
+MODEL_FILTER = frozenset({"model"})
+NO_FILTER: frozenset[str] = frozenset()
 
 
-class SentBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pod gets: `plain` without content-encoding, None where nobody can read it."""
+class PromptSource(Protocol):
+    """The models' tokenizers and chat templates, and what stands in for them."""
 
-    plain: bytes | None
-    changed: bytes | None = None
-    removed_headers: tuple[str, ...] = ()
-    capped: bool = False  # the output, below what the client asked for
+    async def prompts(
+        self,
+        request: InferenceRequest,
+        body: bytes | None,
+        *,
+        model: ServedModel,
+        limit: int,
+        adapter: str | None = None,
+    ) -> PromptTokens:
+        """Return the tokens of the first `limit` prompts, or what else predicts a shared prefix.
+
+        `body` is what the pod will get, decoded. Raise PromptTokensError for a model that was not set up.
+        """
+
+
+class PrefixIndex(Protocol):
+    """The global prefix index, and with it what the other replicas have booked."""
+
+    async def lookup(
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        *,
+        model: str,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        session: str | None = None,
+        quota: QuotaAsk | None = None,
+    ) -> IndexHits:
+        """Find who holds the leading blocks of each prompt, all within one deadline.
+
+        Never raises: a slow index must not delay a request, and `IndexHits.degraded` says what is missing. `session`
+        and `adapter` are asked for among the other replicas' placements; `quota` is decided in the same round trip.
+        """
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """One request for one model, ready to be sent somewhere."""
 
-    facts: RequestFacts
-    body: bytes | None  # the client's
-    request: InferenceRequest
-    resolved: ResolvedModel
-    request_class: RequestClass
-    measures: Measures = NO_MEASURES
+    asked: AskedRequest
     sent: SentBody
     tokens: PromptTokens
-    hits: IndexHits
-    prompts: Sequence[PromptKeys]
-    session: str | None
-    degraded: Mapping[str, str]  # word -> what happened, for people
-    notes: tuple[str, ...]
-    turn: int  # counts requests
-    has_smaller_model: bool = False  # the load has put it in the place of the one asked for
+    query: Query
     quota: QuotaAsk | None = None  # what was taken from its tenant's quota; to be settled or cancelled
     verdict: QuotaVerdict | None = None  # what the quota has answered
 
     @property
     def taken(self) -> tuple[StepKind, ...]:
-        """Return what the load has taken from this very request."""
-        named = not self.facts.headers.keys().isdisjoint(PREFILLER_HEADERS)
-        kinds = took(self.measures, capped=self.sent.capped, model_changed=self.has_smaller_model)
+        """What the load has taken from this very request."""
+        asked = self.asked
+        if asked.measures is NO_MEASURES:
+            return ()
+        named = not asked.facts.headers.keys().isdisjoint(PREFILLER_HEADERS)
+        kinds = took(asked.measures, capped=self.sent.capped, model_changed=asked.has_smaller_model)
         return tuple(kind for kind in kinds if named or kind is not StepKind.NO_REMOTE_PREFILL)
 
     @property
-    def asked(self) -> AskedFor:
-        """Return the request's facts without its prompt."""
-        block_tokens = self.prompts[0].tokens_each if self.prompts else 0
-        return asked_for(self.request, self.resolved, self.request_class, block_tokens=block_tokens, taken=self.taken)
+    def summary(self) -> AskedFor:
+        """The request's facts without its prompt."""
+        prompts = self.query.prompts
+        return self.asked.summary(block_tokens=prompts[0].tokens_each if prompts else 0, taken=self.taken)
 
     @property
-    def told(self) -> Mapping[str, str]:
-        """Return what the response's headers tell the client of its quota and of what the load has taken."""
-        told = self.verdict.headers if self.verdict is not None else NOTHING_TOLD
-        if self.measures is not NO_MEASURES:
-            kinds = self.taken
-            if kinds:
-                return {**told, DEGRADED_HEADER: words_of(kinds)}
-        return told
+    def response_headers(self) -> Mapping[str, str]:
+        """What the client is told of its quota and of what the load has taken."""
+        headers = self.verdict.headers if self.verdict is not None else NOTHING_TOLD
+        kinds = self.taken
+        return {**headers, DEGRADED_HEADER: words_of(kinds)} if kinds else headers
+
+
+class Picked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request and the choice that was made for it."""
+
+    prepared: Prepared
+    choice: Choice
 
     @property
-    def pool(self) -> str:
-        """Return the model whose endpoints it competes for; adapters compete with their base."""
-        return pool_of(self.resolved)
+    def decision(self) -> Decision:
+        """Where it goes, and why."""
+        return self.choice.decision
+
+    @property
+    def session_moved(self) -> bool:
+        """Whether the other replicas have another place for the session than the winner, or none."""
+        view = self.prepared.query.hits.view
+        return view is not None and view.session_read and view.session_endpoint != self.decision.endpoints[0]
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether vLLM's usage tells what came true: one prompt of known tokens, and an index that answered."""
+        prepared = self.prepared
+        one_prompt = len(prepared.tokens.prompts) == 1 and len(prepared.asked.request.prompts) <= 1
+        return one_prompt and bool(prepared.query.hits.prompts)
 
 
-def pool_of(resolved: ResolvedModel) -> str:
-    """Return the name under which requests compete for the same endpoints.
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """What would become of a request that came now; for explanations."""
 
-    One name for all models that nobody has configured: clients invent them, and they may be sent to the same endpoints.
-    """
-    return resolved.base.name if resolved.base is not None else ""
-
-
-def sent_body(
-    facts: RequestFacts,
-    body: bytes | None,
-    request: InferenceRequest,
-    resolved: ResolvedModel,
-    *,
-    request_class: RequestClass,
-    measures: Measures,
-    engine_priority: bool,
-    max_bytes: int,
-    degraded: dict[str, str],
-) -> SentBody:
-    """Return what the pod gets: the client's bytes, but for the fields that a rule, a step or the class changes.
-
-    Raise MalformedRequestError for a body in which something would have to be changed and cannot.
-    """
-    is_changed = resolved.is_rewritten or engine_priority or measures is not NO_MEASURES
-    removed = removed_headers(measures)
-    plain = _plain_body(facts, body, request, is_changed=is_changed, max_bytes=max_bytes)
-    if body and plain is None:
-        return SentBody(plain=None, removed_headers=removed)
-    if not is_changed:
-        return SentBody(plain=plain)
-    changes: dict[str, bytes] = {}
-    fields = JsonObject(plain or b"")
-    if plain:
-        priority = request_class.priority_class.priority if engine_priority else None
-        changes.update(body_changes(request, fields, measures=measures, priority=priority))
-    if resolved.is_rewritten:
-        if plain and resolved.model is not None:
-            changes["model"] = msgspec.json.encode(resolved.model)
-        else:
-            degraded["model-not-rewritten"] = (
-                f"the body cannot be changed, the pod gets the model {resolved.requested!r}"
-            )
-    if not changes or not plain:
-        return SentBody(plain=plain, removed_headers=removed)
-    changed = fields.replaced(changes)
-    if plain is not body:
-        removed = (CONTENT_ENCODING, *removed)
-    return SentBody(plain=changed, changed=changed, removed_headers=removed, capped=caps(changes))
+    verdict: str  # "go", "wait" or "refuse"
+    rooms: Mapping[str, Room]  # by endpoint
+    expected_ttft_seconds: float
+    waiting_requests: int  # of the same or a higher priority, in the queue
 
 
-def _plain_body(
-    facts: RequestFacts, body: bytes | None, request: InferenceRequest, *, is_changed: bool, max_bytes: int
-) -> bytes | None:
-    """Return the body without content-encoding, None where nobody reads it, or can."""
-    encoding = facts.headers.get(CONTENT_ENCODING)
-    if not body or encoding is None:
-        return body
-    if not request.prompts and not request.has_media and not is_changed:
-        return None
+async def prompt_tokens(
+    asked: AskedRequest, sent: SentBody, source: PromptSource, *, models: ModelTable, degraded: dict[str, str]
+) -> PromptTokens:
+    """Return the tokens of the first prompts, or what else is known of them; `degraded` takes a word why."""
+    request, resolved = asked.request, asked.resolved
+    if resolved.base is None and models.served and request.prompts:
+        names = ", ".join(served.name for served in models.served)
+        degraded["no-tokenizer-for-model"] = f"the tokenizers here belong to {names}"
     try:
-        return decoded_body(body, content_encoding=encoding, max_bytes=max_bytes)
-    except UnknownContentEncodingError:
-        return None
-    except PickError:
-        if request.api not in _OPAQUE:
-            raise
-        return None
-
-
-def require_within_limit(tokens: PromptTokens, *, measures: Measures, class_name: str) -> None:
-    """Raise PromptLimitError for a prompt that is longer than the class may send now."""
-    limit = measures.prompt_tokens
-    if limit is not None and tokens.estimated_tokens > limit:
-        about = "" if tokens.prompts else "about "
-        raise PromptLimitError(
-            f"under the present load requests of class {class_name!r} may have {limit} prompt tokens, and this one has "
-            f"{about}{tokens.estimated_tokens}; shorten the prompt or try again later",
-            headers={PRIORITY_HEADER: class_name},
+        tokens = await source.prompts(
+            request,
+            sent.plain,
+            model=resolved.base or ANY_MODEL,
+            limit=MAX_PROMPTS_LOOKED_UP,
+            adapter=resolved.adapter if resolved.base is not None else resolved.model,
         )
+    except PromptTokensError as error:
+        degraded[error.reason] = str(error)
+        return NO_PROMPTS
+    if tokens.degraded is not None and "no-tokenizer-for-model" not in degraded:
+        degraded[tokens.degraded] = tokens.degraded_why
+    return tokens
 
 
-def most_generated(request: InferenceRequest, sent: SentBody, measures: Measures) -> int | None:
-    """Return the output tokens that the pod is asked for at most; None: as many as the model gives."""
-    if sent.capped and measures.output_tokens is not None:
-        return min(request.max_tokens or measures.output_tokens, measures.output_tokens)
-    return request.max_tokens
+async def prefix_hits(
+    asked: AskedRequest, tokens: PromptTokens, index: PrefixIndex, *, quota: QuotaAsk | None
+) -> IndexHits:
+    """Return who holds the prompts' beginnings, and in the same round trip the replicas' bookings and the quota."""
+    base = asked.resolved.base
+    return await index.lookup(
+        tokens.prompts if base is not None else (),
+        model=base.name if base is not None else "",
+        adapter=asked.resolved.adapter,
+        cache_salt=asked.request.cache_salt,
+        session=session_of(asked.facts, asked.resolved),
+        quota=quota,
+    )
+
+
+def query_of(asked: AskedRequest, tokens: PromptTokens, hits: IndexHits, *, degraded: Mapping[str, str]) -> Query:
+    """Return what a choice reads of the request."""
+    resolved = asked.resolved
+    prompts = hits.keys
+    if tokens.chunks:
+        prompts = (PromptKeys(keys=tokens.chunks, tokens_each=tokens.chunk_tokens),)
+    return Query(
+        ask=Ask(
+            model=resolved.model,
+            adapter=resolved.adapter,
+            prompt_tokens=_longest_prompt(tokens) if len(asked.request.prompts) > 1 else tokens.estimated_tokens,
+            subset=asked.facts.subset,
+            max_model_len=resolved.base.max_model_len if resolved.base is not None else None,
+        ),
+        hits=hits,
+        prompts=prompts,
+        are_chunks=bool(tokens.chunks),
+        estimated_tokens=tokens.estimated_tokens,
+        session=session_of(asked.facts, resolved),
+        degraded={**degraded, **hits.degraded} if hits.degraded else degraded,
+        notes=asked.notes,
+        strict=MODEL_FILTER if resolved.fallbacks else NO_FILTER,
+    )
 
 
 def session_of(facts: RequestFacts, resolved: ResolvedModel) -> str | None:
@@ -194,41 +218,6 @@ def session_of(facts: RequestFacts, resolved: ResolvedModel) -> str | None:
     return None
 
 
-def longest_prompt(tokens: PromptTokens) -> int:
+def _longest_prompt(tokens: PromptTokens) -> int:
     """Return the tokens of a batch's longest prompt: each has the model's context for itself."""
     return max([len(prompt.tokens) // TOKEN_BYTES for prompt in tokens.prompts], default=0)
-
-
-def asked_for(
-    request: InferenceRequest,
-    resolved: ResolvedModel,
-    request_class: RequestClass,
-    *,
-    block_tokens: int = 0,
-    taken: Sequence[StepKind] = (),
-) -> AskedFor:
-    """Return the request's facts without its prompt."""
-    return AskedFor(
-        api=request.api.value,
-        model=_short(request.model),
-        served_model=_short(resolved.model),
-        adapter=resolved.adapter,
-        arm=resolved.arm,
-        prompts=len(request.prompts),
-        stream=request.stream,
-        max_tokens=request.max_tokens,
-        block_tokens=block_tokens,
-        request_class=request_class,
-        steps=tuple(kind.value for kind in taken),
-    )
-
-
-def _short(name: str | None) -> str | None:
-    return name if name is None else name[:LONGEST_NAME]
-
-
-def prompt_keys(tokens: PromptTokens, hits: IndexHits) -> Sequence[PromptKeys]:
-    """Return what each prompt is remembered by."""
-    if tokens.chunks:
-        return (PromptKeys(keys=tokens.chunks, tokens_each=tokens.chunk_tokens),)
-    return hits.keys

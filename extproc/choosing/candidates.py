@@ -1,7 +1,4 @@
-"""Every endpoint as one request sees it: reports, bookings of all replicas, expected hits, health. Pure.
-
-Called by `pick` once a request, hence plain: what does not apply is not looked for.
-"""
+"""Every endpoint as one request sees it: reports, bookings of all replicas, expected hits, health. Pure."""
 
 from collections.abc import Mapping, Sequence
 

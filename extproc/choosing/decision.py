@@ -1,11 +1,11 @@
-"""From candidates to a decision: filter, score, order. A pure function, called by `pick` once a request."""
+"""From candidates to a decision: filter, score, order. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from extproc.choosing.filters import FILTERS, LENIENT, keep_all
-from extproc.choosing.scorers import NO_COLUMNS, SCORERS, USUAL, usual_columns
+from extproc.choosing.filters import FILTERS, LENIENT
+from extproc.choosing.scorers import SCORERS
 from extproc.errors import NoReadyEndpointError
 from extproc.pods.endpoint import NOTHING_ASKED, Ask, Candidate
 from extproc.policy.values import PickPolicy
@@ -68,10 +68,9 @@ def decide(
     scores: dict[str, Sequence[float]] = {}
     totals = [0.0] * len(kept)
     scales, weights = policy.scales, policy.weights
-    usual = usual_columns(kept, ask, scales) if USUAL in weights else NO_COLUMNS
     for name, weight in weights.items():
         if weight > 0:
-            scores[name] = column = usual[name] if name in usual else SCORERS[name](kept, ask, scales)
+            scores[name] = column = SCORERS[name](kept, ask, scales)
             for i, score in enumerate(column):
                 totals[i] += weight * score
     order = best_first(totals, tie_break)
@@ -111,7 +110,7 @@ def require_some(
     """Apply the filters; raise NoReadyEndpointError when no candidate passes them."""
     kept, rejected = apply_filters(candidates, ask=ask, strict=strict)
     if not kept:
-        raise NoReadyEndpointError(_nobody(rejected))
+        raise NoReadyEndpointError(_why_none(rejected))
     return kept, rejected
 
 
@@ -120,12 +119,10 @@ def apply_filters(
 ) -> tuple[Sequence[Candidate], dict[str, str]]:
     """Return the candidates that every filter keeps, and for the others the filter and its words by address.
 
-    A lenient filter that would leave nobody gives way, unless `strict` names it.
+    A lenient filter that would leave no candidate gives way, unless `strict` names it.
     """
     kept: Sequence[Candidate] = candidates
     rejected: dict[str, str] = {}
-    if keep_all(candidates, ask):
-        return kept, rejected
     for name, keep in FILTERS.items():
         objections = [keep(candidate, ask) for candidate in kept]
         if not any(objections):
@@ -154,7 +151,7 @@ def best_first(totals: Sequence[float], tie_break: Callable[[], float]) -> list[
     return order
 
 
-def _nobody(rejected: Mapping[str, str]) -> str:
+def _why_none(rejected: Mapping[str, str]) -> str:
     if not rejected:
         return "no endpoint is configured for this picker"
     words = {why.partition(": ")[0] for why in rejected.values()}

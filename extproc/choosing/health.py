@@ -2,8 +2,7 @@
 
 Beside it which ones have said themselves that they are full: a 503 of the pod (vLLM's queue limits) is no failure.
 
-Told by the exchanges (`note`) and the scraper's reports; asked by `pick` once a request. Pure; time is an
-argument, monotonic seconds.
+Pure; time is an argument, monotonic seconds.
 """
 
 from collections import deque
@@ -13,7 +12,7 @@ from statistics import median
 from extproc.policy.values import HealthPolicy
 
 LONGEST_WINDOW = 256  # outcomes remembered an endpoint: at a high rate the last ones tell enough
-NOBODY: Mapping[str, str] = {}
+NONE_AVOIDED: Mapping[str, str] = {}
 NEVER_FULL: Mapping[str, float] = {}
 MOST_FULL_SECONDS = 8.0  # for a pod that says again and again that it is full, and not for how long
 LONGEST_FULL_SECONDS = 30.0  # that a pod's own Retry-After keeps it out
@@ -58,7 +57,7 @@ class EndpointHealth:
     def avoided(self, *, now: float) -> Mapping[str, str]:
         """Return the endpoints to be avoided at `now` and why, in a few words."""
         if not self._avoided:
-            return NOBODY
+            return NONE_AVOIDED
         return {
             endpoint: why
             for endpoint, (until, why) in self._avoided.items()
@@ -118,8 +117,8 @@ class EndpointHealth:
 
 def slow_endpoints(inter_token_seconds: Mapping[str, float], *, policy: HealthPolicy) -> Mapping[str, str]:
     """Return the endpoints whose time a token is an outlier (seconds by endpoint), and why, in a few words."""
-    if len(inter_token_seconds) < 3:  # of two, nobody can say which is odd
-        return NOBODY
+    if len(inter_token_seconds) < 3:  # of two, it cannot be said which is odd
+        return NONE_AVOIDED
     usual = median(inter_token_seconds.values())
     limit = max(usual * policy.slow_factor, policy.slow_floor_seconds)
     return {
@@ -130,5 +129,5 @@ def slow_endpoints(inter_token_seconds: Mapping[str, float], *, policy: HealthPo
 
 
 def at_most(avoided: Mapping[str, str], *, endpoints: int, share: float) -> Mapping[str, str]:
-    """Return `avoided`, or nobody where that is a larger share of the endpoints: then it is not the endpoints."""
-    return avoided if len(avoided) <= endpoints * share else NOBODY
+    """Return `avoided`, or none where that is a larger share of the endpoints: then it is not the endpoints."""
+    return avoided if len(avoided) <= endpoints * share else NONE_AVOIDED

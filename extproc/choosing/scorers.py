@@ -7,14 +7,64 @@ differences are larger, they are spread over the point.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from extproc.choosing.token_cost import decode_loads, prefill_costs
 from extproc.pods.endpoint import Ask, Candidate
 from extproc.policy.values import Scales
 
-Column = list[float]
 
-USUAL = "prefill-work"  # who weighs it weighs the other ones of `usual_columns`, too: the default strategy
-NO_COLUMNS: Mapping[str, Column] = {}
+def prefill_waits(candidates: Sequence[Candidate], *, scales: Scales) -> list[float]:
+    """Return the tokens that each endpoint computes before it begins with this request's prompt.
+
+    Those are the uncached tokens that all pickers have sent there, less what it has computed since. Waiting requests
+    that the pod reports count at least `scales.waiting_tokens` each: they may come past the pickers. An endpoint of
+    unknown load is taken for one with the longest queue.
+    """
+    each = scales.waiting_tokens
+    waits = []
+    unknown = False
+    for candidate in candidates:
+        wait, load = candidate.backlog_tokens, candidate.load
+        if load is None:
+            unknown = True
+        elif load.waiting_requests and load.waiting_requests * each > wait:
+            wait = load.waiting_requests * each
+        waits.append(wait)
+    if unknown:
+        longest = max(waits)
+        waits = [longest if candidate.load is None else wait for candidate, wait in zip(candidates, waits, strict=True)]
+    return waits
+
+
+def prefill_costs(candidates: Sequence[Candidate], *, scales: Scales) -> list[float]:
+    """Return for each endpoint that wait and the uncached rest of this prompt, in tokens.
+
+    The rest counts `scales.recompute_factor` times: waiting for a prefix that is being computed and computing it once
+    more elsewhere take the client equally long, but the second one takes the work from others.
+    """
+    costs, factor = prefill_waits(candidates, scales=scales), scales.recompute_factor
+    for i, candidate in enumerate(candidates):
+        # a prompt that is cached as a whole has still one token to compute
+        costs[i] += factor * max(candidate.prompt_tokens - candidate.saved_tokens, 1.0)
+    return costs
+
+
+def decode_loads(candidates: Sequence[Candidate], *, scales: Scales) -> list[float | None]:
+    """Return what decoding costs an endpoint a token: its sequences, and the context that they attend to.
+
+    None where the load is unknown.
+    """
+    loads: list[float | None] = []
+    for candidate in candidates:
+        load = candidate.load
+        if load is None:
+            loads.append(None)
+            continue
+        active = load.waiting_requests + load.running_requests + candidate.booked_requests
+        held = load.kv_usage * load.kv_capacity_tokens if load.kv_capacity_tokens is not None else 0.0
+        loads.append(max(active, candidate.open_requests) * scales.request_tokens + max(candidate.context_tokens, held))
+    return loads
+
+
+Column = list[float]
 
 
 def prefix(candidates: Sequence[Candidate], _: Ask, __: Scales) -> Column:
@@ -107,57 +157,6 @@ def turn(candidates: Sequence[Candidate], ask: Ask, _: Scales) -> Column:
     return [1.0 - ((i - ask.turn) % count) / count for i in range(count)]
 
 
-def usual_columns(candidates: Sequence[Candidate], ask: Ask, scales: Scales) -> Mapping[str, Column]:
-    """Return the columns of the default strategy's scorers by name, in one pass over what all of them look at.
-
-    None at all where a load is not known: each has its own way with it. Says no more and no less than the scorers
-    themselves, which a test compares.
-    """
-    waiting_tokens, request_tokens = scales.waiting_tokens, scales.request_tokens
-    recompute_factor, cache_tokens = scales.recompute_factor, scales.cache_tokens
-    prefills: list[float] = []
-    decodes: list[float] = []
-    shares: list[float] = []
-    depths: list[float] = []
-    free: Column = []
-    sessions: Column = []
-    for candidate in candidates:
-        load = candidate.load
-        if load is None:
-            return NO_COLUMNS
-        prompt, matched, worth = candidate.prompt_tokens, candidate.matched_tokens, candidate.worth_tokens
-        waiting, capacity, used = load.waiting_requests, load.kv_capacity_tokens, load.kv_usage
-        depth = waiting + candidate.booked_requests
-        depths.append(depth)
-        # as `token_cost` has it
-        wait: float = candidate.backlog_tokens
-        if waiting and waiting * waiting_tokens > wait:
-            wait = waiting * waiting_tokens
-        rest: float = prompt - (matched if worth is None else worth)
-        prefills.append(wait + recompute_factor * (1.0 if rest < 1.0 else rest))
-        active, opened = depth + load.running_requests, candidate.open_requests
-        context, held = candidate.context_tokens, used * capacity if capacity is not None else 0.0
-        decodes.append((opened if opened > active else active) * request_tokens + (held if held > context else context))
-        # as `cache_room` and `kv_usage` have it
-        shares.append(
-            candidate.filled_tokens / (capacity or cache_tokens) * (1.0 - matched / prompt) if prompt else 0.0
-        )
-        if capacity:
-            used += (prompt - matched) / capacity
-        left = 1.0 - used
-        free.append(0.0 if left < 0.0 else left)
-        sessions.append(1.0 if candidate.session else 0.0)
-    return {
-        "prefill-work": _least_is_best(prefills, scale=scales.prefill_tokens),
-        "decode-work": _least_is_best(decodes, scale=scales.decode_tokens),
-        "cache-room": _least_is_best(shares, scale=1.0),
-        "queue-depth": _least_is_best(depths, scale=scales.queue_requests),
-        "kv-usage": free,
-        "lora": lora(candidates, ask, scales) if ask.adapter is not None else [1.0] * len(prefills),
-        "session": sessions,
-    }
-
-
 def _adapter_score(candidate: Candidate, adapter: str) -> float:
     load = candidate.load
     if candidate.adapter_placed:
@@ -167,7 +166,8 @@ def _adapter_score(candidate: Candidate, adapter: str) -> float:
     listed = load.running_adapters | load.waiting_adapters
     if load.max_adapters is None or len(listed) < load.max_adapters:
         return 1.0 if adapter in load.running_adapters else 0.8
-    # vLLM 0.32 lists waiting adapters among the running ones: with more names than slots, nobody knows who is loaded
+    # vLLM 0.32 lists waiting adapters among the running ones: with more names than slots, it is not
+    # known which are loaded
     if adapter in load.running_adapters and len(load.running_adapters) <= load.max_adapters:
         return 1.0
     return 0.6 if adapter in listed else 0.0

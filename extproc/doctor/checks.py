@@ -5,32 +5,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from extproc.doctor import judge_envoy as envoy
+from extproc.doctor import judge_index as index
+from extproc.doctor import judge_pods as pods
 from extproc.doctor.facts import Facts
 from extproc.doctor.findings import Finding, Severity, unchecked
-from extproc.doctor.judge_envoy import (
-    envoy_failure_mode,
-    envoy_filter,
-    envoy_header,
-    envoy_mode,
-    envoy_picker,
-    envoy_steering,
-    envoy_timeouts,
-    leads_to_pool,
-)
-from extproc.doctor.judge_events import (
-    block_size,
-    event_publisher,
-    events_flow,
-    index_follows,
-    indexer_findings,
-    replay_socket,
-    same_keys,
-)
-from extproc.doctor.judge_picker import picker_answers, picker_endpoints
-from extproc.doctor.judge_pods import clocks, models_served, pods_answer, prefix_caching, render, vllm_version
-from extproc.doctor.judge_pools import pool_documents, pool_endpoints, pool_picker, pool_policies
-from extproc.doctor.judge_redis import redis_answers, redis_latency, redis_memory, redis_persistence
-from extproc.doctor.judge_tokens import picker_tokens, tokens
 
 Judge = Callable[[Facts], Iterable[Finding]]
 
@@ -92,11 +71,11 @@ def _envoy_filter(facts: Facts) -> bool:
 
 
 def _envoy_steering(facts: Facts) -> bool:
-    return _envoy_filter(facts) and (not facts.expected.pool or leads_to_pool(facts))
+    return _envoy_filter(facts) and (not facts.expected.pool or envoy.leads_to_pool(facts))
 
 
 def _envoy_failure_mode(facts: Facts) -> bool:
-    return _envoy_filter(facts) and bool(facts.expected.failure_mode) and leads_to_pool(facts)
+    return _envoy_filter(facts) and bool(facts.expected.failure_mode) and envoy.leads_to_pool(facts)
 
 
 def _mesh(facts: Facts) -> bool:
@@ -117,46 +96,56 @@ class Check:
 
 
 CHECKS: dict[str, Check] = {
-    "pods-answer": Check(judge=pods_answer, right="every pod answers as a vLLM"),
-    "models-served": Check(judge=models_served, right="the pods serve the configured models", applies=_pods),
-    "vllm-version": Check(judge=vllm_version, right="the pods run one known version of vLLM", applies=_pods),
-    "prefix-caching": Check(judge=prefix_caching, right="every pod caches prefixes", applies=_pods),
-    "tokens": Check(judge=tokens, right="picker and pods make the same tokens of every probe", applies=_tokenized),
-    "render": Check(judge=render, right="the pods render prompts", applies=_rendered),
-    "event-publisher": Check(judge=event_publisher, right="every pod publishes its KV events", applies=_pods),
-    "replay-socket": Check(judge=replay_socket, right="every pod can replay its events", applies=_pods),
-    "index-follows": Check(judge=index_follows, right="an indexer follows every pod", applies=_index),
-    "events-flow": Check(judge=events_flow, right="events come of what the pods compute", applies=_index),
-    "block-size": Check(judge=block_size, right="pods, events and index have the same block size", applies=_index),
-    "same-keys": Check(judge=same_keys, right="a fresh prompt is found in the index where it went", applies=_tried),
-    "indexer-findings": Check(judge=indexer_findings, right="the indexers have found nothing wrong", applies=_indexer),
-    "clocks": Check(judge=clocks, right="the clocks agree", applies=_clocks),
-    "redis-answers": Check(judge=redis_answers, right="Redis answers and is new enough"),
-    "redis-memory": Check(judge=redis_memory, right="Redis evicts nothing and has room", applies=_redis),
-    "redis-persistence": Check(judge=redis_persistence, right="Redis writes no append-only file", applies=_redis),
-    "redis-latency": Check(judge=redis_latency, right="Redis answers in time", applies=_redis),
-    "picker-answers": Check(judge=picker_answers, right="the picker is ready and serves gRPC", applies=_picker),
+    "pods-answer": Check(judge=pods.pods_answer, right="every pod answers as a vLLM"),
+    "models-served": Check(judge=pods.models_served, right="the pods serve the configured models", applies=_pods),
+    "vllm-version": Check(judge=pods.vllm_version, right="the pods run one known version of vLLM", applies=_pods),
+    "prefix-caching": Check(judge=pods.prefix_caching, right="every pod caches prefixes", applies=_pods),
+    "tokens": Check(judge=pods.tokens, right="picker and pods make the same tokens of every probe", applies=_tokenized),
+    "render": Check(judge=pods.render, right="the pods render prompts", applies=_rendered),
+    "event-publisher": Check(judge=index.event_publisher, right="every pod publishes its KV events", applies=_pods),
+    "replay-socket": Check(judge=index.replay_socket, right="every pod can replay its events", applies=_pods),
+    "index-follows": Check(judge=index.index_follows, right="an indexer follows every pod", applies=_index),
+    "events-flow": Check(judge=index.events_flow, right="events come of what the pods compute", applies=_index),
+    "block-size": Check(
+        judge=index.block_size, right="pods, events and index have the same block size", applies=_index
+    ),
+    "same-keys": Check(
+        judge=index.same_keys, right="a fresh prompt is found in the index where it went", applies=_tried
+    ),
+    "indexer-findings": Check(
+        judge=index.indexer_findings, right="the indexers have found nothing wrong", applies=_indexer
+    ),
+    "clocks": Check(judge=pods.clocks, right="the clocks agree", applies=_clocks),
+    "redis-answers": Check(judge=index.redis_answers, right="Redis answers and is new enough"),
+    "redis-memory": Check(judge=index.redis_memory, right="Redis evicts nothing and has room", applies=_redis),
+    "redis-persistence": Check(judge=index.redis_persistence, right="Redis writes no append-only file", applies=_redis),
+    "redis-latency": Check(judge=index.redis_latency, right="Redis answers in time", applies=_redis),
+    "picker-answers": Check(judge=pods.picker_answers, right="the picker is ready and serves gRPC", applies=_picker),
     "picker-endpoints": Check(
-        judge=picker_endpoints, right="the picker has the same endpoints", applies=_picker_answers
+        judge=pods.picker_endpoints, right="the picker has the same endpoints", applies=_picker_answers
     ),
     "picker-tokens": Check(
-        judge=picker_tokens, right="the running picker counts tokens as the pods do", applies=_picker_tokens
+        judge=pods.picker_tokens, right="the running picker counts tokens as the pods do", applies=_picker_tokens
     ),
-    "envoy-filter": Check(judge=envoy_filter, right="Envoy shows requests to an ext_proc service", applies=_envoy),
-    "envoy-mode": Check(judge=envoy_mode, right="the filter's modes are right", applies=_envoy_filter),
-    "envoy-timeouts": Check(judge=envoy_timeouts, right="no timeout cuts a generation", applies=_envoy_filter),
-    "envoy-header": Check(judge=envoy_header, right="clients cannot choose their pod", applies=_envoy_filter),
-    "envoy-steering": Check(judge=envoy_steering, right="Envoy goes where the picker says", applies=_envoy_steering),
+    "envoy-filter": Check(
+        judge=envoy.envoy_filter, right="Envoy shows requests to an ext_proc service", applies=_envoy
+    ),
+    "envoy-mode": Check(judge=envoy.envoy_mode, right="the filter's modes are right", applies=_envoy_filter),
+    "envoy-timeouts": Check(judge=envoy.envoy_timeouts, right="no timeout cuts a generation", applies=_envoy_filter),
+    "envoy-header": Check(judge=envoy.envoy_header, right="clients cannot choose their pod", applies=_envoy_filter),
+    "envoy-steering": Check(
+        judge=envoy.envoy_steering, right="Envoy goes where the picker says", applies=_envoy_steering
+    ),
     "envoy-failure-mode": Check(
-        judge=envoy_failure_mode,
+        judge=envoy.envoy_failure_mode,
         right="without a picker, Envoy does what the policy says",
         applies=_envoy_failure_mode,
     ),
-    "envoy-picker": Check(judge=envoy_picker, right="Envoy reaches the picker", applies=_envoy_filter),
-    "pool-documents": Check(judge=pool_documents, right="every document is taken as it is", applies=_mesh),
-    "pool-policies": Check(judge=pool_policies, right="every policy is in force as it is written", applies=_mesh),
-    "pool-endpoints": Check(judge=pool_endpoints, right="every pool has pods of its own", applies=_mesh),
-    "pool-picker": Check(judge=pool_picker, right="the picker serves these pools", applies=_served_pools),
+    "envoy-picker": Check(judge=envoy.envoy_picker, right="Envoy reaches the picker", applies=_envoy_filter),
+    "pool-documents": Check(judge=pods.pool_documents, right="every document is taken as it is", applies=_mesh),
+    "pool-policies": Check(judge=pods.pool_policies, right="every policy is in force as it is written", applies=_mesh),
+    "pool-endpoints": Check(judge=pods.pool_endpoints, right="every pool has pods of its own", applies=_mesh),
+    "pool-picker": Check(judge=pods.pool_picker, right="the picker serves these pools", applies=_served_pools),
 }
 # of several pools these are asked of each with its own pods, models and part of the index; the others once
 OF_EACH_POOL = frozenset(CHECKS) & {

@@ -1,6 +1,7 @@
-"""The command `kvmesh doctor`: looks at every part of a running mesh and says what to mend. Imports late."""
+"""The command `kvmesh doctor`: looks at every part of a running mesh and says what to mend. It imports late."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,15 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from extproc.doctor.findings import WORST_FIRST, Finding, Severity
+from extproc.errors import ConfigError
 from extproc.policy.values import Steering
-from kvmesh.admin.admin_options import with_admin_login
-from kvmesh.redis.options import with_redis
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.options import takes_settings
+from kvmesh.plain_text import cut_end, printable
+from kvmesh.redis.address import RedisAccess
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from extproc.settings.config import PickerSettings
-    from kvmesh.admin.admin_login import AdminLogin
     from kvmesh.documents.documents import Snapshot
-    from kvmesh.redis.address import RedisAccess
+
+STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.UNCHECKED: "magenta", Severity.OK: "green"}
+WIDTH = max(len(severity) for severity in Severity)
+SEEN_LIMIT = 600  # characters; answers of other programs may be long
 
 app = typer.Typer(add_completion=False)
 
@@ -27,11 +36,10 @@ def _group() -> None:
 
 
 @app.command("doctor")
-@with_redis
-@with_admin_login
+@takes_settings
 def doctor(
-    access: "RedisAccess",
-    login: "AdminLogin",
+    login: AdminLogin,
+    access: RedisAccess,
     endpoints: Annotated[
         str,
         typer.Option(
@@ -116,10 +124,9 @@ def doctor(
     import msgspec
     from rich.console import Console
 
-    from extproc.doctor.examine import examine, examine_mesh
+    from extproc.doctor.examine import DoctorSettings, examine
+    from extproc.doctor.examine_mesh import examine_mesh
     from extproc.doctor.findings import exit_code
-    from extproc.doctor.gather import DoctorSettings
-    from extproc.doctor.report import render
     from extproc.settings.config import PickerSettings, parse_endpoints, read_models
 
     follows_mesh = kubernetes or policies is not None
@@ -170,10 +177,35 @@ def doctor(
     raise typer.Exit(exit_code(findings))
 
 
+def render(findings: Sequence[Finding], *, console: "Console") -> None:
+    """Print every finding, worst first, with its fix below it, and a last line that counts; all as text, no markup."""
+    from rich.text import Text
+
+    for finding in sorted(findings, key=lambda finding: WORST_FIRST.index(finding.severity)):
+        line = Text(finding.severity.value.ljust(WIDTH + 1), style=STYLES[finding.severity])
+        about = f"{finding.subject}: " if finding.subject else ""
+        line.append(f"[{finding.check}] ", style="dim")
+        line.append(cut_end(printable(about + finding.seen), limit=SEEN_LIMIT), style="none")
+        console.print(line, soft_wrap=True)
+        if finding.fix:
+            console.print(Text(f"{' ' * (WIDTH + 1)}→ {printable(finding.fix)}"), soft_wrap=True)
+    console.print(Text(summary(findings)))
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return the last line."""
+    counts = Counter(finding.severity for finding in findings)
+    named = {
+        Severity.ERROR: "errors",
+        Severity.WARNING: "warnings",
+        Severity.UNCHECKED: "not checked",
+        Severity.OK: "checks fine",
+    }
+    return ", ".join(f"{counts[severity]} {name}" for severity, name in named.items() if counts[severity])
+
+
 def _require_one_source(*, endpoints: str, pool: list[str] | None, namespaces: str, follows_mesh: bool) -> None:
     """Raise ConfigError where the options do not say what to check."""
-    from extproc.errors import ConfigError
-
     if not endpoints and not follows_mesh:
         raise ConfigError("name what to check: --endpoints IP:PORT,…, or pools by --kubernetes or --policies FOLDER")
     if (pool or namespaces) and not follows_mesh:
@@ -182,16 +214,15 @@ def _require_one_source(*, endpoints: str, pool: list[str] | None, namespaces: s
 
 def _snapshot(settings: "PickerSettings", *, timeout_seconds: float) -> "Snapshot":
     """Read the documents once. Raise ConfigError or KvmeshError."""
-    from extproc.errors import ConfigError
     from extproc.policy.view import first_snapshot
-    from extproc.pools.mesh_sources import namespaces_read
-    from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
-    from kvmesh.documents.cluster_sources import folder_source, kubernetes_source
+    from extproc.pools.mesh import namespaces_read
+    from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
+    from kvmesh.documents.sources import FolderSource, kubernetes_source
 
     folder = settings.policies_folder
     try:
         source = (
-            folder_source(folder)
+            FolderSource(folder)
             if folder is not None
             else kubernetes_source(ClusterAccess(), namespaces=namespaces_read(settings))
         )
@@ -202,8 +233,7 @@ def _snapshot(settings: "PickerSettings", *, timeout_seconds: float) -> "Snapsho
 
 def _asked_pools(snapshot: "Snapshot", texts: Sequence[str]) -> frozenset[str]:
     """Return the pools that are asked for, none: all. Raise ConfigError where one is not there."""
-    from extproc.errors import ConfigError
-    from extproc.pools.pool_names import pool_name
+    from extproc.pools.pool_hosts import pool_name
     from kvmesh.documents.pool_resolver import resolve_pools
 
     names = resolve_pools(snapshot.documents).pools

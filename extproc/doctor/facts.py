@@ -1,4 +1,4 @@
-"""What the doctor has gathered, before anyone judges it. Values only: filled by `gather*`, read by `judge_*`."""
+"""What the doctor has gathered, before it is judged. Values only: filled by `gather_*`, read by `judge_*`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -264,7 +264,7 @@ class PoolFacts:
     name: str  # "namespace/name"
     endpoints: tuple[PoolEndpoint, ...]
     hash_seed: str  # its own part of the index
-    model: str | None  # that its blocks are indexed under; None: neither declared nor told by a pod
+    model: str | None  # that its blocks are indexed under; None: neither declared nor named by a pod
     policies: tuple[str, ...]  # in force there, "namespace/name"
 
 
@@ -280,7 +280,7 @@ class MeshFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything; None stands for a part that nobody asked about."""
+    """Everything; None stands for a part that was not asked for."""
 
     expected: Expected
     now: float  # unix seconds

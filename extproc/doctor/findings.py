@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import partial
 
 import msgspec
 
@@ -37,16 +38,11 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return NOT_ALL_CHECKED if Severity.UNCHECKED in severities else 0
 
 
-def error(subject: str, seen: str, *, fix: str) -> Finding:
-    """Make an error; the check's name is filled in by whoever runs the check."""
-    return Finding(check="", severity=Severity.ERROR, subject=subject, seen=seen, fix=fix)
+def _finding(severity: Severity, subject: str, seen: str, *, fix: str) -> Finding:
+    return Finding(check="", severity=severity, subject=subject, seen=seen, fix=fix)
 
 
-def warning(subject: str, seen: str, *, fix: str) -> Finding:
-    """Make a warning; see `error`."""
-    return Finding(check="", severity=Severity.WARNING, subject=subject, seen=seen, fix=fix)
-
-
-def unchecked(subject: str, seen: str, *, fix: str) -> Finding:
-    """Say what could not be looked at; see `error`."""
-    return Finding(check="", severity=Severity.UNCHECKED, subject=subject, seen=seen, fix=fix)
+# what judges make; the check's name is filled in where the check is run
+error = partial(_finding, Severity.ERROR)
+warning = partial(_finding, Severity.WARNING)
+unchecked = partial(_finding, Severity.UNCHECKED)

@@ -1,145 +1,175 @@
-"""Asks each vLLM pod about itself: /metrics, /v1/models, /version, /kv_event_sources, /tokenize. Judges nothing."""
+"""Asks each vLLM pod about itself: /metrics, /v1/models, /version, /kv_event_sources, /tokenize. Judges nothing.
+
+`PROBES` are the prompts that tokens are compared on: what templates and tokenizers most often get differently. They are
+tokenized here, as the picker would, and by the pod.
+"""
 
 import asyncio
-import re
+import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
+import msgspec
 
-from extproc.doctor.facts import PodFacts, Publisher
-from extproc.doctor.gather_tokens import OwnTokens, compare
-from extproc.doctor.http_page import Page, ask
-from extproc.doctor.probes import PROBES
-from extproc.models.models import ModelTable, ServedModel, TokensFrom
-from extproc.pods.endpoint import EndpointModels
-from extproc.pods.served_models import parse_served_models
+from extproc.doctor.facts import Expected, PodFacts, Publisher, TokenComparison
+from extproc.doctor.questions import Client, Page
+from extproc.errors import PickError, PromptTokensError
+from extproc.models.models import ServedModel, TokensFrom
+from extproc.pods.endpoint import EndpointModels, parse_served_models
+from extproc.prompts.prompt_tokens import load_tokenizer
+from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.requests.openai import parse_request
+from kvmesh.pods.pod_report import sum_counters
+from kvmesh.pods.vllm_metrics import parse_load, parse_pod_report
 
+PODS_AT_A_TIME = 16
 POD_ANSWER_BYTES = 8 << 20
-_CONFIG = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
-_LABEL = re.compile(rb'(\w+)="([^"\\]*)"')
-_COUNT = re.compile(rb"^(vllm:prompt_tokens_total|vllm:num_requests_running)\{[^\n]*\} (\S+)", re.MULTILINE)
-# docs/findings.md: sizes that a pod's events may rightly have
-_SIZES = (
-    b"block_size",
-    b"effective_attention_block_size",
-    b"hash_block_size",
-    b"prefix_match_unit",
-    b"cache_hit_alignment_tokens",
+SHOWN_CHARACTERS = 200  # of what a pod says to a request that it refuses
+Tokens = tuple[int, ...] | str  # a text says why there are none
+TokensByProbe = Mapping[str, Tokens]
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather of a place: °C, wind & rain",
+            "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+        },
+    }
+]
+UNICODE = "Straße, İstanbul, e\u0301 vs é, 日本語, 한국어, العربية, 👩‍👩‍👧 🏳️‍🌈\u00a0\u2003end"
+WHITESPACE = "  two  spaces\n\n\n\ttab\r\nline   \n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One prompt, as a client sends it; /tokenize of the pod takes the same fields."""
+
+    name: str
+    path: str
+    fields: Mapping[str, Any]
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether a chat template takes part."""
+        return "messages" in self.fields
+
+    def body(self, model: str) -> bytes:
+        """Return the request body for a model."""
+        return msgspec.json.encode({"model": model, **self.fields})
+
+
+def _chat(name: str, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Probe:
+    return Probe(name=name, path="/v1/chat/completions", fields={"messages": messages, **fields})
+
+
+def _completion(name: str, prompt: str) -> Probe:
+    return Probe(name=name, path="/v1/completions", fields={"prompt": prompt})
+
+
+def _says(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+PROBES = (
+    _completion("completion", "The quick brown fox jumps over the lazy dog. 1234567890 x²+y²≠z²"),
+    _completion("completion with Unicode", UNICODE),
+    _completion("completion with whitespace", WHITESPACE),
+    _chat("chat", [_says("user", "What is a block pool?")]),
+    _chat(
+        "chat with system prompt and history",
+        [
+            _says("system", "You are a terse assistant. " * 8),
+            _says("user", "Name a colour."),
+            _says("assistant", "Blue."),
+            _says("user", "Another one, please."),
+        ],
+    ),
+    _chat("chat with Unicode", [_says("user", UNICODE + WHITESPACE)]),
+    _chat("chat with tools", [_says("user", "Will it rain in Paris?")], tools=TOOLS),
 )
 
 
-class PodQuestions:
-    """What every pod is asked, and with what patience."""
+async def gather_pods(client: Client, expected: Expected, own: Mapping[str, TokensByProbe]) -> tuple[PodFacts, ...]:
+    """Ask all pods, so many at a time; `own` are the picker's tokens by model."""
+    slots = asyncio.Semaphore(PODS_AT_A_TIME)
 
-    def __init__(
-        self, http: aiohttp.ClientSession, *, models: ModelTable, own: Mapping[str, OwnTokens], timeout_seconds: float
-    ) -> None:
-        self._http = http
-        self._models = models
-        self._own = own
-        self._timeout_seconds = timeout_seconds
+    async def ask_one(endpoint: str) -> PodFacts:
+        async with slots:
+            return await _gather_pod(client, endpoint, models=expected.models.served, own=own)
 
-    async def gather(self, endpoint: str) -> PodFacts:
-        """Return what one pod says."""
-        metrics, models, version, sources = await asyncio.gather(
-            *(self._get(endpoint, path) for path in ("/metrics", "/v1/models", "/version", "/kv_event_sources"))
-        )
-        if metrics.status != 200:
-            return PodFacts(endpoint=endpoint, problem=metrics.problem or f"/metrics answers {metrics.status}")
-        if b"\nvllm:" not in b"\n" + metrics.body:
-            return PodFacts(endpoint=endpoint, problem="/metrics has no vLLM metrics: something else answers there")
-        served = parse_served_models(models.body) if models.status == 200 else None
-        ours = [model for model in self._models.served if served is None or _name_at(model, served) is not None]
-        tokens = [await self._tokens(endpoint, model, served) for model in ours]
-        return PodFacts(
-            endpoint=endpoint,
-            served=served,
-            version=_version(version),
-            block_sizes=_block_sizes(metrics.body),
-            prefix_caching=_prefix_caching(metrics.body),
-            prompt_tokens=_count(metrics.body, b"vllm:prompt_tokens_total"),
-            running=_count(metrics.body, b"vllm:num_requests_running") or 0,
-            sources_status=sources.status,
-            publishers=_publishers(sources),
-            clock_ahead_seconds=metrics.clock_ahead_seconds,
-            tokens=tuple(one for of_model in tokens for one in of_model),
-            render_status={
-                model.name: await self._render_status(endpoint, model, served)
-                for model in ours
-                if model.tokens_from is TokensFrom.RENDER
-            },
-        )
-
-    async def _tokens(self, endpoint: str, model: ServedModel, served: EndpointModels | None) -> Sequence[Any]:
-        own = self._own.get(model.name)
-        if own is None:
-            return ()
-        name = model.name if served is None else _name_at(model, served) or model.name
-        return [
-            compare(probe, own=own, answer=await self._post(endpoint, "/tokenize", probe.body(name)))
-            for probe in PROBES
-        ]
-
-    async def _render_status(self, endpoint: str, model: ServedModel, served: EndpointModels | None) -> int:
-        name = model.name if served is None else _name_at(model, served) or model.name
-        chat = next(probe for probe in PROBES if probe.is_chat)
-        return (await self._post(endpoint, f"{chat.path}/render", chat.body(name))).status
-
-    async def _get(self, endpoint: str, path: str) -> Page:
-        return await ask(
-            self._http,
-            f"http://{endpoint}{path}",
-            timeout_seconds=self._timeout_seconds,
-            limit_bytes=POD_ANSWER_BYTES,
-        )
-
-    async def _post(self, endpoint: str, path: str, body: bytes) -> Page:
-        return await ask(
-            self._http,
-            f"http://{endpoint}{path}",
-            timeout_seconds=self._timeout_seconds,
-            post=body,
-            limit_bytes=POD_ANSWER_BYTES,
-        )
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask_one(each), name=f"ask {each}") for each in expected.endpoints]
+    return tuple(task.result() for task in tasks)
 
 
-def _name_at(model: ServedModel, served: EndpointModels) -> str | None:
-    """Return a name under which the pod serves the model."""
+async def _gather_pod(
+    client: Client, endpoint: str, *, models: Sequence[ServedModel], own: Mapping[str, TokensByProbe]
+) -> PodFacts:
+    async def ask(path: str, *, post: bytes | None = None) -> Page:
+        return await client.ask(f"http://{endpoint}{path}", post=post, limit_bytes=POD_ANSWER_BYTES)
+
+    metrics, listed, version, sources = await asyncio.gather(
+        *(ask(path) for path in ("/metrics", "/v1/models", "/version", "/kv_event_sources"))
+    )
+    if metrics.status != 200:
+        return PodFacts(endpoint=endpoint, problem=metrics.problem or f"/metrics answers {metrics.status}")
+    if b"\nvllm:" not in b"\n" + metrics.body:
+        return PodFacts(endpoint=endpoint, problem="/metrics has no vLLM metrics: something else answers there")
+    load = parse_load(metrics.body, reported_at=0.0)
+    report = parse_pod_report(metrics.body, scraped_at=0.0)
+    engines = sum_counters((report.engines or {}).values())
+    served = parse_served_models(listed.body) if listed.status == 200 else None
+    names = {model.name: name for model in models if (name := served_name(model, served)) is not None}
+    chat = next(probe for probe in PROBES if probe.is_chat)
+    return PodFacts(
+        endpoint=endpoint,
+        served=served,
+        version=_version(version),
+        block_sizes=report.block_sizes,
+        prefix_caching=report.caches_prefixes,
+        prompt_tokens=None if engines is None else engines.prompt_tokens,
+        running=0 if load is None else load.running_requests,
+        sources_status=sources.status,
+        publishers=_publishers(sources),
+        clock_ahead_seconds=metrics.clock_ahead_seconds,
+        tokens=tuple(
+            [
+                _compare(
+                    probe,
+                    model=model,
+                    ours=own[model][probe.name],
+                    answer=await ask("/tokenize", post=probe.body(name)),
+                )
+                for model, name in names.items()
+                if model in own
+                for probe in PROBES
+            ]
+        ),
+        render_status={
+            model.name: (await ask(f"{chat.path}/render", post=chat.body(names[model.name]))).status
+            for model in models
+            if model.name in names and model.tokens_from is TokensFrom.RENDER
+        },
+    )
+
+
+def served_name(model: ServedModel, served: EndpointModels | None) -> str | None:
+    """Return a name under which a pod serves the model, None where it does not; our own where the pod lists none."""
+    if served is None:
+        return model.name
     return next((name for name in (model.name, *sorted(model.aliases)) if name in served.models), None)
 
 
 def _version(page: Page) -> str | None:
-    content = page.json() if page.status == 200 else None
-    version = content.get("version") if isinstance(content, Mapping) else None
+    version = page.field("version")
     return version[:40] if isinstance(version, str) else None
 
 
-def _configs(metrics: bytes) -> list[dict[bytes, bytes]]:
-    return [dict(_LABEL.findall(labels)) for labels in _CONFIG.findall(metrics)]
-
-
-def _block_sizes(metrics: bytes) -> frozenset[int]:
-    texts = [labels.get(name, b"") for labels in _configs(metrics) for name in _SIZES]
-    return frozenset(int(text) for text in texts if text.isdigit() and 0 < len(text) < 8 and int(text))
-
-
-def _prefix_caching(metrics: bytes) -> bool | None:
-    said = {labels.get(b"enable_prefix_caching") for labels in _configs(metrics)} & {b"True", b"False"}
-    return b"False" not in said if said else None
-
-
-def _count(metrics: bytes, name: bytes) -> int | None:
-    """Return the sum over the pod's engines."""
-    values = [value for found, value in _COUNT.findall(metrics) if found == name]
-    try:
-        return sum(int(float(value)) for value in values) if values else None
-    except (ValueError, OverflowError):
-        return None
-
-
 def _publishers(page: Page) -> tuple[Publisher, ...]:
-    content = page.json() if page.status == 200 else None
+    content = page.content
     if not isinstance(content, Mapping):
         return ()
     return tuple(_publisher(str(rank), said) for rank, said in sorted(content.items()))
@@ -155,3 +185,58 @@ def _publisher(rank: str, said: object) -> Publisher:
         events=str(config.get("endpoint", "")),
         replay=replay if isinstance(replay, str) else None,
     )
+
+
+async def own_tokens(
+    models: Sequence[ServedModel], *, loaded: Mapping[str, ModelTokenizer] | None = None
+) -> dict[str, TokensByProbe]:
+    """Return what the picker's settings make of every probe, for each model that has a tokenizer folder.
+
+    They are made in a thread, because loading a tokenizer takes long. `loaded` are those that are loaded already.
+    """
+    return {
+        model.name: await asyncio.to_thread(_of_model, model, (loaded or {}).get(model.name))
+        for model in models
+        if model.tokens_from is TokensFrom.TOKENIZER
+    }
+
+
+def _of_model(model: ServedModel, tokenizer: ModelTokenizer | None) -> TokensByProbe:
+    try:
+        tokenizer = tokenizer or load_tokenizer(model)
+    except PromptTokensError as error:
+        return {probe.name: str(error) for probe in PROBES}
+    return {probe.name: _of_probe(probe, model.name, tokenizer) for probe in PROBES}
+
+
+def _of_probe(probe: Probe, model: str, tokenizer: ModelTokenizer) -> Tokens:
+    try:
+        (buffer,) = tokenizer.token_buffers(parse_request(path=probe.path, body=probe.body(model)))
+    except (PromptTokensError, PickError) as error:
+        return str(error)
+    return struct.unpack(f"<{len(buffer) // 4}I", buffer)
+
+
+def _compare(probe: Probe, *, model: str, ours: Tokens, answer: Page) -> TokenComparison:
+    """Set one probe's own tokens beside the answer of POST /tokenize."""
+    theirs = _their_tokens(answer)
+    return TokenComparison(
+        model=model,
+        probe=probe.name,
+        is_chat=probe.is_chat,
+        ours=ours if isinstance(ours, tuple) else None,
+        theirs=theirs if isinstance(theirs, tuple) else None,
+        our_problem=ours if isinstance(ours, str) else "",
+        their_problem=theirs if isinstance(theirs, str) else "",
+        refused=answer.status == 400,
+    )
+
+
+def _their_tokens(answer: Page) -> Tokens:
+    if answer.status != 200:
+        said = answer.body[:SHOWN_CHARACTERS].decode("utf-8", "replace")
+        return answer.problem or f"/tokenize answers {answer.status}: {said}"
+    tokens = answer.field("tokens")
+    if not isinstance(tokens, list) or not all(type(each) is int for each in tokens):
+        return "/tokenize answers no list of tokens"
+    return tuple(tokens)

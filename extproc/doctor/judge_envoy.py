@@ -3,7 +3,8 @@
 Why each setting is as it is stands beside it in `envoy/*.yaml`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from typing import Any
 
 from extproc.doctor.facts import SERVING, EnvoyCluster, EnvoyFacts, ExtProcFilter, Facts
@@ -19,6 +20,19 @@ DEFAULT_BUFFER_BYTES = 1 << 20
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
+def _with_filter(
+    judge: Callable[[Facts, EnvoyFacts, ExtProcFilter], Iterator[Finding]],
+) -> Callable[[Facts], Iterator[Finding]]:
+    """Judge Envoy and the filter that asks the picker; where there is none, `envoy_filter` says so."""
+
+    @wraps(judge)
+    def judge_facts(facts: Facts) -> Iterator[Finding]:
+        if facts.envoy is not None and (picking := facts.envoy.picking_filter()) is not None:
+            yield from judge(facts, facts.envoy, picking)
+
+    return judge_facts
+
+
 def envoy_filter(facts: Facts) -> Iterator[Finding]:
     """Envoy answers its admin page and has an ext_proc filter that sees requests."""
     envoy = facts.envoy
@@ -31,12 +45,9 @@ def envoy_filter(facts: Facts) -> Iterator[Finding]:
         yield error(envoy.url, f"{seen} in any listener: requests do not pass the picker", fix=EXAMPLES)
 
 
-def envoy_mode(facts: Facts) -> Iterator[Finding]:
+@_with_filter
+def envoy_mode(_: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterator[Finding]:
     """The filter shows the picker the whole request and the end of the exchange, and takes its answer."""
-    found = _picking(facts)
-    if found is None:
-        return
-    envoy, picking = found
     body = picking.mode("request_body_mode")
     if body not in (DUPLEX, BUFFERED):
         yield error(
@@ -90,12 +101,9 @@ def _buffered(envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterator[Finding]:
         )
 
 
-def envoy_timeouts(facts: Facts) -> Iterator[Finding]:
+@_with_filter
+def envoy_timeouts(facts: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterator[Finding]:
     """No timeout cuts a long generation."""
-    found = _picking(facts)
-    if found is None:
-        return
-    envoy, picking = found
     timeout = picking.config.get("grpc_service", {}).get("timeout")
     if _seconds(timeout) > 0:
         yield error(
@@ -124,12 +132,9 @@ def envoy_timeouts(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def envoy_header(facts: Facts) -> Iterator[Finding]:
+@_with_filter
+def envoy_header(facts: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterator[Finding]:
     """Clients cannot choose their pod."""
-    found = _picking(facts)
-    if found is None:
-        return
-    envoy, picking = found
     if PICK_KEY in _removed_headers(picking):
         return
     trusts = any(_trusts_header(cluster) for cluster in _pod_clusters(facts, envoy))
@@ -142,12 +147,9 @@ def envoy_header(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def envoy_steering(facts: Facts) -> Iterator[Finding]:
+@_with_filter
+def envoy_steering(facts: Facts, envoy: EnvoyFacts, _: ExtProcFilter) -> Iterator[Finding]:
     """Envoy goes where the picker says."""
-    found = _picking(facts)
-    if found is None:
-        return
-    envoy, _ = found
     wanted = facts.expected.steering
     other = Steering.ORIGINAL_DST if wanted is Steering.OVERRIDE_HOST else Steering.OVERRIDE_HOST
     candidates = _clusters_of_pool(facts, envoy) if facts.expected.pool else list(envoy.clusters)
@@ -216,13 +218,12 @@ def _sources_and_members(facts: Facts, envoy: EnvoyFacts, clusters: list[EnvoyCl
         )
 
 
-def envoy_failure_mode(facts: Facts) -> Iterator[Finding]:
+@_with_filter
+def envoy_failure_mode(facts: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterator[Finding]:
     """While no picker answers, Envoy does what the pool's policy says: only `kvmesh install` tells it so."""
-    found = _picking(facts)
     expected = facts.expected
-    if found is None or not expected.failure_mode:
+    if not expected.failure_mode:
         return
-    envoy, picking = found
     routes = [route for route in envoy.pool_routes if route.pool == expected.pool]
     default = picking.config.get("failure_mode_allow") is True
     modes = {default if route.fails_open is None else route.fails_open: route.name for route in routes}
@@ -262,12 +263,9 @@ def _clusters_of_pool(facts: Facts, envoy: EnvoyFacts) -> list[EnvoyCluster]:
     return [each for each in envoy.clusters if (each.name in named if named else each.addresses & endpoints)]
 
 
-def envoy_picker(facts: Facts) -> Iterator[Finding]:
+@_with_filter
+def envoy_picker(_: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterator[Finding]:
     """Envoy reaches the picker, over HTTP/2, with as many streams as there are requests."""
-    found = _picking(facts)
-    if found is None:
-        return
-    envoy, picking = found
     cluster = envoy.cluster(picking.cluster)
     if cluster is None or not cluster.hosts:
         yield error(
@@ -305,14 +303,6 @@ def _picker_cluster(envoy: EnvoyFacts, cluster: EnvoyCluster) -> Iterator[Findin
             f"cluster {cluster.name!r} of the picker takes {most} requests at a time: the rest is answered 503",
             fix="set circuit_breakers.thresholds: [{max_requests: 1000000, max_connections: 1000000, …}] there",
         )
-
-
-def _picking(facts: Facts) -> tuple[EnvoyFacts, ExtProcFilter] | None:
-    """Return the filter to be judged; None where another check says that there is none."""
-    if facts.envoy is None or facts.envoy.problem:
-        return None
-    picking = facts.envoy.picking_filter()
-    return None if picking is None else (facts.envoy, picking)
 
 
 def _pod_clusters(facts: Facts, envoy: EnvoyFacts) -> list[EnvoyCluster]:

@@ -1,16 +1,18 @@
-"""Judges what the pods say of themselves: reachable, the right models, caching, a known version, a sane clock."""
+"""Judges the pods, the tokens that they make, the pools that they are in, and the running picker in front of them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from extproc.doctor.facts import Facts, PodFacts
-from extproc.doctor.findings import Finding, error, unchecked, warning
+from extproc.doctor.facts import SERVING, Facts, PodFacts, PoolFacts, TokenComparison
+from extproc.doctor.findings import Finding, Severity, error, unchecked, warning
 from extproc.models.models import TokensFrom
+from extproc.policy.status import ACCEPTED, CONFLICTED, FALSE, TRUE, WARNING
 
 OLDEST = (0, 8)  # vLLM; docs/limits.md
 WITHOUT_GROUP_KINDS = frozenset({(0, 20), (0, 21)})
 CLOCK_LIMIT_SECONDS = 5.0  # a Date header and a slow answer make two of these
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
+NAMED = 4  # addresses or pools that one finding names
 
 
 def pods_answer(facts: Facts) -> Iterator[Finding]:
@@ -52,11 +54,11 @@ def models_served(facts: Facts) -> Iterator[Finding]:
             yield from _other_names(pod, known)
             yield from _lengths(facts, pod)
     for model in models.served:
-        told = [pod.served for pod in facts.answering if pod.served is not None]
-        if told and not any(served.models & {model.name, *model.aliases} for served in told):
+        listed = [pod.served for pod in facts.answering if pod.served is not None]
+        if listed and not any(served.models & {model.name, *model.aliases} for served in listed):
             yield error(
                 model.name,
-                f"none of {len(told)} pods serves it",
+                f"none of {len(listed)} pods serves it",
                 fix=f"correct its name in --model or `models`, or start a pod with --served-model-name {model.name}",
             )
 
@@ -174,3 +176,242 @@ def _away(seconds: float) -> str:
 
 def _names(names: frozenset[str] | set[str]) -> str:
     return ", ".join(sorted(names)) or "nothing"
+
+
+def tokens(facts: Facts) -> Iterator[Finding]:
+    """Every probe has the same tokens here and on every pod."""
+    for model in facts.expected.models.served:
+        of_pods = {pod.endpoint: [one for one in pod.tokens if one.model == model.name] for pod in facts.pods}
+        compared = [one for of_pod in of_pods.values() for one in of_pod]
+        if compared and all(one.ours is None for one in compared):
+            yield error(
+                model.name,
+                f"the tokenizer cannot be used: {compared[0].our_problem}",
+                fix="copy tokenizer.json, tokenizer_config.json and the chat template of the pods' model anew, and "
+                "name that folder in --tokenizer",
+            )
+            continue
+        for endpoint, of_pod in of_pods.items():
+            yield from _tokens_of_pod(endpoint, model.name, of_pod)
+
+
+def _tokens_of_pod(endpoint: str, model: str, compared: Sequence[TokenComparison]) -> Iterator[Finding]:
+    answered = [one for one in compared if one.theirs is not None or one.refused]
+    if compared and not answered:
+        yield unchecked(
+            endpoint,
+            f"the tokens of {model} cannot be compared: {compared[0].their_problem}",
+            fix="let this machine reach POST /tokenize of the pod",
+        )
+        return
+    wrong = [one for one in answered if not one.agree]
+    if not wrong:
+        return
+    names = ", ".join(one.probe for one in wrong)
+    first = wrong[0]
+    if not all(one.is_chat for one in wrong):
+        yield error(endpoint, f"other tokens of {model} ({names}): {_difference(first)}", fix=_tokenizer_fix(first))
+    elif first.ours is None:
+        yield error(
+            endpoint,
+            f"chats of {model} cannot be rendered here ({names}): {first.our_problem}",
+            fix="copy the pods' chat template to the --tokenizer folder (chat_template.jinja) or name it as "
+            "`chatTemplate` in `models`",
+        )
+    else:
+        yield error(
+            endpoint,
+            f"the same text tokens of {model}, but other chats ({names}): {_difference(first)}",
+            fix="use the pods' chat template: what they have as --chat-template and --default-chat-template-kwargs "
+            "belongs in `chatTemplate` and `chatTemplateKwargs` of `models`",
+        )
+
+
+def _difference(one: TokenComparison) -> str:
+    if one.ours is None or one.theirs is None:
+        return one.our_problem or one.their_problem
+    at = next((i for i, pair in enumerate(zip(one.ours, one.theirs, strict=False)) if pair[0] != pair[1]), None)
+    where = f"token {at} differs" if at is not None else "one begins like the other"
+    return f"{len(one.ours)} here, {len(one.theirs)} there, {where}"
+
+
+def _tokenizer_fix(one: TokenComparison) -> str:
+    ours, theirs = one.ours or (), one.theirs or ()
+    if ours[1:] == theirs or theirs[1:] == ours:
+        return (
+            "only the first token differs, a begin-of-text: copy tokenizer.json and tokenizer_config.json (with its "
+            "add_bos_token) from the pods' model to the --tokenizer folder"
+        )
+    return "the --tokenizer folder is another model's or another revision's: copy it from what the pods load"
+
+
+def picker_tokens(facts: Facts) -> Iterator[Finding]:
+    """The running picker counts the tokens that the pods count."""
+    picker = facts.picker
+    if picker is None or picker.problem:
+        return
+    for model in dict.fromkeys(one.model for one in picker.tokens):
+        wrong = [one for one in picker.tokens if one.model == model and one.picker != one.pod]
+        if wrong:
+            first = wrong[0]
+            yield error(
+                picker.url,
+                f"the running picker sees {first.picker} tokens of {model} where a pod has {first.pod} "
+                f"({', '.join(one.probe for one in wrong)})",
+                fix="give the running picker the --model, --tokenizer and `models` that this command was given",
+            )
+    known = frozenset(one.model for one in picker.tokens)
+    compared = {one.model for pod in facts.pods for one in pod.tokens if one.theirs is not None}
+    for model in sorted(compared - known):
+        yield warning(
+            picker.url,
+            f"the running picker explains no request for {model}",
+            fix="see its log and `kvmesh explain`",
+        )
+
+
+def picker_answers(facts: Facts) -> Iterator[Finding]:
+    """The running picker is ready, serves gRPC and reads the index."""
+    picker = facts.picker
+    if picker is None:
+        return
+    if picker.problem:
+        yield unchecked(
+            picker.url, picker.problem, fix="check the URL given as --picker (its --host and --admin-port) and its log"
+        )
+        return
+    if not picker.ready:
+        yield error(picker.url, "is not ready", fix="see /readyz there and its log; it is starting or stopping")
+    if picker.grpc_health != SERVING:
+        yield error(
+            picker.grpc_address,
+            f"its gRPC health is {picker.grpc_health}",
+            fix="give this command the picker's --grpc-port; see that nothing else has that port and that it listens "
+            "where Envoy reaches it (--host)",
+        )
+    if picker.index_problem:
+        yield error(
+            picker.url,
+            f"its index: {picker.index_problem}",
+            fix="compare its --redis with this command's, and see that an indexer runs",
+        )
+
+
+def picker_endpoints(facts: Facts) -> Iterator[Finding]:
+    """The running picker knows the same endpoints."""
+    picker = facts.picker
+    if picker is None or picker.problem:
+        return
+    expected = frozenset(facts.expected.endpoints)
+    if expected != picker.endpoints:
+        missing, further = sorted(expected - picker.endpoints), sorted(picker.endpoints - expected)
+        parts = [f"does not know {', '.join(missing)}"] if missing else []
+        parts += [f"also has {', '.join(further)}"] if further else []
+        yield error(
+            picker.url,
+            " and ".join(parts),
+            fix="give the running picker and this command the same --endpoints",
+        )
+
+
+def pool_documents(facts: Facts) -> Iterator[Finding]:
+    """No document is refused."""
+    for problem in facts.mesh.problems if facts.mesh else ():
+        yield error(
+            problem.where,
+            f"{problem.words} ({problem.reason})",
+            fix="correct the document; docs/discovery.md has a line for each of these reasons",
+        )
+
+
+def pool_policies(facts: Facts) -> Iterator[Finding]:
+    """Every policy is in force as it is written."""
+    for status in facts.mesh.policies if facts.mesh else ():
+        for condition in status.conditions:
+            words = f"{condition.message} ({condition.reason})"
+            if condition.type == ACCEPTED and condition.status == FALSE:
+                yield error(f"InferencePolicy {status.source}", words, fix="correct the field that is named")
+            elif condition.type in (CONFLICTED, WARNING) and condition.status == TRUE:
+                fix = f"see what is in force: `kvmesh policy explain InferencePolicy/{status.source}`"
+                yield warning(f"InferencePolicy {status.source}", words, fix=fix)
+
+
+def pool_endpoints(facts: Facts) -> Iterator[Finding]:
+    """Every pool has endpoints that may get requests, of its own, and a model; those where all is well say so."""
+    if facts.mesh is None:
+        return
+    if not facts.mesh.pools:
+        yield error(
+            "pools",
+            "no document names a pool",
+            fix='create an InferencePool, or give a Service the label kvmesh.io/pool: "true"',
+        )
+    shared = _shared_addresses(facts.mesh.pools)
+    for pool in facts.mesh.pools:
+        wrong = list(_wrong_with_pool(pool))
+        if pool.name in shared:
+            others, address = shared[pool.name]
+            seen = f"shares {address} with {', '.join(others[:NAMED])}: the pod's blocks are indexed for one pool alone"
+            wrong.append(error(pool.name, seen, fix="put each pod into one pool: let no two selectors match it"))
+        yield from wrong or [Finding(check="", severity=Severity.OK, subject=pool.name, seen=_pool_summary(pool))]
+
+
+def pool_picker(facts: Facts) -> Iterator[Finding]:
+    """The running picker serves the pools of the documents, with as many endpoints."""
+    mesh, picker = facts.mesh, facts.picker
+    if mesh is None or mesh.served is None or picker is None:
+        return
+    fix = "see its log and `kvmesh policy explain --url`: it reads other documents (--namespaces, --policies), or late"
+    expected = {pool.name: len(pool.endpoints) for pool in mesh.pools}
+    if missing := sorted(expected.keys() - mesh.served.keys()):
+        yield error(picker.url, f"does not serve {_first_names(missing)}", fix=fix)
+    if further := sorted(mesh.served.keys() - expected.keys()):
+        yield error(picker.url, f"also serves {_first_names(further)}", fix=fix)
+    for name in sorted(expected.keys() & mesh.served.keys()):
+        if expected[name] != mesh.served[name]:
+            seen = f"has {mesh.served[name]} endpoints of {name}, the documents {expected[name]}"
+            yield warning(picker.url, seen, fix="ask again: pods that come and go just now look like this; else " + fix)
+
+
+def _wrong_with_pool(pool: PoolFacts) -> Iterator[Finding]:
+    usable = [each for each in pool.endpoints if each.ready and not each.terminating]
+    if not pool.endpoints:
+        yield error(pool.name, "has no pods", fix="compare the pool's selector with the labels of its pods")
+    elif not usable:
+        seen = f"none of its {len(pool.endpoints)} endpoints is ready: its requests are answered 503"
+        yield error(pool.name, seen, fix="see why: kubectl describe pod")
+    elif away := [each.pod or each.address for each in pool.endpoints if not each.ready and not each.terminating]:
+        seen = f"{len(usable)} of {len(pool.endpoints)} endpoints are ready; not {_first_names(away)}"
+        yield warning(pool.name, seen, fix="see why: kubectl describe pod")
+    if usable and pool.model is None:
+        yield error(
+            pool.name,
+            "nobody says which model it serves: nothing of it is indexed",
+            fix="set the annotation kvmesh.io/model on the pool, or let its pods answer /v1/models",
+        )
+
+
+def _pool_summary(pool: PoolFacts) -> str:
+    usable = sum(each.ready and not each.terminating for each in pool.endpoints)
+    policies = f"policies {', '.join(pool.policies)}" if pool.policies else "no policy"
+    return (
+        f"{usable} of {len(pool.endpoints)} endpoints ready; blocks under {pool.hash_seed!r}, model {pool.model!r}; "
+        f"{policies}"
+    )
+
+
+def _shared_addresses(pools: tuple[PoolFacts, ...]) -> dict[str, tuple[list[str], str]]:
+    """Return for each pool that has an address of others: these, and the first such address."""
+    owners: dict[str, list[str]] = {}
+    for pool in pools:
+        for endpoint in pool.endpoints:
+            owners.setdefault(endpoint.address, []).append(pool.name)
+    found: dict[str, tuple[list[str], str]] = {}
+    for address, names in owners.items():
+        for name in names if len(names) > 1 else ():
+            found.setdefault(name, ([other for other in names if other != name], address))
+    return found
+
+
+def _first_names(names: list[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -38,10 +38,16 @@ from extproc.ext_proc.exchange import (
     Step,
     TellClient,
 )
-from extproc.ext_proc.jwt_claims import NO_CLAIMS, verified_claims
-from extproc.ext_proc.message_bytes import body_chunk, noted, told_client, visible
-from extproc.ext_proc.messages import HeadersMessage
-from extproc.ext_proc.response_note import NOTE_KEY, NOTE_NAMESPACE, decode_note
+from extproc.ext_proc.messages import (
+    NOTE_KEY,
+    NOTE_NAMESPACE,
+    HeadersMessage,
+    body_chunk,
+    decode_note,
+    noted,
+    told_client,
+    visible,
+)
 from extproc.responses.response_plan import ResponsePlan
 
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
@@ -80,9 +86,10 @@ def wanted_headers(further: frozenset[str] = FURTHER_HEADERS) -> frozenset[str]:
     return _OWN_HEADERS | further
 
 
-def request_facts(message: HeadersMessage, *, claims: frozenset[str] = frozenset()) -> RequestFacts:
+def request_facts(message: HeadersMessage, *, claims: frozenset[str] = frozenset(), pool: str = "") -> RequestFacts:
     """Take the few headers that the picker needs, the route's candidates, and these claims of a verified JWT.
 
+    `pool` is what the call's metadata names.
     The path is unquoted, as vLLM's server does it; the query stays as it came.
     """
     found = dict(message.headers)
@@ -96,6 +103,8 @@ def request_facts(message: HeadersMessage, *, claims: frozenset[str] = frozenset
         headers=found,
         subset=_subset(metadata) if metadata is not None else None,
         claims=verified_claims(metadata, claims) if metadata is not None and claims else NO_CLAIMS,
+        pool=pool,
+        cluster=message.attributes.get(CLUSTER_NAME, ""),
     )
 
 
@@ -121,14 +130,6 @@ def _subset(metadata: Any) -> frozenset[str] | None:
     else:
         texts = value.string_value.split(",")
     return frozenset(text.strip() for text in texts if text.strip())
-
-
-def cluster_name(message: HeadersMessage) -> str:
-    """Return the cluster that Envoy has dealt the request to, "" where its filter is not set up to tell.
-
-    On a route with weighted backends only this tells which of them the request is for: metadata is the route's.
-    """
-    return message.attributes.get(CLUSTER_NAME, "")
 
 
 class ResponseHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,3 +319,66 @@ def _changed_response(body: bytes) -> bytes:
     response = ProcessingResponse(response_body=BodyResponse(response=CommonResponse(body_mutation=mutation)))
     encoded: bytes = response.SerializeToString()
     return encoded
+
+
+JWT_NAMESPACE = "envoy.filters.http.jwt_authn"
+CLAIM_SEPARATOR = "\n"  # of a list claim, and of `scope`, a list in one text (RFC 8693, 4.2); no claim's text has it
+SPACED_LISTS = frozenset({"scope", "scp"})  # a list in one text (RFC 8693, 4.2)
+MOST_CHARACTERS = 4096
+EXACT_INTEGERS = 2.0**53  # JSON's numbers are doubles here
+NO_CLAIMS: Mapping[str, str] = {}
+
+
+def verified_claims(filter_metadata: Any, names: frozenset[str]) -> Mapping[str, str]:
+    """Return those of these claims that are there; "a.b" is b within a, unless a claim is called so."""
+    if not names or JWT_NAMESPACE not in filter_metadata:
+        return NO_CLAIMS
+    payloads = filter_metadata[JWT_NAMESPACE].fields
+    found: dict[str, str] = {}
+    for key in sorted(payloads):  # several tokens: the same one counts each time
+        payload = payloads[key]
+        if payload.WhichOneof("kind") != "struct_value":
+            continue
+        for name in names:
+            if name not in found and (text := _claim(payload.struct_value, name)):
+                found[name] = text
+    return found
+
+
+def _claim(payload: Any, name: str) -> str:
+    """Return the claim's text, "" if it is absent."""
+    if name in payload.fields:
+        return _text(payload.fields[name], spaced=name in SPACED_LISTS)
+    head, dot, rest = name.partition(".")
+    while dot:
+        # a name like https://example.com/tier has dots of its own
+        if head in payload.fields and payload.fields[head].WhichOneof("kind") == "struct_value":
+            return _claim(payload.fields[head].struct_value, rest)
+        further, dot, rest = rest.partition(".")
+        head = f"{head}.{further}"
+    return ""
+
+
+def _text(value: Any, *, spaced: bool) -> str:
+    kind = value.WhichOneof("kind")
+    if kind == "list_value":
+        texts = [_single(item) for item in value.list_value.values]
+        text = CLAIM_SEPARATOR.join(text for text in texts if text)
+    else:
+        text = _single(value)
+        if spaced:
+            text = CLAIM_SEPARATOR.join(text.split(" "))
+    return text if len(text) <= MOST_CHARACTERS else ""
+
+
+def _single(value: Any) -> str:
+    kind = value.WhichOneof("kind")
+    if kind == "string_value":
+        text = str(value.string_value)
+        return "" if CLAIM_SEPARATOR in text else text  # or one text could pass for a list
+    if kind == "bool_value":
+        return "true" if value.bool_value else "false"
+    if kind == "number_value":
+        number = value.number_value
+        return f"{number:.0f}" if number.is_integer() and abs(number) < EXACT_INTEGERS else repr(number)
+    return ""

@@ -7,7 +7,7 @@ may wait: it runs in a task, and messages that come meanwhile wait in the stream
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -15,8 +15,7 @@ from google.protobuf.message import DecodeError
 from extproc.errors import InternalPickError, PickError
 from extproc.ext_proc import answers as ext_proc
 from extproc.ext_proc.exchange import Answer, BodyChunk, Exchange, Pick, RequestFacts, Step
-from extproc.ext_proc.message_bytes import body_chunk
-from extproc.ext_proc.messages import BodyPart, HeadersMessage, Message, read_message
+from extproc.ext_proc.messages import BodyPart, HeadersMessage, Message, body_chunk, read_message
 from extproc.http2.grpc_messages import GrpcError, GrpcStatus
 from extproc.http2.grpc_stream import GrpcStream
 from extproc.responses.response_plan import ResponseHandling, ResponsePlan
@@ -94,11 +93,6 @@ class Picks(Protocol):
         """Open a response whose pick, here or on another picker, made this plan."""
 
 
-# what the call's metadata names as pool, and the cluster that Envoy has dealt the request to (each "" where not said)
-# -> whose picks it gets. Raises PickError
-OfRoute = Callable[[str, str], Picks]
-
-
 class ExtProcCalls:
     """What all ext_proc streams of a server share."""
 
@@ -109,10 +103,7 @@ class ExtProcCalls:
         max_body_bytes: int,
         further_headers: frozenset[str] = ext_proc.FURTHER_HEADERS,
         claims: frozenset[str] = frozenset(),
-        of_route: OfRoute | None = None,
     ) -> None:
-        """`of_route` tells whose picks a stream gets whose route says something of it; None: all get the same."""
-        self.of_route = of_route
         self.picks = picks
         self.max_body_bytes = max_body_bytes
         self.wanted_headers = ext_proc.wanted_headers(further_headers)  # of a request, handed to the pick
@@ -154,7 +145,6 @@ class ExtProcCall:
     __slots__ = (
         "_answered",
         "_calls",
-        "_cluster",
         "_exchange",
         "_over",
         "_picked",
@@ -167,7 +157,6 @@ class ExtProcCall:
     def __init__(self, stream: GrpcStream, calls: ExtProcCalls) -> None:
         self._stream = stream
         self._calls = calls
-        self._cluster = ""
         self._exchange = Exchange(max_body_bytes=calls.max_body_bytes)
         self._picked: OpenExchange | None = None
         self._response: OpenResponse | None = None
@@ -227,12 +216,9 @@ class ExtProcCall:
             if message.is_response:
                 return self._response_body(message.content, end_of_stream=message.end_of_stream)
             return self._exchange.request_body(message.content, end_of_stream=message.end_of_stream)
-        if isinstance(message, HeadersMessage):
-            if message.is_response:
-                return self._response_headers(message)
-            if self._calls.of_route is not None:
-                self._cluster = ext_proc.cluster_name(message)
-        return steps_of(self._exchange, message, claims=self._calls.claims)
+        if isinstance(message, HeadersMessage) and message.is_response:
+            return self._response_headers(message)
+        return steps_of(self._exchange, message, claims=self._calls.claims, pool=self._stream.pool)
 
     def _start(self, pick: Pick) -> None:
         self._stream.hold()
@@ -244,10 +230,7 @@ class ExtProcCall:
     async def _pick(self, pick: Pick) -> None:
         """Await the pick and answer with it."""
         try:
-            picks, of_route = self._calls.picks, self._calls.of_route
-            if of_route is not None:
-                picks = of_route(self._stream.pool, self._cluster)
-            picked = await picks.pick(pick.facts, pick.body)
+            picked = await self._calls.picks.pick(pick.facts, pick.body)
             if self._over:
                 picked.finish()  # a pick that would not be cancelled
                 return
@@ -349,13 +332,15 @@ class ExtProcCall:
         self._refuse(InternalPickError("kvmesh failed to route this request; its log says why"))
 
 
-def steps_of(exchange: Exchange, message: Message, *, claims: frozenset[str] = frozenset()) -> Sequence[Step]:
+def steps_of(
+    exchange: Exchange, message: Message, *, claims: frozenset[str] = frozenset(), pool: str = ""
+) -> Sequence[Step]:
     """Feed one message to the exchange; responses pass unchanged."""
     if isinstance(message, HeadersMessage):
         if message.is_response:
             return (Answer.RESPONSE_HEADERS,)
         return exchange.request_headers(
-            ext_proc.request_facts(message, claims=claims),
+            ext_proc.request_facts(message, claims=claims, pool=pool),
             mode=message.request_mode,
             response_mode=message.response_mode,
             end_of_stream=message.end_of_stream,

@@ -52,6 +52,10 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     subset: frozenset[str] | None = None  # the route's candidates; None: all. Empty: none may serve
     # of the JWT that Envoy has verified, those that were asked for; "a.b" is b within a, lists have a line an entry
     claims: Mapping[str, str] = NOTHING_TOLD
+    pool: str = ""  # "namespace/name", as the call's metadata names it; "" where it does not
+    # that Envoy has dealt the request to, "" where its filter is not set up to tell. On a route with weighted backends
+    # only this tells which of them the request is for: the metadata is the route's
+    cluster: str = ""
 
 
 # --- steps: what the caller must do next, in order -----------------------------------------------------------------

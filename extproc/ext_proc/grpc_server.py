@@ -1,17 +1,153 @@
 """The picker's gRPC server: listens, and serves ext_proc and health over our own HTTP/2 (docs/decisions/0002).
 
-Opened by `service`. What one stream does is in `ext_proc_call`; frames are in `http2_connection` and `http2_session`.
+What one stream does is in `ext_proc_call`; frames are in `http2_connection` and `http2_session`.
 """
 
 import asyncio
 import socket
+from collections.abc import Iterable
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
 
 from extproc.errors import ConfigError
 from extproc.ext_proc import answers as ext_proc
-from extproc.ext_proc.call import ExtProcCalls, OfRoute, OpenExchange, Picks
-from extproc.ext_proc.grpc_health import Health
+from extproc.ext_proc.call import ExtProcCalls, OpenExchange, Picks
 from extproc.http2.connection import Http2Connection
+from extproc.http2.grpc_messages import GrpcError, GrpcStatus
+from extproc.http2.grpc_stream import Call, GrpcStream, Methods
 from extproc.http2.limits import Http2Limits
+
+SERVICE = "grpc.health.v1.Health"
+SERVING: int = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING: int = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN: int = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class Health:
+    """What each service's state is, and who watches it."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._states = dict.fromkeys(services, NOT_SERVING)
+        self._watches: set[_Watch] = set()
+
+    def methods(self) -> Methods:
+        """Return what serves each method."""
+        return {
+            f"/{SERVICE}/Check".encode(): lambda stream: _Check(stream, self),
+            f"/{SERVICE}/List".encode(): lambda stream: _List(stream, self),
+            f"/{SERVICE}/Watch".encode(): lambda stream: _Watch(stream, self),
+        }
+
+    def set(self, service: str, *, serving: bool) -> None:
+        """Set one service's state and tell those who watch it, where it has changed."""
+        state = SERVING if serving else NOT_SERVING
+        if self._states.get(service) == state:
+            return
+        self._states[service] = state
+        for watch in list(self._watches):
+            if watch.service == service:
+                watch.tell(state)
+
+    def state(self, service: str) -> int | None:
+        """Return the state, None for a service that nobody knows."""
+        return self._states.get(service)
+
+    def states(self) -> dict[str, int]:
+        """Return all of them."""
+        return dict(self._states)
+
+    def watched_by(self, watch: "_Watch") -> None:
+        """Tell this one of changes, until `unwatched_by`."""
+        self._watches.add(watch)
+
+    def unwatched_by(self, watch: "_Watch") -> None:
+        """Tell it no more."""
+        self._watches.discard(watch)
+
+
+def encoded(state: int) -> bytes:
+    """Return the response with this state."""
+    message: bytes = health_pb2.HealthCheckResponse(status=state).SerializeToString()
+    return message
+
+
+class _Unary(Call):
+    """One request, one answer."""
+
+    def __init__(self, stream: GrpcStream, health: Health) -> None:
+        self._stream = stream
+        self._health = health
+
+    def message(self, data: bytes) -> None:
+        self._stream.send(self._answer(data))
+        self._stream.finish()
+
+    def half_closed(self) -> None:
+        raise GrpcError(GrpcStatus.INTERNAL, "the client ended without a request")
+
+    def ended(self) -> None:
+        pass
+
+    def _answer(self, data: bytes) -> bytes:
+        raise NotImplementedError
+
+
+class _Check(_Unary):
+    def _answer(self, data: bytes) -> bytes:
+        state = self._health.state(_service(data))
+        if state is None:
+            raise GrpcError(GrpcStatus.NOT_FOUND, "unknown service")
+        return encoded(state)
+
+
+class _List(_Unary):
+    def _answer(self, data: bytes) -> bytes:  # noqa: ARG002  (the request has no fields)
+        response = health_pb2.HealthListResponse()
+        for service, state in self._health.states().items():
+            response.statuses[service].status = state
+        message: bytes = response.SerializeToString()
+        return message
+
+
+class _Watch(Call):
+    """The state now and after every change, until the client ends the stream."""
+
+    def __init__(self, stream: GrpcStream, health: Health) -> None:
+        self.service: str | None = None
+        self._stream = stream
+        self._health = health
+
+    def message(self, data: bytes) -> None:
+        if self.service is not None:
+            raise GrpcError(GrpcStatus.INTERNAL, "one request is enough")
+        self.service = _service(data)
+        self._health.watched_by(self)
+        state = self._health.state(self.service)
+        self._stream.send(encoded(SERVICE_UNKNOWN if state is None else state))
+
+    def half_closed(self) -> None:
+        if self.service is None:
+            raise GrpcError(GrpcStatus.INTERNAL, "the client ended without a request")
+
+    def ended(self) -> None:
+        self._health.unwatched_by(self)
+
+    def tell(self, state: int) -> None:
+        """Send the new state."""
+        self._stream.send(encoded(state))
+        self._stream.flush()
+
+
+def _service(data: bytes) -> str:
+    try:
+        request: Any = health_pb2.HealthCheckRequest.FromString(data)
+    except DecodeError as error:
+        raise GrpcError(GrpcStatus.INTERNAL, "the request cannot be decoded") from error
+    service: str = request.service
+    return service
+
 
 __all__ = ["ExtProcServer", "OpenExchange", "Picks"]
 
@@ -36,25 +172,23 @@ class ExtProcServer:
         further_headers: frozenset[str] = frozenset(),
         claims: frozenset[str] = frozenset(),
         limits: Http2Limits | None = None,
-        of_route: OfRoute | None = None,
     ) -> None:
         """`further_headers`: request headers (lowercase) that the pick wants besides the usual ones.
 
-        `claims`: those of a JWT verified by Envoy that it wants. `of_route`: see `ExtProcCalls`.
+        `claims`: those of a JWT verified by Envoy that it wants.
         """
         self._limits = limits or Http2Limits()
         self._max_message_bytes = MAX_MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes + MESSAGE_OVERHEAD_BYTES
-        self._calls = ExtProcCalls(
+        self.calls = ExtProcCalls(
             picks=picks,
             max_body_bytes=max_body_bytes,
             further_headers=ext_proc.FURTHER_HEADERS | further_headers,
             claims=claims,
-            of_route=of_route,
         )
         self._health = Health(HEALTH_SERVICES)
         self._health.set("liveness", serving=True)
         self._methods = {
-            f"/{ext_proc.PROCESSOR_SERVICE}/Process".encode(): self._calls.serve,
+            f"/{ext_proc.PROCESSOR_SERVICE}/Process".encode(): self.calls.serve,
             **self._health.methods(),
         }
         self._listener: asyncio.Server | None = None
@@ -62,13 +196,13 @@ class ExtProcServer:
 
     def want(self, *, further_headers: frozenset[str], claims: frozenset[str]) -> None:
         """Hand these to the picks from now on: a policy has changed what it looks at."""
-        self._calls.wanted_headers = ext_proc.wanted_headers(ext_proc.FURTHER_HEADERS | further_headers)
-        self._calls.claims = claims
+        self.calls.wanted_headers = ext_proc.wanted_headers(ext_proc.FURTHER_HEADERS | further_headers)
+        self.calls.claims = claims
 
     @property
     def open_streams(self) -> int:
         """How many ext_proc streams are open."""
-        return len(self._calls.open)
+        return len(self.calls.open)
 
     @property
     def listening(self) -> bool:
@@ -122,8 +256,8 @@ class ExtProcServer:
         await self._all_closed(within_seconds=CLOSE_SECONDS)
         for connection in list(self._connections):
             connection.abort()
-        if self._calls.tasks:
-            await asyncio.wait(self._calls.tasks, timeout=CLOSE_SECONDS)
+        if self.calls.tasks:
+            await asyncio.wait(self.calls.tasks, timeout=CLOSE_SECONDS)
 
     async def _all_closed(self, *, within_seconds: float) -> None:
         if self._connections and within_seconds > 0:
@@ -134,4 +268,4 @@ class ExtProcServer:
 
         Cutting these streams instead would cut the answers of all their clients.
         """
-        self._calls.release_answered()
+        self.calls.release_answered()

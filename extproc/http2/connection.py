@@ -1,7 +1,6 @@
 """One HTTP/2 connection of a gRPC server as an asyncio.Protocol: reads and writes, time limits, and its end.
 
-`grpc_server` makes one for each connection that is accepted. `http2_session` knows the frames; here is no task, and one
-write carries all that one read has led to.
+The session knows the frames. There is no task here, and one write carries all that one read has led to.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ class Http2Connection(asyncio.Protocol):
         self._limits = limits
         self._connections = connections
         self._transport: asyncio.Transport | None = None
-        self._over = False  # our last byte is written; what still comes is thrown away
+        self._over = False  # our last byte is written; what still comes is dropped
         self._opened_at = self._received_at = self._loop.time()
         self._pinged_at: float | None = None
         self._paused_at: float | None = None
@@ -102,16 +101,18 @@ class Http2Connection(asyncio.Protocol):
         outbound = session.outbound
         if self._over or transport is None or transport.is_closing():
             outbound.frames.clear()
-            outbound.finished.clear()
+            session.forget_finished()
             return
-        while frames := outbound.frames:
+        while True:
+            if outbound.finished:
+                session.forget_finished()  # first: the peer may get some of the connection's window back
+            if not (frames := outbound.frames):
+                break
             whole = b"".join(frames)
             frames.clear()  # before the write: it may call `pause_writing`
             transport.write(whole)
             if outbound.can_send:
                 outbound.send_waiting()
-        if outbound.finished:
-            session.forget_finished()
         if session.retiring and not session.streams:
             self._hang_up()
 
@@ -175,7 +176,7 @@ class Http2Connection(asyncio.Protocol):
             transport.resume_reading()
 
     def _fail(self, code: ErrorCode, reason: str) -> None:
-        """End all streams, tell why, hang up."""
+        """End all streams, send the reason, hang up."""
         if self._over:
             return
         self.session.fail(code, reason)

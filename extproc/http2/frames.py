@@ -1,6 +1,6 @@
 """HTTP/2 frames as bytes (RFC 9113): the numbers, what a server writes, what it must refuse. Pure.
 
-`http2.session` reads and writes frames with it. Not here: states, windows, header compression.
+States, windows and header compression are not here.
 """
 
 import struct
@@ -57,8 +57,8 @@ class Setting(IntEnum):
     MAX_HEADER_LIST_SIZE = 0x6
 
 
-class Http2ConnectionError(Exception):
-    """The peer broke a rule that ends the connection: GOAWAY with `code`, and `reason` as its debug data."""
+class Http2Error(Exception):
+    """The peer broke a rule."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -66,13 +66,12 @@ class Http2ConnectionError(Exception):
         self.reason = reason
 
 
-class Http2StreamError(Exception):
-    """The peer broke a rule that ends one stream: RST_STREAM with `code`."""
+class Http2ConnectionError(Http2Error):
+    """One that ends the connection: GOAWAY with `code`, and `reason` as its debug data."""
 
-    def __init__(self, code: ErrorCode, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
+
+class Http2StreamError(Http2Error):
+    """One that ends a stream: RST_STREAM with `code`."""
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:

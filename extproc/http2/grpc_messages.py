@@ -1,6 +1,6 @@
 """gRPC over HTTP/2: messages with their prefix of five bytes, statuses as ready header blocks. Pure.
 
-Used by `http2.grpc_stream`. Format: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
+Format: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 """
 
 from enum import IntEnum
@@ -10,7 +10,7 @@ from urllib.parse import quote
 from extproc.http2.frames import literal
 
 PREFIX_BYTES = 5
-MOST_PIECES = 64  # of a message that is not there yet: one of 1 MiB in frames of 16 KiB
+MOST_PIECES = 64  # of a message that is not complete: one of 1 MiB in frames of 16 KiB
 MAX_STATUS_TEXT = 512  # characters; peers bound what they take as trailers
 # everything printable but the escape itself stays (the specification's grammar of Status-Message)
 _UNESCAPED = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
@@ -70,7 +70,7 @@ class MessageReader:
         return self._position < len(self._buffer) or bool(self._following)
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes. The usual frame, which brings whole messages, is not copied."""
+        """Take the next bytes. A frame that brings whole messages, as most do, is not copied."""
         following = self._following
         if not following and self._position == len(self._buffer):
             self._buffer = data

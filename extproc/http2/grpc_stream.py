@@ -1,7 +1,7 @@
 """One gRPC call on one HTTP/2 stream: messages in, answers out, and one end, however it comes.
 
-`http2_session` feeds it; a `Call` is what it serves. Answers go through the connection's `Outbound`, so that one
-write carries all that one read has led to.
+A `Call` is what it serves. Answers go through the connection's `Outbound`, so that one write carries all that one read
+has led to.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from extproc.http2 import frames as http2
 from extproc.http2.grpc_messages import RESPONSE_HEADERS, GrpcError, GrpcStatus, MessageReader, trailers
-from extproc.http2.outbound import Outbound, SendLane
+from extproc.http2.outbound import Outbound, ReceiveWindow, SendQueue
 
 log = logging.getLogger(__name__)
 
@@ -29,24 +29,6 @@ class Call(Protocol):
         """Let go of everything: the stream is over. Called exactly once, whatever ended it."""
 
 
-class Connection(Protocol):
-    """What a stream needs of the connection that it is on."""
-
-    outbound: Outbound
-
-    def credit(self, stream: "GrpcStream", size: int) -> None:
-        """Give the peer this much of its windows back."""
-
-    def answered(self) -> None:
-        """Take note of work done for the peer: a message has been answered."""
-
-    def forget(self, stream: "GrpcStream") -> None:
-        """Take the stream off the list: nothing more is to be sent."""
-
-    def flush(self) -> None:
-        """Write what is ready to be written."""
-
-
 Methods = Mapping[bytes, Callable[["GrpcStream"], Call]]  # path -> what serves a stream to it
 
 
@@ -54,34 +36,30 @@ class GrpcStream:
     """The stream's state, and what its call may do with it."""
 
     __slots__ = (
-        "_call",
-        "_connection",
-        "_deadline",
-        "_held",
-        "_reader",
-        "ended",
-        "half_closed",
-        "id",
-        "lane",
-        "pool",
-        "started",
-        "unconsumed",
-        "uncredited",
-        "window",
+        *("_call", "_connection_window", "_deadline", "_held", "_outbound", "_reader", "ended", "half_closed", "id"),
+        *("pool", "send_queue", "started", "unconsumed", "window"),
     )
 
-    def __init__(self, stream_id: int, connection: Connection, *, window: int, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        stream_id: int,
+        outbound: Outbound,
+        *,
+        connection_window: ReceiveWindow,
+        window_bytes: int,
+        max_message_bytes: int,
+    ) -> None:
         self.id = stream_id
-        self.lane = SendLane(stream_id)
+        self.send_queue = SendQueue(stream_id)
         self.pool = ""  # which pool the call's metadata names
-        self.window = window  # how much the peer may still send
+        self.window = ReceiveWindow(stream_id, window_bytes, outbound.frames)
         self.unconsumed = 0  # bytes received that the call has not taken
-        self.uncredited = 0  # bytes taken by the call that the peer does not know of yet
         self.half_closed = False  # by the client
         self.started = False  # the response's headers are out
-        self.ended = False  # by us or by what befell it; the call knows
+        self.ended = False  # by the call, the client or the connection; the call knows
         self._held = False
-        self._connection = connection
+        self._outbound = outbound
+        self._connection_window = connection_window
         self._reader = MessageReader(max_message_bytes=max_message_bytes)
         self._deadline: asyncio.TimerHandle | None = None
         self._call: Call | None = None
@@ -109,15 +87,14 @@ class GrpcStream:
     def client_ended(self) -> None:
         """Take note that the client sends no more; the call learns of it behind the messages that wait."""
         self.half_closed = True
-        if not self._held:
+        if not (self._held or self.ended):
             self._deliver()
 
     def cut(self) -> None:
         """End without an answer: the peer has reset the stream, or the connection is gone."""
         if not self.ended:
             self._end_call()
-        self._connection.outbound.drop(self.lane)
-        self._connection.forget(self)
+        self._outbound.drop(self.send_queue)
 
     # --- what the call does ------------------------------------------------------------------------------------
 
@@ -125,12 +102,10 @@ class GrpcStream:
         """Send one message, whose end may be given for itself; nothing happens once the stream has ended."""
         if self.ended:
             return
-        connection = self._connection
         if not self.started:
             self.started = True
-            connection.outbound.frames.append(http2.frame(http2.HEADERS, http2.END_HEADERS, self.id, RESPONSE_HEADERS))
-        connection.outbound.message(self.lane, message, body)
-        connection.answered()
+            self._outbound.frames.append(http2.frame(http2.HEADERS, http2.END_HEADERS, self.id, RESPONSE_HEADERS))
+        self._outbound.message(self.send_queue, message, body)
 
     def finish(self, status: GrpcStatus = GrpcStatus.OK, text: str = "") -> None:
         """End the stream with a status, behind what was sent; nothing happens if it has ended."""
@@ -146,8 +121,7 @@ class GrpcStream:
             # the whole answer is out: the client need not send the rest (RFC 9113, section 8.1)
             frames += http2.reset_frame(self.id, http2.ErrorCode.NO_ERROR)
         self._end_call()
-        if self._connection.outbound.end(self.lane, frames):
-            self._connection.forget(self)
+        self._outbound.end(self.send_queue, frames)
 
     def hold(self) -> None:
         """Deliver nothing until `release`: what comes meanwhile waits, bounded by the stream's window."""
@@ -161,7 +135,7 @@ class GrpcStream:
 
     def flush(self) -> None:
         """Write what is ready; for calls that were not woken by the connection."""
-        self._connection.flush()
+        self._outbound.flush()
 
     # -------------------------------------------------------------------------------------------------------------
 
@@ -175,8 +149,10 @@ class GrpcStream:
             if self._held or self.ended:
                 return
             if self.unconsumed:
-                size, self.unconsumed = self.unconsumed, 0
-                self._connection.credit(self, size)
+                self._connection_window.give_back(self.unconsumed)
+                if not self.half_closed:
+                    self.window.give_back(self.unconsumed)
+                self.unconsumed = 0
             if self.half_closed:
                 if reader.has_rest:
                     raise GrpcError(GrpcStatus.INTERNAL, "the client ended in the middle of a message")

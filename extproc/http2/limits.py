@@ -1,8 +1,8 @@
-"""How much of everything one HTTP/2 connection may ask of us, with the reasons for the numbers. Values, and a bucket.
+"""What one HTTP/2 connection may demand of the server, with the reason for each number.
 
-Our peer is an Envoy, which carries what strangers do: a limit that ordinary clients can reach through it would let
-them break each other's requests. What only a broken or hostile peer does ends the connection; what clients can cause
-(cancelled streams) only retires it: streams in flight go on, new ones go to another connection.
+Our peer is an Envoy, which carries the requests of unknown clients: a limit that ordinary clients can reach through it
+would let them break each other's requests. What only a broken or hostile peer does ends the connection. What clients
+can cause (cancelled streams) only retires it: streams in flight go on, new ones go to another connection.
 """
 
 from dataclasses import dataclass
@@ -40,10 +40,10 @@ class Http2Limits:
     streams_per_turn: int = 128
     # nginx's client_header_timeout is 60 s for people on slow lines; our peer is in the same cluster.
     preface_seconds: float = 10.0
-    # An Envoy whose machine has vanished says no goodbye: without this its streams and bookings would stay.
+    # An Envoy whose machine has failed closes nothing: without this its streams and bookings would stay.
     ping_after_seconds: float = 30.0
     ping_timeout_seconds: float = 10.0
-    # a peer that lets us write nothing for so long has gone or wants our memory; nginx's send_timeout
+    # a peer that lets us write nothing for so long is gone or exhausts our memory; nginx's send_timeout
     stall_seconds: float = 60.0
     check_every_seconds: float = 1.0  # how exactly the times above are kept
     linger_seconds: float = 1.0  # for a peer to read our GOAWAY; closing at once could lose it

@@ -1,7 +1,7 @@
-"""What one connection has to write, within the peer's windows: fair between streams, in order within each. Pure.
+"""Flow control of one connection: what may be written within the peer's windows, and how much the peer may send. Pure.
 
-`http2.connection` writes `frames` at once. Nothing here has a bound of its own: answers are
-bounded because what they answer is, and a lane that does not move for long is `stalled`.
+Sending is fair between streams and in order within each. Nothing here has a bound of its own: answers are bounded
+because what they answer is, and a queue that does not move for long is `stalled`.
 """
 
 import struct
@@ -18,6 +18,7 @@ from extproc.http2.frames import (
     ErrorCode,
     Http2ConnectionError,
     Http2StreamError,
+    window_frame,
 )
 from extproc.http2.grpc_messages import PREFIX_BYTES
 
@@ -29,101 +30,129 @@ _PREFIX = struct.Struct(">BL")  # not compressed, the message's length
 _FRAME_AND_PREFIX = struct.Struct(FRAME_HEADER.format + "BL")
 
 
-class SendLane:
-    """One stream's way out."""
+class SendQueue:
+    """What one stream still has to send."""
 
-    __slots__ = ("credit", "end", "moved_at", "queue", "stream_id")
+    __slots__ = ("credit", "end", "messages", "moved_at", "stream_id")
 
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
         # The window less the initial one, so that a new INITIAL_WINDOW_SIZE need not visit every stream; may be < 0.
         self.credit = 0
-        self.queue: deque[memoryview] | None = None  # messages that wait for a window; None is cheaper than empty
-        self.end: bytes | None = None  # the frames that end the stream, behind the queue
+        self.messages: deque[memoryview] | None = None  # wait for a window; None is cheaper than empty
+        self.end: bytes | None = None  # the frames that end the stream, behind the messages
         self.moved_at = 0.0  # when it began to wait, or sent something since
 
 
-class Outbound:
-    """Frames ready to be written, and lanes that wait for a window or for the transport."""
+class ReceiveWindow:
+    """How much the peer may still send, on one stream or (0) on the connection."""
 
-    def __init__(self, *, clock: Callable[[], float]) -> None:
-        self._clock = clock  # seconds; read only where something has to wait
+    __slots__ = ("_frames", "_left", "_size", "_stream_id", "_unannounced")
+
+    def __init__(self, stream_id: int, size: int, frames: "list[bytes | memoryview]") -> None:
+        """`frames`: those to be written; the peer learns from them what it may send again."""
+        self._stream_id = stream_id
+        self._size = self._left = size
+        self._unannounced = 0  # bytes consumed that the peer does not know of yet
+        self._frames = frames
+
+    def take(self, size: int) -> bool:
+        """Count received bytes; return False where the peer has sent more than it may."""
+        self._left -= size
+        return self._left >= 0
+
+    def give_back(self, size: int) -> None:
+        """Allow as many bytes again; a frame says so when half a window has gathered."""
+        self._unannounced += size
+        if self._unannounced * 2 >= self._size:
+            self._left += self._unannounced
+            self._frames.append(window_frame(self._stream_id, self._unannounced))
+            self._unannounced = 0
+
+
+class Outbound:
+    """Frames ready to be written, and queues that wait for a window or for the transport."""
+
+    def __init__(self, *, clock: Callable[[], float], flush: Callable[[], None]) -> None:
+        """`clock`: seconds, read only where something has to wait. `flush`: writes `frames`."""
+        self._clock = clock
+        self.flush = flush
         self.frames: list[bytes | memoryview] = []
-        self.finished: list[int] = []  # streams whose end has been sent from the queue
+        self.finished: list[int] = []  # streams that have nothing more to send
+        self.answers = 0  # messages that were handed over; who reads it sets it back
         self.paused = False  # the transport takes no more for now
         self._window = DEFAULT_WINDOW_BYTES
         self._initial = DEFAULT_WINDOW_BYTES
         self._max_frame = MAX_FRAME_BYTES
-        self._ready: deque[SendLane] = deque()  # wait for the connection's window or the transport, in turn
-        self._blocked: dict[int, SendLane] = {}  # wait for their own window
+        self._ready: deque[SendQueue] = deque()  # wait for the connection's window or the transport, in turn
+        self._blocked: dict[int, SendQueue] = {}  # wait for their own window
 
-    def message(self, lane: SendLane, message: bytes, body: bytes = b"") -> None:
+    def message(self, queue: SendQueue, message: bytes, body: bytes = b"") -> None:
         """Send one gRPC message, or as much of it as may be sent; the rest waits. `body`: what follows in it.
 
         A long body is not copied here, as long as it need not wait.
         """
+        self.answers += 1
         size = PREFIX_BYTES + len(message) + len(body)
+        first = self._max_frame - PREFIX_BYTES - len(message)  # bytes of the body in the first frame
         if (
-            lane.queue is None
+            queue.messages is None
             and size <= MOST_AT_ONCE_BYTES
             and size <= self._window
-            and size <= self._initial + lane.credit
+            and size <= self._initial + queue.credit
+            and first >= 0
             and not self._ready
             and not self.paused
         ):
             # nearly every answer: the first frame's header and the message's prefix are packed at once
-            first = self._max_frame - PREFIX_BYTES - len(message)  # bytes of the body in the first frame
-            if first >= len(body):
-                self._window -= size
-                lane.credit -= size
-                header = _FRAME_AND_PREFIX.pack(
-                    size >> 16, size & 0xFFFF, DATA, 0, lane.stream_id, 0, size - PREFIX_BYTES
-                )
-                self.frames += (header, message, body) if body else (header, message)
-                return
-            if first >= 0:
-                self._window -= size
-                lane.credit -= size
-                self._cut(lane.stream_id, message, memoryview(body), first)
-                return
-        parts = (memoryview(b"".join((_PREFIX.pack(0, size - PREFIX_BYTES), message, body))),)
-        if lane.queue is None:
-            lane.queue = deque(parts)
-            lane.moved_at = self._clock()
-            self._ready.append(lane)
+            self._window -= size
+            queue.credit -= size
+            frame_size = min(size, self._max_frame)
+            header = _FRAME_AND_PREFIX.pack(
+                frame_size >> 16, frame_size & 0xFFFF, DATA, 0, queue.stream_id, 0, size - PREFIX_BYTES
+            )
+            self.frames += (header, message)
+            if body:
+                self._append_body(queue.stream_id, memoryview(body), first)
+            return
+        part = memoryview(b"".join((_PREFIX.pack(0, size - PREFIX_BYTES), message, body)))
+        if queue.messages is None:
+            queue.messages = deque((part,))
+            queue.moved_at = self._clock()
+            self._ready.append(queue)
             self.send_waiting()
         else:
-            lane.queue.extend(parts)
+            queue.messages.append(part)
 
-    def end(self, lane: SendLane, frames: bytes) -> bool:
-        """End the stream behind what it still has to send; return whether that was at once."""
-        if lane.queue is None:
-            self.frames.append(frames)
-            return True
-        lane.end = frames
-        return False
+    def end(self, queue: SendQueue, frames: bytes) -> None:
+        """End the stream behind what it still has to send."""
+        if queue.messages is None:
+            self._finish(queue, frames)
+        else:
+            queue.end = frames
 
-    def drop(self, lane: SendLane) -> None:
-        """Forget what the lane still has to send: its stream is gone."""
-        lane.queue = None  # where it stands in turn, it is passed over
-        lane.end = None
-        self._blocked.pop(lane.stream_id, None)
+    def drop(self, queue: SendQueue) -> None:
+        """Forget what the queue still has to send: its stream is gone."""
+        queue.messages = None  # where it stands in turn, it is passed over
+        queue.end = None
+        self._blocked.pop(queue.stream_id, None)
+        self.finished.append(queue.stream_id)
 
-    def widen(self, lane: SendLane | None, increment: int) -> None:
-        """Take a WINDOW_UPDATE, for a stream's lane or (None) for the connection."""
+    def widen(self, queue: SendQueue | None, increment: int) -> None:
+        """Take a WINDOW_UPDATE, for a stream's queue or (None) for the connection."""
         if increment == 0:
-            # a lane's is a stream error, the connection's a connection error (RFC 9113, section 6.9)
-            error = Http2ConnectionError if lane is None else Http2StreamError
+            # a stream's is a stream error, the connection's a connection error (RFC 9113, section 6.9)
+            error = Http2ConnectionError if queue is None else Http2StreamError
             raise error(ErrorCode.PROTOCOL_ERROR, "a window grows by nothing")
-        if lane is None:
+        if queue is None:
             self._window += increment
             if self._window > MAX_WINDOW_BYTES:
                 raise Http2ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
         else:
-            lane.credit += increment
-            if self._initial + lane.credit > MAX_WINDOW_BYTES:
+            queue.credit += increment
+            if self._initial + queue.credit > MAX_WINDOW_BYTES:
                 raise Http2StreamError(ErrorCode.FLOW_CONTROL_ERROR, "the stream's window is too large")
-            self._unblock(lane)
+            self._unblock(queue)
         if self._ready:
             self.send_waiting()
 
@@ -133,69 +162,70 @@ class Outbound:
             self._max_frame = min(max_frame, MAX_OWN_FRAME_BYTES)
         if initial_window is not None:
             self._initial = initial_window
-            for lane in list(self._blocked.values()):
-                self._unblock(lane)
+            for queue in list(self._blocked.values()):
+                self._unblock(queue)
             self.send_waiting()
 
     def send_waiting(self) -> None:
-        """Move waiting bytes to `frames`, a frame a lane in turn, at most one turn's worth."""
+        """Move waiting bytes to `frames`, one frame of each queue in turn, at most one turn's worth."""
         budget = TURN_BYTES
         now = self._clock()
         while self._ready and self._window > 0 and budget > 0 and not self.paused:
-            lane = self._ready.popleft()
-            if lane.queue is None:
+            queue = self._ready.popleft()
+            if queue.messages is None:
                 continue  # dropped
-            sent = self._send_frame(lane)
+            sent = self._send_frame(queue)
             budget -= sent
             if sent:
-                lane.moved_at = now
-            if lane.queue:
-                if self._initial + lane.credit > 0:
-                    self._ready.append(lane)
+                queue.moved_at = now
+            if queue.messages:
+                if self._initial + queue.credit > 0:
+                    self._ready.append(queue)
                 else:
-                    self._blocked[lane.stream_id] = lane
+                    self._blocked[queue.stream_id] = queue
                 continue
-            lane.queue = None
-            if lane.end is not None:
-                self.frames.append(lane.end)
-                self.finished.append(lane.stream_id)
+            queue.messages = None
+            if queue.end is not None:
+                self._finish(queue, queue.end)
 
     @property
     def can_send(self) -> bool:
-        """Whether lanes wait for nothing but their turn."""
+        """Whether queues wait for nothing but their turn."""
         return bool(self._ready) and self._window > 0 and not self.paused
 
     def stalled(self, *, before: float) -> list[int]:
         """Return the streams that have waited without sending anything since then."""
-        self._ready = deque(lane for lane in self._ready if lane.queue is not None)
-        return [lane.stream_id for lane in chain(self._ready, self._blocked.values()) if lane.moved_at < before]
+        self._ready = deque(queue for queue in self._ready if queue.messages is not None)
+        return [queue.stream_id for queue in chain(self._ready, self._blocked.values()) if queue.moved_at < before]
 
-    def _unblock(self, lane: SendLane) -> None:
-        if self._initial + lane.credit > 0 and self._blocked.pop(lane.stream_id, None) is not None:
-            self._ready.append(lane)
+    def _unblock(self, queue: SendQueue) -> None:
+        if self._initial + queue.credit > 0 and self._blocked.pop(queue.stream_id, None) is not None:
+            self._ready.append(queue)
 
-    def _cut(self, stream_id: int, message: bytes, body: memoryview, first: int) -> None:
-        """Append the frames of a message, whose first one takes `first` bytes of the body."""
-        frames, size, length = self.frames, self._max_frame, len(message) + len(body)
-        header = _FRAME_AND_PREFIX.pack(size >> 16, size & 0xFFFF, DATA, 0, stream_id, 0, length)
-        frames += (header, message, body[:first])
-        for start in range(first, len(body), size):
-            part = body[start : start + size]
-            frames += (FRAME_HEADER.pack(len(part) >> 16, len(part) & 0xFFFF, DATA, 0, stream_id), part)
+    def _finish(self, queue: SendQueue, frames: bytes) -> None:
+        self.frames.append(frames)
+        self.finished.append(queue.stream_id)
 
-    def _send_frame(self, lane: SendLane) -> int:
-        """Send one frame of the lane's, as large as everything allows; return its size, 0 if its window is shut."""
-        assert lane.queue, "a lane in turn has something to send"
-        part = lane.queue[0]
-        size = min(len(part), self._max_frame, self._window, self._initial + lane.credit)
+    def _append_body(self, stream_id: int, body: memoryview, first: int) -> None:
+        """Append a message's body, whose first bytes belong to the frame that has begun."""
+        self.frames.append(body[:first])
+        for start in range(first, len(body), self._max_frame):
+            part = body[start : start + self._max_frame]
+            self.frames += (FRAME_HEADER.pack(len(part) >> 16, len(part) & 0xFFFF, DATA, 0, stream_id), part)
+
+    def _send_frame(self, queue: SendQueue) -> int:
+        """Send one frame of the queue, as large as everything allows; return its size, 0 if its window is shut."""
+        assert queue.messages, "a queue in turn has something to send"
+        part = queue.messages[0]
+        size = min(len(part), self._max_frame, self._window, self._initial + queue.credit)
         if size <= 0:
             return 0
         if size == len(part):
-            lane.queue.popleft()
+            queue.messages.popleft()
         else:
-            lane.queue[0] = part[size:]
+            queue.messages[0] = part[size:]
         self._window -= size
-        lane.credit -= size
-        self.frames.append(FRAME_HEADER.pack(size >> 16, size & 0xFFFF, DATA, 0, lane.stream_id))
+        queue.credit -= size
+        self.frames.append(FRAME_HEADER.pack(size >> 16, size & 0xFFFF, DATA, 0, queue.stream_id))
         self.frames.append(part[:size])
         return size

@@ -1,7 +1,6 @@
 """The frames of one HTTP/2 connection: what each one does to the streams and windows, and what it may cost.
 
-`http2_connection` hands it what was read and writes what `outbound` holds; what a stream means is `grpc_stream`'s
-matter. RFC 9113, a server's part; not implemented: push, priorities (ignored, as the RFC now has it), CONNECT.
+RFC 9113, a server's part; no I/O. Not implemented: push, priorities (ignored, as the RFC now has it), CONNECT.
 """
 
 import logging
@@ -10,11 +9,10 @@ from collections.abc import Callable
 from extproc.http2 import frames as http2
 from extproc.http2.frames import ErrorCode, Http2ConnectionError, Http2StreamError, Setting
 from extproc.http2.grpc_messages import RESPONSE_HEADERS, GrpcStatus, trailers
-from extproc.http2.grpc_requests import GrpcRequest, grpc_request
 from extproc.http2.grpc_stream import GrpcStream, Methods
 from extproc.http2.headers import HeaderBlocks
 from extproc.http2.limits import Allowance, Http2Limits
-from extproc.http2.outbound import Outbound
+from extproc.http2.outbound import Outbound, ReceiveWindow
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +33,7 @@ class Http2Session:
         flush: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        self.flush = flush
-        self.outbound = Outbound(clock=clock)
+        self.outbound = Outbound(clock=clock, flush=flush)
         self.streams: dict[int, GrpcStream] = {}
         self.settled = False  # the peer's preface and SETTINGS have come
         self.retiring = False  # our GOAWAY is out: streams in flight go on, new ones are ignored
@@ -46,9 +43,7 @@ class Http2Session:
         self._limits = limits
         self._max_message_bytes = max_message_bytes
         self._clock = clock
-        self._headers: HeaderBlocks[GrpcRequest] = HeaderBlocks(
-            grpc_request, max_list_bytes=limits.max_header_list_bytes
-        )
+        self._headers = HeaderBlocks(max_list_bytes=limits.max_header_list_bytes)
         self._preface_seen = False
         self._rest = b""  # what was received and not handled: a frame's beginning, or the rest of a turn
         self._block: bytearray | None = None  # a header block that goes on in CONTINUATION frames
@@ -56,8 +51,7 @@ class Http2Session:
         self._last_stream_id = 0
         self._last_served_id = http2.LAST_STREAM_ID  # as our GOAWAY said
         self._late_streams = 0
-        self._window = limits.connection_window_bytes
-        self._uncredited = 0
+        self._window = ReceiveWindow(0, limits.connection_window_bytes, self.outbound.frames)
         now = clock()
         self._resets = Allowance(capacity=limits.resets, per_second=limits.resets_per_second, now=now)
         self._idle = Allowance(capacity=limits.idle_frames, per_second=limits.idle_frames_per_second, now=now)
@@ -131,48 +125,31 @@ class Http2Session:
         """End every stream without an answer."""
         for stream in list(self.streams.values()):
             stream.cut()
+        self.forget_finished()
 
     def reset(self, stream_id: int, code: ErrorCode) -> None:
         """Refuse or end one stream."""
         if (stream := self.streams.get(stream_id)) is not None:
             stream.cut()
+            self.forget_finished()
         self.outbound.frames.append(http2.reset_frame(stream_id, code))
 
     def forget_finished(self) -> None:
-        """Forget the streams whose last bytes have gone out after waiting for a window."""
+        """Forget the streams for which nothing more is to be written."""
         for stream_id in self.outbound.finished:
-            if (stream := self.streams.get(stream_id)) is not None:
-                self.forget(stream)
+            stream = self.streams.pop(stream_id, None)
+            if stream is not None:
+                if stream.started:
+                    self._resets.earn(1)
+                if stream.unconsumed:
+                    self._window.give_back(stream.unconsumed)
         self.outbound.finished.clear()
-
-    # --- for streams ------------------------------------------------------------------------------------------------
-
-    def credit(self, stream: GrpcStream, size: int) -> None:
-        """Give consumed bytes back; frames go out when half a window has gathered."""
-        self._credit_connection(size)
-        stream.uncredited += size
-        if stream.uncredited * 2 >= self._limits.stream_window_bytes and not stream.half_closed:
-            stream.window += stream.uncredited
-            self.outbound.frames.append(http2.window_frame(stream.id, stream.uncredited))
-            stream.uncredited = 0
-
-    def answered(self) -> None:
-        """Take note that a message was answered: the peer may now tell us of its windows."""
-        self._idle.earn(self._limits.idle_frames_per_answer)
-
-    def forget(self, stream: GrpcStream) -> None:
-        """Take a stream off the list: nothing more is to be written for it."""
-        if self.streams.pop(stream.id, None) is None:
-            return
-        if stream.started:
-            self._resets.earn(1)
-        if stream.unconsumed:
-            self._credit_connection(stream.unconsumed)
-            stream.unconsumed = 0
 
     # --- frames, one method a kind ------------------------------------------------------------------------------------
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if self.outbound.finished:
+            self.forget_finished()
         if self._block is not None and (kind != http2.CONTINUATION or stream_id != self._block_stream_id):
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
         if not self.settled:
@@ -191,22 +168,20 @@ class Http2Session:
 
     def _data(self, flags: int, stream_id: int, payload: bytes) -> None:
         size = len(payload)
-        self._window -= size
-        if self._window < 0:
+        if not self._window.take(size):
             raise Http2ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
         stream = self.streams.get(stream_id)
         if stream is None or stream.ended:
             self._check_not_idle(stream_id)
-            self._credit_connection(size)  # was on its way when the stream ended
+            self._window.give_back(size)  # was on its way when the stream ended
             if not payload:
                 self._idle_frame()
             return
         if stream.half_closed:
-            self._credit_connection(size)
+            self._window.give_back(size)
             raise Http2StreamError(ErrorCode.STREAM_CLOSED, "DATA after the end")
-        stream.window -= size
-        if stream.window < 0:
-            self._credit_connection(size)
+        if not stream.window.take(size):
+            self._window.give_back(size)
             raise Http2StreamError(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the stream's window")
         if flags & http2.PADDED:
             payload = http2.unpadded(payload, flags)
@@ -243,7 +218,7 @@ class Http2Session:
         if stream_id > self._last_stream_id:
             self._open_stream(flags, stream_id, block)
             return
-        self._headers.fields(block)  # every block counts for the table, also one that nobody wants
+        self._headers.fields(block)  # every block changes the table, also one that is ignored
         stream = self.streams.get(stream_id)
         if stream is None or stream.ended:
             self._idle_frame()  # trailers that crossed our end of the stream
@@ -265,7 +240,11 @@ class Http2Session:
         if len(self.streams) >= limits.max_concurrent_streams:
             raise Http2StreamError(ErrorCode.REFUSED_STREAM, "too many streams")
         stream = GrpcStream(
-            stream_id, self, window=limits.stream_window_bytes, max_message_bytes=self._max_message_bytes
+            stream_id,
+            self.outbound,
+            connection_window=self._window,
+            window_bytes=limits.stream_window_bytes,
+            max_message_bytes=self._max_message_bytes,
         )
         stream.half_closed = bool(flags & http2.END_STREAM)
         stream.pool = request.pool
@@ -294,6 +273,7 @@ class Http2Session:
             self._idle_frame()
             return
         stream.cut()
+        self.forget_finished()
         if not stream.started:
             self._count_reset()
 
@@ -309,7 +289,7 @@ class Http2Session:
         self._idle_frame(1 + len(payload) // 6 + len(self.streams) // 64)
         values = http2.parse_settings(payload)
         window = values.get(Setting.INITIAL_WINDOW_SIZE, 0)
-        if any(stream.lane.credit + window > http2.MAX_WINDOW_BYTES for stream in self.streams.values()):
+        if any(stream.send_queue.credit + window > http2.MAX_WINDOW_BYTES for stream in self.streams.values()):
             raise Http2ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE makes a window too large")
         # first: DATA under the new window before it is a violation of the old one (grpc's clients look)
         self.outbound.frames.append(_SETTINGS_ACK)
@@ -348,7 +328,7 @@ class Http2Session:
             return
         self._check_not_idle(stream_id)
         if (stream := self.streams.get(stream_id)) is not None:
-            self.outbound.widen(stream.lane, increment)
+            self.outbound.widen(stream.send_queue, increment)
 
     # --- limits -----------------------------------------------------------------------------------------------------
 
@@ -356,15 +336,10 @@ class Http2Session:
         if stream_id > self._last_stream_id or stream_id % 2 == 0:
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame on a stream that was never opened")
 
-    def _credit_connection(self, size: int) -> None:
-        self._uncredited += size
-        if self._uncredited * 2 >= self._limits.connection_window_bytes:
-            self._window += self._uncredited
-            self.outbound.frames.append(http2.window_frame(0, self._uncredited))
-            self._uncredited = 0
-
     def _idle_frame(self, cost: int = 1) -> None:
-        """Count a frame that brings us nothing."""
+        """Count a frame that brings us nothing. The peer may send some for each answer, to tell us of its windows."""
+        self._idle.earn(self.outbound.answers * self._limits.idle_frames_per_answer)
+        self.outbound.answers = 0
         if not self._idle.spend(cost, now=self._clock()):
             raise Http2ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "too many frames without content")
 

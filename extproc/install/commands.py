@@ -1,8 +1,7 @@
-"""The commands `kvmesh install` and `kvmesh uninstall`. Imports late, to start fast."""
+"""The commands `kvmesh install` and `kvmesh uninstall`. They import late, to start fast."""
 
 import secrets
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,14 +24,6 @@ app = typer.Typer(add_completion=False)
 @app.callback()
 def _group() -> None:
     """Keep the commands subcommands when this app runs alone."""
-
-
-class _Time:
-    def now(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 @app.command("install")
@@ -86,7 +77,7 @@ def install(
         ),
     ] = None,
     namespace: Annotated[str, typer.Option(help="Namespace of kvmesh itself.")] = "kvmesh-system",
-    create_namespace: Annotated[bool, typer.Option(help="Make that namespace.")] = True,
+    create_namespace: Annotated[bool, typer.Option(help="Create that namespace.")] = True,
     scope: Annotated[
         Scope, typer.Option(help="namespaced: rights in the namespaces of kvmesh and of the pools only.")
     ] = Scope.MESH,
@@ -143,7 +134,9 @@ def install(
     indexer_replicas: Annotated[int, typer.Option(min=1, help="Indexers.")] = 2,
     drain_seconds: Annotated[
         int,
-        typer.Option(min=5, help="Seconds that a picker goes on after being told to stop; longer than a first token."),
+        typer.Option(
+            min=5, help="Seconds that a picker goes on after it was asked to stop; longer than a first token."
+        ),
     ] = 60,
     longest_queue_seconds: Annotated[
         int, typer.Option(min=1, help="Seconds that a request may wait in the picker: the most patient class.")
@@ -152,21 +145,23 @@ def install(
     tokenizers_claim: Annotated[
         str | None, typer.Option(help="PersistentVolumeClaim with tokenizer folders; pickers see it as /models.")
     ] = None,
-    monitoring: Annotated[bool, typer.Option(help="ServiceMonitors, and metrics' ports open to Prometheus.")] = False,
+    monitoring: Annotated[
+        bool,
+        typer.Option(help="Install monitors, rules, alerts and dashboards; open the metrics' ports to Prometheus."),
+    ] = False,
     monitoring_namespace: Annotated[str, typer.Option(help="Namespace that Prometheus runs in.")] = "monitoring",
-    skip_crds: Annotated[bool, typer.Option(help="Leave the CRDs to somebody else.")] = False,
+    skip_crds: Annotated[bool, typer.Option(help="Do not install the CRDs.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Print the objects as YAML and change nothing.")] = False,
-    force_conflicts: Annotated[bool, typer.Option(help="Take over fields that somebody else manages.")] = False,
+    force_conflicts: Annotated[bool, typer.Option(help="Take over fields that another manager owns.")] = False,
     wait_seconds: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for the picker before gateways are told to ask it. 0: none.")
+        float, typer.Option(min=0, help="Seconds to wait for the picker before gateways ask it. 0: none.")
     ] = 180,
 ) -> None:
     """Install kvmesh into a mesh, or upgrade it. Run again with other flags, it changes what is there."""
-    from extproc.install.crd_files import read_crds
     from extproc.install.istio_release import parse_release
-    from extproc.install.plan import InstallPlan, RedisKind
+    from extproc.install.plan import InstallPlan, RedisKind, parse_clients, parse_gateway, parse_hosts, parse_pools
     from extproc.install.render import render, to_yaml
-    from extproc.install.targets import parse_clients, parse_gateway, parse_hosts, parse_pools
+    from extproc.install.shipped_files import read_crds
 
     ambient = mode is Mode.AMBIENT_GATEWAY
     in_mesh = not ambient if pools_in_mesh is None else pools_in_mesh
@@ -217,17 +212,16 @@ def install(
 
 
 def _apply(plan: "InstallPlan", documents: list[dict[str, object]], *, force: bool, wait_seconds: float) -> None:
-    from extproc.install.admin_token import KEY, secret_name, token_secret
     from extproc.install.installer import install as apply
     from extproc.install.lightkube_cluster import LightkubeCluster
+    from extproc.install.pod_parts import ADMIN_KEY, admin_secret, admin_secret_name
 
     apply(
         LightkubeCluster(),
         documents,
         installation=plan.namespace,
-        clock=_Time(),
         wait_seconds=wait_seconds,
-        once=token_secret(plan, token=secrets.token_urlsafe(TOKEN_BYTES)),
+        once=admin_secret(plan, token=secrets.token_urlsafe(TOKEN_BYTES)),
         force=force,
         say=typer.echo,
     )
@@ -236,7 +230,7 @@ def _apply(plan: "InstallPlan", documents: list[dict[str, object]], *, force: bo
             f"pool {target.identity}: an InferencePool, or: kubectl label service -n {target.namespace} "
             f"{target.name} kvmesh.io/pool=true"
         )
-    typer.echo(f"admin pages: their token is in Secret {plan.namespace}/{secret_name(plan)}, key {KEY}")
+    typer.echo(f"admin pages: their token is in Secret {plan.namespace}/{admin_secret_name(plan)}, key {ADMIN_KEY}")
 
 
 @app.command("uninstall")
@@ -264,7 +258,6 @@ def uninstall(
     count = installer.uninstall(
         cluster,
         installation=namespace,
-        clock=_Time(),
         settle_seconds=settle_seconds,
         keep_crds=keep_crds,
         say=typer.echo,

@@ -1,20 +1,15 @@
-"""The EnvoyFilters that make gateways or sidecars ask the picker, for one release of Istio. Pure; used by `render`."""
+"""The EnvoyFilters that make gateways or sidecars ask the picker, for one release of Istio. Pure.
 
-from collections.abc import Sequence
+The HTTP filters in them are those of envoy/local.yaml and envoy/original-dst.yaml. A test compares them field by
+field: what the picker needs is written there, with the reasons.
+"""
+
 from typing import Any
 
-from extproc.install.ext_proc_filter import (
-    EXT_PROC,
-    PICK_FILTER,
-    TYPES,
-    pick_filter,
-    picker_host,
-    response_filter,
-    strip_filter,
-)
 from extproc.install.istio_release import Wiring, plan_wiring
-from extproc.install.labels import object_meta
+from extproc.install.objects import Document, kube_object
 from extproc.install.plan import (
+    GRPC_PORT,
     PICKER,
     POOL_METADATA_KEY,
     BodyMode,
@@ -28,6 +23,19 @@ from extproc.install.plan import (
 )
 from extproc.policy.values import Steering
 
+PICK_FILTER = "envoy.filters.http.ext_proc.kvmesh"  # not Istio's own name: routes refer to filters by name
+RESPONSE_FILTER = "envoy.filters.http.ext_proc.kvmesh-response"
+STRIP_FILTER = "kvmesh.strip-client-headers"
+# what only the picker and Envoy may say
+CLIENT_MAY_NOT_SEND = (
+    "x-gateway-destination-endpoint",
+    "x-gateway-destination-endpoint-subset",
+    "x-gateway-destination-endpoint-served",
+)
+TYPES = "type.googleapis.com/envoy"
+EXT_PROC = f"{TYPES}.extensions.filters.http.ext_proc.v3"
+HEADER_MUTATION = f"{TYPES}.extensions.filters.http.header_mutation.v3.HeaderMutation"
+RESPONSE_TIMEOUT = "10s"  # per message; at the default of 200 ms a picker held up for a moment would cost a good answer
 HCM = "envoy.filters.network.http_connection_manager"
 ROUTER = "envoy.filters.http.router"
 BUFFER_BYTES = 32 << 20  # above the picker's own limit, which answers 413 with a JSON error
@@ -37,56 +45,46 @@ SERVED_KEY = {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoin
 RETRY_ON = "connect-failure,refused-stream,reset-before-request"  # only what no pod has begun to work on
 
 
-def envoy_filters(plan: InstallPlan) -> list[dict[str, Any]]:
+def envoy_filters(plan: InstallPlan) -> list[Document]:
     """Return one EnvoyFilter for each gateway, or for each group of clients."""
-    wired = plan_wiring(plan)
+    patches = _patches(plan, plan_wiring(plan))
+    return [_envoy_filter(plan, target, patches) for target in plan.callers]
+
+
+def _patches(plan: InstallPlan, wired: Wiring) -> list[dict[str, Any]]:
+    listeners: list[dict[str, Any]] = [{}]
     if plan.mode is Mode.SIDECAR:
-        return [_for_clients(plan, wired, clients) for clients in plan.clients]
-    return [_for_gateway(plan, wired, gateway) for gateway in plan.gateways]
+        context = "SIDECAR_OUTBOUND"
+        listeners = [{"portNumber": port} for port in sorted({pool.port for pool in plan.pools})]
+        routed = [
+            patch
+            for pool in plan.pools
+            for patch in (_route(plan, wired, context, _sidecar_match(pool), pool), _cluster(wired, context, pool))
+        ]
+    else:
+        context = "GATEWAY"
+        routes = sorted(plan.routes, key=lambda each: each.route is not None)  # a route's own pool over its host's
+        routed = [_route(plan, wired, context, _gateway_match(wired, route), route.pool) for route in routes]
+        routed += [_cluster(wired, context, pool) for pool in plan.pools]
+    patches = [patch for listener in listeners for patch in _filters(plan, wired, context, listener=listener)]
+    buffers = [] if wired.route_buffer_limit else [_listener(wired, context, listener=each) for each in listeners]
+    return [*patches, *routed, *buffers]
 
 
-def _for_gateway(plan: InstallPlan, wired: Wiring, gateway: GatewayTarget) -> dict[str, Any]:
-    context = "GATEWAY"
-    patches = _filters(plan, wired, context, listener={})
-    for route in sorted(plan.routes, key=lambda each: each.route is not None):  # a route's own pool over its host's
-        patches.append(_route(plan, wired, context, _gateway_match(wired, route), route.pool))
-    for pool in plan.pools:
-        patches.append(_cluster(wired, context, pool))
-    if not wired.route_buffer_limit:
-        patches.append(_listener(wired, context, listener={}))
-    return _document(plan, f"{PICKER}-{gateway.name}", gateway.namespace, gateway.selector, patches)
-
-
-def _for_clients(plan: InstallPlan, wired: Wiring, clients: ClientsTarget) -> dict[str, Any]:
-    context = "SIDECAR_OUTBOUND"
-    patches: list[dict[str, Any]] = []
-    for port in sorted({pool.port for pool in plan.pools}):
-        patches += _filters(plan, wired, context, listener={"portNumber": port})
-    for pool in plan.pools:
-        patches.append(_route(plan, wired, context, _sidecar_match(pool), pool))
-        patches.append(_cluster(wired, context, pool))
-    if not wired.route_buffer_limit:
-        ports = sorted({pool.port for pool in plan.pools})
-        patches += [_listener(wired, context, listener={"portNumber": port}) for port in ports]
-    return _document(plan, f"{PICKER}-clients", clients.namespace, clients.selector, patches)
-
-
-def _document(
-    plan: InstallPlan, name: str, namespace: str, selector: Any, patches: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    meta = object_meta(name, namespace)
-    # gateways that get clusters of routed services alone (PILOT_FILTER_GATEWAY_CLUSTER_CONFIG) keep the picker's
-    meta["annotations"] = {"envoyfilter.istio.io/referenced-services": f"{plan.namespace}/{picker_host(plan)}"}
-    return {
-        "apiVersion": "networking.istio.io/v1alpha3",
-        "kind": "EnvoyFilter",
-        "metadata": meta,
-        "spec": {
+def _envoy_filter(plan: InstallPlan, target: GatewayTarget | ClientsTarget, patches: list[dict[str, Any]]) -> Document:
+    name = target.name if isinstance(target, GatewayTarget) else "clients"
+    return kube_object(
+        "EnvoyFilter",
+        f"{PICKER}-{name}",
+        target.namespace,
+        # gateways that get clusters of routed services alone (PILOT_FILTER_GATEWAY_CLUSTER_CONFIG) keep the picker's
+        annotations={"envoyfilter.istio.io/referenced-services": f"{plan.namespace}/{plan.picker_host}"},
+        spec={
             "priority": PRIORITY,
-            "workloadSelector": {"labels": dict(selector)},
-            "configPatches": list(patches),
+            "workloadSelector": {"labels": dict(target.selector)},
+            "configPatches": patches,
         },
-    }
+    )
 
 
 def _filters(plan: InstallPlan, wired: Wiring, context: str, *, listener: dict[str, Any]) -> list[dict[str, Any]]:
@@ -195,3 +193,131 @@ def _patch(
         "match": {"context": context, "proxy": {"proxyVersion": wired.proxy_version}, **where},
         "patch": {"operation": operation, "value": value},
     }
+
+
+def strip_filter() -> dict[str, Any]:
+    """Return the filter that drops what a client says about endpoints: only the picker steers."""
+    mutations = [{"remove": name} for name in CLIENT_MAY_NOT_SEND]
+    return {
+        "name": STRIP_FILTER,
+        "typed_config": {"@type": HEADER_MUTATION, "mutations": {"request_mutations": mutations}},
+    }
+
+
+def pick_filter(plan: InstallPlan, wiring: Wiring) -> dict[str, Any]:
+    """Return the filter that asks for an endpoint; it is off but for the routes that switch it on."""
+    buffered = wiring.body_mode is BodyMode.BUFFERED
+    config: dict[str, Any] = {
+        "@type": f"{EXT_PROC}.ExternalProcessor",
+        "stat_prefix": "kvmesh",
+        "grpc_service": _picker_service(plan),
+        "processing_mode": {
+            "request_header_mode": "SEND",
+            "request_body_mode": "BUFFERED" if buffered else "FULL_DUPLEX_STREAMED",
+            "request_trailer_mode": "SEND",
+            "response_header_mode": "SEND",
+            "response_body_mode": "NONE",
+            "response_trailer_mode": "SEND",
+        },
+        # enforced for buffered bodies: above the longest wait in the picker's queue
+        "message_timeout": f"{plan.longest_queue_seconds + 60}s" if buffered else RESPONSE_TIMEOUT,
+        "failure_mode_allow": plan.failure_mode is FailureMode.FAIL_OPEN and not wiring.route_failure_mode,
+        # which pool a weighted route has drawn: the route's own word for the pool cannot tell
+        "request_attributes": ["xds.cluster_name"],
+        "response_attributes": ["upstream.address", "response.code_details"],
+        "metadata_options": {
+            "receiving_namespaces": {"untyped": ["envoy.lb"] if buffered else ["envoy.lb", "kvmesh"]},
+            "forwarding_namespaces": {"untyped": _forwarded(wiring)},
+        },
+    }
+    if buffered:
+        config["allow_mode_override"] = True  # how the picker asks for a response's body; duplex forbids it
+    if wiring.status_on_error:
+        config["status_on_error"] = {"code": "ServiceUnavailable"}
+    return {"name": PICK_FILTER, "disabled": True, "typed_config": config}
+
+
+def response_filter(plan: InstallPlan) -> dict[str, Any]:
+    """Return the filter that reads the responses for which the pick left a note; skipped by all others."""
+    return {
+        "name": RESPONSE_FILTER,
+        "typed_config": {
+            "@type": f"{TYPES}.extensions.common.matching.v3.ExtensionWithMatcher",
+            "xds_matcher": _skip_without_note(),
+            "extension_config": {
+                "name": "envoy.filters.http.ext_proc",
+                "typed_config": {
+                    "@type": f"{EXT_PROC}.ExternalProcessor",
+                    "stat_prefix": "kvmesh_response",
+                    "grpc_service": _picker_service(plan),
+                    "processing_mode": {
+                        "request_header_mode": "SKIP",
+                        "request_body_mode": "NONE",
+                        "request_trailer_mode": "SKIP",
+                        "response_header_mode": "SEND",
+                        "response_body_mode": "NONE",
+                        "response_trailer_mode": "SEND",
+                    },
+                    "allow_mode_override": True,
+                    "message_timeout": RESPONSE_TIMEOUT,
+                    "failure_mode_allow": True,  # the answer is there and paid for
+                    "response_attributes": ["upstream.address"],
+                    "metadata_options": {
+                        "receiving_namespaces": {"untyped": ["kvmesh"]},
+                        "forwarding_namespaces": {"untyped": ["kvmesh"]},
+                    },
+                },
+            },
+        },
+    }
+
+
+def _picker_service(plan: InstallPlan) -> dict[str, Any]:
+    """Name Istio's own cluster of the picker: mTLS, no limit of 1024 requests. A timeout would cut answers."""
+    host = plan.picker_host
+    return {"envoy_grpc": {"cluster_name": f"outbound|{GRPC_PORT}||{host}", "authority": host}}
+
+
+def _forwarded(wiring: Wiring) -> list[str]:
+    served = ["envoy.lb"] if wiring.steering is Steering.OVERRIDE_HOST else []
+    return [*served, "envoy.lb.subset_hint", "envoy.filters.http.jwt_authn"]
+
+
+def _skip_without_note() -> dict[str, Any]:
+    responding = {
+        "single_predicate": {
+            "input": {
+                "name": "status",
+                "typed_config": {
+                    "@type": f"{TYPES}.type.matcher.v3.HttpResponseHeaderMatchInput",
+                    "header_name": ":status",
+                },
+            },
+            "value_match": {"safe_regex": {"google_re2": {}, "regex": ".+"}},
+        }
+    }
+    noted = {
+        "single_predicate": {
+            "input": {
+                "name": "note",
+                "typed_config": {
+                    "@type": f"{TYPES}.extensions.matching.common_inputs.network.v3.DynamicMetadataInput",
+                    "filter": "kvmesh",
+                    "path": [{"key": "response"}],
+                },
+            },
+            "custom_match": {
+                "name": "present",
+                "typed_config": {
+                    "@type": f"{TYPES}.extensions.matching.input_matchers.metadata.v3.Metadata",
+                    "value": {"present_match": True},
+                },
+            },
+        }
+    }
+    skip = {
+        "name": "skip",
+        "typed_config": {"@type": f"{TYPES}.extensions.filters.common.matcher.action.v3.SkipFilter"},
+    }
+    predicate = {"and_matcher": {"predicate": [responding, {"not_matcher": noted}]}}
+    return {"matcher_list": {"matchers": [{"predicate": predicate, "on_match": {"action": skip}}]}}

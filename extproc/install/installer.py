@@ -1,29 +1,32 @@
-"""Use cases: bring a cluster to what was rendered, and take it all away again. Speaks to it through `Cluster`.
+"""Brings a cluster to what was rendered, and takes it all away again.
 
-Everything is found again by labels, so that an upgrade removes what the last version made and this one does not.
+Objects are found again by their labels, so that an upgrade removes what the last version made and this one does not.
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from extproc.errors import KvmeshError
-from extproc.install.kinds import (
+from extproc.install.objects import (
     CRD,
     DEPLOYMENT,
     DESTINATION_RULE,
     ENVOY_FILTER,
+    INSTALLATION,
     KINDS,
     NAMESPACE,
+    OWNED,
     POLICY,
     SECRET,
+    Document,
     Kind,
     kind_of,
 )
-from extproc.install.labels import INSTALLATION, OWNED
 from extproc.install.plan import INDEXER, PICKER
 
-Document = Mapping[str, Any]
+POLL_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
 
@@ -50,34 +53,25 @@ class Cluster(Protocol):
         """Delete an object and what it owns; one that is gone is no error."""
 
 
-class Clock(Protocol):
-    """Time, for waiting."""
-
-    def now(self) -> float:
-        """Return monotonic seconds."""
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-
-
 def install(
     cluster: Cluster,
     documents: Sequence[Document],
     *,
     installation: str,
-    clock: Clock,
     wait_seconds: float,
     once: Sequence[Document] = (),
     force: bool = False,
     say: Callable[[str], None] = log.info,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Apply `documents`, and remove what an earlier installation of that name had beside them.
 
-    What is in `once` is made where it is not there, and never changed: it holds what may differ from time to time.
+    An object of `once` is created where it is missing and never changed, as its content differs from run to run.
 
-    What changes the way of requests comes last, and only when the picker is there: a gateway that asks a picker in
-    vain answers 503. Raise InstallError, before anything is changed, where the cluster lacks a kind or refuses an
-    object.
+    Objects that change the way of requests come last, and only when the picker is available: a gateway that asks a
+    picker in vain answers 503. Raise InstallError, before anything is changed, where the cluster lacks a kind or
+    refuses an object.
     """
     _check_kinds(cluster, [*once, *documents])
     _check_owners(cluster, documents, installation)
@@ -90,7 +84,7 @@ def install(
     for document in (each for each in wanted_here if not _steers(each)):
         cluster.apply(document, force=force)
         say(f"applied {describe(document)}")
-    _wait_until_available(cluster, documents, clock=clock, wait_seconds=wait_seconds, say=say)
+    _wait_until_available(cluster, documents, wait_seconds=wait_seconds, say=say, now=now, sleep=sleep)
     # filters first: a cluster that is to follow the picker alone (PASSTHROUGH) leads nowhere without them
     for document in sorted(filter(_steers, wanted_here), key=lambda each: each["kind"] != ENVOY_FILTER.name):
         cluster.apply(document, force=force)
@@ -108,15 +102,15 @@ def uninstall(
     cluster: Cluster,
     *,
     installation: str,
-    clock: Clock,
     settle_seconds: float,
     keep_crds: bool = False,
     say: Callable[[str], None] = log.info,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Remove everything that `install` made; return how many objects that were.
 
-    What changes the way of requests first, then a moment for gateways to hear of it, then the rest. CRDs, and all
-    policies with them, go with the last installation of the cluster.
+    Objects that change the way of requests go first; gateways then get `settle_seconds` to hear of it before the rest
+    goes. CRDs, and all policies with them, go with the last installation of the cluster.
     """
     removed = 0
     for document in filter(_steers, _ours(cluster, DESTINATION_RULE, installation)):
@@ -130,7 +124,7 @@ def uninstall(
             _delete(cluster, kind, document, say=say)
         removed += len(ours)
         if kind == ENVOY_FILTER and ours:
-            clock.sleep(settle_seconds)
+            sleep(settle_seconds)
     if not keep_crds and not others(cluster, installation):
         for document in cluster.labelled(CRD, OWNED):
             _delete(cluster, CRD, document, say=say)
@@ -154,11 +148,8 @@ def policies(cluster: Cluster) -> list[str]:
 def describe(document: Document) -> str:
     """Name an object for people."""
     meta = document["metadata"]
-    return (
-        f"{document['kind']} {meta['namespace']}/{meta['name']}"
-        if "namespace" in meta
-        else (f"{document['kind']} {meta['name']}")
-    )
+    where = f"{meta['namespace']}/" if "namespace" in meta else ""
+    return f"{document['kind']} {where}{meta['name']}"
 
 
 def _check_kinds(cluster: Cluster, documents: Sequence[Document]) -> None:
@@ -225,7 +216,13 @@ def _is_foreign_namespace(cluster: Cluster, document: Document) -> bool:
 
 
 def _wait_until_available(
-    cluster: Cluster, documents: Sequence[Document], *, clock: Clock, wait_seconds: float, say: Callable[[str], None]
+    cluster: Cluster,
+    documents: Sequence[Document],
+    *,
+    wait_seconds: float,
+    say: Callable[[str], None],
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
 ) -> None:
     """Return when picker and indexer run as they were just applied. Raise InstallError when they do not in time."""
     waiting = [
@@ -233,19 +230,19 @@ def _wait_until_available(
         for each in documents
         if each["kind"] == DEPLOYMENT.name and each["metadata"]["name"] in {PICKER, INDEXER}
     ]
-    deadline = clock.now() + wait_seconds
+    deadline = now() + wait_seconds
     while waiting and wait_seconds > 0:
         waiting = [pair for pair in waiting if not _is_available(cluster.get(DEPLOYMENT, *pair))]
         if not waiting:
             break
-        if clock.now() >= deadline:
+        if now() >= deadline:
             names = ", ".join(f"{namespace}/{name}" for name, namespace in waiting)
             raise InstallError(
                 f"not ready after {wait_seconds:g} s: {names}. No gateway was told to ask the picker; mend what keeps "
                 "it from running (kubectl describe deployment) and run this again"
             )
         say(f"waiting for {', '.join(name for name, _ in waiting)}")
-        clock.sleep(2.0)
+        sleep(POLL_SECONDS)
 
 
 def _is_available(deployment: Document | None) -> bool:

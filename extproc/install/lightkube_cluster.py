@@ -1,4 +1,4 @@
-"""The Kubernetes API through lightkube: implements `installer.Cluster`. Used by the command; decides nothing."""
+"""The Kubernetes API through lightkube: implements `installer.Cluster`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,9 +11,8 @@ from lightkube.core.exceptions import ConfigError as KubeConfigError
 from lightkube.core.resource_registry import resource_registry
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 
-from extproc.install.installer import Document, InstallError
-from extproc.install.kinds import Kind, kind_of
-from extproc.install.labels import OWNER
+from extproc.install.installer import InstallError
+from extproc.install.objects import OWNER, Document, Kind, kind_of
 
 TIMEOUT_SECONDS = 20.0
 

@@ -1,17 +1,30 @@
-"""NetworkPolicies: who may open connections to our pods, and to whom they may open some. Pure; used by `render`.
+"""Who may connect to our pods, and how connections are made: NetworkPolicies, and what Istio has to know. Pure.
 
-A second fence beside mTLS: it holds where a pod is not part of the mesh.
+The NetworkPolicies are a second fence beside mTLS: they hold where a pod is not part of the mesh.
 """
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
-from extproc.install.ext_proc_filter import GRPC_PORT
-from extproc.install.indexer_objects import ADMIN_PORT as INDEXER_ADMIN_PORT
-from extproc.install.labels import component_labels, object_meta
-from extproc.install.picker_objects import ADMIN_PORT
-from extproc.install.plan import INDEXER, PICKER, REDIS, InstallPlan, MeshMembership, Mode, RedisKind
-from extproc.install.pod_parts import REDIS_PORT
+from extproc.install.istio_release import plan_wiring
+from extproc.install.objects import Document, component_labels, component_object, kube_object, pods_of
+from extproc.install.plan import (
+    CLUSTER_DOMAIN,
+    GRPC_PORT,
+    INDEXER,
+    INDEXER_ADMIN_PORT,
+    PICKER,
+    PICKER_ADMIN_PORT,
+    REDIS,
+    REDIS_PORT,
+    InstallPlan,
+    MeshMembership,
+    Mode,
+    PoolTarget,
+    RedisKind,
+)
+from extproc.policy.values import Steering
 
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 HBONE = 15008  # what ambient's tunnels arrive at, whatever port is meant
@@ -19,46 +32,34 @@ MERGED_METRICS = 15020
 ISTIOD = 15012  # configuration and certificates
 # where ambient has the kubelet's probes come from, so that they pass its proxy: to the network they are not the node's
 AMBIENT_PROBES = ("169.254.7.127/32", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128")
+PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+# where vLLM publishes its events by default (kv_events_config: endpoint, replay_endpoint)
+EVENTS_PORT = 5557
+REPLAY_PORT = 5558
+LONGEST_NAME = 63
 
 
-def network_objects(plan: InstallPlan) -> list[dict[str, Any]]:
-    """Return a policy for each of our parts."""
-    admin = [_peer(plan.namespace, None)]
-    monitoring = [_peer(plan.monitoring_namespace, None)] if plan.monitoring else []
+def network_objects(plan: InstallPlan) -> list[Document]:
+    """Return a NetworkPolicy for each component."""
+    picks = _from(plan, [_peer(each.namespace, each.selector) for each in plan.callers], GRPC_PORT)
     policies = [
-        _policy(
-            plan,
-            PICKER,
-            [
-                _from(plan, _callers(plan), GRPC_PORT),
-                _from(plan, admin, ADMIN_PORT),
-                *_metrics(plan, monitoring, ADMIN_PORT),
-                *_probes(plan, ADMIN_PORT),
-            ],
-        ),
-        _policy(
-            plan,
-            INDEXER,
-            [
-                _from(plan, admin, INDEXER_ADMIN_PORT),
-                *_metrics(plan, monitoring, INDEXER_ADMIN_PORT),
-                *_probes(plan, INDEXER_ADMIN_PORT),
-            ],
-        ),
+        _network_policy(plan, PICKER, [picks, *_to_admin(plan, PICKER_ADMIN_PORT)]),
+        _network_policy(plan, INDEXER, _to_admin(plan, INDEXER_ADMIN_PORT)),
     ]
     if plan.redis is RedisKind.BUNDLED:
         users = [_peer(plan.namespace, component_labels(name)) for name in (PICKER, INDEXER)]
-        policies.append(_closed(plan, REDIS, [_from(plan, users, REDIS_PORT)]))
+        policy = _network_policy(plan, REDIS, [_from(plan, users, REDIS_PORT)])
+        # Closed both ways, but for names and for the control plane, which the sidecar needs. By port alone: a node's
+        # DNS cache is no pod, and istiod may be in any namespace or outside of the cluster.
+        egress = [{"ports": [{"protocol": each, "port": 53} for each in ("UDP", "TCP")]}]
+        if plan.membership is MeshMembership.SIDECAR:
+            egress.append({"ports": [{"protocol": "TCP", "port": ISTIOD}]})
+        policy["spec"] |= {"policyTypes": ["Ingress", "Egress"], "egress": egress}
+        policies.append(policy)
     return policies
 
 
-def _callers(plan: InstallPlan) -> list[dict[str, Any]]:
-    if plan.mode is Mode.SIDECAR:
-        return [_peer(each.namespace, each.selector) for each in plan.clients]
-    return [_peer(each.namespace, each.selector) for each in plan.gateways]
-
-
-def _peer(namespace: str, selector: Mapping[str, str] | None) -> dict[str, Any]:
+def _peer(namespace: str, selector: Mapping[str, str] | None = None) -> dict[str, Any]:
     peer: dict[str, Any] = {"namespaceSelector": {"matchLabels": {NAMESPACE_NAME: namespace}}}
     if selector:
         peer["podSelector"] = {"matchLabels": dict(selector)}
@@ -67,50 +68,177 @@ def _peer(namespace: str, selector: Mapping[str, str] | None) -> dict[str, Any]:
 
 def _from(plan: InstallPlan, peers: list[dict[str, Any]], port: int) -> dict[str, Any]:
     ports = [port, HBONE] if plan.membership is MeshMembership.AMBIENT else [port]
-    # no peers would mean everybody: then nobody's pods of our own namespace
-    nobody = [{"podSelector": {"matchLabels": {"kvmesh.io/no-such-pod": "true"}}}]
-    return {"from": peers or nobody, "ports": [{"protocol": "TCP", "port": each} for each in ports]}
+    # an empty list would let in all: name pods of our own namespace that do not exist
+    none = [{"podSelector": {"matchLabels": {"kvmesh.io/no-such-pod": "true"}}}]
+    return {"from": peers or none, "ports": [{"protocol": "TCP", "port": each} for each in ports]}
 
 
-def _metrics(plan: InstallPlan, peers: list[dict[str, Any]], port: int) -> list[dict[str, Any]]:
-    if not peers:
-        return []
-    rule = _from(plan, peers, port)
-    if plan.membership is MeshMembership.SIDECAR:
-        rule["ports"].append({"protocol": "TCP", "port": MERGED_METRICS})
-    return [rule]
+def _to_admin(plan: InstallPlan, port: int) -> list[dict[str, Any]]:
+    """Let in our own namespace, Prometheus, and the kubelet where it does not come from the node's own address."""
+    rules = [_from(plan, [_peer(plan.namespace)], port)]
+    if plan.monitoring:
+        metrics = _from(plan, [_peer(plan.monitoring_namespace)], port)
+        if plan.membership is MeshMembership.SIDECAR:
+            metrics["ports"].append({"protocol": "TCP", "port": MERGED_METRICS})
+        rules.append(metrics)
+    if plan.membership is MeshMembership.AMBIENT:
+        probes = [{"ipBlock": {"cidr": cidr}} for cidr in AMBIENT_PROBES]
+        rules.append({"from": probes, "ports": [{"protocol": "TCP", "port": port}]})
+    return rules
 
 
-def _probes(plan: InstallPlan, port: int) -> list[dict[str, Any]]:
-    """Let the kubelet's probes in where they do not come from the node's own address, which is let in anyway."""
-    if plan.membership is not MeshMembership.AMBIENT:
-        return []
-    peers = [{"ipBlock": {"cidr": cidr}} for cidr in AMBIENT_PROBES]
-    return [{"from": peers, "ports": [{"protocol": "TCP", "port": port}]}]
-
-
-def _policy(plan: InstallPlan, component: str, ingress: list[dict[str, Any]]) -> dict[str, Any]:
+def _network_policy(plan: InstallPlan, component: str, ingress: list[dict[str, Any]]) -> Document:
     """Close what comes in. What goes out stays open: pods and the API server may be at any address and port."""
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": object_meta(component, plan.namespace, component=component),
-        "spec": {
-            "podSelector": {"matchLabels": component_labels(component)},
-            "policyTypes": ["Ingress"],
-            "ingress": ingress,
+    spec = {"podSelector": pods_of(component), "policyTypes": ["Ingress"], "ingress": ingress}
+    return component_object("NetworkPolicy", component, plan.namespace, spec=spec)
+
+
+def mesh_objects(plan: InstallPlan) -> list[Document]:
+    """Return DestinationRules and, where kvmesh is part of the mesh, who may call it and that only with mTLS."""
+    rules = [_picker_rule(plan), *(_pool_rule(plan, pool) for pool in plan.pools)]
+    twins = [each for pool in plan.pools for each in _pods_by_address(plan, pool)]
+    if plan.membership is MeshMembership.NONE:
+        return [*rules, *twins]
+    return [*rules, *twins, *_strict_mtls(plan), *_authorization_policies(plan)]
+
+
+def _picker_rule(plan: InstallPlan) -> Document:
+    """Return how gateways connect to the picker; no `tls`, so that Istio uses mTLS wherever both sides can."""
+    policy = {
+        "loadBalancer": {"simple": "LEAST_REQUEST"},
+        "connectionPool": {
+            # requests wait in the picker without a byte moving: only keepalives notice that its machine is gone
+            "tcp": {"connectTimeout": "1s", "tcpKeepalive": {"time": "30s", "interval": "10s", "probes": 2}},
+            "http": {"http2MaxRequests": 1000000, "maxRequestsPerConnection": 0, "idleTimeout": "3600s"},
+        },
+        # a picker that is gone without a word; not its answers, which say what is wrong with requests
+        "outlierDetection": {
+            "consecutive5xxErrors": 0,
+            "consecutiveGatewayErrors": 5,
+            "interval": "2s",
+            "baseEjectionTime": "10s",
+            "maxEjectionPercent": 50,
         },
     }
+    spec = {"host": plan.picker_host, "trafficPolicy": policy}
+    return component_object("DestinationRule", PICKER, plan.namespace, spec=spec)
 
 
-def _closed(plan: InstallPlan, component: str, ingress: list[dict[str, Any]]) -> dict[str, Any]:
-    """Close both ways, but for names and for the control plane, which the sidecar needs.
+def _pool_rule(plan: InstallPlan, pool: PoolTarget) -> Document:
+    """Return how a pool's pods are connected to.
 
-    By port alone: a node's DNS cache is no pod, and istiod may be in any namespace or outside of the cluster.
+    No locality, no consistent hash, no warm-up: Envoy refuses a cluster that has these beside an override of the host.
     """
-    policy = _policy(plan, component, ingress)
-    egress = [{"ports": [{"protocol": each, "port": 53} for each in ("UDP", "TCP")]}]
-    if plan.membership is MeshMembership.SIDECAR:
-        egress.append({"ports": [{"protocol": "TCP", "port": ISTIOD}]})
-    policy["spec"] |= {"policyTypes": ["Ingress", "Egress"], "egress": egress}
-    return policy
+    policy: dict[str, Any] = {
+        "loadBalancer": {"simple": "LEAST_REQUEST", "localityLbSetting": {"enabled": False}},
+        "connectionPool": {
+            "tcp": {"connectTimeout": "1s", "maxConnections": 1000000},
+            "http": {
+                # the picker decides what a pod can take
+                "http1MaxPendingRequests": 1000000,
+                "http2MaxRequests": 1000000,
+                # vLLM closes idle connections after 5 s: close first, or a request meets one that is just being closed
+                "idleTimeout": "4s",
+            },
+        },
+    }
+    if plan_wiring(plan).steering is Steering.ORIGINAL_DST:
+        policy["loadBalancer"] = {"simple": "PASSTHROUGH"}
+        # cannot be found out for an address that is dialled as the picker names it
+        policy["tls"] = {"mode": "ISTIO_MUTUAL" if pool.in_mesh else "DISABLE"}
+    # only for those who ask the picker: PASSTHROUGH would change what all other requests do
+    askers = sorted({each.namespace for each in plan.callers})
+    spec = {"host": pool.host, "exportTo": askers, "trafficPolicy": policy}
+    return kube_object("DestinationRule", f"kvmesh-{pool.name}", pool.namespace, spec=spec)
+
+
+def _pods_by_address(plan: InstallPlan, pool: PoolTarget) -> list[Document]:
+    """Return what lets picker and indexer reach a pool's pods one by one with mTLS; needs the pods' labels.
+
+    To a sidecar an address that no Service names is foreign: it would speak plain text, which STRICT refuses. A
+    headless Service names them all; plain TCP, because what is asked is the address, not a host.
+    """
+    if pool.selector is None or not pool.in_mesh or plan.membership is not MeshMembership.SIDECAR:
+        return []
+    name = _pods_name(pool)
+    ports = {"tcp-api": pool.api_port, "tcp-kv-events": EVENTS_PORT, "tcp-kv-replay": REPLAY_PORT}
+    service = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,  # events begin before readiness
+        "selector": dict(pool.selector),
+        "ports": [
+            {"name": port, "port": number, "targetPort": number, "appProtocol": "tcp"} for port, number in ports.items()
+        ],
+    }
+    rule = {
+        "host": f"{name}.{pool.namespace}.svc.{CLUSTER_DOMAIN}",
+        "exportTo": [plan.namespace],
+        "trafficPolicy": {"tls": {"mode": "ISTIO_MUTUAL"}},
+    }
+    only_ours = {"networking.istio.io/exportTo": plan.namespace}
+    return [
+        kube_object("Service", name, pool.namespace, annotations=only_ours, spec=service),
+        kube_object("DestinationRule", name, pool.namespace, spec=rule),
+    ]
+
+
+def _pods_name(pool: PoolTarget) -> str:
+    """Return a name of at most 63 characters: it is a Service's."""
+    name = f"kvmesh-{pool.name}-pods"
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"kvmesh-{pool.name[:40].rstrip('-')}-{sha256(pool.name.encode()).hexdigest()[:8]}-pods"
+
+
+def _strict_mtls(plan: InstallPlan) -> list[Document]:
+    """Return STRICT for each component; with monitoring, the metrics' port also takes a Prometheus outside the mesh."""
+    admin_ports = {PICKER: PICKER_ADMIN_PORT, INDEXER: INDEXER_ADMIN_PORT}
+    policies = []
+    for component in (PICKER, INDEXER, REDIS) if plan.redis is RedisKind.BUNDLED else (PICKER, INDEXER):
+        spec: dict[str, Any] = {"selector": pods_of(component), "mtls": {"mode": "STRICT"}}
+        if plan.monitoring and component in admin_ports:
+            spec["portLevelMtls"] = {str(admin_ports[component]): {"mode": "PERMISSIVE"}}
+        policies.append(component_object("PeerAuthentication", component, plan.namespace, spec=spec))
+    return policies
+
+
+def _authorization_policies(plan: InstallPlan) -> list[Document]:
+    """Return an ALLOW policy for each component: all that it does not name are refused."""
+    picks = {"from": [{"source": _callers(plan)}], "to": [{"operation": _to_port(plan, GRPC_PORT, paths=[PROCESS])}]}
+    policies = [
+        _allow(plan, PICKER, [picks, *_admin(plan, PICKER_ADMIN_PORT)]),
+        _allow(plan, INDEXER, _admin(plan, INDEXER_ADMIN_PORT)),
+    ]
+    if plan.redis is RedisKind.BUNDLED:
+        users = [f"{CLUSTER_DOMAIN}/ns/{plan.namespace}/sa/{name}" for name in (PICKER, INDEXER)]
+        to = [{"operation": {"ports": [str(REDIS_PORT)]}}]
+        policies.append(_allow(plan, REDIS, [{"from": [{"source": {"principals": users}}], "to": to}]))
+    return policies
+
+
+def _admin(plan: InstallPlan, port: int) -> list[dict[str, Any]]:
+    """Open the admin pages to our own namespace; with monitoring, the metrics also to all that reach the port."""
+    ours = [{"source": {"namespaces": [plan.namespace]}}]
+    rules: list[dict[str, Any]] = [{"from": ours, "to": [{"operation": {"ports": [str(port)]}}]}]
+    if plan.monitoring:
+        rules.append({"to": [{"operation": _to_port(plan, port, paths=["/metrics"])}]})
+    return rules
+
+
+def _to_port(plan: InstallPlan, port: int, *, paths: list[str]) -> dict[str, Any]:
+    """Name a port and paths. Ambient's ztunnel sees no paths, and drops a whole ALLOW rule that names some."""
+    operation: dict[str, Any] = {"ports": [str(port)]}
+    return operation if plan.membership is MeshMembership.AMBIENT else operation | {"paths": paths}
+
+
+def _callers(plan: InstallPlan) -> dict[str, Any]:
+    if plan.mode is Mode.SIDECAR:
+        return {"namespaces": sorted({clients.namespace for clients in plan.clients}) or [plan.namespace]}
+    names = [f"{CLUSTER_DOMAIN}/ns/{each.namespace}/sa/{each.service_account}" for each in plan.gateways]
+    # an empty list would let in all
+    return {"principals": names or [f"{CLUSTER_DOMAIN}/ns/{plan.namespace}/sa/{PICKER}"]}
+
+
+def _allow(plan: InstallPlan, component: str, rules: list[dict[str, Any]]) -> Document:
+    spec = {"selector": pods_of(component), "action": "ALLOW", "rules": rules}
+    return component_object("AuthorizationPolicy", component, plan.namespace, spec=spec)

@@ -1,14 +1,28 @@
-"""What is to be installed: one value that the command fills in and every renderer reads. Decides nothing."""
+"""What is to be installed: one value that the command line fills in and every renderer reads. Pure.
 
-from collections.abc import Mapping
+The `parse_*` functions read what the command line says of pools, gateways, hosts and clients; they raise ConfigError.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from extproc.errors import ConfigError
 
 PICKER = "kvmesh-picker"
 INDEXER = "kvmesh-indexer"
 REDIS = "kvmesh-redis"
 POOL_METADATA_KEY = "x-kvmesh-pool"  # gRPC initial metadata: tells the picker whose request it is
 CLUSTER_DOMAIN = "cluster.local"
+GRPC_PORT = 9002  # of the picker, for Envoy
+PICKER_ADMIN_PORT = 9090
+INDEXER_ADMIN_PORT = 9091
+REDIS_PORT = 6379
+GATEWAY_LABEL = "gateway.networking.k8s.io/gateway-name"  # Istio puts it on the pods of a Gateway API gateway
+CLIENT_LABEL = "kvmesh.io/client"
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+LABEL_NAME = re.compile(r"([a-z0-9][-a-z0-9.]{0,251}[a-z0-9]/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 class Mode(StrEnum):
@@ -160,3 +174,116 @@ class InstallPlan:
     tokenizers_claim: str | None = None  # a PersistentVolumeClaim with the models' tokenizer folders, seen at /models
     monitoring: bool = False
     monitoring_namespace: str = "monitoring"
+
+    @property
+    def picker_host(self) -> str:
+        """The picker's name in DNS."""
+        return f"{PICKER}.{self.namespace}.svc.{CLUSTER_DOMAIN}"
+
+    @property
+    def watched_namespaces(self) -> list[str]:
+        """What a namespaced installation reads: its own namespace (for mesh-wide policies) and the pools'."""
+        if self.scope is Scope.MESH:
+            return []
+        return list(dict.fromkeys([self.namespace, *(pool.namespace for pool in self.pools)]))
+
+    @property
+    def callers(self) -> tuple[GatewayTarget | ClientsTarget, ...]:
+        """The groups of pods whose Envoys ask the picker."""
+        return self.clients if self.mode is Mode.SIDECAR else self.gateways
+
+
+def parse_pools(texts: Sequence[str], *, selectors: Sequence[str] = (), in_mesh: bool = True) -> tuple[PoolTarget, ...]:
+    """Read `NAMESPACE/NAME[:PORT[:PODPORT]]`, and for some of them `NAMESPACE/NAME=LABEL=VALUE,…`."""
+    labels = dict(_parse_selector(text) for text in selectors)
+    pools = []
+    for text in texts:
+        identity, *ports = text.split(":")
+        namespace, name = _pair(identity, flag="--pool", text=text)
+        if len(ports) > 2:
+            raise ConfigError(f"--pool {text!r}: must be NAMESPACE/NAME:PORT or NAMESPACE/NAME:PORT:PODPORT")
+        numbers = [_port(port, flag="--pool", text=text) for port in ports]
+        pools.append(
+            PoolTarget(
+                namespace=namespace,
+                name=name,
+                port=numbers[0] if numbers else 8000,
+                pod_port=numbers[1] if len(numbers) == 2 else None,
+                selector=labels.pop(identity, None),
+                in_mesh=in_mesh,
+            )
+        )
+    if labels:
+        raise ConfigError(f"--pool-selector: no --pool is called {', '.join(sorted(labels))}")
+    return tuple(pools)
+
+
+def parse_gateway(text: str) -> GatewayTarget:
+    """Read `NAMESPACE/NAME`, a Gateway of the Gateway API, or `NAMESPACE/NAME@LABEL=VALUE,…[@SERVICEACCOUNT]`.
+
+    The second form is for gateways that are installed by themselves, like istio-system/istio-ingressgateway: the labels
+    of its pods, and their service account where it is not called as the gateway (as Istio's gateway chart has it).
+    """
+    identity, *more = text.split("@")
+    namespace, name = _pair(identity, flag="--gateway", text=text)
+    if len(more) > 2:
+        raise ConfigError(f"--gateway {text!r}: must be NAMESPACE/NAME@LABELS@SERVICEACCOUNT")
+    selector = _labels(more[0], flag="--gateway", text=text) if more else {GATEWAY_LABEL: name}
+    account = more[1] if len(more) == 2 else name if more else f"{name}-istio"
+    return GatewayTarget(namespace=namespace, name=name, selector=selector, service_account=account)
+
+
+def parse_clients(text: str) -> ClientsTarget:
+    """Read `NAMESPACE` or `NAMESPACE@LABEL=VALUE,…`."""
+    namespace, separator, labels = text.partition("@")
+    selector = _labels(labels, flag="--clients", text=text) if separator else {CLIENT_LABEL: "true"}
+    return ClientsTarget(namespace=namespace, selector=selector)
+
+
+def parse_hosts(texts: Sequence[str], pools: Sequence[PoolTarget]) -> tuple[RouteTarget, ...]:
+    """Read `HOST[:PORT][/ROUTE][=NAMESPACE/POOL]`; the pool may be left out where there is one."""
+    by_identity = {pool.identity: pool for pool in pools}
+    return tuple(_parse_host(text, by_identity) for text in texts)
+
+
+def _parse_host(text: str, pools: Mapping[str, PoolTarget]) -> RouteTarget:
+    where, separator, identity = text.partition("=")
+    if separator and identity not in pools:
+        raise ConfigError(f"--hostname {text!r}: no --pool is called {identity!r}")
+    if not separator and len(pools) != 1:
+        raise ConfigError(f"--hostname {text!r}: there are {len(pools)} pools; write HOST=NAMESPACE/POOL")
+    pool = pools[identity] if separator else next(iter(pools.values()))
+    authority, _, route = where.partition("/")
+    host, colon, port = authority.partition(":")
+    if not re.fullmatch(r"\*|(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", host):
+        raise ConfigError(f"--hostname {text!r}: {host!r} is no host name (lower case, or * for any)")
+    number = _port(port, flag="--hostname", text=text) if colon else 80
+    return RouteTarget(host=host, port=number, route=route or None, pool=pool)
+
+
+def _pair(identity: str, *, flag: str, text: str) -> tuple[str, str]:
+    namespace, _, name = identity.partition("/")
+    if not namespace or not name or "/" in name:
+        raise ConfigError(f"{flag} {text!r}: must be NAMESPACE/NAME")
+    return namespace, name
+
+
+def _port(number: str, *, flag: str, text: str) -> int:
+    if not (number.isascii() and number.isdigit()) or not 0 < int(number) < 65536:
+        raise ConfigError(f"{flag} {text!r}: {number!r} is no port")
+    return int(number)
+
+
+def _parse_selector(text: str) -> tuple[str, Mapping[str, str]]:
+    identity, _, labels = text.partition("=")
+    return identity, _labels(labels, flag="--pool-selector", text=text)
+
+
+def _labels(pairs: str, *, flag: str, text: str) -> dict[str, str]:
+    labels = {}
+    for part in pairs.split(","):
+        name, separator, value = part.strip().partition("=")
+        if not separator or LABEL_NAME.fullmatch(name) is None or LABEL_VALUE.fullmatch(value) is None:
+            raise ConfigError(f"{flag} {text!r}: labels are written NAME=VALUE,NAME=VALUE; {part!r} is none")
+        labels[name] = value
+    return labels

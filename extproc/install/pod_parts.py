@@ -1,24 +1,66 @@
-"""Parts that the pods of picker, indexer and Redis have in common: rights, spreading, probes, settings. Pure."""
+"""What the pods of picker, indexer and Redis have in common: rights, spreading, probes, settings, Secrets. Pure."""
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extproc.install.admin_token import token_mount, token_settings, token_volume
-from extproc.install.labels import OWNED, component_labels
-from extproc.install.plan import REDIS, InstallPlan, MeshMembership, RedisKind
+from extproc.install.objects import INSTALLATION, OWNED, Document, component_labels, kube_object, pods_of
+from extproc.install.plan import REDIS, REDIS_PORT, InstallPlan, MeshMembership, RedisKind
 
 USER_ID = 65532  # of the image; not in the host's range
-REDIS_PORT = 6379
-SECRETS = "/etc/kvmesh/redis"
+REDIS_SECRETS = "/etc/kvmesh/redis"
+ADMIN_SECRET = "kvmesh-admin-token"  # noqa: S105 - its name
+ADMIN_KEY = "token"
+ADMIN_FOLDER = "/etc/kvmesh/admin"
 POD_FACTS = (("POD_NAME", "metadata.name"), ("POD_NAMESPACE", "metadata.namespace"))  # who holds the lease, and where
 SETTLE_SECONDS = 15  # to end once drained: 5 s for open exchanges, and to close its connections
+MEMBERSHIP_LABELS = {
+    MeshMembership.SIDECAR: {"sidecar.istio.io/inject": "true"},
+    MeshMembership.AMBIENT: {"istio.io/dataplane-mode": "ambient", "sidecar.istio.io/inject": "false"},
+    MeshMembership.NONE: {"istio.io/dataplane-mode": "none", "sidecar.istio.io/inject": "false"},
+}
+LOCKED_DOWN = {  # the security context of every container of ours: the pod standard `restricted`
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+TMP_MOUNT = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108 - of the container
+# A role may take two minutes to start, as it reads tokenizers; liveness is patient.
+HTTP_PROBES = {
+    "startupProbe": {
+        "httpGet": {"path": "/healthz", "port": "http-admin"},
+        "periodSeconds": 2,
+        "failureThreshold": 60,
+    },
+    "readinessProbe": {
+        "httpGet": {"path": "/readyz", "port": "http-admin"},
+        "periodSeconds": 2,
+        "timeoutSeconds": 2,
+        "failureThreshold": 3,
+    },
+    "livenessProbe": {
+        "httpGet": {"path": "/healthz", "port": "http-admin"},
+        "periodSeconds": 10,
+        "timeoutSeconds": 5,
+        "failureThreshold": 6,
+    },
+}
 
 
 def pod_template(
-    plan: InstallPlan, component: str, spec: Mapping[str, Any], *, grace_seconds: int, token: bool
+    plan: InstallPlan,
+    component: str,
+    *,
+    container: Mapping[str, Any],
+    volumes: Sequence[Mapping[str, Any]],
+    grace_seconds: int,
+    token: bool,
 ) -> dict[str, Any]:
-    """Return a pod template: our labels, its place in the mesh, and a pod that may nothing."""
-    meta: dict[str, Any] = {"labels": component_labels(component) | OWNED | _membership_labels(plan)}
+    """Return a pod template with our labels, its place in the mesh, and no rights.
+
+    `token` says whether the pod gets one for the Kubernetes API.
+    """
+    meta: dict[str, Any] = {"labels": component_labels(component) | OWNED | MEMBERSHIP_LABELS[plan.membership]}
     if plan.membership is MeshMembership.SIDECAR:
         # the proxy is there before the first connection and stays until the last one has ended
         proxy = f"{{holdApplicationUntilProxyStarts: true, terminationDrainDuration: {grace_seconds}s}}"
@@ -41,128 +83,106 @@ def pod_template(
                 _spread(component, "kubernetes.io/hostname"),
                 _spread(component, "topology.kubernetes.io/zone"),
             ],
-            **spec,
+            "containers": [container],
+            "volumes": list(volumes),
         },
     }
 
 
-def _membership_labels(plan: InstallPlan) -> dict[str, str]:
-    match plan.membership:
-        case MeshMembership.SIDECAR:
-            return {"sidecar.istio.io/inject": "true"}
-        case MeshMembership.AMBIENT:
-            return {"istio.io/dataplane-mode": "ambient", "sidecar.istio.io/inject": "false"}
-        case MeshMembership.NONE:
-            return {"istio.io/dataplane-mode": "none", "sidecar.istio.io/inject": "false"}
-
-
 def _spread(component: str, key: str) -> dict[str, Any]:
-    """Spread where possible: a cluster of one node must do, too."""
+    """Spread the pods where possible: a cluster of one node must do, too."""
     return {
         "maxSkew": 1,
         "topologyKey": key,
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": component_labels(component)},
-    }
-
-
-def locked_down() -> dict[str, Any]:
-    """Return the security context of every container of ours (the pod standard `restricted`)."""
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-
-
-def http_probes(port: str) -> dict[str, Any]:
-    """Return the probes of a role. It may take two minutes to begin, reading tokenizers; liveness is patient."""
-    return {
-        "startupProbe": {"httpGet": {"path": "/healthz", "port": port}, "periodSeconds": 2, "failureThreshold": 60},
-        "readinessProbe": {
-            "httpGet": {"path": "/readyz", "port": port},
-            "periodSeconds": 2,
-            "timeoutSeconds": 2,
-            "failureThreshold": 3,
-        },
-        "livenessProbe": {
-            "httpGet": {"path": "/healthz", "port": port},
-            "periodSeconds": 10,
-            "timeoutSeconds": 5,
-            "failureThreshold": 6,
-        },
+        "labelSelector": pods_of(component),
     }
 
 
 def role_container(
-    plan: InstallPlan,
-    name: str,
-    *,
-    settings: Mapping[str, str],
-    namespaces: Sequence[str],
-    ports: list[dict[str, Any]],
-    cpu: str,
-    memory: str,
+    plan: InstallPlan, name: str, *, settings: Mapping[str, str], ports: Mapping[str, int], cpu: str, memory: str
 ) -> dict[str, Any]:
     """Return the container of a role of the image. No CPU limit: it would hold back the very picks that are due.
 
     Settings that some installations lack come last: overlays patch by place, and must not move each other's.
     """
     environment = {**settings, **_shared_settings(plan)}
-    if namespaces:
-        environment["namespaces"] = ",".join(namespaces)
+    if plan.watched_namespaces:
+        environment["namespaces"] = ",".join(plan.watched_namespaces)
     environment |= _redis_settings(plan)
     return {
         "name": name,
         "image": plan.image,
         "args": [name],
         "env": [
-            *(_field(*each) for each in POD_FACTS),
+            *({"name": fact, "valueFrom": {"fieldRef": {"fieldPath": path}}} for fact, path in POD_FACTS),
             *({"name": f"KVMESH_{key.upper()}", "value": value} for key, value in environment.items()),
         ],
-        "ports": ports,
-        **http_probes("http-admin"),
+        "ports": [{"name": port, "containerPort": number} for port, number in ports.items()],
+        **HTTP_PROBES,
         "resources": {"requests": {"cpu": cpu, "memory": memory}, "limits": {"memory": "2Gi"}},
-        "securityContext": locked_down(),
+        "securityContext": LOCKED_DOWN,
+        # whole Secrets, not single files: what is renewed there must arrive
         "volumeMounts": [
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - of the container
-            token_mount(),
-            *_redis_mounts(plan),
+            TMP_MOUNT,
+            {"name": "admin-token", "mountPath": ADMIN_FOLDER, "readOnly": True},
+            *(
+                {"name": f"redis-{part}", "mountPath": f"{REDIS_SECRETS}/{part}", "readOnly": True}
+                for part, _, _ in _redis_secrets(plan)
+            ),
         ],
     }
 
 
-def _field(name: str, path: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-
-
 def role_volumes(plan: InstallPlan) -> list[dict[str, Any]]:
-    """Return the volumes that `role_container` mounts."""
-    return [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}, token_volume(plan), *_redis_volumes(plan)]
+    """Return the volumes that `role_container` mounts.
+
+    Without the Secret of the admin token the pods run, and the admin pages are closed to all.
+    """
+    token = {"secretName": admin_secret_name(plan), "defaultMode": 0o440, "optional": True}
+    return [
+        {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+        {"name": "admin-token", "secret": token},
+        *(
+            {"name": f"redis-{part}", "secret": {"secretName": secret, "defaultMode": 0o440}}
+            for part, secret, _ in _redis_secrets(plan)
+        ),
+    ]
 
 
-def redis_url(plan: InstallPlan) -> str:
-    """Return where Redis is."""
-    if plan.redis is RedisKind.BUNDLED or plan.redis_url is None:
-        return f"redis://{REDIS}.{plan.namespace}.svc:{REDIS_PORT}/0"
-    return plan.redis_url
+def admin_secret_name(plan: InstallPlan) -> str:
+    """Return the Secret with the token of the admin pages: ours, or the operator's own."""
+    return plan.admin_token_secret or ADMIN_SECRET
+
+
+def admin_secret(plan: InstallPlan, *, token: str) -> list[Document]:
+    """Return the Secret to create where there is none yet; nothing where the operator has a Secret of their own.
+
+    `render` leaves it out: a file that is applied again and again must not hold a token.
+    """
+    if plan.admin_token_secret:
+        return []
+    data = {ADMIN_KEY: b64encode(token.encode("ascii")).decode("ascii")}
+    mark = {INSTALLATION: plan.namespace}
+    return [kube_object("Secret", ADMIN_SECRET, plan.namespace, labels=mark, type="Opaque", data=data)]
 
 
 def _shared_settings(plan: InstallPlan) -> dict[str, str]:
+    bundled = plan.redis is RedisKind.BUNDLED or plan.redis_url is None
     return {
         "kubernetes": "true",
-        "redis": redis_url(plan),
+        "redis": f"redis://{REDIS}.{plan.namespace}.svc:{REDIS_PORT}/0" if bundled else str(plan.redis_url),
         "hash_seed": plan.hash_seed,
         "log_format": "json",
         "log_level": plan.log_level,
-        **token_settings(),
+        "admin_token_file": f"{ADMIN_FOLDER}/{ADMIN_KEY}",
     }
 
 
 def _redis_settings(plan: InstallPlan) -> dict[str, str]:
     settings = {"redis_username": plan.redis_username} if plan.redis_username else {}
     for part, _, files in _redis_secrets(plan):
-        settings |= {setting: f"{SECRETS}/{part}/{file}" for setting, file in files.items()}
+        settings |= {setting: f"{REDIS_SECRETS}/{part}/{file}" for setting, file in files.items()}
     return settings
 
 
@@ -175,18 +195,3 @@ def _redis_secrets(plan: InstallPlan) -> list[tuple[str, str, dict[str, str]]]:
         ("tls", plan.redis_tls_secret, {"redis_cert_file": "tls.crt", "redis_key_file": "tls.key"}),
     ]
     return [(part, secret, files) for part, secret, files in secrets if secret]
-
-
-def _redis_mounts(plan: InstallPlan) -> list[dict[str, Any]]:
-    """Mount whole Secrets, not single files: what is renewed there must arrive."""
-    return [
-        {"name": f"redis-{part}", "mountPath": f"{SECRETS}/{part}", "readOnly": True}
-        for part, _, _ in _redis_secrets(plan)
-    ]
-
-
-def _redis_volumes(plan: InstallPlan) -> list[dict[str, Any]]:
-    return [
-        {"name": f"redis-{part}", "secret": {"secretName": secret, "defaultMode": 0o440}}
-        for part, secret, _ in _redis_secrets(plan)
-    ]

@@ -1,32 +1,50 @@
-"""An install plan -> the objects that Kubernetes is to hold, in the order in which to apply them. Pure."""
+"""An install plan -> the objects that Kubernetes is to hold, in the order in which to apply them. Pure.
 
-from collections.abc import Iterable, Sequence
+Contradictions in the plan are found first; each error names the flag to change.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import yaml
 
 from extproc.errors import ConfigError
-from extproc.install.check_plan import check_plan
 from extproc.install.envoy_filters import envoy_filters
-from extproc.install.indexer_objects import indexer_objects
-from extproc.install.labels import INSTALLATION, NAME, OWNED
-from extproc.install.mesh_objects import mesh_objects
-from extproc.install.monitoring_objects import monitoring_objects
-from extproc.install.network_objects import network_objects
-from extproc.install.picker_objects import picker_objects
-from extproc.install.plan import InstallPlan, MeshMembership
-from extproc.install.rbac_objects import rbac_objects
-from extproc.install.redis_objects import redis_objects
+from extproc.install.istio_release import OVERRIDE_HOST_FROM, plan_wiring
+from extproc.install.network_objects import mesh_objects, network_objects
+from extproc.install.objects import INSTALLATION, NAME, OWNED, Document, component_object, kube_object, pods_of
+from extproc.install.plan import (
+    INDEXER,
+    PICKER,
+    BodyMode,
+    FailureMode,
+    InstallPlan,
+    MeshMembership,
+    Mode,
+    RedisKind,
+    Scope,
+)
+from extproc.install.shipped_files import read_dashboards, read_rules
+from extproc.install.workloads import indexer_objects, picker_objects, rbac_objects, redis_objects
+from extproc.policy.values import Steering
 
-Document = dict[str, Any]
+DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+DNS_NAME = re.compile(rf"{DNS_LABEL.pattern}(\.{DNS_LABEL.pattern})*")
+KINDS_OF_REDIS = ("", "+sentinel", "+cluster")
+REDIS_SCHEMES = tuple(f"{scheme}{kind}://" for kind in KINDS_OF_REDIS for scheme in ("redis", "rediss"))
+RULES, DASHBOARD_FILES = "kvmesh-rules", "kvmesh-dashboards"  # as components: each has a file of its own
+SIDECAR_LABEL = {"grafana_dashboard": "1"}  # what the sidecar of Grafana's chart looks for by default
+SIDECAR_FOLDER = {"grafana_folder": "kvmesh"}
 
 
 def render(plan: InstallPlan, *, crds: Sequence[Document] = ()) -> list[Document]:
     """Return every object of the installation, `crds` among them; raise ConfigError for a contradictory plan.
 
-    Filters come last: a gateway is told to ask the picker when everything else is there.
+    Filters come last: a gateway may ask the picker only when everything else is there.
     """
-    check_plan(plan)
+    _check_plan(plan)
     documents = [
         *([_namespace(plan)] if plan.create_namespace else []),
         *rbac_objects(plan),
@@ -39,7 +57,8 @@ def render(plan: InstallPlan, *, crds: Sequence[Document] = ()) -> list[Document
         *envoy_filters(plan),
     ]
     _check_unique(documents)
-    return [*(_labelled(crd, OWNED) for crd in crds), *(_labelled(each, OWNED | _mark(plan)) for each in documents)]
+    mark = {INSTALLATION: plan.namespace}  # tells this installation from others; they share the CRDs
+    return [*(_labelled(crd, OWNED) for crd in crds), *(_labelled(each, OWNED | mark) for each in documents)]
 
 
 def _check_unique(documents: Iterable[Document]) -> None:
@@ -59,28 +78,165 @@ def to_yaml(documents: Iterable[Document]) -> str:
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes what stands in several places out in each: no anchors, which people trip over."""
+    """Writes a value that occurs several times in full each time, as anchors are hard to read."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base class's signature
-        """Say yes."""
+        """Ignore all of them."""
         return True
 
 
 def _namespace(plan: InstallPlan) -> Document:
-    labels = {NAME: plan.namespace, **OWNED, "pod-security.kubernetes.io/enforce": _pod_standard(plan)}
+    # without the CNI plugin, sidecars bring an init container that may set routes
+    standard = "privileged" if plan.membership is MeshMembership.SIDECAR else "restricted"
+    labels = {NAME: plan.namespace, **OWNED, "pod-security.kubernetes.io/enforce": standard}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": plan.namespace, "labels": labels}}
-
-
-def _pod_standard(plan: InstallPlan) -> str:
-    """Return the pod standard: without the CNI plugin, sidecars bring an init container that may set routes."""
-    return "privileged" if plan.membership is MeshMembership.SIDECAR else "restricted"
-
-
-def _mark(plan: InstallPlan) -> dict[str, str]:
-    """Return what tells this installation from others; CRDs are all of theirs."""
-    return {INSTALLATION: plan.namespace}
 
 
 def _labelled(document: Document, labels: dict[str, str]) -> Document:
     meta = document["metadata"]
     return {**document, "metadata": {**meta, "labels": {**meta.get("labels", {}), **labels}}}
+
+
+def monitoring_objects(plan: InstallPlan) -> list[Document]:
+    """Return what has picker and indexer scraped, watched and shown, or nothing where that is not wanted."""
+    if not plan.monitoring:
+        return []
+    # the operator adds a label `endpoint` (the port's name) to every series: ours, a pod's address, has to win
+    end = {"port": "http-admin", "path": "/metrics", "interval": "15s", "honorLabels": True}
+    monitors = [
+        component_object("ServiceMonitor", each, plan.namespace, spec={"selector": pods_of(each), "endpoints": [end]})
+        for each in (PICKER, INDEXER)
+    ]
+    rules = component_object("PrometheusRule", RULES, plan.namespace, spec=read_rules())
+    boards = [
+        kube_object(
+            "ConfigMap",
+            f"{uid}-dashboard",
+            plan.namespace,
+            component=DASHBOARD_FILES,
+            labels=SIDECAR_LABEL,
+            annotations=SIDECAR_FOLDER,
+            data={f"{uid}.json": json.dumps(board, ensure_ascii=False, separators=(",", ":"))},
+        )
+        for uid, board in read_dashboards().items()
+    ]
+    return [*monitors, rules, *boards]
+
+
+def _check_plan(plan: InstallPlan) -> None:
+    """Raise ConfigError where the plan contradicts itself or what the release of Istio can do."""
+    _check_names(plan)
+    _check_targets(plan)
+    _check_failure_mode(plan)
+    _check_redis(plan)
+    _check_numbers(plan)
+
+
+def _check_names(plan: InstallPlan) -> None:
+    names = {
+        "--namespace": [plan.namespace],
+        "--root-namespace": [plan.root_namespace],
+        "--monitoring-namespace": [plan.monitoring_namespace],
+        "--pool": [part for pool in plan.pools for part in (pool.namespace, pool.name)],
+        "--gateway": [part for gateway in plan.gateways for part in (gateway.namespace, *gateway.name.split("."))],
+        "--clients": [clients.namespace for clients in plan.clients],
+    }
+    for flag, values in names.items():
+        for value in values:
+            if DNS_LABEL.fullmatch(value) is None:
+                raise ConfigError(f"{flag}: {value!r} is no Kubernetes name (a-z, 0-9 and -, at most 63 characters)")
+    for flag, name in _long_names(plan):
+        if DNS_NAME.fullmatch(name) is None:
+            raise ConfigError(f"{flag}: {name!r} is no Kubernetes name (a-z, 0-9, - and dots)")
+
+
+def _long_names(plan: InstallPlan) -> Iterator[tuple[str, str]]:
+    """Return the names that may have dots, by their flag."""
+    given = {
+        "--redis-password-secret": plan.redis_password_secret,
+        "--redis-sentinel-password-secret": plan.redis_sentinel_password_secret,
+        "--redis-ca-secret": plan.redis_ca_secret,
+        "--redis-tls-secret": plan.redis_tls_secret,
+        "--admin-token-secret": plan.admin_token_secret,
+        "--tokenizers-claim": plan.tokenizers_claim,
+    }
+    yield from ((flag, name) for flag, name in given.items() if name is not None)
+    yield from (("--gateway", gateway.service_account) for gateway in plan.gateways)
+
+
+def _check_targets(plan: InstallPlan) -> None:
+    _refuse_twice("--pool", (pool.identity for pool in plan.pools))
+    _refuse_twice("--gateway", (f"{gateway.namespace}/{gateway.name}" for gateway in plan.gateways))
+    _refuse_twice("--hostname", (f"{each.host}:{each.port}/{each.route or ''}" for each in plan.routes))
+    _refuse_twice("--clients", (each.namespace for each in plan.clients))
+    if not plan.pools:
+        raise ConfigError("--pool is missing: the Service of the vLLM pods, as NAMESPACE/NAME:PORT")
+    if plan.mode is Mode.SIDECAR:
+        if not plan.clients:
+            raise ConfigError("--mode sidecar needs --clients: whose sidecars are to ask the picker")
+        if any(not clients.selector for clients in plan.clients):
+            raise ConfigError("--clients: without labels the picker's own sidecar would ask the picker, in a loop")
+        if plan.gateways or plan.routes:
+            raise ConfigError("--gateway and --hostname: not with --mode sidecar, where the sidecars of --clients ask")
+        return
+    if not plan.gateways or not plan.routes:
+        missing = "--gateway" if not plan.gateways else "--hostname"
+        raise ConfigError(f"--mode {plan.mode} needs {missing}")
+    unserved = {pool.identity for pool in plan.pools} - {route.pool.identity for route in plan.routes}
+    if unserved:
+        names = ", ".join(sorted(unserved))
+        raise ConfigError(f"--hostname: none leads to {names}; write --hostname HOST=NAMESPACE/NAME")
+    if plan.clients:
+        raise ConfigError(f"--clients: not with --mode {plan.mode}, where the pods of --gateway ask")
+
+
+def _refuse_twice(flag: str, values: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise ConfigError(f"{flag}: {value.removesuffix('/')} is given twice")
+        seen.add(value)
+
+
+def _check_failure_mode(plan: InstallPlan) -> None:
+    steering = plan_wiring(plan).steering
+    if plan.failure_mode is FailureMode.FAIL_OPEN and steering is Steering.ORIGINAL_DST:
+        raise ConfigError(
+            f"--failure-mode FailOpen: not with Istio {plan.istio}, where only the picker knows an address: unpicked "
+            f"requests would go to the gateway itself, in a loop. It can from 1.{OVERRIDE_HOST_FROM} on"
+        )
+    if plan.failure_mode is FailureMode.FAIL_OPEN and plan.body_mode is BodyMode.DUPLEX:
+        raise ConfigError(
+            f"--failure-mode FailOpen: not with --body-mode {BodyMode.DUPLEX}: Envoy cannot fail open once a byte of "
+            f"the body is on its way to the picker. Leave --body-mode out or say {BodyMode.BUFFERED}"
+        )
+
+
+def _check_redis(plan: InstallPlan) -> None:
+    if plan.redis is RedisKind.EXTERNAL and not plan.redis_url:
+        raise ConfigError("--redis is missing: the address of your Redis")
+    of_own_redis = {
+        "--redis-username": plan.redis_username,
+        "--redis-sentinel-password-secret": plan.redis_sentinel_password_secret,
+        "--redis-ca-secret": plan.redis_ca_secret,
+        "--redis-tls-secret": plan.redis_tls_secret,
+    }
+    for flag, value in of_own_redis.items():
+        if value and plan.redis is RedisKind.BUNDLED:
+            raise ConfigError(f"{flag}: is for a Redis of your own, and --redis is missing")
+    if plan.redis_url and ("@" in plan.redis_url or "password=" in plan.redis_url):
+        raise ConfigError(
+            "--redis: a user or a password does not belong into a URL that everybody may read: --redis-username, and "
+            "--redis-password-secret for the name of a Secret"
+        )
+    if plan.redis_url and not plan.redis_url.startswith(REDIS_SCHEMES):
+        raise ConfigError(f"--redis {plan.redis_url!r}: must begin with one of {', '.join(REDIS_SCHEMES)}")
+
+
+def _check_numbers(plan: InstallPlan) -> None:
+    if plan.picker_replicas_max < plan.picker_replicas:
+        raise ConfigError(f"--max-replicas {plan.picker_replicas_max}: is below --replicas {plan.picker_replicas}")
+    if plan.scope is Scope.NAMESPACED and plan.root_namespace != plan.namespace:
+        raise ConfigError("--root-namespace: a namespaced installation reads mesh-wide policies from its own namespace")
+    if plan.mode is Mode.AMBIENT_GATEWAY and plan.membership is MeshMembership.SIDECAR:
+        raise ConfigError("--mode ambient-gateway: kvmesh's own pods are in ambient, too: --membership ambient")

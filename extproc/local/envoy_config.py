@@ -1,6 +1,6 @@
 """Turns one of the files in `envoy/` into the configuration of this run: addresses, ports and the list of pods.
 
-Called by `command` and by `bench`. Everything else in the file stays as it is, so that what runs is what is documented.
+Everything else in the file stays as it is, so that what runs is what is documented.
 """
 
 import copy

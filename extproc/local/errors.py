@@ -1,7 +1,6 @@
 """What can end `kvmesh up` early; each message is the one line that the user reads."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from extproc.errors import KvmeshError
 
@@ -9,18 +8,17 @@ from extproc.errors import KvmeshError
 class UpError(KvmeshError):
     """`kvmesh up` cannot start or go on; `log_lines` are the last words of the process that is to blame."""
 
-    exit_code: ClassVar[int] = 1
-
     def __init__(self, message: str, *, log_lines: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.log_lines = tuple(log_lines)
 
+    def __str__(self) -> str:
+        return "\n    ".join((self.message, *self.log_lines))
+
 
 class BadSettingError(UpError):
     """A flag has a value that cannot be used; the message names the flag."""
-
-    exit_code = 2
 
 
 class BadEndpointError(BadSettingError):
@@ -36,7 +34,7 @@ class MissingProgramError(UpError):
 
 
 class ChildEndedError(UpError):
-    """A child process ended although nobody asked it to."""
+    """A child process ended that was not asked to."""
 
 
 class NotReadyError(UpError):

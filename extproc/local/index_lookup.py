@@ -1,11 +1,9 @@
-"""`kvmesh index lookup`: who holds the beginning of a prompt, asked of the index itself. Called by `index_commands`.
+"""`kvmesh index lookup`: who holds the beginning of a prompt, asked of the index itself.
 
 The same tokens, block keys and rules as the picker's, without its load, its bookings and its deadline. Reads only.
 """
 
 import asyncio
-import sys
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from rich.text import Text
 
 from extproc.errors import ConfigError, KvmeshError, MalformedRequestError, PrefixIndexUnavailableError
 from extproc.requests.openai import parse_request
-from extproc.requests.request import InferenceRequest
+from extproc.requests.request import InferenceRequest, TokenPrompt
 from kvmesh.blocks.block_keys import root_key
 from kvmesh.errors import IndexUnavailableError, RedisUrlError
 from kvmesh.index.prefix_match import PrefixLookup
@@ -88,10 +86,7 @@ def read_token_ids(content: bytes, *, model: str, tokenizer: Path | None) -> Pro
 def _packed(ids: Sequence[Any]) -> bytes:
     if not all(type(each) is int and 0 <= each < 1 << 32 for each in ids):
         raise ConfigError("a list must hold token ids: integers from 0 to 4294967295")
-    packed = array("I", ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    return TokenPrompt.of(ids).token_bytes
 
 
 def _request(value: Mapping[str, Any], content: bytes, *, model: str) -> InferenceRequest:

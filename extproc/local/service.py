@@ -1,6 +1,8 @@
-"""Connects the parts of `kvmesh up`: checks, prepares, starts, reports, waits for the end.
+"""Runs `kvmesh up`: which processes make up the mesh, with which flags, in which order; and the run from check to end.
 
-Called by `command` inside asyncio.run. Every decision is made elsewhere: `stack` plans, `processes` supervises.
+Everything that is written lies in one directory, which a guard removes: a shell that waits for the end of a pipe whose
+only other end is in this process. When this process ends in any way, SIGKILL included, the guard removes the files and
+ends too.
 """
 
 import asyncio
@@ -8,42 +10,176 @@ import importlib.util
 import json
 import os
 import signal
-from collections.abc import Sequence
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import aiohttp
+import msgspec
 from rich.console import Console
 
-from extproc.local.envoy_config import fill_in, read_template
+from extproc.local.envoy_config import SocketAddress, fill_in, read_template
+from extproc.local.errors import BadSettingError, UnnamedModelError, UpError
 from extproc.local.greeting import greeting
 from extproc.local.live_view import show_live
-from extproc.local.ports import pick_free_port, require_free
-from extproc.local.processes import Supervisor
-from extproc.local.programs import find_envoy, find_redis_server
-from extproc.local.readiness import RedisReady, wait_until_ready
-from extproc.local.ready_file import ready_facts, remove_stale, temporary_path, write_ready_file
-from extproc.local.redis_choice import redis_label, require_redis
-from extproc.local.run_directory import run_directory
-from extproc.local.served_model import fill_in_model, first_served_models
-from extproc.local.stack import HOST, LocalParts, StackSettings, fixed_ports, plan
+from extproc.local.ports import PortUse, pick_free_port, require_free
+from extproc.local.processes import (
+    GrpcReady,
+    HttpReady,
+    ProcessSpec,
+    RedisReady,
+    Supervisor,
+    find_envoy,
+    find_redis_server,
+    wait_until_ready,
+)
+from extproc.local.stack_settings import HOST, StackSettings, local, redis_environment
 from extproc.local.unread_terminal import standard_output
 from kvmesh.admin.admin_login import AdminLogin
-from kvmesh.redis.address import RedisAccess
+from kvmesh.errors import RedisUrlError
+from kvmesh.plain_text import printable
+from kvmesh.redis.address import RedisAccess, read_address
 
 EXTERNAL_REDIS_SECONDS = 10.0
+ASK_SECONDS = 2.0
+KVMESH = (sys.executable, "-m", "extproc")
+GUARD_SCRIPT = 'trap "" HUP INT TERM; cat >/dev/null; rm -rf -- "$@"'
+GUARD_SECONDS = 10
+NO_PREFIX_ROUTING = (
+    "requests are routed on load alone, without the prefix cache; name the model's folder in --tokenizer"
+)
 
 
-async def run(settings: StackSettings, *, ready_path: Path | None, live: bool) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalParts:
+    """What was found or made on this machine for one run."""
+
+    run_directory: Path
+    envoy_program: Path
+    envoy_config: Path
+    redis_program: Path | None  # None: --redis names another one
+    redis: RedisAccess
+    redis_port: int
+
+
+def fixed_ports(settings: StackSettings) -> tuple[PortUse, ...]:
+    """The ports that the children will listen on, in the order in which a user would look at them."""
+    uses = [
+        (settings.envoy_port, "the gateway (Envoy)", "--envoy-port"),
+        (settings.envoy_admin_port, "Envoy's admin page", "--envoy-admin-port"),
+        (settings.grpc_port, "the picker's gRPC", "--grpc-port"),
+        (settings.admin_port, "the picker's admin page", "--admin-port"),
+        (settings.indexer_admin_port, "the indexer's admin page", "--indexer-admin-port"),
+    ]
+    if not settings.endpoints:
+        uses += [(pod.port, f"simulated pod {number}", "--sim-port") for number, pod in enumerate(settings.pods)]
+    return tuple(PortUse(port=port, purpose=purpose, flag=flag) for port, purpose, flag in uses)
+
+
+def plan(settings: StackSettings, parts: LocalParts) -> tuple[tuple[ProcessSpec, ...], ...]:
+    """The stages: first what others need to be there, then what uses it."""
+    redis = (_redis(parts),) if parts.redis_program is not None else ()
+    pods = () if settings.endpoints else tuple(_pod(settings, number) for number in range(settings.simulated_pods))
+    return ((*redis, *pods), (_indexer(settings, parts), _picker(settings, parts), _envoy(settings, parts)))
+
+
+def _redis(parts: LocalParts) -> ProcessSpec:
+    return ProcessSpec(
+        name="redis",
+        # nothing is saved: the index is made again from the pods' events
+        argv=(
+            *(str(parts.redis_program), "--bind", HOST, "--port", str(parts.redis_port)),
+            *("--save", "", "--appendonly", "no", "--dir", str(parts.run_directory), "--daemonize", "no"),
+        ),
+        ready=(RedisReady(access=parts.redis),),
+    )
+
+
+def _pod(settings: StackSettings, number: int) -> ProcessSpec:
+    # one process each, so that one pod can be killed and the others live on
+    address = settings.pods[number]
+    flags = _flags(
+        host=address.host, sim_port=address.port, pods=1, model=settings.model, tokenizer=settings.tokenizer_folder
+    )
+    return ProcessSpec(
+        name=f"pod-{number}",
+        argv=(*KVMESH, "sim", *flags, *settings.log_flags),
+        ready=(HttpReady(url=f"http://{address}/health"),),
+    )
+
+
+def _indexer(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
+    flags = _flags(
+        host=HOST,
+        indexer_admin_port=settings.indexer_admin_port,
+        endpoints=",".join(map(str, settings.pods)),
+        model=settings.model,
+        event_sources=settings.event_sources,
+        admin_token_file=settings.admin_token_file,
+    )
+    return ProcessSpec(
+        name="indexer",
+        argv=(*KVMESH, "indexer", *flags, *settings.log_flags),
+        environment=redis_environment(parts.redis),
+        ready=(HttpReady(url=f"http://{local(settings.indexer_admin_port)}/readyz"),),
+    )
+
+
+def _picker(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
+    flags = _flags(
+        host=HOST,
+        grpc_port=settings.grpc_port,
+        admin_port=settings.admin_port,
+        endpoints=",".join(map(str, settings.pods)),
+        model=settings.model,
+        tokenizer=settings.tokenizer_folder,
+        admin_token_file=settings.admin_token_file,
+        drain_seconds=0,  # Envoy ends at the same moment: no client is left
+    )
+    return ProcessSpec(
+        name="extproc",
+        argv=(*KVMESH, "extproc", *flags, *settings.log_flags),
+        environment=redis_environment(parts.redis),
+        ready=(
+            HttpReady(url=f"http://{local(settings.admin_port)}/readyz"),
+            GrpcReady(address=str(local(settings.grpc_port))),
+        ),
+    )
+
+
+def _envoy(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
+    return ProcessSpec(
+        name="envoy",
+        argv=(
+            *(str(parts.envoy_program), "-c", str(parts.envoy_config), "--log-level", "warning"),
+            # shared memory for hot restarts would collide with any other Envoy on this machine
+            *("--disable-hot-restart", "--concurrency", "2"),
+        ),
+        ready=(HttpReady(url=f"http://{local(settings.envoy_admin_port)}/ready"),),
+    )
+
+
+def _flags(**given: object) -> tuple[str, ...]:
+    named = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items() if value is not None}
+    return tuple(word for flag in named.items() for word in flag)
+
+
+async def run(settings: StackSettings) -> None:
     """Run the mesh until SIGINT, SIGTERM or SIGHUP; raise UpError if it cannot start or a child ends.
 
     In every case all children have ended and all files are gone when this returns.
     """
-    if settings.redis is not None:
-        require_redis(settings.redis, flag="--redis")
+    if settings.redis.url:
+        require_redis(settings.redis)
     require_free(fixed_ports(settings), host=HOST)
     doomed: tuple[Path, ...] = ()
-    if ready_path is not None:
-        remove_stale(ready_path)
-        doomed = (ready_path, temporary_path(ready_path))
+    if settings.ready_file is not None:
+        remove_stale(settings.ready_file)
+        doomed = (settings.ready_file, temporary_path(settings.ready_file))
     told_to_end = _cancel_on_signals()
     with run_directory(also_remove=doomed) as directory:
         try:
@@ -51,7 +187,7 @@ async def run(settings: StackSettings, *, ready_path: Path | None, live: bool) -
             notes: tuple[str, ...] = ()
             if settings.endpoints and (settings.model is None or settings.tokenizer_folder is None):
                 settings, notes = fill_in_model(settings, await first_served_models(settings.endpoints))
-            await _supervise(settings, parts, notes=notes, ready_path=ready_path, live=live)
+            await _supervise(settings, parts, notes=notes)
         except asyncio.CancelledError:
             if not told_to_end.is_set():
                 raise
@@ -69,18 +205,18 @@ def simulated_tokenizer() -> Path:
 async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
     """Find the programs, choose Redis, write Envoy's configuration."""
     envoy_program = find_envoy()
-    redis_program = None if settings.redis else find_redis_server()
-    taken = {use.port for use in fixed_ports(settings)}
-    redis_port = pick_free_port(host=HOST, avoid=taken)
-    redis = settings.redis or RedisAccess(url=f"redis://{HOST}:{redis_port}/0")
-    if settings.redis:
+    redis_port = pick_free_port(host=HOST, avoid={use.port for use in fixed_ports(settings)})
+    if settings.redis.url:
+        redis_program, redis = None, settings.redis
         condition = RedisReady(access=redis)
         await wait_until_ready(condition, name="the Redis of --redis", within_seconds=EXTERNAL_REDIS_SECONDS)
+    else:
+        redis_program, redis = find_redis_server(), RedisAccess(url=f"redis://{HOST}:{redis_port}/0")
     config = fill_in(
         read_template(settings.body_delivery.envoy_file),
-        gateway=settings.gateway,
-        admin=settings.envoy_admin,
-        picker=settings.picker,
+        gateway=local(settings.envoy_port),
+        admin=local(settings.envoy_admin_port),
+        picker=local(settings.grpc_port),
         pods=settings.pods,
     )
     envoy_config = directory / "envoy.json"
@@ -95,24 +231,21 @@ async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
     )
 
 
-async def _supervise(
-    settings: StackSettings, parts: LocalParts, *, notes: Sequence[str], ready_path: Path | None, live: bool
-) -> None:
+async def _supervise(settings: StackSettings, parts: LocalParts, *, notes: Sequence[str]) -> None:
     supervisor = Supervisor(log_directory=parts.run_directory)
     console = Console(file=standard_output())
 
     async def when_ready() -> None:
-        facts = ready_facts(settings, redis=redis_label(parts.redis), pids=supervisor.pids)
-        if ready_path is not None:
-            write_ready_file(ready_path, facts)
+        facts = ready_facts(settings, redis=read_address(parts.redis).label, pids=supervisor.pids)
+        if settings.ready_file is not None:
+            write_ready_file(settings.ready_file, facts)
         lines = greeting(facts, log_directory=str(parts.run_directory), model=settings.model or "", notes=notes)
         for line in lines:
             console.print(line, soft_wrap=True)
-        if live:
-            login = AdminLogin(token_file=settings.admin_token_file)
-            await show_live(str(facts["admin"]), console=console, above=lines, login=login)
-        else:
+        if settings.no_live:
             await asyncio.Event().wait()  # until a signal cancels this or a child ends
+        login = AdminLogin(token_file=settings.admin_token_file)
+        await show_live(str(facts["admin"]), console=console, above=lines, login=login)
 
     await supervisor.run(plan(settings, parts), environment=os.environ, when_ready=when_ready)
 
@@ -131,3 +264,127 @@ def _cancel_on_signals() -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, end)
     return told_to_end
+
+
+def require_redis(access: RedisAccess) -> None:
+    """Raise BadSettingError for what no Redis client could use; nothing is connected, no password is shown."""
+    try:
+        read_address(access)
+    except RedisUrlError as error:
+        raise BadSettingError(f"--redis cannot be used: {printable(str(error))}") from None
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """One entry of /v1/models; `root` is what vLLM was started with, a name or a folder on the pod's machine."""
+
+    id: str
+    root: str | None = None
+
+
+class ServedModels(msgspec.Struct, frozen=True):
+    """What a pod serves, the base model first."""
+
+    data: tuple[ModelCard, ...]
+    pod: str = ""  # its address
+
+
+async def first_served_models(pods: Sequence[SocketAddress]) -> ServedModels | None:
+    """The answer of the first pod that serves a model, or None; takes no longer than ASK_SECONDS for all of them."""
+    async with aiohttp.ClientSession() as session:
+        answers = await asyncio.gather(*(_ask(session, str(pod)) for pod in pods))
+    return next((answer for answer in answers if answer is not None and answer.data), None)
+
+
+async def _ask(session: aiohttp.ClientSession, pod: str) -> ServedModels | None:
+    try:
+        async with asyncio.timeout(ASK_SECONDS), session.get(f"http://{pod}/v1/models") as response:
+            answer = msgspec.json.decode(await response.read(), type=ServedModels)
+    except (TimeoutError, aiohttp.ClientError, msgspec.MsgspecError, OSError):
+        return None
+    return msgspec.structs.replace(answer, pod=pod)
+
+
+def fill_in_model(settings: StackSettings, served: ServedModels | None) -> tuple[StackSettings, tuple[str, ...]]:
+    """Settings with a model, and with a tokenizer where the pod's model lies on this machine; and lines for the user.
+
+    Raise UnnamedModelError if neither a flag nor a pod names the model.
+    """
+    if settings.model is None and served is None:
+        pods = ", ".join(map(str, settings.pods))
+        raise UnnamedModelError(
+            f"no pod of --endpoints says which model it serves (GET /v1/models of {pods}); start one, or give --model"
+        )
+    model = settings.model or (served.data[0].id if served else "")
+    notes = [] if settings.model or served is None else [f"model {model}, as {served.pod} says"]
+    folder = settings.tokenizer_folder
+    if folder is None and served is not None:
+        folder = _tokenizer_folder(next((card.root for card in served.data if card.id == model), None))
+        notes += [] if folder is None else [f"tokenizer {folder}, as {served.pod} says"]
+    if folder is None:
+        notes.append(f"no tokenizer: {NO_PREFIX_ROUTING}")
+    return replace(settings, model=model, tokenizer_folder=folder), tuple(notes)
+
+
+def _tokenizer_folder(root: str | None) -> Path | None:
+    try:
+        # a name like org/model is no folder here, as a rule
+        return Path(root).resolve() if root and (Path(root) / "tokenizer.json").is_file() else None
+    except (OSError, ValueError):
+        return None  # a text that cannot be a path
+
+
+def temporary_path(path: Path) -> Path:
+    """Where the file is written before it gets its name."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def ready_facts(settings: StackSettings, *, redis: str, pids: Mapping[str, int]) -> dict[str, object]:
+    """The content: URLs, except `extproc` (gRPC) and `endpoints`, which are ip:port; `redis` names no password."""
+    return {
+        "gateway": f"http://{local(settings.envoy_port)}",
+        "admin": f"http://{local(settings.admin_port)}",
+        "extproc": str(local(settings.grpc_port)),
+        "indexer_admin": f"http://{local(settings.indexer_admin_port)}",
+        "redis": redis,
+        "envoy_admin": f"http://{local(settings.envoy_admin_port)}",
+        "endpoints": [str(pod) for pod in settings.pods],
+        "model": settings.model,
+        "pids": dict(pids),
+    }
+
+
+def remove_stale(path: Path) -> None:
+    """Remove what an earlier run left: until this run is ready, the file must not be there. Raise UpError."""
+    try:
+        path.unlink(missing_ok=True)
+        temporary_path(path).touch()  # better to learn now than after the start that it cannot be written
+    except OSError as error:
+        raise UpError(f"the ready file {path} cannot be written: {error.strerror}") from error
+
+
+def write_ready_file(path: Path, facts: Mapping[str, object]) -> None:
+    """Write it under another name first: a reader that sees the file sees all of it."""
+    temporary = temporary_path(path)
+    temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+@contextmanager
+def run_directory(*, also_remove: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """A new directory for the run; it and the files of `also_remove` are gone afterwards."""
+    path = Path(tempfile.mkdtemp(prefix="kvmesh-up-"))
+    doomed = [str(entry.absolute()) for entry in (path, *also_remove)]
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", GUARD_SCRIPT, "kvmesh-guard", *doomed],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C in the terminal must not reach it
+        cwd="/",
+        env={"PATH": "/usr/bin:/bin"},  # where rm is, whatever the user's PATH says
+    )
+    try:
+        yield path
+    finally:
+        # closes the pipe, which is the guard's sign to clear up
+        guard.communicate(timeout=GUARD_SECONDS)

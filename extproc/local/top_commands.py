@@ -5,14 +5,12 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from kvmesh.admin.admin_options import with_admin_login
-
-if TYPE_CHECKING:
-    from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.options import takes_settings
 
 app = typer.Typer(add_completion=False)
 
@@ -23,9 +21,9 @@ def _group() -> None:
 
 
 @app.command("top")
-@with_admin_login
+@takes_settings
 def top(
-    login: "AdminLogin",
+    login: AdminLogin,
     url: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,7 +48,7 @@ def top(
     from extproc.local import top_view
     from extproc.local.replica_states import added_up
     from extproc.local.unread_terminal import standard_output
-    from extproc.pools.pool_names import only_pool
+    from extproc.pools.pool_hosts import only_pool
 
     top_view.write_anything(sys.stdout)
     urls, console = replica_urls(url), Console(file=standard_output())

@@ -1,7 +1,7 @@
-"""Which models a pool serves where nobody declares any: as its pods say, with the tokenizers of a folder of folders.
+"""The models of a pool whose policy declares none: as its pods report them, with tokenizers from a folder of folders.
 
-Asked by `pools` about running pools, and by the doctor. Pods may say anything: names are paths below the folder only
-where they are plain, and no pool learns more than a few.
+Pods may report anything: a name is used as a path below the folder only where it is plain, and no pool learns more than
+a few models.
 """
 
 import re
@@ -16,14 +16,14 @@ _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 TOKENIZER_FILE = "tokenizer.json"
 
 
-def learned_models(told: Iterable[EndpointModels | None], *, folders: Path | None) -> tuple[ServedModel, ...]:
-    """Return the models by their first names, which the indexer goes by; further names of a pod are aliases.
+def learned_models(reported: Iterable[EndpointModels | None], *, folders: Path | None) -> tuple[ServedModel, ...]:
+    """Return the models by their first names, which the indexer uses; further names of a pod are aliases.
 
     `folders` has one folder for each model, by name (`org/model` is a folder in a folder); others are routed on text.
     Sorted by name, so that the order in which pods answer does not count.
     """
     aliases: dict[str, set[str]] = {}
-    for models in told:
+    for models in reported:
         if models is not None and models.first:
             aliases.setdefault(models.first, set()).update(models.models)
     firsts = sorted(aliases)[:MOST_MODELS]

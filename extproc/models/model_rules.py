@@ -1,7 +1,4 @@
-"""Which model serves a request: aliases, rewrites, weighted splits with sticky arms, fallbacks. Pure: chance is given.
-
-Called by `pick` once a request.
-"""
+"""Which model serves a request: aliases, rewrites, weighted splits with sticky arms, fallbacks. Chance is passed in."""
 
 from collections.abc import Mapping, Sequence
 from math import log
@@ -18,7 +15,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
 
     requested: str | None  # as the client wrote it; None: it named none
     model: str | None  # what the pod gets
-    base: ServedModel | None  # whose tokens and blocks they are; None: nothing is known of this name
+    base: ServedModel | None  # whose tokens and blocks it has; None: nothing is known of this name
     adapter: str | None = None  # the LoRA adapter that `model` names
     arm: str = ""  # the arm of a rule (its model), "" where no rule applies
     fallbacks: tuple[str, ...] = ()  # models to try in order when no endpoint of this one is ready: `fall_back`
@@ -41,7 +38,7 @@ def resolve(
     """Apply the rules to the name in the body.
 
     `headers`: lowercase names. `draw`: uniform in [0, 1), used where nothing sticks. `learned`: LoRA adapter -> its
-    base model's first served name, as the pods tell. Raise UnknownModelError where only listed models are served.
+    base model's first served name, as the pods report it. Raise UnknownModelError where only listed models are served.
     """
     if name is None:
         return ResolvedModel(requested=None, model=None, base=table.served[0] if len(table.served) == 1 else None)
@@ -60,30 +57,17 @@ def resolve(
 def fall_back(
     name: str, *, table: ModelTable, of: ResolvedModel, learned: Mapping[str, str] | None = None
 ) -> ResolvedModel:
-    """Return one of `of.fallbacks` in its place; rules do not apply to it again, and the arm stays the client's."""
-    return _known(
-        name,
-        table=table,
-        requested=of.requested,
-        learned=learned,
-        arm=of.arm,
-        fallbacks=of.fallbacks[of.fallbacks.index(name) + 1 :],
-    )
+    """Return one of `of.fallbacks` in place of `of`; rules do not apply to it again, and the arm stays the same."""
+    rest = of.fallbacks[of.fallbacks.index(name) + 1 :]
+    return _known(name, table=table, requested=of.requested, learned=learned, arm=of.arm, fallbacks=rest)
 
 
 def stand_in(
     name: str, *, table: ModelTable, of: ResolvedModel, learned: Mapping[str, str] | None = None
 ) -> ResolvedModel:
-    """Return a model that the load puts in the place of the one asked for, which is its first fallback."""
-    own = () if of.model is None else (of.model,)
-    return _known(
-        name,
-        table=table,
-        requested=of.requested,
-        learned=learned,
-        arm=of.arm,
-        fallbacks=(*own, *of.fallbacks),
-    )
+    """Return the model that replaces `of` under load; the model asked for becomes its first fallback."""
+    fallbacks = of.fallbacks if of.model is None else (of.model, *of.fallbacks)
+    return _known(name, table=table, requested=of.requested, learned=learned, arm=of.arm, fallbacks=fallbacks)
 
 
 def _known(
@@ -113,12 +97,9 @@ def _arm(rule: ModelRule, *, user: str | None, headers: Mapping[str, str], draw:
     targets = rule.targets
     if len(targets) == 1:
         return targets[0]
-    if rule.sticky_by is StickyBy.USER:
-        sticks_to = user
-    elif rule.sticky_by is StickyBy.HEADER and rule.sticky_header is not None:
+    sticks_to = user if rule.sticky_by is StickyBy.USER else None
+    if rule.sticky_by is StickyBy.HEADER and rule.sticky_header is not None:
         sticks_to = headers.get(rule.sticky_header)
-    else:
-        sticks_to = None
     return _sticky_arm(rule, sticks_to) if sticks_to else _drawn_arm(targets, draw)
 
 

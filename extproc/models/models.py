@@ -1,7 +1,6 @@
 """The models that a picker routes: what each is called, how its prompts become tokens, and what stands behind a name.
 
-Values only, made from the section `models` of a policy; `models.model_rules` applies the rules and
-`prompts.prompt_tokens` the token settings.
+Values only; `models.model_rules` applies the rules.
 """
 
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ class ServedModel:
     tokenizer_folder: Path | None = None
     chat_template: Path | None = None  # in place of the folder's own, as vLLM's --chat-template
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # --default-chat-template-kwargs
-    max_model_len: int | None = None  # tokens of prompt and output; None: asked from the pods where they tell
+    max_model_len: int | None = None  # tokens of prompt and output; None: as the pods report it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ class StickyBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRule:
-    """What becomes of requests for one name."""
+    """How requests for one name are routed."""
 
     model: str  # as the client writes it, or ANY_MODEL
     targets: tuple[ModelTarget, ...]  # one: a rewrite; several: a split
@@ -64,7 +63,7 @@ class ModelRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTable:
-    """All that is known of models. With `only_listed`, any other name is answered 404."""
+    """All that is known of models. With `only_listed`, requests for any other name are answered 404."""
 
     served: tuple[ServedModel, ...] = ()
     rules: tuple[ModelRule, ...] = ()
@@ -74,7 +73,7 @@ class ModelTable:
     _rule_for: Mapping[str, ModelRule] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # the first one that claims a name has it; a policy with doubles is refused
+        # of models with one name the first counts; a policy with doubles is refused
         models = self.served[::-1]
         by_name = {name: model for model in models for name in (*model.aliases, model.name)}
         by_adapter = {adapter: model for model in models for adapter in model.adapters}
@@ -91,7 +90,7 @@ class ModelTable:
         return self._by_adapter.get(adapter)
 
     def rule_for(self, name: str) -> ModelRule | None:
-        """Return what becomes of requests for this name: its own rule, or the one for every other name."""
+        """Return the rule for requests for this name: its own, or the one for every other name."""
         rules = self._rule_for
         return rules.get(name) or rules.get(ANY_MODEL)
 

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from extproc.errors import ConfigError, KvmeshError
 from extproc.ext_proc.answers import OBJECTIVE_HEADER
@@ -18,6 +17,7 @@ from extproc.pages.page_files import PageFiles
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.admin.admin_gate import BY_TOKEN, AdminGate, refusal_json, server_options
 from kvmesh.errors import SettingError
+from kvmesh.metrics.registry import CONTENT_TYPE
 
 # for answers under way; aiohttp waits a minute by default, and for ever when told 0
 SHUTDOWN_SECONDS = 1.0
@@ -127,7 +127,7 @@ class AdminServer:
         return _json({"ready": ready} | facts, status=200 if ready else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=await self._pages.metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
+        return web.Response(body=await self._pages.metrics(), headers={"content-type": CONTENT_TYPE})
 
     async def _state(self, request: web.Request) -> web.Response:
         """`?pool=` of one of several pools."""

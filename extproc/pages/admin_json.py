@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from extproc.admission.admission_preview import Preview
 from extproc.admission.degradation import StepInForce
-from extproc.admission.saturation import Room
+from extproc.admission.prepared_request import Preview
 from extproc.choosing.decision import Decision, apply_filters
+from extproc.choosing.room import Room
 from extproc.errors import PickError
 from extproc.pods.endpoint import Candidate, EndpointStatus
 from extproc.pods.latency_estimate import EstimateError

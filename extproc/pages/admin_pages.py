@@ -3,24 +3,18 @@
 import asyncio
 import random
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from extproc.admission.admission_preview import Preview
-from extproc.admission.degradation import NO_MEASURES, Degradation, Measures, measures_of
-from extproc.admission.prepared_request import LONGEST_NAME, asked_for
+from extproc.admission.asked_request import LONGEST_NAME
 from extproc.choosing.candidates import unhealthy_endpoints
-from extproc.choosing.hotspot import HotPrefixes
+from extproc.choosing.choose import any_request
 from extproc.doctor.findings import Finding, Severity
 from extproc.errors import (
     NoPoliciesError,
-    NoReadyEndpointError,
     PickError,
     PrefixIndexUnavailableError,
-    RequestShedError,
     UnknownPoolError,
 )
 from extproc.ext_proc.exchange import RequestFacts
@@ -36,133 +30,55 @@ from extproc.pages.admin_json import (
 )
 from extproc.pages.live_json import PoolFacts
 from extproc.pages.prefix_watch import PrefixWatch
-from extproc.pick import EndpointPicker, Picked
-from extproc.pods.metrics_scraper import MetricsScraper
-from extproc.policy.request_class import RequestClass
-from extproc.policy.values import HotspotPolicy, PickPolicy
-from extproc.pools.admit_request import RequestAdmission
-from extproc.pools.picker_books import PickerBooks
-from extproc.prefixes.prefix_index import NO_INDEXER, RedisPrefixIndex
-from extproc.prompts.pod_render import PodRender
-from extproc.prompts.prompt_tokens import PromptTokenSource
-from extproc.quotas.quota import QuotaAsk, QuotaKey
-from extproc.quotas.shared_quotas import Quotas
-from extproc.records.request_story import DecisionRecord
-from extproc.telemetry.picker_telemetry import NoTelemetry, PickerTelemetry
+from extproc.pick import explain
+from extproc.policy.values import PickPolicy
+from extproc.pools.pool import Pool
+from extproc.prefixes.prefix_index import NO_INDEXER
 from kvmesh.blocks.source import SourceStatus
 
-RECENT_DECISIONS = 200
 SHOWN_DECISIONS = 50  # on the page of the state
 ADMIN_INDEX_TIMEOUT_SECONDS = 1.0
 
 
-def record_of(picked: Picked, facts: RequestFacts, *, at: float) -> DecisionRecord:
-    """Return what is remembered of a pick; `at` is unix seconds."""
-    prepared = picked.prepared
-    if prepared.measures is NO_MEASURES:  # nearly always: nothing was taken from it, which need not be found out
-        prompts = prepared.prompts
-        block_tokens = prompts[0].tokens_each if prompts else 0
-        asked = asked_for(prepared.request, prepared.resolved, prepared.request_class, block_tokens=block_tokens)
-    else:
-        asked = prepared.asked
-    return DecisionRecord(at=at, facts=facts, model=asked.model, outcome=picked.decision, asked=asked)
-
-
-class NoQuotas:
-    """Nobody's quota: an explanation takes nothing from it."""
-
-    def match(self, tenant: str, model: str | None) -> QuotaKey | None:  # noqa: ARG002 - a port
-        """Return none."""
-        return None
-
-    def ask(self, key: QuotaKey, *, prompt_tokens: int, most_generated: int | None) -> QuotaAsk:
-        """Never called: no quota matches."""
-        raise NotImplementedError
-
-    def cancel(self, ask: QuotaAsk) -> None:
-        """Never called: nothing was asked."""
-
-
-class StepsInForce:
-    """The pressure as an explanation may see it: it enters and leaves no step."""
-
-    def __init__(self, degradation: Degradation) -> None:
-        self._degradation = degradation
-
-    def measures(self, request_class: RequestClass, *, pool: str) -> Measures:
-        """Return what is taken from the class now; raise RequestShedError where it is refused."""
-        steps = [
-            entry.step
-            for entry in self._degradation.in_force(now=time.monotonic())
-            if (entry.class_name, entry.pool) == (request_class.class_name, pool)
-        ]
-        measures = measures_of(steps)
-        if measures.reject:
-            raise RequestShedError(f"class {request_class.class_name!r} is refused while its step `reject` is in force")
-        return measures
-
-
 class PickerPages:
-    """Implements `admin_http.AdminPages`."""
+    """Implements `admin_http.AdminPages` for one pool; all but the prefix tree is read from its picker when asked."""
 
-    def __init__(
-        self,
-        *,
-        picker: EndpointPicker,
-        admission: RequestAdmission[Any],
-        degradation: Degradation,
-        quotas: Quotas,
-        books: PickerBooks,
-        index: RedisPrefixIndex,
-        endpoints: MetricsScraper,
-        telemetry: PickerTelemetry,
-        recent: deque[DecisionRecord],
-        render: PodRender,
-        prompts: PromptTokenSource,
-    ) -> None:
+    def __init__(self, pool: Pool) -> None:
         self.ready = False
         self.findings: Sequence[Finding] | None = None  # of the checks at start-up; None: not done yet
-        self._degradation = degradation
-        self.prefixes = PrefixWatch(
-            shows_text=picker.policy.observability.show_prompt_text, clock=time.monotonic, random=random.random
+        self.pool = pool
+        self._prefixes = PrefixWatch(
+            shows_text=self.policy.observability.show_prompt_text, clock=time.monotonic, random=random.random
         )
-        self.reconfigure(picker, prompts)
-        self._admission = admission
-        self._quotas = quotas
-        self._books = books
-        self._index = index
-        self._endpoints = endpoints
-        self._telemetry = telemetry
-        self._recent = recent
-        self._render = render
 
-    def reconfigure(self, picker: EndpointPicker, prompts: PromptTokenSource) -> None:
-        """Show another policy and other models from now on."""
-        self._policy, self._prompts = picker.policy, prompts
-        self.prefixes.reconfigure(shows_text=picker.policy.observability.show_prompt_text)
-        # what nobody sent must be neither in the metrics nor in what is remembered
-        self._rehearsal = replace(
-            picker,
-            telemetry=NoTelemetry(),
-            hot=HotPrefixes(HotspotPolicy(enabled=False)),
-            turns=lambda _: 0,
-            quotas=NoQuotas(),
-            pressure=StepsInForce(self._degradation),
-        )
+    @property
+    def policy(self) -> PickPolicy:
+        """The policy in force."""
+        return self.pool.config.policy
+
+    @property
+    def prefixes(self) -> PrefixWatch:
+        """The prefixes that were routed lately, with text only while the policy in force shows it."""
+        self._prefixes.reconfigure(shows_text=self.policy.observability.show_prompt_text)
+        return self._prefixes
+
+    def reconfigure(self) -> None:
+        """Forget the text of prompts at once where the policy in force does not show it any more."""
+        self._prefixes.reconfigure(shows_text=self.policy.observability.show_prompt_text)
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Return whether traffic may come. A missing index does not count: the picker serves without it."""
         facts = {
-            "endpoint_problems": self._endpoints.problems(),
-            "index_problem": self._index.problem,
-            "render_problems": self._render.problems(),
-            "tokenizers": self._prompts.engines(),
+            "endpoint_problems": self.pool.endpoints.problems(),
+            "index_problem": self.pool.index.problem,
+            "render_problems": self.pool.render.problems(),
+            "tokenizers": self.pool.prompts.engines(),
         }
         return self.ready, facts
 
     async def metrics(self) -> bytes:
         """Return Prometheus text."""
-        return await self._telemetry.page(ready=self.ready)
+        return await self.pool.telemetry.page(ready=self.ready)
 
     def pools(self) -> list[dict[str, Any]]:
         """Return none: the pods of `--endpoints` are no pool of anybody's."""
@@ -194,20 +110,15 @@ class PickerPages:
                 for status in facts.statuses
             ],
             index=index,
-            classes=classes_json(self._policy.priorities, waiting=facts.waiting, steps=facts.steps),
+            classes=classes_json(self.policy.priorities, waiting=facts.waiting, steps=facts.steps),
             estimate_errors=facts.estimate_errors,
             quotas=facts.quotas,
             replicas=facts.replicas,
             findings=facts.findings,
-            decisions=[decision_json(record) for record in islice(self._recent, SHOWN_DECISIONS)],
+            decisions=[decision_json(record) for record in islice(self.pool.runtime.recent, SHOWN_DECISIONS)],
         )
 
     # --- for the live feed ----------------------------------------------------------------------------------------
-
-    @property
-    def policy(self) -> PickPolicy:
-        """What is gone by now."""
-        return self._policy
 
     def chosen(self, pool: str | None) -> "tuple[str, PickerPages] | None":
         """Return the pool of `--endpoints`, which has no name. Raise UnknownPoolError for any other."""
@@ -221,38 +132,37 @@ class PickerPages:
 
     def facts(self, *, pool: str = "") -> PoolFacts:
         """Return everything about the pool that needs nobody's answer."""
-        books, now = self._books, time.monotonic()
-        statuses = self._endpoints.known(now=now)
+        books, now = self.pool.books, time.monotonic()
+        statuses = self.pool.endpoints.known(now=now)
         return PoolFacts(
             name=pool,
-            policy=self._policy,
+            policy=self.policy,
             now=time.time(),
             monotonic=now,
             statuses=statuses,
-            avoided=unhealthy_endpoints(statuses, health=books.health, policy=self._policy, now=now),
+            avoided=unhealthy_endpoints(statuses, health=books.health, policy=self.policy, now=now),
             bookings=books.bookings.by_endpoint(),
             picks=books.picks,
             estimate_errors=books.estimates.errors(),
-            waiting=self._admission.waiting,
-            steps=self._degradation.in_force(now=now),
-            quotas=self._quotas.facts(),
+            waiting=self.pool.runtime.admission.waiting,
+            steps=self.pool.degradation.in_force(now=now),
+            quotas=self.pool.quotas.facts(),
             replicas=books.shared.facts() if books.shared is not None else None,
             findings=self.findings,
             own_findings=self._own_findings(),
-            recent=self._recent,
+            recent=self.pool.runtime.recent,
         )
 
     def prompt_text(self, model: str, tokens: bytes) -> str | None:
         """Return the text of token ids, None where no tokenizer of the model is here."""
-        tokenizer = self._prompts.tokenizers.get(model)
+        tokenizer = self.pool.prompts.tokenizers.get(model)
         return tokenizer.text(tokens) if tokenizer is not None else None
 
     def _own_findings(self) -> list[Finding]:
         """Return which predictions never come true: what has been said in the log, too."""
-        found = [(finding.reason, where, finding.message) for where, finding in self._books.matches.findings.items()]
-        found += [
-            (finding.reason, model, finding.message) for model, finding in self._books.realised_watch.findings.items()
-        ]
+        books = self.pool.books
+        found = [(finding.reason, where, finding.message) for where, finding in books.matches.findings.items()]
+        found += [(finding.reason, model, finding.message) for model, finding in books.realised_watch.findings.items()]
         return [
             Finding(check=reason, severity=Severity.ERROR, subject=subject, seen=message)
             for reason, subject, message in found
@@ -268,8 +178,10 @@ class PickerPages:
         pool: str | None = None,  # noqa: ARG002 - there is one
     ) -> list[dict[str, Any]]:
         """Return the last decisions with all that they rest on, newest first."""
-        wanted = (record for record in self._recent if request_id is None or record.facts.request_id == request_id)
-        return [record_json(record, policy=self._policy) for record in islice(wanted, limit)]
+        wanted = (
+            record for record in self.pool.runtime.recent if request_id is None or record.facts.request_id == request_id
+        )
+        return [record_json(record, policy=self.policy) for record in islice(wanted, limit)]
 
     async def explain(
         self,
@@ -281,39 +193,23 @@ class PickerPages:
         """Decide without booking, and return what the decision rests on."""
         sources, _ = await self._index_state()
         try:
-            picked, preview = await self._rehearse(facts, body)
+            picked, preview = await explain(facts, body, self.pool.runtime)
         except PickError as refusal:
-            return refusal_json(refusal, self._rehearsal.candidates(now=time.monotonic()))
+            return refusal_json(refusal, any_request(self.pool.runtime.view, now=time.monotonic()))
         explanation = explanation_json(
-            picked.prepared.asked,
+            picked.prepared.summary,
             picked.decision,
-            policy=self._policy,
+            policy=self.policy,
             blocks={source.endpoint: source.block_size for source in sources if source.block_size},
             rooms=preview.rooms,
         )
-        return explanation | {"admission": admission_json(picked.prepared.request_class, preview)}
-
-    async def _rehearse(self, facts: RequestFacts, body: bytes) -> tuple[Picked, Preview]:
-        """Decide among the endpoints with room, or among all where none has any."""
-        picker = self._rehearsal
-        prepared = await picker.prepare(facts, body)
-        while True:
-            try:
-                survey = picker.survey(prepared, now=time.monotonic())
-            except NoReadyEndpointError as refusal:
-                prepared = await picker.fall_back(prepared, refusal)
-                continue
-            preview = self._admission.preview(prepared, survey)
-            free = [candidate for candidate in survey.kept if preview.rooms[candidate.address].fill < 1.0]
-            kept = free or survey.kept
-            full = {c.address: f"room: {preview.rooms[c.address].why}" for c in survey.kept if c not in kept}
-            return picker.choose(prepared, survey, kept=kept, rejected={**survey.rejected, **full}), preview
+        return explanation | {"admission": admission_json(picked.prepared.asked.request_class, preview)}
 
     async def _index_state(self) -> tuple[Sequence[SourceStatus], dict[str, Any]]:
         """Return the index's sources, none where it cannot be read, and its state for the page."""
         try:
             async with asyncio.timeout(ADMIN_INDEX_TIMEOUT_SECONDS):
-                status = await self._index.status()
+                status = await self.pool.index.status()
         except (PrefixIndexUnavailableError, TimeoutError) as error:
             return (), {"state": "unavailable", "problem": str(error) or "no answer in time", "sources": 0}
         problem = None if status.indexer_alive else NO_INDEXER

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any, Protocol
 
+from extproc.admission.prepared_request import Picked
 from extproc.errors import KvmeshError
 from extproc.pages.admin_pages import PickerPages
 from extproc.pages.live_json import (
@@ -32,7 +33,6 @@ from extproc.pages.live_json import (
 from extproc.pages.live_prefixes import PrefixFacts, prefix_nodes, prefixes_json, sampled_keys
 from extproc.pages.live_watchers import Coalesced, EventNumbers, Watcher
 from extproc.pages.prefix_watch import HALF_LIFE_SECONDS
-from extproc.pick import Picked
 from extproc.pools.request_watch import RequestWatch
 from extproc.prefixes.prefix_tree import TreeEdge, TreeView
 from extproc.records.request_story import Decided, DecisionRecord, Ended

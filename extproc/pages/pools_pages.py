@@ -7,9 +7,10 @@ from typing import Any
 from extproc.errors import PickError, UnknownPoolError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.pages.admin_pages import PickerPages
-from extproc.pools.pool_picker import PoolPicker
+from extproc.pools.pool import Pool
 from extproc.pools.pools import Pools
-from extproc.telemetry.pool_metrics import PoolsExposition
+from extproc.telemetry.process_telemetry import process_text
+from kvmesh.metrics.registry import MetricsPage
 
 LISTED_ENDPOINTS = 2000  # in the state of all pools; more are in those of each
 
@@ -21,6 +22,7 @@ class PoolsPages:
         """`policies` explains who says what for a target."""
         self.ready = False
         self._pools = pools
+        self._pages: dict[str, PickerPages] = {}  # by pool, made when first asked for
         self._policies = policies
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
@@ -37,17 +39,17 @@ class PoolsPages:
 
     async def metrics(self) -> bytes:
         """Return Prometheus text: every series of a pool has the label `pool`; pools without requests have none."""
-        page = PoolsExposition()
+        page = MetricsPage()
         for name, pool in self._pools.with_requests.items():
             if pool.has_counted:
-                await page.add(name, pool.telemetry.registry)
-        return page.text(own=self._pools.registry, ready=self.ready)
+                await page.add(pool.telemetry.registry, pool=name)
+        return page.text() + self._pools.registry.text(created=True) + process_text(ready=self.ready)
 
     async def state(self, *, pool: str | None = None) -> dict[str, Any]:
         """Return one pool's state; without a name the only one's, or that of all in short."""
         chosen = self._chosen(pool)
         if chosen is not None:
-            return await chosen.pages.state() | {"pool": chosen.name, "pools": self.pools()}
+            return await self._of(chosen).state() | {"pool": chosen.name, "pools": self.pools()}
         return {"now": time.time(), "pool": None, "pools": self.pools(), "endpoints": self._endpoints()}
 
     def decisions(self, *, limit: int, request_id: str | None, pool: str | None = None) -> list[dict[str, Any]]:
@@ -57,7 +59,7 @@ class PoolsPages:
         found = [
             {"pool": each.name} | record
             for each in asked
-            for record in each.pages.decisions(limit=limit, request_id=request_id)
+            for record in self._of(each).decisions(limit=limit, request_id=request_id)
         ]
         return sorted(found, key=_newest_first)[:limit]
 
@@ -67,7 +69,7 @@ class PoolsPages:
             chosen = self._chosen(pool) or self._pools.for_host(facts.headers.get("host", ""))
         except PickError as refusal:
             return {"endpoint": None, "status": refusal.status, "reason": refusal.reason, "message": refusal.message}
-        return {"pool": chosen.name} | await chosen.pages.explain(facts, body)
+        return {"pool": chosen.name} | await self._of(chosen).explain(facts, body)
 
     def pools(self) -> list[dict[str, Any]]:
         """Return a line for each pool."""
@@ -77,21 +79,34 @@ class PoolsPages:
         """Return who says what for a target. Raise PolicyTargetError."""
         return await self._policies(target)
 
+    def reconfigure(self) -> None:
+        """Go by the pools and policies in force."""
+        known = self._pools.with_requests
+        self._pages = {name: pages for name, pages in self._pages.items() if known.get(name) is pages.pool}
+        for pages in self._pages.values():
+            pages.reconfigure()
+
     # --- for the live feed ----------------------------------------------------------------------------------------
 
     def chosen(self, pool: str | None) -> tuple[str, PickerPages] | None:
         """Return the pool named, or the only one; None: there are several. Raise UnknownPoolError."""
         chosen = self._chosen(pool)
-        return None if chosen is None else (chosen.name, chosen.pages)
+        return None if chosen is None else (chosen.name, self._of(chosen))
 
     def pages_of(self, pool: str) -> PickerPages | None:
         """Return the pages of a pool."""
         found = self._pools.pool(pool)
-        return None if found is None else found.pages
+        return None if found is None else self._of(found)
 
     # --------------------------------------------------------------------------------------------------------------
 
-    def _chosen(self, name: str | None) -> PoolPicker | None:
+    def _of(self, pool: Pool) -> PickerPages:
+        pages = self._pages.get(pool.name)
+        if pages is None or pages.pool is not pool:
+            pages = self._pages[pool.name] = PickerPages(pool)
+        return pages
+
+    def _chosen(self, name: str | None) -> Pool | None:
         if name is not None:
             found = self._pools.pool(name)  # not `of_pool`, which counts what gateways ask for
             if found is None:
@@ -110,14 +125,14 @@ class PoolsPages:
         return lines[:LISTED_ENDPOINTS]
 
 
-def _line(pool: PoolPicker) -> dict[str, Any]:
+def _line(pool: Pool) -> dict[str, Any]:
     config = pool.config
     return {
         "pool": pool.name,
         "endpoints": len(config.endpoints),
         "ready": sum(endpoint.ready and not endpoint.terminating for endpoint in config.endpoints),
         "open_requests": pool.books.open_requests,
-        "waiting": sum(pool.admission.waiting.values()),
+        "waiting": sum(pool.runtime.admission.waiting.values()),
         "hosts": sorted(config.hosts),
         "model": config.model,
         "policies": sorted(set(config.origins.values())),

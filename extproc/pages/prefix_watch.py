@@ -7,8 +7,7 @@ keeps the beginning of each edge, and only where the policy lets the page show t
 
 from collections.abc import Callable
 
-from extproc.admission.prepared_request import Prepared
-from extproc.pick import Picked
+from extproc.admission.prepared_request import Picked, Prepared
 from extproc.prefixes.prefix_tree import Origin, PrefixTree, TreeView
 
 NOTES_PER_SECOND = 5
@@ -73,9 +72,9 @@ class PrefixWatch:
         now = self._clock()
         self._pace(passed, now)
         prepared = picked.prepared
-        if not prepared.prompts:
+        if not prepared.query.prompts:
             return
-        first = prepared.prompts[0]  # of a batch the others would be counted as requests of their own
+        first = prepared.query.prompts[0]  # of a batch the others would be counted as requests of their own
         tokens = b""
         origin = self._origin(prepared, first.tokens_each)
         if self._shows_text and not origin.private and prepared.tokens.prompts:
@@ -100,9 +99,9 @@ class PrefixWatch:
         self._wait_for = 1 if step <= 1.0 else 1 + int(self._random() * (2 * step - 1))
 
     def _origin(self, prepared: Prepared, tokens_each: int) -> Origin:
-        resolved = prepared.resolved
+        resolved = prepared.asked.resolved
         model = resolved.base.name if resolved.base is not None else (resolved.model or "")
-        indexed, private = not prepared.tokens.chunks, prepared.request.cache_salt is not None
+        indexed, private = not prepared.tokens.chunks, prepared.asked.request.cache_salt is not None
         key = (model, resolved.adapter, tokens_each, indexed, private)
         origin = self._origins.get(key)
         if origin is None:

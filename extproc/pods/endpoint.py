@@ -6,13 +6,16 @@ from enum import StrEnum
 
 import msgspec
 
+from kvmesh.pods.pod_report import EndpointLoad
+from kvmesh.pods.served_models import first_base_model, model_cards
+
 
 class Reachability(StrEnum):
     """What the last scrapes say of an endpoint."""
 
     READY = "ready"  # it reported its load recently
     UNKNOWN = "unknown"  # it is there as far as we know, but its load is not known: never taken for idle
-    UNREACHABLE = "unreachable"  # nobody listens
+    UNREACHABLE = "unreachable"  # nothing listens there
     NOT_READY = "not-ready"  # its platform keeps requests away from it
     TERMINATING = "terminating"  # it finishes what it has
 
@@ -23,41 +26,6 @@ class Role(StrEnum):
     BOTH = "both"
     PREFILL = "prefill"  # computes prompts for others; takes no client's request
     DECODE = "decode"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointLoad:
-    """What one vLLM pod reported of itself, summed over its engines."""
-
-    waiting_requests: int
-    running_requests: int
-    kv_usage: float  # 0..1, share of cache blocks in use
-    prefix_hit_tokens: int  # since the pod started
-    prefix_query_tokens: int  # since the pod started
-    reported_at: float  # monotonic seconds at which the report was asked for
-    kv_capacity_tokens: int | None = None  # tokens that the pod's cache blocks hold; None: it does not say
-    preemptions: int = 0  # since the pod started
-    running_adapters: frozenset[str] = frozenset()  # LoRA adapters in use now
-    waiting_adapters: frozenset[str] = frozenset()
-    max_adapters: int | None = None  # adapters at a time; None: LoRA is off, or never used since the start
-    inter_token_seconds_sum: float = 0.0  # since the pod started
-    inter_token_count: int = 0
-    memory_bytes_moved: float | None = None  # since the pod started; None: no MFU metrics
-    # since the pod started, too; 0 where a pod does not count it. Those of prefill are of requests that have ended
-    prefill_seconds_sum: float = 0.0  # from being scheduled to the first token
-    prefill_count: int = 0  # requests that have ended
-    prefill_computed_tokens: int = 0  # of their prompts, without those from the cache
-    first_token_seconds_sum: float = 0.0  # from arrival at the pod
-    first_token_count: int = 0
-
-    def is_stale(self, *, now: float, limit_seconds: float) -> bool:
-        """Tell whether the report is too old to say anything."""
-        return now - self.reported_at > limit_seconds
-
-    @property
-    def prefix_hit_rate(self) -> float | None:
-        """Share of prompt tokens found in the pod's cache since it started, or None before the first prompt."""
-        return self.prefix_hit_tokens / self.prefix_query_tokens if self.prefix_query_tokens else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +45,31 @@ class EndpointModels:
     """What a pod's /v1/models says it serves."""
 
     models: frozenset[str]  # base models under all their served names
-    adapters: Mapping[str, str | None]  # LoRA adapter -> its base model, where the pod tells
+    adapters: Mapping[str, str | None]  # LoRA adapter -> its base model, where the pod says
     max_model_len: int | None = None  # tokens of prompt and output
     first: str = ""  # of the base models: vLLM's first --served-model-name, by which blocks are indexed
 
     def serves(self, name: str) -> bool:
         """Tell whether requests for the name are answered."""
         return name in self.models or name in self.adapters
+
+
+def parse_served_models(body: bytes) -> EndpointModels | None:
+    """Read a pod's /v1/models, or return None where it is none or lists no model: then every model may be there."""
+    try:
+        cards = model_cards(body)
+    except ValueError:
+        return None
+    lengths = [card.max_model_len for card in cards if card.max_model_len is not None and card.max_model_len > 0]
+    names = [card.id for card in cards if card.parent is None]
+    if not names:
+        return None
+    return EndpointModels(
+        models=frozenset(names),
+        adapters={card.id: card.parent for card in cards if card.parent is not None},
+        max_model_len=min(lengths, default=None),
+        first=first_base_model(cards) or "",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +138,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None = None  # the same name where it is a LoRA adapter's
     prompt_tokens: int = 0  # of the longest prompt; 0 when unknown, an estimate where only the text is known
     subset: frozenset[str] | None = None  # endpoints that the route allows (`envoy.lb.subset_hint`); None: all
-    max_model_len: int | None = None  # from the configuration, where the pods do not tell
+    max_model_len: int | None = None  # from the configuration, where the pods do not say
     turn: int = 0  # counts requests: what round robin goes by
 
 

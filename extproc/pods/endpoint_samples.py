@@ -7,10 +7,153 @@ from collections import deque
 
 import msgspec
 
-from extproc.pods.endpoint import EndpointLoad
-from extproc.pods.first_token_fit import LEAST_SECONDS_A_TOKEN, MOST_SECONDS_A_TOKEN, FirstTokenFit, Pace
 from extproc.pods.prefill_rate import restarted
-from extproc.pods.running_limit import RunningLimit
+from kvmesh.pods.pod_report import EndpointLoad
+
+SCALE_TOKENS = 4096.0  # a prompt of so many tokens teaches as much of the time a token as of the base
+PRIOR_WEIGHT = 0.05  # samples that the prior counts as
+FADING = 0.95  # of what was known, with each whole sample
+MOST_FACTOR = 4.0  # one sample counts as at most so many times more, or less, than expected
+MOST_SURPRISE_SECONDS = 0.1  # beside that: a multiple of very little is very little
+LEAST_SECONDS_A_TOKEN, MOST_SECONDS_A_TOKEN = 1e-7, 0.1
+MOST_BASE_SECONDS = 60.0
+MOST_TOKENS = 1e7
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prompt costs."""
+
+    base_seconds: float  # however short it is
+    seconds_a_token: float
+
+    def seconds(self, tokens: float) -> float:
+        """Return what so many tokens take."""
+        return self.base_seconds + self.seconds_a_token * tokens
+
+
+class FirstTokenFit:
+    """Sums over weighted samples; `pace` solves for the two numbers."""
+
+    __slots__ = ("_s", "_su", "_suu", "_suy", "_sy")
+
+    def __init__(self) -> None:
+        self._s = self._su = self._suu = self._sy = self._suy = 0.0
+
+    @property
+    def weight(self) -> float:
+        """How much is known: up to 1 after the first sample, up to 20 after many."""
+        return self._s + self._suu
+
+    def add(self, *, tokens: float, seconds: float, expected: Pace, share: float = 1.0) -> None:
+        """Take a sample that counts as `share` of a whole one; how far it may be from `expected` is bounded."""
+        tokens = min(max(tokens, 0.0), MOST_TOKENS)
+        usual = expected.seconds(tokens)
+        most = usual * MOST_FACTOR + MOST_SURPRISE_SECONDS
+        seconds = min(max(seconds, usual / MOST_FACTOR), most)
+        u = tokens / SCALE_TOKENS
+        weight = share / ((1.0 + u) * (1.0 + u))
+        self.fade(FADING**share)
+        self._s += weight
+        self._su += weight * u
+        self._suu += weight * u * u
+        self._sy += weight * seconds
+        self._suy += weight * u * seconds
+
+    def fade(self, share: float) -> None:
+        """Let what is known count for `share` (0..1) of what it did."""
+        self._s *= share
+        self._su *= share
+        self._suu *= share
+        self._sy *= share
+        self._suy *= share
+
+    def pace(self, prior: Pace) -> Pace:
+        """Return the numbers that fit best; neither is negative, both are bounded."""
+        base, slope = prior.base_seconds, prior.seconds_a_token * SCALE_TOKENS
+        s, suu = self._s + PRIOR_WEIGHT, self._suu + PRIOR_WEIGHT
+        sy, suy = self._sy + PRIOR_WEIGHT * base, self._suy + PRIOR_WEIGHT * slope
+        # never 0: s x suu >= su x su before the prior's weight came to both
+        det = s * suu - self._su * self._su
+        base = (sy * suu - self._su * suy) / det
+        slope = (s * suy - self._su * sy) / det
+        least = LEAST_SECONDS_A_TOKEN * SCALE_TOKENS
+        if base < 0.0:
+            base, slope = 0.0, suy / suu
+        elif slope < least:
+            slope = least
+            base = (sy - self._su * slope) / s
+        return Pace(
+            base_seconds=min(max(base, 0.0), MOST_BASE_SECONDS),
+            seconds_a_token=min(max(slope / SCALE_TOKENS, LEAST_SECONDS_A_TOKEN), MOST_SECONDS_A_TOKEN),
+        )
+
+
+# requests that a pod starts within this time are in its scheduler's hands, and wait for nothing but the next step
+LEAST_WAIT_SECONDS = 0.1
+FADING_SECONDS = 30.0  # half-life of what it usually runs, and of the starts while others waited
+LEAST_SECONDS = 0.3  # of waiting, from which the starts mean something
+LESS_SECONDS = 2.0  # half-life of the way down to fewer running requests: memory may be short for a while
+STARTS_SECONDS = 1.0  # half-life of the starts
+# in which the limit doubles while nobody waits. Picks go little beyond it, and what is on its way is open too: without
+# this the pod would never be seen to run more
+GROWTH_SECONDS = 3.0
+# of the limit, that runs: it grows where it is reached and where little runs. In between, that nobody waits at a busy
+# pod for a moment tells nothing, and would raise the limit beyond what the pod can run
+REACHED_SHARE, QUIET_SHARE = 0.9, 0.5
+MOST_LIMIT = 4096.0  # from which it is none
+LONGEST_SECONDS = 60.0  # between two reports that the growth counts: 2 ** more is no float at some time
+
+
+class RunningLimit:
+    """One endpoint's."""
+
+    __slots__ = ("_busy_seconds", "_busy_starts", "is_queued", "limit", "starts_a_second", "usual")
+
+    def __init__(self) -> None:
+        self.limit: float | None = None  # requests that run when others wait; None: none was seen to wait
+        self.usual = 0.0  # the most that ran of late
+        self.starts_a_second = 0.0  # of late, whether others waited or not
+        self._busy_starts = self._busy_seconds = 0.0
+        self.is_queued = False  # at the last report: more waited than the next step takes in
+
+    @property
+    def busy_starts_a_second(self) -> float | None:
+        """Requests that it starts a second while others wait: how fast its queue moves. None: not seen of late."""
+        if self._busy_seconds < LEAST_SECONDS:
+            return None
+        return self._busy_starts / self._busy_seconds
+
+    def report(self, load: EndpointLoad, *, seconds: float, starts: int) -> None:
+        """Take a report, the time since the last one and the requests that got their first token in it.
+
+        A pod that has never counted any tells nothing of how fast its queue moves: other servers than vLLM.
+        """
+        share = 0.5 ** (seconds / FADING_SECONDS)
+        running = float(load.running_requests)
+        self.usual = max(running, self.usual * share)
+        self._busy_starts *= share
+        self._busy_seconds *= share
+        self.starts_a_second += (1.0 - 0.5 ** (seconds / STARTS_SECONDS)) * (starts / seconds - self.starts_a_second)
+        is_queued = load.waiting_requests > self.starts_a_second * LEAST_WAIT_SECONDS
+        if self.is_queued and (
+            load.first_token_count or load.prefill_count
+        ):  # up to the window in which the last one starts: the others alone would show the slow ones
+            self._busy_starts += starts
+            self._busy_seconds += seconds
+        if self.is_queued and is_queued:
+            if self.limit is None:
+                self.limit = max(running, 1.0)
+            elif running < self.limit:
+                self.limit -= (1.0 - 0.5 ** (seconds / LESS_SECONDS)) * (self.limit - max(running, 1.0))
+        if self.limit is not None and running > self.limit:
+            self.limit = running
+        is_telling = self.limit is not None and not QUIET_SHARE <= running / self.limit < REACHED_SHARE
+        if self.limit is not None and is_telling and not load.waiting_requests:
+            self.limit *= 2.0 ** (min(seconds, LONGEST_SECONDS) / GROWTH_SECONDS)
+            if self.limit > MOST_LIMIT:
+                self.limit = None
+        self.is_queued = is_queued
+
 
 WINDOW_SECONDS = 5.0  # half-life of the sums: requests end in bursts
 LEAST_SPAN_SECONDS = 0.05  # between two reports; below, one has overtaken the other

@@ -6,7 +6,7 @@ from statistics import median
 
 import msgspec
 
-from extproc.pods.endpoint import EndpointLoad
+from kvmesh.pods.pod_report import EndpointLoad
 
 ON_THE_WAY_SECONDS = 0.02  # from a pick until its request can wait at the pod
 ARRIVAL_SECONDS = 0.1  # from a pick until the pod's report shows its request: network, tokenizing, the running step

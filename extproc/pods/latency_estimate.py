@@ -16,9 +16,9 @@ from statistics import median
 
 import msgspec
 
-from extproc.pods.endpoint import EndpointLoad, EndpointTrend
-from extproc.pods.endpoint_samples import LEAST_WEIGHT, MOST_SECONDS, EndpointPace, EndpointSamples, stranger
-from extproc.pods.first_token_fit import Pace
+from extproc.pods.endpoint import EndpointTrend
+from extproc.pods.endpoint_samples import LEAST_WEIGHT, MOST_SECONDS, EndpointPace, EndpointSamples, Pace, stranger
+from kvmesh.pods.pod_report import EndpointLoad
 
 BASE_SECONDS = 0.02  # what the shortest prompt takes, until somebody has shown it: about one step
 UNCONFIRMED_SECONDS = 15.0  # half-life of samples

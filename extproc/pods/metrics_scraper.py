@@ -1,11 +1,12 @@
 """Scrapes every endpoint's /metrics and keeps the last load of each; one named task an endpoint.
 
-The picker reads `snapshot`. An endpoint that refuses connections is unreachable at once (nobody listens there); one
-that is slow or answers nonsense keeps its last report until that is stale, and is then of unknown load: never idle.
-Now and then its /v1/models is read, too: which models and LoRA adapters it serves, and how long a prompt may be.
-A report that stays the same although requests run or wait by its own words is none: its engine is stuck or dead.
+The picker reads `snapshot`. An endpoint that refuses connections is unreachable at once: nothing listens there. One
+that is slow or answers nonsense keeps its last report until that is stale, and its load is then unknown: never idle.
+Now and then its /v1/models is read as well: which models and LoRA adapters it serves, and how long a prompt may be.
+A report that stays the same although it says that requests run or wait is no report: its engine is stuck or dead.
 An endpoint that refused connections, is another process, or came later is new from its first report on (`ready_since`).
-Endpoints come and go while it runs (`set_endpoints`); those that may get nothing new are scraped until they are gone.
+Endpoints come and go while it runs (`set_endpoints`); those that may get no new requests are scraped until they are
+gone.
 """
 
 import asyncio
@@ -17,13 +18,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from extproc.pods.endpoint import EndpointLoad, EndpointModels, EndpointStatus, EndpointTrend, Reachability
-from extproc.pods.metrics_page import MetricsPage
+from extproc.pods.endpoint import (
+    EndpointModels,
+    EndpointStatus,
+    EndpointTrend,
+    Reachability,
+    parse_served_models,
+)
 from extproc.pods.prefill_rate import TrendWatch, restarted
 from extproc.pods.scrape_pace import IDLE_AFTER_SECONDS, ScrapePace
-from extproc.pods.served_models import parse_served_models
-from extproc.pods.vllm_metrics import parse_load
 from kvmesh.pods.pod_http import PodHttp
+from kvmesh.pods.pod_report import EndpointLoad
+from kvmesh.pods.vllm_metrics import parse_load
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +37,12 @@ log = logging.getLogger(__name__)
 PAUSE_FACTOR = 2.0
 MOST_PAUSE_SECONDS = 10.0  # no step takes longer
 FROZEN = "/metrics stands still with {load.running_requests} requests running and {load.waiting_requests} waiting"
-LEISURE_SECONDS = 2.0  # until an idle pool's endpoints have all been scraped again
-MODELS_INTERVAL_SECONDS = 5.0  # an adapter that a pod has just loaded is known so much later at most
+CATCH_UP_SECONDS = 2.0  # until the endpoints of a pool that was idle have all been scraped again
+MODELS_INTERVAL_SECONDS = 5.0  # an adapter that a pod has just loaded is known this much later at most
 
 
 class PageReader(Protocol):
-    """Who reads more of the pages than the load; see `latency_telemetry.LatencyTelemetry`."""
+    """Reads more of the pages than the load; see `endpoint_telemetry.LatencyTelemetry`."""
 
     def page(self, endpoint: str, text: bytes, *, load: EndpointLoad) -> None:
         """Take a page and the load that it says."""
@@ -51,9 +57,8 @@ class PageReader(Protocol):
 @dataclass(slots=True, kw_only=True)
 class _Target:
     address: str
-    page: MetricsPage
-    models_page: MetricsPage
-    # what a pick may be told, made once a scrape and not once a pick
+    http: PodHttp  # one connection for all pages
+    # what a pick may see, made once a scrape and not once a pick
     unknown: EndpointStatus
     unreachable: EndpointStatus
     ready: EndpointStatus | None = None
@@ -64,7 +69,7 @@ class _Target:
     changed_at: float = 0.0  # monotonic seconds of the first report with the numbers of `load`
     longest_pause_seconds: float = 0.0  # that its numbers stood still while requests were there, and then moved
     refused: bool = False  # by the last scrape
-    closed: EndpointStatus | None = None  # what a pick is told while it may get nothing new, whatever it reports
+    closed: EndpointStatus | None = None  # what a pick sees while it may get no new requests, whatever it reports
     out: EndpointStatus | None = None  # `closed`, or `unreachable` where it has refused
     tasks: tuple[asyncio.Task[None], ...] = ()
     is_new: bool = False  # its next report is its first: it was not there, or is another process
@@ -90,10 +95,10 @@ class MetricsScraper:
         pace: ScrapePace | None = None,
         pages: PageReader | None = None,
     ) -> None:
-        """Say who is told what; `pace` is shared with the other pools' scrapers, `pages` gets all good pages.
+        """`pace` is shared with the other pools' scrapers; `pages` gets all good pages.
 
-        `restarted` hears of each endpoint that is another process now, `reported` of each report, and `changed` of each
-        scrape that gave none: the endpoint may be unknown or unreachable now.
+        `restarted` is called for each endpoint that is another process now, `reported` for each report, and `changed`
+        for each scrape that gave none: the endpoint may be unknown or unreachable now.
         """
         self._reported, self._changed = reported, changed
         self._models_interval_seconds = models_interval_seconds
@@ -111,14 +116,14 @@ class MetricsScraper:
             self._pace.busy += len(self._targets)
         self._asked_at = float("-inf")  # monotonic seconds of the last snapshot
         self._busy = asyncio.Event()
-        self._leisure = float("-inf"), 0.0  # until when reports from idle times count for how long
+        self._catching_up = float("-inf"), 0.0  # until when reports of the idle time count, and for how long
         self._tasks: asyncio.TaskGroup | None = None
         self._stale_after_seconds = stale_after_seconds
         self._interval_seconds = interval_seconds
         self._set_pace()
 
     def set_endpoints(self, endpoints: Mapping[str, Reachability | None]) -> None:
-        """Know these endpoints from now on: address -> why it may get nothing new, None where it may."""
+        """Know these endpoints from now on: address -> why it may get no new requests, None where it may."""
         for address in [address for address in self._targets if address not in endpoints]:
             self._remove(self._targets.pop(address))
         for address, closed in endpoints.items():
@@ -150,12 +155,12 @@ class MetricsScraper:
         return [self._status(target, now) for target in self._targets.values()]
 
     def known(self, *, now: float) -> Sequence[EndpointStatus]:
-        """Return the same for those who only look: no request depends on it."""
+        """Return the same where no request depends on it: the pool stays idle if it is."""
         return [self._status(target, now) for target in self._targets.values()]
 
     @property
     def learned_adapters(self) -> Mapping[str, str]:
-        """LoRA adapter -> its base model's name, as the pods tell."""
+        """LoRA adapter -> its base model's name, as the pods say."""
         return self._learned_adapters
 
     async def first_scrapes(self) -> None:
@@ -195,7 +200,7 @@ class MetricsScraper:
         self._count(-1)
         for task in target.tasks:
             task.cancel()
-        target.scraped.set()  # nobody shall wait for it
+        target.scraped.set()  # `first_scrapes` must not wait for it
 
     def _count(self, more: int) -> None:
         self._pace.endpoints += more
@@ -209,14 +214,14 @@ class MetricsScraper:
         stale = self._wanted_stale_seconds
         if self._interval_seconds > self._wanted_interval_seconds:
             stale = pace.stale_after(stale, interval_seconds=self._interval_seconds)
-        until, at_leisure = self._leisure
-        self._stale_after_seconds = max(stale, at_leisure) if time.monotonic() < until else stale
+        until, idle_stale = self._catching_up
+        self._stale_after_seconds = max(stale, idle_stale) if time.monotonic() < until else stale
 
     def _set_busy(self) -> None:
         self._is_idle = False
         self._pace.busy += len(self._targets)
-        # what was reported at leisure counts until there is something newer
-        self._leisure = self._asked_at + LEISURE_SECONDS, self._stale_after_seconds
+        # what was reported in the idle time counts until there is something newer
+        self._catching_up = self._asked_at + CATCH_UP_SECONDS, self._stale_after_seconds
         self._set_pace()
         self._busy.set()
 
@@ -245,13 +250,13 @@ class MetricsScraper:
                 await self._scrape(target)
                 await self._pause()
         finally:
-            target.page.close()
+            target.http.close()
 
     async def _scrape(self, target: _Target) -> None:
         asked_at = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                response = await target.page.fetch()
+                response = await target.http.get("/metrics")
             load = _load(target, response.body, asked_at) if response.status == 200 else None
             _refuses(target, refused=False)
             if load is not None and target.load is not None and restarted(target.load, load):
@@ -273,11 +278,11 @@ class MetricsScraper:
                     self._pages.page(target.address, response.body, load=load)
                 self._problem(target, None)
         except Exception as error:  # whatever one pod answers must not end the scraping of all
-            # nobody listens there; names that do not resolve or routes that fail say nothing of the pod
+            # nothing listens there; names that do not resolve or routes that fail say nothing of the pod
             refused = isinstance(error, ConnectionRefusedError)
             target.is_new = target.is_new or refused
             if refused and not target.refused:
-                self._is_another(target)  # whoever listens there next has an empty cache
+                self._is_another(target)  # the process that listens there next has an empty cache
             _refuses(target, refused=refused)
             self._problem(target, f"no load from /metrics: {str(error) or type(error).__name__}")
         target.scraped.set()
@@ -312,20 +317,17 @@ class MetricsScraper:
             self._restarted(target.address)
 
     async def _keep_models(self, target: _Target) -> None:
-        try:
-            await target.scraped.wait()  # and its connection is there
-            while True:
-                await self._read_models(target)
-                seconds = self._pace.models_interval(self._models_interval_seconds, idle=self._is_idle)
-                await self._rest(seconds)
-        finally:
-            target.models_page.close()
+        await target.scraped.wait()  # and its connection is there
+        while True:
+            await self._read_models(target)
+            seconds = self._pace.models_interval(self._models_interval_seconds, idle=self._is_idle)
+            await self._rest(seconds)
 
     async def _read_models(self, target: _Target) -> None:
-        """Keep what was known where the pod does not answer; where it does not tell, every model may be there."""
+        """Keep what was known where the pod does not answer; where it does not say, every model may be there."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                response = await target.models_page.fetch()
+                response = await target.http.get("/v1/models")
         except Exception as error:  # whatever one pod answers must not end the scraping of all
             log.debug("no models from /v1/models: %s", error, extra={"endpoint": target.address})
             return
@@ -366,18 +368,16 @@ class MetricsScraper:
 
 
 def _target(address: str, *, timeout_seconds: float) -> _Target:
-    http = PodHttp(address, connect_seconds=timeout_seconds)
     return _Target(
         address=address,
-        page=MetricsPage(http),
-        models_page=MetricsPage(http, path="/v1/models"),
+        http=PodHttp(address, connect_seconds=timeout_seconds),
         unknown=EndpointStatus(address=address, reachability=Reachability.UNKNOWN, load=None),
         unreachable=EndpointStatus(address=address, reachability=Reachability.UNREACHABLE, load=None),
     )
 
 
 def _refuses(target: _Target, *, refused: bool) -> None:
-    """Note whether it refuses connections, and what a pick is told of it."""
+    """Note whether it refuses connections, and what a pick sees of it."""
     target.refused = refused
     target.out = target.closed or (target.unreachable if refused else None)
 
@@ -390,7 +390,7 @@ def _load(target: _Target, text: bytes, asked_at: float) -> EndpointLoad | None:
 
 
 def _still_seconds(target: _Target, load: EndpointLoad) -> float:
-    """Return for how long its numbers have been these although requests run or wait there by its own words.
+    """Return for how long its numbers have been these although it says that requests run or wait there.
 
     Numbers, not the page: what the process counts of itself goes on when its engine is stuck. An idle pod has no reason
     to count, and one that became busy does so from then on.

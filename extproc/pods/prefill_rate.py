@@ -1,17 +1,17 @@
 """How many prompt tokens an endpoint computes a second when it has enough to do, and how two reports differ otherwise.
 
-Called by the scraper once a report; pure. The rate is what turns tokens booked on an endpoint into tokens still waiting
-there (`inflight`).
+Pure. The rate turns tokens booked on an endpoint into tokens still waiting there (`inflight`).
 """
 
-from extproc.pods.endpoint import NO_TREND, EndpointLoad, EndpointTrend
+from extproc.pods.endpoint import NO_TREND, EndpointTrend
+from kvmesh.pods.pod_report import EndpointLoad
 
 LEAST_TOKENS = 32  # output tokens in a window from which their mean time means something
 # of reports with waiting requests all along: pods count a prompt as a whole when they begin with it, so that what a
 # shorter time shows is mostly how the prompts fell into it
 LEAST_SECONDS, MOST_SECONDS = 0.5, 10.0
 WINDOW_SECONDS = 2.0  # of reports compared for means; counts of shorter ones are too small
-# a stretch shows at most what the pod can do: the best one counts, and fades slowly
+# a period shows at most what the pod can do: the best one counts, and fades slowly
 FADING_SHARE = 0.01  # a second
 
 
@@ -57,9 +57,9 @@ class TrendWatch:
         return self.trend
 
     def _prefill_rate(self, load: EndpointLoad) -> float | None:
-        """Return the most computed tokens a second of the stretches in which requests waited all along.
+        """Return the most computed tokens a second of the periods in which requests waited all along.
 
-        A mean of all time would be lower for pods with little to do, and whoever looks slow is given less.
+        A mean of all time would be lower for pods with little to do, and a pod that looks slow is given less.
         """
         known, start = self.trend.prefill_tokens_per_second, self._waiting_since
         if not load.waiting_requests:

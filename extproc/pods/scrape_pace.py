@@ -5,7 +5,7 @@ One for all pools of a picker, asked by each `pods.metrics_scraper`. A scrape co
 """
 
 BUSY_A_SECOND = 1000.0  # scrapes of pools with requests, all together
-IDLE_A_SECOND = 8.0  # of pools without: so little that nobody notices
+IDLE_A_SECOND = 8.0  # of pools without: too little to be noticed
 MODELS_A_SECOND = 50.0  # reads of /v1/models
 IDLE_MODELS_A_SECOND = 5.0
 IDLE_AFTER_SECONDS = 10.0  # without a request
@@ -15,7 +15,7 @@ STALE_INTERVALS = 3.0  # after so many intervals without a report an endpoint's 
 
 
 class ScrapePace:
-    """Counts the endpoints of all pools and tells the seconds between two scrapes of one."""
+    """Counts the endpoints of all pools and computes the seconds between two scrapes of one."""
 
     def __init__(self, *, rests: bool = False) -> None:
         """`rests`: endpoints of pools without requests are scraped less often."""

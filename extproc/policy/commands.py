@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from extproc.errors import ConfigError, KvmeshError
-from kvmesh.admin.admin_options import with_admin_login
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.options import takes_settings
 
 if TYPE_CHECKING:
-    from kvmesh.admin.admin_login import AdminLogin
     from kvmesh.documents.documents import Snapshot
 
 FAILURE, WRONG_USAGE = 1, 2
@@ -24,9 +24,9 @@ app.add_typer(policy, name="policy", help="What InferencePolicies come to.")
 
 
 @policy.command("explain")
-@with_admin_login
+@takes_settings
 def explain(
-    login: "AdminLogin",
+    login: AdminLogin,
     target: Annotated[
         str | None,
         typer.Argument(
@@ -114,10 +114,10 @@ def check(
 
 def _snapshot(folder: Path | None, *, timeout_seconds: float) -> "Snapshot":
     from extproc.policy.view import first_snapshot
-    from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
-    from kvmesh.documents.cluster_sources import folder_source, kubernetes_source
+    from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
+    from kvmesh.documents.sources import FolderSource, kubernetes_source
 
-    source = kubernetes_source(ClusterAccess()) if folder is None else folder_source(folder)
+    source = kubernetes_source(ClusterAccess()) if folder is None else FolderSource(folder)
     try:
         return asyncio.run(first_snapshot(source, timeout_seconds=timeout_seconds))
     except KubernetesConfigError as error:

@@ -1,6 +1,6 @@
 """What the running picker needs to know of one pool: who may serve, and by which policy. A value.
 
-Made by `mesh_policy` from documents, applied by `pools`. The pool "" is the static one of `--endpoints`.
+It is made from documents, or from the flags (`--endpoints`).
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,8 @@ FAIL_OPEN, FAIL_CLOSE = "FailOpen", "FailClose"
 class PoolConfig:
     """One pool as it is to be served from now on. Equal values mean that nothing has to be done."""
 
-    name: str  # "namespace/name"
+    name: str  # "namespace/name"; "" for the pool of flags
+    from_flags: bool = False  # it serves every request, whatever its route says, and flags say what its models are
     endpoints: tuple[PoolEndpoint, ...] = ()
     policy: PickPolicy = field(default_factory=PickPolicy)
     models: ModelTable = field(default_factory=ModelTable)

@@ -1,8 +1,7 @@
 """One routed request until its exchange ends: who holds its booking, who really served it, what its response teaches.
 
-Made by `service` for every pick; `ext_proc.call` tells it what Envoy tells. What is learned here goes through
-`ExchangeBooks`, which the service is. A response may reach another picker than its request did: `ReadResponse` needs
-the plan alone.
+`ext_proc.call` tells it what Envoy tells. A response may reach another picker than its request did: `ReadResponse`
+needs the plan alone.
 """
 
 import time
@@ -14,12 +13,11 @@ import msgspec
 from extproc.ext_proc.answers import ResponseHead
 from extproc.ext_proc.exchange import NOTHING_TOLD
 from extproc.pods.inflight import Booking
-from extproc.pools.request_watch import Story
+from extproc.pools.request_watch import RequestTrace
 from extproc.quotas.quota import QuotaNote
 from extproc.responses.realised import Comparison, compare
-from extproc.responses.response_model import ModelRewriter, rewriter_for
 from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
-from extproc.responses.response_usage import UsageReader, usage_reader_for
+from extproc.responses.response_usage import ModelRewriter, UsageReader, rewriter_for, usage_reader_for
 
 EVENT_STREAM = "text/event-stream"
 BUSY = 503  # a pod's own: its queue limits (vLLM's --max-num-queued-reqs)
@@ -41,7 +39,7 @@ MISSES = (
 
 
 class ExchangeBooks(Protocol):
-    """What an exchange needs of the service."""
+    """The books of a pool, as far as an exchange changes them."""
 
     def knows(self, endpoint: str) -> bool:
         """Tell whether it is one of ours: only those take over bookings and have labels."""
@@ -72,18 +70,18 @@ class ExchangeBooks(Protocol):
 
 
 class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
-    """One request, its booking, and who answered. The shape is `ext_proc.call.OpenExchange`."""
+    """One request, its booking, and who answered. Implements `ext_proc.call.OpenExchange`."""
 
     books: ExchangeBooks
     endpoints: Sequence[str]  # the winner, then the fallbacks in order
-    booking: Booking
+    booking: Booking | None  # None: sent without a decision, because its pool says FailOpen; nothing is learned of it
     model: str = ""  # labels of the metrics by model and arm: configured names, or ""
     arm: str = ""
     body: bytes | None = None  # in place of the client's; None: unchanged
     removed_headers: tuple[str, ...] = ()  # e.g. content-encoding, where `body` is the decoded one
     response_headers: Mapping[str, str] = NOTHING_TOLD  # what the client is told besides
     plan: ResponsePlan = PASS_PLAN
-    story: Story | None = None  # None: nobody observes
+    trace: RequestTrace | None = None  # None: it is not observed
     set_headers: Mapping[str, str] = NOTHING_TOLD  # of the request that the pod gets, over what the client sent
     status: int = 0  # the answer's, 0 until it came
     served_by: str | None = None  # who gave it
@@ -96,9 +94,11 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
         """
         self.status = status
         self.unserved = not from_pod and status != GATEWAY_TIMEOUT
-        if self.story is not None:
+        if self.trace is not None:
             self.served_by = served_by if served_by is not None or not from_pod else self.endpoints[0]
-            self.story.responded()
+            self.trace.responded()
+        if self.booking is None:
+            return
         first = self.endpoints[0]
         if from_pod and status < 500 and served_by == first == self.booking.endpoint:  # nearly always
             self.books.endpoint_answered(first, failed=False)
@@ -123,11 +123,12 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
 
     def finish(self) -> None:
         """Release the booking."""
-        if self.story is not None:
-            self.story.end(
+        if self.trace is not None:
+            self.trace.end(
                 endpoint=self.endpoints[0], served_by=self.served_by, status=self.status, unserved=self.unserved
             )
-        self.books.release(self.booking, status=self.status, model=self.model, arm=self.arm, unserved=self.unserved)
+        if self.booking is not None:
+            self.books.release(self.booking, status=self.status, model=self.model, arm=self.arm, unserved=self.unserved)
 
     def _asked(self, served_by: str | None) -> Sequence[str]:
         """Return the endpoints that Envoy has tried, in order; it walks our list, and behind it takes any."""
@@ -139,7 +140,7 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
 
 
 class ReadResponse:
-    """One response: its model rewritten, its usage compared and counted. The shape is `ext_proc_call.OpenResponse`."""
+    """One response: its model rewritten, its usage compared and counted. Implements `ext_proc.call.OpenResponse`."""
 
     __slots__ = (
         "_books",
@@ -151,14 +152,17 @@ class ReadResponse:
         "_is_stream",
         "_plan",
         "_rewriter",
-        "_story",
+        "_trace",
         "_usage",
     )
 
-    def __init__(self, *, books: ExchangeBooks, plan: ResponsePlan, story: Story | None = None) -> None:
-        """`story` is the request's, where it was picked here and somebody observes."""
+    def __init__(self, *, books: ExchangeBooks | None, plan: ResponsePlan, trace: RequestTrace | None = None) -> None:
+        """`books`: None where the pool is not known here: the plan is carried out, and nothing is learned.
+
+        `trace` is the request's, where it was picked here and is observed.
+        """
         self._books = books
-        self._story = story
+        self._trace = trace
         self._plan = plan
         self._handling = ResponseHandling.PASS
         self._rewriter: ModelRewriter | None = None
@@ -174,12 +178,12 @@ class ReadResponse:
         if not 200 <= head.status < 300:
             return ResponseHandling.PASS
         if head.content_encoding not in ("", "identity"):
-            self._books.response_missed(COMPRESSED)
+            self._missed(COMPRESSED)
             return ResponseHandling.PASS
         if self._plan.requested_model is not None:
             self._rewriter = rewriter_for(head.content_type, model=self._plan.requested_model)
             if self._rewriter is None:
-                self._books.response_missed(NO_MODEL_FIELD)
+                self._missed(NO_MODEL_FIELD)
         self._is_stream = head.content_type.startswith(EVENT_STREAM)
         self._compares = self._is_to_be_compared(head, served_by)
         counts = self._plan.quota is not None
@@ -199,8 +203,8 @@ class ReadResponse:
         self._ended = self._ended or end_of_stream
         if self._usage is not None:
             self._usage.feed(content)
-            if end_of_stream and self._story is not None and not self._usage.gave_up:
-                self._story.usage = self._usage.usage()  # now: its exchange ends before this response's stream may
+            if end_of_stream and self._trace is not None and not self._usage.gave_up:
+                self._trace.usage = self._usage.usage()  # now: its exchange ends before this response's stream may
         return content if self._rewriter is None else self._rewriter.feed(content, end_of_stream=end_of_stream)
 
     @property
@@ -213,9 +217,9 @@ class ReadResponse:
         if self._handling is ResponseHandling.PASS:
             return
         if not self._chunks:
-            self._books.response_missed(NOT_DELIVERED)
+            self._missed(NOT_DELIVERED)
         elif self._rewriter is not None and self._rewriter.gave_up:
-            self._books.response_missed(TOO_LARGE)
+            self._missed(TOO_LARGE)
         if self._usage is not None:
             if self._compares and self._ended:
                 self._compare(self._usage)
@@ -231,14 +235,14 @@ class ReadResponse:
         if not (plan.sampled or is_small):
             return False
         if served_by is not None and served_by != prediction.endpoint:
-            self._books.response_missed(SERVED_ELSEWHERE)
+            self._missed(SERVED_ELSEWHERE)
             return False
         return True
 
     def _count(self, reader: UsageReader) -> None:
         """Tell the quota what was generated; what cannot be known stays as it was reserved."""
         note = self._plan.quota
-        if note is None or not (self._ended or self._is_stream):
+        if self._books is None or note is None or not (self._ended or self._is_stream):
             return  # half a document tells nothing, half a stream has its events
         usage = reader.usage()
         told = usage.output_tokens if usage is not None else None
@@ -253,11 +257,15 @@ class ReadResponse:
         assert self._plan.prediction is not None, "usage is read to be compared with it"
         usage = reader.usage()
         if usage is None or reader.gave_up:
-            self._books.response_missed(TOO_LARGE if reader.gave_up else NO_USAGE)
+            self._missed(TOO_LARGE if reader.gave_up else NO_USAGE)
         elif (comparison := compare(self._plan.prediction, usage, first_token_seconds=self._first_seconds)) is None:
-            self._books.response_missed(NO_CACHED_TOKENS)
-        else:
+            self._missed(NO_CACHED_TOKENS)
+        elif self._books is not None:
             self._books.realised(comparison)
+
+    def _missed(self, why: str) -> None:
+        if self._books is not None:
+            self._books.response_missed(why)
 
 
 def _seconds_since(prediction: Prediction | None) -> float | None:

@@ -1,17 +1,14 @@
-"""The picker's books: what is booked where, what it came to, and what is remembered for the next pick.
-
-Filled by `service` for what was routed and by `booked_exchange` for what became of it; the picker reads them.
-"""
+"""The books of a pool: what is booked where, what it came to, and what is remembered for the next pick."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from extproc.admission.saturation import expected_ttft
+from extproc.admission.prepared_request import Picked
 from extproc.choosing.health import EndpointHealth
-from extproc.pick import Picked
-from extproc.pods.endpoint import EndpointLoad, EndpointTrend, Role
+from extproc.choosing.room import expected_ttft
+from extproc.pods.endpoint import EndpointTrend, Role
 from extproc.pods.inflight import Booking, Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.values import PickPolicy
@@ -23,12 +20,13 @@ from extproc.prefixes.routing_memory import RoutingMemory
 from extproc.quotas.quota import QuotaAsk, QuotaNote
 from extproc.quotas.shared_quotas import Quotas
 from extproc.replicas.shared_load import EndpointBookings
-from extproc.replicas.shared_state import PoolShare, SharedState
+from extproc.replicas.shared_state import PoolShare
 from extproc.requests.request import ApiKind
 from extproc.responses.realised import Comparison, RealisedWatch
 from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
+from kvmesh.pods.pod_report import EndpointLoad
 
 # what Envoy's configuration lacks, where a response cannot be read or changed
 MISSING_IN_ENVOY = {
@@ -60,9 +58,9 @@ class PickerBooks:
         self.matches = MatchWatch()
         self.realised_watch = RealisedWatch()
         # these read the books, hence are set later
-        self.shared: SharedState | PoolShare | None = None
+        self.shared: PoolShare | None = None
         self.quotas: Quotas | None = None
-        self.freed: Callable[[], None] = _nobody_waits  # told when there may be room for a request that waits
+        self.freed: Callable[[], None] = _no_request_waits  # told when there may be room for a request that waits
         self._sent: dict[Booking, _Sent] = {}
         self._telemetry = telemetry
         self._overload = overload
@@ -117,17 +115,17 @@ class PickerBooks:
     def book(self, picked: Picked) -> Booking:
         """Book a decision: from now on the next pick counts with it."""
         decision, prepared, now = picked.decision, picked.prepared, self._clock()
-        endpoint, request = decision.endpoints[0], prepared.request
+        endpoint, request = decision.endpoints[0], prepared.asked.request
         prompts: Sequence[PromptKeys] = ()
         uncached = context = 0
         if request.api is not ApiKind.TOKENIZE:  # which costs no GPU and leaves nothing in its cache
-            prompts, context = prepared.prompts, decision.prompt_tokens
+            prompts, context = prepared.query.prompts, decision.prompt_tokens
             uncached = max(context - decision.matched_tokens, 1) if context else 0
         booking = self.bookings.book(endpoint, now=now, uncached_tokens=uncached, context_tokens=context)
         self._sent[booking] = _Sent(
             prompts=prompts,
-            session=prepared.session,
-            adapter=prepared.resolved.adapter,
+            session=prepared.query.session,
+            adapter=prepared.asked.resolved.adapter,
             quota=prepared.quota,
             is_stream=request.stream,
         )
@@ -142,15 +140,16 @@ class PickerBooks:
         `label`: the model that was asked for, where its name is a configured one.
         """
         decision, prepared, now = picked.decision, picked.prepared, self._clock()
-        resolved, chosen = prepared.resolved, decision.winner
+        asked, chosen = prepared.asked, decision.winner
+        resolved = asked.resolved
         winner = chosen.address
         # no other pick asks what this one was promised, and the pods' reports tell of first tokens far later than now
         promised = expected_ttft(chosen, self.estimates, now=now)
         self.estimates.promised(winner, seconds=promised)
-        prompts, session, adapter = prepared.prompts, prepared.session, resolved.adapter
+        prompts, session, adapter = prepared.query.prompts, prepared.query.session, resolved.adapter
         self.memory.note(
             winner,
-            prompts=prompts if prepared.request.api is not ApiKind.TOKENIZE else (),
+            prompts=prompts if asked.request.api is not ApiKind.TOKENIZE else (),
             session=session,
             adapter=adapter,
             now=now,
@@ -170,7 +169,7 @@ class PickerBooks:
             model=label,
             arm=resolved.arm,
             served=resolved.base.name if resolved.base is not None else "",  # a configured name
-            tenant=prepared.request_class.tenant,
+            tenant=asked.request_class.tenant,
             seconds_a_token=self.estimates.pace(winner).prefill.seconds_a_token,
             promised_seconds=promised,
         )
@@ -307,14 +306,14 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _generated(status: int, *, is_stream: bool) -> int | None:
-    """Return what was surely generated; None: whoever reads the response tells, or nobody knows."""
+    """Return what was surely generated; None: the reader of the response tells, or it is not known."""
     if 200 <= status < 300:
         return None
     # a stream's headers come before its first token; all the rest is there before its headers
     return None if status in (0, GATEWAY_TIMEOUT) and not is_stream else 0
 
 
-def _nobody_waits() -> None:
+def _no_request_waits() -> None:
     pass
 
 

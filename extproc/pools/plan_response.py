@@ -1,8 +1,30 @@
-"""What is to be done with the response of a request that was picked: mostly nothing. Asked by `pool_picker`."""
+"""What is to be done with the response of a request that was picked: mostly nothing. Pure."""
 
-from extproc.pick import Picked
-from extproc.pools.pace import Pace
+from extproc.admission.prepared_request import Picked
 from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponsePlan
+
+
+class Pace:
+    """So many reads a second and no more, with a burst: for work that is welcome and not needed.
+
+    A virtual clock that runs ahead by one interval for each one taken (the generic cell rate algorithm).
+    """
+
+    __slots__ = ("_ahead_until", "_burst_seconds", "_interval")
+
+    def __init__(self, *, per_second: float, burst_seconds: float) -> None:
+        """Allow `per_second` on average (0: none), and as many at once as `burst_seconds` bring."""
+        self._interval = 1.0 / per_second if per_second > 0 else float("inf")
+        self._burst_seconds = burst_seconds
+        self._ahead_until = 0.0
+
+    def take(self, *, now: float) -> bool:
+        """Take one, if there is one to be had at `now` (monotonic seconds)."""
+        ahead_until = max(self._ahead_until, now) + self._interval
+        if ahead_until - now > self._burst_seconds:
+            return False
+        self._ahead_until = ahead_until
+        return True
 
 
 def plan_response(
@@ -23,10 +45,11 @@ def plan_response(
     `sent_at`: unix seconds.
     """
     prepared, decision = picked.prepared, picked.decision
-    resolved = prepared.resolved
+    asked = prepared.asked
+    resolved = asked.resolved
     # a model that the load has put in the place of another one keeps its name
-    is_rewritten = resolved.is_rewritten and not prepared.has_smaller_model and prepared.sent.changed is not None
-    read_below = 0 if prepared.request.stream else read_below_bytes
+    is_rewritten = resolved.is_rewritten and not asked.has_smaller_model and prepared.sent.changed is not None
+    read_below = 0 if asked.request.stream else read_below_bytes
     is_comparable = bool(is_sampled or read_below) and picked.is_comparable  # most streams are not even asked
     if read_below and not is_sampled and not (is_comparable and reads.take(now=now)):
         read_below = 0

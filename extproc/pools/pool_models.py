@@ -1,7 +1,4 @@
-"""Which models a pool serves: those of its policies, then the picker's own, by the names their blocks are indexed with.
-
-Asked by `pool_picker` whenever its configuration or the tokenizers that are loaded have changed.
-"""
+"""Which models a pool serves: its policies', then the picker's own, by the names that their blocks are indexed with."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,14 +10,11 @@ from extproc.prompts.tokenizer_cache import TokenizerCache, without_missing
 
 def models_of(config: PoolConfig, own: Sequence[ServedModel], tokenizers: TokenizerCache) -> ModelTable:
     """Return the pool's models; those whose tokenizers are not loaded yet are routed on text until they are."""
-    declared = declared_models(config, own)
-    return without_missing(declared, tokenizers) if config.name else declared
+    return without_missing(declared_models(config, own), tokenizers)
 
 
 def declared_models(config: PoolConfig, own: Sequence[ServedModel]) -> ModelTable:
     """Return the pool's models, with the picker's own (`--models`, `--model`) where the policy says nothing of them."""
-    if not config.name:
-        return config.models
     known = config.models.names()
     further = [model for model in own if model.name not in known and config.model in (None, model.name, *model.aliases)]
     served = [_as_told(model, config.learned) for model in (*config.models.served, *further)]

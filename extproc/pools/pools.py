@@ -1,32 +1,30 @@
 """The pools that one picker serves: told apart by gRPC metadata or host, changed while requests run.
 
-`service` hands it to the gRPC server as where picks come from, and `mesh` applies what documents say. A pool that goes
-keeps its open requests until they end, and who waits for `RETURN_SECONDS`; one that comes back meanwhile goes on where
-it was.
+A pool that goes keeps its open requests until they end, and waiting ones for `RETURN_SECONDS`; one that comes back
+meanwhile goes on where it was.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NoReturn
-
-from prometheus_client import CollectorRegistry, Counter
+from typing import Any
 
 from extproc.admission.classify import claims_named, headers_named
 from extproc.errors import KvmeshError, NoPoolForHostError, PickError, UnknownPoolError
-from extproc.ext_proc.call import OpenExchange
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.learned_models import learned_models
 from extproc.policy.pool_config import PoolConfig
 from extproc.pools.booked_exchange import ReadResponse
-from extproc.pools.picker_parts import PickerParts
+from extproc.pools.pool import Pool
 from extproc.pools.pool_hosts import PoolHosts, pools_of_cluster
-from extproc.pools.pool_picker import PoolPicker, tell_unrouted
-from extproc.pools.unknown_books import UNKNOWN_BOOKS
+from extproc.pools.shared_resources import SharedResources
+from extproc.records.request_story import DecisionRecord, Fate
 from extproc.responses.response_plan import ResponsePlan
+from extproc.telemetry import metrics
+from kvmesh.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +38,17 @@ FULL_MEMORY_POOLS = 4  # with more pools, each remembers less of what it has rou
 
 
 class Pools:
-    """Implements `ext_proc_call.Picks` for all of them."""
+    """All of them; each runs its own scraper and quotas."""
 
-    def __init__(self, parts: PickerParts, *, changed: Callable[[], None] | None = None) -> None:
+    def __init__(self, resources: SharedResources, *, changed: Callable[[], None] | None = None) -> None:
         """`changed` is told when requests are to be read for other headers or claims than before."""
-        self._parts = parts
+        self._resources = resources
         self._changed = changed
-        self._pools: dict[str, PoolPicker] = {}
-        self._leaving: dict[str, PoolPicker] = {}  # with open requests
+        self._pools: dict[str, Pool] = {}
+        self._leaving: dict[str, Pool] = {}  # with open requests
         self._waits_until: dict[str, float] = {}  # of these, who waits there still does, until monotonic seconds
-        self._only: PoolPicker | None = None
+        self._only: Pool | None = None
+        self._every_request: Pool | None = None  # the pool of flags, which needs no route
         self._hosts = PoolHosts({})
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, tuple[asyncio.Task[None], ...]] = {}
@@ -58,62 +57,57 @@ class Pools:
         self._coming: Sequence[PoolConfig] = ()  # being applied: what they look at is read already
         self._memory_share = 1.0
         self._are_known = asyncio.Event()
-        self.registry = CollectorRegistry()
-        self._unrouted = Counter(
-            "kvmesh_unrouted_requests",
-            "Requests that belong to no pool, by reason.",
-            ["reason"],
-            registry=self.registry,
-        )
+        self.registry = Registry()
+        self._unrouted = self.registry.values(metrics.UNROUTED)
 
-    # --- ext_proc_call.Picks --------------------------------------------------------------------------------------
+    # --- for requests ---------------------------------------------------------------------------------------------
 
-    def pick(self, facts: RequestFacts, body: bytes | None) -> Coroutine[Any, Any, OpenExchange]:
-        """Have the pool of the request's host pick. Raise PickError where there is none."""
+    def of_request(self, facts: RequestFacts) -> Pool:
+        """Return the pool of a request: of the cluster it was dealt to, the one its route names, or its host's.
+
+        Raise PickError where there is none.
+        """
+        if self._every_request is not None:
+            return self._every_request
         try:
-            pool = self.for_host(facts.headers.get(AUTHORITY, ""))
+            for name in pools_of_cluster(facts.cluster) if facts.cluster else ():
+                if name in self._pools:
+                    return self._pools[name]
+            return self._named(facts.pool) if facts.pool else self.for_host(facts.headers.get(AUTHORITY, ""))
         except PickError as refusal:
-            self.refuse(facts, refusal)
-        return pool.pick(facts, body)
+            self._unrouted.of(refusal.reason).value += 1
+            self._tell_unrouted(facts, refusal)
+            raise
 
     def response(self, plan: ResponsePlan) -> ReadResponse:
         """Open a response whose pick, here or on another picker, made this plan."""
         pool = self._pools.get(plan.pool) or self._leaving.get(plan.pool)
         # what a client was promised holds, also where the pool is not known here
-        return pool.response(plan) if pool is not None else ReadResponse(books=UNKNOWN_BOOKS, plan=plan)
+        return pool.response(plan) if pool is not None else ReadResponse(books=None, plan=plan)
 
-    def of_pool(self, name: str) -> PoolPicker:
-        """Return the pool of this name. Raise UnknownPoolError."""
-        pool = self._pools.get(name)
-        if pool is None:
-            raise self._refusal(UnknownPoolError(f"the pool {name[:200]!r} is not known here"))
-        return pool
-
-    def of_route(self, pool: str, cluster: str) -> "PoolPicker | Pools | NoPool":
-        """Return the pool of a request by its route: of the cluster that it was dealt to, else as metadata names it.
-
-        Where the route says nothing, the host tells.
-        """
-        if cluster:
-            for name in pools_of_cluster(cluster):
-                if name in self._pools:
-                    return self._pools[name]
-        try:
-            return self.of_pool(pool) if pool else self
-        except UnknownPoolError as refusal:
-            return NoPool(refusal, self)
-
-    def for_host(self, authority: str) -> PoolPicker:
+    def for_host(self, authority: str) -> Pool:
         """Return the pool that serves the host, or the only one. Raise PickError."""
         name = self._hosts.pool_of(authority) if self._hosts else None
         pool = self._pools.get(name) if name is not None else self._only
         if pool is not None:
             return pool
         if not self._pools:
-            raise self._refusal(UnknownPoolError("no pool is known here"))
-        raise self._refusal(
-            NoPoolForHostError(f"no pool serves the host {authority[:200]!r}, and the gateway names none")
-        )
+            raise UnknownPoolError("no pool is known here")
+        raise NoPoolForHostError(f"no pool serves the host {authority[:200]!r}, and the gateway names none")
+
+    def _named(self, name: str) -> Pool:
+        pool = self._pools.get(name)
+        if pool is None:
+            raise UnknownPoolError(f"the pool {name[:200]!r} is not known here")
+        return pool
+
+    def _tell_unrouted(self, facts: RequestFacts, refusal: PickError) -> None:
+        """Tell those who observe of a request that belongs to no pool."""
+        watch = self._resources.watch
+        trace = watch.open("", facts) if watch.is_used else None
+        if trace is not None:
+            record = DecisionRecord(at=time.time(), facts=facts, model=None, outcome=refusal)
+            asyncio.get_running_loop().call_soon(trace.decided, Fate.REFUSED, record)
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -123,22 +117,22 @@ class Pools:
         return tuple(self._pools)
 
     @property
-    def all(self) -> Mapping[str, PoolPicker]:
+    def all(self) -> Mapping[str, Pool]:
         """Return the pools by name."""
         return self._pools
 
     @property
-    def with_requests(self) -> Mapping[str, PoolPicker]:
+    def with_requests(self) -> Mapping[str, Pool]:
         """Return the pools by name, with those that only finish their requests."""
         return {**self._leaving, **self._pools}
 
-    def pool(self, name: str) -> PoolPicker | None:
+    def pool(self, name: str) -> Pool | None:
         """Return the pool of this name."""
         return self._pools.get(name)
 
     def wanted_headers(self) -> frozenset[str]:
         """Return the request headers (lowercase) that any pool looks at."""
-        own = frozenset({AUTHORITY}) if self._parts.settings.follows_mesh else frozenset[str]()
+        own = frozenset({AUTHORITY}) if self._resources.settings.follows_mesh else frozenset[str]()
         return own.union(
             *[pool.wanted_headers() for pool in self._pools.values()],
             *[config.models.sticky_headers() | headers_named(config.policy.priorities) for config in self._coming],
@@ -175,18 +169,12 @@ class Pools:
                 with self._alone(name):
                     self._set(config)
                 await asyncio.sleep(0)  # each costs a millisecond or more, and there may be hundreds
-            self._route()  # at once for all: a host that moves to another pool is never nobody's
+            self._route()  # at once for all: a host that moves to another pool is never without one
             self._coming = ()
             self._tell_wanted()
-            self._parts.tokenizers.keep(
+            self._resources.tokenizers.keep(
                 [model for pool in self.with_requests.values() for model in pool.declared_models()]
             )
-        self._are_known.set()
-
-    def adopt(self, pool: PoolPicker) -> None:
-        """Serve this pool, too; for one that is there from the start."""
-        self._pools[pool.name] = pool
-        self._route()
         self._are_known.set()
 
     async def known(self) -> None:
@@ -200,7 +188,7 @@ class Pools:
             pool = self._leaving.pop(name, None)
             self._waits_until.pop(name, None)
             if pool is None:
-                pool = PoolPicker(config, self._parts)
+                pool = Pool(config, self._resources)
             pool.share_memory(self._memory_share)
             self._pools[name] = pool
             self._start(pool)
@@ -218,22 +206,22 @@ class Pools:
         self._given.pop(name, None)
         log.info("the pool is gone", extra={"pool": name, "open_requests": pool.books.open_requests})
         self._leaving[name] = pool
-        if any(pool.admission.waiting.values()):
+        if any(pool.runtime.admission.waiting.values()):
             self._waits_until[name] = time.monotonic() + RETURN_SECONDS
         else:
             pool.leave()
 
-    def _as_learned(self, pool: PoolPicker, config: PoolConfig) -> PoolConfig:
+    def _as_learned(self, pool: Pool, config: PoolConfig) -> PoolConfig:
         """Return the config with the models that the pool's pods tell, where it declares none."""
-        if config.model is not None or not config.name:
+        if config.model is not None or config.from_flags:
             return config
         told = [status.models for status in pool.endpoints.known(now=time.monotonic())]
         learned = pool.config.learned  # pods that do not answer have not become others
         if any(told):
-            learned = learned_models(told, folders=self._parts.settings.tokenizer_folders)
+            learned = learned_models(told, folders=self._resources.settings.tokenizer_folders)
         return config if learned == config.learned else replace(config, learned=learned)
 
-    def _learn(self, pool: PoolPicker) -> None:
+    def _learn(self, pool: Pool) -> None:
         """Go by the models that the pods tell by now."""
         config = self._as_learned(pool, pool.config)
         if config.learned != pool.config.learned:
@@ -260,16 +248,8 @@ class Pools:
         # one that says which hosts are its own gets no others, also while it is the only one
         pools = tuple(self._pools.values())
         self._only = pools[0] if len(pools) == 1 and not pools[0].config.hosts else None
+        self._every_request = next((pool for pool in pools if pool.config.from_flags), None)
         self._hosts = PoolHosts({name: pool.config.hosts for name, pool in self._pools.items()})
-
-    def refuse(self, facts: RequestFacts, refusal: PickError) -> NoReturn:
-        """Refuse a request that belongs to no pool, and tell those who observe."""
-        tell_unrouted(self._parts.watch, facts, refusal)
-        raise refusal
-
-    def _refusal(self, error: PickError) -> PickError:
-        self._unrouted.labels(error.reason).inc()
-        return error
 
     # --- tasks ----------------------------------------------------------------------------------------------------
 
@@ -281,8 +261,8 @@ class Pools:
                 self._start(pool)
                 self._start_quotas(pool)
                 self._load_tokenizers(pool)
-            if self._parts.shared is not None:
-                tasks.create_task(self._parts.shared.run(), name="share load")
+            if self._resources.shared is not None:
+                tasks.create_task(self._resources.shared.run(), name="share load")
             await self._watch()
 
     async def close(self) -> None:
@@ -294,33 +274,33 @@ class Pools:
     def end_waiting(self) -> None:
         """Answer all who wait; nobody waits from now on."""
         for pool in self._pools.values():
-            pool.admission.close()
+            pool.runtime.admission.close()
 
     async def first_scrapes(self) -> None:
         """Wait until every endpoint was scraped once; each scrape has its deadline."""
         for pool in tuple(self._pools.values()):
             await pool.endpoints.first_scrapes()
 
-    def _start(self, pool: PoolPicker) -> None:
+    def _start(self, pool: Pool) -> None:
         if self._tasks is not None and pool.name not in self._running:
             task = self._tasks.create_task(pool.endpoints.run(), name=f"scrape pool {pool.name}")
             self._running[pool.name] = (task,)
 
-    def _start_quotas(self, pool: PoolPicker) -> None:
+    def _start_quotas(self, pool: Pool) -> None:
         """Quotas are written once there is one: hundreds of pools without need no task each."""
         running = self._running.get(pool.name, ())
-        if self._tasks is not None and len(running) == 1 and (not pool.name or pool.quotas.is_used):
+        if self._tasks is not None and len(running) == 1 and pool.quotas.is_used:
             task = self._tasks.create_task(pool.quotas.run(), name=f"share quotas of {pool.name}")
             self._running[pool.name] = (*running, task)
 
-    def _load_tokenizers(self, pool: PoolPicker) -> None:
+    def _load_tokenizers(self, pool: Pool) -> None:
         missing = pool.missing_tokenizers()
         if missing and self._tasks is not None:
             self._tasks.create_task(self._loaded(pool, missing), name=f"load tokenizers of {pool.name}")
 
-    async def _loaded(self, pool: PoolPicker, missing: Sequence[Any]) -> None:
+    async def _loaded(self, pool: Pool, missing: Sequence[Any]) -> None:
         with self._alone(pool.name):
-            await self._parts.tokenizers.load(missing)
+            await self._resources.tokenizers.load(missing)
             pool.apply(pool.config)
 
     async def _watch(self) -> None:
@@ -330,15 +310,15 @@ class Pools:
             looks += 1
             since = time.monotonic() - WATCHED_SECONDS
             for pool in tuple(self._pools.values()):
-                every = LOOKS_BACK_EVERY if pool.picked_at > since else LOOKS_BACK_AT_REST
+                every = LOOKS_BACK_EVERY if pool.runtime.picked_at > since else LOOKS_BACK_AT_REST
                 if pool.config.model is None and (not pool.config.learned or looks % every == 0):
                     with self._alone(pool.name):
                         self._learn(pool)
-                if not pool.name or pool.picked_at > since:
+                if pool.runtime.picked_at > since:
                     with self._alone(pool.name):
-                        pool.look()
+                        pool.match_reporter.look()
                         if looks % LOOKS_BACK_EVERY == 0:
-                            pool.look_back()
+                            pool.realised_reporter.look()
             self._end_waits()
             for pool in tuple(self._leaving.values()):
                 # it may have come back while another one was closed
@@ -354,7 +334,7 @@ class Pools:
             with self._alone(name):
                 self._leaving[name].leave()
 
-    async def _end(self, pool: PoolPicker) -> None:
+    async def _end(self, pool: Pool) -> None:
         """Close a pool whose last request has ended."""
         del self._leaving[pool.name]
         self._waits_until.pop(pool.name, None)
@@ -364,19 +344,3 @@ class Pools:
         if tasks:
             await asyncio.wait(tasks)
         await pool.close()
-
-
-class NoPool:
-    """Implements `ext_proc_call.Picks` where a route names a pool that is not known here."""
-
-    def __init__(self, refusal: PickError, pools: Pools) -> None:
-        self._refusal = refusal
-        self._pools = pools
-
-    async def pick(self, facts: RequestFacts, body: bytes | None) -> OpenExchange:  # noqa: ARG002 - a port
-        """Refuse it."""
-        self._pools.refuse(facts, self._refusal)
-
-    def response(self, plan: ResponsePlan) -> ReadResponse:
-        """Open a response: what its plan promises holds."""
-        return self._pools.response(plan)

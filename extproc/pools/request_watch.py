@@ -1,31 +1,23 @@
 """Follows each request from its arrival to its end and tells the observers; where there are none, nothing is made.
 
-`picker_parts` has one `RequestWatch` for the process. `pool_picker` opens a `Story` for a request while anybody
-observes, `admit_request` and `booked_exchange` add to it. Decides nothing; no observer's failure reaches a request.
+Decides nothing; no observer's failure reaches a request.
 """
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from itertools import count
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from extproc.admission.ports import Telemetry
-from extproc.admission.prepared_request import Prepared
+from extproc.admission.prepared_request import Picked
 from extproc.ext_proc.exchange import NOTHING_TOLD, RequestFacts
-from extproc.pick import Picked
 from extproc.records.request_story import Decided, DecisionRecord, Ended, Fate, RequestObserver, SpanContext
 from extproc.responses.realised import Usage
 from extproc.responses.response_plan import ResponsePlan
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 COMPLAINT_SECONDS = 60.0  # an observer that fails is in the log once in so long
-
-_current: ContextVar["Story | None"] = ContextVar("kvmesh_story", default=None)
 
 
 class Traces(RequestObserver, Protocol):
@@ -36,7 +28,7 @@ class Traces(RequestObserver, Protocol):
 
 
 class RequestWatch:
-    """The observers of one process, and the numbers of their stories."""
+    """The observers of one process, and the numbers of their traces."""
 
     def __init__(
         self, *, clock: Callable[[], float] = time.monotonic, unix_ns: Callable[[], int] = time.time_ns
@@ -44,7 +36,7 @@ class RequestWatch:
         self.observers: list[RequestObserver] = []  # may change at any time
         self.traces: Traces | None = None  # None: off
         self.on_picked: Callable[[str, Picked], None] | None = None  # pool, and what was routed; after its answer
-        self.reading: dict[tuple[float, str], tuple[Story, ResponsePlan]] = {}  # whose responses may be read
+        self.reading: dict[tuple[float, str], tuple[RequestTrace, ResponsePlan]] = {}  # whose responses may be read
         self.clock = clock
         self.unix_ns = unix_ns
         self._numbers = count(1)
@@ -52,21 +44,21 @@ class RequestWatch:
 
     @property
     def is_used(self) -> bool:
-        """Whether there may be a story to tell."""
+        """Whether any request may be observed."""
         return bool(self.observers) or self.traces is not None
 
-    def open(self, pool: str, facts: RequestFacts, *, audit_share: float = 1.0) -> "Story | None":
-        """Begin the story of a request that has come now; None where nobody would hear it."""
+    def open(self, pool: str, facts: RequestFacts, *, audit_share: float = 1.0) -> "RequestTrace | None":
+        """Begin the trace of a request that has come now; None where no observer would be told of it."""
         span = self.traces.open(facts) if self.traces is not None else None
         if span is None and not self.observers:
             return None
-        return Story(self, next(self._numbers), pool, facts, span, audit_share)
+        return RequestTrace(self, next(self._numbers), pool, facts, span, audit_share)
 
-    def story_of(self, plan: ResponsePlan) -> "Story | None":
-        """Return the open story whose response has this plan: the response may come on a stream of its own."""
+    def trace_of(self, plan: ResponsePlan) -> "RequestTrace | None":
+        """Return the open trace whose response has this plan: the response may come on a stream of its own."""
         key = _reading_key(plan)
-        story, planned = self.reading.get(key, (None, None)) if key is not None else (None, None)
-        return story if planned == plan else None
+        trace, planned = self.reading.get(key, (None, None)) if key is not None else (None, None)
+        return trace if planned == plan else None
 
     def tell_decided(self, decided: Decided) -> None:
         """Tell all who are to know."""
@@ -85,7 +77,7 @@ class RequestWatch:
                 self._complain(observer)
 
     def tell_picked(self, pool: str, picked: Picked) -> None:
-        """Tell who wants all that was routed."""
+        """Tell the listener that wants all that was routed."""
         if self.on_picked is not None:
             try:
                 self.on_picked(pool, picked)
@@ -104,7 +96,7 @@ class RequestWatch:
             log.exception("an observer of requests failed", extra={"observer": type(observer).__name__})
 
 
-class Story:
+class RequestTrace:
     """One request that is observed."""
 
     __slots__ = (
@@ -121,7 +113,6 @@ class Story:
         "_started_unix_ns",
         "_watch",
         "phases",
-        "prepared",
         "prompt_key",
         "queued_seconds",
         "span",
@@ -143,7 +134,6 @@ class Story:
         self._facts = facts
         self.span = span
         self._audit_share = audit_share
-        self.prepared: Prepared | None = None  # once it was read, and until it goes somewhere
         self.prompt_key = b""
         self._started_unix_ns = watch.unix_ns()
         self._started_at = watch.clock()
@@ -154,7 +144,16 @@ class Story:
         self._headers_at: float | None = None
         self._settled_at: float | None = None
         self._is_told = False
-        self._ended: Ended | None = None  # before anybody was told that it began
+        self._ended: Ended | None = None  # before observers were told that it began
+
+    @property
+    def set_headers(self) -> Mapping[str, str]:
+        """Request headers by which a pod's spans become children of the exchange's."""
+        span = self.span
+        if span is None:
+            return NOTHING_TOLD
+        state = {"tracestate": span.tracestate} if span.tracestate else {}
+        return {"traceparent": span.traceparent} | state
 
     def will_be_read(self, plan: ResponsePlan) -> None:
         """Expect the response that has this plan to be read here, until the exchange ends."""
@@ -171,7 +170,7 @@ class Story:
         return True
 
     def decided(self, fate: Fate, record: DecisionRecord, *, endpoint: str | None = None) -> None:
-        """Tell what was done about it. Called after the answer: nobody waits for observers."""
+        """Tell what was done about it. Called after the answer, which does not wait for observers."""
         watch, settled_at = self._watch, self._settled_at
         seconds = (settled_at if settled_at is not None else watch.clock()) - self._started_at
         watch.tell_decided(
@@ -226,52 +225,3 @@ def _reading_key(plan: ResponsePlan) -> tuple[float, str] | None:
     """Return what tells one pick of a picker from its others; None where nothing was predicted."""
     prediction = plan.prediction
     return (prediction.sent_at, prediction.endpoint) if prediction is not None and prediction.sent_at else None
-
-
-class PhaseNotes:
-    """The picker's telemetry of phases, noted in the story of the request as well. In use while anybody observes."""
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._telemetry = telemetry
-
-    def phase(self, name: str, seconds: float) -> None:
-        """Count it, and add it to the request whose turn it is."""
-        self._telemetry.phase(name, seconds)
-        if (story := _current.get()) is not None:
-            story.phases[name] = story.phases.get(name, 0.0) + seconds
-
-
-def current_story() -> Story | None:
-    """Return the story of the request whose task this is."""
-    return _current.get()
-
-
-def in_its_turn(
-    story: Story | None, attempt: Callable[[float, float], T], *, since: float
-) -> Callable[[float, float], T]:
-    """Return the attempt of a request that waits since then; others' tasks make it, whose stories are not its own."""
-
-    def noted(now: float, ceiling: float, /) -> T:
-        if story is not None:
-            story.queued_seconds = now - since
-        token = _current.set(story)
-        try:
-            return attempt(now, ceiling)
-        finally:
-            _current.reset(token)
-
-    return noted
-
-
-def follow(story: Story | None) -> None:
-    """Make it the story of this task's request."""
-    _current.set(story)
-
-
-def set_headers_of(story: Story | None) -> Mapping[str, str]:
-    """Return the headers by which a pod's spans become children of the exchange's."""
-    if story is None or story.span is None:
-        return NOTHING_TOLD
-    span = story.span
-    state = {"tracestate": span.tracestate} if span.tracestate else {}
-    return {"traceparent": span.traceparent} | state

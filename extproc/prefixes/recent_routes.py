@@ -1,7 +1,7 @@
 """What this replica routed where a short while ago: expected to be cached there until the index says so itself.
 
 Keyed by packed chained 8-byte keys (block keys, or keys of text chunks under a root of their own), so that one key
-stands for the whole prompt before it. Called by the use case for each pick; pure, bounded, time is an argument.
+stands for the whole prompt before it.
 """
 
 import struct

@@ -1,14 +1,40 @@
 """What this replica remembers of its own picks: which prompts went where, and which sessions and adapters.
 
-Noted by `service` for what was really routed; read by `pick`. Bounded; time is an argument.
+Bounded; time is an argument.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 from extproc.policy.values import PickPolicy
-from extproc.prefixes.last_places import LastPlaces
 from extproc.prefixes.prompt_match import LIVE, PromptKeys
 from extproc.prefixes.recent_routes import KEY_BYTES, NOTHING_HELD, RecentRoutes, checkpoints
+
+
+class LastPlaces:
+    """Name -> endpoint, for `ttl_seconds` after its last request; at most `limit` names."""
+
+    def __init__(self, *, ttl_seconds: float, limit: int = 65536) -> None:
+        self._ttl_seconds = ttl_seconds
+        self._limit = limit
+        self._places: OrderedDict[str, tuple[str, float]] = OrderedDict()
+
+    def reconfigure(self, *, ttl_seconds: float) -> None:
+        """Remember for another time from now on."""
+        self._ttl_seconds = ttl_seconds
+
+    def note(self, name: str, *, endpoint: str, now: float) -> None:
+        """Remember that a request of this name was sent to the endpoint."""
+        self._places[name] = endpoint, now
+        self._places.move_to_end(name)
+        if len(self._places) > self._limit:
+            self._places.popitem(last=False)
+
+    def get(self, name: str, *, now: float) -> str | None:
+        """Return where its last request was sent, or None if that is too long ago."""
+        place = self._places.get(name)
+        return place[0] if place is not None and now - place[1] <= self._ttl_seconds else None
+
 
 # checkpoints of prompts: a long prompt has about 50 of them, each takes some 100 bytes
 FOLLOWED_LIMIT = 100_000

@@ -1,31 +1,25 @@
 """Render a conversation with the model's chat template, as transformers 5 and vLLM 0.32 do it.
 
-Called by the tokenizer adapter for each chat. Templates come from the model's folder, never from a request, and
-still run in Jinja's immutable sandbox. No I/O: the clock that `strftime_now` reads is an argument.
+Templates come from the model's folder, never from a request, and still run in Jinja's immutable sandbox. What vLLM
+finds out about a template when it starts is found out here in the same way: which content it expects, and what it does
+with later system messages and with thinking switched off. No I/O: the clock that `strftime_now` reads is an argument.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import Template, TemplateError, meta, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import LoopContext, Macro, Undefined
+from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
-from extproc.errors import ChatTemplateError
-from extproc.prompts.chat_content_format import content_format
-from extproc.requests.chat_messages import (
-    BILLING_HEADER,
-    Message,
-    conversation,
-    developer_as_system,
-    function_tools,
-)
+from extproc.errors import ChatTemplateError, PromptTokensError
+from extproc.requests.chat_messages import ContentFormat, Message, conversation, developer_as_system, function_tools
 from extproc.requests.request import ChatPrompt
+from extproc.requests.request_fields import template_variables
 
 # Arguments of transformers' own method: a request that sends them does not create template variables.
 NOT_VARIABLES = frozenset(
@@ -35,10 +29,9 @@ NOT_VARIABLES = frozenset(
         *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
     )
 )
-TEXT_FILTER = "only text"  # no template can write this name
-PLAIN_ROLES = frozenset(("system", "user", "assistant"))
 DICT_ATTRIBUTES = frozenset(dir(dict))
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # with the space: shows whether the template trims
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 class ChatTemplate:
@@ -61,19 +54,15 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
-            self._in_pieces = environment.from_string(_in_pieces(environment.parse(source)))
+            self._template.globals = dict(self._template.globals)  # a plain one is copied 5 us sooner at each render
         except (TemplateError, RecursionError) as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
         self.content_format = content_format(tree)
         self._variables = meta.find_undeclared_variables(tree) - NOT_VARIABLES
-        # what every conversation has: one plain dict, of which a render takes a copy
-        self._always: dict[str, Any] = {**self._template.globals, **special_tokens}
-        self._template.globals = {}
-        self._in_pieces.globals = {}
+        self._special_tokens = dict(special_tokens)
         self._defaults = dict(defaults or {})
         self._knows_developer = '"developer"' in source or "'developer'" in source
         self._source = source
-        self._mentions_content = "content" in source
 
     def render(self, prompt: ChatPrompt) -> str:
         """Return the prompt's text; raise ChatTemplateError if the template refuses it or vLLM would."""
@@ -81,54 +70,43 @@ class ChatTemplate:
             raise ChatTemplateError("there are no messages")
         if prompt.continue_final_message and prompt.add_generation_prompt:
             raise ChatTemplateError("continue_final_message needs add_generation_prompt to be false")
-        messages = _plain_turns(prompt.messages) if self.content_format == "string" else None
-        if messages is None:
-            messages = conversation(prompt.messages, content_format=self.content_format)
-            if not self._knows_developer and any(message["role"] == "developer" for message in messages):
-                messages = developer_as_system(messages)
-        if not prompt.continue_final_message:
-            return self._apply(messages, prompt)
-        return self._continued(messages, prompt)
+        messages = conversation(prompt.messages, content_format=self.content_format)
+        if not self._knows_developer and "developer" in [message["role"] for message in messages]:
+            messages = developer_as_system(messages)
+        return self._continued(messages, prompt) if prompt.continue_final_message else self._apply(messages, prompt)
 
     def _apply(self, messages: Sequence[Message], prompt: ChatPrompt) -> str:
-        kwargs = {**self._defaults, **prompt.chat_template_kwargs} if self._defaults else prompt.chat_template_kwargs
+        kwargs = {**self._defaults, **prompt.chat_template_kwargs}
         # vLLM lets these two names in a request's kwargs win over, or stand in for, the request's own fields
-        tools = None if prompt.tools is None else function_tools(prompt.tools)
-        if kwargs:
-            tools = prompt.chat_template_kwargs.get("tools", tools)
-            if tools is None:
-                tools = self._defaults.get("tools")
-        documents = kwargs.get("documents") if prompt.documents is None else list(prompt.documents)
-        variables = self._always.copy()
+        tools = prompt.chat_template_kwargs.get("tools", function_tools(prompt.tools))
+        if tools is None:
+            tools = self._defaults.get("tools")
         try:
-            if kwargs:
-                variables.update(self._given(kwargs))
-            variables["messages"] = messages
-            variables["tools"] = tools
-            variables["documents"] = documents
-            variables["add_generation_prompt"] = prompt.add_generation_prompt
-            try:
-                return _rendered(self._in_pieces, variables)
-            except Exception:  # a sum that is none of texts, or what the template as it is refuses in its own words
-                return _rendered(self._template, variables)
+            return self._template.render(
+                self._special_tokens | self._given(kwargs),
+                messages=messages,
+                tools=tools,
+                documents=kwargs.get("documents") if prompt.documents is None else list(prompt.documents),
+                add_generation_prompt=prompt.add_generation_prompt,
+            )
         except Exception as error:  # a template is a program: it may raise anything
-            raise ChatTemplateError(f"the chat template refused the conversation: {self._words(error)}") from error
+            raise ChatTemplateError(f"the chat template refused the conversation: {self._reason(error)}") from error
 
     def _given(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a request's or the server's kwargs set among the variables that the template reads."""
         given = {key: kwargs[key] for key in kwargs.keys() & self._variables}
-        if "messages" in given:  # what the template gets under this name is the conversation
-            raise TypeError  # without words: those that the template has, too, would be repeated as its own
+        if "messages" in given:  # the template gets the conversation under this name
+            raise TypeError  # without a text, which could be one of the template's own
         return given
 
-    def _words(self, error: Exception) -> str:
-        """Return what an error says if the template itself says it so: other words may be the conversation's."""
-        said = str(error)
-        return said if said and said in self._source else type(error).__name__
+    def _reason(self, error: Exception) -> str:
+        """Return the error's text if the template has it literally, else its type: the text may quote the chat."""
+        text = str(error)
+        return text if text and text in self._source else type(error).__name__
 
     def _continued(self, messages: list[Message], prompt: ChatPrompt) -> str:
         """Render with a tag at the end of the last message, then cut there: the model goes on writing it."""
-        if not self._mentions_content:
+        if "content" not in self._source:
             raise ChatTemplateError("the chat template does not use message content")
         text, tagged = _with_tag(messages[-1])
         rendered = self._apply([*messages[:-1], tagged], prompt)
@@ -138,44 +116,6 @@ class ChatTemplate:
         if rendered.startswith(CONTINUE_TAG, at):
             return rendered[:at]
         return rendered[:at].rstrip()  # the template trims messages, so it would trim this one too
-
-
-def _rendered(template: Template, variables: dict[str, Any]) -> str:
-    """Do what Template.render does, without its copies of the variables: 30 us less with cold caches."""
-    return "".join(template.root_render_func(template.new_context(variables, shared=True)))
-
-
-def _in_pieces(tree: nodes.Template) -> nodes.Template:
-    """Let `{{ '<user>' + message.content + '<end>' }}` write three texts, not a sum: each + copies a long content.
-
-    That saves a tenth of rendering 50 kB. Changes the tree. Where an operand is no text, what comes of it raises
-    NotTextError, and the template as it is must be asked.
-    """
-    for output in tree.find_all(nodes.Output):
-        pieces: list[nodes.Expr] = []
-        for child in output.nodes:
-            operands = _operands(child)
-            if any(isinstance(operand, nodes.Const) and type(operand.value) is str for operand in operands):
-                pieces += [nodes.Filter(operand, TEXT_FILTER, [], [], None, None) for operand in operands]
-            else:
-                pieces.append(child)
-        output.nodes = pieces
-    return tree
-
-
-def _operands(node: nodes.Expr) -> list[nodes.Expr]:
-    """Return what a sum adds, from left to right."""
-    return [*_operands(node.left), node.right] if isinstance(node, nodes.Add) else [node]
-
-
-def _only_text(value: Any) -> str:
-    if type(value) is str:
-        return value
-    raise NotTextError
-
-
-class NotTextError(Exception):
-    """What is to be written is the sum of things that are not all texts."""
 
 
 def _with_tag(message: Message) -> tuple[str, Message]:
@@ -191,68 +131,36 @@ def _with_tag(message: Message) -> tuple[str, Message]:
     raise ChatTemplateError("the final message has no text to continue")
 
 
-def _plain_turns(messages: Sequence[Any]) -> list[Message] | None:
-    """Return what `conversation` makes of roles and texts alone, which is all that most have; None where there is more.
-
-    For templates that take strings. One loop: 15 us less with cold caches.
-    """
-    turns: list[Message] = []
-    for message in messages:
-        if type(message) is not dict or len(message) != 2:
-            return None
-        role, content = message.get("role"), message.get("content")
-        if type(content) is not str or type(role) is not str or role not in PLAIN_ROLES:
-            return None
-        if role == "system" and content.startswith(BILLING_HEADER):
-            return None
-        turns.append({"role": role, "content": content})
-    return turns
-
-
-def _harmless(example: Any, *, but: frozenset[str]) -> frozenset[str]:
-    """Return the attributes of an object's exact type that Jinja's sandbox would hand out as they are."""
-    sandbox = ImmutableSandboxedEnvironment()
-    return frozenset([name for name in dir(example) if sandbox.is_safe_attribute(example, name, None)]) - but
-
-
-# What the sandbox allows depends on type and name alone, so it is asked once, not at each access: an answer takes it a
-# dozen isinstance, some of abstract classes (25 us for one `loop.first` with cold caches). Without what may be a text's
-# `format`, which it wraps.
-HARMLESS: Mapping[type, frozenset[str]] = {
-    str: _harmless("", but=frozenset(("format", "format_map"))),
-    dict: _harmless({}, but=frozenset()),
-    LoopContext: _harmless(LoopContext((), Undefined), but=frozenset(("nextitem", "previtem"))),
-}
-NOTHING: frozenset[str] = frozenset()
-PLAIN_VALUES = frozenset((str, bool, int, float, list, dict))
+# --- Jinja's environment ----------------------------------------------------------------------------------------------
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with short cuts to the same answers.
+    """Jinja's sandbox, with the same answers sooner: docs/decisions/0005-hot-path.md has the numbers.
 
-    `message.role` is found without raising AttributeError first, and what is allowed is not found out each time.
+    A message's field is looked up without raising AttributeError first, and Jinja is asked once for each type and name
+    whether an attribute is safe: its answer depends on nothing else.
     """
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._safe: dict[tuple[type, str], bool] = {}
+
     def getattr(self, obj: Any, attribute: str) -> Any:
-        kind = type(obj)
-        if kind is dict and attribute not in DICT_ATTRIBUTES:
+        if type(obj) is dict and attribute not in DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if attribute in HARMLESS.get(kind, NOTHING):
-            try:
-                return getattr(obj, attribute)
-            except AttributeError:  # from within an iterator that a loop looks ahead in
-                return self.undefined(obj=obj, name=attribute)
-        if kind is Namespace and not attribute.startswith("_"):
-            value = getattr(obj, attribute, None)
-            if type(value) in PLAIN_VALUES:
-                return value
         return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        key = type(obj), attr
+        safe = self._safe.get(key)
+        if safe is None:
+            safe = self._safe[key] = super().is_safe_attribute(obj, attr, value)
+        return safe
 
 
 def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
     environment.filters["tojson"] = _tojson
-    environment.filters[TEXT_FILTER] = _only_text
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
     return environment
@@ -286,3 +194,132 @@ class _GenerationBlock(Extension):
 
     def _body(self, caller: Macro) -> str:
         return str(caller())
+
+
+# --- what a template does with two of Anthropic's ideas, found out as vLLM does: by trying ----------------------------
+
+
+def refuses_later_system(source: str) -> bool:
+    """Tell whether a template raises for a system message after the first one, or is empty.
+
+    vLLM then moves the texts of later ones into the first: render `ChatPrompt.messages_system_first`.
+    """
+    if not source:
+        return True
+    messages = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    try:
+        environment.from_string(source).render(messages=messages, add_generation_prompt=False)
+    except Exception:  # what is no TemplateError ends vLLM's start; a template is a program that may raise anything
+        return True
+    return False
+
+
+def cannot_disable_thinking(render: Callable[[ChatPrompt], str]) -> bool:
+    """Tell whether the effort "none" is refused, or rendered like a real effort.
+
+    vLLM then asks for a low effort instead: render with `ChatPrompt.kwargs_low_effort`.
+    """
+    off = _with_effort(render, "none")
+    return off is None or any(_with_effort(render, effort) == off for effort in EFFORTS)
+
+
+def _with_effort(render: Callable[[ChatPrompt], str], effort: str) -> str | None:
+    hi = {"role": "user", "content": "Hi"}
+    try:
+        return render(ChatPrompt(messages=(hi,), chat_template_kwargs=template_variables(None, effort)))
+    except PromptTokensError:
+        return None
+
+
+# --- which content a template expects: a string, or OpenAI's list of parts (vLLM's `auto` mode) -----------------------
+
+
+class _NotUnderstoodError(Exception):
+    """The tree has a form that vLLM's detection gives up on; it then takes strings."""
+
+
+def content_format(tree: nodes.Template) -> ContentFormat:
+    """Return "openai" for a template that loops over the parts of a message's content, else "string".
+
+    The loop may be direct, through a variable, or in a macro that is given the content. Nothing is rendered.
+    """
+    try:
+        return "openai" if any(_content_loops(tree)) else "string"
+    except _NotUnderstoodError:
+        return "string"
+
+
+def _content_loops(tree: nodes.Template) -> Iterator[nodes.For]:
+    messages = list(_message_names(tree))
+    parameters = _macro_parameters(tree, messages)
+    for loop in tree.find_all(nodes.For):
+        in_macro = id(loop) in parameters
+        names = parameters.get(id(loop), set()) if in_macro else {"content"}
+        is_parameter = isinstance(loop.iter, nodes.Name) and loop.iter.name in names
+        if is_parameter or any(_is_derived(loop.iter, name, "content") for name in messages):
+            _target_name(loop.target)
+            yield loop
+
+
+def _message_names(tree: nodes.Template) -> Iterator[str]:
+    """Yield the names that stand for one message: the targets of loops over `messages` or a copy of it."""
+    lists = list(_aliases(tree, "messages"))
+    for loop in tree.find_all(nodes.For):
+        if any(_is_derived(loop.iter, name) for name in lists):
+            yield _target_name(loop.target)
+
+
+def _aliases(tree: nodes.Template, name: str) -> Iterator[str]:
+    """Yield `name` and every variable that is assigned from it, possibly sliced or filtered."""
+    seen, queue = {name}, [name]
+    while queue:
+        current = queue.pop(0)
+        yield current
+        for assignment in tree.find_all(nodes.Assign):
+            if _is_derived(assignment.node, current) and (target := _target_name(assignment.target)) not in seen:
+                seen.add(target)
+                queue.append(target)
+
+
+def _macro_parameters(tree: nodes.Template, messages: list[str]) -> dict[int, set[str]]:
+    """Return, for each loop inside a macro (by identity), the macro's parameters that receive a content."""
+    by_loop: dict[int, set[str]] = {}
+    calls = [call for call in tree.find_all(nodes.Call) if isinstance(call.node, nodes.Name)]
+    for macro in tree.find_all(nodes.Macro):
+        declared = [argument.name for argument in macro.args]
+        given: set[str] = set()
+        for call in calls:
+            if isinstance(call.node, nodes.Name) and call.node.name == macro.name:
+                named = [(keyword.key, keyword.value) for keyword in call.kwargs if keyword.key in declared]
+                for parameter, value in [*zip(declared, call.args, strict=False), *named]:
+                    if any(_is_derived(value, message, "content") for message in messages):
+                        given.add(parameter)
+        for loop in macro.find_all(nodes.For):
+            by_loop[id(loop)] = given
+    return by_loop
+
+
+def _is_derived(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
+    """Whether `node` is the variable (or its member `key`), maybe behind filters, tests and slices."""
+    while isinstance(node, nodes.Filter | nodes.Test) or (
+        isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+    ):
+        node = node.node
+    if key is None:
+        return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
+    if isinstance(node, nodes.Getattr):
+        return node.attr == key and _is_derived_name(node.node, name)
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
+        return bool(node.arg.value == key) and _is_derived_name(node.node, name)
+    return False
+
+
+def _is_derived_name(node: nodes.Node, name: str) -> bool:
+    return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
+
+
+def _target_name(target: nodes.Node) -> str:
+    if not isinstance(target, nodes.Name):
+        raise _NotUnderstoodError
+    return target.name

@@ -1,7 +1,8 @@
-"""Asks a vLLM pod for a prompt's tokens (POST …/render): media, harmony and Mistral formats only the pod knows.
+"""Asks a vLLM pod for a prompt's tokens (POST …/render), for media and formats that only the pod knows.
 
-Called by `prompt_tokens`. Every question has a deadline, so a slow pod costs a prediction, never a request; pods that
-refuse, are away or too slow are left alone for a while. Answers are remembered by the body's digest.
+Every question has a deadline, so a slow pod costs a prediction, never a request. Pods that refuse, are away or too slow
+are left alone for a while. Answers are cached by the body's digest. Their format is `GenerateRequest` of vLLM 0.32
+(vllm/entrypoints/scale_out/token_in_token_out/protocol.py); completions answer a list, one for each prompt.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import aiohttp
 import msgspec
@@ -18,10 +19,9 @@ import xxhash
 
 from extproc.errors import MalformedRequestError, PromptTokensError
 from extproc.models.models import ServedModel
-from extproc.prompts.render_answer import RenderAnswerError, read_refusal, read_render_answer
-from extproc.prompts.token_ids import TokenizedPrompt
+from extproc.prompts.token_ids import Feature, TokenizedPrompt
 from extproc.requests.json_edit import replace_top_level
-from extproc.requests.request import ApiKind, InferenceRequest
+from extproc.requests.request import ApiKind, InferenceRequest, TokenPrompt
 
 log = logging.getLogger(__name__)
 
@@ -69,13 +69,13 @@ class RenderSettings:
     disabled_seconds: float = 120.0  # one that has no render endpoint
 
 
-class _Cached(msgspec.Struct, frozen=True):
+class _Cached(NamedTuple):
     prompts: tuple[TokenizedPrompt, ...]
     size: int  # bytes
     until: float
 
 
-class _Resting(msgspec.Struct, frozen=True):
+class _Resting(NamedTuple):
     """Why a pod is not asked, and until when."""
 
     until: float
@@ -115,10 +115,10 @@ class PodRender:
                 f"pods do not render {request.api.value}" if path is None else "the body is too large to be sent twice"
             )
         key = xxhash.xxh3_128_digest(f"{model.name}\0{path}\0".encode() + body)
-        prompts = self._remembered(key)
+        prompts = self._cached(key)
         if prompts is None:
             prompts = await self._asked(path, _without_pixels(request, body), model, request)
-            self._remember(key, prompts)
+            self._put(key, prompts)
         return prompts[:limit]
 
     def problems(self) -> dict[str, str]:
@@ -143,7 +143,7 @@ class PodRender:
         asked = addresses[0]
         try:
             async with asyncio.timeout(seconds):
-                for asked in addresses[:PODS_TRIED]:  # the last one asked is who was too slow
+                for asked in addresses[:PODS_TRIED]:  # at the deadline, the last one asked is the slow one
                     prompts = await self._ask(asked, path, body)
                     if prompts is not None:
                         return prompts
@@ -171,36 +171,30 @@ class PodRender:
 
     async def _ask(self, address: str, path: str, body: bytes) -> tuple[TokenizedPrompt, ...] | None:
         """Return what one pod says; None if another should be asked. Raise RenderRefusedError."""
-        settings = self._settings
+        soon, late = self._settings.retry_seconds, self._settings.disabled_seconds
         try:
             status, answer = await self._post(f"http://{address}{path}", body)
-        except (aiohttp.ClientError, OSError) as error:
-            self._rest((address, path), settings.retry_seconds, f"not reached: {str(error) or type(error).__name__}")
-            return None
-        if status == 200:
-            try:
+            if status == 200:
                 return read_render_answer(answer)
-            except RenderAnswerError as error:
-                self._rest((address, path), settings.disabled_seconds, str(error))
-                return None
-        refusal = read_refusal(answer)
-        if status == 403:
-            self._rest(
-                (address, path), settings.disabled_seconds, "render is not enabled: start vLLM with --enable-scale-out"
-            )
-        elif status == 401:
-            self._rest(
-                (address, path), settings.disabled_seconds, "wants an API key (--api-key), and the picker has none"
-            )
-        elif status == 404 and "does not exist" in refusal:
-            return None  # it knows the path, not the model: an adapter that another pod may have
-        elif status in (404, 405, 501):
-            self._rest((address, path), settings.disabled_seconds, f"has no {path} (status {status}): vLLM is too old")
-        elif status >= 500:
-            self._rest((address, path), settings.retry_seconds, f"answered {path} with status {status}")
+            if status == 404 and "does not exist" in read_refusal(answer):
+                return None  # it knows the path, not the model: an adapter that another pod may have
+        except (aiohttp.ClientError, OSError) as error:
+            rest = soon, f"not reached: {str(error) or type(error).__name__}"
+        except RenderAnswerError as error:
+            rest = late, str(error)
         else:
-            # its words may repeat the prompt: the client gets them from the pod, the log and the pages do not
-            raise RenderRefusedError(f"{address} answered {path} with status {status}")
+            if status == 403:
+                rest = late, "render is not enabled: start vLLM with --enable-scale-out"
+            elif status == 401:
+                rest = late, "wants an API key (--api-key), and the picker has none"
+            elif status in (404, 405, 501):
+                rest = late, f"has no {path} (status {status}): vLLM is too old"
+            elif status >= 500:
+                rest = soon, f"answered {path} with status {status}"
+            else:
+                # its text may repeat the prompt: the client gets it from the pod, the log and the pages do not
+                raise RenderRefusedError(f"{address} answered {path} with status {status}")
+        self._rest((address, path), *rest)
         return None
 
     async def _post(self, url: str, body: bytes) -> tuple[int, bytes]:
@@ -221,7 +215,7 @@ class PodRender:
             return response.status, b"".join(parts)
 
     def _rest(self, asked: tuple[str, str], seconds: float, why: str) -> None:
-        """Leave a pod alone; said once for each reason, not for each request."""
+        """Leave a pod alone; logged once for each reason, not for each request."""
         now = self._clock()
         before = self._resting.get(asked)
         if before is None or before.why != why:
@@ -230,14 +224,14 @@ class PodRender:
         self._resting = {name: rest for name, rest in self._resting.items() if rest.until > now - 10 * seconds}
         self._resting[asked] = _Resting(now + seconds, why)
 
-    def _remembered(self, key: bytes) -> tuple[TokenizedPrompt, ...] | None:
+    def _cached(self, key: bytes) -> tuple[TokenizedPrompt, ...] | None:
         cached = self._cache.get(key)
         if cached is None or cached.until <= self._clock():
             return None
         self._cache.move_to_end(key)
         return cached.prompts
 
-    def _remember(self, key: bytes, prompts: tuple[TokenizedPrompt, ...]) -> None:
+    def _put(self, key: bytes, prompts: tuple[TokenizedPrompt, ...]) -> None:
         size = sum(len(prompt.tokens) + 200 * (1 + len(prompt.features)) for prompt in prompts)
         old = self._cache.pop(key, None)
         self._cached_bytes += size - (old.size if old is not None else 0)
@@ -254,3 +248,77 @@ def _without_pixels(request: InferenceRequest, body: bytes) -> bytes:
         return replace_top_level(body, NO_PIXELS)
     except MalformedRequestError:
         return body  # the pod says what is wrong with it
+
+
+# --- what pods answer; unknown fields are skipped unread --------------------------------------------------------------
+
+
+class RenderAnswerError(ValueError):
+    """The answer is not what vLLM's render endpoint gives."""
+
+
+class _Placeholder(msgspec.Struct):
+    offset: int
+    length: int
+
+
+class _Features(msgspec.Struct):
+    mm_hashes: dict[str, list[str]] = {}
+    mm_placeholders: dict[str, list[_Placeholder]] = {}
+
+
+class _Rendered(msgspec.Struct):
+    token_ids: list[int]
+    features: _Features | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error | None = None
+    message: str = ""  # older versions have no `error` around it
+
+
+_ANSWER = msgspec.json.Decoder(_Rendered | list[_Rendered])
+_REFUSAL = msgspec.json.Decoder(_Refusal)
+
+
+def read_render_answer(body: bytes) -> tuple[TokenizedPrompt, ...]:
+    """Return the prompts of a 200 answer. Raise RenderAnswerError."""
+    try:
+        answer = _ANSWER.decode(body)
+        return tuple(_prompt(rendered) for rendered in (answer if isinstance(answer, list) else [answer]))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as error:
+        raise RenderAnswerError(f"not an answer of vLLM's render endpoint: {error}") from error
+
+
+def read_refusal(body: bytes) -> str:
+    """Return the message of a 4xx or 5xx answer, shortened; "" if it has none."""
+    try:
+        refusal = _REFUSAL.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    return (refusal.error.message if refusal.error is not None else refusal.message)[:200]
+
+
+def _prompt(rendered: _Rendered) -> TokenizedPrompt:
+    tokens = TokenPrompt.of(rendered.token_ids).token_bytes
+    if rendered.features is None:
+        return TokenizedPrompt(tokens=tokens)
+    return TokenizedPrompt(tokens=tokens, features=_features(rendered.features))
+
+
+def _features(features: _Features) -> tuple[Feature, ...]:
+    found: list[Feature] = []
+    for kind, identifiers in features.mm_hashes.items():
+        places = features.mm_placeholders.get(kind, [])
+        if len(places) != len(identifiers):
+            raise RenderAnswerError(f"{len(identifiers)} hashes but {len(places)} places of kind {kind!r}")
+        for identifier, place in zip(identifiers, places, strict=True):
+            if place.offset < 0 or place.length < 0:
+                raise RenderAnswerError(f"an item of kind {kind!r} stands at {place.offset}+{place.length}")
+            found.append(Feature(identifier=identifier, first_token=place.offset, length=place.length))
+    # the engine hashes them in the order of their places
+    return tuple(sorted(found, key=lambda feature: feature.first_token))

@@ -1,23 +1,29 @@
 """What the picker can know of a request's prompts: tokens from a tokenizer or a pod, else chunks of text that predict.
 
-Called by the use case for each request. Small prompts are tokenized at once, large ones one after another in one
-thread. Nothing here fails a request: what cannot be known is named in the answer.
+Small prompts are tokenized at once, large ones one after another in one thread. Nothing here fails a request: what
+cannot be known is named in the answer.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeVar
 
 from extproc.errors import ChatTemplateError, PromptTokensError, PromptTooLargeError, TokenizerError
 from extproc.models.models import ServedModel, TokensFrom
-from extproc.prompts.prompt_text import prompt_in_body
-from extproc.prompts.text_chunks import BYTES_PER_TOKEN, CHUNK_TOKENS, chunk_text, estimated_tokens
-from extproc.prompts.token_cut import cut_tokens, kept_tokens
-from extproc.prompts.token_ids import NO_PROMPT, PromptTokens, TokenizedPrompt
+from extproc.prompts.pod_render import PodRender
+from extproc.prompts.text_chunks import BYTES_PER_TOKEN, CHUNK_TOKENS, chunk_text, estimated_tokens, prompt_in_body
+from extproc.prompts.token_ids import (
+    NO_PROMPT,
+    TOKEN_BYTES,
+    PromptTokens,
+    TokenizedPrompt,
+    cut_tokens,
+    kept_tokens,
+)
 from extproc.prompts.tokenizer import ModelTokenizer
-from extproc.requests.request import InferenceRequest, Prompt, TokenPrompt
+from extproc.requests.request import InferenceRequest, TokenPrompt
 from kvmesh.blocks.block_keys import root_key
 
 _T = TypeVar("_T")
@@ -34,15 +40,6 @@ class NoTokenizerError(PromptTokensError):
     """Nothing in this process knows the model's tokens."""
 
     reason: ClassVar[str] = NO_TOKENIZER
-
-
-class Render(Protocol):
-    """A pod's render endpoint; see `prompts.pod_render.PodRender`."""
-
-    async def prompts(
-        self, request: InferenceRequest, body: bytes, *, model: ServedModel, limit: int
-    ) -> tuple[TokenizedPrompt, ...]:
-        """Return the first `limit` prompts as a pod renders this body. Raise PromptTokensError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +59,14 @@ class PromptTokenSource:
         self,
         models: Sequence[ServedModel],
         *,
-        render: Render | None = None,
+        render: PodRender | None = None,
         settings: TokenSettings | None = None,
         load: Callable[[ServedModel], ModelTokenizer] | None = None,
         large: "LargePrompts | None" = None,
     ) -> None:
         """Load the tokenizers; raise TokenizerError or ChatTemplateError naming the file that is unusable.
 
-        `load` may have them already. `large`: a thread that others use, too, and that they close.
+        `load` may have them already. `large` is a thread that others share; who made it closes it.
         """
         self._settings = settings or TokenSettings()
         self._render = render
@@ -96,28 +93,20 @@ class PromptTokenSource:
         if not request.prompts and request.unsupported_reason is None:
             return NO_PROMPT
         tokenizer = self._tokenizer(model)
-        word, why = UNSUPPORTED, request.unsupported_reason or ""
+        reason, why = UNSUPPORTED, request.unsupported_reason or ""
         if request.prompts:
             try:
-                if tokenizer is None:
-                    return self._given(request, model, limit)
-                if request.body_bytes <= tokenizer.thread_above_bytes:  # nearly all: nothing to wait for
-                    buffers = tokenizer.token_buffers(request, limit=limit, max_model_len=model.max_model_len)
-                    return self._known(buffers, request, model, limit)
-                return await self._large_known(request, tokenizer, model, limit)
+                return await self._tokenized(request, tokenizer, model, limit)
             except PromptTokensError as error:
-                word, why = error.reason, str(error)
-        if body is not None and self._render is not None and _pod_may_know(word, model):
+                reason, why = error.reason, str(error)
+        if body is not None and self._render and reason in POD_MAY_KNOW and model.tokens_from is not TokensFrom.TEXT:
             try:
                 rendered = await self._render.prompts(request, body, model=model, limit=limit)
-                return _exact(rendered, estimated_tokens(request.prompts[limit:]))
+                total = _count([prompt.tokens for prompt in rendered]) + estimated_tokens(request.prompts[limit:])
+                return PromptTokens(prompts=rendered, estimated_tokens=total)
             except PromptTokensError as error:
-                word, why = (error.reason, str(error)) if word == NO_TOKENIZER else (word, f"{why}; {error}")
-        prompts = request.prompts
-        if not prompts and body is not None and len(body) <= MAX_READ_AGAIN_BYTES:
-            found = prompt_in_body(body)
-            prompts = () if found is None else (found,)
-        return _predicted(request, prompts, model, adapter, word=word, why=why)
+                reason, why = (error.reason, str(error)) if reason == NO_TOKENIZER else (reason, f"{why}; {error}")
+        return _predicted(request, body, model=model, adapter=adapter, reason=reason, why=why)
 
     def close(self) -> None:
         """Take nothing new; what is under way ends by itself."""
@@ -141,43 +130,40 @@ class PromptTokenSource:
         except KeyError:
             raise TokenizerError(f"the tokenizer of {model.name!r} was not loaded at start-up") from None
 
-    def _given(self, request: InferenceRequest, model: ServedModel, limit: int) -> PromptTokens:
-        """Return what needs neither a tokenizer nor a pod. Raise NoTokenizerError."""
-        if isinstance(request.prompts[0], TokenPrompt):  # the client tokenized them: all are of one kind
-            return _given(request, model, limit, self._settings.budget_tokens)
-        raise NoTokenizerError(f"there is no tokenizer for the model {model.name!r} here")
-
-    async def _large_known(
-        self, request: InferenceRequest, tokenizer: ModelTokenizer, model: ServedModel, limit: int
+    async def _tokenized(
+        self, request: InferenceRequest, tokenizer: ModelTokenizer | None, model: ServedModel, limit: int
     ) -> PromptTokens:
-        """Tokenize what would hold up other requests. Raise PromptTokensError."""
-        budget = self._settings.budget_tokens
-        if request.body_bytes <= budget * BYTES_PER_TOKEN or request.truncation is not None:
+        """Return the tokens that this process can make, as many as the budget allows. Raise PromptTokensError."""
+        budget, left_out, max_len = self._settings.budget_tokens, 0, model.max_model_len
+        if tokenizer is None:
+            buffers = _sent_by_client(request, model, limit)
+        elif request.body_bytes <= tokenizer.thread_above_bytes:  # nearly all: nothing to wait for
+            buffers = tokenizer.token_buffers(request, limit=limit, max_model_len=max_len)
+        elif request.body_bytes <= budget * BYTES_PER_TOKEN or request.truncation is not None:
             buffers = await self._large.run(
-                lambda: tokenizer.token_buffers(request, limit=limit, max_model_len=model.max_model_len)
+                lambda: tokenizer.token_buffers(request, limit=limit, max_model_len=max_len)
             )
         else:
             buffers, left_out = await self._large.run(
                 lambda: tokenizer.leading_tokens(request, limit=limit, budget_tokens=budget)
             )
-            if left_out:
-                return _beginning(buffers, left_out, request, limit)
-        return self._known(buffers, request, model, limit)
-
-    def _known(
-        self, buffers: tuple[bytes, ...], request: InferenceRequest, model: ServedModel, limit: int
-    ) -> PromptTokens:
-        """Return the tokens of the first prompts, of which no more than the budget count."""
-        budget = self._settings.budget_tokens
-        if request.body_bytes > budget:  # a byte may be a token
-            buffers, left_out = _within(buffers, budget)
-            if left_out:
-                return _beginning(buffers, left_out, request, limit)
-        return _exact(
-            tuple([TokenizedPrompt(tokens=tokens) for tokens in buffers]),
-            estimated_tokens(request.prompts[limit:]) if len(request.prompts) > limit else 0,
-            truncation_unknown=request.truncation is not None
-            and kept_tokens(request.truncation, max_model_len=model.max_model_len) is None,
+        known = _count(buffers)
+        if known > budget:
+            left_out += known - budget
+            known = budget
+            buffers = _beginning(buffers, budget)
+        degraded, why = None, ""
+        if left_out:
+            degraded = PromptTooLargeError.reason
+            why = f"only the first {known} of about {known + left_out} tokens are looked up"
+        elif request.truncation is not None and kept_tokens(request.truncation, max_model_len=max_len) is None:
+            degraded = TRUNCATION_UNKNOWN
+            why = "the prompt is to be cut to the model's context length, which is not known here"
+        return PromptTokens(
+            prompts=tuple([TokenizedPrompt(tokens=tokens) for tokens in buffers]),
+            estimated_tokens=known + left_out + estimated_tokens(request.prompts[limit:]),
+            degraded=degraded,
+            degraded_why=why,
         )
 
 
@@ -202,13 +188,13 @@ class LargePrompts:
         self._under_way = 0
 
     async def run(self, tokenize: Callable[[], _T]) -> _T:
-        """Return what it returns; raise PromptTooLargeError when it takes too long or too many wait."""
+        """Return the result of `tokenize`; raise PromptTooLargeError when it takes too long or too many wait."""
         if self._under_way >= self._max_waiting:
             raise PromptTooLargeError(f"{self._under_way} other large prompts wait to be tokenized")
         work = self._thread.submit(tokenize)
         self._under_way += 1
         loop = asyncio.get_running_loop()
-        # whether or not somebody still waits for it: the thread is busy until it is done
+        # also when the wait was given up: the thread is busy until the work is done
         work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -224,87 +210,50 @@ class LargePrompts:
         self._under_way -= 1
 
 
-def _pod_may_know(word: str, model: ServedModel) -> bool:
-    return word in POD_MAY_KNOW and model.tokens_from is not TokensFrom.TEXT
+def _count(buffers: Sequence[bytes]) -> int:
+    return sum(map(len, buffers)) // TOKEN_BYTES
 
 
-def _exact(prompts: tuple[TokenizedPrompt, ...], further: int, *, truncation_unknown: bool = False) -> PromptTokens:
-    total = further
-    for prompt in prompts:
-        total += len(prompt.tokens) // 4
-    if truncation_unknown:
-        return PromptTokens(
-            prompts=prompts,
-            estimated_tokens=total,
-            degraded=TRUNCATION_UNKNOWN,
-            degraded_why="the prompt is to be cut to the model's context length, which is not known here",
-        )
-    return PromptTokens(prompts=prompts, estimated_tokens=total)
-
-
-def _within(buffers: Sequence[bytes], budget_tokens: int) -> tuple[tuple[bytes, ...], int]:
-    """Return the buffers up to the budget in all, and how many tokens are left out."""
+def _beginning(buffers: tuple[bytes, ...], budget_tokens: int) -> tuple[bytes, ...]:
+    """Return the first tokens of the buffers, as many as the budget allows in all."""
     kept: list[bytes] = []
-    left = budget_tokens
     for tokens in buffers:
+        left = budget_tokens - _count(kept)
         if left > 0:
-            kept.append(tokens[: left * 4])
-            left -= len(kept[-1]) // 4
-    return tuple(kept), (sum(map(len, buffers)) - sum(map(len, kept))) // 4
+            kept.append(tokens[: left * TOKEN_BYTES])
+    return tuple(kept)
 
 
-def _beginning(buffers: Sequence[bytes], left_out: int, request: InferenceRequest, limit: int) -> PromptTokens:
-    known = sum(len(tokens) // 4 for tokens in buffers)
-    return PromptTokens(
-        prompts=tuple(TokenizedPrompt(tokens=tokens) for tokens in buffers),
-        estimated_tokens=known + left_out + estimated_tokens(request.prompts[limit:]),
-        degraded=PromptTooLargeError.reason,
-        degraded_why=f"only the first {known} of about {known + left_out} tokens are looked up",
-    )
-
-
-def _given(request: InferenceRequest, model: ServedModel, limit: int, budget_tokens: int) -> PromptTokens:
-    """Return the token ids that the client sent, which need no tokenizer."""
+def _sent_by_client(request: InferenceRequest, model: ServedModel, limit: int) -> tuple[bytes, ...]:
+    """Return the token ids that the client sent, which need no tokenizer. Raise NoTokenizerError for any other."""
     buffers = tuple([prompt.token_bytes for prompt in request.prompts[:limit] if isinstance(prompt, TokenPrompt)])
-    keep = None
-    if request.truncation is not None:
-        keep = kept_tokens(request.truncation, max_model_len=model.max_model_len)
-        if keep is not None:
-            side = request.truncation.side
-            buffers = tuple([cut_tokens(tokens, keep=keep, side=side) for tokens in buffers])
-    buffers, left_out = _within(buffers, budget_tokens)
-    if left_out:
-        return _beginning(buffers, left_out, request, limit)
-    return _exact(
-        tuple(TokenizedPrompt(tokens=tokens) for tokens in buffers),
-        estimated_tokens(request.prompts[limit:]),
-        truncation_unknown=request.truncation is not None and keep is None,
-    )
+    if not isinstance(request.prompts[0], TokenPrompt):  # all are of one kind
+        raise NoTokenizerError(f"there is no tokenizer for the model {model.name!r} here")
+    if request.truncation is None:
+        return buffers
+    keep, side = kept_tokens(request.truncation, max_model_len=model.max_model_len), request.truncation.side
+    return buffers if keep is None else tuple([cut_tokens(tokens, keep=keep, side=side) for tokens in buffers])
 
 
 def _predicted(
-    request: InferenceRequest,
-    prompts: Sequence[Prompt],
-    model: ServedModel,
-    adapter: str | None,
-    *,
-    word: str,
-    why: str,
+    request: InferenceRequest, body: bytes | None, *, model: ServedModel, adapter: str | None, reason: str, why: str
 ) -> PromptTokens:
     """Predict from the first prompt's text; the others of a batch have little in common with the next batch anyway."""
+    prompts = request.prompts
+    if not prompts and body is not None and len(body) <= MAX_READ_AGAIN_BYTES:
+        found = prompt_in_body(body)
+        prompts = () if found is None else (found,)
     if not prompts:
-        return PromptTokens(degraded=word, degraded_why=why, estimated_tokens=request.body_bytes // BYTES_PER_TOKEN)
-    chunked = chunk_text(prompts[0], root=_text_root(model.name, adapter, request.cache_salt))
+        return PromptTokens(degraded=reason, degraded_why=why, estimated_tokens=request.body_bytes // BYTES_PER_TOKEN)
+    salt = request.cache_salt
+    if salt is not None:
+        salt = salt.encode("utf-8", "replace").decode()  # half of a surrogate pair is no salt for vLLM
+    root = root_key(hash_seed=TEXT_SEED, model=model.name, lora=adapter, cache_salt=salt)
+    chunks, tokens = chunk_text(prompts[0], root=root)
     return PromptTokens(
-        chunks=chunked.keys,
+        chunks=chunks,
         chunk_tokens=CHUNK_TOKENS,
-        estimated_tokens=chunked.estimated_tokens + estimated_tokens(prompts[1:]),
-        degraded=word,
+        estimated_tokens=tokens + estimated_tokens(prompts[1:]),
+        degraded=reason,
         degraded_why=why,
     )
-
-
-def _text_root(model: str, adapter: str | None, cache_salt: str | None) -> bytes:
-    if cache_salt is not None:
-        cache_salt = cache_salt.encode("utf-8", "replace").decode()  # half of a surrogate pair is no salt for vLLM
-    return root_key(hash_seed=TEXT_SEED, model=model, lora=adapter, cache_salt=cache_salt)

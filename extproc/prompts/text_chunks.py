@@ -1,16 +1,17 @@
 """Keys of a prompt's text in chunks: a prediction of what shares a prefix where token ids are unknown.
 
-Called by `prompts.prompt_tokens`. Two prompts share as many leading keys as they share leading chunks, also when one
-is a later turn of the other's conversation. The keys never go to Redis: they say nothing about an engine's blocks.
+Two prompts share as many leading keys as they share leading chunks, also when one is a later turn of the other's
+conversation. The keys never go to Redis: they say nothing about an engine's blocks.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 import msgspec
 import xxhash
 
+from extproc.requests.json_body import has_too_many_parts
 from extproc.requests.request import ChatPrompt, Prompt, TextPrompt
 from kvmesh.blocks.block_keys import block_keys
 
@@ -23,18 +24,13 @@ MAX_PIECES = 50_000  # roles, texts, calls: about 50 ms; more than any conversat
 ROLE_MARK, PART_MARK, MEDIA_MARK = "\x01", "\x02", "\x03"  # no text that people write has them
 
 
-class ChunkedText(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt's keys, and how long it is thought to be."""
+def chunk_text(prompt: Prompt, *, root: bytes) -> tuple[bytes, int]:
+    """Return packed 8-byte keys, one for each full chunk and at most 1,024, and about how many tokens the prompt has.
 
-    keys: bytes  # packed 8-byte keys, one for each full chunk, at most 1,024
-    estimated_tokens: int
-
-
-def chunk_text(prompt: Prompt, *, root: bytes) -> ChunkedText:
-    """Chain the chunks of a prompt's canonical text; `root` keeps models, adapters and salts apart."""
+    The keys chain the chunks of the canonical text; `root` keeps models, adapters and salts apart.
+    """
     text, tokens = canonical_text(prompt)
-    keys = block_keys(memoryview(text)[:MAX_TEXT_BYTES], block_size=CHUNK_BYTES // 4, parent=root)
-    return ChunkedText(keys=keys, estimated_tokens=tokens)
+    return block_keys(memoryview(text)[:MAX_TEXT_BYTES], block_size=CHUNK_BYTES // 4, parent=root), tokens
 
 
 def estimated_tokens(prompts: Iterable[Prompt]) -> int:
@@ -68,36 +64,26 @@ def _utf8(text: str) -> bytes:
 
 
 def _pieces(prompt: ChatPrompt) -> Iterator[str]:
-    if prompt.tools:
-        yield _json(prompt.tools)
-    if prompt.documents:
-        yield _json(prompt.documents)
+    for declared in (prompt.tools, prompt.documents):
+        if declared:
+            yield _json(declared)
     for message in prompt.messages:
-        yield from _message(message)
+        if not isinstance(message, dict):
+            yield ROLE_MARK + _json(message)
+            continue
+        yield f"{ROLE_MARK}{message.get('role')}{PART_MARK}"
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, list):
+            yield from map(_part, content)
+        if calls := message.get("tool_calls"):
+            yield PART_MARK + _json(calls)
 
 
-def _message(message: Any) -> Iterator[str]:
-    if not isinstance(message, dict):
-        yield ROLE_MARK + _json(message)
-        return
-    content = message.get("content")
-    yield f"{ROLE_MARK}{message.get('role')}{PART_MARK}"
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, list):
-        yield from _parts(content)
-    if calls := message.get("tool_calls"):
-        yield PART_MARK + _json(calls)
-
-
-def _parts(parts: Sequence[Any]) -> Iterator[str]:
-    for part in parts:
-        if isinstance(part, str):
-            yield part
-        elif isinstance(part, dict) and isinstance(text := part.get("text"), str):
-            yield text
-        else:
-            yield MEDIA_MARK + xxhash.xxh3_64_hexdigest(_json(part).encode())
+def _part(part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) else part
+    return text if isinstance(text, str) else MEDIA_MARK + xxhash.xxh3_64_hexdigest(_json(part).encode())
 
 
 def _json(value: Any) -> str:
@@ -105,3 +91,54 @@ def _json(value: Any) -> str:
         return msgspec.json.encode(value).decode()
     except (UnicodeEncodeError, RecursionError):  # half of a surrogate pair, or nested to hurt
         return repr(type(value))
+
+
+# --- the text in a body whose tokens cannot be known: media, unknown fields, an API that only vLLM understands --------
+
+
+class _Texts(msgspec.Struct):
+    """The fields that hold prompts in vLLM's APIs."""
+
+    messages: Any = None
+    system: Any = None  # Anthropic's messages
+    instructions: Any = None  # responses
+    input: Any = None  # responses, embeddings
+    tools: Any = None
+    prompt: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Texts)
+
+
+def prompt_in_body(body: bytes) -> Prompt | None:
+    """Return the prompt as far as it is text and JSON, None where there is none or reading would take too long.
+
+    Lenient on purpose: the result is only compared with those of earlier bodies, so nothing is judged or refused.
+    """
+    if has_too_many_parts(body):
+        return None
+    try:
+        texts = _DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    messages = _messages(texts)
+    if messages:
+        tools = tuple(texts.tools) if isinstance(texts.tools, list) else None
+        return ChatPrompt(messages=messages, tools=tools)
+    for given in (texts.prompt, texts.input):
+        first = given[0] if isinstance(given, list) and given else given
+        if isinstance(first, str):
+            return TextPrompt(text=first)
+    return None
+
+
+def _messages(texts: _Texts) -> tuple[Any, ...]:
+    """Return a conversation, system prompt first, as chat completions would have it."""
+    system = texts.system if texts.system is not None else texts.instructions
+    first = [{"role": "system", "content": system}] if isinstance(system, str | list) and system else []
+    for turns in (texts.messages, texts.input):
+        if isinstance(turns, list) and any(isinstance(turn, dict) for turn in turns):
+            return (*first, *turns)
+    if first and isinstance(texts.input, str):
+        return (*first, {"role": "user", "content": texts.input})
+    return ()

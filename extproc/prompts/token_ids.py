@@ -1,14 +1,15 @@
-"""What is known of a request's prompts: token ids, or keys of text chunks, which only predict, where nobody has those.
+"""Token ids of a request's prompts, and how vLLM cuts them; values only, nothing here knows tokenizers or pods.
 
-Made by `prompts.prompt_tokens`, read by the use case: `prompts` are looked up in the index, `chunks` are matched
-against recent routes. Values only; nothing here knows tokenizers or pods.
+Where no ids are known, `PromptTokens` holds keys of text chunks instead, which only predict. `prompts` are looked up in
+the index, `chunks` are compared with those of recent requests.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from kvmesh.blocks.extra_keys import fold_features
+from extproc.requests.request import Truncation, TruncationSide
+from kvmesh.blocks.block_keys import fold_features
 
 TOKEN_BYTES = 4
 
@@ -42,10 +43,7 @@ class TokenizedPrompt(msgspec.Struct, frozen=True, kw_only=True):
             end = -(-(feature.first_token + feature.length) // block_size)
             for block in range(first, min(end, full_blocks)):
                 touching.setdefault(block, []).append((feature.identifier, feature.first_token - block * block_size))
-        extra: list[bytes | None] = [None] * full_blocks
-        for block, features in touching.items():
-            extra[block] = fold_features(features)
-        return extra
+        return [fold_features(touching[block]) if block in touching else None for block in range(full_blocks)]
 
 
 class PromptTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +53,49 @@ class PromptTokens(msgspec.Struct, frozen=True, kw_only=True):
     chunks: bytes = b""  # packed chained 8-byte keys of the first prompt's text (`prompts.text_chunks`)
     chunk_tokens: int = 0  # estimated tokens a chunk
     estimated_tokens: int = 0  # of all prompts; exact when `prompts` holds all of them whole
-    degraded: str | None = None  # word for the decision: why the tokens are not known, or not all
+    degraded: str | None = None  # for the decision: why the tokens are not known, or not all
     degraded_why: str = ""
 
 
 NO_PROMPT = PromptTokens()
+
+
+# --- `truncate_prompt_tokens`, as in vLLM 0.32 (vllm/renderers/params.py) ---------------------------------------------
+
+
+class Frame(NamedTuple):
+    """How many special tokens the tokenizer puts around a text."""
+
+    before: int
+    after: int
+
+
+NO_FRAME = Frame(0, 0)
+
+
+def kept_tokens(truncation: Truncation, *, max_model_len: int | None) -> int | None:
+    """Return the longest prompt that is left whole; None if that is the context length, which is not known."""
+    if truncation.tokens >= 0:
+        return truncation.tokens
+    return None if max_model_len is None else max(0, max_model_len - truncation.held_back)
+
+
+def cut_tokens(tokens: bytes, *, keep: int, side: TruncationSide, frame: Frame = NO_FRAME) -> bytes:
+    """Return at most `keep` tokens (little-endian uint32).
+
+    With a `truncation_side` in the request vLLM slices the finished tokens: no frame. Without one the Hugging Face
+    tokenizer cuts the text's tokens and puts its special ones, the frame, around what is left. Raise ValueError where
+    the frame alone is longer: vLLM answers such a request with an error.
+    """
+    length = len(tokens) // TOKEN_BYTES
+    if length <= keep:
+        return tokens
+    if keep == 0:
+        return b""
+    inner = keep - frame.before - frame.after
+    if inner < 0:
+        raise ValueError(f"{keep} tokens leave no room beside {frame.before + frame.after} special tokens")
+    end = length - frame.after
+    start = end - inner if side is TruncationSide.LEFT else frame.before
+    middle = tokens[start * TOKEN_BYTES : (start + inner) * TOKEN_BYTES]
+    return tokens[: frame.before * TOKEN_BYTES] + middle + tokens[end * TOKEN_BYTES :]

@@ -1,88 +1,76 @@
 """Turn requests into token ids exactly as the model's vLLM pods do.
 
-`service` loads one ModelTokenizer per model at start-up, the use case asks it for each request. It reads the model's
-folder once and never again, and it reaches no network: an unusable folder is an error that names the file.
+A model's folder is read once and never again, and no network is reached: an unusable folder is an error that names the
+file. What it says beside tokenizer.json is read as transformers 5 reads it.
 """
 
 import json
 import logging
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import fastokens  # type: ignore[import-untyped]
 import tokenizers
 from msgspec.structs import replace
 
 from extproc.errors import ChatTemplateError, TokenizerError
-from extproc.prompts.chat_template import ChatTemplate
+from extproc.prompts.chat_template import ChatTemplate, cannot_disable_thinking, refuses_later_system
 from extproc.prompts.text_chunks import BYTES_PER_TOKEN, estimated_tokens
-from extproc.prompts.token_cut import NO_FRAME, Frame, cut_tokens, kept_tokens
-from extproc.prompts.tokenizer_config import (
-    ARCHITECTURES_WITHOUT_TEMPLATE,
-    added_tokens,
-    chat_templates,
-    special_tokens,
-)
+from extproc.prompts.token_ids import NO_FRAME, TOKEN_BYTES, Frame, cut_tokens, kept_tokens
 from extproc.requests.request import ChatPrompt, InferenceRequest, Prompt, TextPrompt, TokenPrompt, Truncation
-from extproc.requests.template_habits import cannot_disable_thinking, refuses_later_system
 
 logger = logging.getLogger(__name__)
 
 SEGMENT_CACHE_BYTES = 64 * 1024 * 1024  # remembers what stands between special tokens, so old turns cost nothing
 MOST_TEMPLATE_CHARACTERS = 1 << 20  # far above any real one
+# The token names that every tokenizer class has; templates see those that are set as variables.
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+# vLLM 0.32 renders these models' chats in code of its own (some with today's date), whatever template they carry.
+ARCHITECTURES_WITHOUT_TEMPLATE = frozenset(
+    (
+        *("GptOssForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV41ForCausalLM", "DeepseekV4ForCausalLM"),
+        *("DeepseekV4ForConditionalGeneration", "KimiK3ForConditionalGeneration", "MoonshotKimiaForCausalLM"),
+        *("InklingForCausalLM", "InklingForConditionalGeneration"),
+    )
+)
 
 
-class Engine(Protocol):
-    """A tokenizer library with the model's tokenizer.json in it."""
+class Engine:
+    """The library that vLLM itself uses, with the model's tokenizer.json in it: about 1.4 µs a token."""
 
-    name: str
-    thread_above_bytes: int  # larger bodies are worth a thread: both libraries let go of the GIL
+    name = "tokenizers"
+    thread_above_bytes = 4_000  # larger bodies are worth a thread: both libraries let go of the GIL
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
         """Return the token ids as little-endian uint32."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return TokenPrompt.of(ids).token_bytes
 
     def decode(self, tokens: bytes) -> str:
         """Return the text of token ids (little-endian uint32), special ones as they are written."""
+        ids = array("I", tokens)
+        if sys.byteorder == "big":
+            ids.byteswap()
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
 
-class _Fastokens:
+class FastEngine(Engine):
     """The fast one: about 0.03 µs a token, nearly nothing for segments seen before."""
 
     name = "fastokens"
     thread_above_bytes = 200_000
 
-    def __init__(self, tokenizer_json: str, *, segment_cache_bytes: int) -> None:
-        self._tokenizer = fastokens.Tokenizer.from_json_str(tokenizer_json)
-        self._tokenizer.enable_segment_cache(segment_cache_bytes)
-
     def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
+        """Return the token ids as little-endian uint32."""
         ids: bytes = self._tokenizer.encode_batch_flat([text], add_special_tokens=add_special_tokens)[0]
         return ids
-
-    def decode(self, tokens: bytes) -> str:
-        return str(self._tokenizer.decode(_token_ids(tokens), skip_special_tokens=False))
-
-
-class _Reference:
-    """The library that vLLM itself uses: about 1.4 µs a token."""
-
-    name = "tokenizers"
-    thread_above_bytes = 4_000
-
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
-        ids = array("I", self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        if sys.byteorder == "big":
-            ids.byteswap()
-        return ids.tobytes()
-
-    def decode(self, tokens: bytes) -> str:
-        return str(self._tokenizer.decode(_token_ids(tokens), skip_special_tokens=False))
 
 
 class ModelTokenizer:
@@ -146,11 +134,6 @@ class ModelTokenizer:
         """The library on the hot path."""
         return self._engine.name
 
-    @property
-    def renders_chats(self) -> bool:
-        """Whether there is a chat template: without one only a pod can tell a conversation's tokens."""
-        return bool(self._templates)
-
     def token_buffers(
         self, request: InferenceRequest, *, limit: int | None = None, max_model_len: int | None = None
     ) -> tuple[bytes, ...]:
@@ -161,7 +144,7 @@ class ModelTokenizer:
         """
         truncation = request.truncation
         if truncation is None:
-            return tuple([self._tokens(prompt) for prompt in request.prompts[:limit]])
+            return tuple([self._encode(self._text(prompt)) for prompt in request.prompts[:limit]])
         keep = kept_tokens(truncation, max_model_len=max_model_len)
         return tuple([self._cut(self._text(prompt), truncation, keep) for prompt in request.prompts[:limit]])
 
@@ -187,9 +170,9 @@ class ModelTokenizer:
                 share = left * BYTES_PER_TOKEN / len(text.text)
                 text = TextPrompt(text=text.text[: left * BYTES_PER_TOKEN], add_special_tokens=text.add_special_tokens)
             tokens = self._encode(text)
-            buffers.append(tokens[: left * 4])
-            count = len(buffers[-1]) // 4
-            left_out += int(len(tokens) // 4 / share) - count  # the rest is taken to be like the beginning
+            buffers.append(tokens[: left * TOKEN_BYTES])
+            count = len(buffers[-1]) // TOKEN_BYTES
+            left_out += int(len(tokens) // TOKEN_BYTES / share) - count  # the rest is taken to be like the beginning
             left -= count
         return tuple(buffers), left_out
 
@@ -223,12 +206,6 @@ class ModelTokenizer:
             raise ChatTemplateError(self._no_template)
         return template.render(prompt)
 
-    def _tokens(self, prompt: Prompt) -> bytes:
-        """Return a whole prompt's tokens; no more is made of a conversation than its text."""
-        if isinstance(prompt, ChatPrompt):
-            return self._encoded(self.render(prompt), prompt.add_special_tokens)
-        return self._encode(prompt)
-
     def _text(self, prompt: Prompt) -> TextPrompt | TokenPrompt:
         if isinstance(prompt, ChatPrompt):
             return TextPrompt(text=self.render(prompt), add_special_tokens=prompt.add_special_tokens)
@@ -237,11 +214,8 @@ class ModelTokenizer:
     def _encode(self, prompt: TextPrompt | TokenPrompt) -> bytes:
         if isinstance(prompt, TokenPrompt):
             return prompt.token_bytes
-        return self._encoded(prompt.text, prompt.add_special_tokens)
-
-    def _encoded(self, text: str, add_special_tokens: bool) -> bytes:
         try:
-            return self._engine.encode(text, add_special_tokens=add_special_tokens)
+            return self._engine.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:  # half of a surrogate pair, from tool call arguments
             raise TokenizerError(f"the prompt is not valid Unicode text: {error}") from error
 
@@ -256,20 +230,14 @@ class ModelTokenizer:
             raise TokenizerError(f"truncate_prompt_tokens: {error}") from error
 
 
-def _token_ids(tokens: bytes) -> list[int]:
-    ids = array("I", tokens)
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return ids.tolist()
-
-
 def _frame(engine: Engine) -> Frame:
     """Count the special tokens that stand before and after a text."""
     bare = engine.encode("a", add_special_tokens=False)
     framed = engine.encode("a", add_special_tokens=True)
-    for before in range((len(framed) - len(bare)) // 4 + 1):
-        if framed[before * 4 :].startswith(bare):
-            return Frame(before, (len(framed) - len(bare)) // 4 - before)
+    added = (len(framed) - len(bare)) // TOKEN_BYTES
+    for before in range(added + 1):
+        if framed[before * TOKEN_BYTES :].startswith(bare):
+            return Frame(before, added - before)
     return NO_FRAME
 
 
@@ -329,34 +297,71 @@ def _template_files(folder: Path) -> dict[str, str]:
 
 def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
     """Add what tokenizer_config.json knows beyond tokenizer.json, as transformers does when it loads the folder."""
-    tokens = [tokenizers.AddedToken(token.content, **token.flags) for token in added_tokens(config)]
-    known = {token.content for token in tokens}
-    known.update(token.content for token in tokenizer.get_added_tokens_decoder().values())
+    tokens = list(added_tokens(config))
+    known = {token.content for token in (*tokens, *tokenizer.get_added_tokens_decoder().values())}
     missing = dict.fromkeys(text for text in named.values() if text not in known)
     tokenizer.add_tokens([*tokens, *(tokenizers.AddedToken(text, special=True) for text in missing)])
+
+
+def special_tokens(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tokens that a chat template sees, by variable name (`bos_token`, …).
+
+    `config` is tokenizer_config.json, `legacy` special_tokens_map.json, which counts only for folders that do not list
+    their added tokens in the configuration.
+    """
+    source = dict(config) if "added_tokens_decoder" in config else {**config, **legacy}
+    extra = source.get("extra_special_tokens")
+    own = extra if isinstance(extra, dict) else {}
+    found: dict[str, str] = {}
+    for name, value in (source | own).items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str) and (name.endswith("_token") or name in own):
+            found[name] = text
+    return {name: found[name] for name in NAMED_TOKENS if name in found} | found
+
+
+def added_tokens(config: Mapping[str, Any]) -> Iterator[tokenizers.AddedToken]:
+    """Yield the tokens that the configuration adds to tokenizer.json's, in the order of their ids."""
+    listed = config.get("added_tokens_decoder") or {}
+    for _, token in sorted(listed.items(), key=lambda item: int(item[0])):
+        flags = {name: bool(token[name]) for name in TOKEN_FLAGS if name in token}
+        yield tokenizers.AddedToken(token["content"], **flags)
+
+
+def chat_templates(config: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, str]:
+    """Return template sources by name; `files` (from *.jinja, "default" being chat_template.jinja) win altogether."""
+    if files:
+        return dict(files)
+    template = config.get("chat_template")
+    if isinstance(template, str):
+        return {"default": template}
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}
+    return dict(template) if isinstance(template, dict) else {}
 
 
 def _choose_engine(
     tokenizer: tokenizers.Tokenizer, specials: Sequence[str], folder: Path, segment_cache_bytes: int
 ) -> Engine:
     """Return fastokens if it loads the file and agrees with the reference on the probe, else the reference."""
-    reference = _Reference(tokenizer)
+    reference = Engine(tokenizer)
     try:
-        fast = _Fastokens(tokenizer.to_str(), segment_cache_bytes=segment_cache_bytes)
+        loaded = fastokens.Tokenizer.from_json_str(tokenizer.to_str())
+        loaded.enable_segment_cache(segment_cache_bytes)
+        fast = FastEngine(loaded)
         different = first_difference(reference, fast, probe_texts(specials))
     except Exception as error:  # the library raises plain exceptions, and a fallback exists
-        logger.warning(
-            "fastokens cannot load this tokenizer: every token now costs fifty times as much CPU",
-            extra={"tokenizer": str(folder), "engine": "tokenizers", "cause": str(error)},
-        )
-        return reference
-    if different is not None:
-        logger.warning(
-            "fastokens and tokenizers disagree about this tokenizer: every token now costs fifty times as much CPU",
-            extra={"tokenizer": str(folder), "engine": "tokenizers", "probe": different},
-        )
-        return reference
-    return fast
+        why, found = "fastokens cannot load this tokenizer", {"cause": str(error)}
+    else:
+        if different is None:
+            return fast
+        why, found = "fastokens and tokenizers disagree about this tokenizer", {"probe": different}
+    logger.warning(
+        "%s: every token now costs fifty times as much CPU",
+        why,
+        extra={"tokenizer": str(folder), "engine": reference.name, **found},
+    )
+    return reference
 
 
 def first_difference(reference: Engine, other: Engine, texts: Sequence[str]) -> str | None:

@@ -1,6 +1,6 @@
 """The tokenizers that are loaded: one for each folder and template, however many pools serve the model.
 
-Asked by `pool_picker`. Loading takes up to seconds, hence a thread where requests are being served.
+Loading takes up to seconds, so it happens in a thread while requests are served.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class TokenizerCache:
-    """Keeps what was loaded; folders are read once."""
+    """Keeps each tokenizer that was loaded; folders are read once."""
 
     def __init__(self, load: Callable[[ServedModel], ModelTokenizer] = load_tokenizer) -> None:
         self._load = load
@@ -37,14 +37,14 @@ class TokenizerCache:
         return any(model.tokens_from is TokensFrom.TOKENIZER and _key(model) not in self._loaded for model in models)
 
     async def load(self, models: Iterable[ServedModel]) -> None:
-        """Load in a thread what is missing; a tokenizer that cannot be used is said in the log and left out."""
+        """Load in a thread what is missing; a tokenizer that cannot be used is logged and left out."""
         for model in models:
             async with self._one_at_a_time:
                 if self.lacks((model,)):
                     await self._load_one(model)
 
     def keep(self, models: Iterable[ServedModel]) -> None:
-        """Let go of all others: policies name new ones for ever, and one takes a hundred megabytes and more."""
+        """Drop all others: policies name new ones for ever, and one takes a hundred megabytes and more."""
         kept = {_key(model) for model in models}
         self._loaded = {key: loaded for key, loaded in self._loaded.items() if key in kept}
 
@@ -60,12 +60,12 @@ class TokenizerCache:
 def without_missing(table: ModelTable, tokenizers: TokenizerCache) -> ModelTable:
     """Return the table with TEXT for the models whose tokenizers are not loaded yet."""
     return replace(
-        table, served=tuple(_on_text(model) if tokenizers.lacks((model,)) else model for model in table.served)
+        table,
+        served=tuple(
+            replace(model, tokens_from=TokensFrom.TEXT) if tokenizers.lacks((model,)) else model
+            for model in table.served
+        ),
     )
-
-
-def _on_text(model: ServedModel) -> ServedModel:
-    return replace(model, tokens_from=TokensFrom.TEXT)
 
 
 def _key(model: ServedModel) -> Hashable:

@@ -1,6 +1,6 @@
 """Quotas: which one a request falls under, what it asks for, and what the answer tells the client. Values, no clock.
 
-Made and used by `quotas.shared_quotas`, carried through the index lookup. `docs/quotas.md`.
+`docs/quotas.md`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,124 @@ from math import ceil
 import msgspec
 
 from extproc.policy.priority import Quota
-from extproc.quotas.quota_share import QuotaShare
-from extproc.quotas.token_bucket import BucketTerms, terms_of
+
+TOLERANCE = 0.001
+LONGEST_WAIT_SECONDS = 1e9  # thirty years: what is told stays a number
+NEVER_SECONDS = 60.0  # told where nothing ever comes: a bucket without a rate
+LONGEST_DEBT_SECONDS = 3600.0
+
+
+class BucketTerms(msgspec.Struct, frozen=True):
+    """What one bucket gives."""
+
+    per_second: float
+    capacity: float  # what there is after a rest
+
+    def shared_by(self, replicas: int) -> "BucketTerms":
+        """Return one replica's share. One unit can always be had at once, or small shares would let nobody pass."""
+        if replicas <= 1 or self.capacity <= 0:
+            return self
+        return BucketTerms(self.per_second / replicas, max(self.capacity / replicas, 1.0))
+
+
+def terms_of(per_minute: float, *, burst_seconds: float) -> BucketTerms:
+    """Return the terms of a limit per minute of which `burst_seconds` worth may come at once, at least one unit."""
+    per_second = per_minute / 60.0
+    return BucketTerms(per_second, max(per_second * burst_seconds, 1.0) if per_minute > 0 else 0.0)
+
+
+class TokenBucket(msgspec.Struct):
+    """A level that rises to the capacity; takes are decided with `wait` before."""
+
+    terms: BucketTerms
+    level: float
+    at: float  # seconds of the clock that the callers use
+
+    def wait(self, amount: float, *, now: float) -> float:
+        """Return in how many seconds `amount` may be taken; 0: now.
+
+        More than the capacity may be taken when the bucket is full, and leaves a debt: otherwise it never could.
+        """
+        self._rise(now)
+        terms = self.terms
+        missing = (min(amount, terms.capacity) if terms.capacity > 0 else amount) - self.level
+        if missing <= TOLERANCE:
+            return 0.0
+        return min(missing / terms.per_second, LONGEST_WAIT_SECONDS) if terms.per_second > 0 else NEVER_SECONDS
+
+    def change(self, amount: float, *, now: float) -> None:
+        """Take `amount`, or give it back where it is negative; what does not fit is lost."""
+        self._rise(now)
+        self.level = self._bounded(self.level - amount)
+
+    def _rise(self, now: float) -> None:
+        self.level = self._bounded(self.level + max(now - self.at, 0.0) * self.terms.per_second)
+        self.at = now
+
+    def _bounded(self, level: float) -> float:
+        return min(max(level, -LONGEST_DEBT_SECONDS * self.terms.per_second), self.terms.capacity)
+
+
+FIRST_GENERATED = 256.0  # tokens an answer is expected to have, until some were seen
+FIRST_SECONDS = 2.0  # the same of a request's time
+WEIGHT = 0.2  # of the newest in the moving averages
+
+
+class QuotaShare(msgspec.Struct, eq=False):
+    """Levels are in the order of `quotas.quota.Limit`: requests, prompt tokens, generated tokens."""
+
+    open_requests: int = 0  # admitted here, not ended
+    usual_generated: float = FIRST_GENERATED
+    usual_seconds: float = FIRST_SECONDS
+    heard: tuple[float, ...] = ()  # the shared levels when Redis answered last
+    heard_at: float = 0.0
+    buckets: tuple[TokenBucket, ...] = ()  # in use while Redis is away
+    replicas: int = 1  # that they were made for
+
+    def note(self, levels: tuple[float, ...], *, now: float) -> None:
+        """Redis has answered: its levels count."""
+        self.heard, self.heard_at = levels, now
+        if self.buckets:
+            self.buckets = ()
+
+    def took(self, seconds: float) -> None:
+        """Learn from the time that one request took."""
+        self.usual_seconds += WEIGHT * (max(seconds, 0.0) - self.usual_seconds)
+
+    def generated(self, tokens: int) -> None:
+        """Learn from what one request generated."""
+        self.usual_generated += WEIGHT * (tokens - self.usual_generated)
+
+    def local(self, terms: Sequence[BucketTerms], *, replicas: int, now: float) -> tuple[TokenBucket, ...]:
+        """Return the buckets of this replica alone; they begin with its share of what Redis said last."""
+        replicas = max(replicas, 1)
+        if not self.buckets or replicas != self.replicas:
+            self.buckets = tuple(self._bucket(i, each, replicas, now) for i, each in enumerate(terms))
+            self.replicas = replicas
+        return self.buckets
+
+    def _bucket(self, index: int, terms: BucketTerms, replicas: int, now: float) -> TokenBucket:
+        share = terms.shared_by(replicas)
+        if self.buckets:  # others came or went
+            old = self.buckets[index]
+            level, at = old.level * self.replicas / replicas, old.at
+        elif self.heard:
+            level, at = self.heard[index] / replicas, self.heard_at
+        else:
+            level, at = share.capacity, now
+        return TokenBucket(share, min(level, share.capacity), at)
+
+    def is_crowded(self, most_open: int, *, replicas: int) -> bool:
+        """Tell whether as many requests are open here as this replica's share of `most_open`, at least one."""
+        return self.open_requests >= (max(most_open // max(replicas, 1), 1) if most_open > 0 else 0)
+
+    def wait_for_an_end(self) -> float:
+        """Return in how many seconds one of the open requests here is likely to end."""
+        return self.usual_seconds / max(self.open_requests, 1)
+
+
+# what is asked for counts as there when so little is missing: levels are rounded on their way to Redis and back
+
 
 QUOTA_LOCAL = "quota-local"  # the degradation's word: decided by this replica's share
 ANY = "*"

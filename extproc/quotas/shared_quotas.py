@@ -28,8 +28,15 @@ from extproc.quotas.quota import (
     matching_quota,
     quota_key,
 )
-from extproc.quotas.quota_records import MOST_MEMBERS, QuotaNames, QuotaScript, Taken, read_taken
-from extproc.quotas.quota_writes import QuotaWrite, QuotaWrites
+from extproc.quotas.quota_records import (
+    MOST_MEMBERS,
+    QuotaNames,
+    QuotaScript,
+    QuotaWrite,
+    QuotaWrites,
+    Taken,
+    read_taken,
+)
 from kvmesh.errors import IndexUnavailableError, RedisUrlError
 from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.keys import PICKERS

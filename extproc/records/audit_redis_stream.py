@@ -1,7 +1,6 @@
 """A Redis Stream of records: lines are added in order, a batch at once or not at all, over a connection of its own.
 
-Driven by `write_records`; a Redis that is slow or gone is an IndexUnavailableError. A batch whose answer was lost is
-sent again: a line may be there twice, and its chain and number tell.
+A batch whose answer was lost is sent again: a line may be there twice, and its chain and number tell.
 """
 
 import asyncio

@@ -1,14 +1,12 @@
 """The commands `kvmesh audit verify` and `kvmesh audit read`. Imports late, to start fast."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from kvmesh.redis.options import with_redis
-
-if TYPE_CHECKING:
-    from kvmesh.redis.address import RedisAccess
+from kvmesh.options import takes_settings
+from kvmesh.redis.address import RedisAccess
 
 app = typer.Typer(add_completion=False)
 audit = typer.Typer(help="Check and read what pickers have written of their requests (docs/audit.md).")
@@ -46,9 +44,9 @@ def verify(
 
 
 @audit.command("read")
-@with_redis
+@takes_settings
 def read(
-    access: "RedisAccess",
+    access: RedisAccess,
     stream: Annotated[str, typer.Option(metavar="NAME", help="The pickers' --access-log-stream.")],
 ) -> None:
     """Print the lines of a Redis Stream, oldest first, as `kvmesh audit verify --interleaved` reads them."""

@@ -1,4 +1,4 @@
-"""Writes the access log: to standard output and a file in threads, to a Redis Stream in a task. Made by `picker_parts`.
+"""Writes the access log: to standard output and a file in threads, to a Redis Stream in a task.
 
 A target that fails keeps what it was given until it works again; meanwhile its buffer fills, and what does not fit is
 dropped and owned up to. Nothing here is waited for by a request.
@@ -19,9 +19,8 @@ from typing import Protocol
 from extproc.errors import ConfigError
 from extproc.records.access_log import AccessLog, RecordBuffer
 from extproc.records.audit_chain import AuditChain, AuditKey, ChainEnd, parse_keys
-from extproc.records.audit_file import RecordFile, StandardOutput
+from extproc.records.audit_file import RecordFile, RecordLines, StandardOutput, new_chain
 from extproc.records.audit_redis_stream import RecordStream
-from extproc.records.record_lines import RecordLines, new_chain
 from extproc.settings.observation_settings import ObservationSettings
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.redis.address import RedisAccess

@@ -1,7 +1,7 @@
 """The pickers' own keys in Redis: names, records, commands and how their replies read. `docs/replicas.md` lists them.
 
-Used by `replicas.shared_state`. Everything that is read may have been written by anyone: what is not ours to read is
-left out and never raises. Names of sessions and adapters are keyed hashes, so that no client's text is in Redis.
+Everything that is read may have been written by anyone: what is not ours to read is left out and never raises. Names of
+sessions and adapters are keyed hashes, so that no client's text is in Redis.
 """
 
 import hashlib

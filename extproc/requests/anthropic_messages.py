@@ -1,21 +1,20 @@
 """Read Anthropic's /v1/messages as vLLM 0.32 converts it into a chat.
 
-Called by `openai.parse_request`. Two things depend on the model's template, and are left to whoever renders: where
-system messages after the first go, and whether thinking can be switched off (see ChatPrompt).
+Two things depend on the model's template and are left open in the ChatPrompt: where system messages after the first
+go, and whether thinking can be switched off.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from extproc.requests.chat_messages import BILLING_HEADER
-from extproc.requests.request import ApiKind, ChatPrompt, InferenceRequest, Prompt
+from extproc.requests.request import ChatPrompt
 from extproc.requests.request_fields import (
     Body,
+    ReadPrompts,
     UnsupportedPromptError,
-    facts,
     forwarded_ids,
     have_media,
-    joined,
     mapping,
     objects,
     template_variables,
@@ -37,35 +36,30 @@ class MessagesBody(Body, kw_only=True):
     max_tokens: Any = None
     chat_template_kwargs: Any = None
 
-
-def messages_request(path: str, body: MessagesBody) -> InferenceRequest:
-    """Return the facts of one conversation."""
-    prompts: tuple[Prompt, ...] | UnsupportedPromptError
-    media = False
-    try:
-        prompt: Prompt = _chat_prompt(body)
-        media = isinstance(prompt, ChatPrompt) and have_media(prompt.messages)
-        if body.kv_transfer_params is not None and not media:
-            prompt = forwarded_ids(body, echo=False) or prompt
-        prompts = (prompt,)
-    except UnsupportedPromptError as error:
-        prompts = error
-    return facts(ApiKind.MESSAGES, path, body, prompts, max_tokens=body.max_tokens, has_media=media)
+    @property
+    def output_limit(self) -> Any:
+        """The field of this API."""
+        return self.max_tokens
 
 
-def _chat_prompt(body: MessagesBody) -> ChatPrompt:
+def read_messages(body: MessagesBody) -> ReadPrompts:
+    """Read one conversation."""
     converted: list[dict[str, Any]] = []
     for message in body.messages:
         _convert(mapping(message, "messages"), converted)
     system = _system_texts(body.system)
     effort, can_be_off = _effort(body)
-    return ChatPrompt(
+    prompt = ChatPrompt(
         messages=(*_system_message(system), *converted),
         messages_system_first=_system_first(system, converted),
         tools=_tools(body.tools, body.messages),
         chat_template_kwargs=template_variables(body.chat_template_kwargs, effort),
         kwargs_low_effort=template_variables(body.chat_template_kwargs, "low") if can_be_off else None,
     )
+    media = have_media(prompt.messages)
+    if body.kv_transfer_params is not None and not media and (ids := forwarded_ids(body, echo=False)) is not None:
+        return ReadPrompts((ids,))
+    return ReadPrompts((prompt,), has_media=media)
 
 
 def _system_first(system: list[str], converted: list[dict[str, Any]]) -> tuple[dict[str, Any], ...] | None:
@@ -76,7 +70,7 @@ def _system_first(system: list[str], converted: list[dict[str, Any]]) -> tuple[d
 
 
 def _system_message(texts: list[str]) -> tuple[dict[str, Any], ...]:
-    return ({"role": "system", "content": joined(texts)},) if texts else ()
+    return ({"role": "system", "content": "".join(texts)},) if texts else ()
 
 
 def _system_texts(content: Any) -> list[str]:
@@ -104,25 +98,16 @@ def _convert(message: Mapping[str, Any], into: list[dict[str, Any]]) -> None:
     """Append the chat messages that one message becomes: tool results come before the message that held them."""
     role, content = message.get("role"), message.get("content")
     if role == "system":
-        # unlike the system field, a text here may be a billing line as a whole
-        said = joined(_system_texts(content))
+        # unlike in the system field, a text here may be a billing line as a whole
+        said = "".join(_system_texts(content))
         if said and not (isinstance(content, str) and _is_billing(content)):
             into.append({"role": "system", "content": said})
     elif role not in ("user", "assistant"):
         raise UnsupportedPromptError("the role of a message must be user, assistant or system")
     elif isinstance(content, str):
         into.append({"role": role, "content": content})
-    elif (only := _only_text(content)) is not None:
-        into.append({"role": role, "content": only})
     else:
         _convert_blocks(role, _blocks(content), into)
-
-
-def _only_text(content: Any) -> str | None:
-    """Return the text of a message of one text, by far the most common: a short cut past all other kinds."""
-    block = content[0] if type(content) is list and len(content) == 1 else None
-    said = block.get("text") if type(block) is dict and block.get("type") == "text" else None
-    return said if said and type(said) is str else None
 
 
 def _convert_blocks(role: str, blocks: Iterable[Mapping[str, Any]], into: list[dict[str, Any]]) -> None:
@@ -134,7 +119,8 @@ def _convert_blocks(role: str, blocks: Iterable[Mapping[str, Any]], into: list[d
         if kind in ("text", "image"):
             parts.extend(_part(block))
         elif kind == "thinking":
-            thoughts.extend(_thought(block))
+            if block.get("thinking") is not None:
+                thoughts.append(text(block["thinking"], "thinking"))
         elif kind == "tool_use":
             calls.append(_tool_call(block))
         elif kind == "tool_result" and role == "user":
@@ -156,17 +142,12 @@ def _part(block: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     return ({"type": "text", "text": text(said, "the text of a block")},) if said else ()
 
 
-def _thought(block: Mapping[str, Any]) -> Iterable[str]:
-    thought = block.get("thinking")
-    return () if thought is None else (text(thought, "thinking"),)
-
-
 def _message(
     role: str, parts: list[dict[str, Any]], calls: list[dict[str, Any]], thoughts: list[str]
 ) -> dict[str, Any]:
     message: dict[str, Any] = {"role": role}
     if thoughts:
-        message["reasoning"] = joined(thoughts)
+        message["reasoning"] = "".join(thoughts)
     if calls:
         message["tool_calls"] = calls
     if parts:

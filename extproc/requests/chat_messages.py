@@ -1,8 +1,7 @@
 """Chat messages and tools in the shape in which vLLM 0.32 hands them to a chat template.
 
-Called by `chat_template`, and by readers of APIs that become chats. It decides nothing about validity: what vLLM would
-answer with a 400 either passes through or raises ChatTemplateError, and the pod answers. The caller's objects are
-never changed.
+Nothing is decided about validity: what vLLM would answer with a 400 either passes through or raises ChatTemplateError,
+and the pod answers. The caller's objects are never changed.
 """
 
 import json
@@ -30,7 +29,7 @@ KNOWN_PART_FIELDS = frozenset(
         *("video_url", "video_embeds", "prompt_cache_breakpoint"),
     )
 )
-# A line that one client adds to the system prompt, new in each request; vLLM drops it to keep the cache warm.
+# A line that one client adds to the system prompt, another one in each request; vLLM drops it to keep the cache warm.
 BILLING_HEADER = "x-anthropic-billing-header"
 
 
@@ -47,6 +46,12 @@ def _message(message: Any, content_format: ContentFormat) -> Message:
     if not isinstance(role, str):
         raise ChatTemplateError("every message must be an object with a role")
     result: Message = {"role": role, "content": _content(message.get("content"), role, content_format)}
+    if len(message) > 2 or "content" not in message or role == "developer":  # most have nothing else
+        _add_fields(result, message, role)
+    return result
+
+
+def _add_fields(result: Message, message: Mapping[str, Any], role: str) -> None:
     if role == "assistant":
         _add_assistant_fields(result, message)
     elif role == "tool" and "tool_call_id" in message:
@@ -57,7 +62,6 @@ def _message(message: Any, content_format: ContentFormat) -> Message:
     if role == "developer":
         tools = message.get("tools")
         result["tools"] = [_developer_tool(tool) for tool in tools] if isinstance(tools, list) else tools
-    return result
 
 
 def _content(content: Any, role: str, content_format: ContentFormat) -> str | list[Any]:
@@ -90,7 +94,7 @@ def _part(part: Any) -> dict[str, Any] | None:
     if kind == "tool_reference":
         return {"type": "tool_reference", "name": _text(part.get("name"))}
     if not isinstance(kind, str) or kind not in TEXT_FIELD:
-        # of what clients write, only words that vLLM knows are repeated: this is logged
+        # of what clients write, only types that vLLM knows are repeated: this is logged
         shown = f"of type {kind}" if isinstance(kind, str) and kind in KNOWN_PART_FIELDS else "of an unknown type"
         raise ChatTemplateError(f"content parts {shown} are not text")
     text = part.get(TEXT_FIELD[kind])

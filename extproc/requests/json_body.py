@@ -1,15 +1,18 @@
-"""Decode a request body into typed fields, taking what vLLM's own parser takes.
+"""From a body's bytes to typed fields: its content encoding undone, its JSON decoded as vLLM's own parser does.
 
-Called by `openai.parse_request`. msgspec reads nearly all bodies; what it refuses and Python's parser accepts (NaN,
-Infinity, halves of surrogate pairs, a byte order mark, UTF-16, numbers beyond a float) is read by that one, if small.
+The pod gets the bytes as they came; vLLM itself reads no coded bodies, but a filter between the picker and the pod may.
+msgspec reads nearly all JSON. What it refuses and Python's parser accepts (NaN, Infinity, halves of surrogate pairs, a
+byte order mark, UTF-16, numbers beyond a float) is read by that one, if the body is small.
 """
 
 import json
+import re
+import zlib
 from typing import TypeVar
 
 import msgspec
 
-from extproc.errors import MalformedRequestError
+from extproc.errors import BodyTooLargeError, KvmeshError, MalformedRequestError
 
 _T = TypeVar("_T")
 
@@ -18,6 +21,13 @@ MAX_CONTAINERS = 100_000  # objects and lists: about 0.1 s
 MAX_ELEMENTS = 1_500_000  # a million token ids and their like: about 0.1 s
 MAX_LENIENT_BYTES = 1 << 20  # Python's parser takes some ten times as long: about 10 ms
 OUT_OF_RANGE = "Number out of range"
+GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib finds out which
+RAW_DEFLATE = -zlib.MAX_WBITS  # what some clients send as "deflate"
+CODINGS = frozenset(("gzip", "x-gzip", "deflate"))
+MAX_CODINGS = 2  # there is no reason for more
+MAX_MEMBERS = 64  # gzip streams in one body: each costs a copy of all that follow
+# in UTF-16 and UTF-32, too, which Python's parser reads: NULs and other marks before the bracket
+_ANY_START = re.compile(rb"\x00*+(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?[ \t\r\n\x00]*+\{")
 
 
 class MalformedFieldError(MalformedRequestError):
@@ -28,6 +38,10 @@ class MalformedFieldError(MalformedRequestError):
 
 class BodyNotReadError(Exception):
     """Reading the body would hold up other requests; the text says why."""
+
+
+class UnknownContentEncodingError(KvmeshError):
+    """The body has a coding that the picker does not read (br, zstd, …)."""
 
 
 def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
@@ -76,3 +90,66 @@ def has_too_many_parts(body: bytes) -> bool:
     if len(body) <= BODY_BYTES_WITHOUT_LIMIT:
         return False
     return body.count(b"{") + body.count(b"[") > MAX_CONTAINERS or body.count(b",") > MAX_ELEMENTS
+
+
+def may_be_object(body: bytes) -> bool:
+    """Tell whether a body begins as JSON objects do, in any encoding that Python's parser reads."""
+    return _ANY_START.match(body) is not None
+
+
+# --- content encodings: gzip and deflate, never beyond a limit --------------------------------------------------------
+
+
+def decoded_body(body: bytes, *, content_encoding: str | None, max_bytes: int) -> bytes:
+    """Return the body without its codings (the header's value, e.g. "gzip"); without any it is the same object.
+
+    So is a JSON object under a header that is not true of it: vLLM does not look at the header and would serve it.
+
+    Raise UnknownContentEncodingError (also for more than MAX_MEMBERS pieces), MalformedRequestError for damaged data,
+    BodyTooLargeError as soon as more than `max_bytes` come out: the rest is never unpacked.
+    """
+    if not content_encoding:
+        return body
+    codings = [name for part in content_encoding.lower().split(",") if (name := part.strip()) not in ("", "identity")]
+    if not CODINGS.issuperset(codings) or len(codings) > MAX_CODINGS:
+        if may_be_object(body):
+            return body
+        raise UnknownContentEncodingError(f"the picker does not read the content-encoding {content_encoding[:40]!r}")
+    plain = body
+    try:
+        for _ in codings:  # in any order: the data itself shows which coding it has
+            plain = _unpacked(plain, max_bytes=max_bytes)
+    except MalformedRequestError:
+        if may_be_object(body):
+            return body
+        raise
+    return plain
+
+
+def _unpacked(body: bytes, *, max_bytes: int) -> bytes:
+    try:
+        return _members(body, GZIP_OR_ZLIB, max_bytes=max_bytes)
+    except zlib.error as error:
+        try:
+            return _members(body, RAW_DEFLATE, max_bytes=max_bytes)
+        except zlib.error:
+            raise MalformedRequestError(f"The request body's content-encoding is damaged: {error}.") from error
+
+
+def _members(body: bytes, window: int, *, max_bytes: int) -> bytes:
+    """Unpack one stream after another (gzip allows several), at most `max_bytes` in all."""
+    parts: list[bytes] = []
+    room = max_bytes
+    while body or not parts:
+        if len(parts) == MAX_MEMBERS:
+            raise UnknownContentEncodingError(f"the body is packed in more than {MAX_MEMBERS} pieces")
+        stream = zlib.decompressobj(window)
+        part = stream.decompress(body, room + 1)
+        if len(part) > room:
+            raise BodyTooLargeError(f"the request body unpacks to more than {max_bytes} bytes")
+        if not stream.eof:
+            raise zlib.error("the data ends too early")
+        parts.append(part)
+        room -= len(part)
+        body = stream.unused_data
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,35 +1,27 @@
 """Read the request bodies of all APIs that vLLM 0.32 serves, OpenAI's and others: the entry for every one of them.
 
-Called by the use case with the buffered body, which is only read: the bytes go to the pod unchanged. Only bodies
-that no pod could answer are refused here. Everything else that is odd is left for vLLM to judge, on the pod that the
-load suggests.
+The buffered body is only read: its bytes go to the pod unchanged. Only bodies that no pod could answer are refused
+here. Everything else that is odd is left for vLLM to judge, on the pod that the load suggests.
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
 from extproc.errors import BodyTooLargeError, MalformedRequestError, PickError, UnsupportedEncodingError
-from extproc.requests.anthropic_messages import MessagesBody, messages_request
-from extproc.requests.content_encoding import UnknownContentEncodingError, decoded_body
-from extproc.requests.json_body import BodyNotReadError, MalformedFieldError, decode_body
-from extproc.requests.json_edit import may_be_object
-from extproc.requests.openai_chat import ChatBody, chat_batch_request, chat_request
-from extproc.requests.openai_completions import CompletionBody, GenerateBody, completion_request, generate_request
-from extproc.requests.pooling_apis import (
-    PoolingBody,
-    cohere_embed_request,
-    embeddings_request,
-    pooling_request,
-    rerank_request,
-    score_request,
+from extproc.requests import openai_bodies as openai
+from extproc.requests.anthropic_messages import MessagesBody, read_messages
+from extproc.requests.json_body import (
+    BodyNotReadError,
+    MalformedFieldError,
+    UnknownContentEncodingError,
+    decode_body,
+    decoded_body,
+    may_be_object,
 )
 from extproc.requests.request import ApiKind, InferenceRequest
-from extproc.requests.request_fields import Body, flag, is_unicode
-from extproc.requests.responses_api import ResponsesBody, responses_request
-
-_B = TypeVar("_B", bound=Body)
+from extproc.requests.request_fields import Body, ReadPrompts, UnsupportedPromptError, count, flag, unicode_text
 
 MAX_DECODED_BYTES = 16 << 20
 NOT_OF_THE_API = "the body is not what this API takes"
@@ -40,44 +32,44 @@ class AmbiguousBodyError(MalformedFieldError):
     """The body fits two APIs, and which of them serves it is up to the pod."""
 
 
-class _Api(Generic[_B]):
-    """How one API's bodies are read. A `strict` one is refused here when no pod could answer it."""
+class _Api(NamedTuple):
+    """How one API's bodies are read. A strict one is refused here when no pod could answer it."""
 
-    __slots__ = ("decoder", "kind", "read", "strict")
-
-    def __init__(
-        self, kind: ApiKind, body: type[_B], read: Callable[[str, _B], InferenceRequest], *, strict: bool = True
-    ) -> None:
-        self.kind = kind
-        self.decoder = msgspec.json.Decoder(body)
-        self.read = read
-        self.strict = strict
+    kind: ApiKind
+    decoder: msgspec.json.Decoder[Any]
+    read: Callable[[Any], ReadPrompts]
+    strict: bool
 
 
-_CHAT = _Api(ApiKind.CHAT_COMPLETIONS, ChatBody, chat_request)
-_COMPLETION = _Api(ApiKind.COMPLETIONS, CompletionBody, completion_request)
+def _served(kind: ApiKind, body: type[Body], read: Callable[[Any], ReadPrompts], *, strict: bool = True) -> _Api:
+    return _Api(kind, msgspec.json.Decoder(body), read, strict)
+
+
+_CHAT = _served(ApiKind.CHAT_COMPLETIONS, openai.ChatBody, openai.read_chat)
+_COMPLETION = _served(ApiKind.COMPLETIONS, openai.CompletionBody, openai.read_completion)
 # the short paths of pooling models are not strict: another application may have them, too
-_POOLING = _Api(ApiKind.POOLING, PoolingBody, pooling_request, strict=False)
-_SCORE = _Api(ApiKind.SCORE, PoolingBody, score_request, strict=False)
-_RERANK = _Api(ApiKind.RERANK, PoolingBody, rerank_request, strict=False)
+_POOLING = _served(ApiKind.POOLING, openai.PoolingBody, openai.read_pooling, strict=False)
+_SCORE = _served(ApiKind.SCORE, openai.PoolingBody, openai.read_scored, strict=False)
+_RERANK = _served(ApiKind.RERANK, openai.PoolingBody, openai.read_scored, strict=False)
 # any of those above, by what is in the body
-_INVOCATIONS = _Api(ApiKind.OTHER, PoolingBody, pooling_request, strict=False)
+_INVOCATIONS = _served(ApiKind.OTHER, openai.PoolingBody, openai.read_pooling, strict=False)
 
-# Paths by their end (a gateway may serve them under a prefix), grouped by the last segment, more specific ones first.
-_APIS: dict[str, tuple[tuple[str, _Api[Any]], ...]] = {
-    "completions": (("/v1/chat/completions", _CHAT), ("/v1/completions", _COMPLETION)),
-    "batch": (("/v1/chat/completions/batch", _Api(ApiKind.CHAT_COMPLETIONS, ChatBody, chat_batch_request)),),
-    "responses": (("/v1/responses", _Api(ApiKind.RESPONSES, ResponsesBody, responses_request)),),
-    "messages": (("/v1/messages", _Api(ApiKind.MESSAGES, MessagesBody, messages_request)),),
-    "generate": (("/inference/v1/generate", _Api(ApiKind.GENERATE, GenerateBody, generate_request)),),
-    "embeddings": (("/v1/embeddings", _Api(ApiKind.EMBEDDINGS, PoolingBody, embeddings_request)),),
-    "embed": (("/v2/embed", _Api(ApiKind.EMBEDDINGS, PoolingBody, cohere_embed_request, strict=False)),),
-    "pooling": (("/pooling", _POOLING),),
-    "classify": (("/classify", _POOLING),),
-    "score": (("/score", _SCORE),),
-    "rerank": (("/rerank", _RERANK),),
-    "invocations": (("/invocations", _INVOCATIONS),),
-}
+# The APIs by the ends of their paths: a gateway may serve them under a prefix.
+_APIS = (
+    ("/v1/chat/completions", _CHAT),
+    ("/v1/completions", _COMPLETION),
+    ("/v1/chat/completions/batch", _served(ApiKind.CHAT_COMPLETIONS, openai.ChatBody, openai.read_chat_batch)),
+    ("/v1/responses", _served(ApiKind.RESPONSES, openai.ResponsesBody, openai.read_responses)),
+    ("/v1/messages", _served(ApiKind.MESSAGES, MessagesBody, read_messages)),
+    ("/inference/v1/generate", _served(ApiKind.GENERATE, openai.GenerateBody, openai.read_generate)),
+    ("/v1/embeddings", _served(ApiKind.EMBEDDINGS, openai.PoolingBody, openai.read_embeddings)),
+    ("/v2/embed", _served(ApiKind.EMBEDDINGS, openai.PoolingBody, openai.read_cohere_embed, strict=False)),
+    ("/pooling", _POOLING),
+    ("/classify", _POOLING),
+    ("/score", _SCORE),
+    ("/rerank", _RERANK),
+    ("/invocations", _INVOCATIONS),
+)
 # the last segments of paths that only turn texts into tokens or back
 _NO_GPU = frozenset(("tokenize", "detokenize", "count_tokens", "render", "derender"))
 
@@ -88,7 +80,7 @@ class _OtherBody(msgspec.Struct, kw_only=True):
 
 
 class _InvokedBody(msgspec.Struct, kw_only=True):
-    """What tells the APIs apart."""
+    """The fields by which the APIs differ."""
 
     messages: Any = None
     prompt: Any = None
@@ -115,7 +107,7 @@ def parse_request(
     """Return the facts of a request; `path` may carry a prefix and a query string, `body` is None if it is not known.
 
     `content_type` and `content_encoding` are the headers' values, None where there is none. Raise
-    MalformedRequestError when the body of a known API is not a JSON object or a field has a type that nobody can
+    MalformedRequestError when the body of a known API is not a JSON object or a field has a type that no pod can
     serve, BodyTooLargeError when it unpacks to more than `max_decoded_bytes`. A prompt whose tokens cannot be known
     leaves `prompts` empty and sets `unsupported_reason`. With `require_readable` no body passes unread that vLLM may
     be able to read: raise UnsupportedEncodingError, or BodyTooLargeError for one with too many parts.
@@ -126,9 +118,9 @@ def parse_request(
     api, kind = _api(path) if method == "POST" else (None, ApiKind.OTHER)
     if body is None:
         return _other_request(kind, path, b"", None if api is None else "Envoy does not send the body")
-    is_json = content_type == JSON_TYPE or _is_json(content_type)
+    is_json = _is_json(content_type)
     known = api if is_json else None
-    # pods read nothing but JSON, and no GET's body; what is uploaded to other applications is not our business
+    # pods read nothing but JSON, and no GET's body; uploads to other applications are not judged
     is_needed = require_readable and is_json and method == "POST" and (api is not None or content_type is not None)
     why = None if api is None or is_json else "the content-type is not application/json, all that vLLM takes"
     try:
@@ -142,7 +134,8 @@ def parse_request(
         return _lenient_request(known, path, plain, is_needed=is_needed)
     except (UnknownContentEncodingError, BodyNotReadError) as error:
         if is_needed:
-            raise _refusal(error) from None
+            kind_of_error = BodyTooLargeError if isinstance(error, BodyNotReadError) else UnsupportedEncodingError
+            raise kind_of_error(f"{error}, and what the request may have depends on it") from None
         why = why if known is None else str(error)
     except PickError as error:
         if _is_final(error, known, is_needed=is_needed):
@@ -151,19 +144,14 @@ def parse_request(
     return _other_request(kind, path, b"", why)
 
 
-def _refusal(error: UnknownContentEncodingError | BodyNotReadError) -> PickError:
-    kind = BodyTooLargeError if isinstance(error, BodyNotReadError) else UnsupportedEncodingError
-    return kind(f"{error}, and what the request may have depends on it")
-
-
-def _is_final(error: PickError, known: _Api[Any] | None, *, is_needed: bool) -> bool:
+def _is_final(error: PickError, known: _Api | None, *, is_needed: bool) -> bool:
     """Tell whether no pod gets the body; one of an unknown API is routed all the same."""
     if isinstance(error, BodyTooLargeError | AmbiguousBodyError):
         return known is not None or is_needed
     return known is not None and known.strict
 
 
-def _lenient_request(api: _Api[Any], path: str, body: bytes, *, is_needed: bool) -> InferenceRequest:
+def _lenient_request(api: _Api, path: str, body: bytes, *, is_needed: bool) -> InferenceRequest:
     """Return the facts of a body that is routed whatever it is."""
     chosen = _invoked(body, is_needed=is_needed) if api is _INVOCATIONS else api
     if chosen is None:
@@ -174,19 +162,18 @@ def _lenient_request(api: _Api[Any], path: str, body: bytes, *, is_needed: bool)
         return _other_request(api.kind, path, body, NOT_OF_THE_API)
 
 
-def _api(path: str) -> tuple[_Api[Any] | None, ApiKind]:
-    last = path.rpartition("/")[2]
-    for end, api in _APIS.get(last, ()):
+def _api(path: str) -> tuple[_Api | None, ApiKind]:
+    for end, api in _APIS:
         if path.endswith(end):
             return api, api.kind
-    return None, ApiKind.TOKENIZE if last in _NO_GPU else ApiKind.OTHER
+    return None, ApiKind.TOKENIZE if path.rpartition("/")[2] in _NO_GPU else ApiKind.OTHER
 
 
-def _invoked(body: bytes, *, is_needed: bool) -> _Api[Any] | None:
-    """Return as what vLLM's /invocations serves a body: it tries one API after another until the body fits.
+def _invoked(body: bytes, *, is_needed: bool) -> _Api | None:
+    """Return the API as which vLLM's /invocations serves a body: it tries one after another until the body fits.
 
-    As far as the names of the fields tell: vLLM looks at their types, too, so one that fits two APIs is refused where
-    it matters (`is_needed`).
+    Only the names of the fields are compared. vLLM looks at their types, too, so a body that fits two APIs is refused
+    where the difference matters (`is_needed`).
     """
     try:
         found = decode_body(_INVOKED, body)
@@ -204,18 +191,33 @@ def _invoked(body: bytes, *, is_needed: bool) -> _Api[Any] | None:
 
 
 def _is_json(content_type: str | None) -> bool:
-    return content_type is None or content_type == JSON_TYPE or content_type.partition(";")[0].lower() == JSON_TYPE
+    return content_type is None or content_type.partition(";")[0].lower() == JSON_TYPE
 
 
-def _read(api: _Api[Any], path: str, body: bytes) -> InferenceRequest:
-    fields = decode_body(api.decoder, body)
-    model = fields.model
-    if model is not None and not (model.isascii() or is_unicode(model)):
+def _read(api: _Api, path: str, body: bytes) -> InferenceRequest:
+    fields: Body = decode_body(api.decoder, body)
+    model = unicode_text(fields.model)
+    if fields.model and model is None:
         raise MalformedFieldError("The request body has a model whose name is not valid Unicode.")
-    if not model:
-        fields.model = None  # "" gets the pod's default, too
-    fields.body_bytes = len(body)
-    return api.read(path, fields)
+    found, reason = ReadPrompts(()), None
+    try:
+        found = api.read(fields)
+    except UnsupportedPromptError as error:
+        reason = str(error)
+    return InferenceRequest(
+        api=api.kind,
+        path=path,
+        model=model,  # None for "", too: the pod takes its default
+        prompts=found.prompts,
+        stream=flag(fields.stream, default=False),
+        max_tokens=count(fields.output_limit),
+        cache_salt=unicode_text(fields.cache_salt),
+        truncation=found.truncation,
+        user=fields.sender,
+        has_media=found.has_media,
+        unsupported_reason=reason,
+        body_bytes=len(body),
+    )
 
 
 def _other_request(kind: ApiKind, path: str, body: bytes, unsupported_reason: str | None = None) -> InferenceRequest:
@@ -227,11 +229,10 @@ def _other_request(kind: ApiKind, path: str, body: bytes, unsupported_reason: st
         other = decode_body(_OTHER, body) if may_be_object(body) else _OtherBody()
     except MalformedRequestError:
         other = _OtherBody()
-    model = other.model if isinstance(other.model, str) and is_unicode(other.model) else None
     return InferenceRequest(
         api=kind,
         path=path,
-        model=model or None,
+        model=unicode_text(other.model),
         stream=flag(other.stream, default=False),
         max_tokens=0 if kind is ApiKind.TOKENIZE else None,
         unsupported_reason=unsupported_reason,

@@ -1,7 +1,6 @@
 """What the picker knows of one request: the model, its prompts and its limits, as plain facts.
 
-Made by `requests.openai.parse_request` from path and body, read by the use case and the tokenizer. Nothing here
-judges the request: vLLM does, the picker only needs what decides where the prompt is cached.
+Nothing here judges the request: vLLM does. The picker needs only what decides where the prompt is cached.
 """
 
 import sys
@@ -98,17 +97,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None  # output tokens; None: up to the model's limit
     cache_salt: str | None = None  # enters the first block's key and so the whole chain
     truncation: Truncation | None = None
-    user: str | None = None  # `user`, `safety_identifier` or `metadata.user_id`: sticks experiments to people
+    user: str | None = None  # `user`, `safety_identifier` or `metadata.user_id`: keeps a user on one arm of a split
     has_media: bool = False  # images, audio, video among the messages: only a pod's render endpoint knows their tokens
     unsupported_reason: str | None = None
-    body_bytes: int = 0  # what was read for it; a large body is worth a thread. Not compared
-
-    def __eq__(self, other: object) -> bool:
-        """Compare what was asked for, however many bytes it took."""
-        if not isinstance(other, InferenceRequest):
-            return NotImplemented
-        return msgspec.structs.astuple(self)[:-1] == msgspec.structs.astuple(other)[:-1]
-
-    def __hash__(self) -> int:
-        """Agree with `__eq__`."""
-        return hash(msgspec.structs.astuple(self)[:-1])
+    body_bytes: int = 0  # what was read for it; a large body is worth a thread

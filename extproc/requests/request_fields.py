@@ -1,26 +1,15 @@
-"""How the fields that several APIs share are read, leniently as vLLM's own models read them.
+"""How the fields that several APIs share are read, leniently as vLLM's own models read them."""
 
-Used by the readers of single APIs (`openai_chat`, `responses_api`, …); `openai.parse_request` is the entry.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from extproc.requests.request import (
-    ApiKind,
-    InferenceRequest,
-    Prompt,
-    TextPrompt,
-    TokenPrompt,
-    Truncation,
-    TruncationSide,
-)
+from extproc.requests.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Truncation, TruncationSide
 
-# pydantic's words for booleans, which vLLM accepts wherever it wants one
-TRUE_WORDS = frozenset(("1", "on", "t", "true", "y", "yes"))
-FALSE_WORDS = frozenset(("0", "off", "f", "false", "n", "no"))
+# pydantic's spellings of booleans, which vLLM accepts for every boolean
+TRUE_TEXTS = frozenset(("1", "on", "t", "true", "y", "yes"))
+FALSE_TEXTS = frozenset(("0", "off", "f", "false", "n", "no"))
 MAX_PROMPTS = 4_096  # of one request: about 10 ms; OpenAI takes 2,048
 # content parts that become tokens only in the model's own processor
 MEDIA_PARTS = frozenset(
@@ -32,7 +21,15 @@ MEDIA_PARTS = frozenset(
 
 
 class UnsupportedPromptError(Exception):
-    """The prompt's tokens cannot be told from the body; the text says why."""
+    """The prompt's tokens cannot be derived from the body; the text says why."""
+
+
+class ReadPrompts(NamedTuple):
+    """What a reader of one API finds in a body."""
+
+    prompts: tuple[Prompt, ...]
+    truncation: Truncation | None = None
+    has_media: bool = False
 
 
 class Body(msgspec.Struct, kw_only=True):
@@ -45,72 +42,51 @@ class Body(msgspec.Struct, kw_only=True):
     safety_identifier: Any = None
     metadata: Any = None
     kv_transfer_params: Any = None
-    body_bytes: Any = 0  # written by the entry after decoding, over whatever the client may have sent
+
+    @property
+    def output_limit(self) -> Any:
+        """The field that limits the output tokens, whatever its type; pooling models write none."""
+        return 0
+
+    @property
+    def sender(self) -> str | None:
+        """Who sent it: `user`, `safety_identifier`, or Anthropic's `metadata.user_id`."""
+        of_metadata = self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
+        return unicode_text(self.user or self.safety_identifier or of_metadata)
 
 
-class TruncatedBody(Body, kw_only=True):
-    """With the fields that cut a prompt."""
+class PromptBody(Body, kw_only=True):
+    """With the fields that cut a prompt and those of the tokenizer and the chat template."""
 
     truncate_prompt_tokens: Any = None
     truncation_side: Any = None
+    add_special_tokens: Any = None
+    add_generation_prompt: Any = None
+    continue_final_message: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
 
 
-def facts(
-    api: ApiKind,
-    path: str,
-    body: Body,
-    prompts: tuple[Prompt, ...] | UnsupportedPromptError,
-    *,
-    max_tokens: Any,
-    truncation: Truncation | None = None,
-    has_media: bool = False,
-) -> InferenceRequest:
-    """Put together what was read; an UnsupportedPromptError in place of prompts becomes their reason."""
-    reason = None
-    if isinstance(prompts, UnsupportedPromptError):
-        prompts, reason = (), str(prompts)
-    salt = body.cache_salt
-    names_user = body.user is not None or body.safety_identifier is not None or body.metadata is not None
-    return InferenceRequest(
-        api=api,
-        path=path,
-        model=body.model,
-        prompts=prompts,
-        stream=False if body.stream is None else flag(body.stream, default=False),
-        max_tokens=count(max_tokens),
-        cache_salt=salt if salt and isinstance(salt, str) and is_unicode(salt) else None,
-        truncation=truncation if reason is None else None,
-        user=user_of(body) if names_user else None,
-        has_media=has_media and reason is None,
-        unsupported_reason=reason,
-        body_bytes=body.body_bytes,
-    )
+def unicode_text(value: Any) -> str | None:
+    """Return a text that is not empty and can be encoded, None for anything else.
 
-
-def user_of(body: Body) -> str | None:
-    """Return who sent it: `user`, `safety_identifier`, or Anthropic's `metadata.user_id`."""
-    metadata = body.metadata
-    named = body.user or body.safety_identifier or (metadata.get("user_id") if isinstance(metadata, dict) else None)
-    return named if named and isinstance(named, str) and is_unicode(named) else None
-
-
-def is_unicode(value: str) -> bool:
-    """Tell whether a text can be encoded: JSON may hold half of a surrogate pair, which nothing else can."""
-    if value.isascii():
-        return True
+    JSON may hold half of a surrogate pair, which nothing else can.
+    """
+    if not value or not isinstance(value, str):
+        return None
     try:
         value.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        return None
+    return value
 
 
 def flag(value: Any, *, default: bool) -> bool:
-    """Return a boolean from its JSON form or one of pydantic's words; anything else counts as not given."""
-    if isinstance(value, bool):
-        return value
-    word = str(value).lower() if isinstance(value, str | int) else ""
-    return word in TRUE_WORDS or (default and word not in FALSE_WORDS)
+    """Return a boolean from its JSON form or one of pydantic's spellings; anything else counts as not given."""
+    if value is None or isinstance(value, bool):
+        return default if value is None else value
+    written = str(value).lower() if isinstance(value, str | int) else ""
+    return written in TRUE_TEXTS or (default and written not in FALSE_TEXTS)
 
 
 def count(value: Any) -> int | None:
@@ -127,11 +103,8 @@ def objects(value: Any, name: str) -> tuple[Any, ...] | None:
     return None if value is None else tuple(value)
 
 
-def truncation(body: TruncatedBody, *, output_tokens: Any, default_side: TruncationSide) -> Truncation | None:
-    """Return how `truncate_prompt_tokens` cuts, as vLLM's TokenizeParams.
-
-    `output_tokens` is the limit that the body sets, `default_side` that of the tokenizer.
-    """
+def truncation(body: PromptBody, *, default_side: TruncationSide) -> Truncation | None:
+    """Return how `truncate_prompt_tokens` cuts, as vLLM's TokenizeParams; `default_side` is the tokenizer's."""
     wanted = body.truncate_prompt_tokens
     if wanted is None:
         return None
@@ -145,7 +118,7 @@ def truncation(body: TruncatedBody, *, output_tokens: Any, default_side: Truncat
     return Truncation(
         tokens=tokens,
         side=side or default_side,
-        held_back=held_back(output_tokens),
+        held_back=held_back(body.output_limit),
         keeps_special_tokens=side is None,
     )
 
@@ -155,17 +128,18 @@ def held_back(output_tokens: Any) -> int:
     return 1 if count(output_tokens) else 0
 
 
-def completion_prompts(prompt: Any, *, name: str, add_special_tokens: bool) -> tuple[Prompt, ...]:
+def completion_prompts(body: PromptBody, prompt: Any, *, name: str) -> tuple[Prompt, ...]:
     """Return the prompts of vLLM's four forms: a text, texts, token ids, lists of token ids."""
+    special = flag(body.add_special_tokens, default=True)
     if isinstance(prompt, str):
-        return (TextPrompt(text=prompt, add_special_tokens=add_special_tokens),)
+        return (TextPrompt(text=prompt, add_special_tokens=special),)
     if not isinstance(prompt, list) or not prompt:
         raise UnsupportedPromptError(f"{name} must be a text, a list of texts, token ids or a list of token ids")
     if isinstance(prompt[0], int):
         return (token_prompt(prompt),)
     require_few(prompt)
     if all(isinstance(item, str) for item in prompt):
-        return tuple(TextPrompt(text=item, add_special_tokens=add_special_tokens) for item in prompt)
+        return tuple(TextPrompt(text=item, add_special_tokens=special) for item in prompt)
     return tuple(token_prompt(item) for item in prompt)
 
 
@@ -183,6 +157,29 @@ def token_prompt(ids: Any) -> TokenPrompt:
     except (TypeError, OverflowError):
         pass
     raise UnsupportedPromptError("prompt token ids must be integers from 0 to 4294967295")
+
+
+def chat_prompt(
+    body: PromptBody,
+    messages: list[Any],
+    *,
+    generate: bool,
+    effort: Any = None,
+    tools: Any = None,
+    documents: Any = None,
+) -> ChatPrompt:
+    """Return one conversation; `generate` is the default of `add_generation_prompt`."""
+    if body.chat_template is not None:
+        raise UnsupportedPromptError("the request brings a chat template of its own")
+    return ChatPrompt(
+        messages=tuple(messages),
+        tools=objects(tools, "tools"),
+        documents=objects(documents, "documents"),
+        add_generation_prompt=flag(body.add_generation_prompt, default=generate),
+        continue_final_message=flag(body.continue_final_message, default=False),
+        add_special_tokens=flag(body.add_special_tokens, default=False),
+        chat_template_kwargs=template_variables(body.chat_template_kwargs, effort),
+    )
 
 
 def forwarded_ids(body: Body, *, echo: bool) -> TokenPrompt | None:
@@ -245,8 +242,3 @@ def mapping(value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise UnsupportedPromptError(f"{name} must be an object")
     return value
-
-
-def joined(texts: Iterable[str]) -> str:
-    """Join without a separator, as Anthropic's blocks are."""
-    return "".join(texts)

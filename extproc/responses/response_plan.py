@@ -1,6 +1,6 @@
 """What is to be done with a response: decided with the pick, carried out when the response comes.
 
-Values only. A plan may travel through Envoy (`ext_proc.response_note`), because the response may reach another picker.
+Values only. A plan may travel through Envoy (`ext_proc.messages`), because the response may reach another picker.
 """
 
 from enum import IntEnum

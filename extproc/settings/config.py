@@ -1,5 +1,6 @@
 """The picker's settings, checked once at start-up; the command line fills them, nothing changes them later."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,49 +17,130 @@ from extproc.policy.inference_policy import RESETS, read_policy_file, read_secti
 from extproc.policy.merge import lay_over
 from extproc.policy.merged_policy import pick_policy
 from extproc.policy.reading import PolicyDocumentError
-from extproc.policy.values import SCORER_NAMES, PickPolicy, Steering
+from extproc.policy.values import SCORER_NAMES, PickPolicy, Steering, Strategy
 from extproc.settings.observation_settings import ObservationSettings
-from extproc.settings.yaml_mistake import yaml_mistake
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.redis.address import RedisAccess
+from kvmesh.settings import group, milliseconds, setting, text_setting
+
+QUOTED = re.compile(r"'[^']{2,}'")  # of the text, in PyYAML's messages; a single character stays
+
+
+def parse_endpoints(text: str) -> tuple[str, ...]:
+    """Split `IP:PORT,IP:PORT`; IPv6 is bracketed. Raise ConfigError naming the bad entry.
+
+    Names are refused: Envoy's `override_host` compares the pick with the addresses of its cluster as text.
+    """
+    entries = tuple(entry.strip() for entry in text.split(",") if entry.strip())
+    for entry in entries:
+        host, _, port = entry.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        try:
+            version = ip_address(host.strip("[]")).version
+        except ValueError:
+            raise ConfigError(f"endpoint {entry!r} does not start with an IP address (IPv6 as [::1]:8000)") from None
+        if not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536 or bracketed != (version == 6):
+            raise ConfigError(f"endpoint {entry!r} is not IP:PORT (IPv6 as [::1]:8000)")
+    if len(set(entries)) != len(entries):
+        raise ConfigError(f"an endpoint is listed twice in {text!r}")
+    return entries
+
+
+def parse_names(text: str | None) -> frozenset[str]:
+    """Split `name,name`; None and the empty text are no names."""
+    return frozenset(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickerSettings:
-    """Everything `kvmesh extproc` can be told."""
+    """The settings of `kvmesh extproc`, but for what operators declare of pools and models."""
 
-    host: str
-    grpc_port: int
-    admin_port: int
-    redis_url: RedisAccess | str  # a plain address has no files beside it
-    endpoints: tuple[str, ...]
-    model: str | None
-    tokenizer_folder: Path | None
-    hash_seed: str
-    known_models: frozenset[str]
-    steering: Steering
-    index_timeout_seconds: float
-    scrape_interval_seconds: float
-    scrape_timeout_seconds: float
-    max_body_bytes: int
-    drain_seconds: float
-    otlp_endpoint: str | None
+    endpoints: tuple[str, ...] = text_setting(
+        (),
+        "vLLM pods as IP:PORT,IP:PORT,… (IPv6 as [::1]:8000). Needed without --kubernetes and --policies.",
+        read=parse_endpoints,
+    )
+    kubernetes: bool = setting(
+        False, "Follow the pods, pools and policies of the cluster (KUBECONFIG, or the pod's own account)."
+    )
+    policies_folder: Path | None = setting(
+        None,
+        "Follow the same documents in a folder of YAML and JSON files instead: Pods, Services, InferencePools, "
+        "InferencePolicies (docs/pools.md).",
+        "policies",
+        metavar="FOLDER",
+    )
+    root_namespace: str = setting("istio-system", "Namespace whose policies without targets are for the whole mesh.")
+    namespaces: frozenset[str] = text_setting(
+        frozenset(), "Comma-separated namespaces to follow, with --kubernetes. Default: all.", read=parse_names
+    )
+    model: str | None = setting(None, "Served model name that --tokenizer belongs to.")
+    tokenizer_folder: Path | None = setting(
+        None, "Folder with the model's tokenizer.json and chat template. Without: no prefix routing.", "tokenizer"
+    )
+    tokenizer_folders: Path | None = setting(
+        None,
+        "With --kubernetes or --policies: folder with a tokenizer folder for each model, by its name, for models "
+        "that no policy, flag or annotation declares: they are learned from the pods.",
+        "tokenizers",
+        metavar="FOLDER",
+        must_exist=True,
+        is_folder=True,
+    )
+    host: str = setting("127.0.0.1", "Address to listen on, for Envoy and for the admin pages.")
+    grpc_port: int = setting(9002, "Port for Envoy: ext_proc and gRPC health.", least=0, most=65535)
+    admin_port: int = setting(9090, "Port for health, metrics, state, explain.", least=0, most=65535)
+    known_models: frozenset[str] = text_setting(
+        frozenset(), "Comma-separated model names; any other is answered 404. Default: accept all.", read=parse_names
+    )
+    hash_seed: str = setting("kvmesh", "Seed of the block keys; the same for indexer and picker.")
+    index_timeout_seconds: float = milliseconds(
+        0.02, "Milliseconds to wait for the index before picking on load alone.", "index_timeout_ms", least=0.1
+    )
+    scrape_interval_seconds: float = milliseconds(
+        0.2, "Milliseconds between two scrapes of a pod's metrics (±20 % jitter).", "scrape_interval_ms", least=10
+    )
+    scrape_timeout_seconds: float = milliseconds(
+        1.0, "Milliseconds until a scrape is given up.", "scrape_timeout_ms", least=10
+    )
+    max_body_bytes: int = setting(16 << 20, "Bytes of the largest request body; more is answered 413.", least=1)
+    steering: Steering = setting(
+        Steering.OVERRIDE_HOST, "override-host: a list that retries walk; original-dst: exactly one address."
+    )
+    drain_seconds: float = setting(5, "Seconds to go on serving, as not ready, after the signal to stop.", least=0)
+    otlp_endpoint: str | None = setting(
+        None, "OTLP/HTTP address for traces (JSON), like http://127.0.0.1:4318/v1/traces. Default: no traces."
+    )
+    observation: ObservationSettings = group(ObservationSettings())
+    shares_load: bool = setting(
+        True, "Tell other replicas through Redis what is booked, and hear it from them.", "share_load"
+    )
+    sample_share: float = setting(
+        0.02,
+        "Share of the responses whose usage is read, to compare cached tokens with the prediction.",
+        least=0,
+        most=1,
+    )
+    token_budget: int = setting(
+        500000, "Tokens of one request that are tokenized; what is beyond is not looked up.", least=1
+    )
+    render_timeout_seconds: float = milliseconds(
+        0.5,
+        "Milliseconds to wait for a pod's tokens where it renders prompts; with media four times as long.",
+        "render_timeout_ms",
+        least=1,
+    )
+    read_below_bytes: int = setting(
+        16384, "Largest response without streaming, in bytes, whose usage is read, too. 0: none.", least=0
+    )
+    reads_per_second: float = setting(
+        5, "Most of these responses that are read in a second; samples come on top.", least=0
+    )  # reading one costs as much as a fifth of a pick
+    admin_access: AdminAccess = group(AdminAccess())
+    redis_url: RedisAccess | str = group(RedisAccess())  # a plain address has no files beside it
     policy: PickPolicy = field(default_factory=PickPolicy)
     models: ModelTable = field(default_factory=ModelTable)
-    shares_load: bool = True  # tell other replicas what is booked, and hear it from them
-    sample_share: float = 0.02  # of the responses, 0..1, read for usage whatever their size
-    token_budget: int = 500_000  # tokens of one request that are tokenized; what is beyond is not looked up
-    render_timeout_seconds: float = 0.5  # for a pod's answer to /render; prompts with media have four times as long
-    read_below_bytes: int = 16384  # a response that is no stream and at most so long is read for usage; 0: none
-    reads_per_second: float = 5.0  # of these, at most: reading one costs as much as a fifth of a pick
-    kubernetes: bool = False  # follow the pods, pools and policies of the cluster
-    policies_folder: Path | None = None  # follow the same documents in a folder
-    policy_fields: Mapping[str, Any] = field(default_factory=dict)  # what flags say, as an InferencePolicy's fields
-    root_namespace: str = "istio-system"  # whose policies are for the whole mesh
-    namespaces: frozenset[str] = frozenset()  # that are followed; empty: all
-    tokenizer_folders: Path | None = None  # a folder for each model that only pods tell of, by its name
-    admin_access: AdminAccess = field(default_factory=AdminAccess)  # who may see the admin pages
-    observation: ObservationSettings = field(default_factory=ObservationSettings)  # what is written down of requests
+    policy_fields: Mapping[str, Any] = field(default_factory=dict)  # policy and models as an InferencePolicy's fields
 
     @property
     def follows_mesh(self) -> bool:
@@ -103,29 +185,85 @@ class PickerSettings:
                     )
 
 
-def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Split `IP:PORT,IP:PORT`; IPv6 is bracketed. Raise ConfigError naming the bad entry.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyFlags:
+    """What flags declare of the policy and of the models, as given."""
 
-    Names are refused: Envoy's `override_host` compares the pick with the addresses of its cluster as text.
-    """
-    entries = tuple(entry.strip() for entry in text.split(",") if entry.strip())
-    for entry in entries:
-        host, _, port = entry.rpartition(":")
-        bracketed = host.startswith("[") and host.endswith("]")
-        try:
-            version = ip_address(host.strip("[]")).version
-        except ValueError:
-            raise ConfigError(f"endpoint {entry!r} does not start with an IP address (IPv6 as [::1]:8000)") from None
-        if not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536 or bracketed != (version == 6):
-            raise ConfigError(f"endpoint {entry!r} is not IP:PORT (IPv6 as [::1]:8000)")
-    if len(set(entries)) != len(entries):
-        raise ConfigError(f"an endpoint is listed twice in {text!r}")
-    return entries
+    policy: str | None = setting(
+        None,
+        "The policy of all pools (docs/reference/policy.md): an InferencePolicy or its `spec` alone, as a YAML or JSON "
+        "file, or the mapping itself. Default: strategy kv-aware.",
+        metavar="FILE|JSON",
+    )
+    strategy: Strategy | None = setting(
+        None, "Preset of the weights. Takes precedence over --policy. Default: kv-aware."
+    )
+    weights: str | None = setting(
+        None,
+        "Scorers and their weights, as prefix=3,queue-depth=2; those left out count 0. Takes precedence over "
+        "--policy and --strategy.",
+    )
+    stale_after_ms: float | None = setting(
+        None, "Milliseconds after which a pod's last report counts as unknown load. Default: 2000.", least=10
+    )
+    models: str | None = setting(
+        None,
+        "The policy's section `models` by itself (docs/guides/models.md): a YAML or JSON file, or the mapping. Takes "
+        "precedence over --policy.",
+        metavar="FILE|JSON",
+    )
+    priorities: str | None = setting(
+        None,
+        "The policy's section `priorities` by itself (docs/guides/priorities.md): classes, rules, tenants. "
+        "Takes precedence over --policy. Default: classes critical, standard (for all requests) and sheddable.",
+        metavar="FILE|JSON",
+    )
+    overload: bool | None = setting(
+        None,
+        "Hold requests back while the pods are full, and refuse those that may be refused. Default: on.",
+        switch="--overload/--no-overload",
+    )
+    trust_objective: bool | None = setting(
+        None,
+        "Let x-gateway-inference-objective raise a request's class; it may always lower it. Default: off.",
+        switch="--trust-objective/--no-trust-objective",
+    )
 
+    cordoned: str | None = setting(None, "Endpoints that get no new requests.", metavar="IP:PORT,…")
+    roles: str | None = setting(
+        None,
+        "Roles of endpoints: both (the default), prefill or decode; prefill takes no client's request.",
+        metavar="IP:PORT=ROLE,…",
+    )
 
-def parse_names(text: str | None) -> frozenset[str]:
-    """Split `name,name`; None and the empty text are no names."""
-    return frozenset(name.strip() for name in (text or "").split(",") if name.strip())
+    def added_to(self, settings: PickerSettings) -> PickerSettings:
+        """Return the settings with policy and models. Raise ConfigError naming what cannot be read."""
+        flags = {
+            "strategy": self.strategy,
+            "weights": None if self.weights is None else parse_weights(self.weights),
+            "stale_after_seconds": None if self.stale_after_ms is None else self.stale_after_ms / 1000,
+        }
+        policy = read_policy(
+            self.policy,
+            flags,
+            priorities=self.priorities,
+            overload=self.overload,
+            trust_objective=self.trust_objective,
+        )
+        policy_fields = read_policy_fields(
+            self.policy,
+            flags,
+            priorities=self.priorities,
+            overload=self.overload,
+            trust_objective=self.trust_objective,
+            models=self.models,
+        )
+        return replace(
+            settings,
+            policy=replace(policy, cordoned=parse_names(self.cordoned), roles=parse_roles(self.roles or "")),
+            models=read_models(self.models, policy=self.policy),
+            policy_fields=policy_fields,
+        )
 
 
 def parse_roles(text: str) -> dict[str, Role]:
@@ -243,3 +381,14 @@ def _yaml(text: str, *, where: str) -> object:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not readable as YAML: {yaml_mistake(error)}") from None
+
+
+def yaml_mistake(error: yaml.YAMLError) -> str:
+    """Return the place and the kind of a mistake: `line 1, column 9: found character '@' that …`.
+
+    Without the text, which may hold a password: PyYAML's own message shows the line, and names the alias or tag that a
+    password with * or ! in front is to it.
+    """
+    mark = getattr(error, "problem_mark", None)
+    problem = QUOTED.sub("'…'", getattr(error, "problem", None) or type(error).__name__)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark is not None else problem

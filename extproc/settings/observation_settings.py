@@ -1,29 +1,60 @@
-"""What a picker writes down of its requests: access log, audit chain, traces. Filled from flags; all off by default."""
+"""What a picker records of its requests: access log, audit chain, traces. All off by default."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from extproc.errors import ConfigError
+from kvmesh.settings import setting
 
 MEGABYTE = 1_000_000
+
+
+def _bytes(megabytes: float) -> int:
+    return int(megabytes * MEGABYTE)
+
+
+def _megabytes(count: int) -> int:
+    return count // MEGABYTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservationSettings:
     """Where lines and spans go, and how many of them."""
 
-    access_log: bool = False  # to standard output
-    access_log_file: Path | None = None
-    access_log_stream: str | None = None  # the name of a Redis Stream
-    access_log_max_bytes: int = 100 * MEGABYTE  # of one file
-    access_log_files: int = 10  # that are kept, the current one among them
-    access_log_stream_length: int = 100_000  # records, about
-    audit: bool = False  # each record is chained to the one before
-    audit_key_file: Path | None = None  # lines `id:key`, the last one is in use
-    trace_share: float = 0.01  # of the requests whose client has not decided, 0..1; one costs as much CPU as a pick
+    trace_share: float = setting(
+        0.01,
+        "Share of the requests that are traced, with --otlp-endpoint, where no `traceparent` of the client's "
+        "decides. A traced one costs as much CPU as a pick.",
+        least=0,
+        most=1,
+    )
+    access_log: bool = setting(
+        False, "Write one JSON line for each request and its outcome to standard output (docs/audit.md)."
+    )
+    access_log_file: Path | None = setting(None, "Write these lines to a file instead; rotated by size.")
+    access_log_stream: str | None = setting(
+        None, "Write these lines to a Redis Stream of this name, too (--redis).", metavar="NAME"
+    )
+    access_log_max_bytes: int = setting(
+        100 * MEGABYTE,
+        "Megabytes after which the file is rotated.",
+        "access_log_max_mb",
+        given=float,
+        read=_bytes,
+        write=_megabytes,
+        least=1,
+    )
+    access_log_files: int = setting(10, "Files that are kept, the current one among them.", least=1)
+    access_log_stream_length: int = setting(100000, "Records that the stream keeps, about.", least=1000)
+    audit: bool = setting(False, "Chain each record to the one before, so that `kvmesh audit verify` finds any change.")
+    audit_key_file: Path | None = setting(
+        None,
+        "Key (at least 16 bytes) of the hashes of tenants and of the chain: lines `id:key`, the last one is "
+        "used. Default: a random key, for this process only.",
+    )
 
     def __post_init__(self) -> None:
-        """Raise ConfigError where nothing would be written although somebody counts on it."""
+        """Raise ConfigError where nothing would be written although it is asked for."""
         if self.audit and not self.writes:
             raise ConfigError(
                 "--audit chains the lines of an access log, and there is none: "

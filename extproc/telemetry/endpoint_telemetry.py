@@ -1,21 +1,25 @@
-"""The endpoints as the picker sees them, for the metrics: state, last report, learned pace. Reads when somebody asks.
+"""The endpoints in the metrics: how the picker sees them, and TTFT and inter-token time as they show them themselves.
 
-Costs a pick nothing. Endpoints that are gone are not shown. Every replica shows all endpoints: not to be added up.
+Endpoints that are gone are not shown. Every replica shows all endpoints: their series are not to be added up.
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from extproc.pods.endpoint import EndpointLoad, EndpointStatus, Reachability
+from extproc.pods.endpoint import EndpointStatus, Reachability, Role
 from extproc.pods.latency_estimate import LatencyEstimates
+from extproc.telemetry import metrics
+from kvmesh.metrics.metric import Metric
+from kvmesh.metrics.registry import Family, Histogram, Registry, Rows
+from kvmesh.pods.pod_report import EndpointLoad, PodHistogram
+from kvmesh.pods.vllm_metrics import parse_latencies, parse_started_at
 
-Family = GaugeMetricFamily | CounterMetricFamily
-NAME = "kvmesh_endpoint"
+READ_EVERY_SECONDS = 5.0
+MOST_MODELS = 100  # with series of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,90 +30,157 @@ class EndpointView:
     estimates: LatencyEstimates
     role_of: Callable[[str], str]
     index_problem: Callable[[], str | None]
+    clock: Callable[[], float] = time.monotonic
 
 
-class EndpointTelemetry(Collector):
-    """Shows them."""
-
-    def __init__(
-        self, view: EndpointView, *, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._view, self._clock = view, clock
-        registry.register(self)
-
-    def describe(self) -> Iterator[Metric]:
-        """Yield the names."""
-        yield from _families().values()
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all series, one family after the other: the loop may turn in between where there are many endpoints."""
-        families, view, now = _families(), self._view, self._clock()
-        statuses = view.known(now)
-        for status in statuses:
-            families["info"].add_metric((status.address, view.role_of(status.address)), 1)
-            families["reporting"].add_metric((status.address,), status.load is not None)
-        yield from (families["info"], families["reporting"])
-        for status in statuses:
-            for state in Reachability:
-                families["state"].add_metric((status.address, state.value), status.reachability is state)
-        yield families["state"]
-        errors = view.estimates.errors()
-        for status in statuses:
-            pace = view.estimates.pace(status.address)
-            families["pace"].add_metric((status.address,), pace.prefill.seconds_a_token)
-            if (error := errors.get(status.address)) is not None:
-                families["bias"].add_metric((status.address,), error.bias_seconds)
-        yield from (families["pace"], families["bias"])
-        for name, read in _REPORTED.items():
-            for status in statuses:
-                if (load := status.load) is not None:
-                    families[name].add_metric((status.address,), read(load, now))
-            yield families[name]
-        families["index"].add_metric((), view.index_problem() is not None)
-        yield families["index"]
-
-
-_REPORTED: Mapping[str, Callable[[EndpointLoad, float], float]] = {
-    "waiting": lambda load, _: load.waiting_requests,
-    "running": lambda load, _: load.running_requests,
-    "kv_usage": lambda load, _: load.kv_usage,
-    "age": lambda load, now: max(now - load.reported_at, 0.0),
-    "hits": lambda load, _: load.prefix_hit_tokens,
-    "queries": lambda load, _: load.prefix_query_tokens,
+_REPORTED: Mapping[Metric, Callable[[EndpointLoad, float], float]] = {
+    metrics.ENDPOINT_WAITING: lambda load, _: load.waiting_requests,
+    metrics.ENDPOINT_RUNNING: lambda load, _: load.running_requests,
+    metrics.ENDPOINT_KV_USAGE: lambda load, _: load.kv_usage,
+    metrics.ENDPOINT_REPORT_AGE: lambda load, now: max(now - load.reported_at, 0.0),
+    metrics.ENDPOINT_HIT_TOKENS: lambda load, _: load.prefix_hit_tokens,
+    metrics.ENDPOINT_QUERY_TOKENS: lambda load, _: load.prefix_query_tokens,
 }
 
 
-def _families() -> Mapping[str, Family]:
-    def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(name, text, labels=labels or ("endpoint",))
+def endpoint_metrics(view: EndpointView) -> Iterator[tuple[Metric, Rows]]:
+    """Yield one metric after the other, so that the loop may turn in between where there are many endpoints."""
+    now = view.clock()
+    statuses, errors, pace = view.known(now), view.estimates.errors(), view.estimates.pace
+    addresses = [(status.address,) for status in statuses]
+    yield metrics.ENDPOINT_INFO, (((address, view.role_of(address)), 1) for (address,) in addresses)
+    yield metrics.ENDPOINT_REPORTING, (((status.address,), status.load is not None) for status in statuses)
+    yield (
+        metrics.ENDPOINT_STATE,
+        (
+            ((status.address, state.value), status.reachability is state)
+            for status in statuses
+            for state in Reachability
+        ),
+    )
+    yield metrics.ENDPOINT_PACE, ((key, pace(key[0]).prefill.seconds_a_token) for key in addresses)
+    yield metrics.ESTIMATE_BIAS, ((key, errors[key[0]].bias_seconds) for key in addresses if key[0] in errors)
+    for metric, read in _REPORTED.items():
+        loads = ((status.address, status.load) for status in statuses if status.load is not None)
+        yield metric, (((address,), read(load, now)) for address, load in loads)
+    yield metrics.INDEX_PROBLEM, [((), view.index_problem() is not None)]
 
-    def counter(name: str, text: str) -> CounterMetricFamily:
-        return CounterMetricFamily(name, text, labels=("endpoint",))
 
-    return {
-        "info": gauge(f"{NAME}_info", "1 for each endpoint, with its role.", "endpoint", "role"),
-        "state": gauge(f"{NAME}_state", "1 for the state that an endpoint is in.", "endpoint", "state"),
-        "reporting": gauge(f"{NAME}_reporting", "1 while an endpoint's last report is fresh enough to be believed."),
-        "waiting": gauge(f"{NAME}_waiting_requests", "Requests that wait at the endpoint, as it reports."),
-        "running": gauge(f"{NAME}_running_requests", "Requests that run at the endpoint, as it reports."),
-        "kv_usage": gauge(
-            f"{NAME}_kv_usage_ratio", "Share of an endpoint's cache blocks in use (0 to 1), as it reports."
-        ),
-        "age": gauge(f"{NAME}_report_age_seconds", "Age of an endpoint's last report."),
-        "hits": counter(
-            f"{NAME}_prefix_hit_tokens", "Prompt tokens that an endpoint found in its cache since it started."
-        ),
-        "queries": counter(
-            f"{NAME}_prefix_query_tokens", "Prompt tokens that an endpoint looked for in its cache since it started."
-        ),
-        "pace": gauge(
-            f"{NAME}_prefill_seconds_per_token",
-            "What a prompt token costs at an endpoint, as learned from its reports.",
-        ),
-        "bias": gauge(
-            "kvmesh_ttft_estimate_bias_seconds", "Mean of expected less real TTFT, lately; above 0: too pessimistic."
-        ),
-        "index": GaugeMetricFamily(
-            "kvmesh_index_problem", "1 while the last lookup could not rely on the prefix index.", labels=()
-        ),
-    }
+class LatencyTelemetry:
+    """TTFT and inter-token time by model and role, from the histograms on the pods' pages: the scraper's `PageReader`.
+
+    The scraper hands in the pages that it fetches anyway; each pod's is read every few seconds, which costs 0.1 ms. A
+    pod's counts are added up from when it was first seen, and a histogram that has begun anew (its pod is another
+    process) counts from zero.
+    """
+
+    def __init__(self, registry: Registry, *, read_every_seconds: float = READ_EVERY_SECONDS) -> None:
+        self.role_of: Callable[[str], str] = _both  # endpoint -> role
+        self._ttft = PodLatencies(registry.histograms(metrics.TTFT))
+        self._inter_token = PodLatencies(registry.histograms(metrics.INTER_TOKEN))
+        self._read_every_seconds = read_every_seconds
+        self._due: dict[str, float] = {}  # endpoint -> monotonic seconds
+        self._started: dict[str, float | None] = {}  # endpoint -> its start in unix seconds; None: it does not say
+        self._read: dict[str, tuple[int, int]] = {}  # endpoint -> observations of both when its page was read
+
+    def page(self, endpoint: str, text: bytes, *, load: EndpointLoad) -> None:
+        """Take an endpoint's page and its load; most pages are not read, and none of an idle pod."""
+        now = load.reported_at
+        if now < self._due.get(endpoint, now):
+            return
+        self._due[endpoint] = now + self._read_every_seconds
+        observed = load.first_token_count, load.inter_token_count
+        if self._read.get(endpoint) == observed:
+            return
+        self._read[endpoint] = observed
+        self._note_start(endpoint, text)
+        ttft, inter_token = parse_latencies(text)
+        role = self.role_of(endpoint)
+        self._ttft.report(endpoint, ttft, role=role)
+        self._inter_token.report(endpoint, inter_token, role=role)
+
+    def restarted(self, endpoint: str) -> None:
+        """Take note that another process answers there."""
+        self._due.pop(endpoint, None)
+        self._read.pop(endpoint, None)
+        self._ttft.restarted(endpoint)
+        self._inter_token.restarted(endpoint)
+
+    def forget(self, endpoint: str) -> None:
+        """Take note that the endpoint is gone."""
+        self._due.pop(endpoint, None)
+        self._read.pop(endpoint, None)
+        self._started.pop(endpoint, None)
+        self._ttft.forget(endpoint)
+        self._inter_token.forget(endpoint)
+
+    def _note_start(self, endpoint: str, text: bytes) -> None:
+        """See whether it is another process, which may have counted more by now than the one before it."""
+        started, before = parse_started_at(text), self._started.get(endpoint)
+        self._started[endpoint] = started
+        if started is not None and before is not None and started != before:
+            self._ttft.restarted(endpoint)
+            self._inter_token.restarted(endpoint)
+
+
+class PodLatencies:
+    """Adds one kind of latency up over the pods, by model and role."""
+
+    def __init__(self, family: Family[Histogram], *, most_models: int = MOST_MODELS) -> None:
+        self._family = family
+        self._most_models = most_models
+        self._last: dict[str, Mapping[str, PodHistogram]] = {}  # endpoint -> model -> as last shown
+        self._models: set[str] = set()
+
+    def report(self, endpoint: str, shown: Mapping[str, PodHistogram], *, role: str) -> None:
+        """Take what a pod shows now, by model."""
+        before = self._last.get(endpoint)
+        self._last[endpoint] = shown
+        for model, now in shown.items():
+            merged = self._of(model, role)
+            if before is None:
+                continue  # counted from here on
+            last = before.get(model)
+            is_new = last is None or last.bounds != now.bounds or any(map(_falls, last.counts, now.counts))
+            _add(merged, now, None if is_new else last)
+
+    def restarted(self, endpoint: str) -> None:
+        """Count all that the endpoint shows next: it is another process, which has begun at zero."""
+        if endpoint in self._last:
+            self._last[endpoint] = {}
+
+    def forget(self, endpoint: str) -> None:
+        """Forget an endpoint that is gone; what it has shown stays counted."""
+        self._last.pop(endpoint, None)
+
+    def _of(self, model: str, role: str) -> Histogram:
+        if model not in self._models:
+            if len(self._models) >= self._most_models:
+                model = metrics.OTHER
+            self._models.add(model)
+        return self._family.of(model, role)
+
+
+def _add(merged: Histogram, now: PodHistogram, last: PodHistogram | None) -> None:
+    counted = 0.0  # up to the bound before
+    for i, place in enumerate(_places(merged.bounds, now.bounds)):
+        more = now.counts[i] - (last.counts[i] if last is not None else 0.0)
+        if more > counted:
+            merged.counts[place] += more - counted
+            counted = more
+    if counted:
+        merged.sum += max(now.seconds - (last.seconds if last is not None else 0.0), 0.0)
+
+
+def _falls(last: float, now: float) -> bool:
+    return now < last
+
+
+@lru_cache(maxsize=64)
+def _places(own: tuple[float, ...], theirs: tuple[float, ...]) -> tuple[int, ...]:
+    """Return our bucket for each of a pod's: the first whose bound is not below, so that no time looks shorter."""
+    return tuple(len(own) if bound == inf else bisect_left(own, bound) for bound in theirs)
+
+
+def _both(_: str) -> str:
+    return Role.BOTH.value

@@ -1,166 +1,64 @@
-"""The picker's Prometheus metrics; label values are a closed set of our own words or configured endpoints.
+"""What a picker counts of its requests, and the page of its metrics. Only the event loop's thread may count.
 
-What is shown is listed in docs/metrics.md, which is made from this. Only the event loop's thread may count.
+The series of an endpoint go with it; the values of all other labels are closed sets of ours or configured names.
 """
 
 from collections.abc import Iterable
-from functools import cache
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
-from extproc.policy.values import PickPolicy
+from extproc.policy.values import ObservabilityPolicy, PickPolicy
 from extproc.responses.realised import Comparison
-from extproc.telemetry.endpoint_telemetry import EndpointTelemetry, EndpointView
-from extproc.telemetry.histogram_telemetry import TimesHistogram
-from extproc.telemetry.latency_telemetry import LatencyTelemetry
-from extproc.telemetry.metrics_text import metric_lines
-from extproc.telemetry.model_telemetry import ModelTelemetry
-from extproc.telemetry.process_telemetry import process_exposition
-from extproc.telemetry.tallies import TalliesFirst
+from extproc.telemetry import metrics
+from extproc.telemetry.endpoint_telemetry import EndpointView, LatencyTelemetry, endpoint_metrics
+from extproc.telemetry.process_telemetry import process_text
 from extproc.telemetry.tenant_telemetry import TenantTelemetry
+from kvmesh.metrics.registry import Histogram, MetricsPage, Registry, Value
 
-PHASE_SECONDS = (
-    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
-    *(2.5, 5.0, 10.0, 30.0, 60.0),  # nothing but the queue takes so long
-)
-_ERROR_TOKENS = (-4096, -1024, -256, -64, -16, -1, 0, 16, 64, 256, 1024, 4096)
 QUEUE = "queue"
+MOST_MODELS = 100  # models and arms of splits with series of their own; all others are `other`
+SECONDS_AN_HOUR = 3600.0
 PHASES = ("parse", "tokenize", "lookup", "decide", QUEUE)
-MOST_KEPT = 10_000  # ends of exchanges that differ, until they are counted though nobody asks
 
 
 class NoTelemetry:
-    """Records nothing: for decisions that nobody asked to be carried out."""
+    """Records nothing: for decisions that are explained and not carried out."""
 
     def phase(self, name: str, seconds: float) -> None:
         """Forget it."""
-
-
-class _Kept:
-    """What was counted since somebody looked last; the library's locks and checks cost (`tallies`)."""
-
-    __slots__ = ("ended", "picks", "predicted_tokens", "prompt_tokens", "regret_tokens")
-
-    def __init__(self) -> None:
-        self.prompt_tokens = self.predicted_tokens = self.regret_tokens = 0
-        self.picks: dict[str, int] = {}  # by endpoint
-        self.ended: dict[tuple[str, int, str, str], int] = {}  # by endpoint, status, model, arm
 
 
 class PickerTelemetry:
     """One registry for one picker."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._kept = _Kept()
-        TalliesFirst(self._count_kept, registry=self.registry)
-        self._outcomes = Counter(
-            "kvmesh_decisions", "Requests by what became of them.", ["outcome"], registry=self.registry
-        )
-        self._picks = Counter("kvmesh_picks", "Requests sent to each endpoint.", ["endpoint"], registry=self.registry)
-        self._degraded = Counter(
-            "kvmesh_degraded_decisions",
-            "Decisions made without one of their inputs.",
-            ["missing"],
-            registry=self.registry,
-        )
-        phases = TimesHistogram(
-            "kvmesh_pick_phase_seconds",
-            "Time a pick spent in each phase; in the queue: of the requests that waited.",
-            ("phase",),
-            bounds=PHASE_SECONDS,
-            registry=self.registry,
-        )
+        self.registry = registry = Registry()
+        self._outcomes = registry.values(metrics.DECISIONS)
+        self._routed = self._outcomes.of("routed")
+        self._degraded = registry.values(metrics.DEGRADED)
+        phases = registry.histograms(metrics.PHASES)
         self._phases = {name: phases.of(name) for name in PHASES}
-        self.latencies = LatencyTelemetry(self.registry)
-        self.models = ModelTelemetry(self.registry)
-        self.tenants = TenantTelemetry(self.registry)
-        self._prompt_tokens = Counter("kvmesh_prompt_tokens", "Tokens of routed prompts.", registry=self.registry)
-        self._predicted = Counter(
-            "kvmesh_predicted_cached_tokens",
-            "Prompt tokens that the chosen endpoint was expected to hold.",
-            registry=self.registry,
-        )
-        self._bookings = Gauge(
-            "kvmesh_open_bookings", "Exchanges that have not ended.", ["endpoint"], registry=self.registry
-        )
-        self._responses = Counter(
-            "kvmesh_pod_responses",
-            "Ended exchanges by the pod's status; none: it ended before the pod answered.",
-            ["endpoint", "status"],
-            registry=self.registry,
-        )
-        self._rerouted = Counter(
-            "kvmesh_rerouted_picks",
-            "Requests that Envoy's retry took to another pod than the one picked.",
-            ["endpoint"],
-            registry=self.registry,
-        )
-        self._by_model = Counter(
-            "kvmesh_model_requests",
-            "Ended exchanges by model as the client asked for it, arm of its split, and the pod's status.",
-            ["model", "arm", "status"],
-            registry=self.registry,
-        )
-        self._regret = Counter(
-            "kvmesh_regret_tokens",
-            "Cached prompt tokens that were given up: held by the best endpoint and not by the one picked.",
-            registry=self.registry,
-        )
-        self._failures = Counter(
-            "kvmesh_endpoint_failures",
-            "Requests that an endpoint failed: a 5xx of its own, broken off, or not reached.",
-            ["endpoint"],
-            registry=self.registry,
-        )
-        self._realised = {
-            name: Counter(f"kvmesh_realised_{name}", text, ["model"], registry=self.registry)
-            for name, text in {
-                "requests": "Responses whose usage was compared with what was predicted.",
-                "prompt_tokens": "Prompt tokens of the responses that were compared.",
-                "predicted_tokens": "Prompt tokens of the responses that were compared, predicted to be cached.",
-                "cached_tokens": "Prompt tokens of the responses that were compared, found in the pod's cache.",
-                "regret_tokens": "Tokens that another endpoint held beyond the one picked, of compared responses.",
-            }.items()
-        }
-        self._prediction_error = Histogram(
-            "kvmesh_prediction_error_tokens",
-            "Cached tokens as the pod reports them less those predicted.",
-            ["model"],
-            buckets=_ERROR_TOKENS,
-            registry=self.registry,
-        )
-        self._alert_hit_ratio = Gauge(
-            "kvmesh_alert_hit_ratio",
-            "Share of prompt tokens that is to be found in caches, below which the policy wants an alert; 0: none.",
-            registry=self.registry,
-        )
-        self._missed = Counter(
-            "kvmesh_responses_missed",
-            "Responses that were to be read or changed and were not.",
-            ["why"],
-            registry=self.registry,
-        )
-        self._findings = Gauge(
-            "kvmesh_extproc_finding",
-            "1 while something is wrong with an endpoint although nothing has failed (docs/findings.md).",
-            ["reason", "endpoint"],
-            registry=self.registry,
-        )
-        self._model_findings = Gauge(
-            "kvmesh_extproc_model_finding",
-            "1 while predictions for a model do not come true (docs/findings.md).",
-            ["reason", "model"],
-            registry=self.registry,
-        )
-        # finding a child by its labels costs more than counting; the labels are a closed set
-        self._outcomes_of = cache(self._outcomes.labels)
-        self._picks_of = cache(self._picks.labels)
-        self._degraded_of = cache(self._degraded.labels)
-        self._bookings_of = cache(self._bookings.labels)
-        self._rerouted_of = cache(self._rerouted.labels)
-        self._responses_of = cache(self._responses.labels)
-        self._by_model_of = cache(self._by_model.labels)
+        self.latencies = LatencyTelemetry(registry)
+        self.models = ModelTelemetry(registry)
+        self.tenants = TenantTelemetry(registry)
+        self._prompt_tokens = registry.values(metrics.PROMPT_TOKENS).of()
+        self._predicted = registry.values(metrics.PREDICTED_TOKENS).of()
+        self._regret = registry.values(metrics.REGRET_TOKENS).of()
+        self._picks = registry.values(metrics.PICKS)
+        self._bookings = registry.values(metrics.OPEN_BOOKINGS)
+        self._responses = registry.values(metrics.POD_RESPONSES)
+        self._rerouted = registry.values(metrics.REROUTED)
+        self._failures = registry.values(metrics.ENDPOINT_FAILURES)
+        self._by_model = registry.values(metrics.MODEL_REQUESTS)
+        self._realised_requests = registry.values(metrics.REALISED_REQUESTS)
+        self._realised_prompt = registry.values(metrics.REALISED_PROMPT_TOKENS)
+        self._realised_predicted = registry.values(metrics.REALISED_PREDICTED_TOKENS)
+        self._realised_cached = registry.values(metrics.REALISED_CACHED_TOKENS)
+        self._realised_regret = registry.values(metrics.REALISED_REGRET_TOKENS)
+        self._prediction_error = registry.histograms(metrics.PREDICTION_ERROR)
+        self._alert_hit_ratio = registry.values(metrics.ALERT_HIT_RATIO).of()
+        self._missed = registry.values(metrics.RESPONSES_MISSED)
+        self._findings = registry.values(metrics.FINDING)
+        self._model_findings = registry.values(metrics.MODEL_FINDING)
 
     def phase(self, name: str, seconds: float) -> None:
         """Record how long one phase of a pick took."""
@@ -184,8 +82,8 @@ class PickerTelemetry:
         """Count one routed request.
 
         `model` as the client asked for it and `served` as the pods call it are configured names or "", `tenant` may be
-        anything; `seconds_a_token`: what computing a prompt's token costs at the endpoint; `promised_seconds`: what
-        `promised` would be told.
+        anything; `seconds_a_token`: what computing a prompt's token costs at the endpoint; `promised_seconds`: the
+        time to the first token that the pick expects.
         """
         self.models.routed(
             model,
@@ -197,25 +95,25 @@ class PickerTelemetry:
             promised_seconds=promised_seconds,
         )
         self.tenants.routed(tenant, prompt=prompt_tokens, cached=matched_tokens)
-        kept = self._kept
-        picks = kept.picks
-        picks[endpoint] = picks.get(endpoint, 0) + 1
-        kept.prompt_tokens += prompt_tokens
-        kept.predicted_tokens += matched_tokens
+        self._routed.value += 1
+        self._picks.of(endpoint).value += 1
+        self._bookings.of(endpoint).value += 1
+        self._prompt_tokens.value += prompt_tokens
+        self._predicted.value += matched_tokens
         if best_matched_tokens > matched_tokens:
-            kept.regret_tokens += best_matched_tokens - matched_tokens
+            self._regret.value += best_matched_tokens - matched_tokens
         for missing in degraded:
-            self._degraded_of(missing).inc()
+            self._degraded.of(missing).value += 1
 
     def rerouted(self, *, picked: str, served_by: str) -> None:
         """Count one request that a retry took to another pod than the one picked."""
-        self._bookings_of(picked).dec()
-        self._bookings_of(served_by).inc()
-        self._rerouted_of(picked).inc()
+        self._bookings.of(picked).value -= 1
+        self._bookings.of(served_by).value += 1
+        self._rerouted.of(picked).value += 1
 
     def refused(self, reason: str) -> None:
         """Count one request that the picker answered itself."""
-        self._outcomes_of(reason).inc()
+        self._outcomes.of(reason).value += 1
 
     def exchange_ended(
         self, *, endpoint: str, status: int, model: str = "", arm: str = "", seconds: float | None = None
@@ -226,18 +124,15 @@ class PickerTelemetry:
         """
         if seconds is not None:
             self.models.ended(model, arm, seconds=seconds)
-        ended, key = self._kept.ended, (endpoint, status, model, arm)
-        ended[key] = ended.get(key, 0) + 1
-        if len(ended) > MOST_KEPT:
-            self._count_kept()
+        outcome = f"{status // 100}xx" if status else "none"
+        self._bookings.of(endpoint).value -= 1
+        self._responses.of(endpoint, outcome).value += 1
+        if model:
+            self._by_model.of(model, arm, outcome).value += 1
 
     def endpoint_failed(self, endpoint: str) -> None:
         """Count one request that an endpoint failed."""
-        self._failures.labels(endpoint).inc()
-
-    def promised(self, served: str, *, seconds: float) -> None:
-        """Count the time to the first token that a pick expects."""
-        self.models.promised(served, seconds=seconds)
+        self._failures.of(endpoint).value += 1
 
     def queued(self, seconds: float) -> None:
         """Count the time that a request spent in the queue."""
@@ -246,83 +141,168 @@ class PickerTelemetry:
     def realised(self, comparison: Comparison, *, seconds_a_token: float = 0.0) -> None:
         """Count one response's usage beside what was predicted; `seconds_a_token` as in `routed`."""
         self.models.realised(comparison, seconds_a_token=seconds_a_token)
-        for name, tokens in (
-            ("requests", 1),
-            ("prompt_tokens", comparison.prompt_tokens),
-            ("predicted_tokens", comparison.predicted_tokens),
-            ("cached_tokens", comparison.realised_tokens),
-            ("regret_tokens", comparison.regret_tokens),
-        ):
-            self._realised[name].labels(comparison.model).inc(tokens)
-        self._prediction_error.labels(comparison.model).observe(comparison.error_tokens)
+        model = comparison.model
+        self._realised_requests.of(model).value += 1
+        self._realised_prompt.of(model).value += comparison.prompt_tokens
+        self._realised_predicted.of(model).value += comparison.predicted_tokens
+        self._realised_cached.of(model).value += comparison.realised_tokens
+        self._realised_regret.of(model).value += comparison.regret_tokens
+        self._prediction_error.of(model).observe(comparison.error_tokens)
 
     def response_missed(self, why: str) -> None:
         """Count one response that was to be read or changed and was not; `why` is of a closed set."""
-        self._missed.labels(why).inc()
+        self._missed.of(why).value += 1
 
     def forget(self, endpoint: str) -> None:
         """Drop the series of an endpoint that is gone: new pods come with new addresses for ever."""
-        self._count_kept()
-        for metric in (self._picks, self._bookings, self._rerouted, self._failures, self._responses, self._findings):
-            _drop(metric, "endpoint", endpoint)
-        for labelled in (self._picks_of, self._bookings_of, self._rerouted_of, self._responses_of):
-            labelled.cache_clear()
-
-    def _count_kept(self) -> None:
-        """Move what was kept into the metrics."""
-        kept, self._kept = self._kept, _Kept()
-        for endpoint, count in kept.picks.items():
-            self._outcomes_of("routed").inc(count)
-            self._picks_of(endpoint).inc(count)
-            self._bookings_of(endpoint).inc(count)
-        self._prompt_tokens.inc(kept.prompt_tokens)
-        self._predicted.inc(kept.predicted_tokens)
-        self._regret.inc(kept.regret_tokens)
-        for (endpoint, status, model, arm), count in kept.ended.items():
-            outcome = f"{status // 100}xx" if status else "none"
-            self._bookings_of(endpoint).dec(count)
-            self._responses_of(endpoint, outcome).inc(count)
-            if model:
-                self._by_model_of(model, arm, outcome).inc(count)
+        for family in (self._picks, self._bookings, self._rerouted, self._failures, self._responses, self._findings):
+            family.drop("endpoint", (endpoint,))
 
     def reconfigure(self, policy: PickPolicy) -> None:
         """Go by another policy from now on: its tenants, its price, its target."""
-        self.alert_below(policy.alert_hit_ratio)
+        self._alert_hit_ratio.value = policy.alert_hit_ratio
         self.models.reconfigure(policy.observability)
         self.tenants.know(policy.priorities.quotas)
-
-    def alert_below(self, hit_ratio: float) -> None:
-        """Show what the policy wants an alert for."""
-        self._alert_hit_ratio.set(hit_ratio)
 
     def show(self, view: EndpointView) -> None:
         """Show the endpoints as the picker sees them, at each scrape; to be called once."""
         self.latencies.role_of = view.role_of
-        EndpointTelemetry(view, registry=self.registry)
+        self.registry.read(lambda: endpoint_metrics(view))
 
     def finding(self, *, endpoint: str, reason: str, stands: bool) -> None:
         """Show that a finding has appeared or healed."""
-        self._findings.labels(reason, endpoint).set(int(stands))
+        self._findings.of(reason, endpoint).value = stands
 
     def model_finding(self, *, model: str, reason: str, stands: bool) -> None:
         """Show that a finding about a model's predictions has appeared or healed."""
-        self._model_findings.labels(reason, model).set(int(stands))
+        self._model_findings.of(reason, model).value = stands
 
-    async def page(self, *, ready: bool | None = None) -> bytes:
-        """Return all metrics as Prometheus text, those of the process at the end.
+    async def page(self, *, ready: bool = False) -> bytes:
+        """Return all metrics as Prometheus text, those of the process at the end; `ready`: traffic may come."""
+        page = MetricsPage()
+        await page.add(self.registry)
+        return page.text() + process_text(ready=ready)
 
-        Made in many small turns of the loop: with 500 endpoints it takes 100 ms, and picks wait.
+
+@dataclass(slots=True, kw_only=True)
+class _Arm:
+    """One model as clients ask for it, and one arm of its split."""
+
+    requests: Histogram
+    first_tokens: Histogram
+    prompt_tokens: Value
+    predicted_tokens: Value
+    generated_tokens: Value
+    usages: Value
+
+
+@dataclass(slots=True, kw_only=True)
+class _Served:
+    """One model as the pods serve it."""
+
+    name: str
+    expected: Histogram
+    saved_seconds: Value
+    realised_seconds: Value
+
+
+class ModelTelemetry:
+    """What is counted of each model and arm of a split: prompts, predicted and generated tokens, times, savings."""
+
+    def __init__(self, registry: Registry, *, most_models: int = MOST_MODELS) -> None:
+        self._requests = registry.histograms(metrics.MODEL_REQUEST_SECONDS)
+        self._first_tokens = registry.histograms(metrics.MODEL_FIRST_TOKEN_SECONDS)
+        self._expected = registry.histograms(metrics.EXPECTED_TTFT)
+        self._prompt_tokens = registry.values(metrics.MODEL_PROMPT_TOKENS)
+        self._predicted_tokens = registry.values(metrics.MODEL_PREDICTED_TOKENS)
+        self._generated_tokens = registry.values(metrics.MODEL_GENERATED_TOKENS)
+        self._usages = registry.values(metrics.MODEL_USAGES)
+        self._saved_seconds = registry.values(metrics.SAVED_SECONDS)
+        self._realised_seconds = registry.values(metrics.REALISED_SAVED_SECONDS)
+        self._money = registry.values(metrics.SAVED_MONEY)
+        self._price = registry.values(metrics.GPU_HOUR_PRICE)
+        self._most_models = most_models
+        self._arms: dict[tuple[str, str], _Arm] = {}
+        self._served: dict[str, _Served] = {}
+        self._price_a_second, self._currency = 0.0, ""
+
+    def reconfigure(self, policy: ObservabilityPolicy) -> None:
+        """Count money by this price from now on."""
+        self._price_a_second = policy.gpu_hour_price / SECONDS_AN_HOUR
+        self._currency = policy.currency
+        self._price.series.clear()
+        if policy.gpu_hour_price:
+            self._price.of(policy.currency).value = policy.gpu_hour_price
+
+    def routed(
+        self,
+        model: str,
+        arm: str,
+        *,
+        served: str,
+        prompt: int,
+        cached: int,
+        seconds_a_token: float,
+        promised_seconds: float | None = None,
+    ) -> None:
+        """Count one routed request: its prompt's tokens, and what computing the cached ones would have taken.
+
+        `promised_seconds`: the TTFT that the pick expects.
         """
-        families: dict[bytes, list[bytes]] = {}
-        async for comment, lines in metric_lines(self.registry):
-            families.setdefault(comment, []).append(lines)
-        parts = [part for comment, lines in families.items() for part in (comment, *lines)]
-        return b"".join((*parts, process_exposition(ready=ready)))
+        counts = self._arms.get((model, arm)) or self._new_arm(model, arm)
+        counts.prompt_tokens.value += prompt
+        counts.predicted_tokens.value += cached
+        of_served = self._served.get(served)
+        if promised_seconds is not None:
+            of_served = of_served or self._new_served(served)
+            of_served.expected.observe(promised_seconds)
+        if cached:
+            of_served = of_served or self._new_served(served)
+            seconds = cached * seconds_a_token
+            of_served.saved_seconds.value += seconds
+            if self._price_a_second:
+                self._money.of(of_served.name, self._currency).value += seconds * self._price_a_second
 
+    def ended(self, model: str, arm: str, *, seconds: float) -> None:
+        """Count how long an exchange took."""
+        (self._arms.get((model, arm)) or self._new_arm(model, arm)).requests.observe(seconds)
 
-def _drop(metric: Counter | Gauge, label: str, value: str) -> None:
-    """Remove all series of a metric that have this label."""
-    names = metric._labelnames  # the library has no public way to list or to remove by one label
-    at = names.index(label)
-    for values in [values for values in metric._metrics if values[at] == value]:
-        metric.remove(*values)
+    def realised(self, comparison: Comparison, *, seconds_a_token: float) -> None:
+        """Count a response whose usage was read."""
+        served = self._served.get(comparison.model) or self._new_served(comparison.model)
+        served.realised_seconds.value += comparison.realised_tokens * seconds_a_token
+        names = (comparison.requested, comparison.arm)
+        counts = self._arms.get(names) or self._new_arm(*names)
+        counts.generated_tokens.value += comparison.generated_tokens
+        counts.usages.value += 1
+        if comparison.first_token_seconds is not None:
+            counts.first_tokens.observe(comparison.first_token_seconds)
+
+    def _new_served(self, model: str) -> _Served:
+        if len(self._served) >= self._most_models:
+            model = metrics.OTHER
+        return self._served.setdefault(
+            model,
+            _Served(
+                name=model,
+                expected=self._expected.of(model),
+                saved_seconds=self._saved_seconds.of(model),
+                realised_seconds=self._realised_seconds.of(model),
+            ),
+        )
+
+    def _new_arm(self, model: str, arm: str) -> _Arm:
+        if len(self._arms) >= self._most_models:
+            model = arm = metrics.OTHER
+        names = (model, arm)
+        return self._arms.setdefault(
+            names,
+            _Arm(
+                requests=self._requests.of(*names),
+                first_tokens=self._first_tokens.of(*names),
+                prompt_tokens=self._prompt_tokens.of(*names),
+                predicted_tokens=self._predicted_tokens.of(*names),
+                generated_tokens=self._generated_tokens.of(*names),
+                usages=self._usages.of(*names),
+            ),
+        )

@@ -1,41 +1,73 @@
-"""What every process tells of itself: CPU, memory, files, garbage collections, its version, and whether it is ready.
+"""Metrics that are read from what others have counted: quotas, lookups, records, and the process itself."""
 
-One registry for the process, whatever it serves; the pages of metrics put it at their end.
-"""
-
-import platform
+from collections import Counter
+from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, GCCollector, Info, ProcessCollector, generate_latest
+from extproc.quotas.shared_quotas import Quotas
+from extproc.records.access_log import RecordBuffer
+from extproc.telemetry import metrics
+from extproc.telemetry.tenant_telemetry import ANY, MOST_TENANTS
+from kvmesh.index.redis_reader import PrefixIndexReader
+from kvmesh.metrics.process_metrics import show_process
+from kvmesh.metrics.registry import Reading, Registry, Value
 
-UNKNOWN_VERSION = "unknown"  # a checkout that was never installed
-READY = """# HELP kvmesh_ready 1 while traffic may come, 0 before the start is done and while stopping.
-# TYPE kvmesh_ready gauge
-kvmesh_ready {}
-"""
+if TYPE_CHECKING:
+    from extproc.records.tracing import ExchangeTraces  # an optional extra
+
+WRITTEN, EXPORTED, DROPPED = "written", "exported", "dropped"
+
+
+def show_quotas(registry: Registry, quotas: Quotas) -> None:
+    """Show what one pool's quotas have decided on this replica, and how they stand."""
+    registry.read(lambda: _quotas(quotas))
+
+
+def _quotas(quotas: Quotas) -> Reading:
+    by_tenant = quotas.decisions_by_tenant
+    known = sorted({tenant for tenant, _ in by_tenant if tenant != ANY})[:MOST_TENANTS]
+    counts: Counter[tuple[str, ...]] = Counter()
+    for (tenant, outcome), count in by_tenant.items():
+        counts[tenant if tenant in known else metrics.OTHER, outcome] += count
+    facts = quotas.facts()
+    yield metrics.QUOTA_DECISIONS, sorted(quotas.decisions.items())
+    yield metrics.TENANT_QUOTA_DECISIONS, sorted(counts.items())
+    yield metrics.QUOTA_WRITES_FAILING, [((), facts["writes_failing"])]
+    yield metrics.QUOTA_OPEN_REQUESTS, [((), facts["open_requests"])]
+
+
+def show_lookups(registry: Registry, reader: PrefixIndexReader) -> None:
+    """Show what the lookups of the process had to ask of Redis."""
+    registry.read(
+        lambda: (
+            (metrics.LOOKUP_BLOCKS, [(("redis",), reader.asked_blocks), (("known",), reader.known_blocks)]),
+            (metrics.TRACKED_BLOCKS, [((), reader.tracked_blocks)]),
+        )
+    )
+
+
+def show_records(registry: Registry, *, targets: Sequence[RecordBuffer], traces: "ExchangeTraces | None") -> None:
+    """Show what the access log and the traces of the process have written and dropped; None: there are no traces."""
+    registry.read(lambda: _records(targets, traces))
+
+
+def _records(targets: Sequence[RecordBuffer], traces: "ExchangeTraces | None") -> Reading:
+    lines = [((each.target, WRITTEN), each.written) for each in targets]
+    yield metrics.ACCESS_LOG_LINES, lines + [((each.target, DROPPED), each.dropped) for each in targets]
+    spans = [] if traces is None else [((EXPORTED,), traces.exported_spans), ((DROPPED,), traces.dropped_spans)]
+    yield metrics.TRACE_SPANS, spans
 
 
 @cache
-def process_registry() -> CollectorRegistry:
-    """Return the registry; collectors that this platform does not have are left out by the library."""
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    GCCollector(registry=registry)
-    Info("kvmesh_build", "Which release this process is.", registry=registry).info(
-        {"version": _version(), "python": platform.python_version(), "process": "picker"}
-    )
-    return registry
+def _process() -> tuple[Registry, Value]:
+    registry = Registry()
+    show_process(registry, process="picker")
+    return registry, registry.values(metrics.READY).of()
 
 
-def process_exposition(*, ready: bool | None = None) -> bytes:
-    """Return the process's own lines; `ready` None: nobody knows."""
-    text = generate_latest(process_registry())
-    return text if ready is None else text + READY.format(int(ready)).encode()
-
-
-def _version() -> str:
-    try:
-        return version("kvmesh")
-    except PackageNotFoundError:
-        return UNKNOWN_VERSION
+def process_text(*, ready: bool) -> bytes:
+    """Return the part of a page that is of the process, whatever pools it serves; `ready`: traffic may come."""
+    registry, shown = _process()
+    shown.value = ready
+    return registry.text()

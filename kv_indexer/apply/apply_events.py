@@ -1,7 +1,7 @@
-"""Use case: one stream's frames -> ordered events -> atomic index changes.
+"""One stream's frames -> ordered events -> atomic index changes. The page to read first.
 
-The page to read first. `follow_stream` and `catch_up` feed it live and replayed frames alike; it decides nothing about
-sockets and knows Redis only as `ports.IndexWriter`.
+`follow_stream` and `catch_up` feed it live and replayed frames alike. It decides nothing about sockets and knows Redis
+only as `ports.IndexWriter`.
 """
 
 import logging
@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from kv_indexer.apply.change_plan import (
     SIZE_CHANGED,
-    Knowledge,
     Plan,
     RootKeys,
+    StreamContext,
     first_blocks_to_look_up,
     first_size_change,
     hashes_to_look_up,
@@ -27,13 +27,11 @@ from kv_indexer.apply.change_plan import (
     plan_change,
 )
 from kv_indexer.events.event_fields import Fault
-from kv_indexer.events.sequence import Verdict, judge
+from kv_indexer.events.sequence import BatchAction, Frame, judge
 from kv_indexer.events.vllm_events import decode_batch
-from kv_indexer.events.zmq_frames import Frame
 from kv_indexer.ports import IndexerTelemetry, IndexWriter
 from kvmesh.blocks.block_keys import root_key
-from kvmesh.blocks.events import AllBlocksCleared, Event, EventBatch
-from kvmesh.blocks.groups import CacheGroup
+from kvmesh.blocks.events import AllBlocksCleared, CacheGroup, Event, EventBatch
 from kvmesh.blocks.index_changes import Clear, IndexChange
 from kvmesh.blocks.source import Claim, Stream, StreamPosition
 from kvmesh.errors import DecodeError, IndexUnavailableError, StreamForgottenError
@@ -41,7 +39,7 @@ from kvmesh.errors import DecodeError, IndexUnavailableError, StreamForgottenErr
 log = logging.getLogger(__name__)
 
 OUT_OF_STEP_LIMIT = 5  # another writer that overtakes us this often in a row is not coming to rest
-BLOCKS_A_CHANGE = 2000  # named by one change, if it holds several batches; Redis serves nobody else meanwhile
+BLOCKS_A_CHANGE = 2000  # named by one change, if it holds several batches; Redis serves no other client meanwhile
 RECENT_LIMIT = 1024  # batches whose checksum is remembered
 WITNESS_LIMIT = 64  # of our own blocks, to compare with another stream's
 # reasons of skipped events that may have been removals: without those the index would claim too much
@@ -57,6 +55,9 @@ MAY_BE_REMOVALS: frozenset[Fault] = frozenset(
     }
 )
 LOST_EVENT = "undecodable-event"  # why a source is degraded then
+OLD_NUMBER = "an old number with a later time"
+OTHER_CONTENT = "an old number with other content"
+OTHER_SIZE = "another block size"
 
 
 def root_keys(*, hash_seed: str, model: str) -> RootKeys:
@@ -73,14 +74,9 @@ def root_keys(*, hash_seed: str, model: str) -> RootKeys:
 class Halt:
     """Frames that cannot be applied as they come."""
 
-    verdict: Verdict  # GAP or RESTART
+    action: BatchAction  # GAP or RESTART
     frames: Sequence[Frame]  # from the offending one on
-    sign: str = ""  # what gave a restart away
-
-
-OLD_NUMBER = "an old number with a later time"
-OTHER_CONTENT = "an old number with other content"
-OTHER_SIZE = "another block size"
+    sign: str = ""  # what showed a restart
 
 
 class _Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,19 +88,13 @@ class _Batch(msgspec.Struct, frozen=True, kw_only=True):
 class EventApplier:
     """Applies one stream's batches exactly once and in order.
 
-    All that must survive a crash is in Redis, but for two things. Orphans (`apply.orphans`) cost hits alone. That the
-    publisher reports hits anew (`apply.change_plan`) is learned again from a report of several blocks; a single first
+    All that must survive a crash is in Redis, but for two things. Orphans cost hits alone. That the
+    publisher reports hits again (`apply.change_plan`) is learned again from a report of several blocks; a single first
     block that is reported before that counts twice, so that it may be claimed although it is gone, until a reset.
     """
 
     def __init__(
-        self,
-        *,
-        claim: Claim,
-        roots: RootKeys,
-        writer: IndexWriter,
-        telemetry: IndexerTelemetry,
-        namespace: str = "",
+        self, *, claim: Claim, roots: RootKeys, writer: IndexWriter, telemetry: IndexerTelemetry, namespace: str = ""
     ) -> None:
         """Take the pool's `namespace` (see `StreamPosition`) if the stream belongs to one."""
         self._claim = claim
@@ -113,7 +103,7 @@ class EventApplier:
         self._roots = roots
         self._writer = writer
         self._telemetry = telemetry
-        self._knowledge = Knowledge()
+        self._context = StreamContext()
         self._recent: dict[int, int] = {}  # number -> checksum of what we applied under it
         self._verdicts: dict[Stream, tuple[int, bool]] = {}  # other stream -> (its epoch, whether its hashes are ours)
         self.position = StreamPosition(epoch=0)
@@ -121,13 +111,13 @@ class EventApplier:
     @property
     def orphans(self) -> int:
         """How many stores wait for their parents."""
-        return len(self._knowledge.orphans)
+        return len(self._context.orphans)
 
     async def resume(self) -> None:
         """Take up the stream where the index has it. Raise StreamForgottenError, IndexUnavailableError.
 
-        What it holds under the keys of another pool or model is voided: nobody would find it, and what is stored next
-        would be chained to it.
+        What it holds under the keys of another pool or model is voided: no lookup would find it, and what is stored
+        next would be chained to it.
         """
         self._adopt(await self._writer.read_position(self._stream))
         self._forget()
@@ -164,7 +154,7 @@ class EventApplier:
 
     def accept_block_sizes(self) -> None:
         """Take a change of block size for what this publisher does, no longer for a sign of a restart."""
-        self._knowledge.mixes_sizes = True
+        self._context.mixes_sizes = True
 
     async def apply(self, frames: Sequence[Frame]) -> Halt | None:
         """Apply what follows, drop what is known, and stop at the first gap or restart.
@@ -177,19 +167,19 @@ class EventApplier:
             fresh, halt = self._stop_at_other_size(fresh, halt)
             if await self._write_all(fresh):
                 return halt
-            # Redis lost its last writes, or someone cleared the stream: judge the same frames anew
+            # Redis lost its last writes, or the stream was cleared by hand: judge the same frames again
             self._adopt(await self._writer.read_position(self._stream))
             self._forget()
         raise IndexUnavailableError(f"{self._stream.name}: something keeps changing this stream")
 
     async def adopt_orphans(self) -> bool:
-        """Ask other streams for the parents that ours never told of; tell whether any was found.
+        """Ask other streams for the parents that ours never reported; tell whether any was found.
 
         Where engine hashes are content-addressed (vLLM >= 0.29 by default) another pod's block of the same hash has
         the same key. That is believed of a stream only if it has at least one of our own blocks under the same key,
         and none under another.
         """
-        orphans, witnesses = self._knowledge.orphans, self._witnesses()
+        orphans, witnesses = self._context.orphans, self._witnesses()
         if not len(orphans) or not witnesses or self.position.last_crc is None:
             return False
         wanted = set(islice(orphans.parents(), RECENT_LIMIT))
@@ -197,12 +187,12 @@ class EventApplier:
         for other, keys in elsewhere.items():
             found = {parent: keys[parent] for parent in wanted & keys.keys()}
             if found and await self._agrees(other, keys, witnesses):
-                self._knowledge.keys.update(found)
-        plan = plan_adoption(knowledge=self._knowledge, roots=self._roots)
+                self._context.keys.update(found)
+        plan = plan_adoption(context=self._context, roots=self._roots)
         if not plan.operations:
             return False
-        if not await self._write(plan, (), self._knowledge.groups):
-            self._knowledge.orphans.clear()  # out of step; the next look at the position tells
+        if not await self._write(plan, (), self._context.groups):
+            self._context.orphans.clear()  # out of step; the next look at the position shows it
             return False
         return True
 
@@ -217,8 +207,8 @@ class EventApplier:
         return verdict and epoch == position.epoch
 
     def _witnesses(self) -> dict[int, bytes]:
-        """Return blocks whose keys we know from their own tokens, not by hearsay: the newest first blocks."""
-        keys, newest = self._knowledge.keys, reversed(self._knowledge.first_blocks)
+        """Return blocks whose keys we have computed from their own tokens: the newest first blocks."""
+        keys, newest = self._context.keys, reversed(self._context.first_blocks)
         return dict(islice(((each, keys[each]) for each in newest if each in keys), WITNESS_LIMIT))
 
     def _adopt(self, position: StreamPosition | None) -> None:
@@ -227,12 +217,10 @@ class EventApplier:
         self.position = position
 
     def _forget(self) -> None:
-        """Begin to know anew, from where the index stands."""
+        """Start with a new context, from the index's position."""
         position = self.position
-        self._knowledge = Knowledge(
-            block_sizes=dict(position.block_sizes),
-            groups=position.groups,
-            mixes_sizes=self._knowledge.mixes_sizes,
+        self._context = StreamContext(
+            block_sizes=dict(position.block_sizes), groups=position.groups, mixes_sizes=self._context.mixes_sizes
         )
         self._recent.clear()
         self._verdicts.clear()
@@ -252,30 +240,30 @@ class EventApplier:
         for index, batch in enumerate(batches):
             seq, ts = batch.frame.seq, batch.decoded.ts
             verdict = judge(seq=seq, ts=ts, last_seq=last_seq, last_ts=last_ts)
-            sign = OLD_NUMBER if verdict is Verdict.RESTART else ""
-            if verdict is Verdict.DUPLICATE and self._recent.get(seq) not in (None, crc32(batch.frame.payload)):
-                verdict, sign = Verdict.RESTART, OTHER_CONTENT
-            if verdict is Verdict.APPLY:
+            sign = OLD_NUMBER if verdict is BatchAction.RESTART else ""
+            if verdict is BatchAction.DUPLICATE and self._recent.get(seq) not in (None, crc32(batch.frame.payload)):
+                verdict, sign = BatchAction.RESTART, OTHER_CONTENT
+            if verdict is BatchAction.APPLY:
                 fresh.append(batch)
                 last_seq, last_ts = seq, max(ts, last_ts)
-            elif verdict is not Verdict.DUPLICATE:
-                return fresh, Halt(verdict=verdict, frames=_frames(batches[index:]), sign=sign)
+            elif verdict is not BatchAction.DUPLICATE:
+                return fresh, Halt(action=verdict, frames=_frames(batches[index:]), sign=sign)
         return fresh, None
 
     def _stop_at_other_size(self, fresh: list[_Batch], halt: Halt | None) -> tuple[list[_Batch], Halt | None]:
-        if self._knowledge.mixes_sizes:
+        if self._context.mixes_sizes:
             return fresh, halt
-        index = first_size_change((batch.decoded.events for batch in fresh), self._knowledge)
+        index = first_size_change((batch.decoded.events for batch in fresh), self._context)
         if index is None:
             return fresh, halt
         self._telemetry.not_indexed(self._stream, reasons={SIZE_CHANGED: 1})
         later = _frames(fresh[index:]) + (list(halt.frames) if halt else [])
-        return fresh[:index], Halt(verdict=Verdict.RESTART, frames=later, sign=OTHER_SIZE)
+        return fresh[:index], Halt(action=BatchAction.RESTART, frames=later, sign=OTHER_SIZE)
 
     async def _write_all(self, fresh: Sequence[_Batch]) -> bool:
         """Apply these batches in as many changes as keep each short; False if the index is elsewhere."""
         for portion in _portions(fresh):
-            groups = self._knowledge.groups
+            groups = self._context.groups
             plan = await self._plan(portion)
             if not await self._write(plan, portion, groups):
                 return False
@@ -283,18 +271,18 @@ class EventApplier:
 
     async def _plan(self, fresh: Sequence[_Batch]) -> Plan:
         events: list[Event] = [event for batch in fresh for event in batch.decoded.events]
-        knowledge = self._knowledge
-        knowledge.is_exact = not self.position.degraded
-        unknown, first_blocks = hashes_to_look_up(events, knowledge), first_blocks_to_look_up(events, knowledge)
+        context = self._context
+        context.is_exact = not self.position.degraded
+        unknown, first_blocks = hashes_to_look_up(events, context), first_blocks_to_look_up(events, context)
         if unknown or first_blocks:
             found = await self._writer.find_block_keys(self._stream, unknown | first_blocks)
-            knowledge.keys.update(found)
-            knowledge.first_blocks.update({each: 1 for each, _ in first_blocks if each in found})
-        return plan_change(events, knowledge=knowledge, roots=self._roots)
+            context.keys.update(found)
+            context.first_blocks.update({each: 1 for each, _ in first_blocks if each in found})
+        return plan_change(events, context=context, roots=self._roots)
 
     async def _write(self, plan: Plan, fresh: Sequence[_Batch], groups: Mapping[int, CacheGroup]) -> bool:
         """Apply the plan of these batches (none: what became known since); False if the index is elsewhere."""
-        position, knowledge = self.position, self._knowledge
+        position, context = self.position, self._context
         checksums = {batch.frame.seq: crc32(batch.frame.payload) for batch in fresh}
         last_seq = fresh[-1].frame.seq if fresh else position.last_seq
         change = IndexChange(
@@ -305,7 +293,7 @@ class EventApplier:
             last_crc=checksums[last_seq] if fresh else position.last_crc or 0,
             operations=tuple(plan.operations),
             events=sum(len(batch.decoded.events) for batch in fresh),
-            groups=knowledge.groups if knowledge.groups is not groups else None,
+            groups=context.groups if context.groups is not groups else None,
             degraded=_doubt(fresh, plan),
         )
         applied = await self._writer.apply(self._claim, change)
@@ -322,11 +310,11 @@ class EventApplier:
             last_crc=change.last_crc,
             # from a reset on we know all there is
             degraded=("" if cleared else position.degraded) or change.degraded,
-            block_sizes=dict(knowledge.block_sizes),
-            groups=knowledge.groups,
+            block_sizes=dict(context.block_sizes),
+            groups=context.groups,
         )
         self._recent.update(checksums)
-        knowledge.forget_oldest()
+        context.forget_oldest()
         for seq in list(islice(self._recent, max(len(self._recent) - RECENT_LIMIT, 0))):
             del self._recent[seq]
         self._count(fresh, plan, left_out=applied.left_out)
@@ -335,7 +323,7 @@ class EventApplier:
         return True
 
     async def _read_doubt(self) -> None:
-        """Take over how the index has marked what it left out: it alone knows what a clear has made good."""
+        """Read how the index has marked what it left out: it alone knows what a clear has repaired."""
         now = await self._writer.read_position(self._stream)
         if now is not None and now.epoch == self.position.epoch:
             self.position = replace(self.position, degraded=now.degraded)
@@ -366,7 +354,7 @@ def _portions(batches: Sequence[_Batch]) -> Iterator[Sequence[_Batch]]:
     """Cut between batches, so that each portion names BLOCKS_A_CHANGE blocks at most, or is one batch.
 
     Never within a batch: the index knows its place by batches, and what the second half of one means (is it a report,
-    what is its parent) is decided from what the first has told, which a successor would not know.
+    what is its parent) is decided from the first half, which a successor would not know.
     """
     first, blocks = 0, 0
     for number, batch in enumerate(batches):
@@ -389,6 +377,6 @@ def _doubt(fresh: Sequence[_Batch], plan: Plan) -> str:
             doubt = ""
         if not batch.readable:
             doubt = DecodeError.reason
-        elif not MAY_BE_REMOVALS.isdisjoint(batch.decoded.skipped):  # nobody can tell on which side of the clear
+        elif not MAY_BE_REMOVALS.isdisjoint(batch.decoded.skipped):  # on which side of the clear is unknown
             doubt = doubt or LOST_EVENT
     return doubt

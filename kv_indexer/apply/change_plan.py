@@ -1,33 +1,142 @@
-"""From events to the operations of one index change: what is indexed, under which keys. Pure; used by `apply_events`.
+"""From events to the operations of one index change: what is indexed, and under which keys. Pure.
 
-What one event means depends on what its stream said before: `Knowledge` holds that and learns in place. What is not
-indexed is counted by reason, never dropped silently.
+What an event means depends on the events before it in its stream: `StreamContext` holds that and is updated in place.
+What is not indexed is counted by reason, never dropped silently. Stores whose parent block is unknown are orphans:
+they wait until the parent arrives, because without its key theirs cannot be computed.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
-from kv_indexer.apply.orphans import Orphan, OrphanTable
-from kvmesh.blocks.block_keys import block_keys, split_keys
-from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from kvmesh.blocks.extra_keys import UnknownExtraKeyError, separate_extra_keys
-from kvmesh.blocks.groups import MAX_GROUP, CacheGroup, is_dense, is_indexed, learn, may_hold
+from kvmesh.blocks.block_keys import UnknownExtraKeyError, block_keys, separate_extra_keys, split_keys
+from kvmesh.blocks.events import (
+    MAX_GROUP,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    CacheGroup,
+    Event,
+    is_dense,
+    is_indexed,
+    learn,
+    may_hold,
+)
 from kvmesh.blocks.index_changes import TIERS, Clear, Operation, Remove, Store, pack_hashes
 
+_EVENT_BYTES, _HASH_BYTES = 512, 256  # what an entry costs beside its tokens, roughly
+
+Place = tuple[str, int, int]  # (tier, group, engine hash)
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 NOT_UNDERSTOOD = frozenset({"extra-keys-mismatch"})  # of `skip_reason`; the others are blocks of no use here
 SIZE_CHANGED = "block-size-changed"  # counted and, where no restart explains it, why a source is degraded
 KNOWN_KEYS_LIMIT = 65_536  # engine hashes remembered a stream; Redis has them all
 FIRST_BLOCKS_LIMIT = 4096
-
 RootKeys = Callable[[str | None, str | None], bytes]  # (lora, cache_salt) -> root key
 
 
 @dataclass(slots=True, kw_only=True)
-class Knowledge:
-    """What one stream has told so far, as far as it bears on what its next events mean."""
+class Orphan:
+    """One store that waits."""
+
+    event: BlockStored
+    gone: set[int] = field(default_factory=set)  # positions of blocks removed since; their children need their keys
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, roughly."""
+        return _EVENT_BYTES + len(self.event.tokens) + _HASH_BYTES * len(self.event.block_hashes)
+
+
+class OrphanTable:
+    """The stores of one stream that wait for their parents, by the parents' engine hashes."""
+
+    def __init__(self, *, max_events: int = 4096, max_bytes: int = 16 << 20) -> None:
+        self._max_events = max_events
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._next = 0
+        self._waiting: dict[int, Orphan] = {}  # by arrival
+        self._children: dict[int, dict[int, None]] = {}  # parent's hash -> arrivals
+        self._places: dict[Place, dict[tuple[int, int], None]] = {}  # -> (arrival, position in the event)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def parents(self) -> set[int]:
+        """Return the engine hashes that are waited for."""
+        return set(self._children)
+
+    def add(self, event: BlockStored) -> int:
+        """Let a store with a parent wait; return how many had to go for it, itself included if it is too large."""
+        orphan = Orphan(event=event)
+        if event.parent_block_hash is None or orphan.size > self._max_bytes:
+            return 1
+        number, self._next = self._next, self._next + 1
+        self._waiting[number] = orphan
+        self._bytes += orphan.size
+        self._children.setdefault(event.parent_block_hash, {})[number] = None
+        for position, engine_hash in enumerate(event.block_hashes):
+            self._places.setdefault(_place(event, engine_hash), {})[number, position] = None
+        dropped = 0
+        while len(self._waiting) > self._max_events or self._bytes > self._max_bytes:
+            self._drop(next(iter(self._waiting)))
+            dropped += 1
+        return dropped
+
+    def take(self, parents: Iterable[int]) -> list[Orphan]:
+        """Take out what waits for these, in order of arrival."""
+        numbers = sorted(number for parent in parents for number in self._children.get(parent, ()))
+        return [self._drop(number) for number in numbers]
+
+    def remove(self, *, tier: str, group: int, engine_hash: int) -> bool:
+        """Take one reference to a block back; False if none of it waits here."""
+        places = self._places.get((tier, group, engine_hash))
+        if not places:
+            return False
+        (number, position), _ = places.popitem()
+        if not places:
+            del self._places[tier, group, engine_hash]
+        self._waiting[number].gone.add(position)
+        return True
+
+    def clear(self) -> None:
+        """Forget all of them: the blocks are gone."""
+        self._waiting.clear()
+        self._children.clear()
+        self._places.clear()
+        self._bytes = 0
+
+    def _drop(self, number: int) -> Orphan:
+        orphan = self._waiting.pop(number)
+        self._bytes -= orphan.size
+        event = orphan.event
+        parent = event.parent_block_hash
+        assert parent is not None
+        _take_from(self._children, parent, number)
+        for position, engine_hash in enumerate(event.block_hashes):
+            if position not in orphan.gone:
+                _take_from(self._places, _place(event, engine_hash), (number, position))
+        return orphan
+
+
+def _place(event: BlockStored, engine_hash: int) -> Place:
+    return event.medium, event.group_idx or 0, engine_hash
+
+
+def _take_from(entries: dict[Key, dict[Value, None]], key: Key, value: Value) -> None:
+    of_key = entries[key]
+    del of_key[value]
+    if not of_key:
+        del entries[key]
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamContext:
+    """What one stream has reported so far, as far as it decides what its next events mean."""
 
     keys: dict[int, bytes] = field(default_factory=dict)  # engine hash -> block key; held or not
     block_sizes: dict[str, int] = field(default_factory=dict)  # tier -> tokens a block
@@ -54,18 +163,18 @@ def _drop_oldest(entries: dict[int, Any], limit: int) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """Operations in the making, and what was left out."""
+    """The operations so far, and what was left out."""
 
     operations: list[Operation] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)  # reason -> events that are not indexed, or not yet
-    not_understood: Counter[str] = field(default_factory=Counter)  # reason -> events that contradict what we know
+    not_understood: Counter[str] = field(default_factory=Counter)  # reason -> events that contradict the context
 
 
-def hashes_to_look_up(events: Iterable[Event], knowledge: Knowledge) -> set[tuple[int, int]]:
-    """Return (hash, group) of parents and offloaded blocks that neither what we know nor the change explains."""
+def hashes_to_look_up(events: Iterable[Event], context: StreamContext) -> set[tuple[int, int]]:
+    """Return (hash, group) of parents and offloaded blocks that neither the context nor the change explains."""
     missing: set[tuple[int, int]] = set()
     stored: set[int] = set()
-    known, groups = knowledge.keys, knowledge.groups
+    known, groups = context.keys, context.groups
     for event in events:
         if not isinstance(event, BlockStored):
             continue
@@ -80,37 +189,37 @@ def hashes_to_look_up(events: Iterable[Event], knowledge: Knowledge) -> set[tupl
     return missing
 
 
-def first_blocks_to_look_up(events: Iterable[Event], knowledge: Knowledge) -> set[tuple[int, int]]:
+def first_blocks_to_look_up(events: Iterable[Event], context: StreamContext) -> set[tuple[int, int]]:
     """Return (hash, group) of prompts' first blocks of which we cannot say whether they are held."""
     return {
         (event.block_hashes[0], event.group_idx or 0)
         for event in events
         if isinstance(event, BlockStored)
         and _may_be_report(event)
-        and event.block_hashes[0] not in knowledge.first_blocks
-        and skip_reason(event, knowledge.groups) is None
+        and event.block_hashes[0] not in context.first_blocks
+        and skip_reason(event, context.groups) is None
     }
 
 
-def plan_change(events: Iterable[Event], *, knowledge: Knowledge, roots: RootKeys) -> Plan:
+def plan_change(events: Iterable[Event], *, context: StreamContext, roots: RootKeys) -> Plan:
     """Turn events into operations, learning from them."""
     plan = Plan()
     for event in events:
         match event:
             case BlockStored():
-                _learn_group(plan, event, knowledge)
-                _store(plan, event, knowledge, roots)
+                _learn_group(plan, event, context)
+                _store(plan, event, context, roots)
             case BlockRemoved():
-                _remove(plan, event, knowledge)
+                _remove(plan, event, context)
             case AllBlocksCleared():
-                _clear(plan, knowledge)
+                _clear(plan, context)
     return plan
 
 
-def plan_adoption(*, knowledge: Knowledge, roots: RootKeys) -> Plan:
+def plan_adoption(*, context: StreamContext, roots: RootKeys) -> Plan:
     """Plan the stores of all orphans whose parents are known by now."""
     plan = Plan()
-    _adopt(plan, [parent for parent in knowledge.orphans.parents() if parent in knowledge.keys], knowledge, roots)
+    _adopt(plan, [parent for parent in context.orphans.parents() if parent in context.keys], context, roots)
     return plan
 
 
@@ -137,13 +246,13 @@ def _form_reason(event: BlockStored) -> str | None:
     return None
 
 
-def first_size_change(batches: Iterable[Iterable[Event]], knowledge: Knowledge) -> int | None:
+def first_size_change(batches: Iterable[Iterable[Event]], context: StreamContext) -> int | None:
     """Return the number of the first batch whose block size is not that of the same cache before it, or None.
 
     A publisher cannot change it while it lives, so this is another process whose start was missed. Blocks of a second
     dense group, or parts of a block (hybrid models), have sizes of their own and show nothing.
     """
-    size, groups = knowledge.block_sizes.get("GPU"), knowledge.groups
+    size, groups = context.block_sizes.get("GPU"), context.groups
     for number, events in enumerate(batches):
         for event in events:
             if isinstance(event, AllBlocksCleared):
@@ -164,10 +273,10 @@ def _is_part(event: BlockStored, whole: int) -> bool:
     return len(event.block_hashes) == 1 and 0 < event.block_size < whole and whole % event.block_size == 0
 
 
-def _other_size(event: BlockStored, expected: int, knowledge: Knowledge) -> str:
+def _other_size(event: BlockStored, expected: int, context: StreamContext) -> str:
     if _is_part(event, expected):
         return "partial-block"
-    return SIZE_CHANGED if knowledge.mixes_sizes and event.medium == "GPU" else "other-block-size"
+    return SIZE_CHANGED if context.mixes_sizes and event.medium == "GPU" else "other-block-size"
 
 
 def _is_placeholder(event: BlockStored) -> bool:
@@ -175,48 +284,48 @@ def _is_placeholder(event: BlockStored) -> bool:
     return not event.tokens and event.medium != "GPU" and event.medium in TIERS and event.locality != "REMOTE"
 
 
-def _learn_group(plan: Plan, event: BlockStored, knowledge: Knowledge) -> None:
-    before = knowledge.groups
+def _learn_group(plan: Plan, event: BlockStored, context: StreamContext) -> None:
+    before = context.groups
     if event.locality == "REMOTE" or event.medium not in TIERS:
         return
-    knowledge.groups = groups = learn(before, event)
+    context.groups = groups = learn(before, event)
     if groups is before or 0 not in before or before[0].kind is not None:
         return
     if is_indexed(before, 0) and not is_indexed(groups, 0):
         # vLLM 0.20 and 0.21 do not say what a group is: what was taken for the only one may be a sliding window
-        _clear(plan, knowledge)
+        _clear(plan, context)
 
 
-def _clear(plan: Plan, knowledge: Knowledge) -> None:
+def _clear(plan: Plan, context: StreamContext) -> None:
     plan.operations.append(Clear())
-    knowledge.block_sizes.clear()
-    knowledge.orphans.clear()
-    knowledge.first_blocks.clear()
+    context.block_sizes.clear()
+    context.orphans.clear()
+    context.first_blocks.clear()
 
 
-def _store(plan: Plan, event: BlockStored, knowledge: Knowledge, roots: RootKeys) -> None:
-    reason = skip_reason(event, knowledge.groups)
+def _store(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKeys) -> None:
+    reason = skip_reason(event, context.groups)
     if reason == "placeholder" and _is_placeholder(event):
-        _offload(plan, event, knowledge)
+        _offload(plan, event, context)
         return
-    size = knowledge.block_sizes.get(event.medium, event.block_size)
+    size = context.block_sizes.get(event.medium, event.block_size)
     if reason is None and size != event.block_size:
-        reason = _other_size(event, size, knowledge)
+        reason = _other_size(event, size, context)
     if reason is not None:
         (plan.not_understood if reason in NOT_UNDERSTOOD else plan.skipped)[reason] += 1
         return
-    keys = _keys(plan, event, knowledge, roots)
+    keys = _keys(plan, event, context, roots)
     if keys is None:
         return
-    knowledge.block_sizes[event.medium] = event.block_size
-    is_report = _is_report(event, knowledge)
+    context.block_sizes[event.medium] = event.block_size
+    is_report = _is_report(event, context)
     _append_store(plan, event, event.block_hashes, keys, set_only=is_report)
-    _note_first_block(event, knowledge, is_report=is_report)
-    _adopt(plan, event.block_hashes, knowledge, roots)
+    _note_first_block(event, context, is_report=is_report)
+    _adopt(plan, event.block_hashes, context, roots)
 
 
-def _keys(plan: Plan, event: BlockStored, knowledge: Knowledge, roots: RootKeys) -> bytes | None:
-    """Return the block keys, remembered by engine hash; None if they cannot be told, now or ever."""
+def _keys(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKeys) -> bytes | None:
+    """Return the block keys, remembered by engine hash; None if they cannot be computed, now or ever."""
     starts_prompt = event.parent_block_hash is None
     entries = event.extra_keys if event.extra_keys and any(event.extra_keys) else None  # hardly any block has some
     try:
@@ -227,15 +336,15 @@ def _keys(plan: Plan, event: BlockStored, knowledge: Knowledge, roots: RootKeys)
     if event.parent_block_hash is None:
         parent: bytes | None = roots(event.lora_name, event.cache_salt or extra.cache_salt)
     else:
-        parent = knowledge.keys.get(event.parent_block_hash)
+        parent = context.keys.get(event.parent_block_hash)
     if parent is None:
         plan.skipped["unknown-parent"] += 1  # a root it is not: its keys would match other prompts
-        dropped = knowledge.orphans.add(event)
+        dropped = context.orphans.add(event)
         if dropped:
             plan.skipped["orphan-dropped"] += dropped
         return None
     keys = block_keys(event.tokens, block_size=event.block_size, parent=parent, extra=extra.folded)
-    knowledge.keys.update(zip(event.block_hashes, split_keys(keys), strict=True))
+    context.keys.update(zip(event.block_hashes, split_keys(keys), strict=True))
     return keys
 
 
@@ -243,46 +352,46 @@ def _may_be_report(event: BlockStored) -> bool:
     return event.parent_block_hash is None and event.medium == "GPU" and bool(event.block_hashes)
 
 
-def _is_report(event: BlockStored, knowledge: Knowledge) -> bool:
-    """Tell whether a store tells of blocks that are there already (kv_cache_report_mode=full).
+def _is_report(event: BlockStored, context: StreamContext) -> bool:
+    """Tell whether a store reports blocks that are there already (kv_cache_report_mode=full).
 
-    vLLM tells of a hit exactly as it tells of new blocks: the same fields, no parent, from the prompt's first block on.
+    vLLM reports a hit exactly as it reports new blocks: the same fields, no parent, from the prompt's first block on.
     What differs is that a prompt whose first block is cached is not computed from its start, so that such a store is a
     report; a real second copy of first blocks comes about only where the prompt is no longer than one block (a hit is
     at most all tokens but one). So several blocks that begin with one that is held are not counted again. A single one
     is, until the publisher has been seen to report. Where a real copy is not counted (prompts that may not read the
     cache, such as those that ask for prompt_logprobs), its removal costs a hit; the other way round, blocks that are
-    gone would be claimed for good. Hence also: where the index may lack first blocks (it is not exact, or copies were
+    gone would be claimed for ever. Hence also: where the index may lack first blocks (it is not exact, or copies were
     not counted), nothing without a parent is counted twice. Only the GPU's own pool reports hits; connectors count.
     """
     if not _may_be_report(event):
         return False
-    is_held = event.block_hashes[0] in knowledge.first_blocks
+    is_held = event.block_hashes[0] in context.first_blocks
     if len(event.block_hashes) == 1:
-        return is_held and knowledge.reports_anew
-    knowledge.reports_anew = knowledge.reports_anew or is_held
-    return knowledge.reports_anew or not knowledge.is_exact
+        return is_held and context.reports_anew
+    context.reports_anew = context.reports_anew or is_held
+    return context.reports_anew or not context.is_exact
 
 
-def _note_first_block(event: BlockStored, knowledge: Knowledge, *, is_report: bool) -> None:
+def _note_first_block(event: BlockStored, context: StreamContext, *, is_report: bool) -> None:
     if _may_be_report(event):
-        held = knowledge.first_blocks.get(event.block_hashes[0], 0)
-        knowledge.first_blocks[event.block_hashes[0]] = held or 1 if is_report else held + 1
+        held = context.first_blocks.get(event.block_hashes[0], 0)
+        context.first_blocks[event.block_hashes[0]] = held or 1 if is_report else held + 1
 
 
-def _adopt(plan: Plan, parents: Sequence[int], knowledge: Knowledge, roots: RootKeys) -> None:
+def _adopt(plan: Plan, parents: Sequence[int], context: StreamContext, roots: RootKeys) -> None:
     """Store what waited for these parents, and what waited for that, in order."""
-    while parents and len(knowledge.orphans):
-        orphans = knowledge.orphans.take(parents)
-        parents = [each for orphan in orphans for each in _store_orphan(plan, orphan, knowledge, roots)]
+    while parents and len(context.orphans):
+        orphans = context.orphans.take(parents)
+        parents = [each for orphan in orphans for each in _store_orphan(plan, orphan, context, roots)]
 
 
-def _store_orphan(plan: Plan, orphan: Orphan, knowledge: Knowledge, roots: RootKeys) -> tuple[int, ...]:
+def _store_orphan(plan: Plan, orphan: Orphan, context: StreamContext, roots: RootKeys) -> tuple[int, ...]:
     event = orphan.event
-    if knowledge.block_sizes.setdefault(event.medium, event.block_size) != event.block_size:
-        plan.skipped[_other_size(event, knowledge.block_sizes[event.medium], knowledge)] += 1
+    if context.block_sizes.setdefault(event.medium, event.block_size) != event.block_size:
+        plan.skipped[_other_size(event, context.block_sizes[event.medium], context)] += 1
         return ()
-    keys = _keys(plan, event, knowledge, roots)
+    keys = _keys(plan, event, context, roots)
     if keys is None:
         return ()
     held = [place for place in range(len(event.block_hashes)) if place not in orphan.gone]
@@ -292,16 +401,16 @@ def _store_orphan(plan: Plan, orphan: Orphan, knowledge: Knowledge, roots: RootK
     return event.block_hashes
 
 
-def _offload(plan: Plan, event: BlockStored, knowledge: Knowledge) -> None:
-    """Store blocks that another tier has told of, under the keys that they have there."""
-    held = [engine_hash for engine_hash in event.block_hashes if engine_hash in knowledge.keys]
-    sizes = knowledge.block_sizes
+def _offload(plan: Plan, event: BlockStored, context: StreamContext) -> None:
+    """Store blocks that another tier has reported, under the keys that they have there."""
+    held = [engine_hash for engine_hash in event.block_hashes if engine_hash in context.keys]
+    sizes = context.block_sizes
     size = sizes.get(event.medium) or sizes.get("GPU") or next(iter(sizes.values()), 0)
     if len(held) < len(event.block_hashes) or not size:
         plan.skipped["placeholder-unknown"] += 1
     if held and size:
         sizes[event.medium] = size
-        keys = b"".join(knowledge.keys[engine_hash] for engine_hash in held)
+        keys = b"".join(context.keys[engine_hash] for engine_hash in held)
         _append_store(plan, event, held, keys, block_size=size)
 
 
@@ -319,17 +428,17 @@ def _append_store(
     plan.operations.append(Store(tier=tier, group=group, block_size=size, hashes=packed, keys=keys, set_only=set_only))
 
 
-def _remove(plan: Plan, event: BlockRemoved, knowledge: Knowledge) -> None:
-    if event.locality == "REMOTE" or event.medium not in TIERS or not may_hold(knowledge.groups, event.group_idx):
+def _remove(plan: Plan, event: BlockRemoved, context: StreamContext) -> None:
+    if event.locality == "REMOTE" or event.medium not in TIERS or not may_hold(context.groups, event.group_idx):
         plan.skipped["removal-of-unindexed"] += 1
         return
-    tier, group, orphans = event.medium, event.group_idx or 0, knowledge.orphans
+    tier, group, orphans = event.medium, event.group_idx or 0, context.orphans
     hashes = event.block_hashes
     if tier == "GPU":
         for engine_hash in hashes:
-            references = knowledge.first_blocks.pop(engine_hash, 1)
+            references = context.first_blocks.pop(engine_hash, 1)
             if references > 1:
-                knowledge.first_blocks[engine_hash] = references - 1
+                context.first_blocks[engine_hash] = references - 1
     if len(orphans):
         hashes = tuple(each for each in hashes if not orphans.remove(tier=tier, group=group, engine_hash=each))
     if hashes:

@@ -1,6 +1,6 @@
-"""The index in Redis, written: implements `ports.IndexWriter` with one script a change. Used by the indexer alone.
+"""Writes the index in Redis: implements `ports.IndexWriter` with one script a change.
 
-Atomicity, order, claims and slots live in the Lua files beside this module; what they store is in `docs/redis.md`.
+Atomicity, order, claims and slots are in the Lua files of `kvmesh.redis`; `docs/redis.md` says what they store.
 """
 
 import secrets
@@ -14,25 +14,10 @@ from kvmesh.blocks.index_changes import Applied, IndexChange, pack_hashes
 from kvmesh.blocks.source import Claim, Registry, SourceState, Stream, StreamPosition
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.redis.address import RedisAccess
-from kvmesh.redis.calls import RedisCalls
-from kvmesh.redis.keys import (
-    PREFIX,
-    change_arguments,
-    engine_field,
-    live_slots,
-    parse_position,
-)
-from kvmesh.redis.link import Argument, pack
-from kvmesh.redis.scripts import (
-    APPLY,
-    BEGIN_EPOCH,
-    FIND_ELSEWHERE,
-    SET_NAMESPACE,
-    SET_STARTED_AT,
-    SET_STATE,
-    SWEEP,
-)
-from kvmesh.redis.snapshot import read_registry_of, read_snapshot
+from kvmesh.redis.keys import PREFIX, change_arguments, engine_field, live_slots, parse_position, parse_registry
+from kvmesh.redis.link import Argument, RedisCalls
+from kvmesh.redis.scripts import APPLY, BEGIN_EPOCH, FIND_ELSEWHERE, SET_NAMESPACE, SET_STARTED_AT, SET_STATE, SWEEP
+from kvmesh.redis.snapshot import read_snapshot
 
 MAX_BLOCKS_PER_SOURCE = 4_000_000
 TIER_TTL_SECONDS = 3600.0
@@ -67,18 +52,18 @@ class RedisIndexWriter:
 
     async def read_position(self, stream: Stream) -> StreamPosition | None:
         """See `ports.IndexWriter`."""
-        return _position(stream, await self._redis.call(pack("HGETALL", _stream_key(stream))))
+        return _position(stream, await self._redis.call("HGETALL", _stream_key(stream)))
 
     async def find_block_keys(self, stream: Stream, hashes: AbstractSet[tuple[int, int]]) -> Mapping[int, bytes]:
         """See `ports.IndexWriter`; a parent may be held in any tier."""
         wanted = sorted(hashes)
-        fields = await self._redis.call(pack("HGETALL", _stream_key(stream)))
+        fields = await self._redis.call("HGETALL", _stream_key(stream))
         is_slot = (b"slot:", b"old:")
         slots = [slot for name, slot in zip(fields[::2], fields[1::2], strict=True) if name.startswith(is_slot)]
         names = [engine_field(engine_hash, group) for engine_hash, group in wanted]
         found: dict[int, bytes] = {}
         for slot in slots if names else ():
-            values = await self._redis.call(pack("HMGET", PREFIX + b"h" + slot, *names))
+            values = await self._redis.call("HMGET", PREFIX + b"h" + slot, *names)
             for (engine_hash, _), key in _block_keys(wanted, values):
                 found.setdefault(engine_hash, key)
         return found
@@ -89,7 +74,7 @@ class RedisIndexWriter:
         """See `ports.IndexWriter`; asked in slices, so that lookups need not wait."""
         found: dict[Stream, dict[int, bytes]] = {}
         every = sorted(hashes)
-        slots = live_slots(await self._redis.call(pack("HGETALL", PREFIX + b"slots"))) if every else []
+        slots = live_slots(await self._redis.call("HGETALL", PREFIX + b"slots")) if every else []
         for first, at in product(range(0, len(slots), SLOTS_A_CALL), range(0, len(every), HASHES_A_CALL)):
             wanted, where = every[at : at + HASHES_A_CALL], slots[first : first + SLOTS_A_CALL]
             reply = await self._redis.run(FIND_ELSEWHERE, stream.name, pack_hashes(wanted), *where)
@@ -139,7 +124,7 @@ class RedisIndexWriter:
         if (
             self._registry is None or snapshot != self._snapshot
         ):  # of thousands of quiet streams it is the same for long
-            self._snapshot, self._registry = snapshot, read_registry_of(snapshot)
+            self._snapshot, self._registry = snapshot, parse_registry(*snapshot)
         return self._registry
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""One field of an event each, from raw msgpack to its normal form. Used by `events.vllm_events`; no I/O.
+"""The fields of an event, from raw msgpack to their normal form. Pure.
 
-Fields are decoded one by one and by type, so that nothing is built of what nobody reads: a field of the wrong form
-costs its event, an unknown field costs nothing, and a small payload cannot grow into a large object.
+Fields are decoded one by one and by type, so that nothing is built of fields that are not read. A field of the wrong
+form costs its event, an unknown field costs nothing, and a small payload cannot grow into a large object.
 """
 
 import sys
@@ -148,23 +148,18 @@ def block_size(raw: Raw) -> int:
 
 
 def medium(raw: Raw) -> str:
-    """Read where the blocks are, in upper case; the GPU where it is not said."""
+    """Read where the blocks are, in upper case; the GPU where it is not given."""
     return (_read(_short_name, raw, "bad-medium") or "GPU").upper()
 
 
-def group(raw: Raw) -> int | None:
-    """Read the number of the KV cache group."""
-    return _read(_unsigned, raw, "bad-group")
+def integer(raw: Raw, reason: Fault) -> int | None:
+    """Read a whole number."""
+    return _read(_integer, raw, reason)
 
 
-def window(raw: Raw) -> int | None:
-    """Read a sliding window's tokens."""
-    return _read(_integer, raw, "bad-window")
-
-
-def kind(raw: Raw) -> str | None:
-    """Read what a KV cache group holds."""
-    return _read(_short_name, raw, "bad-kind")
+def unsigned(raw: Raw, reason: Fault) -> int | None:
+    """Read a whole number that is not negative."""
+    return _read(_unsigned, raw, reason)
 
 
 def short_name(raw: Raw, reason: Fault) -> str | None:
@@ -189,7 +184,7 @@ def adapter(name: Raw, number: Raw) -> tuple[str | None, int | None]:
     """Read the adapter's name and number.
 
     Before vLLM 0.14 adapters have a number alone. It gets a name that no request can have, because taking such a block
-    for the base model's would be a lie; so these blocks attract nobody.
+    for the base model's would be wrong; so these blocks match no request.
     """
     lora_name, lora_id = _read(_text, name, "bad-lora"), _read(_integer, number, "bad-lora")
     if not lora_name and lora_id:
@@ -208,7 +203,7 @@ def metadata(raw: Raw) -> Mapping[str, Raw] | None:
 
 
 def features(raw: Raw) -> Features | None:
-    """Read what besides tokens makes each block its own, as vLLM writes it (see `kvmesh.blocks.extra_keys`)."""
+    """Read what besides tokens makes each block its own, as vLLM writes it (see `kvmesh.blocks.block_keys`)."""
     try:
         return _no_features.decode(raw)  # a plain prompt's
     except UNREADABLE:
@@ -232,7 +227,7 @@ def _entry(entry: Any) -> tuple[Any, ...] | None:
 def items(raw: Raw, *, blocks: int) -> Features | None:
     """Read TRT-LLM's multimodal items `{"hash", "start_offset", "uuid"}` of all blocks of an event.
 
-    Which block each belongs to is not said: all are folded into the first one. That keeps the chain apart from every
+    Which block each belongs to is not given: all are folded into the first one. That keeps the chain apart from every
     other, and costs at most hits.
     """
     found = _read(_items, raw, "bad-mm-keys")

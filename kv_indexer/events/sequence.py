@@ -1,32 +1,77 @@
-"""The rules of one event sequence: what numbers, times and start times say about a publisher. Pure.
+"""The messages around event batches, and the rules of their sequence. Pure: no sockets.
 
-Used by `apply_events`, `catch_up` and `follow_stream`. The publisher counts batches from 0 and its time stamps never
-fall while it lives (`ZmqEventPublisher` in vllm/distributed/kv_events.py).
+Formats: `ZmqEventPublisher` in vllm/distributed/kv_events.py. Live (PUB): `[topic, seq, payload]`. A replay (ROUTER)
+answers `[b"", seq, payload]` up to vLLM 0.25 and `[b"", topic, seq, payload]` later, so it is read from the right.
+The publisher counts batches from 0, and its time stamps never fall while it lives.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+SEQ_BYTES = 8
+END_SEQ = b"\xff" * SEQ_BYTES
 SAME_START_SECONDS = 1.0  # start times that differ by less are one: clocks and their texts are rounded
 
 
-class Verdict(Enum):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One batch, not yet decoded."""
+
+    seq: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayAnswer:
+    """One attempt at a replay: all it gave without a hole."""
+
+    frames: tuple[Frame, ...]  # consecutive, the first is what was asked for
+    ended: bool  # the publisher sent the end marker, and there was no hole
+    next_seq: int | None = None  # the first batch behind the hole at which this attempt was cut
+
+
+def parse_live(parts: Sequence[bytes]) -> Frame | None:
+    """Return the batch, or None if this is no message of ours (too few parts, short number)."""
+    if len(parts) < 3 or len(parts[-2]) != SEQ_BYTES or parts[-2] == END_SEQ:
+        return None
+    return Frame(seq=int.from_bytes(parts[-2], "big"), payload=parts[-1])
+
+
+def is_replay_end(parts: Sequence[bytes]) -> bool:
+    """Tell whether a replay answer is the end marker, in either of its forms."""
+    return len(parts) >= 2 and (parts[-2] == END_SEQ or not parts[-1])
+
+
+def parse_replay(parts: Sequence[bytes]) -> Frame | None:
+    """Return the batch of a replay answer, or None if it is malformed."""
+    if len(parts) < 2 or len(parts[-2]) != SEQ_BYTES:
+        return None
+    return Frame(seq=int.from_bytes(parts[-2], "big"), payload=parts[-1])
+
+
+def replay_request(start_seq: int) -> list[bytes]:
+    """Return what a DEALER sends to get all buffered batches from `start_seq` on."""
+    return [b"", start_seq.to_bytes(SEQ_BYTES, "big")]
+
+
+class BatchAction(Enum):
     """What to do with a batch."""
 
     APPLY = auto()  # the next one
     DUPLICATE = auto()  # seen before, for example live and in a replay
     GAP = auto()  # some before it are missing: replay from last + 1
-    RESTART = auto()  # another publisher process: what the old one said is void
+    RESTART = auto()  # another publisher process: what the old one published is void
 
 
-def judge(*, seq: int, ts: float, last_seq: int, last_ts: float) -> Verdict:
+def judge(*, seq: int, ts: float, last_seq: int, last_ts: float) -> BatchAction:
     """Judge a live or replayed batch by the last one applied (`last_seq` -1: none yet)."""
     if seq == last_seq + 1:
-        return Verdict.APPLY
+        return BatchAction.APPLY
     if seq > last_seq:
-        return Verdict.GAP
-    # a number that was used before, yet a later time: only a new process counts anew
-    return Verdict.RESTART if ts > last_ts else Verdict.DUPLICATE
+        return BatchAction.GAP
+    # a number that was used before, yet a later time: only a new process counts from 0 again
+    return BatchAction.RESTART if ts > last_ts else BatchAction.DUPLICATE
 
 
 class Probe(Enum):
@@ -62,7 +107,7 @@ def is_same_process(before: float | None, now: float | None) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Restraint:
-    """Slows down what a publisher may make us do: some times are free, then each has to wait longer than the last.
+    """Limits what a publisher may make us do: some times are free, then each has to wait longer than the last.
 
     Times are monotonic seconds, given by the caller.
     """

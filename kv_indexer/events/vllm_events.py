@@ -1,7 +1,7 @@
-"""Decode event batches of vLLM 0.8.5 to 0.32, SGLang and TRT-LLM into `blocks.events`. Called once a batch; no I/O.
+"""Decodes event batches of vLLM 0.8.5 to 0.32, SGLang and TRT-LLM into `blocks.events`. Pure.
 
-Liberal by intent: unknown fields are ignored, an event that cannot be read is skipped and counted by reason, its
-batch kept. Only a payload that is no batch at all raises. Format: vllm/distributed/kv_events.py.
+It is liberal on purpose: unknown fields are ignored; an event that cannot be read is skipped and counted by reason, and
+its batch is kept. Only a payload that is no batch at all raises. Format: vllm/distributed/kv_events.py.
 """
 
 from collections import Counter
@@ -106,12 +106,11 @@ def _event(raw: msgspec.Raw) -> Event:
 
 def _elements(raw: msgspec.Raw) -> list[msgspec.Raw]:
     try:
-        elements = _raw_list.decode(raw)
+        if elements := _raw_list.decode(raw):
+            return elements
     except UNREADABLE:
-        elements = []
-    if not elements:
-        raise BadEventError("event-without-type")
-    return elements
+        pass
+    raise BadEventError("event-without-type")
 
 
 def _named(names: Sequence[str], values: Sequence[msgspec.Raw], *, least: int) -> dict[str, msgspec.Raw]:
@@ -138,9 +137,9 @@ def _stored(fields: Mapping[str, msgspec.Raw]) -> BlockStored:
         medium=read.medium(fields.get("medium", ABSENT)),
         lora_name=lora_name,
         extra_keys=extra_keys,
-        group_idx=read.group(fields.get("group_idx", ABSENT)),
-        kv_cache_spec_kind=read.kind(fields.get("kv_cache_spec_kind", ABSENT)),
-        kv_cache_spec_sliding_window=read.window(fields.get("kv_cache_spec_sliding_window", ABSENT)),
+        group_idx=read.unsigned(fields.get("group_idx", ABSENT), "bad-group"),
+        kv_cache_spec_kind=read.short_name(fields.get("kv_cache_spec_kind", ABSENT), "bad-kind"),
+        kv_cache_spec_sliding_window=read.integer(fields.get("kv_cache_spec_sliding_window", ABSENT), "bad-window"),
         locality=read.short_name(fields.get("locality", ABSENT), "bad-locality"),
         ownership=read.short_name(fields.get("ownership", ABSENT), "bad-ownership"),
         session_id=read.session(fields.get("session_id", ABSENT)),
@@ -152,7 +151,7 @@ def _removed(fields: Mapping[str, msgspec.Raw]) -> BlockRemoved:
     return BlockRemoved(
         block_hashes=read.hashes(fields.get("block_hashes", ABSENT)),
         medium=read.medium(fields.get("medium", ABSENT)),
-        group_idx=read.group(fields.get("group_idx", ABSENT)),
+        group_idx=read.unsigned(fields.get("group_idx", ABSENT), "bad-group"),
         locality=read.short_name(fields.get("locality", ABSENT), "bad-locality"),
         ownership=read.short_name(fields.get("ownership", ABSENT), "bad-ownership"),
     )

@@ -1,18 +1,18 @@
-"""Use case: bring one stream up to date by replay, however badly the replay socket behaves; called by `follow_stream`.
+"""Brings one stream up to date by replay, however badly the replay socket behaves.
 
-Ends always, after a bounded number of requests without progress: what is missing then is lost for good. Says so by
-beginning a new epoch, because without the removals among the lost batches nothing older may be believed.
+It always ends, after a bounded number of requests without progress. What is missing then is lost for good; a new epoch
+begins, because without the removals among the lost batches nothing older may be believed.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from zlib import crc32
 
 from kv_indexer.apply.apply_events import OTHER_SIZE, EventApplier
-from kv_indexer.events.sequence import Probe, Verdict, judge_probe
-from kv_indexer.events.zmq_frames import Frame, ReplayAnswer
-from kv_indexer.ports import IndexerTelemetry, LiveEvents, ReplaySource
+from kv_indexer.events.sequence import BatchAction, Frame, Probe, ReplayAnswer, judge_probe
+from kv_indexer.ports import IndexerTelemetry
 from kvmesh.blocks.source import Stream
 
 log = logging.getLogger(__name__)
@@ -20,6 +20,29 @@ log = logging.getLogger(__name__)
 NO_REPLAY = "no-replay-endpoint"
 UNANSWERED = "replay-unanswered"
 TRUNCATED = "history-truncated"
+
+
+# asks once for all batches from a number on; a publisher that cannot be reached gives an empty answer
+Replay = Callable[[int], Awaitable[ReplayAnswer]]
+
+
+class LiveEvents(Protocol):
+    """A publisher's live socket."""
+
+    async def connect(self) -> None:
+        """Connect again, dropping what an earlier connection still held; raise FeedLostError."""
+
+    async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
+        """Return what has arrived, at most a few dozen batches; empty on timeout. Raise FeedLostError."""
+
+    def interrupt(self) -> None:
+        """Have a `receive` that waits return at once, with what has arrived or with nothing."""
+
+    def check(self) -> None:
+        """Raise FeedLostError if the connection has gone since `connect`: who is there now may be another process."""
+
+    def close(self) -> None:
+        """Close at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +75,7 @@ class CatchUp:
         *,
         stream: Stream,
         live: LiveEvents,
-        replay: ReplaySource | None,
+        replay: Replay | None,
         applier: EventApplier,
         telemetry: IndexerTelemetry,
         policy: RecoveryPolicy,
@@ -116,14 +139,14 @@ class CatchUp:
             await self.give_up_before(seq, self.trouble or TRUNCATED)
 
     async def restart(self, sign: str) -> None:
-        """Void what another process has said, and begin anew."""
+        """Void what another process has published, and replay from the start."""
         log.warning("%s: the publisher has restarted (%s); its old blocks are void", self._stream.name, sign)
         await self._applier.begin_epoch()
         await self._on_epoch()
         await self.complete(probe=False)
 
     async def void(self, reason: str) -> None:
-        """Void what we cannot vouch for: nobody can tell whether the publisher is still the same."""
+        """Void what may be another process's: the publisher cannot be identified."""
         log.warning("%s may be another process than before (%s); its old blocks are void", self._stream.name, reason)
         await self._applier.begin_epoch(degraded=reason)
 
@@ -158,8 +181,8 @@ class CatchUp:
             await self._applier.begin_epoch()
             await self.complete(probe=False)
 
-    async def _ask(self, replay: ReplaySource, start_seq: int) -> ReplayAnswer:
-        answer = await replay.replay(start_seq)
+    async def _ask(self, replay: Replay, start_seq: int) -> ReplayAnswer:
+        answer = await replay(start_seq)
         # another process may answer on the same address; the live connection would not have survived that
         self._live.check()
         return answer
@@ -179,7 +202,7 @@ class CatchUp:
         step = self._policy.batches_per_change
         for first in range(0, len(frames), step):
             halt = await self._applier.apply(frames[first : first + step])
-            if halt is not None and halt.verdict is Verdict.RESTART and halt.sign == OTHER_SIZE:
+            if halt is not None and halt.action is BatchAction.RESTART and halt.sign == OTHER_SIZE:
                 # one process's own history has both sizes
                 log.error("%s: its block size changes while it runs; only the first is indexed", self._stream.name)
                 self._applier.accept_block_sizes()

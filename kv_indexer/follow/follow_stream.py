@@ -1,4 +1,4 @@
-"""Use case: keep one stream of one pod true in the index, for as long as this indexer holds the claim on it.
+"""Keeps one stream of one pod true in the index, for as long as this indexer holds the claim on it.
 
 Subscribe first, then replay, then live, so that nothing falls between the two. Every way a stream can go wrong leads
 back to one of three steps: replay from the first missing batch, a new epoch, or a new session.
@@ -13,10 +13,10 @@ from typing import Any
 from zlib import crc32
 
 from kv_indexer.apply.apply_events import EventApplier
-from kv_indexer.events.sequence import Restraint, Verdict, is_another_process, is_same_process
-from kv_indexer.events.zmq_frames import Frame
-from kv_indexer.follow.catch_up import TRUNCATED, UNANSWERED, CatchUp, RecoveryPolicy
-from kv_indexer.ports import IndexerTelemetry, IndexWriter, LiveEvents, PublisherIdentity, ReplaySource
+from kv_indexer.events.sequence import BatchAction, Frame, Restraint, is_another_process, is_same_process
+from kv_indexer.follow.catch_up import TRUNCATED, UNANSWERED, CatchUp, LiveEvents, RecoveryPolicy, Replay
+from kv_indexer.ports import IndexerTelemetry, IndexWriter
+from kv_indexer.watch.watch_index import RecordCheck
 from kvmesh.blocks.source import Claim, SourceState, StreamPosition, StreamRecord
 from kvmesh.errors import (
     FeedLostError,
@@ -27,14 +27,11 @@ from kvmesh.errors import (
     UnstablePublisherError,
 )
 
-__all__ = ["RecoveryPolicy", "StreamFollower"]
-
 log = logging.getLogger(__name__)
 
 ASKED_AT_FIRST = 2  # probes that the replay of a new session counts for, in a large fleet
 DOUBLINGS = 16  # beyond these every limit is reached
 
-Heed = Callable[[StreamRecord | None, float], bool]  # what the registry says, and when it was asked -> is it so?
 _Shown = tuple[int, SourceState, str]  # epoch, state, reason
 
 
@@ -46,29 +43,30 @@ class StreamFollower:
         *,
         claim: Claim,
         live: LiveEvents,
-        replay: ReplaySource | None,
+        replay: Replay | None,
         applier: EventApplier,
         writer: IndexWriter,
         telemetry: IndexerTelemetry,
         policy: RecoveryPolicy,
-        identity: PublisherIdentity | None = None,
+        started_at: Callable[[], Awaitable[float | None]] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         slowdown: Callable[[], float] = lambda: 1.0,
-        turns: AbstractAsyncContextManager[Any] | None = None,
+        start_limit: AbstractAsyncContextManager[Any] | None = None,
         registered: Callable[[float], StreamRecord | None] = lambda _: None,
-        attend: Callable[[Heed], AbstractContextManager[None]] | None = None,
+        subscribe: Callable[[RecordCheck], AbstractContextManager[None]] | None = None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take `slowdown` to ask how much rarer than by the policy a quiet publisher is looked at.
+        """Take what the follower asks and calls.
 
-        `registered` gives what the registry says of the stream, where somebody has read it within so many seconds.
-        With `attend` somebody says by himself when the registry has changed, so that a quiet stream sleeps until there
-        is something to do; without, it looks every `idle_seconds`. `on_lost` is called when the publisher cannot be
-        heard any more.
+        `started_at` returns when the publisher's process started, in its own unix seconds; None where that cannot be
+        known within a bounded time. `slowdown` returns how much rarer than by the policy a quiet publisher is looked
+        at. `registered` returns the registry's record of the stream, if it was read within so many seconds. With
+        `subscribe` a changed record wakes the follower, so that a quiet stream sleeps until there is something to do;
+        without, it looks every `idle_seconds`. `on_lost` is called when the publisher cannot be heard any more.
 
-        `turns` is entered to take the stream up for the first time: when thousands begin at once, each would find all
-        its deadlines passed.
+        `start_limit` is entered to take the stream up for the first time: when thousands begin at once, each would find
+        all its deadlines passed.
         """
         self._claim = claim
         self._name = claim.stream.name
@@ -77,13 +75,13 @@ class StreamFollower:
         self._writer = writer
         self._telemetry = telemetry
         self._policy = policy
-        self._identity = identity
+        self._ask_start = started_at
         self._sleep = sleep
         self._clock = clock
         self._slowdown = slowdown
-        self._turns = turns or nullcontext()
+        self._start_limit = start_limit or nullcontext()
         self._registered = registered
-        self._attend = attend
+        self._subscribe = subscribe
         self._on_lost = on_lost
         self._waits_since: float | None = None  # for a batch
         self._quiet_probes = 0  # in a row that brought nothing
@@ -97,13 +95,13 @@ class StreamFollower:
             policy=policy,
             on_epoch=self._restrain_restarts,
         )
-        self._said: _Shown | None = None  # in the log and to telemetry
+        self._said: _Shown | None = None  # in the log and the telemetry
         self._recorded: _Shown | None = None  # in the index; None: unknown
         self._delay = policy.retry_seconds
         self._restarts, self._gaps = (self._restraint(free) for free in (policy.free_restarts, policy.free_gaps))
         self._started_at: float | None = None  # of the process whose blocks the index has
-        self._seen_started_at: float | None = None  # as it says now
-        self._asked_started_at: float | None = None  # as it said before the replay
+        self._seen_started_at: float | None = None  # as it is now
+        self._asked_started_at: float | None = None  # as it was before the replay
         self._heal_at = self._orphans_at = 0.0
         self._heal_delay, self._orphan_delay = policy.heal_seconds, policy.orphan_seconds
         self._orphans = 0
@@ -111,11 +109,11 @@ class StreamFollower:
 
     async def run(self) -> None:
         """Follow the stream through every failure, until the claim has passed to another indexer."""
-        attending = self._attend(self._heed) if self._attend else nullcontext()
+        subscribed = self._subscribe(self._check_record) if self._subscribe else nullcontext()
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(self._watch_identity(), name=f"identity-{self._name}")
             try:
-                with attending:
+                with subscribed:
                     while True:
                         await self._sleep(await self._attempt())
             except LeaseLostError as error:
@@ -129,7 +127,7 @@ class StreamFollower:
         except LeaseLostError:
             raise
         except StreamForgottenError as error:
-            # whoever grants the claims registers it again; then it is rebuilt by replay
+            # the lease book registers it again; then it is rebuilt by replay
             await self._lost(str(error), error.reason)
         except IndexUnavailableError as error:
             # what the pod says meanwhile is replayed afterwards
@@ -148,8 +146,8 @@ class StreamFollower:
 
     async def _session(self) -> None:
         try:
-            async with self._turns:
-                self._turns = nullcontext()
+            async with self._start_limit:
+                self._start_limit = nullcontext()
                 await self._begin()
             self._delay = self._policy.retry_seconds
             self._heal_at = self._clock() + self._heal_delay
@@ -187,7 +185,7 @@ class StreamFollower:
 
     def _patience(self, stale_since: float) -> float:
         """Return how long to wait for a batch: until something else is due."""
-        if self._attend is None:
+        if self._subscribe is None:
             return self._idle_seconds()
         due = stale_since + self._probe_seconds()
         if self._may_heal():
@@ -196,10 +194,10 @@ class StreamFollower:
             due = min(due, self._orphans_at)
         return max(due - self._clock(), 0.0)
 
-    def _heed(self, record: StreamRecord | None, asked_at: float) -> bool:
-        """Wake up where the registry, asked while we wait, does not say what we have left there; tell whether it does.
+    def _check_record(self, record: StreamRecord | None, asked_at: float) -> bool:
+        """Wake up if the record, asked for while we wait, is not what we have written; tell whether it is.
 
-        What was asked before may be older than what we have written since: then we must be told again.
+        A record that was asked for before may be older than what we have written since: then the next one counts.
         """
         is_ours = self._is_ours(record)
         if not is_ours and self._waits_since is not None and asked_at > self._waits_since:
@@ -207,15 +205,12 @@ class StreamFollower:
         return is_ours
 
     async def _check_step(self) -> None:
-        if self._is_as_registered():
+        if self._is_ours(self._registered(self._idle_seconds())):
             return  # thousands of quiet streams are read at once, not one by one
         is_in_step = await self._applier.is_in_step()
         self._note_recorded()
         if not is_in_step:
             await self._catch_up.complete(probe=True)
-
-    def _is_as_registered(self) -> bool:
-        return self._is_ours(self._registered(self._idle_seconds()))
 
     def _is_ours(self, record: StreamRecord | None) -> bool:
         position = self._applier.position
@@ -274,7 +269,7 @@ class StreamFollower:
                 return
             frames = halt.frames
             await self._show(SourceState.REPLAYING)  # what is claimed now may be gone
-            if halt.verdict is Verdict.RESTART:
+            if halt.action is BatchAction.RESTART:
                 await self._catch_up.restart(halt.sign)
             else:
                 self._restrain(self._gaps)
@@ -307,7 +302,7 @@ class StreamFollower:
         self._orphans_at = now + self._orphan_delay
 
     async def _watch_identity(self) -> None:
-        while self._identity is not None:
+        while self._ask_start is not None:
             await asyncio.sleep(self._policy.identity_seconds * self._slowdown())
             seen = await self._ask_started_at()
             if seen is not None:
@@ -319,7 +314,7 @@ class StreamFollower:
         return self._policy.idle_seconds * self._slowdown()
 
     async def _ask_started_at(self) -> float | None:
-        return await self._identity.started_at() if self._identity is not None else None
+        return await self._ask_start() if self._ask_start is not None else None
 
     async def _note_started_at(self) -> None:
         """Record whose blocks the index has from here on: not whose start time came in during the replay."""
@@ -372,11 +367,11 @@ class StreamFollower:
 
     async def _lost(self, message: str, reason: str, *, is_unheard: bool = False) -> None:
         shown = (self._applier.position.epoch, SourceState.LOST, reason)
-        if self._said != shown:  # said once; the retries are silent
+        if self._said != shown:  # logged once; the retries are silent
             self._said = shown
             log.error("%s is lost: %s", self._name, message)
             self._telemetry.state(self._claim.stream, state=SourceState.LOST, reason=reason)
-            if is_unheard:  # not for what is wrong with Redis: that tells all at once
+            if is_unheard:  # not for a failure of Redis, which concerns all streams at once
                 self._on_lost()
         try:
             await self._record(shown)
@@ -384,7 +379,7 @@ class StreamFollower:
             log.debug("cannot record yet that %s is lost: %s", self._name, error)
 
     async def _record(self, shown: _Shown) -> None:
-        """Have the index say so, unless it does already; what fails is tried again with the next call."""
+        """Record the state in the index, unless it is there; after a failure the next call tries again."""
         if self._recorded == shown:
             return
         epoch, state, reason = shown

@@ -1,4 +1,4 @@
-"""The commands `kvmesh index …` that look into Redis; gathered by the root command. Imports late, to start fast.
+"""The commands `kvmesh index …` that look into Redis. Imports late, to start fast.
 
 `kvmesh index lookup` belongs to the same group and comes from the picker's package, which has the tokenizer.
 Exit codes: 0; 1 for a failure, or for differences that `verify` has found; 2 for wrong usage, and for a `verify` that
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvmesh.redis.options import with_redis
+from kvmesh.options import takes_settings
+from kvmesh.redis.address import RedisAccess
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from kv_indexer.inspect.redis_inspect import RedisInspector
-    from kvmesh.redis.address import RedisAccess
 
 FAILURE, WRONG_USAGE = 1, 2
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable field names instead of a table.")]
@@ -29,9 +29,9 @@ app.add_typer(index, name="index", help="Look into the prefix index in Redis, ch
 
 
 @index.command("sources")
-@with_redis
+@takes_settings
 def sources(
-    access: "RedisAccess",
+    access: RedisAccess,
     interval_ms: Annotated[
         float,
         typer.Option(min=0, max=60_000, help="Milliseconds between the two looks that events/s needs; 0: one look."),
@@ -45,20 +45,20 @@ def sources(
     from kvmesh.index.redis_findings import RedisFindings
 
     async def look(inspector: "RedisInspector") -> Any:
-        shelf = RedisFindings(url=access, timeout_seconds=timeout_ms / 1000)
+        shared = RedisFindings(url=access, timeout_seconds=timeout_ms / 1000)
         try:
-            return await inspect_sources(inspector, findings=shelf.read, interval_seconds=interval_ms / 1000)
+            return await inspect_sources(inspector, findings=shared.read, interval_seconds=interval_ms / 1000)
         finally:
-            await shelf.close()
+            await shared.close()
 
     report = _ask("sources", access, look, timeout_ms=timeout_ms)
     _print(report, json=json, show=show_sources)
 
 
 @index.command("verify")
-@with_redis
+@takes_settings
 def verify(
-    access: "RedisAccess",
+    access: RedisAccess,
     listed: Annotated[int, typer.Option(min=0, help="Differences to list; all are counted.")] = 100,
     json: Json = False,
     timeout_ms: TimeoutMs = 5000,
@@ -80,8 +80,8 @@ def verify(
 
 
 @index.command("size")
-@with_redis
-def size(access: "RedisAccess", json: Json = False, timeout_ms: TimeoutMs = 5000) -> None:
+@takes_settings
+def size(access: RedisAccess, json: Json = False, timeout_ms: TimeoutMs = 5000) -> None:
     """Show what each source takes in Redis: estimated from samples, and by the formula of docs/redis.md."""
     from kv_indexer.inspect.index_pages import show_sizes
     from kv_indexer.inspect.inspect_index import inspect_sizes
@@ -91,9 +91,9 @@ def size(access: "RedisAccess", json: Json = False, timeout_ms: TimeoutMs = 5000
 
 
 @index.command("clear")
-@with_redis
+@takes_settings
 def clear(
-    access: "RedisAccess",
+    access: RedisAccess,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="HOST:PORT#RANK, or HOST:PORT for all its ranks.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json: Json = False,
@@ -116,7 +116,7 @@ def clear(
 
 def _ask(
     command: str,
-    access: "RedisAccess",
+    access: RedisAccess,
     question: "Callable[[RedisInspector], Coroutine[Any, Any, Any]]",
     *,
     timeout_ms: float,
@@ -144,7 +144,7 @@ def _ask(
 
 
 def _tell(progress: str) -> None:
-    """Tell a person who waits how far it is; a script does not want to know."""
+    """Show the progress at a terminal; a script does not need it."""
     import sys
 
     if sys.stderr.isatty():

@@ -1,9 +1,8 @@
-"""What `kvmesh index` prints for people: aligned tables, then a line for each thing to know. Decides nothing.
+"""What `kvmesh index` prints for people: aligned tables, then a line for each thing to know.
 
 Text from Redis is shown as text: without control characters, and never as markup.
 """
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -11,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kv_indexer.inspect.index_audit import KINDS
-from kv_indexer.inspect.index_report import SizeReport, SlotSize, SourceLine, SourcesReport
-from kv_indexer.inspect.inspect_index import Cleared
+from kv_indexer.inspect.inspect_index import Cleared, SizeReport, SourceLine, SourcesReport
 from kv_indexer.inspect.verify_index import Audit
+from kvmesh.plain_text import cut_end, printable
 
 WIDE_FROM_COLUMNS = 100  # a narrower terminal has no room for the owner and the time since the last change
 LONGEST_OWNER = 24
@@ -21,7 +20,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def show_sources(report: SourcesReport, *, console: Console) -> None:
-    """Print how every source stands."""
+    """Print the state of every source."""
     wide = console.width >= WIDE_FROM_COLUMNS
     numbers = ["epoch", "sequence", "lag", *(["idle"] if wide else []), "blocks", "events/s"]
     table = _table("source", "tier", "state", right=numbers, end=("owner",) if wide else ())
@@ -36,7 +35,7 @@ def show_sources(report: SourcesReport, *, console: Console) -> None:
             *((_seconds(line.idle_seconds),) if wide else ()),
             f"{line.blocks:,}",
             "-" if line.events_per_second is None else f"{line.events_per_second:,.1f}",
-            *((_cut(line.owner or "nobody", LONGEST_OWNER),) if wide else ()),
+            *((cut_end(line.owner or "nobody", limit=LONGEST_OWNER),) if wide else ()),
         ]
         table.add_row(*map(_text, cells))
     if report.sources:
@@ -49,7 +48,8 @@ def _remarks(report: SourcesReport, *, wide: bool) -> Iterable[str]:
         yield "The index is empty: no indexer has registered a source yet."
     if not report.indexer_alive:
         yield "No indexer is alive: nothing keeps the index true, and what is shown was true once."
-    for source, state, reason in _once((_source(s.endpoint, s.dp_rank), s.state, s.reason) for s in report.sources):
+    lines = ((_source(each.endpoint, each.dp_rank), each.state, each.reason) for each in report.sources)
+    for source, state, reason in dict.fromkeys(lines):
         if reason:
             yield f"{source} is {state}: {reason}"
     for owner, sources in _by_owner(report.sources).items():
@@ -68,7 +68,8 @@ def show_sizes(report: SizeReport, *, console: Console) -> None:
     table = _table("source", "tier", right=("slot", "blocks", "holders", "bytes", "a block", "formula"))
     for line in report.sources:
         cells = [_source(line.endpoint, line.dp_rank), line.tier, str(line.slot), f"{line.blocks:,}"]
-        cells += [f"{line.holders:.2f}", _bytes(line.bytes), _each(line), _bytes(line.formula_bytes)]
+        each = f"{line.bytes / line.blocks:.0f} B" if line.blocks else "-"
+        cells += [f"{line.holders:.2f}", _bytes(line.bytes), each, _bytes(line.formula_bytes)]
         table.add_row(*map(_text, cells))
     if report.sources:
         console.print(table)
@@ -116,23 +117,12 @@ def show_audit(audit: Audit, *, console: Console) -> None:
 
 
 def show_cleared(cleared: Sequence[Cleared], *, console: Console) -> None:
-    """Print which streams were begun anew."""
+    """Print which streams were cleared."""
     for one in cleared:
         what = f"{one.owner} replays it" if one.owner else "nobody follows it, so it stays empty"
         _say(console, [f"{one.stream}: its blocks are hidden, epoch {one.epoch} has begun; {what}"])
     if not cleared:
         _say(console, ["nothing to clear: the source has vanished meanwhile"])
-
-
-def printable(text: str) -> str:
-    """The text without control, format and surrogate characters; line breaks and tabs become spaces."""
-    return text if text.isprintable() else "".join(_shown(character) for character in text)
-
-
-def _shown(character: str) -> str:
-    if character.isspace():
-        return " "
-    return "" if unicodedata.category(character).startswith("C") else character
 
 
 def _table(*left: str, right: Sequence[str], end: Sequence[str] = ()) -> Table:
@@ -164,13 +154,9 @@ def _seconds(seconds: float | None) -> str:
         return "-"
     if abs(seconds) < 1:
         return f"{seconds * 1000:.0f}ms"
-    return (
-        f"{seconds:.1f}s"
-        if abs(seconds) < 100
-        else f"{seconds / 60:.0f}min"
-        if seconds < 7200
-        else f"{seconds / 3600:.0f}h"
-    )
+    if abs(seconds) < 100:
+        return f"{seconds:.1f}s"
+    return f"{seconds / 60:.0f}min" if seconds < 7200 else f"{seconds / 3600:.0f}h"
 
 
 def _bytes(count: int) -> str:
@@ -178,18 +164,6 @@ def _bytes(count: int) -> str:
     while value >= 1024 and unit < len(UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{value:.1f} {UNITS[unit]}" if unit else f"{count} B"
-
-
-def _each(line: SlotSize) -> str:
-    return f"{line.bytes / line.blocks:.0f} B" if line.blocks else "-"
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _once(items: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    return list(dict.fromkeys(items))
 
 
 def _by_owner(lines: Iterable[SourceLine]) -> dict[str, list[str]]:

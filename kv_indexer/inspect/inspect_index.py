@@ -1,72 +1,84 @@
-"""Use cases of `kvmesh index`: how the sources stand, what they take in Redis, and one begun anew by hand.
+"""What `kvmesh index` reports: the sources and their rates, what they take in Redis, and streams cleared by hand.
 
-`verify_index` is the fourth, and the picker's side has the look-up of a prompt. All but the clear only read.
+The field names of the reports are what `--json` prints and stay as they are. All but the clear only read.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from kv_indexer.inspect.index_audit import SlotOwner, read_owner
-from kv_indexer.inspect.index_report import (
-    SizeReport,
-    SlotSize,
-    SourcesReport,
-    size_report,
-    slot_bytes,
-    sources_report,
-    streams_named,
-)
-from kv_indexer.inspect.redis_raw import BLOCKS, HELD, read_holders, slot_number
+from kv_indexer.inspect.index_audit import BLOCKS, HELD, SlotOwner, read_holders, read_owner, slot_number
+from kv_indexer.inspect.redis_inspect import RedisInspector
 from kvmesh.blocks.findings import Finding
-from kvmesh.blocks.source import Registry
+from kvmesh.blocks.source import Registry, SourceStatus
 from kvmesh.errors import UnknownSourceError
 
+# Bytes by the formula of docs/redis.md: an entry of a source, a block key, and its value once it has several holders.
+HELD_BYTES = 85
+BLOCK_KEY_BYTES = 66
+BITMAP_BYTES = 40
+# What MEMORY USAGE leaves out: a key's share of Redis' table of all keys, 8 to 16 bytes. It counts a slot's number too,
+# which is an object that Redis has anyway, and no allocator's rounding: on Redis 6.2, 7.0 and Valkey 9.1 the sum was
+# within a ninth of what Redis really used.
+BUCKET_BYTES = 12
 SAMPLED_BLOCKS = 200  # a source
 SAMPLED_FIELDS = 100  # of a source's hash
 
 
-class SourcesReader(Protocol):
-    """The registry of the index. Every method raises IndexUnavailableError."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLine:
+    """One source, or a stream that has claimed nothing yet (`tier` and `slot` None)."""
 
-    async def registry(self) -> Registry:
-        """Return what the index says of itself."""
-
-    async def now(self) -> float:
-        """Return Redis' clock, in unix seconds."""
-
-
-class SizeReader(Protocol):
-    """Sizes in Redis. Every method raises IndexUnavailableError."""
-
-    async def slot_records(self) -> Mapping[bytes, bytes]:
-        """Return the raw records of all slots."""
-
-    async def held_slots(self) -> Mapping[int, int]:
-        """Return the slots that hold anything, with the number of fields; -1 where the key is no hash."""
-
-    async def some_blocks(self, slot: int, *, count: int) -> list[bytes]:
-        """Return block keys of a source, picked at random; fewer where it has fewer."""
-
-    async def values(self, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return the strings at these keys; None for a key that is none."""
-
-    async def sizes(self, names: Sequence[bytes], *, samples: int = 0) -> list[int]:
-        """Return the bytes that each key takes; 0 where it is gone."""
-
-    async def used_memory_bytes(self) -> int:
-        """Return what Redis uses in all, for data of anyone."""
+    endpoint: str
+    dp_rank: int
+    tier: str | None
+    slot: int | None
+    state: str
+    reason: str
+    epoch: int
+    last_seq: int
+    lag_seconds: float | None  # from the publisher's time of the last batch to Redis' time when it was applied
+    idle_seconds: float | None  # since then; None before the first batch
+    blocks: int
+    block_size: int | None
+    events: int  # of the stream, applied in all
+    events_per_second: float | None  # of the stream; None if only one look was taken
+    owner: str  # the indexer that follows it; "": none
 
 
-class Clearer(Protocol):
-    """Begins streams anew. Every method raises IndexUnavailableError."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcesReport:
+    """All sources."""
 
-    async def registry(self) -> Registry:
-        """Return what the index says of itself."""
+    sources: tuple[SourceLine, ...]
+    indexer_alive: bool
+    findings: tuple[Finding, ...]
+    unreadable: tuple[str, ...]
 
-    async def clear(self, stream: str) -> int | None:
-        """Begin a new epoch of a stream, whoever follows it; return the epoch, None for an unknown stream."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotSize:
+    """What one source takes. Blocks that several sources hold are shared out among them."""
+
+    endpoint: str
+    dp_rank: int
+    tier: str
+    slot: int
+    live: bool  # False: waits for its sweep
+    blocks: int
+    holders: float  # sources that hold one of its blocks, on average
+    bytes: int  # estimated from samples
+    formula_bytes: int  # by the formula of docs/redis.md
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeReport:
+    """What the index takes."""
+
+    sources: tuple[SlotSize, ...]
+    bytes: int
+    formula_bytes: int
+    redis_bytes: int  # what this Redis uses in all, for data of anyone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +87,12 @@ class Target:
 
     stream: str  # HOST:PORT#RANK
     blocks: int
-    owner: str  # the indexer that will replay it; "": nobody
+    owner: str  # the indexer that will replay it; "": none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleared:
-    """A stream that was begun anew."""
+    """A stream that was cleared."""
 
     stream: str
     epoch: int
@@ -88,25 +100,62 @@ class Cleared:
 
 
 async def inspect_sources(
-    index: SourcesReader,
+    index: RedisInspector,
     *,
     findings: Callable[[], Awaitable[Sequence[Finding]]],
     interval_seconds: float,
     wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> SourcesReport:
-    """Look twice, `interval_seconds` apart, to tell how fast events come; 0: once. Raise IndexUnavailableError."""
-    if interval_seconds <= 0:
-        return sources_report(
-            None, await index.registry(), seconds=0.0, now=await index.now(), findings=await findings()
-        )
-    first_at, before = await index.now(), await index.registry()
-    await wait(interval_seconds)
+    """Look twice, `interval_seconds` apart, to measure how fast events come; 0: once. Raise IndexUnavailableError."""
+    before, first_at = None, 0.0
+    if interval_seconds > 0:
+        first_at, before = await index.now(), await index.registry()
+        await wait(interval_seconds)
     now, after = await index.now(), await index.registry()
     return sources_report(before, after, seconds=now - first_at, now=now, findings=await findings())
 
 
-async def inspect_sizes(index: SizeReader) -> SizeReport:
-    """Estimate what each source takes, from samples. Raise IndexUnavailableError."""
+def sources_report(
+    before: Registry | None, after: Registry, *, seconds: float, now: float, findings: Sequence[Finding]
+) -> SourcesReport:
+    """Return the state of every source; `before` was read `seconds` earlier, `now` is Redis' clock in unix seconds."""
+    counted = {(stream.endpoint, stream.dp_rank): stream.events for stream in before.streams} if before else {}
+
+    def line(source: SourceStatus) -> SourceLine:
+        events_before = counted.get((source.endpoint, source.dp_rank))
+        rate = None
+        if events_before is not None and seconds > 0:
+            rate = round(max(source.events - events_before, 0) / seconds, 3)  # a dropped stream counts from 0 again
+        applied = source.applied_at > 0
+        lag = source.applied_at - source.last_batch_at if applied and source.last_batch_at > 0 else None
+        return SourceLine(
+            endpoint=source.endpoint,
+            dp_rank=source.dp_rank,
+            tier=source.tier,
+            slot=source.slot,
+            state=source.state.value,
+            reason=source.reason,
+            epoch=source.epoch,
+            last_seq=source.last_seq,
+            lag_seconds=None if lag is None else round(lag, 3),
+            idle_seconds=round(max(now - source.applied_at, 0.0), 3) if applied else None,
+            blocks=source.cached_blocks,
+            block_size=source.block_size,
+            events=source.events,
+            events_per_second=rate,
+            owner=source.owner,
+        )
+
+    return SourcesReport(
+        sources=tuple(map(line, after.sources())),
+        indexer_alive=after.indexer_alive,
+        findings=tuple(findings),
+        unreadable=after.unreadable,
+    )
+
+
+async def inspect_sizes(index: RedisInspector) -> SizeReport:
+    """Estimate what each source takes, from samples; the largest first. Raise IndexUnavailableError."""
     held = await index.held_slots()
     records = await index.slot_records()
     sources = []
@@ -114,20 +163,21 @@ async def inspect_sizes(index: SizeReader) -> SizeReport:
         slot, owner = slot_number(text), read_owner(record)
         if slot is not None and owner is not None and held.get(slot, 0) >= 0:
             sources.append(await _slot_size(index, slot, owner, blocks=held.get(slot, 0)))
-    return size_report(sources, redis_bytes=await index.used_memory_bytes())
+    return SizeReport(
+        sources=tuple(sorted(sources, key=lambda source: (-source.bytes, source.slot))),
+        bytes=sum(source.bytes for source in sources),
+        formula_bytes=sum(source.formula_bytes for source in sources),
+        redis_bytes=await index.used_memory_bytes(),
+    )
 
 
-async def _slot_size(index: SizeReader, slot: int, owner: SlotOwner, *, blocks: int) -> SlotSize:
+async def _slot_size(index: RedisInspector, slot: int, owner: SlotOwner, *, blocks: int) -> SlotSize:
     (held_bytes,) = await index.sizes([HELD + b"%d" % slot], samples=SAMPLED_FIELDS)
     names = [BLOCKS + key for key in await index.some_blocks(slot, count=SAMPLED_BLOCKS)] if blocks else []
     pairs = zip(await index.sizes(names), await index.values(names), strict=True)
     there = [(size, len(read_holders(value)[0])) for size, value in pairs if value is not None]
-    measured, formula, holders = slot_bytes(
-        blocks=blocks,
-        held_bytes=held_bytes,
-        key_bytes=[size for size, _ in there],
-        holders=[count for _, count in there],
-    )
+    key_bytes, counts = [size for size, _ in there], [count for _, count in there]
+    measured, formula, holders = slot_bytes(blocks=blocks, held_bytes=held_bytes, key_bytes=key_bytes, holders=counts)
     endpoint, _, rank = owner.stream.rpartition("#")
     return SlotSize(
         endpoint=endpoint,
@@ -142,25 +192,44 @@ async def _slot_size(index: SizeReader, slot: int, owner: SlotOwner, *, blocks: 
     )
 
 
-async def find_targets(index: Clearer, source: str) -> list[Target]:
+def slot_bytes(
+    *, blocks: int, held_bytes: int, key_bytes: Sequence[int], holders: Sequence[int]
+) -> tuple[int, int, float]:
+    """Return (estimated bytes, bytes by the formula, holders a block) of one source.
+
+    `held_bytes` is what its hash takes, `key_bytes` and `holders` are samples of its blocks' keys and of how many
+    sources share each; without a sample a block counts as its own.
+    """
+    counts = [max(count, 1) for count in holders] or [1]
+    measured = [(size + BUCKET_BYTES) / count for size, count in zip(key_bytes, counts, strict=False)]
+    formula = [(BLOCK_KEY_BYTES + (BITMAP_BYTES if count > 1 else 0)) / count for count in counts]
+    return (
+        round(held_bytes + blocks * (sum(measured) / len(measured) if measured else 0.0)),
+        round(blocks * (HELD_BYTES + sum(formula) / len(formula))),
+        round(len(counts) / sum(1 / count for count in counts), 2),
+    )
+
+
+async def find_targets(index: RedisInspector, source: str) -> list[Target]:
     """Return the streams that `HOST:PORT#RANK` or `HOST:PORT` means.
 
     Raise UnknownSourceError, which names those that there are, or IndexUnavailableError.
     """
     registry = await index.registry()
-    names = {f"{stream.endpoint}#{stream.dp_rank}": stream for stream in registry.streams}
-    found = streams_named(source, {name: stream.endpoint for name, stream in names.items()})
+    slots = registry.slots_by_stream()
+    streams = {record.stream.name: record for record in registry.streams}
+    found = [
+        Target(stream=name, blocks=sum(slot.blocks for slot in slots.get(record.stream, ())), owner=record.owner)
+        for name, record in sorted(streams.items())
+        if source in (name, record.endpoint)
+    ]
     if not found:
-        known = ", ".join(sorted(names)[:20]) or "none at all"
+        known = ", ".join(sorted(streams)[:20]) or "none at all"
         raise UnknownSourceError(f"the index knows no source {source!r}; it knows {known}")
-    blocks: dict[str, int] = {}
-    for slot in registry.slots:
-        name = f"{slot.endpoint}#{slot.dp_rank}"
-        blocks[name] = blocks.get(name, 0) + slot.blocks
-    return [Target(stream=name, blocks=blocks.get(name, 0), owner=names[name].owner) for name in found]
+    return found
 
 
-async def clear_sources(index: Clearer, targets: Sequence[Target]) -> list[Cleared]:
+async def clear_sources(index: RedisInspector, targets: Sequence[Target]) -> list[Cleared]:
     """Void what these streams claim; their owners notice and replay. Raise IndexUnavailableError.
 
     A stream that has vanished meanwhile is left out: there is nothing to clear.

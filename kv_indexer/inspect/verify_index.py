@@ -1,34 +1,31 @@
-"""Use case: is all that the index claims backed by what its sources hold, and the other way round?
+"""Is all that the index claims backed by what its sources hold, and the other way round?
 
-Called by `kvmesh index verify`. Everything is read from raw keys, in bounded slices and in passes over a part of the
+Everything is read from raw keys, in bounded slices and in passes over a part of the
 block keys each, so that neither Redis nor this process is strained by a large index. The index may be in use: what
 looks like a difference is looked at again, until it is certain or gone. Nothing is changed.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from kv_indexer.inspect.index_audit import (
-    Difference,
-    Differences,
-    SlotOwner,
-    holds_several_groups,
-    judge_records,
-    read_owner,
-)
-from kv_indexer.inspect.redis_raw import (
     BLOCKS,
     FIXED_KEYS,
     STREAM,
+    Difference,
+    Differences,
+    SlotOwner,
     block_key_of,
+    holds_several_groups,
+    judge_records,
     read_held,
     read_holders,
+    read_owner,
     slot_number,
     slot_of,
 )
-from kvmesh.blocks.source import Registry
+from kv_indexer.inspect.redis_inspect import RedisInspector
 from kvmesh.redis.keys import PICKERS
 
 LISTED = 100  # differences
@@ -38,43 +35,6 @@ ROUNDS = 10  # readings that a difference must survive where nothing proves it a
 PAUSE_SECONDS = 0.05  # between two of them
 
 Candidate = tuple[bytes, int]  # (block key, slot)
-
-
-class RawIndex(Protocol):
-    """The index, key by key. Every method raises IndexUnavailableError."""
-
-    async def registry(self) -> Registry:
-        """Return what the index says of itself."""
-
-    async def registry_counts(self) -> Mapping[str, str]:
-        """Return the counters of the registry."""
-
-    async def slot_records(self) -> Mapping[bytes, bytes]:
-        """Return the raw records of all slots."""
-
-    async def stream_records(self) -> Mapping[str, Mapping[str, str]]:
-        """Return the raw fields of all streams that are registered."""
-
-    async def held_slots(self) -> Mapping[int, int]:
-        """Return the slots that hold anything, with the number of fields; -1 where the key is no hash."""
-
-    async def marks(self, stream: str | None) -> Sequence[bytes | None]:
-        """Return what changes whenever the blocks of a stream do, or those that wait for their sweep."""
-
-    def keys(self) -> AsyncIterator[list[bytes]]:
-        """Yield all key names under our prefix, in slices."""
-
-    def held(self, slot: int) -> AsyncIterator[list[tuple[bytes, bytes]]]:
-        """Yield all fields of a source, in slices."""
-
-    async def values(self, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return the strings at these keys; None for a key that is none."""
-
-    async def types(self, names: Sequence[bytes]) -> list[str]:
-        """Return the type of each key; `none` where it is gone."""
-
-    async def field_and_value(self, slot: int, field: bytes, name: bytes) -> tuple[bytes | None, bytes | None]:
-        """Return a source's field and a key's string as they are at one instant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +71,7 @@ class IndexVerifier:
 
     def __init__(
         self,
-        index: RawIndex,
+        index: RedisInspector,
         *,
         listed: int = LISTED,
         fields_a_pass: int = FIELDS_A_PASS,
@@ -159,7 +119,8 @@ class IndexVerifier:
                 return
             await self._pause(PAUSE_SECONDS)
             lasting &= set(await self._judge_records())
-        self._differences.add_all(sorted(lasting))
+        for difference in sorted(lasting):
+            self._differences.add(difference.kind, difference.where, difference.detail)
 
     async def _judge_records(self) -> list[Difference]:
         streams = await self._index.stream_records()
@@ -219,7 +180,7 @@ class IndexVerifier:
                         self._held_blocks += 1
                         if entry.fault:
                             where = f"{self._label(slot)}, {field_name.hex()}"
-                            self._differences.add(Difference(kind="entry", where=where, detail=entry.fault))
+                            self._differences.add("entry", where, entry.fault)
                     seen.add(field_name)
                     if len(entry.block_key) == 8 and _part(entry.block_key, passes) == number:
                         before = backed.get(entry.block_key)
@@ -229,9 +190,7 @@ class IndexVerifier:
     def _compare_block(self, key: bytes, value: bytes, backed: frozenset[int], suspects: _Suspects) -> None:
         holders, fault = read_holders(value)
         if fault:
-            self._differences.add(
-                Difference(kind="holders", where=f"block {key.hex()}", detail=f"{fault}: {value[:40]!r}")
-            )
+            self._differences.add("holders", f"block {key.hex()}", f"{fault}: {value[:40]!r}")
         for slot in holders ^ backed:
             suspects.add((key, slot))
 
@@ -247,18 +206,14 @@ class IndexVerifier:
             if name.startswith(STREAM):
                 stream = str(name[len(STREAM) :], "utf-8", "backslashreplace")
                 if stream not in known and (await self._index.types([name])) != ["none"]:
-                    self._differences.add(
-                        Difference(kind="stream", where=stream, detail="has a record, but is not registered")
-                    )
+                    self._differences.add("stream", stream, "has a record, but is not registered")
             elif name not in FIXED_KEYS:
-                self._differences.add(Difference(kind="foreign", where=str(name[:80], "utf-8", "backslashreplace")))
+                self._differences.add("foreign", str(name[:80], "utf-8", "backslashreplace"))
 
     async def _judge_types(self, names: Sequence[bytes]) -> None:
         for name, kind in zip(names, await self._index.types(names), strict=True):
             if kind not in {"none", "string"}:
-                self._differences.add(
-                    Difference(kind="type", where=f"block {name[len(BLOCKS) :].hex()}", detail=f"a {kind}")
-                )
+                self._differences.add("type", f"block {name[len(BLOCKS) :].hex()}", f"a {kind}")
 
     async def _look_again(self, suspects: _Suspects) -> None:
         """Report those suspects that are certain; the index may have changed while it was read."""
@@ -272,9 +227,9 @@ class IndexVerifier:
                 used = slot in self._owners or slot in await self._index.held_slots()
                 kind = "extra" if used else "leftover"
                 for key in sorted(extra):
-                    self._differences.add(Difference(kind=kind, where=self._label(slot), detail=f"block {key.hex()}"))
+                    self._differences.add(kind, self._label(slot), f"block {key.hex()}")
         if suspects.surplus:
-            self._differences.add(Difference(kind="unchecked", where=f"{suspects.surplus} blocks"))
+            self._differences.add("unchecked", f"{suspects.surplus} blocks")
 
     async def _look_again_at(self, slot: int, keys: set[bytes]) -> set[bytes]:
         """Report what the slot holds and its key does not name; return what the key names and the slot does not hold.
@@ -322,7 +277,7 @@ class IndexVerifier:
             if slot in self._several_groups:
                 self._partial += 1
             else:
-                self._differences.add(Difference(kind="missing", where=self._label(slot), detail=f"block {key.hex()}"))
+                self._differences.add("missing", self._label(slot), f"block {key.hex()}")
         return keys - fields.keys()
 
     def _label(self, slot: int) -> str:

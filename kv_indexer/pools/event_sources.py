@@ -1,16 +1,20 @@
-"""Ask a pod over HTTP where it publishes KV events and which models it serves. Used by the service."""
+"""Asks pods over HTTP where they publish KV events, and which models they serve."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from kv_indexer.pools.pod_pages import PodPages
+from kv_indexer.pools.members import Member, PoolFeed, own_rank
 from kvmesh.blocks.source import EventAddresses, reachable
-from kvmesh.errors import FeedLostError, NoEventSourceError
-from kvmesh.pods.served_models import first_base_model
+from kvmesh.errors import FeedLostError, NoEventSourceError, UnknownModelError
+from kvmesh.pods.pod_http import PodPages
+from kvmesh.pods.served_models import ModelCard, first_base_model, model_cards
 
 ANSWER_LIMIT_BYTES = 1 << 20
 MAX_RANKS = 1024
+QUESTIONS_AT_ONCE = 64  # when thousands of pods appear at once, the others wait before their deadlines begin
 
 
 class _Publisher(msgspec.Struct):
@@ -22,33 +26,20 @@ class _Publisher(msgspec.Struct):
     publisher: str | None = "zmq"
 
 
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
 _sources = msgspec.json.Decoder(dict[str, _Publisher | None])
-_models = msgspec.json.Decoder(_Models)
 
 
 class EventSourceDirectory:
     """Knows where pods publish: from the settings, else from `GET /kv_event_sources` (vLLM >= 0.31)."""
 
     def __init__(
-        self,
-        *,
-        pages: PodPages,
-        configured: Mapping[str, tuple[EventAddresses, ...]],
-        timeout_seconds: float = 2.0,
+        self, *, pages: PodPages, configured: Mapping[str, tuple[EventAddresses, ...]], timeout_seconds: float = 2.0
     ) -> None:
         self._pages = pages
         self._configured = configured
         self._timeout = timeout_seconds
 
-    async def find(self, endpoint: str) -> dict[int, EventAddresses]:
+    async def find(self, endpoint: str) -> Mapping[int, EventAddresses]:
         """Return data-parallel rank -> addresses. Raise FeedLostError, or NoEventSourceError if there are none."""
         if endpoint in self._configured:
             return dict(enumerate(self._configured[endpoint]))
@@ -70,21 +61,22 @@ class EventSourceDirectory:
             )
         return ranks
 
-    async def served_models(self, endpoint: str) -> set[str]:
-        """Return the model names that the pod answers to. Raise FeedLostError."""
-        status, body = await self._get(endpoint, "/v1/models")
-        try:
-            return {model.id for model in _models.decode(body).data} if status == 200 else set()
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise FeedLostError(f"{endpoint}/v1/models is not what vLLM answers: {error}") from error
+    async def served_models(self, endpoint: str) -> AbstractSet[str]:
+        """Return the model names that the pod answers to; none if it lists none. Raise FeedLostError."""
+        status, models = await self._list_models(endpoint)
+        return {model.id for model in models} if status == 200 else set()
 
     async def first_model(self, endpoint: str) -> str | None:
-        """See `ports.PodDirectory`."""
-        status, body = await self._get(endpoint, "/v1/models")
+        """Return the model that the pod's blocks belong to, None if it names none. Raise FeedLostError."""
+        status, models = await self._list_models(endpoint)
         if status != 200:
             raise FeedLostError(f"{endpoint}/v1/models answers {status}")
+        return first_base_model(models)
+
+    async def _list_models(self, endpoint: str) -> tuple[int, Sequence[ModelCard]]:
+        status, body = await self._get(endpoint, "/v1/models")
         try:
-            return first_base_model(body)
+            return status, model_cards(body) if status == 200 else ()
         except ValueError as error:
             raise FeedLostError(f"{endpoint}/v1/models is not what vLLM answers: {error}") from error
 
@@ -109,7 +101,57 @@ def _rank(name: str) -> int:
 def _addresses(publisher: _Publisher | None, host: str) -> EventAddresses | None:
     if publisher is None or not publisher.enable_kv_cache_events or publisher.publisher not in (None, "zmq"):
         return None
-    replay = publisher.replay_endpoint
-    return EventAddresses(
-        events=reachable(publisher.endpoint, host=host), replay=reachable(replay, host=host) if replay else None
-    )
+    return reachable(publisher.endpoint, publisher.replay_endpoint, host=host)
+
+
+class MemberDirectory:
+    """Answers for those pods that are members of a pool, as they change."""
+
+    def __init__(
+        self, *, members: Mapping[str, Member], pods: EventSourceDirectory, at_once: int = QUESTIONS_AT_ONCE
+    ) -> None:
+        """Take `members` by address, as it changes, and `pods` to ask what no pool declares."""
+        self._members = members
+        self._pods = pods
+        self._limit = asyncio.Semaphore(at_once)
+
+    async def find(self, endpoint: str) -> Mapping[int, EventAddresses]:
+        """See `find_streams.EventDirectory`; the addresses are `PoolFeed`s."""
+        async with self._limit:
+            member = self._member(endpoint)
+            ranks = await self._ranks(member)
+            model = member.model or await self._model(endpoint)
+        return {
+            rank: PoolFeed(events=addresses.events, replay=addresses.replay, pool=member.pool, model=model)
+            for rank, addresses in ranks.items()
+        }
+
+    async def served_models(self, endpoint: str) -> AbstractSet[str]:
+        """See `find_streams.EventDirectory`."""
+        async with self._limit:
+            return await self._pods.served_models(endpoint)
+
+    def _member(self, endpoint: str) -> Member:
+        member = self._members.get(endpoint)
+        if member is None:
+            raise FeedLostError(f"{endpoint} is in no pool any more")
+        return member
+
+    async def _ranks(self, member: Member) -> Mapping[int, EventAddresses]:
+        if member.feed is not None:
+            return {member.endpoint.rank or 0: member.feed}
+        ranks = own_rank(await self._pods.find(member.endpoint.address), member)
+        if not ranks:
+            raise NoEventSourceError(
+                f"{member.endpoint.address} is port {member.endpoint.rank} of its pod, which names fewer data-parallel "
+                "ranks: compare the pool's targetPorts with --data-parallel-size"
+            )
+        return ranks
+
+    async def _model(self, endpoint: str) -> str:
+        model = await self._pods.first_model(endpoint)
+        if not model:
+            raise UnknownModelError(
+                f"{endpoint} names no model in /v1/models: declare it on the pool (annotation kvmesh.io/model)"
+            )
+        return model

@@ -1,18 +1,19 @@
-"""Use case: ask every configured pod, again and again, where it publishes its events.
+"""Asks every configured pod, again and again, where it publishes its events; one task an endpoint.
 
-Every indexer asks every pod, so that it could take any stream over at once; who follows which is the business of
-`share_streams`. Run by the service, one task an endpoint.
+Every indexer asks every pod, so that it could take any stream over at once. `share_streams` decides which it follows.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol
 
-from kv_indexer.pools.whereabouts import PodAnswer, known_streams
-from kv_indexer.ports import EventDirectory, IndexerTelemetry
+from kv_indexer.pools.members import PodAnswer, known_streams
+from kv_indexer.ports import IndexerTelemetry
 from kvmesh.blocks.source import EventAddresses, SourceState, Stream
 from kvmesh.errors import FeedLostError, NoEventSourceError
 
@@ -20,6 +21,16 @@ log = logging.getLogger(__name__)
 
 NOT_ASKED = "not asked yet"
 DOUBLINGS = 16  # beyond these every limit is reached
+
+
+class EventDirectory(Protocol):
+    """Where pods publish their events."""
+
+    async def find(self, endpoint: str) -> Mapping[int, EventAddresses]:
+        """Return data-parallel rank -> addresses. Raise FeedLostError, or NoEventSourceError if there are none."""
+
+    async def served_models(self, endpoint: str) -> AbstractSet[str]:
+        """Return the model names that the pod answers to. Raise FeedLostError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +43,7 @@ class DiscoveryPolicy:
 
 
 class StreamFinder:
-    """Knows what the pods said last. An answer stays true while the pod does not answer again."""
+    """Keeps each pod's last answer; it counts until the pod answers again."""
 
     def __init__(
         self,
@@ -54,7 +65,7 @@ class StreamFinder:
         """
         self.answers: dict[str, PodAnswer] = {}
         self.waiting = dict.fromkeys(endpoints, NOT_ASKED)  # endpoints of which nothing is known yet -> why
-        self._streams: Mapping[Stream, EventAddresses] | None = None  # of the answers; None: to be made anew
+        self._streams: Mapping[Stream, EventAddresses] | None = None  # of the answers; None: to be computed again
         self._model = model
         self._telemetry = telemetry
         self._is_lost = is_lost
@@ -63,7 +74,7 @@ class StreamFinder:
         self._sleep = sleep
         self._clock = clock
         self._slowdown = slowdown
-        self._trouble: dict[str, str] = {}  # endpoint -> what was said last
+        self._trouble: dict[str, str] = {}  # endpoint -> what was logged last
         self._shown_lost: set[str] = set()  # endpoints without any stream to be shown lost under a name of its own
 
     @property
@@ -89,12 +100,12 @@ class StreamFinder:
             await self._sleep(self._well_seconds(same) if is_well else self._lost_seconds())
 
     def _well_seconds(self, same: int) -> float:
-        """Ask of many pods the more rarely, the more often they have said the same."""
+        """Return how long to wait for a pod that is well: with many pods, longer after each equal answer."""
         slowdown = self._slowdown()
         return self._policy.well_seconds * slowdown * min(float(1 << min(same, DOUBLINGS)), slowdown)
 
     def _lost_seconds(self) -> float:
-        """Let one lost pod be found at once, and a thousand not ask for all our time."""
+        """Return how long to wait for a lost pod: one is asked again soon, a thousand share the rate."""
         return max(self._policy.lost_seconds, len(self._trouble) / self._policy.lost_a_second)
 
     def expect(self, endpoint: str) -> None:
@@ -143,7 +154,7 @@ class StreamFinder:
         self._changed()
 
     def _tell(self, endpoint: str, message: str, reason: str) -> None:
-        """Say it once; streams that are known to exist have an opinion of their own."""
+        """Log it once; streams that are known to exist show a state of their own."""
         if self._trouble.get(endpoint) != message:
             log.error("%s", message)
         self._trouble[endpoint] = message

@@ -1,129 +1,170 @@
-"""Use case: keep the indexer in step with the pools: whom to ask, whom to scrape, which endpoints to answer for.
+"""Keeps the indexer in step with the pools: which pods to ask, which to scrape, which endpoints to answer for.
 
-Called by the service with each new set of pools. A pod is asked from the moment it is ready (before that nothing
-listens there) until it has left its pool; one that becomes another pool's is asked anew, and its follower is started
-anew with what it answers (`share_streams`). Decides nothing about streams.
+A pod is asked from the moment it is ready (before that nothing listens there) until it has left its pool. A pod that
+moves to another pool is asked again, and its follower is restarted with the answer (`share_streams`).
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 from operator import is_
-from typing import Protocol
 
-from kv_indexer.pools.members import Member, Membership, is_other_feed, membership
-from kvmesh.documents.pools import Pool
+from kv_indexer.apply.apply_events import root_keys
+from kv_indexer.apply.change_plan import RootKeys
+from kv_indexer.pools.event_sources import EventSourceDirectory, MemberDirectory
+from kv_indexer.pools.find_streams import StreamFinder
+from kv_indexer.pools.members import Member, Membership, PoolFeed, is_other_feed, membership
+from kv_indexer.pools.pool_report import IndexFacts, PoolsReport, pools_report
+from kvmesh.documents.documents import DocumentProblem, DocumentSource, Snapshot
+from kvmesh.documents.pool_resolver import PoolResolver
+from kvmesh.documents.pools import Pool, pool_seed
 
 log = logging.getLogger(__name__)
 
+FULL_PACE_PODS = 200  # up to so many, each is looked at as often as a single one
+SLOWEST = 20.0
 NAMED = 3  # addresses that one log line names
 
 
-class Inquiries(Protocol):
-    """Asks pods where they publish, for ever."""
+def slowdown(pods: int) -> float:
+    """Return by what to multiply the time between two looks at one pod: 1.0 up to 200 pods, 10.0 at 2,000.
 
-    def begin(self, endpoint: str) -> None:
-        """Ask this pod from now on; at once, if it was asked before."""
-
-    def end(self, endpoint: str) -> None:
-        """Ask no more, and forget what it said."""
-
-
-class Scrapes(Protocol):
-    """Scrapes the pods' metrics."""
-
-    def add(self, endpoint: str) -> None:
-        """Scrape this pod, too."""
-
-    def remove(self, endpoint: str) -> None:
-        """Forget a pod."""
+    A quiet fleet then costs next to nothing. What a pod publishes is heard at once at any pace; only what must be asked
+    for is asked for later.
+    """
+    return min(max(pods / FULL_PACE_PODS, 1.0), SLOWEST)
 
 
-class PoolFollowing:
-    """The pools as they are now."""
+class PoolFollower:
+    """The pools as they are now, and one task for each pod that is asked where it publishes."""
 
     def __init__(
         self,
+        source: DocumentSource,
         *,
-        inquiries: Inquiries,
-        scrapes: Scrapes,
+        finder: StreamFinder,
+        scrape: Callable[[str], None],
         answer_for: Callable[[Collection[str]], None],
         forget: Callable[[Collection[str]], None],
     ) -> None:
-        """Take `answer_for` to tell all endpoints that are ours, and `forget` for those that are no more."""
+        """Take what to call: `scrape` for each new pod, `answer_for` with all endpoints of the pools, `forget` with
+        those that have left.
+        """
         self.members: dict[str, Member] = {}  # by address; changes in place, so that others may look at it
         self.known = Membership()
         self.is_known = False  # a first answer has come: until then nothing may be dropped from the index
-        self._inquiries = inquiries
-        self._scrapes = scrapes
+        self.asked: set[str] = set()  # the endpoints that have been ready once
+        self._source = source
+        self._finder = finder
+        self._scrape = scrape
         self._answer_for = answer_for
         self._forget = forget
-        self._asked: set[str] = set()
-        self._given: tuple[Pool, ...] = ()
+        self._resolver = PoolResolver()
+        self._problems: tuple[DocumentProblem, ...] = ()
+        self._pools: tuple[Pool, ...] = ()  # as given last
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._directory: MemberDirectory | None = None
 
-    @property
-    def asked(self) -> Collection[str]:
-        """The endpoints that have been ready once."""
-        return self._asked
+    def slowdown(self) -> float:
+        """Return by what to multiply the time between two looks at one pod."""
+        return slowdown(len(self.members))
 
     def pool_of(self, endpoint: str) -> str:
         """Return the pool that an endpoint is indexed for, or ''."""
         member = self.members.get(endpoint)
         return member.pool if member else ""
 
+    def start(self, group: asyncio.TaskGroup, pods: EventSourceDirectory) -> None:
+        """Follow the documents from now on, in tasks of this group."""
+        self._group = group
+        self._directory = MemberDirectory(members=self.members, pods=pods)
+        group.create_task(self._source.run(self._take), name="watch-documents")
+
+    def begin(self, endpoint: str) -> None:
+        """Ask this pod from now on; at once, if it was asked before."""
+        self._stop(endpoint)
+        assert self._group is not None and self._directory is not None
+        self._finder.expect(endpoint)
+        watch = self._finder.watch(endpoint, self._directory)
+        self._tasks[endpoint] = self._group.create_task(watch, name=f"find-{endpoint}")
+
+    def end(self, endpoint: str) -> None:
+        """Ask no more, and forget its answer."""
+        self._stop(endpoint)
+        self._finder.forget(endpoint)
+
+    def report(self, facts: IndexFacts) -> PoolsReport:
+        """Return the state of the pools."""
+        report = pools_report(self.known, facts)
+        return replace(report, problems=self._problems, synced=self.is_known)
+
     def apply(self, pools: Iterable[Pool]) -> None:
         """Take the pools as they are now; what has not changed is not touched."""
         given = tuple(pools)
-        if self.is_known and len(given) == len(self._given) and all(map(is_, given, self._given)):
+        if self.is_known and len(given) == len(self._pools) and all(map(is_, given, self._pools)):
             return  # something else has changed in the cluster
-        self._given = given
+        self._pools = given
         now = membership(given)
         before, self.known = self.known, now
         gone = self.members.keys() - now.members.keys()
         changed = [
             address
             for address, member in now.members.items()
-            if address in self._asked and is_other_feed(self.members[address], member)
+            if address in self.asked and is_other_feed(self.members[address], member)
         ]
         self.members.update(now.members)
         for address in gone:
             del self.members[address]
-        self._tell(before, now)
+        _log_changes(before, now)
         if gone or not self.is_known or len(before.members) != len(now.members):
             self._answer_for(now.members.keys())
         self.is_known = True
-        self._end(gone)
-        for address in changed:
-            self._inquiries.begin(address)
-        self._begin(now.members)
-
-    def _begin(self, members: Mapping[str, Member]) -> None:
-        fresh = [each for each, member in members.items() if member.endpoint.ready and each not in self._asked]
-        for address in fresh:
-            self._asked.add(address)
-            self._scrapes.add(address)
-            self._inquiries.begin(address)
-
-    def _end(self, gone: Collection[str]) -> None:
-        for address in self._asked.intersection(gone):
-            self._asked.remove(address)
-            self._inquiries.end(address)
-            self._scrapes.remove(address)
+        for address in self.asked.intersection(gone):
+            self.asked.remove(address)
+            self.end(address)
         if gone:
             self._forget(gone)
+        for address in changed:
+            self.begin(address)
+        for address, member in now.members.items():
+            if member.endpoint.ready and address not in self.asked:
+                self.asked.add(address)
+                self._scrape(address)
+                self.begin(address)
 
-    def _tell(self, before: Membership, now: Membership) -> None:
-        for line in _pool_news(before.pools, now.pools):
-            log.info("%s", line)
-        fresh = sorted(address for address, pools in now.shared.items() if before.shared.get(address) != pools)
-        if fresh:
-            named = "; ".join(f"{each} in {', '.join(now.shared[each])}" for each in fresh[:NAMED])
-            log.error(
-                "%d endpoints are in several pools and indexed for the first alone, the others see none of their "
-                "blocks: %s%s",
-                len(fresh),
-                named,
-                "; …" if len(fresh) > NAMED else "",
-            )
+    def _stop(self, endpoint: str) -> None:
+        task = self._tasks.pop(endpoint, None)
+        if task is not None:
+            task.cancel()
+
+    def _take(self, snapshot: Snapshot) -> None:
+        """Take a snapshot; one that is not complete yet must not look like pods that have gone."""
+        if not snapshot.synced and not self.is_known:
+            return
+        resolved = self._resolver.resolve(snapshot.documents)
+        for problem in resolved.problems:  # the source logs its own problems
+            if problem not in self._problems:
+                log.error("%s: %s (%s)", problem.where, problem.words, problem.reason)
+        self._problems = (*snapshot.problems, *resolved.problems)
+        self.apply(resolved.pools.values())
+
+
+def _log_changes(before: Membership, now: Membership) -> None:
+    for line in _pool_news(before.pools, now.pools):
+        log.info("%s", line)
+    fresh = sorted(address for address, pools in now.shared.items() if before.shared.get(address) != pools)
+    if fresh:
+        named = "; ".join(f"{each} in {', '.join(now.shared[each])}" for each in fresh[:NAMED])
+        log.error(
+            "%d endpoints are in several pools and indexed for the first alone, the others see none of their "
+            "blocks: %s%s",
+            len(fresh),
+            named,
+            "; …" if len(fresh) > NAMED else "",
+        )
 
 
 def _pool_news(before: Mapping[str, Pool], now: Mapping[str, Pool]) -> Iterator[str]:
@@ -135,3 +176,13 @@ def _pool_news(before: Mapping[str, Pool], now: Mapping[str, Pool]) -> Iterator[
     for name in now.keys() & before.keys():
         if now[name].model != before[name].model:
             yield f"{now[name].kind} {name}: its model is now {now[name].model or 'what its pods say'}"
+
+
+def pool_roots(hash_seed: str) -> Callable[[PoolFeed], RootKeys]:
+    """Return what gives the root keys of a pool's model; no two pools have any in common."""
+
+    @cache
+    def roots(pool: str, model: str) -> RootKeys:
+        return root_keys(hash_seed=pool_seed(hash_seed, pool), model=model)
+
+    return lambda feed: roots(feed.pool, feed.model)

@@ -1,12 +1,12 @@
-"""Whose events are indexed for which pool: each endpoint once, whatever the pools say. Pure.
+"""Which endpoints are indexed for which pool, each once; and which streams their pods have. Pure.
 
-Read by `follow_pools`, which keeps the indexer in step with it.
+Which indexer follows a stream is decided in Redis, where all indexers meet, and not here.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kvmesh.blocks.source import EventAddresses
+from kvmesh.blocks.source import EventAddresses, Stream
 from kvmesh.documents.pools import Pool, PoolEndpoint
 
 _FIRST_KINDS = ("InferencePool",)  # before any other: a Service beside it is most often the older way to the same pods
@@ -28,16 +28,6 @@ class Member:
     pool: str
     model: str | None  # None: the pod is asked
     feed: EventAddresses | None  # None: the pod is asked
-
-    @property
-    def address(self) -> str:
-        """Return HOST:PORT."""
-        return self.endpoint.address
-
-    @property
-    def rank(self) -> int | None:
-        """Return which of the pod's ports it is, where these are data-parallel ranks."""
-        return self.endpoint.rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +65,9 @@ def membership(pools: Iterable[Pool]) -> Membership:
 
 
 def is_other_feed(before: Member, after: Member) -> bool:
-    """Tell whether the pod must be asked anew: its readiness alone changes nothing."""
-    return (before.pool, before.model, before.feed, before.rank) != (after.pool, after.model, after.feed, after.rank)
+    """Tell whether the pod must be asked anew; a change of its readiness alone is no reason."""
+    ranks = before.endpoint.rank, after.endpoint.rank
+    return (before.pool, before.model, before.feed, ranks[0]) != (after.pool, after.model, after.feed, ranks[1])
 
 
 def own_rank(ranks: Mapping[int, EventAddresses], member: Member) -> Mapping[int, EventAddresses]:
@@ -85,9 +76,39 @@ def own_rank(ranks: Mapping[int, EventAddresses], member: Member) -> Mapping[int
     A pod with a port for each data-parallel rank may name all of its ranks on every port; they count in order, because
     on a second node they begin at a higher number. All ranks of a pod with a single port are that port's.
     """
-    if member.rank is None or len(ranks) <= 1:
+    rank, ordered = member.endpoint.rank, sorted(ranks)
+    if rank is None or len(ranks) <= 1:
         return ranks
-    if member.rank in ranks:
-        return {member.rank: ranks[member.rank]}
-    ordered = sorted(ranks)
-    return {ordered[member.rank]: ranks[ordered[member.rank]]} if member.rank < len(ordered) else {}
+    if rank not in ranks:
+        return {ordered[rank]: ranks[ordered[rank]]} if rank < len(ordered) else {}
+    return {rank: ranks[rank]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodAnswer:
+    """A pod's last answer about where it publishes."""
+
+    asked_at: float  # monotonic seconds
+    ranks: Mapping[int, EventAddresses]  # empty: it publishes nothing
+
+
+def known_streams(answers: Mapping[str, PodAnswer]) -> dict[Stream, EventAddresses]:
+    """Return every stream that its pod says it has, and where it is published; `answers` is by endpoint."""
+    return {
+        Stream(endpoint=endpoint, dp_rank=rank): addresses
+        for endpoint, answer in answers.items()
+        for rank, addresses in answer.ranks.items()
+    }
+
+
+def vanished_streams(answers: Mapping[str, PodAnswer], registered_at: Mapping[Stream, float]) -> frozenset[Stream]:
+    """Return the registered streams that their pod does not have.
+
+    `registered_at` says when we first saw each in the registry, in monotonic seconds: an answer older than that proves
+    nothing, because another indexer may have asked the pod after us. A pod that has not answered proves nothing either.
+    """
+    return frozenset(
+        stream
+        for stream, seen_at in registered_at.items()
+        if (answer := answers.get(stream.endpoint)) and stream.dp_rank not in answer.ranks and answer.asked_at > seen_at
+    )

@@ -1,20 +1,19 @@
-"""How the pools stand in the index, for the page /pools and for metrics: values, and what puts them together."""
+"""The state of the pools in the index, for the page /pools and for metrics. Pure."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kv_indexer.pools.members import Membership, PoolFeed
-from kv_indexer.pools.whereabouts import PodAnswer
+from kv_indexer.pools.members import Membership, PodAnswer, PoolFeed
 from kvmesh.blocks.findings import Finding
-from kvmesh.blocks.source import Registry, SlotRecord, SourceState, Stream
+from kvmesh.blocks.source import Registry, SourceState, Stream
 from kvmesh.documents.documents import DocumentProblem
-from kvmesh.documents.pools import PoolEndpoint
+from kvmesh.documents.pools import Pool, PoolEndpoint
 
-NOT_FOLLOWED = "not-followed"  # the state of a stream that no indexer follows, as far as the registry tells
+NOT_FOLLOWED = "not-followed"  # the state of a stream that no indexer follows, by the registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamStanding:
+class StreamReport:
     """One stream of an endpoint."""
 
     dp_rank: int
@@ -25,7 +24,7 @@ class StreamStanding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointStanding:
+class EndpointReport:
     """One endpoint of a pool."""
 
     address: str
@@ -34,26 +33,26 @@ class EndpointStanding:
     terminating: bool
     indexed_for: str  # the pool that its blocks belong to: another one, where several have the same endpoint
     model: str | None  # as its streams are indexed; None: not known yet, or it has none
-    streams: tuple[StreamStanding, ...] = ()
+    streams: tuple[StreamReport, ...] = ()
     findings: tuple[str, ...] = ()  # reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStanding:
+class PoolReport:
     """One pool."""
 
     name: str
     kind: str
     model: str | None  # as declared; None: as its pods say
     models: tuple[str, ...]  # as its endpoints are indexed; more than one is most often a mistake
-    endpoints: tuple[EndpointStanding, ...]
+    endpoints: tuple[EndpointReport, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolsReport:
     """All pools, by name."""
 
-    pools: tuple[PoolStanding, ...] = ()
+    pools: tuple[PoolReport, ...] = ()
     conflicts: int = 0  # endpoints in several pools
     problems: tuple[DocumentProblem, ...] = ()
     synced: bool = True  # the documents have been read once
@@ -71,59 +70,56 @@ class IndexFacts:
 
 
 def pools_report(known: Membership, facts: IndexFacts) -> PoolsReport:
-    """Put together how each pool stands."""
-    slots: dict[Stream, list[SlotRecord]] = {}
-    for slot in facts.registry.slots:
-        slots.setdefault(Stream(endpoint=slot.endpoint, dp_rank=slot.dp_rank), []).append(slot)
-    told = {Stream(endpoint=each.endpoint, dp_rank=each.dp_rank): each for each in facts.registry.streams}
+    """Put together the state of each pool."""
+    slots = facts.registry.slots_by_stream()
+    records = {record.stream: record for record in facts.registry.streams}
     reasons: dict[str, list[str]] = {}
     for finding in facts.findings:
         reasons.setdefault(finding.endpoint, []).append(finding.reason)
 
-    def stream(each: Stream) -> StreamStanding:
-        record = told.get(each)
-        state, reason = facts.states.get(each, (None, ""))
+    def stream_report(stream: Stream) -> StreamReport:
+        record = records.get(stream)
+        state, reason = facts.states.get(stream, (None, ""))
         if state is None and record is not None and record.owner:
             state, reason = record.state, record.reason
         blocks: dict[str, int] = {}
-        for slot in slots.get(each, ()):
+        for slot in slots.get(stream, ()):
             blocks[slot.tier] = blocks.get(slot.tier, 0) + slot.blocks
-        return StreamStanding(
-            dp_rank=each.dp_rank,
+        return StreamReport(
+            dp_rank=stream.dp_rank,
             state=state.value if state else NOT_FOLLOWED,
             reason=reason,
-            followed_here=each in facts.held,
+            followed_here=stream in facts.held,
             blocks=blocks,
         )
 
-    def endpoint(each: PoolEndpoint, pool: str) -> EndpointStanding:
-        indexed_for = known.members[each.address].pool
-        answer = facts.answers.get(each.address) if indexed_for == pool else None
+    def endpoint_report(endpoint: PoolEndpoint, pool: str) -> EndpointReport:
+        indexed_for = known.members[endpoint.address].pool
+        answer = facts.answers.get(endpoint.address) if indexed_for == pool else None
         ranks = answer.ranks if answer else {}
         feed = next(iter(ranks.values()), None)
-        return EndpointStanding(
-            address=each.address,
-            pod=each.pod,
-            ready=each.ready,
-            terminating=each.terminating,
+        return EndpointReport(
+            address=endpoint.address,
+            pod=endpoint.pod,
+            ready=endpoint.ready,
+            terminating=endpoint.terminating,
             indexed_for=indexed_for,
             model=feed.model if isinstance(feed, PoolFeed) else None,
-            streams=tuple(stream(Stream(endpoint=each.address, dp_rank=rank)) for rank in sorted(ranks)),
-            findings=tuple(reasons.get(each.address, ())) if indexed_for == pool else (),
+            streams=tuple(stream_report(Stream(endpoint=endpoint.address, dp_rank=rank)) for rank in sorted(ranks)),
+            findings=tuple(reasons.get(endpoint.address, ())) if indexed_for == pool else (),
+        )
+
+    def pool_report(pool: Pool) -> PoolReport:
+        endpoints = tuple(endpoint_report(each, pool.name) for each in pool.endpoints)
+        return PoolReport(
+            name=pool.name, kind=pool.kind, model=pool.model, models=served(endpoints), endpoints=endpoints
         )
 
     return PoolsReport(
-        pools=tuple(_pool(known, name, endpoint) for name in sorted(known.pools)),
-        conflicts=len(known.shared),
+        pools=tuple(pool_report(known.pools[name]) for name in sorted(known.pools)), conflicts=len(known.shared)
     )
 
 
-def _pool(known: Membership, name: str, endpoint: Callable[[PoolEndpoint, str], EndpointStanding]) -> PoolStanding:
-    pool = known.pools[name]
-    endpoints = tuple(endpoint(each, name) for each in pool.endpoints)
-    return PoolStanding(name=name, kind=pool.kind, model=pool.model, models=served(endpoints), endpoints=endpoints)
-
-
-def served(endpoints: Iterable[EndpointStanding]) -> tuple[str, ...]:
+def served(endpoints: Iterable[EndpointReport]) -> tuple[str, ...]:
     """Return the models that these endpoints are indexed as."""
     return tuple(sorted({each.model for each in endpoints if each.model}))

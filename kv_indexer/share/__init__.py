@@ -1,1 +1,1 @@
-"""Which of several indexers follows which stream: leases in Redis and their twin in memory."""
+"""Which of several indexers follows which stream: leases in Redis."""

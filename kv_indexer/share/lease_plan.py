@@ -1,4 +1,4 @@
-"""Which streams an indexer takes and gives back, from what all indexers say. Pure; used by the lease book.
+"""Which streams an indexer takes and gives back, from the records of all indexers. Pure.
 
 `docs/redis.md` states the rule. Names of streams are bytes as in Redis: thousands are compared at every beat.
 """
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-UNOWNED_MS = 1000  # whoever could follow a stream that nobody took for so long takes it, share or not
+UNOWNED_MS = 1000  # a stream that was free for so long is taken by any indexer that could follow it, share or not
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerRecord:
-    """What one indexer has said of itself."""
+    """What one indexer has recorded of itself."""
 
     until_ms: float  # by Redis' clock; it is alive until then
     endpoints: frozenset[str]  # that it is responsible for
@@ -22,8 +22,8 @@ class IndexerRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """How the streams stand, after this indexer has renewed what it holds."""
+class LeaseView:
+    """The leases of the streams, after this indexer has renewed what it holds."""
 
     held: Mapping[bytes, int]  # by this indexer: name -> fence
     free: Mapping[bytes, float]  # name -> since when, in ms by Redis' clock
@@ -49,16 +49,16 @@ class LeasePlan:
         listed = {endpoint.encode() for record in self._records.values() for endpoint in record.endpoints}
         return [name for name in names if name.rpartition(b"#")[0] not in listed]
 
-    def surplus(self, survey: Survey, *, elsewhere: Mapping[str, int] | None = None) -> list[bytes]:
+    def surplus(self, view: LeaseView, *, elsewhere: Mapping[str, int] | None = None) -> list[bytes]:
         """Return which of ours to give back: what exceeds our share and another would take.
 
         `elsewhere` says how many streams others hold that this indexer could not follow: they fill shares, too.
         """
-        spare = len(survey.held) - self._shares[self._me]
-        holds = Counter(survey.owners) + Counter(elsewhere or {})
+        spare = len(view.held) - self._shares[self._me]
+        holds = Counter(view.owners) + Counter(elsewhere or {})
         room = {name: self._shares[name] - holds[name] for name in self._live if name != self._me}
         given: list[bytes] = []
-        for stream in sorted(survey.held, reverse=True) if spare > 0 else ():
+        for stream in sorted(view.held, reverse=True) if spare > 0 else ():
             taker = next((name for name, left in room.items() if left > 0 and stream in self._live[name].streams), None)
             if taker is not None:
                 room[taker] -= 1
@@ -67,19 +67,19 @@ class LeasePlan:
                 break
         return given
 
-    def wanted(self, survey: Survey, *, held: int) -> list[bytes]:
-        """Return which of the free streams to take, holding so many: up to our share, and what nobody took for long."""
+    def wanted(self, view: LeaseView, *, held: int) -> list[bytes]:
+        """Return which free streams to take while holding so many: up to our share, and those long free."""
         mine = self._records[self._me].streams
         taken: list[bytes] = []
-        for name in sorted(survey.free):
-            is_left_over = survey.free[name] + UNOWNED_MS < self._now_ms
+        for name in sorted(view.free):
+            is_left_over = view.free[name] + UNOWNED_MS < self._now_ms
             if name in mine and (held + len(taken) < self._shares[self._me] or is_left_over):
                 taken.append(name)
         return taken
 
-    def unfollowed(self, survey: Survey) -> list[bytes]:
+    def unfollowed(self, view: LeaseView) -> list[bytes]:
         """Return the streams that have been free for long and that no indexer could follow."""
-        long_ago = [name for name, since in survey.free.items() if since + UNOWNED_MS < self._now_ms]
+        long_ago = [name for name, since in view.free.items() if since + UNOWNED_MS < self._now_ms]
         return [name for name in long_ago if not any(name in record.streams for record in self._live.values())]
 
 

@@ -1,8 +1,8 @@
-"""The lease book in Redis: implements `ports.LeaseBook`. Used by the indexer alone.
+"""The lease book in Redis: implements `share_streams.LeaseBook`.
 
-Who takes what is decided by `share.lease_plan`, from what all indexers have said in Redis and by Redis' clock; each
-change is one atomic step that looks again. A beat is cut into pieces of a few milliseconds, because Redis answers
-nobody else meanwhile and there may be thousands of streams. `docs/redis.md` states the rule.
+`share.lease_plan` decides who takes what, from the records of all indexers in Redis and by Redis' clock; each
+change is one atomic step that looks again. A beat is cut into pieces of a few milliseconds, because Redis serves no
+other client meanwhile and there may be thousands of streams. `docs/redis.md` states the rule.
 """
 
 import secrets
@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
-from kv_indexer.share.lease_plan import IndexerRecord, LeasePlan, Survey, portions
+from kv_indexer.share.lease_plan import IndexerRecord, LeasePlan, LeaseView, portions
 from kvmesh.blocks.source import Claim, Stream
 from kvmesh.redis.address import RedisAccess
-from kvmesh.redis.calls import RedisCalls
+from kvmesh.redis.link import RedisCalls
 from kvmesh.redis.scripts import BEAT, DROP_STREAM, RELEASE, SETTLE, SURVEY
 
 HEARTBEAT_SECONDS = 5  # without one for so long, readers take the indexer for dead
-SURVEYED_AT_ONCE = 100  # streams: 2 to 3 ms of Redis; of one such portion a beat the slots are looked at, too
+LOOKED_AT_ONCE = 100  # streams: 2 to 3 ms of Redis; of one such portion a beat the slots are looked at, too
 SETTLED_AT_ONCE = 50  # a stream that is registered takes some 50 µs
 ADOPT, TAKE, GIVE, BURY, UNFOLLOW = b"adopt", b"take", b"give", b"bury", b"unfollow"
 
@@ -63,22 +63,21 @@ class RedisLeaseBook:
         self._endpoints = frozenset(endpoints)
 
     async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
-        """See `ports.LeaseBook`."""
+        """See `share_streams.LeaseBook`."""
         if self._asked.endpoints is not self._endpoints or self._asked.candidates != candidates:
             self._asked = _asked(self._endpoints, candidates)
         asked = self._asked
         self._beats += 1
         now, names, others = await self._beat()
         known = frozenset(names)
-        plan = LeasePlan(
-            me=self._indexer, records=self._records.read(others) | {self._indexer: _own(asked, now)}, now_ms=now
-        )
+        own = IndexerRecord(until_ms=now + 1, endpoints=asked.listed, streams=frozenset(asked.streams))
+        plan = LeasePlan(me=self._indexer, records=self._records.read(others) | {self._indexer: own}, now_ms=now)
         foreign = sorted(known - asked.streams.keys())
         await self._settle([(BURY, name) for name in plan.unlisted(foreign)])
         await self._settle([(ADOPT, name) for name in asked.names if name not in known])
-        survey = await self._survey(asked.names, checked=self._beats)
-        not_ours = await self._survey(foreign)
-        held = await self._change(plan, survey, not_ours)
+        view = await self._look(asked.names, checked=self._beats)
+        not_ours = await self._look(foreign)
+        held = await self._change(plan, view, not_ours)
         if held != self._held:
             self._held = held
             self._claims = {
@@ -87,11 +86,11 @@ class RedisLeaseBook:
         return self._claims
 
     async def drop(self, claim: Claim) -> None:
-        """See `ports.LeaseBook`."""
+        """See `share_streams.LeaseBook`."""
         await self._redis.run_claimed(DROP_STREAM, claim)
 
     async def release(self) -> None:
-        """See `ports.LeaseBook`."""
+        """See `share_streams.LeaseBook`."""
         await self._redis.run(RELEASE, self._indexer)
 
     async def close(self) -> None:
@@ -103,7 +102,7 @@ class RedisLeaseBook:
         return round(self._lease_seconds * self._slowdown() * 1000)
 
     async def _beat(self) -> tuple[float, Sequence[bytes], Sequence[bytes]]:
-        """Say that we live; return Redis' time in ms, the names of all streams, and what others have said."""
+        """Write our heartbeat; return Redis' time in ms, the names of all streams, and the other indexers' records."""
         now, names, others = await self._redis.run(
             BEAT,
             self._indexer,
@@ -116,33 +115,33 @@ class RedisLeaseBook:
         )
         return float(now), names, others
 
-    async def _survey(self, names: Sequence[bytes], *, checked: int | None = None) -> Survey:
+    async def _look(self, names: Sequence[bytes], *, checked: int | None = None) -> LeaseView:
         """Look at these streams; `checked` says which portion's slots, counted round and round."""
         held: dict[bytes, int] = {}
         free: dict[bytes, float] = {}
         owners: Counter[bytes] = Counter()
-        cut = portions(names, SURVEYED_AT_ONCE)
+        cut = portions(names, LOOKED_AT_ONCE)
         for number, portion in enumerate(cut):
             is_checked = checked is not None and checked % len(cut) == number
             reply = await self._redis.run(SURVEY, self._indexer, self._lease_ms, int(is_checked), *portion)
             held.update((name, int(fence)) for name, fence in _pairs(reply[0]))
             free.update((name, float(ends)) for name, ends in _pairs(reply[1]))
             owners.update(reply[2])
-        return Survey(
+        return LeaseView(
             held=held, free=free, owners={str(name, "utf-8", "replace"): count for name, count in owners.items()}
         )
 
-    async def _change(self, plan: LeasePlan, survey: Survey, not_ours: Survey) -> Mapping[bytes, int]:
+    async def _change(self, plan: LeasePlan, view: LeaseView, not_ours: LeaseView) -> Mapping[bytes, int]:
         """Give back and take; return what we hold then."""
-        given = plan.surplus(survey, elsewhere=not_ours.owners)
-        wanted = plan.wanted(survey, held=len(survey.held) - len(given))
+        given = plan.surplus(view, elsewhere=not_ours.owners)
+        wanted = plan.wanted(view, held=len(view.held) - len(given))
         actions = [(GIVE, name) for name in (*not_ours.held, *given)]
         actions += [(UNFOLLOW, name) for name in plan.unfollowed(not_ours)]
         actions += [(TAKE, name) for name in wanted]
         if not actions:
-            return survey.held
+            return view.held
         taken = await self._settle(actions)
-        return {name: fence for name, fence in survey.held.items() if name not in set(given)} | taken
+        return {name: fence for name, fence in view.held.items() if name not in set(given)} | taken
 
     async def _settle(self, actions: Sequence[tuple[bytes, bytes]]) -> dict[bytes, int]:
         taken: dict[bytes, int] = {}
@@ -180,10 +179,6 @@ def _asked(endpoints: frozenset[str], candidates: AbstractSet[Stream]) -> _Asked
     )
 
 
-def _own(asked: _Asked, now: float) -> IndexerRecord:
-    return IndexerRecord(until_ms=now + 1, endpoints=asked.listed, streams=frozenset(asked.streams))
-
-
 class _Said(msgspec.Struct):
     until_ms: float
     endpoints: list[str] | dict[str, Any]  # an empty list that Lua has written is an object
@@ -191,7 +186,7 @@ class _Said(msgspec.Struct):
 
 
 class _Records:
-    """What other indexers have said, read anew only where more than their time has changed."""
+    """The records of other indexers, decoded anew only where more than their time has changed."""
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_Said)

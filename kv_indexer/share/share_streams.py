@@ -1,18 +1,19 @@
-"""Use case: follow exactly those streams that are leased to this indexer, under the fence of each lease.
+"""Follows exactly those streams that are leased to this indexer, under the fence of each lease.
 
-Who gets which stream is decided by the lease book in Redis, by Redis' clock; here followers are started and stopped to
-match. A follower that outlives its lease (this process was frozen, or Redis out of reach) is harmless: Redis refuses
+The lease book in Redis decides by Redis' clock which indexer gets which stream; here followers are started and stopped
+to match. A follower that outlives its lease (this process was frozen, or Redis out of reach) is harmless: Redis refuses
 what it writes.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from kv_indexer.pools.whereabouts import PodAnswer, vanished_streams
-from kv_indexer.ports import IndexerTelemetry, LeaseBook
+from kv_indexer.pools.members import PodAnswer, vanished_streams
+from kv_indexer.ports import IndexerTelemetry
 from kvmesh.blocks.source import Claim, EventAddresses, Stream
 from kvmesh.errors import IndexUnavailableError, LeaseLostError
 
@@ -21,6 +22,26 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 1.0  # for followers to end; less than a lease, which must be renewed meanwhile
 
 Follow = Callable[[Claim, EventAddresses], Coroutine[Any, Any, None]]  # ends by itself when a write was refused
+
+
+class LeaseBook(Protocol):
+    """Which indexer follows which stream; kept in Redis, judged by its clock."""
+
+    async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
+        """Renew this indexer's heartbeat and leases, take free streams; return all it holds now.
+
+        `candidates` are the streams that it could follow. A stream that the index does not know is registered when it
+        is taken. Raise IndexUnavailableError.
+        """
+
+    async def drop(self, claim: Claim) -> None:
+        """Forget a stream that its pod no longer has, and void what it claims.
+
+        Raise IndexUnavailableError, or LeaseLostError if the stream is another's by now.
+        """
+
+    async def release(self) -> None:
+        """Give everything back at once: this indexer ends. Raise IndexUnavailableError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +70,7 @@ class StreamSharer:
 
         `clock` gives monotonic seconds as in the answers.
         """
-        self.trouble = "not asked yet"  # why the leases do not stand, or ""
+        self.trouble = "not asked yet"  # why the leases could not be renewed, or ""
         self._leases = leases
         self._answers = answers
         self._streams = streams
@@ -147,7 +168,7 @@ class StreamSharer:
             log.error("%s: its follower does not end; not following it anew meanwhile", stream.name)
 
     async def _drop(self, claim: Claim) -> None:
-        """Forget a stream that is no longer there; whatever it claimed must attract nobody."""
+        """Forget a stream that is no longer there, and void its blocks."""
         try:
             await self._leases.drop(claim)
             log.info("%s is dropped: its pod has no such rank any more", claim.stream.name)
@@ -165,7 +186,7 @@ async def _run(follow: Follow, claim: Claim, addresses: EventAddresses) -> None:
 def _why_to_stop(following: _Following, claim: Claim | None, addresses: EventAddresses | None) -> str:
     """Return why a follower must end, or '' if all is as it was when it began."""
     if claim is None:
-        return "another indexer follows it, or nobody may"
+        return "another indexer follows it, or none may"
     if addresses is None:
         return "its pod has no such rank any more"
     if addresses is not following.addresses and addresses != following.addresses:

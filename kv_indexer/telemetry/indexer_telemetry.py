@@ -1,30 +1,24 @@
-"""The indexer's metrics, and its memory of what each stream did lately: `ports.IndexerTelemetry` for Prometheus.
+"""What the indexer counts, and its memory of what each stream did lately: `ports.IndexerTelemetry`.
 
-Every instance has a registry of its own, so that tests and several indexers in one process do not meet.
+Every instance has a registry of its own, so that several indexers in one process (tests) do not meet.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-
-from kv_indexer.telemetry.process_telemetry import add_process_metrics
-from kv_indexer.telemetry.redis_telemetry import RedisFacts, RedisTelemetry
+from kv_indexer.pools.pool_report import PoolsReport
+from kv_indexer.telemetry import metrics
+from kv_indexer.telemetry.redis_telemetry import REDIS_METRICS, RedisFacts
 from kv_indexer.watch.stream_activity import StreamActivity
 from kvmesh.blocks.findings import Finding, FindingReason
 from kvmesh.blocks.source import SourceState, SourceStatus, Stream
+from kvmesh.metrics.metric import Metric
+from kvmesh.metrics.process_metrics import show_process
+from kvmesh.metrics.registry import Registry, Rows
 
-_STREAM = ("endpoint", "dp_rank")
-LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Series:
-    """One stream's part of the metrics that each change touches: looking them up by label costs more than counting."""
-
-    batches: Counter
-    lag: Gauge
+MAX_POOLS = 500  # with a label of their own; the others are summed up
+OTHERS = "other"  # no pool's name: these have a namespace and a slash
 
 
 class PrometheusTelemetry:
@@ -32,136 +26,94 @@ class PrometheusTelemetry:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.activities: dict[Stream, StreamActivity] = {}
-        self._series: dict[Stream, _Series] = {}
-        self._events_by_type: dict[str, Counter] = {}
-        self._clock = clock
         self.states: dict[Stream, tuple[SourceState, str]] = {}
-        self._counted: set[Stream] = set()  # that have series
-        self._departed: set[str] = (
-            set()
-        )  # endpoints that are ours no more, though a follower may count for a moment yet
-        self.registry = registry = CollectorRegistry()
-        name = "kvmesh_indexer"
-        self._events = Counter(f"{name}_events", "Events read, by type.", ("type",), registry=registry)
-        self._undecodable = Counter(
-            f"{name}_decode_errors",
-            "Events, batches and messages that could not be understood, by reason.",
-            ("reason",),
-            registry=registry,
-        )
-        self._not_indexed = Counter(
-            f"{name}_events_not_indexed",
-            "Events that were understood and are not in the index, by reason.",
-            ("reason",),
-            registry=registry,
-        )
-        self._batches = Counter(f"{name}_batches", "Event batches applied.", _STREAM, registry=registry)
-        self._gaps = Counter(f"{name}_gaps", "Gaps in live sequences.", _STREAM, registry=registry)
-        self._replayed = Counter(f"{name}_replayed_batches", "Batches got by replay.", _STREAM, registry=registry)
-        self._state = Gauge(
-            f"{name}_source_state", "1 for the state a stream is in.", (*_STREAM, "state"), registry=registry
-        )
-        self._blocks = Gauge(f"{name}_blocks", "Blocks indexed.", (*_STREAM, "tier"), registry=registry)
-        self._lag = Gauge(
-            f"{name}_lag_seconds", "Age of the newest batch when it was applied.", _STREAM, registry=registry
-        )
-        self._lags = Histogram(
-            f"{name}_event_lag_seconds",
-            "Age of the newest event of each batch when it was applied, of all streams.",
-            buckets=LAG_SECONDS,
-            registry=registry,
-        )
-        self._orphans = Gauge(
-            f"{name}_orphan_events", "Stores that wait for their parent block.", _STREAM, registry=registry
-        )
-        self._ready = Gauge(f"{name}_ready", "1 while the indexer is ready.", registry=registry)
-        self._redis = RedisTelemetry(registry)
-        add_process_metrics(registry)
-        self._redis_up = Gauge(f"{name}_redis_up", "1 while Redis can be written and read.", registry=registry)
-        self._eviction = Gauge(
-            f"{name}_redis_eviction_policy",
-            "1 for what Redis does when its memory is full; must be noeviction.",
-            ("policy",),
-            registry=registry,
-        )
-        self._unreadable = Gauge(
-            f"{name}_unreadable_records", "Streams and slots in Redis that cannot be read.", registry=registry
-        )
-        self._held = Gauge(f"{name}_streams_held", "Streams that this indexer follows.", registry=registry)
-        self._finding = Gauge(
-            f"{name}_finding",
-            "1 while something is wrong with a pod although nothing has failed; docs/findings.md says what to do.",
-            ("reason", "endpoint"),
-            registry=registry,
-        )
+        self._clock = clock
+        self._departed: set[str] = set()  # endpoints that have left, of which a follower may still count a moment
+        self.registry = registry = Registry()
+        self._events = registry.values(metrics.EVENTS)
+        self._undecodable = registry.values(metrics.DECODE_ERRORS)
+        self._not_indexed = registry.values(metrics.NOT_INDEXED)
+        self._batches = registry.values(metrics.BATCHES)
+        self._gaps = registry.values(metrics.GAPS)
+        self._replayed = registry.values(metrics.REPLAYED)
+        self._state = registry.values(metrics.STATE)
+        self._blocks = registry.values(metrics.BLOCKS)
+        self._lag = registry.values(metrics.LAG)
+        self._lags = registry.histograms(metrics.EVENT_LAG).of()
+        self._orphans = registry.values(metrics.ORPHANS)
+        self._ready = registry.values(metrics.READY).of()
+        self._round_trips = registry.histograms(metrics.REDIS_ROUND_TRIP).of()
+        self._failures = registry.values(metrics.REDIS_FAILURES).of()
+        self._redis_facts: RedisFacts = {}
+        registry.read(self._read_redis)
+        show_process(registry, process="indexer")
+        self._redis_up = registry.values(metrics.REDIS_UP).of()
+        self._eviction = registry.values(metrics.REDIS_EVICTION)
+        self._unreadable = registry.values(metrics.UNREADABLE).of()
+        self._held = registry.values(metrics.STREAMS_HELD).of()
+        self._finding = registry.values(metrics.FINDING)
         self._found: dict[str, set[str]] = {}  # endpoint -> reasons, as shown
-        self._findings = Counter(f"{name}_findings", "Findings that have appeared.", ("reason",), registry=registry)
+        self._findings = registry.values(metrics.FINDINGS)
 
     def applied(self, stream: Stream, *, batches: int, events: Mapping[str, int], last_ts: float) -> None:
         """See `ports.IndexerTelemetry`."""
         self._activity(stream).received(batches, now=self._clock())
-        series = self._series.get(stream) or self._add_series(stream)
-        series.batches.inc(batches)
+        labels = _labels(stream)
         lag = max(time.time() - last_ts, 0.0)
-        series.lag.set(lag)
+        self._batches.of(*labels).value += batches
+        self._lag.of(*labels).value = lag
         self._lags.observe(lag)
         for kind, count in events.items():
-            counter = self._events_by_type.get(kind)
-            if counter is None:
-                counter = self._events_by_type[kind] = self._events.labels(kind)
-            counter.inc(count)
+            self._events.of(kind).value += count
 
     def undecodable(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
         """See `ports.IndexerTelemetry`. The metric has one series a reason."""
         for reason, count in reasons.items():
             self._activity(stream).undecodable.add(reason, count, now=self._clock())
-            self._undecodable.labels(reason).inc(count)
+            self._undecodable.of(reason).value += count
 
     def not_indexed(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
         """See `ports.IndexerTelemetry`. The metric has one series a reason."""
         for reason, count in reasons.items():
             self._activity(stream).not_indexed.add(reason, count, now=self._clock())
-            self._not_indexed.labels(reason).inc(count)
+            self._not_indexed.of(reason).value += count
 
     def orphans(self, stream: Stream, *, waiting: int) -> None:
         """Show how many stores of a stream wait for their parents."""
-        self._counted.add(stream)
-        self._orphans.labels(*_labels(stream)).set(waiting)
+        self._orphans.of(*_labels(stream)).value = waiting
 
     def gap(self, stream: Stream) -> None:
         """See `ports.IndexerTelemetry`."""
-        self._gaps.labels(*_labels(stream)).inc()
+        self._gaps.of(*_labels(stream)).value += 1
 
     def replayed(self, stream: Stream, *, batches: int) -> None:
         """See `ports.IndexerTelemetry`."""
-        self._replayed.labels(*_labels(stream)).inc(batches)
+        self._replayed.of(*_labels(stream)).value += batches
 
     def state(self, stream: Stream, *, state: SourceState, reason: str) -> None:
         """See `ports.IndexerTelemetry`."""
-        self._counted.add(stream)
         self.states[stream] = (state, reason)
         self._activity(stream).became(state, reason, now=self._clock())
         for known in SourceState:
-            self._state.labels(*_labels(stream), known.value).set(known is state)
+            self._state.of(*_labels(stream), known.value).value = known is state
 
     def forget(self, stream: Stream) -> None:
-        """See `ports.IndexerTelemetry`."""
+        """See `ports.IndexerTelemetry`. What was counted stays, unless the endpoint has left."""
         self.states.pop(stream, None)
         self.activities.pop(stream, None)
-        self._series.pop(stream, None)  # what is removed below would be counted into the void
+        labels = _labels(stream)
         for known in SourceState:
-            self._state.remove(*_labels(stream), known.value)
-        for gauge in (self._lag, self._orphans):
-            gauge.remove(*_labels(stream))
+            self._state.remove(*labels, known.value)
+        for family in (self._lag, self._orphans):
+            family.remove(*labels)
         if stream.endpoint in self._departed:
-            self._counted.discard(stream)
-            for metric in (self._batches, self._gaps, self._replayed):
-                metric.remove(*_labels(stream))
+            for family in (self._batches, self._gaps, self._replayed):
+                family.remove(*labels)
 
     def findings(
         self, standing: Collection[Finding], *, appeared: Collection[Finding], endpoints: Collection[str]
     ) -> None:
-        """See `ports.FindingDisplay`. A gauge of 0 tells that the endpoint is watched, and well."""
+        """See `ports.IndexerTelemetry`. A gauge of 0 tells that the endpoint is watched, and well."""
         self._departed.difference_update(endpoints)
         found: dict[str, set[str]] = {}
         for finding in standing:
@@ -172,65 +124,108 @@ class PrometheusTelemetry:
                 continue  # most are well, and setting their series anew each time would cost more than all the rest
             self._found[endpoint] = now
             for reason in FindingReason:
-                self._finding.labels(reason.value, endpoint).set(reason.value in now)
+                self._finding.of(reason.value, endpoint).value = reason.value in now
         for finding in appeared:
-            self._findings.labels(finding.reason).inc()
+            self._findings.of(finding.reason).value += 1
 
     def forget_endpoints(self, endpoints: Collection[str]) -> None:
         """Remove the series of endpoints that will not come back: in a cluster every new pod is another one."""
-        self._departed.update(endpoints)
-        for stream in [stream for stream in self._counted if stream.endpoint in endpoints]:
-            self.forget(stream)
-        for endpoint in endpoints:
-            if self._found.pop(endpoint, None) is not None:
-                for reason in FindingReason:
-                    self._finding.remove(reason.value, endpoint)
+        gone = set(endpoints)
+        self._departed.update(gone)
+        for by_stream in (self.states, self.activities):
+            for stream in [stream for stream in by_stream if stream.endpoint in gone]:
+                del by_stream[stream]
+        per_endpoint = (self._batches, self._gaps, self._replayed, self._state, self._lag, self._orphans, self._finding)
+        for family in per_endpoint:
+            family.drop("endpoint", gone)
+        for endpoint in gone:
+            self._found.pop(endpoint, None)
 
     def held(self, streams: int) -> None:
         """Show how many streams this indexer follows."""
-        self._held.set(streams)
+        self._held.value = streams
 
     def ready(self, is_ready: bool) -> None:
         """Show whether the indexer is ready."""
-        self._ready.set(is_ready)
+        self._ready.value = is_ready
 
-    def redis_facts(self, facts: RedisFacts | None, *, seconds: float) -> None:
-        """Show what Redis says of itself, and how long it took to; None: it did not."""
-        self._redis.show(facts, seconds=seconds)
+    def redis_facts(self, facts: RedisFacts | None, seconds: float) -> None:
+        """Show what Redis says of itself, and how long it took to answer; None: no answer, and old facts are gone."""
+        self._redis_facts = facts or {}
+        if facts is None:
+            self._failures.value += 1
+        else:
+            self._round_trips.observe(seconds)
 
     def redis(self, *, up: bool) -> None:
         """Show whether Redis can be written and read."""
-        self._redis_up.set(up)
+        self._redis_up.value = up
 
     def eviction_policy(self, policy: str) -> None:
         """Show what Redis does when its memory is full."""
-        self._eviction.clear()
-        self._eviction.labels(policy).set(1)
+        self._eviction.series.clear()
+        self._eviction.of(policy).value = 1
 
     def unreadable(self, records: int) -> None:
         """Show how many records in Redis cannot be read."""
-        self._unreadable.set(records)
+        self._unreadable.value = records
 
     def sources(self, lines: Iterable[SourceStatus]) -> None:
         """Show how many blocks each source holds."""
-        self._blocks.clear()
+        self._blocks.series.clear()
         for line in lines:
             if line.tier is not None:
-                self._blocks.labels(line.endpoint, str(line.dp_rank), line.tier).set(line.cached_blocks)
+                self._blocks.of(line.endpoint, str(line.dp_rank), line.tier).value = line.cached_blocks
+
+    def show_pools(self, report: Callable[[], PoolsReport]) -> None:
+        """Show the pools of the report that this returns at the time of each page."""
+        self.registry.read(lambda: pool_metrics(report()))
 
     def render(self) -> bytes:
-        """Return the text that Prometheus scrapes."""
-        return generate_latest(self.registry)
+        """Return the page of metrics; may be called in another thread."""
+        return self.registry.text(created=True)
 
     def _activity(self, stream: Stream) -> StreamActivity:
         return self.activities.get(stream) or self.activities.setdefault(stream, StreamActivity())
 
-    def _add_series(self, stream: Stream) -> _Series:
-        labels = _labels(stream)
-        series = _Series(batches=self._batches.labels(*labels), lag=self._lag.labels(*labels))
-        self._series[stream] = series
-        return series
+    def _read_redis(self) -> Iterator[tuple[Metric, Rows]]:
+        for metric in REDIS_METRICS:
+            value = self._redis_facts.get(metric)
+            yield metric, [] if value is None else [((), value)]
 
 
 def _labels(stream: Stream) -> tuple[str, str]:
     return stream.endpoint, str(stream.dp_rank)
+
+
+def pool_metrics(report: PoolsReport) -> Iterator[tuple[Metric, Rows]]:
+    """Yield what is shown of the pools.
+
+    A pool's name is a label of these few series alone, for at most MAX_POOLS pools; `kvmesh_indexer_pool_endpoint_info`
+    joins it to every series that has an endpoint.
+    """
+    shown = {pool.name for pool in report.pools[:MAX_POOLS]}
+    endpoints: Counter[tuple[str, ...]] = Counter()
+    streams: Counter[tuple[str, ...]] = Counter()
+    blocks: Counter[tuple[str, ...]] = Counter()
+    findings: Counter[tuple[str, ...]] = Counter()
+    infos: list[tuple[tuple[str, ...], float]] = []
+    for pool in report.pools:
+        name = pool.name if pool.name in shown else OTHERS
+        for ready in (True, False):
+            endpoints[name, str(ready).lower()] += sum(each.ready is ready for each in pool.endpoints)
+        for endpoint in pool.endpoints:
+            streams.update((name, stream.state) for stream in endpoint.streams if stream.followed_here)
+            findings.update((name, reason) for reason in endpoint.findings)
+            for stream in endpoint.streams:
+                blocks.update({(name, tier): held for tier, held in stream.blocks.items()})
+            if endpoint.indexed_for == pool.name:
+                infos.append(((name, endpoint.address), 1))
+    yield metrics.POOL_ENDPOINTS, sorted(endpoints.items())
+    yield metrics.POOL_STREAMS, sorted(streams.items())
+    yield metrics.POOL_BLOCKS, sorted(blocks.items())
+    yield metrics.POOL_FINDINGS, sorted(findings.items())
+    yield metrics.POOL_ENDPOINT_INFO, infos
+    yield metrics.POOL_CONFLICTS, [((), report.conflicts)]
+    problems = Counter((problem.reason,) for problem in report.problems)
+    yield metrics.POOL_PROBLEMS, sorted(problems.items())

@@ -1,1 +1,1 @@
-"""What is wrong although nothing has failed: pods are scraped, streams watched, findings told."""
+"""What is wrong although nothing has failed: pods are scraped, streams watched, findings reported."""

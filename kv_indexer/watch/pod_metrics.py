@@ -1,8 +1,7 @@
-"""Scrapes every pod's /metrics and keeps the last report of each: implements `ports.PodReports`. One task a pod.
+"""Scrapes every pod's /metrics and keeps the last report of each; one task a pod.
 
-Who needs a fresher answer asks for it, as the follower of a pod's stream does for its start time
-(`ports.PublisherIdentity`). Several who ask share one scrape, and what they have asked for is not asked again.
-Nothing here judges what a report says.
+Callers that need a fresher report ask for it, as a stream's follower does for the pod's start time. Several that ask at
+once share one scrape, and what they have asked for is not asked again. Nothing here judges what a report says.
 """
 
 import asyncio
@@ -13,14 +12,14 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kv_indexer.pools.pod_pages import PodPages
+from kvmesh.pods.pod_http import PodPages
 from kvmesh.pods.pod_report import PodReport
-from kvmesh.pods.vllm_counters import parse_pod_report
+from kvmesh.pods.vllm_metrics import parse_pod_report
 
 log = logging.getLogger(__name__)
 
 MAX_PAGE_BYTES = 4 << 20
-IDENTITY_TIMEOUT_SECONDS = 1.0  # a follower has better things to do than to wait for a start time
+START_TIMEOUT_SECONDS = 1.0  # a follower has better things to do than to wait for a start time
 
 
 @dataclass(slots=True)
@@ -28,7 +27,7 @@ class _Target:
     endpoint: str
     report: PodReport | None = None
     scrapes: int = 0  # that have come to an end, well or not
-    is_ill: bool = False  # and that was said
+    is_ill: bool = False  # and that was logged
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one scrape at a time
     task: asyncio.Task[None] | None = None
 
@@ -57,7 +56,7 @@ class PodMetrics:
         """Scrape this pod, too, from now on."""
         if endpoint not in self._targets:
             target = self._targets[endpoint] = _Target(endpoint)
-            # thousands may come at once; whoever needs a report before asks for it
+            # thousands may come at once; a caller that needs a report earlier asks for it
             self._start(target, wait_seconds=random.random() * self._interval_seconds * self._slowdown())  # noqa: S311
 
     def remove(self, endpoint: str) -> None:
@@ -86,9 +85,15 @@ class PodMetrics:
         report = target.report
         return report if report is not None and report.scraped_at >= oldest else None
 
-    def identity(self, endpoint: str, *, timeout_seconds: float = IDENTITY_TIMEOUT_SECONDS) -> "PodIdentity":
-        """Return what tells one process of a pod from the next."""
-        return PodIdentity(self, endpoint, timeout_seconds=timeout_seconds)
+    async def started_at(self, endpoint: str, *, timeout_seconds: float = START_TIMEOUT_SECONDS) -> float | None:
+        """Ask when the pod's process started, in its own unix seconds; None if it does not say in time."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                # asked again each time: an older report may be of a process that has died since
+                report = await self.fresh(endpoint, max_age_seconds=0)
+        except TimeoutError:
+            return None
+        return report.started_at if report else None
 
     async def run(self) -> None:
         """Scrape until cancelled."""
@@ -117,7 +122,7 @@ class PodMetrics:
                 if not others_ask:
                     await self._scrape(target)
             seen = target.scrapes
-            # jitter keeps indexers and pods from falling into step; who asks at about our pace is left the first word
+            # jitter keeps indexers and pods from falling into step; other callers of about this pace go first
             pace = random.uniform(1.1, 1.4) if others_ask else random.uniform(0.8, 1.2)  # noqa: S311
             await asyncio.sleep(self._interval_seconds * self._slowdown() * pace)
 
@@ -132,7 +137,7 @@ class PodMetrics:
             )
             page = answer.body
             problem = "" if answer.status == 200 else f"/metrics answers {answer.status}"
-        except Exception as error:  # whatever one pod answers must not end the scraping of all
+        except Exception as error:  # no answer of one pod may end the scraping of all
             problem = f"no /metrics: {str(error) or type(error).__name__}"
         if not problem:
             target.report = parse_pod_report(page, scraped_at=asked_at)
@@ -143,22 +148,3 @@ class PodMetrics:
             log.info("%s reports its counters", target.endpoint)
         target.is_ill = bool(problem)
         target.scrapes += 1
-
-
-class PodIdentity:
-    """Asks one pod when its process started: implements `ports.PublisherIdentity`. Never raises."""
-
-    def __init__(self, pods: PodMetrics, endpoint: str, *, timeout_seconds: float) -> None:
-        self._pods = pods
-        self._endpoint = endpoint
-        self._timeout_seconds = timeout_seconds
-
-    async def started_at(self) -> float | None:
-        """See `ports.PublisherIdentity`."""
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                # asked anew each time: an older report could vouch for a process that has died since
-                report = await self._pods.fresh(self._endpoint, max_age_seconds=0)
-        except TimeoutError:
-            return None
-        return report.started_at if report else None

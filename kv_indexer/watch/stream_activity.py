@@ -1,12 +1,18 @@
-"""What has happened on one stream lately, as the telemetry hears it; `watch_pods` looks at it. Time is an argument."""
+"""What has happened on one stream lately, and the facts that the rules look at. Pure: time is an argument."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvmesh.blocks.findings import FindingReason
 from kvmesh.blocks.source import SourceState
+from kvmesh.pods.pod_report import EngineCounters, PodReport
 
 MAX_REASONS = 32  # remembered by name; more come from no version that we know
 OTHER = "other"
+RECENT_SECONDS = 300.0  # "the last minutes"
+ASSUMED_BLOCK_SIZE = 128  # of a pod that does not say; few have larger ones
+NAMED_REASONS = 3  # in one message
+JUDGED = (SourceState.LIVE, SourceState.DEGRADED)  # in other states the index is not expected to know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +44,8 @@ class Spells:
         """Return the spells that have not ended, most frequent first."""
         if not self._spells:
             return {}  # nearly always, and of thousands of streams
-        return dict(sorted(self._still(now), key=lambda item: (-item[1].count, item[0])))
-
-    def _still(self, now: float) -> Iterator[tuple[str, Spell]]:
-        return ((reason, spell) for reason, spell in self._spells.items() if now - spell.last_at <= self._pause_seconds)
-
-
-RECENT_SECONDS = 300.0  # "the last minutes"
+        still = [item for item in self._spells.items() if now - item[1].last_at <= self._pause_seconds]
+        return dict(sorted(still, key=lambda item: (-item[1].count, item[0])))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +66,57 @@ class StreamActivity:
         self.last_batch_at = now
 
     def became(self, state: SourceState, reason: str, *, now: float) -> None:
-        """Note a state; one that is told again goes on."""
+        """Note a state; the same state again does not restart `state_since`."""
         if state is not self.state:
             self.state_since = now
         self.state, self.state_reason = state, reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingPolicy:
+    """When a rule is sure."""
+
+    silent_seconds: float = 30.0  # since events were due, or blocks should have been indexed
+    stuck_seconds: float = 30.0  # replaying without a batch
+    settle_seconds: float = 2.0  # a pod's counters lag behind its events
+    least_blocks: int = 2  # due, before their events are missed
+    large_block_tokens: int = 128  # hybrid models; others have 16 to 64
+    large_block_requests: int = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamFacts:
+    """One look at one stream, or at a pod that has none."""
+
+    endpoint: str
+    dp_rank: int | None  # None: the pod publishes no stream that we know of
+    activity: StreamActivity
+    report: PodReport | None = None
+    counters: EngineCounters | None = None  # of the engine behind the stream
+    blocks: int = 0  # that the index holds of it, over all tiers
+    gpu_block_size: int | None = None  # as the index has it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What a rule has found."""
+
+    reason: FindingReason
+    message: str
+    began_at: float  # monotonic seconds
+
+
+def is_judged(facts: StreamFacts) -> bool:
+    """Tell whether the index is expected to know what the pod holds."""
+    return facts.dp_rank is None or facts.activity.state in JUDGED
+
+
+def due_size(facts: StreamFacts, report: PodReport) -> int:
+    """Return how many tokens make a block whose event is due."""
+    return max(report.block_size or 0, facts.gpu_block_size or 0) or ASSUMED_BLOCK_SIZE
+
+
+def name_spells(spells: Mapping[str, Spell]) -> str:
+    """Name the most frequent reasons."""
+    named = [f"{reason} ×{spell.count}" for reason, spell in list(spells.items())[:NAMED_REASONS]]
+    return ", ".join([*named, "…"] if len(spells) > NAMED_REASONS else named)

@@ -1,6 +1,7 @@
-"""Use case: watch over the shared index: is it there, can all of it be read, does void content wait for the sweep?
+"""Watches the shared index: is Redis there, can every record be read, does void content wait for the sweep?
 
-Run by the service; every indexer watches, whatever it follows.
+Every indexer watches, whatever it follows. Also warns where Redis may evict keys when its memory is full, which would
+make the index wrong; it reads `INFO memory`, which managed servers allow, unlike CONFIG.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ from math import inf
 from kv_indexer.ports import IndexWriter
 from kvmesh.blocks.source import Registry, Stream, StreamRecord
 from kvmesh.errors import IndexUnavailableError
+from kvmesh.redis.address import RedisAccess
+from kvmesh.redis.link import RedisCalls
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +24,27 @@ SWEEP_FIELDS = 150  # a slice: about a millisecond of Redis
 SWEEP_PAUSE = 4  # times as long as the slice took: lookups come first
 LEAST_PAUSE_SECONDS = 0.004
 NAMED_RECORDS = 5  # unreadable records that one log line names
-HEEDED_AT_ONCE = 250  # streams that are told what the registry says; under a millisecond
+CHECKED_AT_ONCE = 250  # streams whose records are compared without a pause; under a millisecond
 
-Heed = Callable[[StreamRecord | None, float], bool]  # what the registry says of a stream, and when asked -> is it so?
+EVICTION_LOOK_SECONDS = 30.0
+EVICTION_RETRY_SECONDS = 1.0
+NO_EVICTION = "noeviction"
+# https://redis.io/docs/latest/develop/reference/eviction/
+EVICTION_POLICIES = frozenset(
+    {
+        NO_EVICTION,
+        *(f"{keys}-{how}" for keys in ("allkeys", "volatile") for how in ("lru", "lfu", "random")),
+        "volatile-ttl",
+    }
+)
+UNKNOWN_POLICY = "unknown"
+
+# the record of a stream, and when it was asked for -> is it as expected?
+RecordCheck = Callable[[StreamRecord | None, float], bool]
 
 
 class IndexWatch:
-    """What is known of the index as a whole."""
+    """The state of the index as a whole."""
 
     def __init__(
         self,
@@ -37,7 +54,7 @@ class IndexWatch:
         clock: Callable[[], float] = time.monotonic,
         slowdown: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """Take `seen` to tell which streams the registry has, `slowdown` to ask how much rarer to look."""
+        """Take `seen` to call with the streams of each new registry; `slowdown` returns how much rarer to look."""
         self.trouble = "not asked yet"  # why the index cannot be used, or ""
         self.registry = Registry(version=b"")  # as read last
         self._writer = writer
@@ -46,8 +63,8 @@ class IndexWatch:
         self._slowdown = slowdown
         self._records: dict[Stream, StreamRecord] = {}
         self._asked_at = -inf  # for the registry that we have
-        self._heeding: dict[Stream, Heed] = {}
-        self._disagreeing: set[Stream] = set()  # of these, told what was not so
+        self._checks: dict[Stream, RecordCheck] = {}
+        self._differing: set[Stream] = set()  # of these, whose record was not what the follower has written
 
     async def look(self) -> float:
         """Read the registry once; return the seconds until the next time."""
@@ -62,17 +79,15 @@ class IndexWatch:
         if self.trouble:
             log.info("Redis answers")
         self.trouble = ""
-        self._tell_unreadable(registry)
+        self._log_unreadable(registry)
         self._asked_at = asked_at
         if registry is not self.registry:  # a quiet one is the same object
-            self._records = {
-                Stream(endpoint=record.endpoint, dp_rank=record.dp_rank): record for record in registry.streams
-            }
+            self._records = {record.stream: record for record in registry.streams}
             self._seen(list(self._records))
             self.registry = registry
-            await self._tell_followers(tuple(self._heeding))
-        elif self._disagreeing:  # they were at something else then, and may sleep by now
-            await self._tell_followers(tuple(self._disagreeing))
+            await self._check_followers(tuple(self._checks))
+        elif self._differing:  # they were busy then, and may sleep by now
+            await self._check_followers(tuple(self._differing))
         return WATCH_SECONDS * self._slowdown()
 
     def owner(self, stream: Stream) -> str:
@@ -80,24 +95,24 @@ class IndexWatch:
         record = self._records.get(stream)
         return record.owner if record else ""
 
-    def record(self, stream: Stream, *, max_age_seconds: float) -> StreamRecord | None:
+    def record(self, stream: Stream, max_age_seconds: float) -> StreamRecord | None:
         """Return how the registry has a stream; None if it has none, or was read longer ago."""
         is_recent = self._clock() - self._asked_at <= max_age_seconds
         return self._records.get(stream) if is_recent else None
 
     @contextmanager
-    def attend(self, stream: Stream, heed: Heed) -> Iterator[None]:
-        """Call `heed` with each new registry, so that thousands of quiet followers need not look by themselves.
+    def subscribe(self, stream: Stream, check: RecordCheck) -> Iterator[None]:
+        """Call `check` with each new registry, so that thousands of quiet followers need not look by themselves.
 
-        While it answers that something else is so, it is called with each reading.
+        While it answers that the record differs, it is called with each reading.
         """
-        self._heeding[stream] = heed
+        self._checks[stream] = check
         try:
             yield
         finally:
-            if self._heeding.get(stream) is heed:
-                del self._heeding[stream]
-                self._disagreeing.discard(stream)
+            if self._checks.get(stream) is check:
+                del self._checks[stream]
+                self._differing.discard(stream)
 
     async def sweep(self) -> float:
         """Clean one slice of what is void; return the seconds until the next."""
@@ -110,18 +125,18 @@ class IndexWatch:
             log.debug("sweep waits: %s", error)
             return WATCH_SECONDS
 
-    async def _tell_followers(self, streams: Collection[Stream]) -> None:
+    async def _check_followers(self, streams: Collection[Stream]) -> None:
         for number, stream in enumerate(streams, 1):
-            heed = self._heeding.get(stream)
-            if heed is None or heed(self._records.get(stream), self._asked_at):
-                self._disagreeing.discard(stream)
+            check = self._checks.get(stream)
+            if check is None or check(self._records.get(stream), self._asked_at):
+                self._differing.discard(stream)
             else:
-                self._disagreeing.add(stream)
-            if number % HEEDED_AT_ONCE == 0:
+                self._differing.add(stream)
+            if number % CHECKED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    def _tell_unreadable(self, registry: Registry) -> None:
-        """Say once what is in Redis that we cannot read: its blocks attract nobody."""
+    def _log_unreadable(self, registry: Registry) -> None:
+        """Log once which records in Redis cannot be read: their blocks are not used."""
         before, now = frozenset(self.registry.unreadable), frozenset(registry.unreadable)
         fresh = sorted(now - before)
         if fresh:
@@ -129,3 +144,52 @@ class IndexWatch:
             log.error("%d records in Redis cannot be read and are not believed: %s", len(fresh), named)
         if before and not now:
             log.info("all records in Redis can be read again")
+
+
+def eviction_policy(info: str) -> str:
+    """Return the policy in the answer to INFO memory; a strange one is `unknown`, so that a metric stays small."""
+    lines = dict(line.partition(":")[::2] for line in info.splitlines())
+    policy = lines.get("maxmemory_policy", UNKNOWN_POLICY)
+    return policy if policy in EVICTION_POLICIES else UNKNOWN_POLICY
+
+
+class EvictionWatch:
+    """Warns once of a policy that is not `noeviction`, and logs when it is again. Raise RedisUrlError."""
+
+    def __init__(self, *, url: RedisAccess | str, show: Callable[[str], None], timeout_seconds: float = 2.0) -> None:
+        """Take `show` to call with the policy at every look, or with `unknown`."""
+        self._redis = RedisCalls(url=url, timeout_seconds=timeout_seconds, reads_only=True)
+        self._show = show
+        self._said = NO_EVICTION
+
+    async def look(self) -> float:
+        """Look once; return the seconds until the next time. Raises nothing that a Redis can cause."""
+        try:
+            info = await self._redis.call("INFO", "memory")
+        except IndexUnavailableError as error:
+            log.debug("the eviction policy cannot be read: %s", error)
+            self._show(UNKNOWN_POLICY)
+            return EVICTION_RETRY_SECONDS
+        policy = eviction_policy(info.decode("utf-8", "replace") if isinstance(info, bytes) else "")
+        self._show(policy)
+        if policy != self._said:
+            self._say(policy)
+        return EVICTION_LOOK_SECONDS
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._redis.close()
+
+    def _say(self, policy: str) -> None:
+        self._said = policy
+        if policy == NO_EVICTION:
+            log.info("Redis evicts no keys any more")
+        elif policy == UNKNOWN_POLICY:
+            log.warning("Redis does not tell its eviction policy; see that it is %s", NO_EVICTION)
+        else:
+            log.warning(
+                "Redis evicts keys when its memory is full (maxmemory-policy %s), which would make the index wrong: "
+                "CONFIG SET maxmemory-policy %s, and give it enough memory (docs/redis.md says how much)",
+                policy,
+                NO_EVICTION,
+            )

@@ -1,20 +1,20 @@
-"""Use case: notice what is wrong although nothing has failed, say so once, and say so again when it has healed.
+"""Notices what is wrong although nothing has failed; reports it once, and once more when it has healed.
 
-Every second it looks at each stream that this indexer follows, and at each pod that has none: what the telemetry heard
-of the stream, what the pod's /metrics said, what the index holds. `watch.finding_rules` judges. A finding is a log line
-that says what to do, a metric (`kvmesh_indexer_finding`), a line on /sources and a field in Redis, where
-`kvmesh index sources` reads it. Run by the service as a repeated step; it changes no state of any stream.
+Every second it looks at each stream that this indexer follows, and at each pod that has none: the telemetry's record of
+the stream, the pod's /metrics, what the index holds. `watch.finding_rules` judges. A finding is a log line that says
+what to do, a metric (`kvmesh_indexer_finding`), a line on /sources and a field in Redis, where `kvmesh index sources`
+reads it. No state of any stream is changed.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
-from kv_indexer.pools.whereabouts import PodAnswer
-from kv_indexer.ports import FindingDisplay, FindingShelf, PodReports
+from kv_indexer.pools.members import PodAnswer
+from kv_indexer.ports import IndexerTelemetry
 from kv_indexer.watch.finding_rules import StreamRules
-from kv_indexer.watch.stream_activity import StreamActivity
-from kv_indexer.watch.stream_facts import FindingPolicy, StreamFacts
+from kv_indexer.watch.pod_metrics import PodMetrics
+from kv_indexer.watch.stream_activity import FindingPolicy, StreamActivity, StreamFacts
 from kvmesh.blocks.findings import Finding, FindingBook
 from kvmesh.blocks.source import Registry, SlotRecord, Stream
 from kvmesh.errors import IndexUnavailableError
@@ -24,10 +24,12 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 RARER_LOOKS = 2.5  # times, in large fleets: then there are still two looks to a scrape
-LONGEST_LOOK_SECONDS = 25.0  # or else findings that stand would be void in Redis (after 30 s) between two looks
+LONGEST_LOOK_SECONDS = 25.0  # longer, and current findings would be void in Redis (after 30 s) between two looks
 JUDGED_AT_ONCE = 250  # streams; some milliseconds, in which no event is applied
-SHARE_SECONDS = 5.0  # between two times that standing findings are confirmed in Redis
+SHARE_SECONDS = 5.0  # between two times that findings are confirmed in Redis
 
+# current, healed findings -> those that any indexer has confirmed; raises IndexUnavailableError
+ShareFindings = Callable[[Collection[Finding], Collection[Finding]], Awaitable[tuple[Finding, ...]]]
 Subject = tuple[str, int | None]  # endpoint, rank; None: a pod of which no stream is known, or not of all its engines
 
 
@@ -39,9 +41,9 @@ class PodWatch:
         *,
         endpoints: Collection[str],
         activities: Mapping[Stream, StreamActivity],
-        pods: PodReports,
-        shelf: FindingShelf,
-        display: FindingDisplay,
+        pods: PodMetrics,
+        share: ShareFindings,
+        telemetry: IndexerTelemetry,
         held: Callable[[], Collection[Stream]],
         answers: Mapping[str, PodAnswer],
         registry: Callable[[], Registry],
@@ -53,16 +55,17 @@ class PodWatch:
     ) -> None:
         """Take what it looks at, each as it changes.
 
-        `activities` is the telemetry's, `held` says which streams are ours, `answers` what discovery found, `registry`
-        what the index holds; `clock` gives monotonic seconds as everywhere else, `wall` unix seconds. `slowdown` says
-        how much rarer to look, `pool_of` which pool an endpoint belongs to, if to any.
+        `activities` is the telemetry's, `pods` has their last reports.
+        `held` returns the streams that this indexer follows, `registry` what the index holds; `answers` is what
+        discovery found. `clock` gives monotonic seconds as everywhere else, `wall` unix seconds. `slowdown` returns how
+        much rarer to look, `pool_of` which pool an endpoint belongs to, or "".
         """
         self.shown: tuple[Finding, ...] = ()  # of all indexers, as Redis has them
         self._endpoints = endpoints
         self._activities = activities
         self._pods = pods
-        self._shelf = shelf
-        self._display = display
+        self._share_findings = share
+        self._telemetry = telemetry
         self._held = held
         self._answers = answers
         self._registry = registry
@@ -80,9 +83,9 @@ class PodWatch:
         self._slots: Mapping[Stream, Collection[SlotRecord]] = {}
 
     @property
-    def standing(self) -> tuple[Finding, ...]:
-        """What this indexer has found."""
-        return self._book.standing
+    def current(self) -> tuple[Finding, ...]:
+        """The current findings of this indexer."""
+        return self._book.current
 
     async def look(self) -> float:
         """Look once; return the seconds until the next time."""
@@ -100,7 +103,7 @@ class PodWatch:
             log.warning("%s: %s (%s)", finding.subject, finding.message, finding.reason, extra=self._facts(finding))
         for finding in news.healed:
             log.info("%s: no more %s", finding.subject, finding.reason, extra=self._facts(finding))
-        self._display.findings(self.standing, appeared=news.appeared, endpoints=self._endpoints)
+        self._telemetry.findings(self.current, appeared=news.appeared, endpoints=self._endpoints)
         self._unshared.update((finding.key, finding) for finding in news.healed)
         if news.appeared or news.healed or now >= self._share_at:
             self._share_at = now + SHARE_SECONDS
@@ -110,12 +113,12 @@ class PodWatch:
 
     async def _share(self) -> None:
         try:
-            self.shown = await self._shelf.share(self.standing, healed=tuple(self._unshared.values()))
+            self.shown = await self._share_findings(self.current, tuple(self._unshared.values()))
         except IndexUnavailableError as error:
             if not self._is_share_failing:
                 log.warning("findings cannot be shared, they are in this log and in our metrics alone: %s", error)
             self._is_share_failing = True
-            self.shown = self.standing
+            self.shown = self.current
         else:
             self._is_share_failing = False
             self._unshared.clear()
@@ -123,7 +126,7 @@ class PodWatch:
     def _gather(self) -> list[StreamFacts]:
         registry = self._registry()
         if registry is not self._slots_of:  # a quiet one is the same object
-            self._slots_of, self._slots = registry, _by_stream(registry)
+            self._slots_of, self._slots = registry, registry.slots_by_stream()
         slots = self._slots
         facts = [self._stream_facts(stream, slots.get(stream, ())) for stream in self._held()]
         return facts + [
@@ -145,7 +148,7 @@ class PodWatch:
         )
 
     def _counters(self, stream: Stream, report: PodReport | None) -> EngineCounters | None:
-        """Return the counters of the engine behind a stream; None where they cannot be told apart."""
+        """Return the counters of the engine behind a stream; None where they cannot be distinguished."""
         engines = report.engines if report and report.engines else {}
         if len(engines) == 1 and len(self._ranks(stream.endpoint)) == 1:
             return next(iter(engines.values()))  # whatever either calls it
@@ -163,7 +166,7 @@ class PodWatch:
         return answer.ranks.keys() if answer else ()
 
     def _forget(self, subjects: Collection[Subject]) -> None:
-        """Leave to others what is not ours any more: what Redis says of it ends by itself."""
+        """Stop judging what is not ours any more: its findings in Redis expire by themselves."""
         for endpoint, rank in subjects:
             del self._rules[endpoint, rank]
             self._book.forget([endpoint if rank is None else Stream(endpoint=endpoint, dp_rank=rank).name])
@@ -171,10 +174,3 @@ class PodWatch:
     def _facts(self, finding: Finding) -> dict[str, str]:
         pool = self._pool_of(finding.endpoint)
         return {"endpoint": finding.endpoint, "finding": finding.reason} | ({"pool": pool} if pool else {})
-
-
-def _by_stream(registry: Registry) -> Mapping[Stream, Collection[SlotRecord]]:
-    slots: dict[Stream, list[SlotRecord]] = {}
-    for slot in registry.slots:
-        slots.setdefault(Stream(endpoint=slot.endpoint, dp_rank=slot.dp_rank), []).append(slot)
-    return slots

@@ -1,29 +1,47 @@
-"""Who may see the admin pages, judged by what a request says of itself. Pure; `admin.admin_gate` asks it.
+"""Who may see the admin pages: what a request says of itself, and how many wrong tokens its address has sent.
 
-It knows no files, no tokens and no HTTP library.
+Pure: time is an argument. It knows no files, no tokens' texts and no HTTP library; `admin.admin_gate` asks it.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
+from math import ceil
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvmesh.errors import SettingError
+from kvmesh.settings import setting
 
 WHAT_TO_DO = (
     "start it with --admin-token-file FILE (clients: --token-file), or with --admin-tls-cert, --admin-tls-key and "
     "--admin-client-ca (clients: --cert, --key); bound to loopback (--host 127.0.0.1) it needs neither"
 )
+TRIES_AT_ONCE = 10  # different wrong tokens of one address
+SECONDS_A_TRY = 6.0  # until one of them is forgotten
+REMEMBERED_ADDRESSES = 1024  # remembered; beyond, the one that failed longest ago is forgotten
+IPV6_NETWORK_BITS = 64  # what one machine usually has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminAccess:
     """How an operator has closed the admin pages; a token or a client certificate opens them."""
 
-    token_file: Path | None = None  # a token a line
-    tls_cert: Path | None = None  # PEM
-    tls_key: Path | None = None  # PEM; None: it is in `tls_cert`
-    client_ca: Path | None = None  # PEM: who signs the certificates of clients
+    token_file: Path | None = setting(
+        None,
+        "File with the tokens (one a line, at least 16 bytes) that open the admin pages; read anew when it "
+        "changes. Default: none, and the pages are open on loopback and closed elsewhere.",
+        "admin_token_file",
+    )
+    tls_cert: Path | None = setting(
+        None, "PEM file with the certificate of the admin pages; read anew when it changes.", "admin_tls_cert"
+    )
+    tls_key: Path | None = setting(
+        None, "PEM file with the key of --admin-tls-cert. Default: it is in that file.", "admin_tls_key"
+    )
+    client_ca: Path | None = setting(
+        None, "PEM file with the authorities whose client certificates open the admin pages.", "admin_client_ca"
+    )
 
     def __post_init__(self) -> None:
         """Raise SettingError where one is of no use without another."""
@@ -34,7 +52,7 @@ class AdminAccess:
 
     @property
     def is_set_up(self) -> bool:
-        """Whether there is anything by which somebody could be let in."""
+        """Whether a token or a certificate could open the pages."""
         return self.token_file is not None or self.client_ca is not None
 
 
@@ -42,7 +60,7 @@ class AdminAccess:
 class PageRequest:
     """What counts of a request; the texts are headers as they came, None where there is none."""
 
-    is_open: bool  # for a page that anybody may see
+    is_open: bool  # for a page that needs no token
     is_read: bool  # GET or HEAD
     host: str | None
     origin: str | None
@@ -94,7 +112,7 @@ CROSS_SITE = Refusal(
 
 
 def refusal(request: PageRequest, access: AdminAccess, *, is_loopback: bool) -> Refusal | None:
-    """Return why nobody who asks like this is answered, or None: then only a token may be missing.
+    """Return why such a request is refused, whatever its token; None: only a token may be missing.
 
     `is_loopback`: the pages listen on this machine only. Without anything set up they are open there; a browser is
     then all that stands between them and every site, so the name it asked for must be this machine's: DNS may say of
@@ -153,3 +171,61 @@ def _is_cross_site(request: PageRequest) -> bool:
         return urlsplit(request.origin).netloc.lower() != (request.host or "").lower()
     except ValueError:
         return True
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tries:
+    count: float
+    at: float  # monotonic seconds
+    last: tuple[bytes, ...]  # digests, the newest at the end
+
+
+class FailedTokens:
+    """A bucket of tries for each address, that empties with time."""
+
+    def __init__(self) -> None:
+        self._tries: OrderedDict[str, _Tries] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tries)
+
+    def wait_seconds(self, address: str, *, now: float) -> int:
+        """Return for how long no token of this address is looked at: 0 for most. Whole seconds, rounded up."""
+        tries = self._tries.get(_network(address))
+        if tries is None:
+            return 0
+        return max(0, ceil((self._left(tries, now=now) - TRIES_AT_ONCE + 1) * SECONDS_A_TRY))
+
+    def failed(self, address: str, digest: bytes, *, now: float) -> bool:
+        """Note a wrong token, by its digest; tell whether it counts.
+
+        One of the last few again does not: repeating a token guesses nothing, and clients with old settings must not
+        lock out others at their address (behind a sidecar: all of them).
+        """
+        network = _network(address)
+        tries = self._tries.pop(network, None)
+        if tries is None:
+            tries = _Tries(count=0.0, at=now, last=())
+            while len(self._tries) >= REMEMBERED_ADDRESSES:
+                self._tries.popitem(last=False)
+        self._tries[network] = tries
+        counts = digest not in tries.last
+        tries.count = self._left(tries, now=now) + counts
+        tries.at = now
+        tries.last = (*(each for each in tries.last if each != digest), digest)[-TRIES_AT_ONCE:]
+        return counts
+
+    @staticmethod
+    def _left(tries: _Tries, *, now: float) -> float:
+        return max(0.0, tries.count - (now - tries.at) / SECONDS_A_TRY)
+
+
+def _network(address: str) -> str:
+    """Return an address, an IPv6 one without its second half: one machine usually has all of those."""
+    try:
+        parsed = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address[:64]
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
+        return str(IPv6Address(int(parsed) >> IPV6_NETWORK_BITS << IPV6_NETWORK_BITS))
+    return str(parsed)

@@ -1,7 +1,7 @@
-"""Stands before the admin pages of both roles: lets in who may see them, refuses in JSON, and closes browsers' doors.
+"""The gate before the admin pages of both roles: checks access, refuses in JSON, sets headers that protect browsers.
 
-The rules are in `admin.admin_access`; which page is open is decided by the route that
-answers, never by the path's text, so that no way of writing a path opens another page.
+`admin.admin_access` has the rules. Which page is open is decided by the route that answers, never by the path's text,
+so that no way of writing a path opens another page.
 """
 
 import logging
@@ -21,24 +21,23 @@ from kvmesh.admin.admin_access import (
     TOKENS_UNUSABLE,
     WHAT_TO_DO,
     AdminAccess,
+    FailedTokens,
     PageRequest,
     Refusal,
     is_loopback,
     needs_token,
     refusal,
 )
-from kvmesh.admin.admin_tls import AdminTls
-from kvmesh.admin.admin_tokens import TokenFile, token_digest
-from kvmesh.admin.failed_tokens import FailedTokens
+from kvmesh.admin.admin_credentials import AdminTls, TokenFile, token_digest
 
 log = logging.getLogger(__name__)
 
 PROBES = frozenset({"/healthz", "/readyz"})
 OPEN = PROBES | {"/metrics", "/"}
 OPEN_FOLDERS = ("/page",)  # static files: they say nothing of this mesh
-WORD_SECONDS = 1.0  # between two lines in the log on wrong tokens
+LOG_SECONDS = 1.0  # between two lines in the log on wrong tokens
 BY_TOKEN = web.RequestKey("kvmesh.by_token", bool)  # its Authorization header was for us
-# for whatever does not say better: what is shown here is neither kept, nor framed, nor read by other sites
+# unless a page sets its own: what is shown here is neither cached, nor framed, nor read by other sites
 HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -49,26 +48,26 @@ HEADERS: Mapping[str, str] = {
 _ANSWERING = web.RequestKey("kvmesh.answering", bool)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_server_log = logging.getLogger(f"{__name__}.server")
 
 
 def server_options() -> dict[str, Any]:
     """Return what every `web.AppRunner` of admin pages is made with.
 
     Bodies stay as they come: a few hundred kilobytes would unpack to hundreds of megabytes, before the gate or after
-    it has refused, and stop all else in the process for a second. What is no HTTP is answered, but not logged: anybody
-    could fill the log with it.
+    it has refused, and stop all else in the process for a second. What is no HTTP is answered, but not logged:
+    otherwise any client could fill the log.
     """
     return {"access_log": None, "auto_decompress": False, "logger": _server_log}
 
 
 class _NoRequests(logging.Filter):
-    """Leaves out what was no HTTP; the client is told."""
+    """Leaves out what was no HTTP; the client gets an answer."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
-_server_log = logging.getLogger(f"{__name__}.server")
 _server_log.addFilter(_NoRequests())
 
 
@@ -86,7 +85,7 @@ class AdminGate:
         self._silent_until = float("-inf")
 
     def warn_if_closed(self) -> None:
-        """Say loudly where nobody can be let in; call it once the server listens."""
+        """Log an error where the pages cannot be opened at all; call it once the server listens."""
         if not self._access.is_set_up and not self._is_loopback:
             log.error("THE ADMIN PAGES ARE CLOSED (health and metrics are open): %s", WHAT_TO_DO)
 
@@ -140,12 +139,12 @@ class AdminGate:
         if needs_token(asked, self._access):
             return self._token_refusal(request)
         if asked.has_certificate and self._tokens is not None and (token := _bearer(request)) is not None:
-            self._tokens.refresh()  # who shows both: the token was for us all the same
+            self._tokens.refresh()  # a client may send both: the token was for us as well
             request[BY_TOKEN] = self._tokens.lets_in(token_digest(token))
         return None
 
     def _token_refusal(self, request: web.Request) -> Refusal | None:
-        """Look at the token; who has shown too many wrong ones is not looked at."""
+        """Check the token, unless its address has sent too many wrong ones."""
         if self._tokens is None:
             return CERTIFICATE_MISSING
         self._tokens.refresh()
@@ -168,7 +167,7 @@ class AdminGate:
             request[BY_TOKEN] = True
             return None
         if self._failed.failed(address, digest, now=now) and now >= self._silent_until:
-            self._silent_until = now + WORD_SECONDS
+            self._silent_until = now + LOG_SECONDS
             log.warning("a wrong token for the admin pages", extra={"address": address})
         return TOKEN_WRONG
 
@@ -185,7 +184,7 @@ def _bearer(request: web.Request) -> str | None:
 
 
 def refusal_json(status: int, reason: str, message: str) -> web.Response:
-    """Return an error as all admin pages write it: {"error": words, "reason": word}."""
+    """Return an error as all admin pages write it: {"error": message, "reason": label}."""
     body = msgspec.json.encode({"error": message, "reason": reason})
     return web.Response(body=body, status=status, content_type="application/json")
 
@@ -200,7 +199,7 @@ def _refuse(refused: Refusal) -> web.Response:
 
 
 def _error(error: web.HTTPException) -> web.Response:
-    """Return what aiohttp itself answers, such as 404, 405 and 413, in our words' form."""
+    """Return what aiohttp itself answers, such as 404, 405 and 413, in our form."""
     answer = refusal_json(error.status, error.reason.lower().replace(" ", "-"), error.reason)
     if "Allow" in error.headers:
         answer.headers["Allow"] = error.headers["Allow"]

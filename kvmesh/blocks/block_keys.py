@@ -1,11 +1,19 @@
 """Our own block keys: the same tokens give the same key, whatever the pod, its vLLM version or its hash seed.
 
-The hot path of the picker (once a request) and of the indexer (once an event): no I/O, no allocation per block but
-the key itself. Both sides must agree on every byte here; a change is a new schema version (`redis.keys`).
+This is the hot path of the picker (once a request) and of the indexer (once an event): no I/O, and no allocation per
+block but the key itself. Both sides must agree on every byte; a change is a new schema version (`redis.keys`).
+
+What besides tokens makes a block its own (LoRA adapter, multimodal inputs, cache salt, prompt embeddings) is published
+by vLLM per block and untagged, in this order: the LoRA name if `lora_name` is set, multimodal identifiers
+`(identifier, offset)` (a bare string before 0.19), the salt (first block of a prompt only), embedding digests (bytes).
+The adapter and the salt go into the root key; the rest is folded into the block that it touches. Since 0.31 vLLM tags
+the same values in its own hashes: `("lora", name, path)`, `("mm", identifier, offset)`, `("cache_salt", salt)` and
+`("prompt_embeds", digest)`. No version publishes them so, but they are read, and mean what the plain ones do.
 """
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -15,12 +23,12 @@ KEY_BYTES = 8
 TOKEN_BYTES = 4
 FEW_BLOCKS = 64  # that are cut by a layout made before: 2 kB each
 
-# block size -> what enters each full block's key beside its tokens (see `blocks.extra_keys`); None: nothing anywhere
+# block size -> what enters each full block's key beside its tokens (see `fold_features`); None: nothing anywhere
 BlockExtras = Callable[[int], Sequence[bytes | None] | None]
 
 
 def root_key(*, hash_seed: str, model: str, lora: str | None = None, cache_salt: str | None = None) -> bytes:
-    """Return the 8 bytes that stand before the first block of a prompt.
+    """Return the 8 bytes that precede the first block of a prompt.
 
     vLLM folds `cache_salt` into block 0 alone, which changes the whole chain; here it is part of the root, to the same
     effect. `None` and "" differ for no field: vLLM refuses an empty salt, and an empty adapter name means none.
@@ -33,24 +41,20 @@ def root_key(*, hash_seed: str, model: str, lora: str | None = None, cache_salt:
 
 
 def block_keys(
-    tokens: bytes | memoryview,
-    *,
-    block_size: int,
-    parent: bytes,
-    extra: Sequence[bytes | None] | None = None,
+    tokens: bytes | memoryview, *, block_size: int, parent: bytes, extra: Sequence[bytes | None] | None = None
 ) -> bytes:
     """Chain full blocks into keys: `key[i] = xxh3_64(key[i-1] + tokens of block i [+ extra[i]])`, `key[-1] = parent`.
 
     `tokens` is a buffer of little-endian uint32, `block_size` counts tokens, `parent` is a root or the key of the block
     before. The result is the concatenation of 8-byte keys; a trailing partial block has none. `extra` has one entry a
-    full block (see `blocks.extra_keys`). Raise ValueError for a block size below 1 or an `extra` that is too short.
+    full block (see `fold_features`). Raise ValueError for a block size below 1 or an `extra` that is too short.
     """
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1 token, not {block_size}")
     step = block_size * TOKEN_BYTES
     count = len(tokens) // step
     # one C call cuts all blocks; slicing in the loop costs twice as much
-    if count <= FEW_BLOCKS:  # a chat's end, or a stretch: the layout at hand saves 15 of 60 us where caches are cold
+    if count <= FEW_BLOCKS:  # a chat's end, or a chunk: the layout at hand saves 15 of 60 us where caches are cold
         blocks: tuple[bytes, ...] = _cutter(step, count)(tokens)
     else:
         blocks = struct.unpack(f"{step}s" * count, memoryview(tokens)[: count * step])
@@ -72,3 +76,84 @@ def _cutter(step: int, count: int) -> Callable[[bytes | memoryview], tuple[Any, 
 def split_keys(packed: bytes) -> tuple[bytes, ...]:
     """Cut a concatenation of 8-byte keys."""
     return struct.unpack(f"{KEY_BYTES}s" * (len(packed) // KEY_BYTES), packed)
+
+
+class UnknownExtraKeyError(ValueError):
+    """An entry of a kind that we cannot fold; indexing the block as plain would be wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraKeys:
+    """One event's extra keys, separated."""
+
+    cache_salt: str | None
+    folded: tuple[bytes | None, ...] | None  # one a block; None when no block has any
+
+
+def separate_extra_keys(
+    entries: Sequence[Sequence[Any] | None] | None, *, lora_name: str | None, starts_prompt: bool
+) -> ExtraKeys:
+    """Strip the adapter, take the salt out of the first block, fold the rest.
+
+    Only the event's `lora_name` distinguishes an adapter from a salt (vllm#44701): a bare string in first place is the
+    adapter if and only if `lora_name` equals it, and the last bare string left in a prompt's first block is the salt.
+    So ("X",) is a salt, ("X",) with lora_name X is the adapter, ("X", "X") with it is both, each with a root key of its
+    own. Up to vLLM 0.30 the engine's own hash of the first two is the same, so that it may serve one from the other's
+    blocks; it announces them once, for the request that came first, and here they match only its kind.
+    vLLM 0.17 to 0.18 writes multimodal identifiers as bare strings too: there an image in the very first block is taken
+    for a salt, which costs a hit and invents none. Raise UnknownExtraKeyError.
+    """
+    salt: str | None = None
+    folded: list[bytes | None] = []
+    for index, entry in enumerate(entries or ()):
+        parts = list(entry or ())
+        if parts and lora_name and (parts[0] == lora_name or _tagged(parts[0], "lora", lora_name)):
+            del parts[0]
+        if index == 0 and starts_prompt:
+            salt = _take_salt(parts)
+        folded.append(fold_features(parts))
+    return ExtraKeys(cache_salt=salt, folded=tuple(folded) if any(folded) else None)
+
+
+def fold_features(features: Sequence[Any]) -> bytes | None:
+    """Encode a block's features so that no two lists share an encoding; None if there are none.
+
+    `(identifier, offset)`: multimodal item and its first token relative to the block's; `str`: an item without offset;
+    `bytes`: a digest. The picker must build the same list. Raise UnknownExtraKeyError.
+    """
+    if not features:
+        return None
+    return b"".join(_fold(feature) for feature in features)
+
+
+def _take_salt(parts: list[Any]) -> str | None:
+    for index in range(len(parts) - 1, -1, -1):
+        match parts[index]:
+            case str() as salt:
+                del parts[index]
+                return salt
+            case ["cache_salt", str() as salt]:
+                del parts[index]
+                return salt
+    return None
+
+
+def _tagged(part: Any, tag: str, value: str) -> bool:
+    return isinstance(part, list | tuple) and tuple(part[:2]) == (tag, value)
+
+
+def _fold(feature: Any) -> bytes:
+    match feature:
+        case ["mm", str() as identifier, int() as offset]:
+            return _fold((identifier, offset))
+        case ["prompt_embeds", bytes() as digest]:
+            return _fold(digest)
+        case [str() as identifier, int() as offset] if not isinstance(offset, bool) and abs(offset) < 1 << 63:
+            text = identifier.encode()
+            return b"m" + struct.pack("<Iq", len(text), offset) + text
+        case str():
+            text = feature.encode()
+            return b"s" + struct.pack("<I", len(text)) + text
+        case bytes():
+            return b"e" + struct.pack("<I", len(feature)) + feature
+    raise UnknownExtraKeyError(f"extra key of type {type(feature).__name__}")

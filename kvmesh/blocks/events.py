@@ -1,12 +1,20 @@
-"""What a vLLM pod says about its KV cache, in one normal form for all wire generations.
+"""What a vLLM pod says about its KV cache, in one form for all wire formats; and the cache groups learned from it.
 
-Made by `events.vllm_events`, read by `blocks.index_changes`. Holds values only.
+A store describes its KV cache group (vLLM >= 0.22) or only numbers it (0.20, 0.21); a removal names the number alone.
+Hybrid models have several groups, of which only those with full attention hold a prompt's whole prefix. Pure.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+
+from kvmesh.blocks.block_keys import TOKEN_BYTES
+
+DENSE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+SPARSE = "sparse"  # our own name: the publisher named no kind, but left blocks out
+MAX_GROUP = 255  # it is one byte in Redis
 
 
 class BlockStored(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +48,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, kw_only=True):
-    """The publisher's cache was reset; which of its pools is not said."""
+    """The publisher's cache was reset; which of its pools is not given."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
@@ -53,3 +61,67 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...]
     data_parallel_rank: int | None = None
     skipped: Mapping[str, int] = {}  # reason -> events of this batch that could not be read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheGroup:
+    """One group, as a store described it."""
+
+    kind: str | None  # `full_attention`, `sliding_window`, …; None where the publisher does not say
+    block_size: int  # tokens
+    sliding_window: int | None = None  # tokens
+
+
+def learn(catalogue: Mapping[int, CacheGroup], event: BlockStored) -> Mapping[int, CacheGroup]:
+    """Return the catalogue with what this store says of its group; the same object if that is nothing new.
+
+    An event with neither number nor kind (vLLM < 0.20, SGLang, TRT-LLM) adds nothing, nor does an offload
+    placeholder. A kind once known outlives stores that do not name it. Where none was ever named, a store whose tokens
+    do not fill its blocks exactly shows that the group is sparse. At most MAX_GROUP + 1 groups are kept.
+    """
+    if (event.group_idx is None and event.kv_cache_spec_kind is None) or event.block_size == 0:
+        return catalogue
+    number = event.group_idx or 0
+    known = catalogue.get(number)
+    if number > MAX_GROUP:
+        return catalogue
+    kind = event.kv_cache_spec_kind
+    if kind is None:
+        kind = known.kind if known else None
+        if kind is None and not is_dense(event):
+            kind = SPARSE
+    window = event.kv_cache_spec_sliding_window
+    if window is None and known is not None:
+        window = known.sliding_window
+    group = CacheGroup(kind=kind, block_size=event.block_size, sliding_window=window)
+    return catalogue if group == known else {**catalogue, number: group}
+
+
+def is_dense(event: BlockStored) -> bool:
+    """Tell whether the tokens fill the blocks exactly: only then is it known which tokens a block holds."""
+    return len(event.tokens) == len(event.block_hashes) * event.block_size * TOKEN_BYTES
+
+
+def is_indexed(catalogue: Mapping[int, CacheGroup], group_idx: int | None) -> bool:
+    """Tell whether stores of this group are indexed; call it with the catalogue that `learn` gave for the event.
+
+    Dense kinds are. A group of no known kind is, if nothing speaks of other groups: there is no number at all (older
+    vLLM, other engines), or it is number 0 and no other has been seen, so that the model is not hybrid as far as we
+    know. Once another group appears, number 0 may as well be the sliding window, and what it stores is left out.
+    """
+    group = catalogue.get(group_idx or 0)
+    if group is not None and group.kind is not None:
+        return group.kind in DENSE_KINDS
+    return group_idx is None or (group_idx == 0 and catalogue.keys() <= {0})
+
+
+def may_hold(catalogue: Mapping[int, CacheGroup], group_idx: int | None) -> bool:
+    """Tell whether the index can hold blocks of this group: if not, its removals need not reach Redis.
+
+    Wider than `is_indexed`: a group of no named kind may have been indexed before another group appeared, or before it
+    showed itself sparse.
+    """
+    group = catalogue.get(group_idx or 0)
+    if (group_idx or 0) > MAX_GROUP:
+        return False
+    return group is None or group.kind in (None, SPARSE) or group.kind in DENSE_KINDS

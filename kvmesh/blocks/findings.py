@@ -1,11 +1,10 @@
-"""What is wrong although nothing has failed: findings, and the book that tells when one appears and when it heals.
+"""What is wrong although nothing has failed: findings, and a record of when each appears and heals.
 
-Values and bookkeeping only; what amounts to a finding is decided in `finding_rules`. `docs/findings.md` explains each
-reason to whoever has to act on it.
+What amounts to a finding is decided in `watch.finding_rules`; `docs/findings.md` says for each reason what to do.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 HEAL_SECONDS = 3.0  # a finding must be away this long, so that it does not flicker
@@ -24,7 +23,7 @@ class FindingReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that somebody should look at."""
+    """One thing that an operator should look at."""
 
     endpoint: str
     dp_rank: int | None  # None: the pod as a whole
@@ -52,33 +51,26 @@ class FindingNews:
 
 
 class FindingBook:
-    """The findings that stand."""
+    """The findings that are true now."""
 
     def __init__(self, *, heal_seconds: float = HEAL_SECONDS) -> None:
         self._heal_seconds = heal_seconds
-        self._standing: dict[tuple[str, str], Finding] = {}
+        self._current: dict[tuple[str, str], Finding] = {}
         self._seen_at: dict[tuple[str, str], float] = {}
 
     @property
-    def standing(self) -> tuple[Finding, ...]:
-        """Return what stands, each with its latest message and its first `since`."""
-        return tuple(self._standing.values())
+    def current(self) -> tuple[Finding, ...]:
+        """Return the current findings, each with its latest message and its first `since`."""
+        return tuple(self._current.values())
 
     def look(self, found: Iterable[Finding], *, now: float) -> FindingNews:
         """Take what was found at `now` (monotonic seconds)."""
         appeared = []
         for finding in found:
-            before = self._standing.get(finding.key)
+            before = self._current.get(finding.key)
             if before is None:
                 appeared.append(finding)
-            since = before.since if before else finding.since
-            self._standing[finding.key] = Finding(
-                endpoint=finding.endpoint,
-                dp_rank=finding.dp_rank,
-                reason=finding.reason,
-                message=finding.message,
-                since=since,
-            )
+            self._current[finding.key] = replace(finding, since=before.since) if before else finding
             self._seen_at[finding.key] = now
         gone = [key for key, seen_at in self._seen_at.items() if now - seen_at >= self._heal_seconds]
         healed = tuple(self._drop(key) for key in gone)
@@ -87,9 +79,9 @@ class FindingBook:
     def forget(self, subjects: Iterable[str]) -> None:
         """Drop what is not ours to judge any more; it has not healed."""
         away = frozenset(subjects)
-        for key in [key for key in self._standing if key[0] in away]:
+        for key in [key for key in self._current if key[0] in away]:
             self._drop(key)
 
     def _drop(self, key: tuple[str, str]) -> Finding:
         del self._seen_at[key]
-        return self._standing.pop(key)
+        return self._current.pop(key)

@@ -1,7 +1,7 @@
-"""One change of the index, as `apply.change_plan` makes it and the writers apply it: values only.
+"""One change of the index, the tiers in which a block can lie, and what a hit in each is worth. Values only.
 
-A change keeps the order of the events; counting references is left to whoever applies it, because only the index
-knows the counts. One or more are made a batch, so they are structs: a frozen dataclass takes ten times as long.
+A change keeps the order of the events. References are counted where it is applied, because only the index knows the
+counts. There are one or more changes a batch, so they are structs: a frozen dataclass takes ten times as long to make.
 """
 
 import struct
@@ -10,9 +10,29 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kvmesh.blocks.groups import CacheGroup
+from kvmesh.blocks.events import CacheGroup
 
-TIERS = frozenset({"GPU", "CPU", "STORAGE", "FS", "OBJ", "CPU_TIER1", "CPU_TIER2"})
+# share of a GPU hit's worth: the rest is the cost of fetching the block
+TIER_WEIGHTS: Mapping[str, float] = {
+    "GPU": 1.0,
+    "CPU": 0.8,
+    "CPU_TIER1": 0.8,  # SGLang's host memory
+    "CPU_TIER2": 0.6,  # SGLang's storage behind it, where it is distinguished
+    "STORAGE": 0.5,
+    "FS": 0.5,
+    "OBJ": 0.4,
+}
+TIERS = frozenset(TIER_WEIGHTS)
+
+
+def tier_weight(tier: str) -> float:
+    """Return what a hit in this tier is worth, 0..1; a tier that we do not know counts as storage."""
+    return TIER_WEIGHTS.get(tier, TIER_WEIGHTS["STORAGE"])
+
+
+def weighted_blocks(blocks: Mapping[str, int]) -> float:
+    """Sum tier -> blocks up as GPU blocks."""
+    return sum(tier_weight(tier) * count for tier, count in blocks.items())
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):

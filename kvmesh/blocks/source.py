@@ -1,18 +1,18 @@
-"""Who claims blocks: streams, sources and what the registry knows of them.
+"""Who claims blocks: streams, sources and what the registry knows of them. Values only.
 
 A *stream* is one pod's event sequence: (endpoint, data-parallel rank). A *source* is what claims blocks: a stream's
-tier within one epoch, with a small integer slot of its own. A new epoch takes new slots, so that whatever the old one
-claimed is invisible at once. Values only; used by every layer.
+tier within one epoch, with a small integer slot of its own. A new epoch takes new slots, so that the claims of the old
+one are invisible at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
 
+from kvmesh.blocks.events import CacheGroup
 from kvmesh.blocks.findings import Finding
-from kvmesh.blocks.groups import CacheGroup
 
 
 class SourceState(StrEnum):
@@ -56,12 +56,16 @@ class EventAddresses:
     replay: str | None = None
 
 
-def reachable(address: str, *, host: str) -> str:
-    """Replace a wildcard, which says where the pod listens, by the host that we reach the pod at."""
-    for wildcard in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:", "tcp://:::"):
-        if address.startswith(wildcard):
-            return f"tcp://{host}:{address[len(wildcard) :]}"
-    return address
+def reachable(events: str, replay: str | None, *, host: str) -> EventAddresses:
+    """Return addresses as a pod gives them, with wildcards replaced by the `host` that we reach the pod at."""
+
+    def at_host(address: str) -> str:
+        for wildcard in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:", "tcp://:::"):
+            if address.startswith(wildcard):
+                return f"tcp://{host}:{address[len(wildcard) :]}"
+        return address
+
+    return EventAddresses(events=at_host(events), replay=at_host(replay) if replay else None)
 
 
 class StreamPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +77,8 @@ class StreamPosition(msgspec.Struct, frozen=True, kw_only=True):
     last_crc: int | None = None  # crc32 of the payload of `last_seq`; None if never seen
     degraded: str = ""  # why this epoch is not exact, or ""
     block_sizes: Mapping[str, int] = {}  # tier -> tokens a block
-    groups: Mapping[int, CacheGroup] = {}  # KV cache groups, as far as stores have told
-    started_at: float | None = None  # the publisher's process, in its unix seconds; None if it never said
+    groups: Mapping[int, CacheGroup] = {}  # KV cache groups, as far as stores have described them
+    started_at: float | None = None  # the publisher's process, in its unix seconds; None if unknown
     state: SourceState | None = None  # as it is recorded; None if that cannot be read
     reason: str = ""  # of the state
     namespace: str = ""  # what its block keys begin with, in hex; "" if the stream belongs to no pool
@@ -91,10 +95,15 @@ class StreamRecord:
     last_ts: float
     state: SourceState
     reason: str
-    owner: str = ""  # the indexer that follows it; "" when nobody does
+    owner: str = ""  # the indexer that follows it; "": none
     fence: int = 0
     applied_at: float = 0.0  # Redis' unix seconds of the last change; 0.0 before the first
     events: int = 0  # applied in all
+
+    @property
+    def stream(self) -> Stream:
+        """Return which stream it is."""
+        return Stream(endpoint=self.endpoint, dp_rank=self.dp_rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +117,11 @@ class SlotRecord:
     epoch: int
     block_size: int
     blocks: int
+
+    @property
+    def stream(self) -> Stream:
+        """Return whose blocks it has."""
+        return Stream(endpoint=self.endpoint, dp_rank=self.dp_rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,12 +156,12 @@ class EndpointCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexStatus:
-    """How the index stands, as pages show it."""
+    """The state of the index, as pages show it."""
 
     sources: tuple[SourceStatus, ...]
     indexer_alive: bool  # an indexer has written its heartbeat within the last seconds
     unreadable: tuple[str, ...]  # records that are not believed, each with the reason
-    findings: tuple[Finding, ...] = ()  # what is wrong although nothing has failed; known to indexers alone
+    findings: tuple[Finding, ...] = ()  # what is wrong although nothing has failed; only indexers know them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,23 +180,36 @@ class Registry:
 
     def sources(self) -> list[SourceStatus]:
         """Return one line a source, ordered by endpoint, rank and tier."""
-        lines = []
-        slots: dict[tuple[str, int], list[SlotRecord]] = {}
-        for slot in sorted(self.slots, key=lambda slot: slot.tier):
-            slots.setdefault((slot.endpoint, slot.dp_rank), []).append(slot)
-        for stream in sorted(self.streams, key=lambda record: (record.endpoint, record.dp_rank)):
-            of_stream = slots.get((stream.endpoint, stream.dp_rank), [])
-            lines += [_line(stream, slot) for slot in of_stream]
-            if not of_stream:
-                lines.append(_line(stream, None))
-        return lines
+        slots = self.slots_by_stream()
+        streams = sorted(self.streams, key=lambda record: (record.endpoint, record.dp_rank))
+        return [
+            _line(stream, slot)
+            for stream in streams
+            for slot in sorted(slots.get(stream.stream, ()), key=lambda slot: slot.tier) or (None,)
+        ]
+
+    def slots_by_stream(self) -> Mapping[Stream, Sequence[SlotRecord]]:
+        """Return the sources of each stream that has any."""
+        slots: dict[Stream, list[SlotRecord]] = {}
+        for slot in self.slots:
+            slots.setdefault(slot.stream, []).append(slot)
+        return slots
 
     def endpoints(self) -> dict[str, EndpointCache]:
         """Sum the sources up by endpoint."""
         lines: dict[str, list[SourceStatus]] = {}
         for line in self.sources():
             lines.setdefault(line.endpoint, []).append(line)
-        return {endpoint: _sum(of_endpoint) for endpoint, of_endpoint in lines.items()}
+        found = {}
+        for endpoint, of_endpoint in lines.items():
+            worst = min(of_endpoint, key=lambda line: _WORST_FIRST.index(line.state))
+            found[endpoint] = EndpointCache(
+                cached_blocks=sum(line.cached_blocks for line in of_endpoint),
+                block_size=min((line.block_size for line in of_endpoint if line.block_size), default=None),
+                state=worst.state,
+                reason=worst.reason,
+            )
+        return found
 
 
 def _line(stream: StreamRecord, slot: SlotRecord | None) -> SourceStatus:
@@ -201,14 +228,4 @@ def _line(stream: StreamRecord, slot: SlotRecord | None) -> SourceStatus:
         owner=stream.owner,
         applied_at=stream.applied_at,
         events=stream.events,
-    )
-
-
-def _sum(lines: list[SourceStatus]) -> EndpointCache:
-    worst = min(lines, key=lambda line: _WORST_FIRST.index(line.state))
-    return EndpointCache(
-        cached_blocks=sum(line.cached_blocks for line in lines),
-        block_size=min((line.block_size for line in lines if line.block_size), default=None),
-        state=worst.state,
-        reason=worst.reason,
     )

@@ -1,4 +1,4 @@
-"""Reads fields of documents that anybody may have written: the right type, or an error with the field's path. Pure."""
+"""Reads fields of untrusted documents: a value of the right type, or an error with the field's path. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,10 +7,10 @@ from typing import Any
 class FieldError(ValueError):
     """A field is missing or has the wrong shape."""
 
-    def __init__(self, path: str, words: str) -> None:
-        super().__init__(f"{path}: {words}")
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
         self.path = path
-        self.words = words
+        self.message = message
 
 
 def value_at(document: Mapping[str, Any], path: str) -> Any:

@@ -1,6 +1,6 @@
-"""YAML and JSON files to documents: all of a file or none, with the place of what is wrong. No I/O.
+"""Reads YAML and JSON files into documents: all of a file or none, with the place of what is wrong. Pure.
 
-Used for the watched folder and by the commands that check policies. Stricter than YAML: no key twice, text as keys, no
+Stricter than YAML: no key twice, text as keys, no
 dates (a timestamp stays text, as the API has it), nothing that JSON could not say.
 """
 
@@ -56,8 +56,8 @@ def _checked(tag: str) -> Callable[[Any, yaml.Node], Any]:
             return construct(loader, node)
         except (KeyError, IndexError, AttributeError, ValueError):
             kind = tag.rpartition(":")[2]
-            words = f"line {node.start_mark.line + 1}: {str(node.value)[:40]!r} cannot be read as {kind}"
-            raise DocumentFileError(words) from None
+            message = f"line {node.start_mark.line + 1}: {str(node.value)[:40]!r} cannot be read as {kind}"
+            raise DocumentFileError(message) from None
 
     return checked
 
@@ -76,7 +76,7 @@ def read_documents(text: bytes) -> tuple[Document, ...]:
 
 
 def all_documents(text: bytes) -> list[dict[str, Any]]:
-    """Return every document of a file as it stands there, lists unpacked; each has apiVersion, kind and a name."""
+    """Return every document of a file as it is written, lists unpacked; each has apiVersion, kind and a name."""
     if len(text) > MAX_BYTES:
         raise DocumentFileError(f"is {len(text)} bytes long; at most {MAX_BYTES} are read")
     try:
@@ -85,7 +85,7 @@ def all_documents(text: bytes) -> list[dict[str, Any]]:
         # a SafeLoader all the same: it makes nothing but plain values
         loaded = [each for each in yaml.load_all(text, Loader=_Loader) if each is not None]
     except yaml.YAMLError as error:
-        raise DocumentFileError(_words(error)) from None
+        raise DocumentFileError(_mistake(error)) from None
     except DocumentFileError:
         raise
     except (ValueError, RecursionError, OverflowError) as error:
@@ -134,7 +134,7 @@ def _of_our_kinds(document: dict[str, Any]) -> Document | None:
     known = [each for each in MESH_KINDS if each.kind == document["kind"]]
     group = str(document["apiVersion"]).rpartition("/")[0]
     name = f"{document['kind']} {document['metadata']['name']}"
-    if any(each.group in (group, OWN_GROUP) for each in known):  # nobody else has kinds of the names of our own
+    if any(each.group in (group, OWN_GROUP) for each in known):  # no other group has kinds of these names
         versions = " or ".join(each.api_version for each in known)
         raise DocumentFileError(f"{name}: apiVersion {document['apiVersion']!r} is not known; {versions} is")
     if group == OWN_GROUP:
@@ -167,7 +167,7 @@ def _key(key: Any, where: str) -> str:
     return key
 
 
-def _words(error: yaml.YAMLError) -> str:
+def _mistake(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error)
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark is not None else str(problem)

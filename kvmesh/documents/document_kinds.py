@@ -1,7 +1,7 @@
-"""The kinds of documents that we read, and what of each is worth keeping. Pure; used by every source of documents.
+"""The kinds of documents that we read, and which parts of each are kept. Pure.
 
-A cluster's pods are by far the most of it: what is left of one is a tenth of its size, and what we do not keep cannot
-wake us when it changes.
+Most documents of a cluster are pods: what is kept of one is a tenth of its size, and parts that are not kept cannot
+wake us when they change.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,19 +12,16 @@ from kvmesh.documents.documents import Document
 from kvmesh.documents.pools import POOL_LABEL
 
 _METADATA = (
-    "name",
-    "namespace",
-    "uid",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "generation",
-    "labels",
-    "annotations",
+    *("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "generation"),
+    *("labels", "annotations"),
 )
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # the whole document once more
-
-
 OWN_GROUP = "kvmesh.io"
+INFERENCE_GROUP = "inference.networking.k8s.io"
+_EXTENSION, _LLM_D, _GATEWAY = "inference.networking.x-k8s.io", "llm-d.ai", "gateway.networking.k8s.io"
+_ALPHA, _ALPHA2 = "v1alpha1", "v1alpha2"
+# Nothing may start without these: what is not read yet would look like pods that have gone, or lifted policies.
+ESSENTIAL = frozenset({"Pod", "Service", "InferencePool", "InferencePolicy"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +37,7 @@ class DocumentKind:
 
     @property
     def api_version(self) -> str:
-        """Return `group/version`, as it stands in documents."""
+        """Return `group/version`, as in documents."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
@@ -50,7 +47,7 @@ class DocumentKind:
 
 
 def trimmed(document: Document, kind: DocumentKind) -> Document:
-    """Return what is kept of a document; equal for two versions that differ only in what nobody here reads."""
+    """Return what is kept of a document; equal for two versions that differ only in parts that are not read."""
     metadata = document.get("metadata")
     kept = {name: metadata[name] for name in _METADATA if name in metadata} if isinstance(metadata, Mapping) else {}
     annotations = kept.get("annotations")
@@ -97,7 +94,7 @@ def _container(container: Any) -> Any:
 
 
 def _readiness(conditions: Any) -> Any:
-    """Keep the condition Ready, and that there were any; the times of probes are nobody's business here."""
+    """Keep the condition Ready, and that there were any; the times of probes are not read."""
     if not isinstance(conditions, list) or not conditions:
         return conditions
     ready = [each for each in conditions if not isinstance(each, Mapping) or each.get("type") == "Ready"]
@@ -112,54 +109,27 @@ def _readiness(conditions: Any) -> Any:
 POOL_KINDS: tuple[DocumentKind, ...] = (
     DocumentKind(group="", version="v1", kind="Pod", plural="pods", keep=_pod),
     DocumentKind(group="", version="v1", kind="Service", plural="services", labels={POOL_LABEL: "true"}, keep=_spec),
-    DocumentKind(
-        group="inference.networking.k8s.io", version="v1", kind="InferencePool", plural="inferencepools", keep=_spec
-    ),
+    DocumentKind(group=INFERENCE_GROUP, version="v1", kind="InferencePool", plural="inferencepools", keep=_spec),
 )
 MESH_KINDS: tuple[DocumentKind, ...] = (
     *POOL_KINDS,
     DocumentKind(
-        group="inference.networking.x-k8s.io",
-        version="v1alpha1",
-        kind="InferencePoolImport",
-        plural="inferencepoolimports",
-        keep=_spec,
+        group=_EXTENSION, version=_ALPHA, kind="InferencePoolImport", plural="inferencepoolimports", keep=_spec
     ),
     DocumentKind(
-        group=OWN_GROUP,
-        version="v1alpha1",
-        kind="InferencePolicy",
-        plural="inferencepolicies",
-        keep=_spec_and_status,
+        group=OWN_GROUP, version=_ALPHA, kind="InferencePolicy", plural="inferencepolicies", keep=_spec_and_status
     ),
-    DocumentKind(
-        group="llm-d.ai", version="v1alpha2", kind="InferenceObjective", plural="inferenceobjectives", keep=_spec
+    *(
+        DocumentKind(group=group, version=_ALPHA2, kind=kind, plural=f"{kind.lower()}s", keep=_spec)
+        for kind in ("InferenceObjective", "InferenceModelRewrite")
+        for group in (_LLM_D, _EXTENSION)
     ),
-    DocumentKind(
-        group="inference.networking.x-k8s.io",
-        version="v1alpha2",
-        kind="InferenceObjective",
-        plural="inferenceobjectives",
-        keep=_spec,
-    ),
-    DocumentKind(
-        group="llm-d.ai", version="v1alpha2", kind="InferenceModelRewrite", plural="inferencemodelrewrites", keep=_spec
-    ),
-    DocumentKind(
-        group="inference.networking.x-k8s.io",
-        version="v1alpha2",
-        kind="InferenceModelRewrite",
-        plural="inferencemodelrewrites",
-        keep=_spec,
-    ),
-    DocumentKind(group="gateway.networking.k8s.io", version="v1", kind="HTTPRoute", plural="httproutes", keep=_route),
-    DocumentKind(group="gateway.networking.k8s.io", version="v1", kind="Gateway", plural="gateways", keep=_spec),
+    DocumentKind(group=_GATEWAY, version="v1", kind="HTTPRoute", plural="httproutes", keep=_route),
+    DocumentKind(group=_GATEWAY, version="v1", kind="Gateway", plural="gateways", keep=_spec),
 )
-# without them nobody should start: what is not read yet looks like pods that have gone, or policies that were lifted
-ESSENTIAL = frozenset({"Pod", "Service", "InferencePool", "InferencePolicy"})
 
 
 def kind_of(document: Document) -> DocumentKind | None:
-    """Return the kind of a document, None if it is none of ours; another version of our kinds is none of ours."""
+    """Return the kind of a document; None if we do not read it, as with another version of our kinds."""
     wanted = (document.get("apiVersion"), document.get("kind"))
     return next((each for each in MESH_KINDS if (each.api_version, each.kind) == wanted), None)

@@ -1,9 +1,17 @@
-"""Holds documents and makes snapshots of them; what has not changed stays the same object. Pure, for every source."""
+"""Holds the last known documents of a source and publishes snapshots: at once after quiet, four a second at most.
 
-from collections.abc import Iterable, Mapping
+A document that has not changed stays the same object, and so does the tuple of a kind of which none has changed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kvmesh.documents.documents import Document, DocumentKey, DocumentProblem, Snapshot, document_key
+
+log = logging.getLogger(__name__)
+INTERVAL_SECONDS = 0.25
 
 
 @dataclass(slots=True)
@@ -55,17 +63,59 @@ class DocumentStore:
         self, *, synced: bool, problems: tuple[DocumentProblem, ...] = (), missing_kinds: frozenset[str] = frozenset()
     ) -> Snapshot:
         """Return everything as it is now."""
+        for kind, documents in self._documents.items():
+            if kind not in self._sorted:
+                order = sorted(documents, key=lambda key: (key.namespace, key.name, key.group))
+                self._sorted[kind] = tuple(documents[key] for key in order)
         return Snapshot(
-            documents=self._by_kind(),
+            documents=dict(self._sorted),
             synced=synced,
             problems=problems,
             source=self.source,
             missing_kinds=missing_kinds,
         )
 
-    def _by_kind(self) -> Mapping[str, tuple[Document, ...]]:
-        for kind, documents in self._documents.items():
-            if kind not in self._sorted:
-                order = sorted(documents, key=lambda key: (key.namespace, key.name, key.group))
-                self._sorted[kind] = tuple(documents[key] for key in order)
-        return dict(self._sorted)
+
+class SnapshotPublisher:
+    """Calls `on_change` with what `snapshot` returns, some time after `changed` was called and if it differs."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot | None],
+        on_change: Callable[[Snapshot], None],
+        *,
+        interval_seconds: float = INTERVAL_SECONDS,
+    ) -> None:
+        """`snapshot` may return None: not yet."""
+        self._snapshot = snapshot
+        self._on_change = on_change
+        self._interval_seconds = interval_seconds
+        self._dirty = asyncio.Event()
+        self._last: Snapshot | None = None
+
+    def changed(self) -> None:
+        """Say that something may be different; cheap, as often as one likes."""
+        self._dirty.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            snapshot = self._snapshot()
+            if snapshot is None or (self._last is not None and _same(snapshot, self._last)):
+                continue
+            self._last = snapshot
+            try:
+                self._on_change(snapshot)
+            except Exception:  # a defect that one document meets must not end the following of all
+                log.exception("documents could not be taken in; what was known stays")
+            await asyncio.sleep(self._interval_seconds)
+
+
+def _same(one: Snapshot, other: Snapshot) -> bool:
+    """Tell whether two snapshots say the same; documents by identity, which is quick and what sources promise."""
+    if (one.synced, one.problems, one.missing_kinds) != (other.synced, other.problems, other.missing_kinds):
+        return False
+    kinds = one.documents.keys() | other.documents.keys()
+    return all(one.of(kind) is other.of(kind) for kind in kinds)

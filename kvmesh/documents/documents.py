@@ -1,19 +1,22 @@
-"""What is known of the cluster: documents as the Kubernetes API has them, whoever delivers them.
+"""What is known of the cluster: documents as the Kubernetes API has them, from whatever source.
 
-Values and one protocol; filled by `kubernetes_watch` and `document_folder`, read by `pool_resolver` and by the
-picker's policies.
+Also how a cluster is reached, and the status that is to be written back to a document. Values and one protocol; pure.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from kvmesh.errors import KvIndexerError
+
 Document = Mapping[str, Any]
-"""One object as the API's JSON: apiVersion, kind, metadata, spec, status. Never changed by whoever reads it."""
+"""One object as the API's JSON: apiVersion, kind, metadata, spec, status. Readers never change it."""
+OUR_CONDITIONS = frozenset({"Accepted", "Conflicted", "Overridden", "Warning"})
 
 
 class DocumentKey(NamedTuple):
-    """What a document is called: unique among all documents of a snapshot. A tuple, so that keys sort."""
+    """The name of a document, unique within a snapshot. A tuple, so that keys sort."""
 
     group: str  # "" for core kinds
     kind: str
@@ -21,7 +24,7 @@ class DocumentKey(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        """Return `Kind namespace/name`, as people say it."""
+        """Return `Kind namespace/name`."""
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
@@ -39,7 +42,7 @@ def document_key(document: Document) -> DocumentKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class DocumentProblem:
-    """Something that a person should mend; the last good state stays meanwhile."""
+    """Something that an operator should fix; the last good state stays meanwhile."""
 
     reason: str  # one of a few words with hyphens: a metric label
     where: str  # a file's path, `Kind namespace/name`, or the kind that cannot be read
@@ -51,7 +54,7 @@ class Snapshot:
     """All documents at one moment.
 
     A document that has not changed is the same object as in the snapshot before, and so is the tuple of a kind of which
-    none has changed: whoever computes from them may remember results by identity.
+    none has changed. Results that are computed from them may be cached by identity.
     """
 
     documents: Mapping[str, tuple[Document, ...]]  # by kind ("Pod", "InferencePool" …), sorted by namespace and name
@@ -74,3 +77,49 @@ class DocumentSource(Protocol):
         The callback runs on the event loop and must return at once. While the other side is away nothing is called and
         the last snapshot stays true; what is wrong becomes a problem of the next one.
         """
+
+
+class KubernetesConfigError(KvIndexerError):
+    """There is no usable configuration of a Kubernetes API; the message says what was looked for."""
+
+    reason = "kubernetes-config"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAccess:
+    """Where the API server is, and who we are there."""
+
+    kubeconfig: Path | None = None  # None: $KUBECONFIG, else the pod's service account, else ~/.kube/config
+    service_account: Path | None = None  # folder with token, ca.crt, namespace; None: where Kubernetes mounts it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusUpdate:
+    """The wished status of one document."""
+
+    key: DocumentKey
+    uid: str  # of the document that was judged; "" if unknown
+    generation: int  # of its spec; 0 if unknown
+    status: Mapping[str, Any]  # fields that are replaced, others stay; `conditions` are all of ours
+    own_conditions: frozenset[str] = OUR_CONDITIONS  # conditions of other types have other owners and stay
+
+
+def status_to_write(current: Document, update: StatusUpdate) -> dict[str, Any] | None:
+    """Return the whole status to write over `current`; None if it says so already or another document was judged."""
+    metadata = current.get("metadata") or {}
+    if update.uid and metadata.get("uid") != update.uid:
+        return None
+    if update.generation and metadata.get("generation", update.generation) != update.generation:
+        return None  # the spec is newer than the judgement; a better one is on its way
+    before = current.get("status") or {}
+    wished = {**before, **update.status}
+    if "conditions" in update.status:
+        others = [each for each in before.get("conditions") or () if each.get("type") not in update.own_conditions]
+        wished["conditions"] = [*update.status["conditions"], *others]
+    return None if _comparable(wished) == _comparable(before) else wished
+
+
+def _comparable(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a status whose conditions have no order, as the API sees them."""
+    conditions = status.get("conditions") or ()
+    return {**status, "conditions": {each.get("type"): each for each in conditions}}

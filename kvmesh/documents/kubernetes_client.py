@@ -1,7 +1,7 @@
 """How we reach a Kubernetes API server: configuration, one connection pool, and what lightkube leaves to its users.
 
-The only module that knows lightkube's classes (docs/decisions/0004). Used by `kubernetes_watch`, `leader_election` and
-`status_writer`; imported only where Kubernetes is used, because it takes 0.1 s and 20 MB.
+The only module that knows lightkube's classes (docs/decisions/0004). Imported only where
+Kubernetes is used, because it takes 0.1 s and 20 MB.
 """
 
 import asyncio
@@ -23,31 +23,26 @@ from lightkube.core.exceptions import ConfigError
 from lightkube.core.resource import ApiInfo
 from lightkube.generic_resource import GenericNamespacedResource, GenericNamespacedStatus, create_api_info
 
-from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
 from kvmesh.documents.document_kinds import DocumentKind
+from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
 
 REQUEST_SECONDS = 15.0  # for anything that is no watch
 _RENEW_SECONDS = 10.0  # a connection pool lives at least that long
 _WATCH_PACE_SECONDS = 1.0  # between two watches of the same thing: some proxies end each at once
 
-# called when the watch that the current task asks for is granted; lightkube tells of its first event only
+# called when the watch that the current task asks for is granted; lightkube reports only its first event
 watch_granted: ContextVar[Callable[[], None] | None] = ContextVar("watch_granted", default=None)
 
 
 class Connection:
-    """The client, made anew when it may be the reason why nothing works: certificates and kubeconfigs change."""
+    """The client, replaced when it may be the reason of failures: certificates and kubeconfigs change."""
 
     def __init__(self, access: ClusterAccess) -> None:
         """Read the configuration. Raises KubernetesConfigError."""
         self._access = access
-        self._client = _open(access)
+        self.client = _open(access)  # for the next request
         self._before: AsyncClient | None = None
         self._opened_at = time.monotonic()
-
-    @property
-    def client(self) -> AsyncClient:
-        """Return the client to use for the next request."""
-        return self._client
 
     async def renew(self) -> None:
         """Read the configuration again and use a new client; the one before the last is closed."""
@@ -55,13 +50,13 @@ class Connection:
             return
         self._opened_at = time.monotonic()
         client = await asyncio.to_thread(_open, self._access)
-        before, self._before, self._client = self._before, self._client, client
+        before, self._before, self.client = self._before, self.client, client
         if before is not None:
             await before.close()
 
     async def close(self) -> None:
         """Close all connections."""
-        for client in (self._before, self._client):
+        for client in (self._before, self.client):
             if client is not None:
                 await client.close()
 
@@ -81,10 +76,10 @@ def status_class(kind: DocumentKind) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What a request came to, in a form to decide on."""
+    """How a request failed, in a form to decide on."""
 
     code: int | None  # HTTP status; None: no answer
-    words: str
+    message: str
     retry_after_seconds: float | None = None
 
 
@@ -94,13 +89,13 @@ def failure_of(error: BaseException) -> Failure:
         status = error.status
         return Failure(
             code=status.code,
-            words=f"{status.code} {status.reason or ''}: {status.message}",
+            message=f"{status.code} {status.reason or ''}: {status.message}",
             retry_after_seconds=_retry_after(error),
         )
     if isinstance(error, httpx2.HTTPStatusError):  # an answer that is no Status: a proxy's, or an unknown group's
         code = error.response.status_code
-        return Failure(code=code, words=f"HTTP {code}", retry_after_seconds=_retry_after(error))
-    return Failure(code=None, words=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        return Failure(code=code, message=f"HTTP {code}", retry_after_seconds=_retry_after(error))
+    return Failure(code=None, message=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
 def _retry_after(error: httpx2.HTTPStatusError) -> float | None:
@@ -147,13 +142,13 @@ def _transport(config: SingleConfig) -> httpx2.AsyncBaseTransport:
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     ]
-    # no limit of connections: each watch holds one for good, and the next request must not wait for it
+    # no limit of connections: each watch keeps one, and the next request must not wait for it
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=4)
     return _WatchTransport(httpx2.AsyncHTTPTransport(verify=verify, limits=limits, socket_options=keepalive))
 
 
 class _WatchTransport(httpx2.AsyncBaseTransport):
-    """Asks for bookmarks and tells of granted watches, as lightkube 1.0 does not; keeps its reconnecting slow."""
+    """Asks for bookmarks and reports granted watches, as lightkube 1.0 does not; slows down its reconnecting."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner

@@ -1,24 +1,213 @@
-"""Documents from a Kubernetes API: one list and one watch for each kind and namespace, kept alive by `DocumentFeed`.
+"""Documents from a Kubernetes API: one list and one watch for each kind and namespace, and what follows from failures.
 
-Made by `documents.cluster_sources`. Nothing that the API does stops it or empties what is known;
-what is wrong is said in the log and in the snapshots' problems.
+lightkube reads pages, follows the stream and counts resource versions; `DocumentFeed` decides what each failure means.
+Nothing that the API does stops the source or empties what is known. What is wrong goes to the log and becomes a problem
+of the snapshots.
 """
 
 import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from enum import Enum
+from typing import Any
 
-from kvmesh.documents.cluster_access import ClusterAccess
-from kvmesh.documents.document_feed import DocumentFeed, FeedState
-from kvmesh.documents.document_kinds import ESSENTIAL, DocumentKind
-from kvmesh.documents.document_store import DocumentStore
-from kvmesh.documents.documents import DocumentProblem, Snapshot
-from kvmesh.documents.kubernetes_client import Connection
-from kvmesh.documents.snapshot_publisher import SnapshotPublisher
+from kvmesh.documents.document_kinds import ESSENTIAL, DocumentKind, trimmed
+from kvmesh.documents.document_store import DocumentStore, SnapshotPublisher
+from kvmesh.documents.documents import ClusterAccess, Document, DocumentProblem, Snapshot, document_key
+from kvmesh.documents.kubernetes_client import Connection, Failure, failure_of, resource_class, watch_granted
 
 log = logging.getLogger(__name__)
+PAGE_DOCUMENTS = 500
+LIST_SECONDS = 120.0  # all pages of one kind
+WATCH_SECONDS = 120  # after which the server ends a watch; lightkube opens the next one where it ended
+# without any event: the server may hang, so the watch is opened again; bookmarks come every minute
+SILENCE_SECONDS = 150.0
+MISSING_SECONDS = 10.0  # between two looks for a kind that the API does not serve
+FIRST_PAUSE_SECONDS = 0.2
+LAST_PAUSE_SECONDS = 10.0
+_TRUST = 3  # failures in a row after which neither our connections nor our resource version is trusted any more
+_GONE = 410
 _PATIENCE = 5  # failures in a row after which the first snapshot no longer waits for a kind that is not essential
+
+
+class FeedState(Enum):
+    """The state of one kind."""
+
+    STARTING = "starting"
+    LIVE = "live"  # a watch is open, or was when we last heard
+    FAILING = "failing"
+    MISSING = "missing"  # the API does not serve the kind
+    FORBIDDEN = "forbidden"
+
+
+class DocumentFeed:
+    """One kind in one place."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        kind: DocumentKind,
+        namespace: str | None,
+        store: DocumentStore,
+        changed: Callable[[], None],
+        *,
+        chance: Callable[[], float],
+    ) -> None:
+        """`namespace`: None means all. `changed` is called after each change of the store, the state or the problem."""
+        self.kind = kind
+        self.name = kind.resource if namespace is None else f"{kind.resource} in {namespace}"
+        self.state = FeedState.STARTING
+        self.listed = False  # was read completely at least once
+        self.failures = 0  # in a row
+        self._misses = (
+            0  # of these, the last that were "no such kind": a starting server answers so for all but its own
+        )
+        self.problem: DocumentProblem | None = None
+        self._connection = connection
+        self._resource = resource_class(kind)
+        self._namespace = namespace
+        self._store = store
+        self._changed = changed
+        self._chance = chance
+        self._version: str | None = None  # where to watch on; None: list first
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            try:
+                if self._version is None:
+                    await self._list()
+                await self._watch()
+            except Exception as error:  # no failure of the API may end the feed
+                pause_seconds = await self._judge(failure_of(error))
+            else:
+                pause_seconds = FIRST_PAUSE_SECONDS
+            await asyncio.sleep(pause_seconds)
+
+    async def _list(self) -> None:
+        pages = self._connection.client.list(
+            self._resource, namespace=self._namespace or "*", chunk_size=PAGE_DOCUMENTS, labels=_labels(self.kind)
+        )
+        documents: list[Document] = []
+        async with asyncio.timeout(LIST_SECONDS):
+            async for document in pages:
+                documents.append(trimmed(document, self.kind))
+                if len(documents) % PAGE_DOCUMENTS == 0:
+                    await asyncio.sleep(0)  # the picker serves requests in the same loop
+        known = self._store.keys(group=self.kind.group, kind=self.kind.kind, namespace=self._namespace)
+        if self._store.replace(documents, known=known) or not self.listed:
+            self.listed = True
+            self._changed()
+        self._version = pages.resourceVersion
+
+    async def _watch(self) -> None:
+        events: Any = self._connection.client.watch(
+            self._resource,
+            namespace=self._namespace or "*",
+            labels=_labels(self.kind),
+            server_timeout=int(WATCH_SECONDS * (0.75 + 0.5 * self._chance())),
+            resource_version=self._version,
+        )
+        loop = asyncio.get_running_loop()
+        watch_granted.set(self._well)  # of this feed's task only
+        try:
+            async with aclosing(events), asyncio.timeout(SILENCE_SECONDS) as silence:
+                async for event, document in events:
+                    silence.reschedule(loop.time() + SILENCE_SECONDS)
+                    self._take(event, document)
+        except TimeoutError:
+            log.debug("%s: nothing heard for %.0f s; watching anew", self.name, SILENCE_SECONDS)
+
+    def _take(self, event: str, document: Document) -> None:
+        version = (document.get("metadata") or {}).get("resourceVersion")
+        if event in ("ADDED", "MODIFIED"):
+            changed = self._store.put(trimmed(document, self.kind))
+        elif event == "DELETED":
+            changed = self._store.remove(document_key(trimmed(document, self.kind)))
+        else:
+            changed = False  # a bookmark: only its version counts
+        self._version = version or self._version
+        if changed:
+            self._changed()
+
+    def _well(self) -> None:
+        """Note that the watch is open."""
+        self.failures = self._misses = 0
+        if self.state is not FeedState.LIVE or self.problem is not None:
+            self.state = FeedState.LIVE
+            self.problem = None
+            self._changed()
+
+    async def _judge(self, failure: Failure) -> float:
+        """Take note of a failure and return the seconds to wait. Documents stay, unless their kind is gone."""
+        self.failures += 1
+        self._misses = self._misses + 1 if failure.code == 404 else 0
+        if failure.code == _GONE:
+            self._version = None  # too old: what we missed is known from a new list only
+            return self._pause(failure)
+        if failure.code == 404:
+            return self._missing()
+        state, problem = self._describe(failure)
+        if self.failures > 1 or state is FeedState.FORBIDDEN:  # one lost connection is normal
+            self.state, self.problem = state, problem
+        self._changed()
+        if state is FeedState.FORBIDDEN:
+            self._version = None
+            return MISSING_SECONDS
+        if self.failures % _TRUST == 0:
+            self._version = None  # a server restored from a backup knows no version of ours
+            if failure.code in (None, 401):
+                await self._renew()
+        return self._pause(failure)
+
+    def _missing(self) -> float:
+        """Handle a kind that is not served: not yet, or no more, and then its documents are gone as well."""
+        self._version = None
+        if self._misses >= _TRUST or not self.listed:
+            self.listed = False
+            known = self._store.keys(group=self.kind.group, kind=self.kind.kind, namespace=self._namespace)
+            gone = self._store.replace((), known=known)
+            if gone:
+                log.warning("%s: no longer served by the API; %d documents dropped", self.name, len(known))
+            if gone or self.state is not FeedState.MISSING:
+                self.state, self.problem = FeedState.MISSING, None
+                self._changed()
+        return MISSING_SECONDS * (0.75 + 0.5 * self._chance())
+
+    def _describe(self, failure: Failure) -> tuple[FeedState, DocumentProblem]:
+        kept = "what was known stays" if self.listed else "nothing is known of it yet"
+        if failure.code == 403:
+            where = "in all namespaces, or name those that we may read" if self._namespace is None else "there"
+            message = f"we may not list and watch it: give us get, list, watch {where} ({failure.message}); {kept}"
+            return FeedState.FORBIDDEN, self._problem("kind-forbidden", message)
+        if failure.code == 401:
+            message = f"the API does not accept our credentials ({failure.message}); {kept}"
+            return FeedState.FAILING, self._problem("api-unauthorized", message)
+        reason = "api-unreachable" if failure.code is None else "api-failing"
+        return FeedState.FAILING, self._problem(
+            reason, f"the Kubernetes API does not answer ({failure.message}); {kept}"
+        )
+
+    def _problem(self, reason: str, message: str) -> DocumentProblem:
+        return DocumentProblem(reason=reason, where=self.name, words=message)
+
+    async def _renew(self) -> None:
+        try:
+            await self._connection.renew()
+        except Exception as error:
+            log.warning("%s: cannot renew the connection: %s", self.name, error)
+
+    def _pause(self, failure: Failure) -> float:
+        if failure.retry_after_seconds is not None:
+            return min(60.0, failure.retry_after_seconds + self._chance())
+        longest = min(LAST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * float(2 ** min(self.failures, 10)))
+        return longest * (0.5 + 0.5 * self._chance())
+
+
+def _labels(kind: DocumentKind) -> dict[str, Any] | None:
+    return dict(kind.labels) if kind.labels else None
 
 
 class KubernetesSource:
@@ -40,7 +229,7 @@ class KubernetesSource:
         self._chance = chance
         self._feeds: list[DocumentFeed] = []
         self._said: frozenset[DocumentProblem] = frozenset()
-        self._is_synced = False  # once so, for good: a kind that fails later must not hold the others up
+        self._is_synced = False  # once true, it stays so: a kind that fails later must not hold up the others
 
     async def run(self, on_change: Callable[[Snapshot], None]) -> None:
         """Follow the API until cancelled. Raises KubernetesConfigError at once where there is no configuration."""
@@ -91,6 +280,6 @@ def _problems(feeds: Sequence[DocumentFeed]) -> tuple[DocumentProblem, ...]:
         if feed.problem is not None:
             sufferers.setdefault((feed.problem.reason, feed.problem.words), []).append(feed.name)
     return tuple(
-        DocumentProblem(reason=reason, where=", ".join(names), words=words)
-        for (reason, words), names in sufferers.items()
+        DocumentProblem(reason=reason, where=", ".join(names), words=message)
+        for (reason, message), names in sufferers.items()
     )

@@ -1,7 +1,4 @@
-"""Who may serve what: pools and their endpoints. Values, made by `documents.pool_resolver`.
-
-The indexer follows the events of their endpoints, the picker picks among them.
-"""
+"""Pools and their endpoints. Values; the indexer follows the endpoints' events, the picker picks among them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

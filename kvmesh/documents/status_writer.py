@@ -1,23 +1,38 @@
-"""Writes the status of policies while this replica leads: read, change, write, again on conflict. By `cluster_sources`.
+"""Writes the status of policies while this replica leads, by a Kubernetes Lease (coordination.k8s.io/v1).
 
-Never part of serving: whatever happens here, the picker goes on. Only what differs is written.
+It is never part of serving: whatever happens here, the picker goes on. Only what differs is written: read, change,
+write, again on conflict.
+
+`Leadership` has the rules of client-go's `leaderelection`: a lease counts as held for as long as it was seen to change
+less than its duration ago, by our own monotonic clock. The wall time that a leader writes is for people and is never
+compared. `LeaderElection` reads and writes the lease.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
 from lightkube import ApiError
 
-from kvmesh.documents.cluster_access import ClusterAccess
-from kvmesh.documents.document_kinds import MESH_KINDS
-from kvmesh.documents.documents import DocumentKey, DocumentProblem
+from kvmesh.documents.document_kinds import MESH_KINDS, DocumentKind
+from kvmesh.documents.documents import ClusterAccess, DocumentKey, DocumentProblem, StatusUpdate, status_to_write
 from kvmesh.documents.kubernetes_client import Connection, failure_of, resource_class, status_class
-from kvmesh.documents.leader_election import LeaderElection
-from kvmesh.documents.status_update import StatusUpdate, status_to_write
 
 log = logging.getLogger(__name__)
+
+LEASE_SECONDS = 15.0  # a leader that is silent for so long has lost it
+RENEW_WITHIN_SECONDS = (
+    10.0  # a leader that could not renew for so long stops leading: well before another replica starts
+)
+RETRY_SECONDS = 2.0
+LEASE_KIND = DocumentKind(group="coordination.k8s.io", version="v1", kind="Lease", plural="leases", keep=dict)
+_Lease = resource_class(LEASE_KIND)
+_LEASE_REQUEST_SECONDS = 5.0
 _POLICY = next(each for each in MESH_KINDS if each.kind == "InferencePolicy")
 _Policy = resource_class(_POLICY)
 _PolicyStatus = status_class(_POLICY)
@@ -27,8 +42,134 @@ _SPACING_SECONDS = 0.01  # between two writes: 1,000 new policies are no reason 
 _RETRY_SECONDS = 5.0
 
 
+@dataclass(slots=True)
+class Leadership:
+    """What one replica knows of a lease."""
+
+    identity: str
+    _seen: Mapping[str, Any] | None = None  # the last spec seen
+    _seen_at: float = 0.0  # monotonic seconds
+    _renewed_at: float | None = field(default=None)  # when our last successful write began; None: we do not lead
+
+    def leads(self, *, now: float) -> bool:
+        """Tell whether we lead, for certain."""
+        return self._renewed_at is not None and now - self._renewed_at < RENEW_WITHIN_SECONDS
+
+    def wish(self, spec: Mapping[str, Any] | None, *, now: float, wall_time: str) -> dict[str, Any] | None:
+        """Return the spec to write over what was just read (None: no lease yet), or None: another one leads."""
+        if spec is not None and spec != self._seen:
+            self._seen, self._seen_at = dict(spec), now
+        holder = str((spec or {}).get("holderIdentity") or "")
+        if holder and holder != self.identity and now - self._seen_at < self._duration(spec):
+            self._renewed_at = None
+            return None
+        fresh = {"holderIdentity": self.identity, "leaseDurationSeconds": int(LEASE_SECONDS), "renewTime": wall_time}
+        if spec is not None and holder == self.identity:
+            return {**spec, **fresh}
+        changes = (spec or {}).get("leaseTransitions")
+        transitions = changes + 1 if isinstance(changes, int) else 0
+        return {**(spec or {}), **fresh, "acquireTime": wall_time, "leaseTransitions": transitions}
+
+    def wrote(self, spec: Mapping[str, Any], *, began_at: float) -> None:
+        """Note that our wish was granted; `began_at`: monotonic, before the request was sent."""
+        self._seen, self._seen_at, self._renewed_at = dict(spec), began_at, began_at
+
+    def released(self) -> None:
+        """Note that we have given the lease back."""
+        self._renewed_at = None
+
+    @staticmethod
+    def _duration(spec: Mapping[str, Any] | None) -> float:
+        seconds = (spec or {}).get("leaseDurationSeconds")
+        return float(seconds) if isinstance(seconds, int) and seconds > 0 else LEASE_SECONDS
+
+
+class LeaderElection:
+    """One replica's part in the election."""
+
+    def __init__(
+        self, connection: Connection, *, namespace: str, name: str, identity: str, on_change: Callable[[], None]
+    ) -> None:
+        """`on_change` is called when we begin or cease to lead, as far as it is noticed by a request."""
+        self._connection = connection
+        self._namespace = namespace
+        self._name = name
+        self._state = Leadership(identity=identity)
+        self._on_change = on_change
+        self.failure = ""  # why we can neither lead nor know who does; "" while all is well
+
+    @property
+    def leads(self) -> bool:
+        """Tell whether we lead at this moment."""
+        return self._state.leads(now=time.monotonic())
+
+    async def run(self) -> None:
+        """Stand for election until cancelled; then give the lease back, so that the next one need not wait."""
+        try:
+            while True:
+                before = self.leads
+                await self._try_once()
+                if self.leads != before:
+                    log.info("status is written %s from now on", "here" if self.leads else "by another replica")
+                    self._on_change()
+                await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            if self.leads:
+                await self._release()
+
+    async def _try_once(self) -> None:
+        began_at = time.monotonic()
+        try:
+            async with asyncio.timeout(_LEASE_REQUEST_SECONDS):
+                lease = await self._read()
+                wall_time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # MicroTime
+                spec = self._state.wish((lease or {}).get("spec"), now=time.monotonic(), wall_time=wall_time)
+                if spec is not None:
+                    await self._write(lease, spec)
+                    self._state.wrote(spec, began_at=began_at)
+            self._note("")
+        except Exception as error:
+            failure = failure_of(error)
+            if failure.code != 409:  # another replica was quicker; its lease is read next time
+                self._note(failure.message)
+
+    def _note(self, failure: str) -> None:
+        if failure and not self.failure:
+            log.warning("leader election: lease %s/%s: %s", self._namespace, self._name, failure)
+        changed, self.failure = failure != self.failure, failure
+        if changed:
+            self._on_change()
+
+    async def _read(self) -> dict[str, Any] | None:
+        try:
+            lease: dict[str, Any] = await self._connection.client.get(_Lease, self._name, namespace=self._namespace)
+        except ApiError as error:
+            if error.status.code == 404:
+                return None
+            raise
+        return lease
+
+    async def _write(self, lease: dict[str, Any] | None, spec: dict[str, Any]) -> None:
+        client: Any = self._connection.client
+        if lease is None:
+            metadata = {"name": self._name, "namespace": self._namespace}
+            await client.create(_Lease({"metadata": metadata, "spec": spec}), namespace=self._namespace)
+        else:  # with the resource version that was read: two who try at once cannot both succeed
+            await client.replace(_Lease({**lease, "spec": spec}), namespace=self._namespace)
+
+    async def _release(self) -> None:
+        self._state.released()
+        try:
+            async with asyncio.timeout(1.0):
+                lease = await self._read()
+                if lease is not None and lease.get("spec", {}).get("holderIdentity") == self._state.identity:
+                    await self._write(lease, {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1})
+        except Exception as error:
+            log.debug("the lease was not given back: %s", failure_of(error).message)
+
+
 class StatusWriter:
-    """The to-do list of statuses, and who works it off."""
+    """The statuses to write; the leader writes them."""
 
     def __init__(self, access: ClusterAccess, *, lease_namespace: str, lease_name: str, identity: str) -> None:
         self._access = access
@@ -40,7 +181,7 @@ class StatusWriter:
         self._failure = ""
 
     def want(self, updates: Iterable[StatusUpdate]) -> None:
-        """Replace the list of what is to be written; every replica keeps it, the leader works it off."""
+        """Replace the statuses to write; every replica keeps them, the leader writes them."""
         self._wanted = {each.key: each for each in updates}
         if self._wanted:
             self._work.set()
@@ -57,9 +198,9 @@ class StatusWriter:
         failures = {f"Lease {namespace}/{name}": self._election.failure if self._election else ""}
         failures["InferencePolicy status"] = self._failure
         return tuple(
-            DocumentProblem(reason="status-unwritten", where=where, words=words)
-            for where, words in failures.items()
-            if words
+            DocumentProblem(reason="status-unwritten", where=where, words=message)
+            for where, message in failures.items()
+            if message
         )
 
     async def run(self) -> None:
@@ -108,12 +249,12 @@ class StatusWriter:
             failure = failure_of(error)
             if failure.code == 404:
                 return ""  # deleted meanwhile
-            words = f"{update.key}: {failure.words}"
+            message = f"{update.key}: {failure.message}"
             if failure.code != 422:
-                return words
-            log.warning("status refused: %s", words)
+                return message
+            log.warning("status refused: %s", message)
             return ""  # the same again would be refused again
-        return f"{update.key}: somebody else changes it all the time"
+        return f"{update.key}: another client changes it all the time"
 
     @staticmethod
     async def _write_once(connection: Connection, update: StatusUpdate) -> bool:

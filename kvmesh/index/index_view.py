@@ -1,7 +1,6 @@
-"""What pages show of the index: its sources, what the indexers have found, and who holds given blocks. Reads only.
+"""What pages show of the index: its sources, what the indexers have found, and which pods hold given blocks.
 
-On connections of its own, opened when somebody looks, so that no lookup waits behind a
-page.
+On connections of its own, opened when a page is asked for, so that no lookup waits behind a page.
 """
 
 import asyncio
@@ -17,10 +16,10 @@ from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.prefix_match import MatchTable, held_mask, match_table
 from kvmesh.index.redis_findings import RedisFindings
 from kvmesh.redis.address import RedisAccess
-from kvmesh.redis.keys import pack_mget
+from kvmesh.redis.keys import pack_mget, parse_registry
 from kvmesh.redis.link import RedisLink
 from kvmesh.redis.protocol import array_of
-from kvmesh.redis.snapshot import read_registry_of, read_snapshot
+from kvmesh.redis.snapshot import read_snapshot
 
 MOST_KEYS = 8192  # that are looked up for one page: about 5 ms of Redis
 TURN_SECONDS = 0.002  # of the loop
@@ -46,14 +45,14 @@ class IndexView:
         self._table: MatchTable | None = None
 
     async def look(self, keys: bytes = b"", *, findings: bool = True) -> IndexLook:
-        """Return how the index stands, and who holds these blocks (packed 8-byte keys, the first `MOST_KEYS` of them).
+        """Return the index's state, and who holds these blocks (packed 8-byte keys, the first `MOST_KEYS` of them).
 
         Sources and blocks are read one after the other: a pod that restarts in between may be shown without its blocks.
         Raise IndexUnavailableError.
         """
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                table = self._read(await read_snapshot(self._ask))
+                table = self._read(await read_snapshot(self._link.request))
                 holders = await self._holders(keys[: MOST_KEYS * KEY_BYTES], table)
         except TimeoutError:
             raise IndexUnavailableError(f"Redis did not answer within {self._timeout_seconds:g} s") from None
@@ -74,11 +73,8 @@ class IndexView:
         except IndexUnavailableError as error:
             return replace(status, unreadable=(*status.unreadable, f"findings: {error}"))
 
-    async def _ask(self, commands: bytes, replies: int) -> list[Any]:
-        return await self._link.request(commands, replies=replies)
-
     def _read(self, snapshot: tuple[list[Any], bool]) -> MatchTable:
-        registry = read_registry_of(snapshot)
+        registry = parse_registry(*snapshot)
         if self._table is None or self._table.registry != registry:
             self._table = match_table(registry)
         return self._table

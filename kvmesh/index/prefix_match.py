@@ -1,4 +1,4 @@
-"""The longest cached prefix of each endpoint, from the slots that hold each leading block. Pure; used by readers.
+"""The longest cached prefix of each endpoint, from the slots that hold each leading block. Pure.
 
 A *value* is what Redis has for a block: one slot in decimal, or `B` and a bitmap of slots, bit 0 first.
 """
@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from kvmesh.blocks.source import EndpointCache, Registry, SlotRecord, SourceState
-from kvmesh.blocks.tiers import tier_weight, weighted_blocks
+from kvmesh.blocks.index_changes import tier_weight, weighted_blocks
+from kvmesh.blocks.source import EndpointCache, Registry, SourceState, Stream
 
 SLOT_DIGITS = 4  # of the greatest slot, 4095
 
@@ -27,8 +27,8 @@ class PrefixLookup(msgspec.Struct, frozen=True, kw_only=True):
     block_size: Mapping[str, int]  # endpoint -> tokens a block of its match; of its cache where nothing matched
     endpoints: Mapping[str, EndpointCache]  # every endpoint that the index knows, with its state
     registry: Registry  # the snapshot that the answer was read against
-    indexer_alive: bool  # False: nobody keeps the index true, and the states in `endpoints` are what was true once
-    # endpoint -> tier -> blocks of its match, each counted in its best tier; `blocks.tiers` says what they are worth
+    indexer_alive: bool  # False: no indexer keeps the index true; the states in `endpoints` are out of date
+    # endpoint -> tier -> blocks of its match, each counted in its best tier; `TIER_WEIGHTS` says what they are worth
     tiers: Mapping[str, Mapping[str, int]] = {}
     keys: Mapping[int, bytes] = {}  # block size -> packed keys of all of the prompt's blocks
     also: Sequence[Any] = ()  # Redis' replies to the commands that were passed through, error replies included
@@ -71,29 +71,26 @@ class Match:
 def match_table(registry: Registry) -> MatchTable:
     """Prepare a registry snapshot; once a registry version, not once a lookup."""
     width = max((slot.slot // 8 + 1 for slot in registry.slots), default=0)
-    lost = {(s.endpoint, s.dp_rank) for s in registry.streams if s.state is SourceState.LOST}
-    masks: dict[int, dict[tuple[str, int], dict[str, int]]] = {}
+    lost = {record.stream for record in registry.streams if record.state is SourceState.LOST}
+    masks: dict[int, dict[Stream, dict[str, int]]] = {}
     for slot in registry.slots:
-        if (slot.endpoint, slot.dp_rank) in lost:
-            continue  # what it has evicted since nobody has heard; the blocks count again once it is followed
-        tiers = masks.setdefault(slot.block_size, {}).setdefault((slot.endpoint, slot.dp_rank), {})
-        tiers[slot.tier] = tiers.get(slot.tier, 0) | _bit(slot, width=width)
+        stream = slot.stream
+        if stream in lost:
+            continue  # its later evictions are unknown; its blocks count again once it is followed
+        tiers = masks.setdefault(slot.block_size, {}).setdefault(stream, {})
+        # bitmaps count from the most significant bit of the first byte, as SETBIT does
+        tiers[slot.tier] = tiers.get(slot.tier, 0) | 1 << (8 * width - 1 - slot.slot)
     endpoints = registry.endpoints()
     return MatchTable(
         registry=registry,
         endpoints=endpoints,
         block_sizes={name: cache.block_size for name, cache in endpoints.items() if cache.block_size},
         masks={
-            size: tuple(_stream_mask(endpoint, tiers) for (endpoint, _), tiers in streams.items())
+            size: tuple(_stream_mask(stream.endpoint, tiers) for stream, tiers in streams.items())
             for size, streams in masks.items()
         },
         width=width,
     )
-
-
-def _bit(slot: SlotRecord, *, width: int) -> int:
-    # bitmaps count from the most significant bit of the first byte, as SETBIT does
-    return 1 << (8 * width - 1 - slot.slot)
 
 
 def _stream_mask(endpoint: str, tiers: Mapping[str, int]) -> StreamMask:
@@ -122,7 +119,7 @@ def runs_of(values: Sequence[bytes | None]) -> list[Run]:
 
 
 def held_mask(value: bytes, *, width: int) -> int:
-    """Return the slots of a value; those that cannot matter, and what is not ours to read, are left out."""
+    """Return the slots of a value; slots beyond the width, and values that we cannot read, are left out."""
     if value[:1] == b"B":
         return int.from_bytes(value[1 : width + 1].ljust(width, b"\0"), "big")
     if len(value) <= SLOT_DIGITS and value.isdigit() and (slot := int(value)) < 8 * width:
@@ -131,7 +128,7 @@ def held_mask(value: bytes, *, width: int) -> int:
 
 
 class PrefixWalk:
-    """Follows one prompt through the values of its blocks, chunk by chunk.
+    """Follows one prompt through the values of its blocks, batch by batch.
 
     A stream that joins after the first block never starts: vLLM can only reuse a prefix.
     """
@@ -192,11 +189,7 @@ def match_prompt(
 
 
 def prefix_lookup(
-    table: MatchTable,
-    walks: Mapping[int, PrefixWalk],
-    *,
-    keys: Mapping[int, bytes],
-    also: Sequence[Any] = (),
+    table: MatchTable, walks: Mapping[int, PrefixWalk], *, keys: Mapping[int, bytes], also: Sequence[Any] = ()
 ) -> PrefixLookup:
     """Combine the walks of all block sizes (`walks`: block size -> walk); most matched tokens win."""
     matched: dict[str, int] = {}

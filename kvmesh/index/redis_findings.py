@@ -1,7 +1,7 @@
-"""The findings of all indexers in Redis, where the command line reads them: implements `ports.FindingShelf`.
+"""The findings of all indexers in Redis, where the command line and the admin pages read them.
 
-One hash, a field a finding. Hash fields do not expire by themselves in every Redis that we support, so each says when
-its indexer last stood by it, by Redis' clock, and whoever comes by takes away what is too old.
+One hash, a field a finding. Hash fields do not expire by themselves in every Redis that we support. So each says when
+its indexer last confirmed it, by Redis' clock, and any indexer that shares its own removes what is too old.
 """
 
 import logging
@@ -12,14 +12,13 @@ import msgspec
 
 from kvmesh.blocks.findings import Finding
 from kvmesh.redis.address import RedisAccess
-from kvmesh.redis.calls import RedisCalls
 from kvmesh.redis.keys import PREFIX
-from kvmesh.redis.link import pack
+from kvmesh.redis.link import RedisCalls
 
 log = logging.getLogger(__name__)
 
 FINDINGS = PREFIX + b"findings"
-VOID_SECONDS = 30.0  # after which nobody stands by a finding any more; several times `watch_pods.SHARE_SECONDS`
+VOID_SECONDS = 30.0  # after which an unconfirmed finding is void; several times `watch_pods.SHARE_SECONDS`
 MAX_FINDINGS = 1000  # of all indexers together; a fleet in which more is wrong has one cause
 MAX_MESSAGE = 1000  # characters
 
@@ -47,61 +46,54 @@ class RedisFindings:
         self._is_full = False
 
     async def read(self) -> tuple[Finding, ...]:
-        """Return what any indexer stands by. Raise IndexUnavailableError."""
-        now = await self._now()
+        """Return what any indexer has confirmed. Raise IndexUnavailableError."""
+        now = await self._redis.now()
         return _valid(await self._records(), now=now)
 
-    async def share(self, standing: Collection[Finding], *, healed: Collection[Finding]) -> tuple[Finding, ...]:
-        """See `ports.FindingShelf`."""
-        now = await self._now()
+    async def share(self, current: Collection[Finding], healed: Collection[Finding]) -> tuple[Finding, ...]:
+        """Confirm the current findings, remove the healed ones; return what any indexer has confirmed.
+
+        What is not confirmed for a while is void. Raise IndexUnavailableError.
+        """
+        now = await self._redis.now()
         records = await self._records()
         void = {field for field, record in records.items() if record is None or now - record.seen > VOID_SECONDS}
         for finding in healed:
             record = records.get(_field(finding))
             if record is not None and record.indexer == self._indexer:
                 void.add(_field(finding))
-        ours = {_field(finding): self._record(finding, now) for finding in standing}
+        ours = {_field(each): _Record(**_values(each), seen=now, indexer=self._indexer) for each in current}
         kept = {field: record for field, record in records.items() if field not in void}
         fitting = [field for field in ours if field in kept]
         fresh = [field for field in ours if field not in kept]
         fitting += fresh[: max(MAX_FINDINGS - len(kept), 0)]
-        self._tell_full(len(ours) - len(fitting))
+        self._log_full(len(ours) - len(fitting))
         gone = sorted(void - set(fitting))
         if gone:
-            await self._redis.call(pack("HDEL", FINDINGS, *gone))
+            await self._redis.call("HDEL", FINDINGS, *gone)
         if fitting:
             pairs = [part for field in fitting for part in (field, msgspec.json.encode(ours[field]))]
-            await self._redis.call(pack("HSET", FINDINGS, *pairs))
+            await self._redis.call("HSET", FINDINGS, *pairs)
         return _valid({**kept, **{field: ours[field] for field in fitting}}, now=now)
 
     async def close(self) -> None:
         """Close the connection."""
         await self._redis.close()
 
-    async def _now(self) -> float:
-        seconds, micros = await self._redis.call(pack("TIME"))
-        return int(seconds) + int(micros) / 1e6
-
     async def _records(self) -> dict[bytes, _Record | None]:
-        """Return what is there by field; None for what nobody can read."""
-        reply: list[Any] = await self._redis.call(pack("HGETALL", FINDINGS))
+        """Return the records by field; None for one that cannot be read."""
+        reply: list[Any] = await self._redis.call("HGETALL", FINDINGS)
         return {field: _read(value) for field, value in zip(reply[::2], reply[1::2], strict=True)}
 
-    def _record(self, finding: Finding, now: float) -> _Record:
-        return _Record(
-            endpoint=finding.endpoint,
-            dp_rank=finding.dp_rank,
-            reason=finding.reason,
-            message=finding.message[:MAX_MESSAGE],
-            since=finding.since,
-            seen=now,
-            indexer=self._indexer,
-        )
-
-    def _tell_full(self, left_out: int) -> None:
+    def _log_full(self, left_out: int) -> None:
         if left_out and not self._is_full:
             log.error("%d findings are not shared: Redis holds %d already", left_out, MAX_FINDINGS)
         self._is_full = bool(left_out)
+
+
+def _values(finding: Finding | _Record) -> dict[str, Any]:
+    values = {name: getattr(finding, name) for name in ("endpoint", "dp_rank", "reason", "message", "since")}
+    return values | {"message": finding.message[:MAX_MESSAGE]}
 
 
 def _field(finding: Finding) -> bytes:
@@ -117,14 +109,4 @@ def _read(value: bytes) -> _Record | None:
 
 def _valid(records: Mapping[bytes, _Record | None], *, now: float) -> tuple[Finding, ...]:
     believed = [record for record in records.values() if record is not None and now - record.seen <= VOID_SECONDS]
-    findings = [
-        Finding(
-            endpoint=record.endpoint,
-            dp_rank=record.dp_rank,
-            reason=record.reason,
-            message=record.message,
-            since=record.since,
-        )
-        for record in believed
-    ]
-    return tuple(sorted(findings, key=lambda finding: finding.key))
+    return tuple(sorted((Finding(**_values(each)) for each in believed), key=lambda finding: finding.key))

@@ -8,15 +8,14 @@ its last answer may still be on their way (`docs/decisions/0006-tracked-blocks.m
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvmesh.blocks.block_keys import KEY_BYTES, TOKEN_BYTES, BlockExtras, block_keys
 from kvmesh.blocks.source import IndexStatus, SourceStatus
 from kvmesh.errors import IndexUnavailableError
-from kvmesh.index.known_keys import KnownBlockKeys, PromptKeys
-from kvmesh.index.prefix_depth import FIRST_CHUNK, DepthHints, next_chunk
+from kvmesh.index.known_keys import FIRST_BATCH, DepthHints, KnownBlockKeys, PromptKeys, next_batch
 from kvmesh.index.prefix_match import (
     MatchTable,
     PrefixLookup,
@@ -29,10 +28,10 @@ from kvmesh.index.prefix_match import (
 )
 from kvmesh.index.tracking_link import TrackingLink
 from kvmesh.redis.address import RedisAccess
-from kvmesh.redis.keys import pack_mget, parse_version
-from kvmesh.redis.link import RedisLink, pack
+from kvmesh.redis.keys import pack_mget, parse_registry, parse_version
+from kvmesh.redis.link import RedisLink, mark_seen, pack
 from kvmesh.redis.protocol import RedisProtocol, array_of, run_id
-from kvmesh.redis.snapshot import ASK_VERSION, READ_AT_ONCE, read_registry_of, read_snapshot
+from kvmesh.redis.snapshot import ASK_VERSION, READ_AT_ONCE, read_snapshot
 
 SNAPSHOT_MAX_AGE_SECONDS = 1.0  # counts and the indexer's heartbeat may be this old; slots and states never are
 CONFLICT_LIMIT = 4  # a registry that changes between all round trips is not worth waiting for
@@ -44,7 +43,7 @@ class PrefixIndexReader:
     """Answers who holds a prompt's beginning; any number of lookups may run at a time. Raise RedisUrlError."""
 
     def __init__(self, *, url: RedisAccess | str, hash_seed: str, tracks: bool = False) -> None:
-        """`tracks`: have Redis tell of changes to prefixes that come again and again, and ask for the rest only."""
+        """`tracks`: have Redis report changes to recurring prefixes, and ask only for the rest."""
         self.hash_seed = hash_seed
         self.known_blocks = self.asked_blocks = 0  # of all lookups: not asked for because known, and asked for
         self._tracking = TrackingLink(url) if tracks else None
@@ -67,8 +66,7 @@ class PrefixIndexReader:
         extra: BlockExtras | None = None,
         also: bytes = b"",
         also_replies: int = 0,
-        also_told: Callable[[Sequence[Any]], None] | None = None,
-        needs_all_keys: bool = False,
+        on_replies: Callable[[Sequence[Any]], None] | None = None,
     ) -> PrefixLookup:
         """Return each endpoint's longest cached prefix of a prompt.
 
@@ -76,13 +74,12 @@ class PrefixIndexReader:
         vLLM computes at least that one anew. One round trip for a prompt that is cold or was seen before, two
         or more for one that only others have seen. Set a deadline: cancelling leaves the reader usable.
         `also` are packed commands of the caller that go along in the first round trip, on keys with our hash tag; what
-        Redis answers to them (`also_replies` values) is in the result as it is, and told to `also_told` as soon as it
-        is there: they have been carried out, whatever becomes of the lookup.
-        `needs_all_keys`: the caller will look at `PrefixLookup.keys`, so they are made while Redis works.
+        Redis answers to them (`also_replies` values) is in the result as it is, and given to `on_replies` as soon as it
+        is there: the commands have been carried out, even if the lookup fails.
         Raise IndexUnavailableError.
         """
         usable = usable_tokens(tokens)
-        passed = _PassedThrough(also, also_replies, also_told) if also_replies else NOTHING_PASSED
+        passed = _PassedThrough(also, also_replies, on_replies) if also_replies else NOTHING_PASSED
         if self._learns:
             self._learn()
         for _ in range(CONFLICT_LIMIT):
@@ -93,14 +90,15 @@ class PrefixIndexReader:
                 _Search(size, PrefixWalk(streams, width=table.width), self._keys(tokens, usable, size, root, extra))
                 for size, streams in table.masks.items()
             ]
-            if await self._walk(searches, table, passed, needs_all_keys=needs_all_keys):
+            if await self._walk(searches, table, passed):
                 walks = {search.block_size: search.walk for search in searches}
-                return prefix_lookup(table, walks, keys=_whole_keys(searches), also=passed.got)
+                keys = {search.block_size: search.keys.reach(search.keys.blocks) for search in searches}
+                return prefix_lookup(table, walks, keys=keys, also=passed.got)
             self._table = None
         raise IndexUnavailableError("the sources changed during each of several attempts")
 
     def block_keys(self, tokens: bytes, *, root: bytes, block_size: int) -> bytes:
-        """Return the packed keys of a prompt's usable blocks, for whoever must go on without an answer."""
+        """Return the packed keys of a prompt's usable blocks, for a caller that must go on without an answer."""
         usable = tokens[: usable_tokens(tokens) * TOKEN_BYTES]
         return self._known.keys(usable, block_size=block_size, parent=root)
 
@@ -114,7 +112,7 @@ class PrefixIndexReader:
 
     @property
     def tracked_blocks(self) -> int:
-        """Return the blocks whose changes Redis tells us of."""
+        """Return how many blocks Redis reports changes of."""
         return self._tracking.tracked_blocks if self._tracking is not None else 0
 
     async def close(self) -> None:
@@ -132,19 +130,19 @@ class PrefixIndexReader:
         if table is not None:
             if now - self._read_at <= SNAPSHOT_MAX_AGE_SECONDS:
                 return table
-            self._read_at = now  # lookups that run meanwhile keep the old one instead of asking too
-        # with thousands of streams it takes longer than a lookup may: who comes after the deadline finds it done
+            self._read_at = now  # lookups that run meanwhile keep the old one instead of asking as well
+        # with thousands of streams it takes longer than a lookup may: later lookups find it done
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._refresh(), name="index-registry")
-            self._refreshing.add_done_callback(_mark_seen)
+            self._refreshing.add_done_callback(mark_seen)
         if table is not None and not has_failed and _is_large(table):
-            return table  # that its slots and states are as they were is compared in any case
+            return table  # whether its slots and states are as they were is compared in any case
         return await asyncio.shield(self._refreshing)
 
     async def _refresh(self) -> MatchTable:
-        snapshot = await read_snapshot(self._ask)
+        snapshot = await read_snapshot(self._link.request)
         if self._table is None or snapshot != self._snapshot:
-            registry = read_registry_of(snapshot)
+            registry = parse_registry(*snapshot)
             if self._table is None or self._table.registry != registry:
                 self._table = match_table(registry)
             self._snapshot = snapshot
@@ -154,9 +152,6 @@ class PrefixIndexReader:
     async def _greet(self, protocol: RedisProtocol) -> None:
         if self._tracking is not None:
             self._tracking.begin_anew(run_id((await protocol.request(_WHO, 1))[0]))
-
-    async def _ask(self, commands: bytes, replies: int) -> list[Any]:
-        return await self._link.request(commands, replies=replies)
 
     def _keys(
         self, tokens: bytes, usable: int, block_size: int, root: bytes, extra: BlockExtras | None
@@ -168,48 +163,49 @@ class PrefixIndexReader:
         keys = block_keys(memoryview(tokens)[: usable * TOKEN_BYTES], block_size=block_size, parent=root, extra=more)
         return _ComputedKeys(keys)
 
-    async def _walk(
-        self, searches: Sequence["_Search"], table: MatchTable, passed: "_PassedThrough", *, needs_all_keys: bool
-    ) -> bool:
-        """Walk each block size in growing chunks, while anyone holds every block; False if the registry has changed."""
+    async def _walk(self, searches: Sequence["_Search"], table: MatchTable, passed: "_PassedThrough") -> bool:
+        """Walk each block size in growing batches while a stream holds all; False if the registry has changed."""
         version, now = table.registry.version, asyncio.get_running_loop().time()
         for search in searches:
-            # who has asked deeper before has computed the keys up to there, so what was never seen needs no hint
+            # a reader that has asked deeper before has computed the keys up to there; unseen prompts need no hint
             keys = search.keys
             reached = keys.reach_unknown()
             if self._tracking is not None:
                 search.known, search.asked = self._tracking.leading(reached, version=version, now=now)
                 self.known_blocks += search.asked
-            search.want(max(self._hints.first_chunk(reached, blocks=keys.blocks) - search.asked, FIRST_CHUNK))
+            search.want(max(self._hints.first_batch(reached, blocks=keys.blocks) - search.asked, FIRST_BATCH))
         asking = [search for search in searches if search.wanted]
         while True:  # at least once: with no source yet, the version tells whether there are any now
-            chunks = [search.wanted for search in asking]
-            self.asked_blocks += sum(map(len, chunks)) // KEY_BYTES
-            commands, replies = _commands(chunks, passed)
+            batches = [search.wanted for search in asking]
+            self.asked_blocks += sum(map(len, batches)) // KEY_BYTES
+            commands, replies = _commands(batches, passed)
             answer = self._link.begin(commands, replies=replies)
             for search in searches:
-                search.work_ahead(needs_all_keys=needs_all_keys)
-            found, values = self._read(await answer, chunks, passed)
+                search.work_ahead()
+            found, values = self._read(await answer, batches, passed)
             if found != version:
                 return False
             asking = [search for search, runs in zip(asking, values, strict=True) if search.goes_on(runs)]
             if not asking:
                 break
         for search in searches:
-            if search.walk.blocks:  # of a cold prompt, nothing more is computed than was asked for
-                self._learn_later(search)
+            if search.walk.blocks:  # a cold prompt teaches nothing
+                if not self._learns:
+                    asyncio.get_running_loop().call_soon(self._learn)
+                self._learns.append(search)
         return True
 
     def _read(
-        self, replies: list[Any], chunks: Sequence[bytes], passed: "_PassedThrough"
+        self, replies: list[Any], batches: Sequence[bytes], passed: "_PassedThrough"
     ) -> tuple[bytes | None, list[list[Run]]]:
-        """Return the version, None if it changed in between, and the chunks' values."""
-        ours = len(chunks) + 2
+        """Return the version, None if it changed in between, and the batches' values."""
+        ours = len(batches) + 2
         if len(replies) > ours:
             passed.took(replies[ours:])
         before, after = array_of(replies[0], 2), array_of(replies[ours - 1], 2)
         runs = [
-            runs_of(array_of(reply, len(chunk) // KEY_BYTES)) for chunk, reply in zip(chunks, replies[1:], strict=False)
+            runs_of(array_of(reply, len(batch) // KEY_BYTES))
+            for batch, reply in zip(batches, replies[1:], strict=False)
         ]
         if before != after:
             return None, runs
@@ -217,13 +213,8 @@ class PrefixIndexReader:
             self._version_reply, self._version = before, parse_version(before)
         return self._version, runs
 
-    def _learn_later(self, search: "_Search") -> None:
-        """Learn how deep to ask for the next such prompt once who waits for this answer has got on with it."""
-        if not self._learns:
-            asyncio.get_running_loop().call_soon(self._learn)
-        self._learns.append(search)
-
     def _learn(self) -> None:
+        """Learn how deep to ask for the next such prompts, once the callers of these lookups have gone on."""
         for search in self._learns:
             keys, matched = search.keys.reach(search.keys.blocks), search.walk.blocks
             self._hints.learn(keys, matched=matched)
@@ -232,10 +223,10 @@ class PrefixIndexReader:
         self._learns.clear()
 
 
-def _commands(chunks: Sequence[bytes], passed: "_PassedThrough") -> tuple[bytes, int]:
-    """Return what asks for the chunks' values and the version that holds for all of them, and the replies to it."""
+def _commands(batches: Sequence[bytes], passed: "_PassedThrough") -> tuple[bytes, int]:
+    """Return what asks for the batches' values and the version that holds for all of them, and the replies to it."""
     more, more_replies = passed.pending()
-    return b"".join((ASK_VERSION, *map(pack_mget, chunks), ASK_VERSION, more)), len(chunks) + 2 + more_replies
+    return b"".join((ASK_VERSION, *map(pack_mget, batches), ASK_VERSION, more)), len(batches) + 2 + more_replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,74 +265,42 @@ class _Search:
         self.wanted = self.keys.reach(end)[self.asked * KEY_BYTES : end * KEY_BYTES]
         self.asked = end
 
-    def work_ahead(self, *, needs_all_keys: bool) -> None:
+    def work_ahead(self) -> None:
         """Do what needs no answer, while Redis works."""
         if self.known:
             self.walk.feed(self.known)
             self.known = ()
-        if needs_all_keys:
-            self.keys.reach(self.keys.blocks)
+        self.keys.reach(self.keys.blocks)
 
     def goes_on(self, runs: Iterable[Run]) -> bool:
-        """Take the values of what was wanted; want more and return True while anyone holds all so far."""
+        """Take the values of what was wanted; want more and return True while any stream holds all so far."""
         if not self.walk.feed(runs) or self.asked >= self.keys.blocks:
             return False
-        self.want(next_chunk(len(self.wanted) // KEY_BYTES))
+        self.want(next_batch(len(self.wanted) // KEY_BYTES))
         return True
-
-
-def _whole_keys(searches: Sequence[_Search]) -> Mapping[int, bytes]:
-    """Return block size -> packed keys of the whole prompt, computed when somebody looks: few callers do."""
-    for search in searches:
-        if search.asked < search.keys.blocks:
-            return _WholeKeys({search.block_size: search.keys for search in searches})
-    return {search.block_size: search.keys.reach(search.asked) for search in searches}
-
-
-class _WholeKeys(Mapping[int, bytes]):
-    """The packed keys of whole prompts by block size."""
-
-    def __init__(self, keys: Mapping[int, PromptKeys | _ComputedKeys]) -> None:
-        self._keys = keys
-
-    def __getitem__(self, block_size: int) -> bytes:
-        prompt = self._keys[block_size]
-        return prompt.reach(prompt.blocks)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
 
 class _PassedThrough:
     """A caller's own commands, until they have been answered."""
 
-    __slots__ = ("_commands", "_replies", "_told", "got")
+    __slots__ = ("_commands", "_on_replies", "_replies", "got")
 
-    def __init__(self, commands: bytes, replies: int, told: Callable[[Sequence[Any]], None] | None) -> None:
+    def __init__(self, commands: bytes, replies: int, on_replies: Callable[[Sequence[Any]], None] | None) -> None:
         self._commands = commands
         self._replies = replies
-        self._told = told
+        self._on_replies = on_replies
         self.got: Sequence[Any] = ()
 
     def took(self, replies: Sequence[Any]) -> None:
         self.got = replies
-        if self._told is not None:
-            self._told(replies)
+        if self._on_replies is not None:
+            self._on_replies(replies)
 
     def pending(self) -> tuple[bytes, int]:
         return (b"", 0) if self.got else (self._commands, self._replies)
 
 
 NOTHING_PASSED = _PassedThrough(b"", 0, None)
-
-
-def _mark_seen(task: "asyncio.Task[MatchTable]") -> None:
-    # one that failed after its callers have given up is no news to anyone
-    if not task.cancelled():
-        task.exception()
 
 
 def _has_failed(task: "asyncio.Task[MatchTable] | None") -> bool:

@@ -1,35 +1,183 @@
-"""Client-side caching: a connection on which Redis says which of the blocks that were asked for there have changed.
+"""Client-side caching: keeps who holds recurring prefixes, while Redis reports what changes.
 
-The reader has one, unless it looks up a few prompts only. RESP3 and CLIENT TRACKING, as in
-https://redis.io/docs/latest/develop/reference/client-side-caching/. A connection of its own: lookups neither wait for
-what is filled here nor read pushed messages, and where Redis does no tracking they go on asking for everything.
+RESP3 and CLIENT TRACKING, as in https://redis.io/docs/latest/develop/reference/client-side-caching/. The connection is
+one of its own: lookups neither wait for what is filled here nor read pushed messages, and where Redis does no tracking
+they go on asking for everything. A chunk is 64 blocks of a prompt that end at a multiple of 64 from its beginning;
+block keys are chained, so the last one names it.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from kvmesh.blocks.block_keys import KEY_BYTES
 from kvmesh.errors import IndexUnavailableError
-from kvmesh.index.prefix_match import Run
-from kvmesh.index.tracked_blocks import NOTHING_KNOWN, STRETCH_BLOCKS, TrackedBlocks
+from kvmesh.index.prefix_match import Run, runs_of
 from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.keys import pack_mget, parse_version
 from kvmesh.redis.link import RedisLink, checked, pack
 from kvmesh.redis.protocol import RedisProtocol, array_of, run_id
 from kvmesh.redis.snapshot import ASK_VERSION
 
+CHUNK_BLOCKS = 64
+CHUNK_BYTES = CHUNK_BLOCKS * KEY_BYTES
+LIMIT = 1_024  # chunks: a million tokens at 16 a block, some 8 MB here and 9 MB of Redis (docs/redis.md)
+SEEN_LIMIT = 16_384  # chunks that were held once
+NEW_AT_ONCE = 16  # chunks of a lookup that are begun with: each of them costs 20 us
+MOST_RUNS = 256  # of a prompt that are kept together; values that alternate would take memory by the square
+SECOND_CHANCES = 16  # used chunks that are passed over to make room for a new one
+NOTHING_KNOWN: tuple[Sequence[Run], int] = ((), 0)
 log = logging.getLogger(__name__)
-
-AT_ONCE = 8  # stretches an MGET: as many blocks as a lookup of 8,000 tokens
+AT_ONCE = 8  # chunks an MGET: as many blocks as a lookup of 8,000 tokens
 ASK_SECONDS = 0.5
-# Redis had told of every change by the time that it answered. Longer ago than this, the connection may be dead
+# When Redis answers, it has reported every change before. After longer than this the connection may be dead.
 BELIEVED_SECONDS = 2.0
 RETRY_SECONDS = 5.0
-
 _GREETING = pack("INFO", "server") + pack("HELLO", 3) + pack("CLIENT", "TRACKING", "ON")
+
+
+class TrackedChunk:
+    """64 blocks, and what Redis has of them."""
+
+    __slots__ = ("as_of", "keys", "runs", "so_far", "was_used")
+
+    def __init__(self, keys: bytes) -> None:
+        self.keys = keys  # packed
+        self.runs: Sequence[Run] | None = None  # None: not answered yet
+        self.was_used = False  # since it was last considered for eviction
+        self.so_far: Sequence[Run] = ()  # of the prompt from its beginning to here
+        self.as_of = -1  # how many had been dropped when this was put together
+
+    def blocks(self) -> list[bytes]:
+        """Return the keys one by one."""
+        return [self.keys[at : at + KEY_BYTES] for at in range(0, CHUNK_BYTES, KEY_BYTES)]
+
+
+class TrackedBlocks:
+    """Chunks that were held at two lookups. They are forgotten with the connection that reports their changes."""
+
+    def __init__(self, *, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._chunks: OrderedDict[bytes, TrackedChunk] = OrderedDict()  # by their last keys, as they came
+        # prompts that part within a chunk have blocks in common; mostly a block is of one chunk, and a set is large
+        self._of_block: dict[bytes, TrackedChunk | set[TrackedChunk]] = {}
+        self._seen: dict[bytes, None] = {}  # last keys of chunks that were held once, the oldest first
+        self._wanted: dict[bytes, TrackedChunk] = {}  # by their last keys: not asked for yet
+        self._dropped = 0
+
+    def __len__(self) -> int:
+        """Return how many blocks are known or about to be."""
+        return len(self._of_block)
+
+    def leading(self, keys: bytes) -> tuple[Sequence[Run], int]:
+        """Return the values of a prompt's first blocks, as far as they are known, and how many blocks that are.
+
+        `keys`: packed, those of the prompt or of its beginning.
+        """
+        chunks, dropped = self._chunks, self._dropped
+        whole = len(keys) // CHUNK_BYTES * CHUNK_BYTES
+        for end in range(whole, 0, -CHUNK_BYTES):  # the deepest first: nearly always it was the last time's
+            chunk = chunks.get(keys[end - KEY_BYTES : end])
+            if chunk is not None and chunk.runs is not None:
+                if chunk.as_of == dropped:
+                    return chunk.so_far, end // KEY_BYTES
+                break
+        return self._put_together(keys, whole)
+
+    def note(self, keys: bytes, *, held: int) -> bool:
+        """Note that the first `held` of these blocks are held; tell whether any chunks are to be asked for now."""
+        new = 0
+        for end in range(CHUNK_BYTES, held * KEY_BYTES + 1, CHUNK_BYTES):
+            last = keys[end - KEY_BYTES : end]
+            chunk = self._chunks.get(last)
+            if chunk is not None:
+                chunk.was_used = True
+            elif last not in self._seen:
+                self._seen[last] = None
+            elif new < NEW_AT_ONCE:
+                new += 1
+                del self._seen[last]
+                self._want(TrackedChunk(keys[end - CHUNK_BYTES : end]), last)
+        while len(self._seen) > SEEN_LIMIT:
+            del self._seen[next(iter(self._seen))]
+        return bool(self._wanted)
+
+    def take_wanted(self, most: int) -> Sequence[TrackedChunk]:
+        """Return chunks to be asked for now; changes that Redis reports from here on drop them."""
+        return [self._wanted.pop(last) for last in list(islice(self._wanted, most))]
+
+    def fill(self, chunk: TrackedChunk, values: Sequence[bytes | None]) -> None:
+        """Take Redis' answer. A chunk that has changed meanwhile was dropped, so its answer is not used."""
+        chunk.runs = runs_of(values)
+
+    def changed(self, keys: Iterable[bytes]) -> None:
+        """Forget the chunks of these blocks: their holders have changed."""
+        for key in keys:
+            there = self._of_block.get(key)
+            if there is not None:
+                for chunk in (there,) if isinstance(there, TrackedChunk) else tuple(there):
+                    last = chunk.keys[-KEY_BYTES:]
+                    del self._chunks[last]
+                    self._drop(chunk, last)
+
+    def clear(self) -> None:
+        """Forget everything: changes are not reported any more, or everything has changed."""
+        self._chunks.clear()
+        self._of_block.clear()
+        self._wanted.clear()
+
+    def _put_together(self, keys: bytes, whole: int) -> tuple[Sequence[Run], int]:
+        """Return what `leading` does, and keep it with the last chunk of it."""
+        runs: list[Run] = []
+        deepest = None
+        known = 0
+        for end in range(CHUNK_BYTES, whole + 1, CHUNK_BYTES):
+            chunk = self._chunks.get(keys[end - KEY_BYTES : end])
+            if chunk is None or chunk.runs is None:
+                break
+            for value, count in chunk.runs:
+                if runs and runs[-1][0] == value:
+                    runs[-1] = value, runs[-1][1] + count
+                else:
+                    runs.append((value, count))
+            deepest, known = chunk, end // KEY_BYTES
+        if deepest is None:
+            return NOTHING_KNOWN
+        if len(runs) <= MOST_RUNS:
+            deepest.so_far, deepest.as_of = runs, self._dropped
+        return runs, known
+
+    def _want(self, chunk: TrackedChunk, last: bytes) -> None:
+        self._chunks[last] = self._wanted[last] = chunk
+        for key in chunk.blocks():
+            there = self._of_block.setdefault(key, chunk)
+            if isinstance(there, set):
+                there.add(chunk)
+            elif there is not chunk:
+                self._of_block[key] = {there, chunk}
+        chances = SECOND_CHANCES
+        while len(self._chunks) > self._limit:
+            name, oldest = self._chunks.popitem(last=False)
+            if oldest.was_used and chances:
+                chances -= 1
+                oldest.was_used = False
+                self._chunks[name] = oldest
+            else:
+                self._drop(oldest, name)
+
+    def _drop(self, chunk: TrackedChunk, last: bytes) -> None:
+        self._wanted.pop(last, None)
+        for key in chunk.blocks():
+            there = self._of_block[key]
+            if isinstance(there, set):
+                there.discard(chunk)
+            if not there or there is chunk:
+                del self._of_block[key]
+        self._dropped += 1
 
 
 class TrackingLink:
@@ -40,7 +188,7 @@ class TrackingLink:
         self._link = RedisLink(url, reads_only=True, stall_seconds=BELIEVED_SECONDS, greet=self._greet)
         self._protocol: RedisProtocol | None = None
         self._server = self._server_of_lookups = b""  # their run ids
-        self._version = b""  # of the registry; all changes up to it have been told
+        self._version = b""  # of the registry; all changes up to it have been reported
         self._believed_until = 0.0  # loop time
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -50,8 +198,8 @@ class TrackingLink:
     def leading(self, keys: bytes, *, version: bytes, now: float) -> tuple[Sequence[Run], int]:
         """Return what is known of the first blocks of these packed keys at `now` (loop time), and of how many.
 
-        `version`: of the registry that is to tell what the values mean. What was read before a slot got another
-        meaning must not be read by the new one.
+        `version`: of the registry by which the values will be read. Values that were read before a slot got another
+        meaning must not be used.
         """
         if now >= self._believed_until:
             return NOTHING_KNOWN
@@ -66,7 +214,7 @@ class TrackingLink:
         return len(self._blocks)
 
     def note(self, keys: bytes, *, held: int) -> None:
-        """Take note of a lookup: somebody holds the first `held` blocks of these packed keys."""
+        """Note a lookup: the first `held` blocks of these packed keys are held."""
         if self._trouble or self._is_closed or not self._blocks.note(keys, held=held):
             return
         if self._task is None:
@@ -76,7 +224,7 @@ class TrackingLink:
     def begin_anew(self, server: bytes) -> None:
         """Forget everything: lookups have a new connection, perhaps to another server (its run id)."""
         self._server_of_lookups = server
-        self.lost()
+        self._forget()
         if self._protocol is not None:
             self._protocol.abort()  # the next one goes where lookups go
 
@@ -90,10 +238,8 @@ class TrackingLink:
         finally:
             await self._link.close()
 
-    # --- redis_protocol.Listener ----------------------------------------------------------------------------------
-
-    def told(self, message: Sequence[Any]) -> None:
-        """Take what Redis says: keys that have changed, or None for all of them."""
+    def _pushed(self, message: Sequence[Any]) -> None:
+        """Take what Redis says unasked: keys that have changed, or None for all of them."""
         if message[0] != b"invalidate":
             return
         if message[1] is None:
@@ -101,23 +247,21 @@ class TrackingLink:
         else:
             self._blocks.changed([key[-KEY_BYTES:] for key in message[1]])
 
-    def lost(self) -> None:
-        """Forget everything: nobody tells of changes any more."""
+    def _forget(self) -> None:
+        """Forget everything: changes are not reported any more."""
         self._believed_until = 0.0
         self._blocks.clear()
 
-    # --------------------------------------------------------------------------------------------------------------
-
     async def _greet(self, protocol: RedisProtocol) -> None:
         info, hello, tracking = await protocol.request(_GREETING, 3)
-        told = checked(hello)
-        if not isinstance(told, dict) or told.get(b"proto") != 3:  # by RESP2 nothing would ever be told
+        greeting = checked(hello)
+        if not isinstance(greeting, dict) or greeting.get(b"proto") != 3:  # RESP2 has no pushed messages
             raise IndexUnavailableError("it does not speak RESP3")
         checked(tracking)
         if self._protocol is not None and self._protocol is not protocol:
-            self._protocol.listener = None  # its end is no news any more
-            self.lost()
-        self._protocol, protocol.listener = protocol, self
+            self._protocol.on_lost = lambda: None  # its end does not matter any more
+            self._forget()
+        self._protocol, protocol.on_push, protocol.on_lost = protocol, self._pushed, self._forget
         self._server = run_id(info)
 
     async def _run(self) -> None:
@@ -133,19 +277,19 @@ class TrackingLink:
             except IndexUnavailableError as error:
                 self._note_trouble(str(error))
             except Exception:
-                log.exception("what Redis said of known prefixes could not be read")
+                log.exception("what Redis reported of known prefixes could not be read")
                 self._note_trouble("a defect")
-            self.lost()  # what was asked for, too
+            self._forget()  # what was asked for, too
             if self._protocol is not None:
                 self._protocol.abort()
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _ask(self) -> None:
-        """Ask for all that is wanted, and how far Redis has told."""
+        """Ask for all wanted chunks, and for the version up to which changes have been reported."""
         loop = asyncio.get_running_loop()
         while True:
-            stretches = self._blocks.take_wanted(AT_ONCE)
-            keys = b"".join([stretch.keys for stretch in stretches])
+            chunks = self._blocks.take_wanted(AT_ONCE)
+            keys = b"".join([chunk.keys for chunk in chunks])
             began = loop.time()
             replies = await self._link.request(
                 ASK_VERSION + pack_mget(keys) if keys else ASK_VERSION, replies=1 + bool(keys)
@@ -153,11 +297,11 @@ class TrackingLink:
             if not self._server or self._server != self._server_of_lookups:
                 raise IndexUnavailableError("this is not the server that answers lookups, or it does not say (+info)")
             version = parse_version(array_of(replies[0], 2))
-            values = array_of(replies[1], len(stretches) * STRETCH_BLOCKS) if keys else []
-            for number, stretch in enumerate(stretches):
-                self._blocks.fill(stretch, values[number * STRETCH_BLOCKS : (number + 1) * STRETCH_BLOCKS])
+            values = array_of(replies[1], len(chunks) * CHUNK_BLOCKS) if keys else []
+            for number, chunk in enumerate(chunks):
+                self._blocks.fill(chunk, values[number * CHUNK_BLOCKS : (number + 1) * CHUNK_BLOCKS])
             self._version, self._believed_until = version, began + BELIEVED_SECONDS
-            if not stretches:
+            if not chunks:
                 return
 
     def _note_trouble(self, trouble: str) -> None:

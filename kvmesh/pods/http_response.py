@@ -1,4 +1,4 @@
-"""Reads one HTTP/1.1 response (RFC 9112) out of bytes as they come. No I/O; `pods.pod_http` feeds it.
+"""Reads one HTTP/1.1 response (RFC 9112) from bytes as they arrive. Pure.
 
 Enough for a plain GET over a kept connection: no encoding but identity, and trailers end the connection.
 """
@@ -9,7 +9,7 @@ from collections.abc import Generator
 import msgspec
 
 MAX_HEAD_BYTES = 32 << 10
-MAX_SIZE_LINE_BYTES = 1 << 10  # of a chunk: its size in hex, and perhaps extensions that nobody uses
+MAX_SIZE_LINE_BYTES = 1 << 10  # of a chunk: its size in hex, and perhaps extensions, which are not used
 LINE_END = b"\r\n"
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: .*)?")
@@ -144,7 +144,7 @@ def _read_head(head: bytes) -> _Head:
         fields.setdefault(name.lower(), []).append(value.strip().lower())
     codings = fields.get(b"transfer-encoding", [])
     if codings not in ([], [b"chunked"]) or fields.get(b"content-encoding", [b"identity"]) != [b"identity"]:
-        raise HttpResponseError("the answer is encoded, though nobody asked for that")
+        raise HttpResponseError("the answer is encoded, though this was not asked for")
     status, connection = int(status_line[2]), b",".join(fields.get(b"connection", []))
     kept = b"keep-alive" in connection if status_line[1] == b"0" else b"close" not in connection
     return _Head(status=status, keep_alive=kept, chunked=bool(codings), length=_length(status, fields))

@@ -1,7 +1,7 @@
-"""GETs pages of one pod over a connection that is kept; used by all who ask pods again and again.
+"""GETs pages of pods over kept connections, one kept for each pod.
 
-A general HTTP client takes five times the CPU for this, also while nothing else happens. The caller sets the deadline:
-a request that is given up closes its connection, so that its late answer is never taken for the next one.
+A general HTTP client takes five times the CPU for this, even on an idle machine. The caller sets the deadline: a
+request that is given up closes its connection, so that its late answer is never taken for the next one.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from kvmesh.pods.http_response import HttpResponse, HttpResponseError, ResponseReader
 
 MAX_PAGE_BYTES = 4 << 20
+CONNECT_SECONDS = 2.0
 
 
 class PodHttp:
@@ -31,7 +32,7 @@ class PodHttp:
     async def get(self, path: str, *, max_body_bytes: int = MAX_PAGE_BYTES) -> HttpResponse:
         """Return what the pod answers, redirects included. Raise HttpResponseError or OSError.
 
-        ConnectionRefusedError: nobody listens on any of the name's addresses.
+        ConnectionRefusedError: no process listens on any of the name's addresses.
         """
         request = f"GET {path}{self._rest}".encode()
         kept, self._kept = self._kept, None
@@ -71,7 +72,9 @@ class PodHttp:
         errors: list[OSError] = []
         for family, _, _, _, where in found:
             try:
-                async with asyncio.timeout(self._connect_seconds / len(found)):  # one that is silent is not all
+                async with asyncio.timeout(
+                    self._connect_seconds / len(found)
+                ):  # a silent address must not take all the time
                     _, connection = await loop.create_connection(_Connection, str(where[0]), self._port, family=family)
                 return connection
             except OSError as error:  # TimeoutError is one
@@ -105,7 +108,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._reader is None:
-            self.abort()  # nobody asked
+            self.abort()  # bytes without a request
             return
         try:
             self._answered(self._reader.feed(data))
@@ -147,7 +150,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _most_telling(errors: Sequence[OSError]) -> OSError:
-    """Return a refusal only where every address refused: else somebody may be there."""
+    """Return a refusal only where every address refused: otherwise a process may be there."""
     return next((error for error in errors if not isinstance(error, ConnectionRefusedError)), errors[0])
 
 
@@ -157,3 +160,29 @@ def _is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class PodPages:
+    """Asks pods, by endpoint. `forget` those that are gone, and `close` at the end."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, PodHttp] = {}
+
+    async def get(self, endpoint: str, path: str, *, timeout_seconds: float, max_body_bytes: int) -> HttpResponse:
+        """Return what the pod answers. Raise HttpResponseError or OSError (TimeoutError is one)."""
+        pod = self._pods.get(endpoint)
+        if pod is None:
+            pod = self._pods[endpoint] = PodHttp(endpoint, connect_seconds=CONNECT_SECONDS)
+        async with asyncio.timeout(timeout_seconds):
+            return await pod.get(path, max_body_bytes=max_body_bytes)
+
+    def forget(self, endpoint: str) -> None:
+        """Close what is kept of a pod."""
+        pod = self._pods.pop(endpoint, None)
+        if pod is not None:
+            pod.close()
+
+    def close(self) -> None:
+        """Close what is kept of all."""
+        for endpoint in tuple(self._pods):
+            self.forget(endpoint)

@@ -1,10 +1,54 @@
-"""What one scrape of a pod's /metrics says about serving, caching and who is there. Values; used by `finding_rules`.
+"""What one scrape of a pod's /metrics says: its load, its latencies, and what its events can be checked against.
 
-Read by `pods.vllm_counters`; the picker has a reader of its own for load. Counters begin at zero when the pod starts.
+Values, made by `vllm_metrics`. Counters begin at zero when the pod starts.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointLoad:
+    """What one vLLM pod reported of itself, summed over its engines."""
+
+    waiting_requests: int
+    running_requests: int
+    kv_usage: float  # 0..1, share of cache blocks in use
+    prefix_hit_tokens: int  # since the pod started
+    prefix_query_tokens: int  # since the pod started
+    reported_at: float  # monotonic seconds at which the report was asked for
+    kv_capacity_tokens: int | None = None  # tokens that the pod's cache blocks hold; None: it does not say
+    preemptions: int = 0  # since the pod started
+    running_adapters: frozenset[str] = frozenset()  # LoRA adapters in use now
+    waiting_adapters: frozenset[str] = frozenset()
+    max_adapters: int | None = None  # adapters at a time; None: LoRA is off, or never used since the start
+    inter_token_seconds_sum: float = 0.0  # since the pod started
+    inter_token_count: int = 0
+    memory_bytes_moved: float | None = None  # since the pod started; None: no MFU metrics
+    # since the pod started, too; 0 where a pod does not count it. Those of prefill are of requests that have ended
+    prefill_seconds_sum: float = 0.0  # from being scheduled to the first token
+    prefill_count: int = 0  # requests that have ended
+    prefill_computed_tokens: int = 0  # of their prompts, without those from the cache
+    first_token_seconds_sum: float = 0.0  # from arrival at the pod
+    first_token_count: int = 0
+
+    def is_stale(self, *, now: float, limit_seconds: float) -> bool:
+        """Tell whether the report is too old to say anything."""
+        return now - self.reported_at > limit_seconds
+
+    @property
+    def prefix_hit_rate(self) -> float | None:
+        """Share of prompt tokens found in the pod's cache since it started, or None before the first prompt."""
+        return self.prefix_hit_tokens / self.prefix_query_tokens if self.prefix_query_tokens else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodHistogram:
+    """One histogram as a pod shows it: counts of all observations up to each bound, since its start."""
+
+    bounds: tuple[float, ...]  # seconds, ascending; the last one is inf
+    counts: tuple[float, ...]  # as many, cumulative
+    seconds: float  # sum of all observations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +74,11 @@ class PodReport:
     other_block_sizes: frozenset[int] = frozenset()  # sizes that its events may rightly have as well
     caches_prefixes: bool | None = None  # None if it does not say
     engines: Mapping[int, EngineCounters] | None = None  # None: it counts nothing (--disable-log-stats)
+
+    @property
+    def block_sizes(self) -> frozenset[int]:
+        """Sizes that its events may rightly have."""
+        return self.other_block_sizes if self.block_size is None else self.other_block_sizes | {self.block_size}
 
 
 def is_restart(before: EngineCounters, after: EngineCounters) -> bool:

@@ -1,31 +1,39 @@
-"""Which model a pod serves, by its own `GET /v1/models`. Pure; picker and indexer must read it in the same way.
+"""Which models a pod serves, by its own `GET /v1/models`. Pure; picker and indexer must read it in the same way.
 
-The name is part of every block key of a pool that declares no model (`kvmesh.io/model`).
+The first base model's name is part of every block key of a pool that declares no model (`kvmesh.io/model`).
 """
+
+from collections.abc import Sequence
 
 import msgspec
 
 
-class _Model(msgspec.Struct):
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry; vLLM lists one for each served name of its base model, then one for each LoRA adapter."""
+
     id: str
-    parent: str | None = None
+    parent: str | None = None  # of an adapter: its base model
+    max_model_len: int | None = None  # tokens of prompt and output
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: tuple[ModelCard, ...]
 
 
 _models = msgspec.json.Decoder(_Models)
 
 
-def first_base_model(body: bytes) -> str | None:
-    """Return the first model that is no adapter: vLLM's first `--served-model-name`; None if there is none.
-
-    vLLM lists the names of its base model in the order of its flag, then the LoRA adapters, each with a `parent`. Other
-    names of the base model are aliases of the first. Raise ValueError if this is not what vLLM answers.
-    """
+def model_cards(body: bytes) -> Sequence[ModelCard]:
+    """Read the page. Raise ValueError if this is not what vLLM answers."""
     try:
-        models = _models.decode(body).data
+        return _models.decode(body).data
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"not a list of models: {error}") from error
-    return next((model.id for model in models if not model.parent), None)
+
+
+def first_base_model(cards: Sequence[ModelCard]) -> str | None:
+    """Return the first model that is no adapter: vLLM's first `--served-model-name`; None if there is none.
+
+    Other names of the base model are aliases of the first.
+    """
+    return next((card.id for card in cards if not card.parent), None)

@@ -1,14 +1,18 @@
-"""What a user says of how to reach Redis, and what it means. Pure: the files that it names are read by `redis_route`.
+"""The address of Redis as a user gives it, checked. Pure: `redis.route` reads the files that it names.
 
 Nothing that may be a password is ever part of a message, a label or a repr.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from kvmesh.errors import RedisUrlError
+from kvmesh.settings import setting
+
+SECURE = "rediss"  # each scheme but unix:// also with TLS
+KNOWN_SCHEMES = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// (rediss+… with TLS)"
 
 
 class RedisKind(Enum):
@@ -19,41 +23,19 @@ class RedisKind(Enum):
     CLUSTER = "cluster"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Scheme:
     kind: RedisKind
-    secure: bool
     default_port: int
     example: str
 
 
 _SCHEMES = {
-    "redis": _Scheme(
-        kind=RedisKind.STANDALONE, secure=False, default_port=6379, example="redis://:PASSWORD@10.0.0.5:6379/0"
-    ),
-    "rediss": _Scheme(
-        kind=RedisKind.STANDALONE, secure=True, default_port=6379, example="rediss://:PASSWORD@10.0.0.5:6379/0"
-    ),
-    "unix": _Scheme(kind=RedisKind.STANDALONE, secure=False, default_port=0, example="unix:///run/redis.sock?db=0"),
-    "redis+sentinel": _Scheme(
-        kind=RedisKind.SENTINEL,
-        secure=False,
-        default_port=26379,
-        example="redis+sentinel://10.0.0.5:26379,10.0.0.6:26379/mymaster/0",
-    ),
-    "redis+cluster": _Scheme(
-        kind=RedisKind.CLUSTER, secure=False, default_port=6379, example="redis+cluster://10.0.0.5:6379,10.0.0.6:6379"
-    ),
+    "redis": _Scheme(RedisKind.STANDALONE, 6379, "redis://:PASSWORD@10.0.0.5:6379/0"),
+    "unix": _Scheme(RedisKind.STANDALONE, 0, "unix:///run/redis.sock?db=0"),
+    "redis+sentinel": _Scheme(RedisKind.SENTINEL, 26379, "redis+sentinel://10.0.0.5:26379,10.0.0.6:26379/mymaster/0"),
+    "redis+cluster": _Scheme(RedisKind.CLUSTER, 6379, "redis+cluster://10.0.0.5:6379,10.0.0.6:6379"),
 }
-for _plain in ("redis+sentinel", "redis+cluster"):
-    _same = _SCHEMES[_plain]
-    _SCHEMES[_plain.replace("redis", "rediss")] = _Scheme(
-        kind=_same.kind,
-        secure=True,
-        default_port=_same.default_port,
-        example=_same.example.replace("redis+", "rediss+"),
-    )
-KNOWN_SCHEMES = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// (rediss+… with TLS)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +49,52 @@ class RedisNode:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def password_warning(url: str) -> str | None:
+    """Say why an address with a password must not stand on a command line; None where it has none."""
+    try:
+        has_password = bool(read_address(url).password)
+    except RedisUrlError:
+        return None  # connecting says what is wrong with it
+    return (
+        "the password in --redis can be read by every user of this machine, in the list of processes: give it in "
+        "--redis-password-file, or the address in KVMESH_REDIS"
+        if has_password
+        else None
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAccess:
-    """What `--redis` and its neighbours say, as given. The files are read anew at every connection."""
+    """How to reach Redis, as given. The files are read again at every connection."""
 
-    url: str = field(repr=False)
-    username: str | None = None
-    password_file: Path | None = None
-    sentinel_password_file: Path | None = None
-    ca_file: Path | None = None  # PEM; None: the authorities that the system trusts
-    cert_file: Path | None = None  # PEM of the client
-    key_file: Path | None = None  # PEM; None: the key is in `cert_file`
-    server_name: str | None = None  # what the certificate must name; None: the host that is connected to
+    url: str = setting(
+        "redis://127.0.0.1:6379/0",
+        "Redis or Valkey that holds the index: redis://HOST:PORT/DB, rediss:// (TLS), unix:///SOCKET, "
+        "redis+sentinel://HOST:PORT,…/MASTER/DB or redis+cluster://HOST:PORT,… (rediss+… with TLS).",
+        "redis",
+        secret=True,
+        warn=password_warning,
+        metavar="URL",
+    )
+    username: str | None = setting(None, "Redis user (ACL). Default: the one in --redis, or none.", "redis_username")
+    password_file: Path | None = setting(
+        None, "File with the Redis password; read anew at every connection.", "redis_password_file"
+    )
+    sentinel_password_file: Path | None = setting(
+        None, "File with the Sentinels' own password; read anew at every connection.", "redis_sentinel_password_file"
+    )
+    ca_file: Path | None = setting(
+        None, "PEM file with the authorities that may sign Redis' certificate. Default: the system's.", "redis_ca_file"
+    )
+    cert_file: Path | None = setting(
+        None, "PEM file with the certificate that Redis is shown; read at every connection.", "redis_cert_file"
+    )
+    key_file: Path | None = setting(
+        None, "PEM file with the key of --redis-cert-file. Default: it is in that file.", "redis_key_file"
+    )
+    server_name: str | None = setting(
+        None, "Name that Redis' certificate must have. Default: the host that is connected to.", "redis_server_name"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +119,10 @@ def read_address(access: RedisAccess | str) -> RedisAddress:
         access = RedisAccess(url=access)
     try:
         parts = urlsplit(access.url)
-        scheme = _SCHEMES.get(parts.scheme)
+        scheme = _scheme(parts.scheme)
         fault = f"it must begin with {KNOWN_SCHEMES}" if scheme is None else _fault(parts, scheme)
     except ValueError:
-        # the library's own words may repeat the password
+        # the library's own message may repeat the password
         raise _refused(access.url, "it cannot be read", _SCHEMES["redis"].example) from None
     if scheme is None or fault:
         raise _refused(access.url, fault, (scheme or _SCHEMES["redis"]).example)
@@ -114,6 +130,13 @@ def read_address(access: RedisAccess | str) -> RedisAddress:
     if fault := _contradiction(address):
         raise RedisUrlError(f"Redis at {address.label}: {fault}")
     return address
+
+
+def _scheme(name: str) -> _Scheme | None:
+    scheme = _SCHEMES.get(name.replace(SECURE, "redis", 1))
+    if scheme is None or not name.startswith(SECURE):
+        return scheme
+    return replace(scheme, example=scheme.example.replace("redis", SECURE, 1))
 
 
 def without_secrets(url: str) -> str:
@@ -137,9 +160,9 @@ def _refused(url: str, fault: str, example: str) -> RedisUrlError:
 
 def _fault(parts: SplitResult, scheme: _Scheme) -> str:
     """Say what is wrong with an address, or ''."""
-    is_unix, hosts, words = parts.scheme == "unix", _hosts(parts), [] if parts.scheme == "unix" else _words(parts)
+    is_unix, hosts, segments = parts.scheme == "unix", _hosts(parts), [] if parts.scheme == "unix" else _segments(parts)
     sentinel, several = scheme.kind is RedisKind.SENTINEL, scheme.kind is not RedisKind.STANDALONE
-    database = _setting(parts, "db") or "".join(words[1:2] if sentinel else words[:1])
+    database = _setting(parts, "db") or "".join(segments[1:2] if sentinel else segments[:1])
     no_host = "it names no host" if len(hosts) == 1 else "one of its hosts is empty"
     checks = (
         (is_unix and (hosts != [""] or not parts.path.strip("/")), "it names no socket file"),
@@ -147,8 +170,8 @@ def _fault(parts: SplitResult, scheme: _Scheme) -> str:
         ("@" in parts.path or bool(parts.fragment), "in a password, write / as %2F, # as %23 and @ as %40"),
         (any(map(_port_is_bad, hosts)), "its port is not a number from 1 to 65535"),
         (len(hosts) > 1 and not several, "it names several hosts: use redis+sentinel:// or redis+cluster://"),
-        (sentinel and not words, "it does not say what the Sentinels call the master"),
-        (len(words) > 1 + sentinel, "it has too many parts"),
+        (sentinel and not segments, "it does not say what the Sentinels call the master"),
+        (len(segments) > 1 + sentinel, "it has too many parts"),
         (bool(database) and not _is_number(database), "its database is not a number"),
         (scheme.kind is RedisKind.CLUSTER and database.strip("0") != "", "a Redis Cluster has database 0 only"),
         (not _settings_are_known(parts), "behind '?' it takes db, username and password only"),
@@ -157,18 +180,18 @@ def _fault(parts: SplitResult, scheme: _Scheme) -> str:
 
 
 def _address(access: RedisAccess, parts: SplitResult, scheme: _Scheme) -> RedisAddress:
-    is_unix, words = parts.scheme == "unix", _words(parts)
+    is_unix, segments = parts.scheme == "unix", _segments(parts)
     user, _, password = parts.netloc.rpartition("@")[0].partition(":")
-    in_path = "".join(words[1:2] if scheme.kind is RedisKind.SENTINEL else words[:1])
+    in_path = "".join(segments[1:2] if scheme.kind is RedisKind.SENTINEL else segments[:1])
     where = parts.path if is_unix else ",".join(_hosts(parts)) + parts.path
     return RedisAddress(
         kind=scheme.kind,
         label=f"{parts.scheme}://{where}",
         nodes=() if is_unix else tuple(_node(host, scheme.default_port) for host in _hosts(parts)),
         socket_path=unquote(parts.path) if is_unix else "",
-        secure=scheme.secure,
+        secure=parts.scheme.startswith(SECURE),
         database=int(_setting(parts, "db") or ("" if is_unix else in_path) or 0),
-        master_name=unquote(words[0]) if scheme.kind is RedisKind.SENTINEL else "",
+        master_name=unquote(segments[0]) if scheme.kind is RedisKind.SENTINEL else "",
         username=access.username or unquote(user) or _setting(parts, "username"),
         password=unquote(password) or _setting(parts, "password"),
         access=access,
@@ -202,8 +225,8 @@ def _hosts(parts: SplitResult) -> list[str]:
     return parts.netloc.rpartition("@")[2].split(",")
 
 
-def _words(parts: SplitResult) -> list[str]:
-    return [word for word in parts.path.split("/") if word]
+def _segments(parts: SplitResult) -> list[str]:
+    return [each for each in parts.path.split("/") if each]
 
 
 def _setting(parts: SplitResult, name: str) -> str:

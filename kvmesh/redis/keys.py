@@ -1,4 +1,4 @@
-"""Names and encodings of everything in Redis; `docs/redis.md` describes them. Used by reader and writer; no I/O.
+"""Names and encodings of everything in Redis; `docs/redis.md` describes them. Pure.
 
 One versioned prefix that is one hash tag: all keys live in one Redis Cluster slot, so scripts may touch them together.
 A change of any encoding, block keys included, is a new prefix. It is short because every block pays for it.
@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvmesh.blocks.block_keys import KEY_BYTES
-from kvmesh.blocks.groups import CacheGroup
+from kvmesh.blocks.events import CacheGroup
 from kvmesh.blocks.index_changes import Clear, IndexChange, Operation, Remove, Store
 from kvmesh.blocks.source import Registry, SlotRecord, SourceState, Stream, StreamPosition, StreamRecord
 
 PREFIX = b"{kv2}"
 KEY_SLOT = crc_hqx(PREFIX.strip(b"{}"), 0) % 16384  # of every key, by the Redis Cluster specification
 REGISTRY = PREFIX + b"registry"
-PICKERS = PREFIX + b"picker:"  # what picker replicas tell each other; the index neither reads nor writes it
+PICKERS = PREFIX + b"picker:"  # shared by the picker replicas; the index neither reads nor writes it
 MAX_SLOTS = 4096  # registry.lua gives out no more
 SNAPSHOT_PARTS = 5  # of the answer of snapshot.lua; see `parse_registry`
 SLOT_FIELDS, STREAM_FIELDS = 3, 13  # values a record in the answer of snapshot.lua
@@ -29,6 +29,7 @@ _BLOCK_NAME = b"$%d\r\n%sb" % (len(PREFIX) + 1 + KEY_BYTES, PREFIX)
 _BLOCK_ARGUMENT = _BLOCK_NAME + bytes(KEY_BYTES) + b"\r\n"
 
 Record = TypeVar("Record")
+_groups_json = msgspec.json.Decoder(dict[int, CacheGroup])
 
 
 class _SlotJson(msgspec.Struct):
@@ -41,7 +42,6 @@ class _SlotJson(msgspec.Struct):
 
 
 _slot_json = msgspec.json.Decoder(_SlotJson)
-_groups_json = msgspec.json.Decoder(dict[int, CacheGroup])
 
 
 def pack_mget(keys: bytes) -> bytes:
@@ -142,21 +142,21 @@ def parse_version(reply: Sequence[bytes | None]) -> bytes:
     return b"%s.%s" % (nonce or b"", counter or b"0")
 
 
-def parse_registry(reply: Sequence[Any], *, is_whole: bool = True) -> Registry:
+def parse_registry(reply: Sequence[Any], is_whole: bool = True) -> Registry:
     """Read the answer of snapshot.lua: nonce, counter, heartbeat, then flat lists of slots and streams.
 
     Another version or another tenant may have written anything: a record that cannot be read is left out and named,
     and so is a slot without its stream. Never raises for what a record holds. Where the reply is not `is_whole`, not of
-    one instant, such a slot is left out without a word.
+    one instant, such a slot is left out silently.
     """
     nonce, counter, heartbeat, slots, streams = reply
     unreadable: list[str] = []
     stream_records = _readable("stream", _parse_stream, streams, STREAM_FIELDS, unreadable)
     slot_records = _readable("slot", _parse_slot, slots, SLOT_FIELDS, unreadable)
-    epochs = {(stream.endpoint, stream.dp_rank): stream.epoch for stream in stream_records}
+    epochs = {record.stream: record.epoch for record in stream_records}
     believed = []
     for slot in slot_records:
-        if epochs.get((slot.endpoint, slot.dp_rank)) == slot.epoch:
+        if epochs.get(slot.stream) == slot.epoch:
             believed.append(slot)
         elif is_whole:
             unreadable.append(f"slot {slot.slot}: belongs to no readable stream's epoch")
@@ -250,7 +250,7 @@ def _parse_state(state: bytes, reason: bytes) -> tuple[SourceState, str]:
     try:
         return SourceState(str(state, "utf-8")), str(reason, "utf-8")
     except ValueError:
-        return SourceState.DEGRADED, UNKNOWN_STATE  # its blocks may well be true, but we cannot tell how far
+        return SourceState.DEGRADED, UNKNOWN_STATE  # its blocks may well be right, but how far is unknown
 
 
 def _finite(text: bytes) -> float:

@@ -1,36 +1,40 @@
-"""One connection to Redis that any number of callers share; used by the reader and the writer.
+"""One connection to Redis that any number of callers share, and calls over it with a deadline.
 
 Requests are written as they come and answered in order. A caller that gives up (deadline, cancellation) just loses
-interest in its answer: nothing has to be reconnected, which a pooled client must do. Measured in
-`docs/decisions/0001-redis-lookup.md`. Which server it is, and how it is found again, is `redis_route`'s part.
+interest in its answer: nothing has to be reconnected, as it would with a pooled client. Measured in
+`docs/decisions/0001-redis-lookup.md`. `redis.route` finds the server.
 """
 
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import hiredis
 
-from kvmesh.errors import IndexUnavailableError, RedisUrlError
+from kvmesh.blocks.source import Claim
+from kvmesh.errors import IndexUnavailableError, LeaseLostError, RedisUrlError
 from kvmesh.redis.address import RedisAccess, RedisNode, read_address
-from kvmesh.redis.protocol import Argument, RedisProtocol, checked, pack
-from kvmesh.redis.refusals import Reaction, explained, reaction, refusal_word
+from kvmesh.redis.keys import PREFIX
+from kvmesh.redis.protocol import Argument, Reaction, RedisProtocol, checked, explained, pack, reaction, refusal_word
 from kvmesh.redis.route import RedisRoute, read_secrets
 
-__all__ = ["Argument", "RedisLink", "Script", "checked", "pack", "ping"]
+__all__ = ["Argument", "RedisCalls", "RedisLink", "Script", "checked", "mark_seen", "pack", "ping"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 HOPS = 4  # a request that was sent on so often runs in circles
 FIRST_PAUSE_SECONDS = 0.01  # between attempts to connect; doubles up to the longest
 LONGEST_PAUSE_SECONDS = 0.5
 WORTH_WAITING_SECONDS = 0.05  # a caller waits for an attempt that begins this soon, and fails at once otherwise
 SHORT_LIFE_SECONDS = 1.0  # a connection that ends so soon counts as a failed attempt
-LEAVE_SECONDS = 0.1  # before the right server is looked for: who has just been elected needs a moment, too
-RECHECK_SECONDS = 10.0  # a master that was cut off from the others does not know that it is none any more
+LEAVE_SECONDS = 0.1  # before the right server is looked for: a newly elected master needs a moment, too
+FENCED = -1  # first part of a script's answer: the claim does not hold
+RECHECK_SECONDS = 10.0  # a master that was cut off does not know that it was replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class RedisLink:
         recheck_seconds: float = RECHECK_SECONDS,
         greet: Callable[[RedisProtocol], Awaitable[None]] | None = None,
     ) -> None:
-        """`greet` has each new connection before anybody else; what it raises is why there is none."""
+        """`greet` gets each new connection before any caller; if it raises, the attempt to connect has failed."""
         address = read_address(url)
         try:
             read_secrets(address)  # later it would be an outage, now it is a mistake
@@ -84,7 +88,7 @@ class RedisLink:
         self._connect_at = 0.0  # loop time of the next attempt
         self._trouble = ""
 
-    async def request(self, commands: bytes, *, replies: int) -> list[Any]:
+    async def request(self, commands: bytes, replies: int) -> list[Any]:
         """Write packed commands and return that many replies. Raise IndexUnavailableError; error replies are values."""
         protocol = self._protocol
         if protocol is None or protocol.closed:
@@ -93,9 +97,9 @@ class RedisLink:
         return got if protocol.leave is None else await self._elsewhere(protocol, got, commands)
 
     def begin(self, commands: bytes, *, replies: int) -> Awaitable[list[Any]]:
-        """Do as `request`, but write at once where there is a connection: the caller has something to do meanwhile.
+        """Do as `request`, but write at once where there is a connection, so that the caller can work meanwhile.
 
-        What is returned has to be awaited, once.
+        Await the result exactly once.
         """
         protocol = self._protocol
         if protocol is None or protocol.closed:
@@ -150,7 +154,7 @@ class RedisLink:
             if pause > WORTH_WAITING_SECONDS:
                 raise IndexUnavailableError(self._trouble)
             self._connecting = asyncio.create_task(self._open(max(pause, 0.0)), name="redis-connect")
-            self._connecting.add_done_callback(_mark_seen)
+            self._connecting.add_done_callback(mark_seen)
         return await asyncio.shield(self._connecting)
 
     async def _open(self, pause_seconds: float) -> RedisProtocol:
@@ -190,7 +194,7 @@ class RedisLink:
         return protocol
 
     def _judge_the_last(self) -> None:
-        """See whether the connection that has ended was worth anything."""
+        """Judge the connection that has ended by how long it lived."""
         protocol, self._protocol = self._protocol, None
         if protocol is None:
             return
@@ -209,7 +213,7 @@ class RedisLink:
     def _leave(self, protocol: RedisProtocol, error: str) -> None:
         """Have the next request look for the right server."""
         if self._protocol is not protocol:
-            return  # another caller was told the same
+            return  # another caller got the same reply
         self._protocol = None
         protocol.retire(within_seconds=self._stall)
         if reaction(error, in_cluster=self._in_cluster) is Reaction.FOLLOW:
@@ -256,7 +260,55 @@ async def ping(url: RedisAccess | str, *, timeout_seconds: float) -> None:
         await link.close()
 
 
-def _mark_seen(task: "asyncio.Task[RedisProtocol]") -> None:
-    # a failed attempt whose callers have all given up is no news to anyone
+def mark_seen(task: "asyncio.Task[Any]") -> None:
+    """Take note of a task's failure: if all its callers have given up, it is not to be logged as unhandled."""
     if not task.cancelled():
         task.exception()
+
+
+class RedisCalls:
+    """A link whose every call ends in bounded time. Raise RedisUrlError."""
+
+    def __init__(self, *, url: RedisAccess | str, timeout_seconds: float, reads_only: bool = False) -> None:
+        self._link = RedisLink(url, reads_only=reads_only)
+        self._timeout = timeout_seconds
+
+    async def run(self, script: Script, *arguments: Argument) -> Any:
+        """Run a script. Raise IndexUnavailableError."""
+        return await self._in_time(self._link.run(script, keys=[PREFIX], arguments=arguments))
+
+    async def run_claimed(self, script: Script, claim: Claim, *arguments: Argument) -> Sequence[Any]:
+        """Run a script that checks the claim. Raise LeaseLostError, IndexUnavailableError."""
+        answer: Sequence[Any] = await self.run(script, claim.stream.name, claim.fence, *arguments)
+        if answer[0] == FENCED:
+            raise LeaseLostError(f"{claim.stream.name} is not ours any more (fence {claim.fence})")
+        return answer
+
+    async def call(self, *arguments: Argument) -> Any:
+        """Run one command. Raise IndexUnavailableError, also for an error reply."""
+        return checked(await self.ask(*arguments))
+
+    async def ask(self, *arguments: Argument) -> Any:
+        """Run one command; an error reply is a value. Raise IndexUnavailableError."""
+        (reply,) = await self.request(pack(*arguments), 1)
+        return reply
+
+    async def request(self, commands: bytes, replies: int) -> list[Any]:
+        """Send packed commands; errors among the replies are values. Raise IndexUnavailableError."""
+        return await self._in_time(self._link.request(commands, replies=replies)) if replies else []
+
+    async def now(self) -> float:
+        """Return Redis' clock, in unix seconds. Raise IndexUnavailableError."""
+        seconds, microseconds = await self.call("TIME")
+        return int(seconds) + int(microseconds) / 1e6
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.close()
+
+    async def _in_time(self, answer: Coroutine[Any, Any, T]) -> T:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await answer
+        except TimeoutError:
+            raise IndexUnavailableError(f"Redis did not answer within {self._timeout:g} s") from None

@@ -1,21 +1,92 @@
-"""The Redis protocol on one connection: requests are written as they come, answers are matched with them in order.
+"""The Redis protocol on one connection: requests are written as they come, replies are matched with them in order.
 
-Used by the link and by `redis_route`. Knows nothing of addresses, and opens nothing.
+Also what error replies mean: what to do about them, and whether this connection is still the right one. Their words are
+in https://redis.io/docs/latest/develop/reference/protocol-spec/ and the servers' sources; in scripts, Redis 6 hides the
+word behind `ERR Error running script …: -WORD …`. Knows nothing of addresses, and opens nothing.
 """
 
 import asyncio
+import re
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
 
 import hiredis
 from hiredis import PushNotification, ReplyError
 
 from kvmesh.errors import IndexUnavailableError
-from kvmesh.redis.refusals import Reaction, explained, reaction
 
+SHOWN_LIMIT = 300  # characters of a reply that a message repeats
+_IN_SCRIPT = re.compile(r"-([A-Z]{3,}) ")
+ADVICE = {
+    "LOADING": "it reads its data from disk; it will answer when that is done",
+    "OOM": "its memory is full: raise maxmemory (docs/redis.md says how much the index takes)",
+    "READONLY": "it is a replica: looking for the master",
+    "MASTERDOWN": "it is a replica that has lost its master: looking for the master",
+    "NOAUTH": "it wants a password: give --redis-password-file",
+    "WRONGPASS": "user or password is wrong: see --redis-username and --redis-password-file",
+    "NOPERM": "the user may not do this: docs/redis-connection.md lists what it needs",
+    "MISCONF": "it cannot save to disk and so refuses writes: mend that, or switch saving off (CONFIG SET save ''), "
+    "which the index does not need",
+    "NOREPLICAS": "too few replicas are connected to it (min-replicas-to-write)",
+    "BUSY": "a script keeps it busy",
+    "CLUSTERDOWN": "the cluster cannot serve now: see CLUSTER INFO",
+    "TRYAGAIN": "the cluster is moving the index's slot; it can be used again when the move has ended",
+    "ASK": "the cluster is moving the index's slot; it can be used again when the move has ended",
+    "MOVED": "this is a Redis Cluster: give its nodes as redis+cluster://HOST:PORT,…",
+    "DENIED": "its protected mode refuses other machines: set a password or bind an address there",
+}
+_BY_TEXT = (
+    ("max number of clients", "raise maxclients there"),
+    ("cluster support disabled", "it is no cluster: use redis:// or redis+sentinel://"),
+    ("without any password configured", "it has no password: leave ours out"),
+    ("DB index is out of range", "it has fewer databases"),
+    ("unknown command", "it is an older Redis, a Sentinel, or a proxy that does not pass everything on"),
+)
 Argument = bytes | str | int | float
 MAX_PENDING = 10_000  # requests under way; more means that Redis does not answer
+
+
+class Reaction(Enum):
+    """What the link does with a connection that brought an error."""
+
+    STAY = "stay"
+    LEAVE = "leave"  # look for the right server again
+    FOLLOW = "follow"  # the reply names the right server
+
+
+def refusal_word(text: str) -> str:
+    """Return the error's word, such as READONLY; `ERR` where it has none of its own."""
+    word = text.partition(" ")[0]
+    if word == "ERR" and (inner := _IN_SCRIPT.search(text)):
+        return inner[1]
+    return word
+
+
+def explained(text: str) -> str:
+    """Return the reply with what to do about it. Arguments that Redis repeats may be secrets and are cut off."""
+    shown = text.partition(", with args")[0][:SHOWN_LIMIT]
+    by_text = next((advice for part, advice in _BY_TEXT if part in text), "")
+    advice = ADVICE.get(refusal_word(text), by_text)
+    return f"{shown} ({advice})" if advice else shown
+
+
+def reaction(text: str, *, in_cluster: bool) -> Reaction:
+    """Say what the error means for the connection that brought it.
+
+    ASK is not followed: our scripts name one key and touch many, so on the target of a slot that is being moved they
+    would find half an index and start another one. Redis answers all of them with ASK until the move has ended.
+    """
+    match refusal_word(text):
+        case "MOVED" if in_cluster:
+            return Reaction.FOLLOW
+        case "CLUSTERDOWN" if in_cluster:
+            return Reaction.LEAVE
+        case "READONLY" | "MASTERDOWN" | "NOAUTH":
+            return Reaction.LEAVE
+        case _:
+            return Reaction.STAY
 
 
 def pack(*arguments: Argument) -> bytes:
@@ -62,14 +133,8 @@ class _Pending:
         self.got: list[Any] = []
 
 
-class Listener(Protocol):
-    """Who hears what Redis says unasked; only RESP3 has such messages."""
-
-    def told(self, message: Sequence[Any]) -> None:
-        """Take one message."""
-
-    def lost(self) -> None:
-        """Take note that the connection is gone, and with it what would have been said."""
+def _ignore(_: Sequence[Any]) -> None:
+    pass
 
 
 class RedisProtocol(asyncio.Protocol):
@@ -77,7 +142,8 @@ class RedisProtocol(asyncio.Protocol):
 
     def __init__(self, *, in_cluster: bool = False) -> None:
         self.closed = False
-        self.listener: Listener | None = None
+        self.on_push: Callable[[Sequence[Any]], None] = _ignore  # called with what Redis says unasked, which RESP3 has
+        self.on_lost: Callable[[], None] = lambda: None
         self.leave: str | None = None  # an error after which this is not the right server any more
         self._in_cluster = in_cluster
         self.last_error = ""  # a server that refuses a connection says why, unasked
@@ -102,7 +168,7 @@ class RedisProtocol(asyncio.Protocol):
         return future
 
     def watch(self, stall_seconds: float) -> None:
-        """From now on, give the connection up when it answers nobody for so long (a half-open one looks like this)."""
+        """From now on, close the connection when it has not answered for so long (a half-open one looks like this)."""
         if self.closed:
             return
         if self._pending and self._loop.time() - self._pending[0].sent_at > stall_seconds:
@@ -118,8 +184,7 @@ class RedisProtocol(asyncio.Protocol):
                 if type(reply) is ReplyError:
                     self._refused(str(reply))
                 elif type(reply) is PushNotification:
-                    if self.listener is not None:
-                        self.listener.told(reply)
+                    self.on_push(reply)
                     continue
                 request = self._pending[0]
                 request.got.append(reply)
@@ -134,8 +199,7 @@ class RedisProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self.closed = True
-        if self.listener is not None:
-            self.listener.lost()
+        self.on_lost()
         why = self.last_error or str(exc or "") or "end of stream"
         while self._pending:
             future = self._pending.popleft().future
@@ -149,7 +213,7 @@ class RedisProtocol(asyncio.Protocol):
             self._transport.abort()
 
     def retire(self, *, within_seconds: float) -> None:
-        """Close once what is under way has been answered, which may be what tells callers where to go."""
+        """Close once the requests under way have been answered; an answer may name the right server."""
         self._retired = True
         if self._pending:
             self._loop.call_later(within_seconds, self.abort)

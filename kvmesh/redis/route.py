@@ -1,6 +1,6 @@
 """Finds the server that holds the index and opens a connection to it: TLS, password, role; Sentinels, cluster nodes.
 
-Used by `redis_link` at every connection. All of our keys are in one slot, so there is one server to find. What Redis
+All of our keys are in one slot, so there is one server to find. What Redis
 says about itself (ROLE) decides, not what others say of it: nothing may be written to a replica.
 """
 
@@ -18,8 +18,7 @@ import hiredis
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.redis.address import RedisAddress, RedisKind, RedisNode
 from kvmesh.redis.keys import KEY_SLOT
-from kvmesh.redis.protocol import RedisProtocol, checked, pack
-from kvmesh.redis.refusals import explained, refusal_word
+from kvmesh.redis.protocol import RedisProtocol, checked, explained, pack, refusal_word
 
 NODE_SECONDS = 1.0  # for one node to answer, while others may know better
 AGREEMENT_SECONDS = 0.25  # after the first answer, for a majority to agree
@@ -66,7 +65,7 @@ class RedisRoute:
                 async with asyncio.timeout(NODE_SECONDS):
                     return await self._open_server(hint, secrets)
         failures: list[str] = []
-        for node in (await self._candidates(secrets))[:2]:
+        for node, _ in (await self._votes(secrets)).most_common(2):
             try:
                 async with asyncio.timeout(NODE_SECONDS):
                     return await self._open_server(node, secrets)
@@ -77,7 +76,7 @@ class RedisRoute:
         raise IndexUnavailableError("; ".join(failures))
 
     async def is_elsewhere(self) -> bool:
-        """Ask whether the server is another one by now; False where nobody can tell."""
+        """Ask whether the server is another one by now; False where this cannot be known."""
         try:
             async with asyncio.timeout(2 * NODE_SECONDS):
                 secrets = await asyncio.to_thread(read_secrets, self.address)
@@ -88,19 +87,16 @@ class RedisRoute:
         return node != self.node and count >= _majority(self._to_ask())
 
     def moved_to(self, error: str) -> RedisNode | None:
-        """Return the node that `MOVED SLOT HOST:PORT` names; without a host, the one that said so means its own."""
+        """Return the node that `MOVED SLOT HOST:PORT` names; without a host, the server that answered means itself."""
         host, _, port = error.rpartition(" ")[2].rpartition(":")
         host = host.strip("[]") or (self.node.host if self.node else "")
         return RedisNode(host=host, port=int(port)) if host and port.isdecimal() else None
-
-    async def _candidates(self, secrets: Secrets) -> list[RedisNode]:
-        return [node for node, _ in (await self._votes(secrets)).most_common()]
 
     def _to_ask(self) -> tuple[RedisNode, ...]:
         return tuple(dict.fromkeys((*self.address.nodes, *self._known)))
 
     async def _votes(self, secrets: Secrets) -> Counter[RedisNode]:
-        """Ask all at once where the server is, until most agree: a single one may live in the past."""
+        """Ask all at once where the server is, until most agree: a single answer may be out of date."""
         nodes, votes, failures = self._to_ask(), Counter[RedisNode](), list[str]()
         pending = {asyncio.create_task(self._ask(node, secrets), name=f"redis-ask-{node}") for node in nodes}
         deadline = asyncio.get_running_loop().time() + NODE_SECONDS
@@ -138,7 +134,9 @@ class RedisRoute:
         name = self.address.master_name
         login = [pack("AUTH", secrets.sentinel_password)] if secrets.sentinel_password else []
         where = f"Sentinel {node}"
-        answer = _all_checked(await self._exchange(protocol, where, *login, _ask_for(name)), where)[-1]
+        # https://redis.io/docs/latest/develop/reference/sentinel-clients/
+        question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
+        answer = _all_checked(await self._exchange(protocol, where, *login, question), where)[-1]
         if answer is None:
             raise IndexUnavailableError(f"Sentinel {node} knows no master called {name!r}")
         return RedisNode(host=answer[0].decode(), port=int(answer[1]))
@@ -158,7 +156,7 @@ class RedisRoute:
         return owner
 
     async def _open_server(self, node: RedisNode | None, secrets: Secrets) -> RedisProtocol:
-        """Connect, introduce ourselves and make sure that this is who we look for."""
+        """Connect, log in and check that this is the right server."""
         where = str(node or self.address.socket_path)
         protocol = await self._open_socket(node, secrets)
         try:
@@ -231,11 +229,6 @@ def _all_checked(replies: Sequence[Any], where: str) -> list[Any]:
         return [checked(reply) for reply in replies]
     except IndexUnavailableError as error:
         raise IndexUnavailableError(f"{where}: {error}") from None
-
-
-def _ask_for(master_name: str) -> bytes:
-    # https://redis.io/docs/latest/develop/reference/sentinel-clients/
-    return pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", master_name)
 
 
 def _announced(entry: Sequence[Any], *, asked: RedisNode) -> RedisNode:

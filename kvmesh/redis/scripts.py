@@ -1,4 +1,4 @@
-"""The Lua scripts, loaded from the files beside this module. Used by the reader (snapshot only), writer and leases."""
+"""The Lua scripts, loaded from the files beside this module."""
 
 from importlib.resources import files
 

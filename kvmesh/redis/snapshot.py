@@ -1,4 +1,4 @@
-"""The whole registry, read so that Redis serves others meanwhile. Used by all who read it: `parse_registry` takes it.
+"""The whole registry, read so that Redis serves others meanwhile; `keys.parse_registry` takes the result.
 
 A small registry is one script. Of a large one the script only names what there is, and the records are read by plain
 commands in portions; that the version is the same afterwards makes them one picture.
@@ -7,9 +7,8 @@ commands in portions; that the version is the same afterwards makes them one pic
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from kvmesh.blocks.source import Registry
 from kvmesh.errors import IndexUnavailableError
-from kvmesh.redis.keys import PREFIX, REGISTRY, SNAPSHOT_PARTS, parse_registry
+from kvmesh.redis.keys import PREFIX, REGISTRY, SNAPSHOT_PARTS
 from kvmesh.redis.link import pack
 from kvmesh.redis.protocol import checked, unless_other_type
 from kvmesh.redis.scripts import SNAPSHOT
@@ -31,7 +30,10 @@ _FIELDS = b"".join(b"$%d\r\n%s\r\n" % (len(each), each) for each in FIELDS)
 
 
 async def read_snapshot(ask: Ask) -> tuple[list[Any], bool]:
-    """Return what `snapshot.lua` would, and whether it is of one instant. Raise IndexUnavailableError."""
+    """Return what `snapshot.lua` would, and whether it is of one instant: the arguments of `parse_registry`.
+
+    Raise IndexUnavailableError.
+    """
     snapshot: list[Any] = []
     for _ in range(ATTEMPTS):
         (reply,) = await ask(_HEAD, 1)
@@ -48,12 +50,6 @@ async def read_snapshot(ask: Ask) -> tuple[list[Any], bool]:
         if checked(version) == snapshot[:2]:
             return snapshot, True
     return snapshot, False
-
-
-def read_registry_of(snapshot: tuple[list[Any], bool]) -> Registry:
-    """Return the registry that a snapshot shows."""
-    parts, is_whole = snapshot
-    return parse_registry(parts, is_whole=is_whole)
 
 
 async def _slots(ask: Ask, records: Sequence[bytes]) -> list[Any]:

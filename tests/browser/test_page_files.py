@@ -81,7 +81,7 @@ def test_every_module_is_fetched_at_once() -> None:
 
 
 def test_findings_are_explained_in_the_words_of_the_docs() -> None:
-    table = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs" / "reference" / "findings.md").read_text(encoding="utf-8")
     documented = {
         name: [means.replace("`", ""), fix.replace("`", "")]
         for name, means, fix in re.findall(r"^\| \[`([a-z-]+)`\]\([^)]*\) \| (.*?) \| (.*?) \|$", table, re.MULTILINE)

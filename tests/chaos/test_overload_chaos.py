@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 
 from extproc.local.envoy_config import SocketAddress, fill_in, named, read_template
-from extproc.local.programs import find_envoy
+from extproc.local.processes import find_envoy
 from tests.e2e.overload_stack import OBJECTIVE, TENANT, OverloadStack, overload_stack
 from tests.e2e.stack import START_SECONDS, eventually, free_ports, listens
 from tests.integration.kv_redis import RedisServer

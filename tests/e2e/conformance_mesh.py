@@ -24,8 +24,7 @@ from extproc.install.plan import FailureMode, GatewayTarget, InstallPlan, IstioV
 from extproc.install.render import render
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec
-from extproc.local.readiness import HttpReady
+from extproc.local.processes import HttpReady, ProcessSpec
 from tests.istiod.apply import apply_envoy_filters
 from tests.istiod.base import GatewayRoute, Proxy, gateway_proxy
 from tests.istiod.bootstrap import HOST, address, running_envoy, running_proxy, supervised

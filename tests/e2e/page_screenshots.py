@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/page.md: `python -m tests.e2e.page_screenshots FOLDER` starts a mesh and looks at it."""
+"""Makes the pictures of docs/guides/page.md: `python -m tests.e2e.page_screenshots FOLDER` starts a mesh."""
 
 import asyncio
 import random

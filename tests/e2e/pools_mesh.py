@@ -20,8 +20,7 @@ import yaml
 from extproc.install.plan import GatewayTarget, InstallPlan, IstioVersion, PoolTarget, RouteTarget
 from extproc.install.render import render
 from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec
-from extproc.local.readiness import HttpReady
+from extproc.local.processes import HttpReady, ProcessSpec
 from extproc.local.service import simulated_tokenizer
 from tests.e2e.conformance_mesh import free_at_all
 from tests.e2e.stack import Answer, eventually

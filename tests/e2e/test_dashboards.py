@@ -18,14 +18,11 @@ import pytest
 import pytest_asyncio
 import redis
 
-from extproc.install.alert_rules import ALERTS
-from extproc.install.dashboards.all_dashboards import DASHBOARDS
-from extproc.install.dashboards.panels import Dashboard, Kind, Panel, Query, RedisQuery
-from extproc.install.recording_rules import RECORDINGS
 from tests.e2e.stack import eventually
 from tests.e2e.watched_mesh import SMALL, WatchedMesh, watched_mesh
 from tests.e2e.wrong_pools import WRONG_POOLS
 from tests.prometheus.draw_panels import draw
+from tests.prometheus.monitoring import BOARDS, Json, alerts, panels_of, recordings
 from tests.prometheus.prometheus_process import Series
 from tests.unit.kv_indexer_follow.kv_fakes import stored
 
@@ -99,29 +96,34 @@ async def trouble(mesh: WatchedMesh) -> None:
         await asyncio.sleep(0.5)
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
-async def test_no_panel_is_empty(mesh: WatchedMesh, dashboard: Dashboard) -> None:
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+async def test_no_panel_is_empty(mesh: WatchedMesh, board: Json) -> None:
     empty: list[str] = []
     drawn: dict[str, list[tuple[str, Series]]] = {}
-    for panel in dashboard.panels:
-        for query in panel.queries:
-            if isinstance(query, RedisQuery):
-                lines = redis_lines(mesh, query)
+    for panel in panels_of(board):
+        for target in panel["targets"]:
+            if "expr" in target:
+                lines = [(legend(target, each), each) for each in await shown(mesh, panel, target["expr"])]
             else:
-                lines = [(legend(query, each), each) for each in await shown(mesh, panel, query)]
-            empty += [] if has_data(series for _, series in lines) else [f"{panel.title}: {query}"]
-            drawn.setdefault(panel.title, []).extend(lines)
+                lines = redis_lines(mesh, panel, target)
+            empty += [] if has_data(series for _, series in lines) else [f"{panel['title']}: {target}"]
+            drawn.setdefault(panel["title"], []).extend(lines)
     if PICTURES:
-        (Path(PICTURES) / f"{dashboard.uid}.svg").write_text(draw(dashboard, drawn), encoding="utf-8")
+        (Path(PICTURES) / f"{board['uid']}.svg").write_text(draw(board, drawn), encoding="utf-8")
     assert empty == []
 
 
-def redis_lines(mesh: WatchedMesh, query: RedisQuery) -> list[tuple[str, Series]]:
+def redis_lines(mesh: WatchedMesh, panel: Json, target: Json) -> list[tuple[str, Series]]:
     """Run the command; return the fields that are shown, of which none may be missing."""
     server: Any = redis.Redis.from_url(mesh.redis.url, decode_responses=True)
-    answer = server.execute_command(*query.command)
+    if target["type"] == "cli":
+        answer = server.execute_command(*target["query"].split())
+    else:
+        answer = server.execute_command(target["command"], target.get("section") or target["keyName"])
     fields = answer if isinstance(answer, dict) else {"": answer}
-    shown_fields = {name: fields[name] for name in query.fields or fields}
+    filters = [each for each in panel.get("transformations", ()) if each["id"] == "filterFieldsByName"]
+    names = filters[0]["options"]["include"]["names"] if filters else fields
+    shown_fields = {name: fields[name] for name in names}
     return [
         (name, Series(labels={name: str(value)}, points=((0.0, number(value)),)))
         for name, value in shown_fields.items()
@@ -135,14 +137,14 @@ def number(value: object) -> float:
         return 0.0  # a text: it is shown, not drawn
 
 
-def legend(query: Query, series: Series) -> str:
-    if not query.legend:
-        return ""
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: series.labels.get(found[1], ""), query.legend)
+def legend(target: Json, series: Series) -> str:
+    text = target["legendFormat"].removeprefix("__auto")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: series.labels.get(found[1], ""), text)
 
 
 async def test_every_recording_rule_has_data(mesh: WatchedMesh) -> None:
-    found = {rule.record: await mesh.prometheus.query_range(rule.record, seconds=SHOWN_SECONDS) for rule in RECORDINGS}
+    names = [rule["record"] for rule in recordings()]
+    found = {name: await mesh.prometheus.query_range(name, seconds=SHOWN_SECONDS) for name in names}
     assert [record for record, series in found.items() if not has_data(series)] == []
 
 
@@ -209,7 +211,7 @@ async def test_alerts_of_a_picker_that_freezes(mesh: WatchedMesh) -> None:
 
 
 async def test_every_alert_has_been_caused() -> None:
-    assert {alert.name for alerts in ALERTS.values() for alert in alerts} == CAUSED
+    assert {alert["alert"] for alert in alerts()} == CAUSED
 
 
 async def fires(mesh: WatchedMesh, *names: str) -> None:
@@ -227,16 +229,16 @@ async def fires(mesh: WatchedMesh, *names: str) -> None:
         await asyncio.sleep(0.2)
 
 
-async def shown(mesh: WatchedMesh, panel: Panel, query: Query) -> list[Series]:
+async def shown(mesh: WatchedMesh, panel: Json, asked: str) -> list[Series]:
     """Return what Grafana would show, of one pod after the other where a panel is of one."""
     found = []
     for endpoint in [*mesh.pods, mesh.odd.address]:
-        expr = as_grafana_asks(query.expr, endpoint=endpoint)
-        if panel.kind is Kind.LINES:
+        expr = as_grafana_asks(asked, endpoint=endpoint)
+        if panel["type"] == "timeseries":
             found += await mesh.prometheus.query_range(expr, seconds=SHOWN_SECONDS)
         else:
             found += await mesh.prometheus.query(expr)
-        if "$endpoint" not in query.expr:
+        if "$endpoint" not in asked:
             break
     return found
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 
 from extproc.local.envoy_config import SocketAddress, fill_in, read_template
-from extproc.local.programs import find_envoy
+from extproc.local.processes import find_envoy
 from tests.e2e.stack import eventually, free_ports, listens, simulated_pods
 
 HOST = "127.0.0.1"

@@ -18,13 +18,13 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from extproc.install.rule_groups import rule_groups
 from extproc.local.service import simulated_tokenizer
 from tests.e2e.overload_stack import OBJECTIVE, TENANT
 from tests.e2e.stack import END_SECONDS, Stack, eventually, free_ports, listens, running_stack
 from tests.integration.kv_publisher import ScriptedPod, running_pod
 from tests.integration.kv_redis import RedisServer, free_port
 from tests.integration.overload_pods import HeldPod
+from tests.prometheus.monitoring import shorter_rules
 from tests.prometheus.prometheus_process import Prometheus, running_prometheus
 
 DIVIDED_BY = 60.0  # every window and wait of the rules; their conditions are the real ones
@@ -192,7 +192,7 @@ async def watched_mesh(folder: Path) -> AsyncIterator[WatchedMesh]:
             "kvmesh-indexer": [_address(stack.ready["indexer_admin"]), f"127.0.0.1:{pools_port}"],
             "vllm": list(pods),
         }
-        rules = rule_groups(divided_by=DIVIDED_BY)
+        rules = shorter_rules(DIVIDED_BY)
         home = folder / "prometheus"
         home.mkdir()
         prometheus = await exits.enter_async_context(running_prometheus(home, targets=targets, rules=rules))

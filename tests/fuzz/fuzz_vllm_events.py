@@ -18,14 +18,12 @@ from typing import Any, get_args
 import atheris
 
 with atheris.instrument_imports(include=["kv_indexer"]):
-    from kv_indexer.apply.change_plan import Knowledge, first_size_change, hashes_to_look_up, plan_change
+    from kv_indexer.apply.change_plan import StreamContext, first_size_change, hashes_to_look_up, plan_change
     from kv_indexer.events.event_fields import Fault
+    from kv_indexer.events.sequence import is_replay_end, parse_live, parse_replay
     from kv_indexer.events.vllm_events import decode_batch
-    from kv_indexer.events.zmq_frames import is_replay_end, parse_live, parse_replay
-    from kvmesh.blocks.block_keys import root_key
-    from kvmesh.blocks.events import BlockStored, EventBatch
-    from kvmesh.blocks.extra_keys import UnknownExtraKeyError, separate_extra_keys
-    from kvmesh.blocks.groups import MAX_GROUP
+    from kvmesh.blocks.block_keys import UnknownExtraKeyError, root_key, separate_extra_keys
+    from kvmesh.blocks.events import MAX_GROUP, BlockStored, EventBatch
     from kvmesh.blocks.index_changes import Store
     from kvmesh.errors import DecodeError
 
@@ -51,7 +49,7 @@ WORDS = (
 PLAIN = {"block_hashes": [7], "parent_block_hash": None, "token_ids": [1], "block_size": 1}
 pack = msgspec.msgpack.encode
 runs = 0
-knowledge = Knowledge()
+context = StreamContext()
 memory_at_first_mib = 0.0
 
 
@@ -77,14 +75,14 @@ def payload(data: bytes) -> None:
 
 def use(batch: EventBatch) -> None:
     """Do what the indexer does with one stream's events before it asks Redis, and remember as much as it does."""
-    hashes_to_look_up(batch.events, knowledge)
-    first_size_change([batch.events], knowledge)
-    plan = plan_change(batch.events, knowledge=knowledge, roots=root)
-    knowledge.forget_oldest()
+    hashes_to_look_up(batch.events, context)
+    first_size_change([batch.events], context)
+    plan = plan_change(batch.events, context=context, roots=root)
+    context.forget_oldest()
     for operation in plan.operations:
         if isinstance(operation, Store):
             assert len(operation.hashes) == len(operation.keys) > 0, operation
-    assert len(knowledge.groups) <= MAX_GROUP + 1
+    assert len(context.groups) <= MAX_GROUP + 1
     for event in batch.events:
         if isinstance(event, BlockStored):
             with contextlib.suppress(UnknownExtraKeyError):

@@ -13,9 +13,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from extproc.doctor.examine import examine
+from extproc.doctor.examine import DoctorSettings, examine
 from extproc.doctor.findings import Finding, Severity
-from extproc.doctor.gather import DoctorSettings
 from extproc.local.envoy_config import SocketAddress, named
 from extproc.local.ports import pick_free_port
 from extproc.models.models import ModelTable

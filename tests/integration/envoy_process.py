@@ -14,9 +14,7 @@ from typing import Any
 
 from extproc.local.envoy_config import SocketAddress, fill_in, named, read_template
 from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.programs import find_envoy
-from extproc.local.readiness import HttpReady
+from extproc.local.processes import HttpReady, ProcessSpec, Supervisor, find_envoy
 
 HOST = "127.0.0.1"
 START_SECONDS = 60.0

@@ -18,8 +18,8 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
+from extproc.ext_proc.answers import JWT_NAMESPACE
 from extproc.ext_proc.exchange import BodyMode
-from extproc.ext_proc.jwt_claims import JWT_NAMESPACE
 
 DEADLINE_SECONDS = 10.0
 CALL_SECONDS = 120.0

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from kv_indexer.config import IndexerSettings
-from kv_indexer.follow.follow_stream import RecoveryPolicy
+from kv_indexer.follow.catch_up import RecoveryPolicy
 from kv_indexer.service import IndexerService
 from kvmesh.blocks.block_keys import root_key
 from kvmesh.documents.documents import Document, Snapshot

@@ -1,4 +1,4 @@
-"""What Redis really holds, counted from raw keys and by nothing of ours but the format in docs/redis.md."""
+"""What Redis really holds, counted from raw keys by the format in docs/reference/redis.md alone."""
 
 from collections import Counter
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ from tests.integration.kv_redis import RedisServer, redis_program
 
 DEADLINE_SECONDS = 30.0
 SLOTS = 16384
-# what docs/redis-connection.md tells operators to grant
+# what docs/guides/redis-connection.md tells operators to grant
 RIGHTS = ("~{kv2}*", "+@all", "-@admin", "-@dangerous", "+info", "+role", "+client|tracking")
 
 

@@ -17,11 +17,13 @@ from extproc.ext_proc.call import OpenExchange
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.local.ports import pick_free_port
 from extproc.pages.admin_http import AdminServer
+from extproc.pages.admin_pages import PickerPages
 from extproc.pages.feed_http import LivePages
 from extproc.pages.live_feed import LiveFeed
+from extproc.pick import pick
 from extproc.policy.values import PickPolicy
-from extproc.pools.picker_parts import PickerParts
-from extproc.pools.pool_picker import PoolPicker
+from extproc.pools.pool import Pool
+from extproc.pools.shared_resources import SharedResources
 from extproc.service import static_config
 from extproc.settings.config import PickerSettings
 from kvmesh.index.index_view import IndexView
@@ -88,8 +90,9 @@ class Stream:
 class LivePicker:
     """A pool's picker that is looked at."""
 
-    pool: PoolPicker
-    parts: PickerParts
+    pool: Pool
+    pages: PickerPages
+    resources: SharedResources
     feed: LiveFeed
     admin: str
     http: aiohttp.ClientSession
@@ -107,7 +110,7 @@ class LivePicker:
     async def ask(self, text: str, *, request_id: str = "r-1", **headers: str) -> OpenExchange:
         """Have a completion with this prompt picked."""
         body = json.dumps({"model": MODEL, "prompt": text}).encode()
-        return await self.pool.pick(self.facts(request_id=request_id, **headers), body)
+        return await pick(self.facts(request_id=request_id, **headers), body, self.pool.runtime)
 
     @asynccontextmanager
     async def watching(self, query: str = "") -> AsyncIterator[Stream]:
@@ -138,22 +141,26 @@ async def live_picker(
         }
         | {"model": MODEL, "tokenizer_folder": TINY_MODEL}
     )
-    parts = PickerParts(settings)
-    pool = PoolPicker(static_config(settings), parts)
-    feed = LiveFeed(pool.pages, watch=parts.watch, view=IndexView(url=redis_url))
-    parts.watch.on_picked = feed.picked
-    server = AdminServer(pool.pages, max_body_bytes=1 << 20, live=LivePages(feed))
+    resources = SharedResources(settings)
+    resources.load_tokenizers(settings.model_table.served)
+    pool = Pool(static_config(settings), resources)
+    pages = PickerPages(pool)
+    feed = LiveFeed(pages, watch=resources.watch, view=IndexView(url=redis_url))
+    resources.watch.on_picked = feed.picked
+    server = AdminServer(pages, max_body_bytes=1 << 20, live=LivePages(feed))
     port = pick_free_port(host=HOST, avoid=())
     await server.start(host=HOST, port=port)
     running = asyncio.create_task(feed.run(), name="live feed")
     connector = aiohttp.TCPConnector(limit=0)
     try:
         async with aiohttp.ClientSession(connector=connector) as http:
-            yield LivePicker(pool=pool, parts=parts, feed=feed, admin=f"http://{HOST}:{port}", http=http)
+            yield LivePicker(
+                pool=pool, pages=pages, resources=resources, feed=feed, admin=f"http://{HOST}:{port}", http=http
+            )
     finally:
         await server.stop()
         running.cancel()
         await asyncio.wait([running])
         await feed.close()
         await pool.close()
-        await parts.close()
+        await resources.close()

@@ -1,4 +1,4 @@
-"""How a picker with hundreds of pools fares while nothing happens: start-up time, CPU, memory. docs/pools.md quotes it.
+"""What an idle picker with hundreds of pools costs: start-up time, CPU, memory. docs/guides/pools.md quotes it.
 
 The fleet is that of `kv_fleet`: thousands of quiet pods on loopback addresses of one process. A Redis runs beside it.
 

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
-from extproc.doctor.gather import DoctorSettings, gather
+from extproc.doctor.examine import DoctorSettings, gather
 from extproc.errors import KvmeshError
 from extproc.local.commands import app as commands
 from extproc.local.explain import ask

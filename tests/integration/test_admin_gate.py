@@ -13,9 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kvmesh.admin.admin_access import AdminAccess
+from kvmesh.admin.admin_access import TRIES_AT_ONCE, AdminAccess
 from kvmesh.admin.admin_login import AdminLogin
-from kvmesh.admin.failed_tokens import AT_ONCE
 from kvmesh.errors import SettingError
 from tests.integration.admin_doors import BOTH_ROLES, HOST, Door, Pages, picker_door
 
@@ -175,7 +174,7 @@ def test_a_pipe_is_refused_as_token_file_instead_of_waiting_for_who_writes(tmp_p
 
 async def test_who_guesses_is_locked_out_for_a_while_even_with_the_right_token(access: AdminAccess) -> None:
     async with picker_door(access) as port, client(port) as http:
-        for i in range(AT_ONCE):
+        for i in range(TRIES_AT_ONCE):
             assert await asked(http, "/state", headers=bearer(f"guess number {i:05}")) == (401, "token-wrong")
         async with http.get("/state", headers=bearer(TOKEN)) as answer:
             assert answer.status == 429
@@ -186,7 +185,7 @@ async def test_who_guesses_is_locked_out_for_a_while_even_with_the_right_token(a
 
 async def test_an_old_token_in_some_script_locks_nobody_out(access: AdminAccess) -> None:
     async with picker_door(access) as port, client(port) as http:
-        for _ in range(AT_ONCE * 3):
+        for _ in range(TRIES_AT_ONCE * 3):
             assert await asked(http, "/state", headers=bearer(NEXT)) == (401, "token-wrong")
         assert await asked(http, "/state", headers=bearer(TOKEN)) == (200, "")
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from extproc.admission.saturation import BLIND_REQUESTS
+from extproc.choosing.room import BLIND_REQUESTS
 from extproc.ext_proc.exchange import BodyMode
 from tests.integration.hermetic_envoy import Envoy, Refused, Routed
 from tests.integration.overload_picker import Crowd, crowd_before, picker_before, policy

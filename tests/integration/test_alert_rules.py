@@ -1,5 +1,6 @@
-"""The rules file by Prometheus' own tools: it is valid, each alert fires after its time and not without its cause."""
+"""Rules and dashboards by Prometheus' own tools: all are valid, each alert fires after its time, for its cause."""
 
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.install.alert_rules import ALERTS, Alert
-from extproc.install.monitoring_files import RULES_FILE, monitoring_files
-from extproc.install.rule_groups import rule_groups
+from tests.prometheus.monitoring import BOARDS, RULES_FILE, Json, alerts, exprs_of, seconds, shorter_rules
 from tests.prometheus.prometheus_process import program
 
 MINUTES = 26  # the longest window and the longest wait
@@ -159,7 +158,8 @@ CASES: dict[str, Case] = {
     "KvmeshQueueNeverEmpty": gauge('kvmesh_queued_requests{class="standard"}', bad=3, good=0),
     "KvmeshStepInForce": gauge('kvmesh_degradation_step{class="standard", step="cap-output"}', bad=1, good=0),
 }
-EVERY = [alert for alerts in ALERTS.values() for alert in alerts]
+# what Grafana puts in the place of its variables
+GRAFANA = {"$__rate_interval": "1m", "$__range": "1h", "$pool": ".*", "$class": ".*", "$endpoint": "10.0.0.1:8000"}
 
 
 def promtool(*words: str) -> str:
@@ -168,31 +168,37 @@ def promtool(*words: str) -> str:
     return done.stdout
 
 
-def test_the_rules_file_is_valid(tmp_path: Path) -> None:
-    for name, text in monitoring_files().items():
-        if name.startswith("prometheus/"):
-            (tmp_path / Path(name).name).write_text(text, encoding="utf-8")
-    assert "45 rules found" in promtool("check", "rules", str(tmp_path / Path(RULES_FILE).name))
-    promtool("check", "config", str(tmp_path / "prometheus.yaml"))
+def test_the_files_of_a_prometheus_of_ones_own_are_valid() -> None:
+    assert "45 rules found" in promtool("check", "rules", str(RULES_FILE))
+    promtool("check", "config", str(RULES_FILE.with_name("prometheus.yaml")))
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_every_expression_of_a_dashboard_is_valid(board: Json, tmp_path: Path) -> None:
+    rules = []
+    for number, asked in enumerate(exprs_of(board)):
+        expr = re.sub(r"\$\w+", lambda found: GRAFANA[found[0]], asked)
+        rules.append({"record": f"panel:{number}", "expr": expr})
+    content = {"groups": [{"name": board["uid"], "rules": rules}]}
+    (tmp_path / "panels.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert f"{len(rules)} rules found" in promtool("check", "rules", str(tmp_path / "panels.yaml"))
 
 
 def test_shorter_rules_for_tests_are_valid_too(tmp_path: Path) -> None:
-    (tmp_path / "short.yaml").write_text(yaml.safe_dump(rule_groups(divided_by=60)), encoding="utf-8")
+    (tmp_path / "short.yaml").write_text(yaml.safe_dump(shorter_rules(60)), encoding="utf-8")
     promtool("check", "rules", str(tmp_path / "short.yaml"))
 
 
 def test_every_alert_fires_after_its_time_and_only_for_its_cause(tmp_path: Path) -> None:
-    assert set(CASES) == {alert.name for alert in EVERY}
-    (tmp_path / "rules.yaml").write_text(monitoring_files()[RULES_FILE], encoding="utf-8")
-    tests = [test for alert in EVERY for test in cases_of(alert, CASES[alert.name])]
-    content = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    assert set(CASES) == {alert["alert"] for alert in alerts()}
+    tests = [test for alert in alerts() for test in cases_of(alert, CASES[alert["alert"]])]
+    content = {"rule_files": [str(RULES_FILE)], "evaluation_interval": "1m", "tests": tests}
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "tests.yaml"))
 
 
 def test_one_wrong_conversation_in_a_quiet_pool_is_no_alert_of_predictions(tmp_path: Path) -> None:
     """Two minutes of it fill the ratio's window for longer than 5 minutes: hence a wait of twice that window."""
-    (tmp_path / "rules.yaml").write_text(monitoring_files()[RULES_FILE], encoding="utf-8")
     burst = {name: f"0x3 {all_of_it / 2} {all_of_it}x{MINUTES}" for name, all_of_it in BURST.items()}
     firing, pending = (
         f'(count_over_time(ALERTS{{alertname="KvmeshPredictionsOff", alertstate="{state}"}}[{MINUTES}m]) > bool 0) '
@@ -200,15 +206,15 @@ def test_one_wrong_conversation_in_a_quiet_pool_is_no_alert_of_predictions(tmp_p
         for state in ("firing", "pending")
     )
     test = _test(burst, asked=[(f"max({firing})", MINUTES, 0), (f"max({pending})", MINUTES, 1)])
-    content = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    content = {"rule_files": [str(RULES_FILE)], "evaluation_interval": "1m", "tests": [test]}
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "tests.yaml"))
 
 
-def cases_of(alert: Alert, case: Case) -> list[dict[str, Any]]:
+def cases_of(alert: Json, case: Case) -> list[dict[str, Any]]:
     """Fire: not before its `for` is over, but at the end. Stay silent: never."""
-    firing = f'count(ALERTS{{alertname="{alert.name}", alertstate="firing"}}) or vector(0)'
-    early = max(int(alert.for_minutes) - 1, 0)
+    firing = f'count(ALERTS{{alertname="{alert["alert"]}", alertstate="firing"}}) or vector(0)'
+    early = max(int(seconds(alert.get("for", "0m")) / 60) - 1, 0)
     return [
         _test(case.bad, asked=[*([(firing, early, 0)] if early else []), (firing, MINUTES, 1)]),
         _test(case.good, asked=[(firing, MINUTES, 0)]),
@@ -224,9 +230,3 @@ def _test(series: Mapping[str, str], *, asked: Sequence[tuple[str, int, int]]) -
             for expr, at, value in asked
         ],
     }
-
-
-@pytest.mark.parametrize("alert", EVERY, ids=lambda alert: alert.name)
-def test_every_alert_is_explained_where_its_link_leads(alert: Alert) -> None:
-    page = Path("docs/operations.md").read_text(encoding="utf-8")
-    assert f"\n### {alert.name}\n" in page

@@ -11,13 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from extproc.records import audit_file
-from extproc.records.access_log import RecordBuffer
-from extproc.records.access_record import AccessRecord
+from extproc.records.access_log import AccessRecord, RecordBuffer
 from extproc.records.audit_chain import AuditChain, AuditKey
-from extproc.records.audit_file import RecordFile
+from extproc.records.audit_file import RecordFile, RecordLines
 from extproc.records.audit_redis_stream import RecordStream
 from extproc.records.commands import app
-from extproc.records.record_lines import RecordLines
 from extproc.records.write_records import RequestRecords, StreamWriter, WriterThread
 from extproc.settings.observation_settings import ObservationSettings
 from tests.integration.kv_redis import RedisServer
@@ -189,7 +187,7 @@ def test_a_file_that_cannot_be_opened_for_a_while_costs_none_of_the_older_ones(
 def test_a_new_key_in_the_file_begins_a_chain_of_its_own_and_a_broken_file_changes_nothing(
     tmp_path: Path, keys: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extproc.records.record_lines.HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr("extproc.records.audit_file.HEARTBEAT_SECONDS", 0.02)
     log = tmp_path / "audit.log"
     settings = ObservationSettings(access_log_file=log, audit=True, audit_key_file=keys)
     records = RequestRecords(settings, redis_url="redis://127.0.0.1:1/0")

@@ -5,15 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from extproc.doctor.checks import judge
+from extproc.doctor.examine import expected_of
 from extproc.doctor.facts import Facts, IndexFacts, RedisFacts
 from extproc.doctor.findings import Finding, Severity
-from extproc.doctor.gather import expected_of
-from extproc.doctor.gather_envoy import gather_envoy
+from extproc.doctor.gather_admin import gather_envoy
+from extproc.doctor.questions import open_client
 from extproc.policy.values import Steering
+from kvmesh.admin.admin_login import AdminLogin
 from tests.integration.doctor_mesh import envoy, parts, picker, picker_settings, two_ports
 from tests.integration.envoy_process import HOST
 
@@ -38,7 +39,7 @@ async def envoy_findings(
     async with (
         picker(settings),
         envoy(tmp_path, picker_port=picker_port or grpc_port, endpoints=PODS, file=file, change=change) as url,
-        aiohttp.ClientSession() as http,
+        open_client(timeout_seconds=20.0, login=AdminLogin()) as client,
     ):
         facts = Facts(
             expected=expected_of(settings),
@@ -46,7 +47,7 @@ async def envoy_findings(
             pods=(),
             redis=RedisFacts(label="redis", problem="not asked"),
             index=IndexFacts(problem="not asked"),
-            envoy=await gather_envoy(http, url, timeout_seconds=20.0),
+            envoy=await gather_envoy(client, url),
         )
     assert facts.envoy is not None
     assert facts.envoy.version.startswith("1.")
@@ -193,7 +194,7 @@ async def test_a_running_envoys_failure_mode_is_compared_with_the_policy_of_its_
     settings = picker_settings(NO_REDIS, PODS, tokenizer=None, grpc_port=grpc_port, admin_port=admin_port)
     async with (
         envoy(tmp_path, picker_port=grpc_port, endpoints=PODS, file="buffered.yaml", change=names_pool) as url,
-        aiohttp.ClientSession() as http,
+        open_client(timeout_seconds=20.0, login=AdminLogin()) as client,
     ):
         facts = Facts(
             expected=replace(expected_of(settings), pool="llm/a", failure_mode=mode),
@@ -201,7 +202,7 @@ async def test_a_running_envoys_failure_mode_is_compared_with_the_policy_of_its_
             pods=(),
             redis=RedisFacts(label="redis", problem="not asked"),
             index=IndexFacts(problem="not asked"),
-            envoy=await gather_envoy(http, url, timeout_seconds=20.0),
+            envoy=await gather_envoy(client, url),
         )
     found = judge(facts, names={"envoy-failure-mode", "envoy-steering"})
     assert [finding.check for finding in found] == ["envoy-steering", "envoy-failure-mode"]

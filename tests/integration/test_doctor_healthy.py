@@ -4,9 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from extproc.doctor.checks import CHECKS
-from extproc.doctor.examine import examine
+from extproc.doctor.examine import DoctorSettings, examine
 from extproc.doctor.findings import Severity
-from extproc.doctor.gather import DoctorSettings
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.admin.admin_login import AdminLogin
 from tests.integration.doctor_mesh import HEALTHY, envoy, indexer, picker, picker_settings, pods, two_ports

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.doctor.examine import run_startup_checks
+from extproc.doctor.examine import DoctorSettings, run_startup_checks
 from extproc.doctor.findings import Severity
-from extproc.doctor.gather import DoctorSettings
 from tests.integration.doctor_mesh import (
     HEALTHY,
     SEED,
@@ -170,7 +169,7 @@ async def test_the_start_up_checks_log_and_return_what_is_wrong_and_send_no_prom
 
 async def test_a_redis_user_without_info_leaves_only_what_info_tells_unchecked(redis_server: RedisServer) -> None:
     client = redis_server.client()
-    # as docs/redis-connection.md has it, without +info
+    # as docs/guides/redis-connection.md has it, without +info
     rules = ("~{kv2}*", "+@all", "-@admin", "-@dangerous", "+role")
     client.execute_command("ACL", "SETUSER", "kvmesh", "on", ">secret", *rules)  # type: ignore[no-untyped-call]
     client.close()

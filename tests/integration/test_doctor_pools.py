@@ -18,7 +18,7 @@ from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.settings.config import PickerSettings
 from kv_indexer.config import IndexerSettings
 from kv_indexer.service import IndexerService
-from kvmesh.documents.cluster_sources import folder_source
+from kvmesh.documents.sources import FolderSource
 from podsim.model_folder import TINY_MODEL
 from tests.integration.doctor_mesh import HEALTHY, SEED, picker, picker_settings, pods, two_ports
 from tests.integration.envoy_process import HOST
@@ -65,7 +65,7 @@ async def indexer_of(folder: Path, redis: RedisServer) -> AsyncIterator[None]:
         endpoints=(),
         model="",
         hash_seed=SEED,
-        documents=folder_source(folder),
+        documents=FolderSource(folder),
     )
     running = IndexerService(settings)
     task = asyncio.create_task(running.run(), name="indexer")

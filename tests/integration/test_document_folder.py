@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from kvmesh.documents import document_folder
-from kvmesh.documents.cluster_sources import folder_source
+from kvmesh.documents import sources
 from kvmesh.documents.documents import Document, Snapshot
 from kvmesh.documents.pool_resolver import resolve_pools
+from kvmesh.documents.sources import FolderSource
 from tests.integration.kube_documents import following, names, pod, policy, pool
 
 
@@ -29,7 +29,7 @@ async def test_documents_of_a_folder_are_those_of_its_files_and_follow_them(tmp_
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "more.json").write_text(json.dumps(pod("b", "10.0.0.2")))
     (tmp_path / "notes.txt").write_text("not: [read")
-    async with following(folder_source(tmp_path)) as told:
+    async with following(FolderSource(tmp_path)) as told:
         snapshot = await told.until_pods("a", "b")
         assert snapshot.synced
         assert not snapshot.problems
@@ -44,7 +44,7 @@ async def test_documents_of_a_folder_are_those_of_its_files_and_follow_them(tmp_
 async def test_a_change_is_told_within_a_second_and_the_rest_stays_the_same_object(tmp_path: Path) -> None:
     _write(tmp_path / "one.yaml", policy("one"))
     _write(tmp_path / "two.yaml", policy("two"))
-    async with following(folder_source(tmp_path)) as told:
+    async with following(FolderSource(tmp_path)) as told:
         before = await told.until(lambda snapshot: len(snapshot.of("InferencePolicy")) == 2)
         _write(tmp_path / "two.yaml", policy("two", failureMode="FailOpen"))
         after = await told.until(
@@ -55,7 +55,7 @@ async def test_a_change_is_told_within_a_second_and_the_rest_stays_the_same_obje
 
 async def test_a_file_gone_bad_keeps_its_documents_and_is_named(tmp_path: Path) -> None:
     _write(tmp_path / "a.yaml", pod("a", "10.0.0.1"))
-    async with following(folder_source(tmp_path)) as told:
+    async with following(FolderSource(tmp_path)) as told:
         before = (await told.until_pods("a")).of("Pod")
         (tmp_path / "a.yaml").write_text("kind: Pod\nmetadata: {name: [")
         snapshot = await told.until(lambda snapshot: bool(snapshot.problems))
@@ -68,7 +68,7 @@ async def test_a_file_gone_bad_keeps_its_documents_and_is_named(tmp_path: Path) 
 
 async def test_an_emptied_file_keeps_its_documents_and_a_deleted_one_does_not(tmp_path: Path) -> None:
     _write(tmp_path / "a.yaml", pod("a", "10.0.0.1"))
-    async with following(folder_source(tmp_path)) as told:
+    async with following(FolderSource(tmp_path)) as told:
         await told.until_pods("a")
         (tmp_path / "a.yaml").write_text("")
         snapshot = await told.until(lambda snapshot: bool(snapshot.problems))
@@ -80,7 +80,7 @@ async def test_an_emptied_file_keeps_its_documents_and_a_deleted_one_does_not(tm
 async def test_of_two_documents_of_one_name_the_first_file_counts(tmp_path: Path) -> None:
     _write(tmp_path / "a.yaml", pod("same", "10.0.0.1"))
     _write(tmp_path / "b.yaml", pod("same", "10.0.0.2"))
-    async with following(folder_source(tmp_path)) as told:
+    async with following(FolderSource(tmp_path)) as told:
         snapshot = await told.until_pods("same")
         assert snapshot.of("Pod")[0]["status"]["podIP"] == "10.0.0.1"
         assert _refused(snapshot) == [("document-twice", str(tmp_path / "b.yaml"))]
@@ -88,7 +88,7 @@ async def test_of_two_documents_of_one_name_the_first_file_counts(tmp_path: Path
 
 async def test_a_folder_that_comes_later_goes_away_and_comes_back_keeps_what_was_known(tmp_path: Path) -> None:
     folder = tmp_path / "policies"
-    async with following(folder_source(folder)) as told:
+    async with following(FolderSource(folder)) as told:
         folder.mkdir()
         _write(folder / "a.yaml", pod("a", "10.0.0.1"))
         await told.until_pods("a")
@@ -107,7 +107,7 @@ async def test_a_mounted_config_map_is_followed_through_its_links(tmp_path: Path
         _write(tmp_path / version / "a.yaml", pod("a", ip))
     (tmp_path / "..data").symlink_to("..1")
     (tmp_path / "a.yaml").symlink_to("..data/a.yaml")
-    async with following(folder_source(tmp_path)) as told:
+    async with following(FolderSource(tmp_path)) as told:
         await told.until(lambda snapshot: snapshot.of("Pod")[0]["status"]["podIP"] == "10.0.0.1")
         (tmp_path / "..new").symlink_to("..2")
         (tmp_path / "..new").replace(tmp_path / "..data")
@@ -120,14 +120,14 @@ async def test_neither_a_link_to_itself_nor_a_defect_met_in_one_file_ends_the_fo
 ) -> None:
     (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
     _write(tmp_path / "a.yaml", pod("a", "10.0.0.1"))
-    async with following(folder_source(tmp_path)) as told:
+    async with following(FolderSource(tmp_path)) as told:
         assert not (await told.until_pods("a")).problems
 
         def broken(_: bytes) -> tuple[Document, ...]:
             raise AttributeError("a defect")
 
         with monkeypatch.context() as broke:
-            broke.setattr(document_folder, "read_documents", broken)
+            broke.setattr(sources, "read_documents", broken)
             _write(tmp_path / "a.yaml", pod("b", "10.0.0.1"))
             snapshot = await told.until(lambda snapshot: bool(snapshot.problems))
         assert names(snapshot.of("Pod")) == ["a"]

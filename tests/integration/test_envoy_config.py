@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.ext_proc.jwt_claims import JWT_NAMESPACE
-from extproc.local.programs import find_envoy
+from extproc.ext_proc.answers import JWT_NAMESPACE
+from extproc.local.processes import find_envoy
 from extproc.policy.priority import TARGETS
 
 FOLDER = Path(__file__).parents[2] / "envoy"

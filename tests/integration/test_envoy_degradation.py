@@ -23,9 +23,7 @@ from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
 from extproc.local.envoy_config import SocketAddress, fill_in, read_template
 from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.programs import find_envoy
-from extproc.local.readiness import HttpReady
+from extproc.local.processes import HttpReady, ProcessSpec, Supervisor, find_envoy
 from extproc.pods.inflight import Booking
 from extproc.policy.priority import DegradationStep, StepKind
 from extproc.pools.booked_exchange import BookedExchange, ReadResponse

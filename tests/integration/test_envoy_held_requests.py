@@ -17,14 +17,12 @@ import pytest
 from aiohttp import web
 
 from extproc.admission.classify import claims_named, classify
+from extproc.ext_proc.answers import JWT_NAMESPACE
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
-from extproc.ext_proc.jwt_claims import JWT_NAMESPACE
 from extproc.local.envoy_config import SocketAddress, fill_in, named, read_template
 from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.programs import find_envoy
-from extproc.local.readiness import HttpReady
+from extproc.local.processes import HttpReady, ProcessSpec, Supervisor, find_envoy
 from extproc.policy.priority import ClassRule, PriorityPolicy
 from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
 

@@ -17,7 +17,7 @@ from extproc.errors import ConfigError, MalformedRequestError
 from extproc.ext_proc.call import OpenResponse
 from extproc.ext_proc.exchange import BodyMode, RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
-from extproc.ext_proc.response_note import encode_note
+from extproc.ext_proc.messages import encode_note
 from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
 
 DEADLINE_SECONDS = 20.0

@@ -13,12 +13,12 @@ from lightkube.resources.core_v1 import Service
 from typer.testing import CliRunner, Result
 
 from extproc.install.commands import app
-from extproc.install.crd_files import read_crds
 from extproc.install.istio_release import parse_release
-from extproc.install.kustomize_tree import SAMPLE
-from extproc.install.labels import PART_OF
+from extproc.install.objects import PART_OF
 from extproc.install.render import render
+from extproc.install.shipped_files import read_crds
 from tests.kube_api import KubeApi, kube_api
+from tools.kustomize_tree import SAMPLE
 
 CRDS = Path(__file__).parents[1] / "data" / "crds" / "istio.yaml"
 FLAGS = (

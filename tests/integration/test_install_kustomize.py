@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.install.crd_files import read_crds
-from extproc.install.kustomize_tree import AXES, HEADER, OVERLAYS, overlay_plan
 from extproc.install.render import render
+from extproc.install.shipped_files import read_crds
+from tools.kustomize_tree import AXES, HEADER, OVERLAYS, overlay_plan
 
 FOLDER = Path(__file__).parents[2] / "manifests"
 KUBECTL = shutil.which("kubectl")

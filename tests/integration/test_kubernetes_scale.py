@@ -4,11 +4,10 @@ import asyncio
 import time
 from pathlib import Path
 
-from kvmesh.documents.cluster_access import ClusterAccess
-from kvmesh.documents.cluster_sources import kubernetes_source
 from kvmesh.documents.document_kinds import MESH_KINDS
-from kvmesh.documents.documents import Snapshot
+from kvmesh.documents.documents import ClusterAccess, Snapshot
 from kvmesh.documents.pool_resolver import PoolResolver
+from kvmesh.documents.sources import kubernetes_source
 from tests.integration.kube_documents import POLICY_CRD, POOL_CRD, following, pod, policy, pool
 from tests.kube_api import KubeApi, kube_api
 

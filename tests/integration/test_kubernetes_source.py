@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kvmesh.documents import document_feed
-from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
-from kvmesh.documents.cluster_sources import kubernetes_source
+from kvmesh.documents import kubernetes_watch
 from kvmesh.documents.document_kinds import MESH_KINDS, POOL_KINDS
+from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
 from kvmesh.documents.pool_resolver import resolve_pools
+from kvmesh.documents.sources import kubernetes_source
 from tests.integration.kube_documents import POLICY_CRD, POOL_CRD, eventually, following, names, pod, policy, pool
 from tests.kube_api import KubeApi, kube_api
 
@@ -118,7 +118,7 @@ async def test_while_the_api_is_gone_everything_stays_and_it_is_said(tmp_path: P
 
 
 async def test_a_server_that_hangs_is_noticed_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_feed, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(kubernetes_watch, "SILENCE_SECONDS", 0.5)
     async with kube_api(tmp_path) as api:
         api.put(pod("a", "10.0.0.1"))
         async with following(_source(api)) as told:
@@ -132,7 +132,7 @@ async def test_a_server_that_hangs_is_noticed_and_left(tmp_path: Path, monkeypat
 
 
 async def test_bookmarks_are_asked_for_and_move_the_version_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_feed, "WATCH_SECONDS", 2)
+    monkeypatch.setattr(kubernetes_watch, "WATCH_SECONDS", 2)
     async with kube_api(tmp_path) as api:
         api.state.bookmark_seconds = 0.1
         api.put(pod("a", "10.0.0.1"))
@@ -160,7 +160,7 @@ def _version(path: str) -> int:
 async def test_a_kind_that_appears_later_is_found_and_one_that_goes_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_feed, "MISSING_SECONDS", 0.1)
+    monkeypatch.setattr(kubernetes_watch, "MISSING_SECONDS", 0.1)
     async with kube_api(tmp_path) as api:
         api.put(pod("a", "10.0.0.1"))
         async with following(_source(api, kinds=MESH_KINDS)) as told:
@@ -179,7 +179,7 @@ async def test_a_kind_that_appears_later_is_found_and_one_that_goes_is_dropped(
 async def test_a_server_that_starts_and_knows_no_kinds_yet_takes_nothing_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_feed, "MISSING_SECONDS", 0.1)
+    monkeypatch.setattr(kubernetes_watch, "MISSING_SECONDS", 0.1)
     async with kube_api(tmp_path) as api:
         api.loose_crd(**POOL_CRD)
         api.put(pool())
@@ -198,7 +198,7 @@ async def test_a_server_that_starts_and_knows_no_kinds_yet_takes_nothing_away(
 async def test_a_kind_that_fails_from_its_first_appearance_does_not_hold_the_others_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_feed, "MISSING_SECONDS", 0.1)
+    monkeypatch.setattr(kubernetes_watch, "MISSING_SECONDS", 0.1)
     async with kube_api(tmp_path) as api:
         api.put(pod("a", "10.0.0.1"))
         async with following(_source(api)) as told:
@@ -228,7 +228,7 @@ async def test_a_kind_that_we_may_not_read_is_loud_and_the_others_go_on(tmp_path
 async def test_a_kind_that_we_may_list_but_not_watch_is_loud_and_read_again_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_feed, "MISSING_SECONDS", 0.2)
+    monkeypatch.setattr(kubernetes_watch, "MISSING_SECONDS", 0.2)
     async with kube_api(tmp_path) as api:
         rules = [
             {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
@@ -245,7 +245,7 @@ async def test_a_kind_that_we_may_list_but_not_watch_is_loud_and_read_again_now_
 async def test_a_frozen_server_changes_nothing_and_is_followed_again_when_it_wakes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_feed, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(kubernetes_watch, "SILENCE_SECONDS", 0.5)
     async with kube_api(tmp_path) as api:
         api.put(pod("a", "10.0.0.1"))
         async with following(_source(api)) as told:

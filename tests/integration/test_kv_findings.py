@@ -18,7 +18,7 @@ from aiohttp import web
 from kv_indexer.config import IndexerSettings, parse_event_sources
 from kv_indexer.follow.catch_up import RecoveryPolicy
 from kv_indexer.service import IndexerService
-from kv_indexer.watch.stream_facts import FindingPolicy
+from kv_indexer.watch.stream_activity import FindingPolicy
 from kvmesh.index.redis_findings import RedisFindings
 from podsim.core.events import BlockStored
 from podsim.core.scheduler import EngineSettings

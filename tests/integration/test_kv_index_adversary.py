@@ -19,14 +19,13 @@ import zmq
 
 from kv_indexer.apply.apply_events import EventApplier, root_keys
 from kv_indexer.apply.redis_writer import RedisIndexWriter
-from kv_indexer.events.zmq_replay import ZmqReplaySource
-from kv_indexer.events.zmq_subscriber import ZmqLiveEvents
-from kv_indexer.follow.follow_stream import RecoveryPolicy, StreamFollower
-from kv_indexer.share.memory_leases import MemoryLeaseBook
+from kv_indexer.events.zmq_sockets import ZmqLiveEvents, ZmqReplaySource
+from kv_indexer.follow.catch_up import RecoveryPolicy
+from kv_indexer.follow.follow_stream import StreamFollower
 from kv_indexer.share.redis_leases import RedisLeaseBook
 from kv_indexer.watch.pod_metrics import PodMetrics
 from kvmesh.blocks.source import SourceState, Stream
-from kvmesh.index.memory_index import MemoryPrefixIndex
+from kvmesh.index.memory_index import MemoryLeaseBook, MemoryPrefixIndex
 from tests.integration.kv_cache_model import CacheModel
 from tests.integration.kv_publisher import ScriptedPod, running_pod
 from tests.integration.kv_recount import recount
@@ -131,14 +130,14 @@ async def running_bench(
                 on_malformed=on_malformed,
                 first_answer_seconds=0.2,
                 silence_seconds=0.05,
-            ),
+            ).replay,
             applier=EventApplier(
                 claim=claim, roots=root_keys(hash_seed="kvmesh", model="tiny"), writer=writer, telemetry=telemetry
             ),
             writer=writer,
             telemetry=telemetry,
             policy=QUICK,
-            identity=pods.identity(pod.endpoint),
+            started_at=partial(pods.started_at, pod.endpoint),
         )
         task = asyncio.create_task(follower.run(), name="follower")
         try:

@@ -7,9 +7,9 @@ import pytest
 from aiohttp import web
 
 from kv_indexer.pools.event_sources import ANSWER_LIMIT_BYTES, EventSourceDirectory
-from kv_indexer.pools.pod_pages import PodPages
 from kvmesh.blocks.source import EventAddresses
 from kvmesh.errors import FeedLostError, NoEventSourceError
+from kvmesh.pods.pod_http import PodPages
 
 PIECE = 1 << 14
 

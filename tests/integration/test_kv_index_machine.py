@@ -243,7 +243,7 @@ class Raw:
 
 
 def recount(server: RedisServer) -> Raw:
-    """Read every key by itself, as `docs/redis.md` describes them."""
+    """Read every key by itself, as `docs/reference/redis.md` describes them."""
     client: Any = server.client()
     records = {int(slot): json.loads(text) for slot, text in client.hgetall(f"{P}slots").items()}
     sources = {

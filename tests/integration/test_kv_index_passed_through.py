@@ -124,6 +124,6 @@ async def test_keys_made_while_redis_works_are_those_made_afterwards(
         await in_redis.apply(A, blocks(1001, 1))
     async with redis_index(redis_server) as other:  # which has not seen the prompt
         for _ in range(3):  # not connected yet, never seen before, seen before
-            lookup = await other.reader.lookup(prompt(300), root=ROOT, needs_all_keys=True)
+            lookup = await other.reader.lookup(prompt(300), root=ROOT)
             assert lookup.keys == {BLOCK: block_keys(prompt(300)[:-4], block_size=BLOCK, parent=ROOT)}
             assert lookup.matched_blocks == ({A.endpoint: held} if held else {})

@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 
 from kv_indexer.config import IndexerSettings, parse_event_sources
-from kv_indexer.events.zmq_replay import ZmqReplaySource
-from kv_indexer.follow.follow_stream import RecoveryPolicy
+from kv_indexer.events.zmq_sockets import ZmqReplaySource
+from kv_indexer.follow.catch_up import RecoveryPolicy
 from kv_indexer.service import IndexerService
 from kvmesh.blocks.block_keys import root_key
 from kvmesh.blocks.source import SourceState
@@ -243,7 +243,7 @@ async def test_a_replay_socket_that_comes_back_makes_the_source_exact_again(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impatient = partial(ZmqReplaySource, first_answer_seconds=0.3, silence_seconds=0.1)
-    monkeypatch.setattr("kv_indexer.follow.build_follower.ZmqReplaySource", impatient)
+    monkeypatch.setattr("kv_indexer.service.ZmqReplaySource", impatient)
     pod = await mesh.pod()
     pod.answers_replay = False
     await pod.publish(stored(1, 2))

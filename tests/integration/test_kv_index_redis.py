@@ -334,7 +334,7 @@ class ChangingLink:
         self.changes_left = changes
         self.lookups = 0
 
-    async def request(self, commands: bytes, *, replies: int) -> list[Any]:
+    async def request(self, commands: bytes, replies: int) -> list[Any]:
         answer = await self._link.request(commands, replies=replies)
         if b"MGET" in commands and replies > 1:
             self.lookups += 1

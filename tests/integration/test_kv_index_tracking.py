@@ -21,7 +21,7 @@ from tests.integration.kv_redis_groups import RIGHTS
 from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, prompt
 
 DEADLINE_SECONDS = 20.0
-LONG = 200  # blocks: three stretches and some
+LONG = 200  # blocks: three chunks and some
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def eventually(condition: Callable[[], Awaitable[bool]], what: str) -> Non
 async def look(reader: PrefixIndexReader, tokens: bytes = prompt(LONG)) -> tuple[dict[str, int], int, int]:
     """Return who holds how much, and how many blocks were known and asked for."""
     known, asked = reader.known_blocks, reader.asked_blocks
-    lookup = await reader.lookup(tokens, root=ROOT, needs_all_keys=True)
+    lookup = await reader.lookup(tokens, root=ROOT)
     return dict(lookup.matched_blocks), reader.known_blocks - known, reader.asked_blocks - asked
 
 

@@ -62,11 +62,11 @@ async def test_an_empty_index_is_no_error(redis_server: RedisServer) -> None:
 
 
 async def test_what_indexers_have_found_is_there(redis_server: RedisServer) -> None:
-    view, shelf = IndexView(url=redis_server.url), RedisFindings(url=redis_server.url, indexer="i")
-    await shelf.share([FOUND], healed=[])
+    view, shared = IndexView(url=redis_server.url), RedisFindings(url=redis_server.url, indexer="i")
+    await shared.share([FOUND], healed=[])
 
     assert (await view.look()).status.findings == (FOUND,)
-    await shelf.close()
+    await shared.close()
     await view.close()
 
 

@@ -80,7 +80,7 @@ async def test_a_simulated_pod_tells_all_that_the_rules_look_at() -> None:
                 async with session.post("/v1/completions", json={"prompt": [7] * 40, "max_tokens": 3}) as response:
                     assert response.status == 200
             report = await pods.fresh(endpoint, max_age_seconds=0)
-            started_at = await pods.identity(endpoint).started_at()
+            started_at = await pods.started_at(endpoint)
 
     assert report is not None
     assert report.engines == {
@@ -170,17 +170,17 @@ async def test_a_pod_that_goes_away_keeps_its_last_report_and_its_next_life_is_s
     port = free_port()
     endpoint = f"127.0.0.1:{port}"
     async with scraping(endpoint) as pods:
-        assert await pods.identity(endpoint).started_at() is None
+        assert await pods.started_at(endpoint) is None
         async with http_pod(answer, port=port):
             await eventually(lambda: pods.latest(endpoint) is not None)
-        assert await pods.identity(endpoint).started_at() is None
+        assert await pods.started_at(endpoint) is None
         last = pods.latest(endpoint)
         assert last is not None
 
         scraped = len(seen)
         async with http_pod(answer, port=port):
             await eventually(lambda: len(seen) > scraped and pods.latest(endpoint) is not last)
-            assert await pods.identity(endpoint).started_at() == 1.7e9
+            assert await pods.started_at(endpoint) == 1.7e9
 
 
 async def test_several_who_want_a_fresh_report_share_one_scrape() -> None:
@@ -198,9 +198,9 @@ async def test_what_a_follower_asks_for_is_not_scraped_a_second_time() -> None:
     answer, seen = counting()
     async with http_pod(answer) as endpoint, scraping(endpoint, interval=0.05) as pods:
         await eventually(lambda: pods.latest(endpoint) is not None)
-        identity, asked, until = pods.identity(endpoint), 0, time.monotonic() + 0.4
+        asked, until = 0, time.monotonic() + 0.4
         while time.monotonic() < until:
-            assert await identity.started_at() == 1.7e9
+            assert await pods.started_at(endpoint) == 1.7e9
             asked += 1
         scraped = len(seen)
         await eventually(lambda: len(seen) > scraped)  # and once nobody asks any more, it is scraped again
@@ -211,7 +211,7 @@ async def test_what_a_follower_asks_for_is_not_scraped_a_second_time() -> None:
 async def test_a_pod_that_is_slow_tells_no_start_time_in_bounded_time() -> None:
     async with http_pod(hang) as endpoint, scraping(endpoint, timeout_seconds=30.0) as pods:
         began = time.monotonic()
-        assert await pods.identity(endpoint, timeout_seconds=0.1).started_at() is None
+        assert await pods.started_at(endpoint, timeout_seconds=0.1) is None
         assert time.monotonic() - began < 10.0
 
 
@@ -235,7 +235,7 @@ async def test_a_start_time_is_told_only_where_it_can_be_read(text: str, expecte
 
     async with http_pod(page) as endpoint, scraping(endpoint) as pods:
         await eventually(lambda: pods.latest(endpoint) is not None)
-        assert await pods.identity(endpoint).started_at() == expected
+        assert await pods.started_at(endpoint) == expected
 
 
 async def test_nothing_is_asked_of_strangers_nor_before_the_start() -> None:

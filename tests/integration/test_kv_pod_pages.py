@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kv_indexer.pools.pod_pages import PodPages
+from kvmesh.pods.pod_http import PodPages
 from tests.integration.kube_documents import eventually
 
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"

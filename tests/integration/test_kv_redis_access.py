@@ -119,7 +119,7 @@ async def test_tls_passes_lookups_of_any_size(
 
 
 def test_the_documented_rights_are_these() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "redis-connection.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "redis-connection.md").read_text(encoding="utf-8")
 
     assert f"ACL SETUSER kvmesh on >PASSWORD {' '.join(RIGHTS)}\n" in page
 

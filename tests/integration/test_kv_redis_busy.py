@@ -9,13 +9,13 @@ import pytest
 import redis
 
 from kv_indexer.apply.redis_writer import RedisIndexWriter
-from kv_indexer.share.redis_leases import SURVEYED_AT_ONCE, RedisLeaseBook
+from kv_indexer.share.redis_leases import LOOKED_AT_ONCE, RedisLeaseBook
 from kvmesh.blocks.source import Claim, SourceState, Stream
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index import redis_reader
-from kvmesh.redis.keys import PREFIX
+from kvmesh.redis.keys import PREFIX, parse_registry
 from kvmesh.redis.scripts import SNAPSHOT
-from kvmesh.redis.snapshot import ATTEMPTS, READ_AT_ONCE, read_registry_of, read_snapshot
+from kvmesh.redis.snapshot import ATTEMPTS, READ_AT_ONCE, read_snapshot
 from tests.integration.kv_index import P, blocks, change, redis_index
 from tests.integration.kv_redis import RedisServer
 
@@ -41,7 +41,7 @@ async def test_a_beat_looks_at_a_bounded_number_of_streams_at_a_time(
     claims = await book.tick(STREAMS)
     before = scripts_run(client)
     assert await book.tick(STREAMS) == claims
-    pieces = -(-len(STREAMS) // SURVEYED_AT_ONCE)
+    pieces = -(-len(STREAMS) // LOOKED_AT_ONCE)
     assert claims.keys() == STREAMS
     assert scripts_run(client) - before == 1 + pieces
 
@@ -59,7 +59,7 @@ async def test_the_slots_of_each_of_many_streams_are_looked_at_within_as_many_be
             assert position is not None
             await index.writer.apply(claims[stream], change(position, blocks(1, 3)))
         client.delete(f"{P}slots")
-        for _ in range(-(-len(STREAMS) // SURVEYED_AT_ONCE)):
+        for _ in range(-(-len(STREAMS) // LOOKED_AT_ONCE)):
             await book.tick(STREAMS)
         reasons = [client.hget(f"{P}stream:{stream.name}", "reason") for stream in looked_at]
     assert reasons == [b"registry-damaged"] * len(looked_at)
@@ -80,7 +80,7 @@ async def test_a_large_registry_is_read_in_portions_as_a_small_one_is_at_once(
         client.set(f"{P}stream:{sorted(STREAMS)[9].name}", "a stranger's")
         registry = await index.writer.read_registry()
         by_hand = client.eval(SNAPSHOT.source, 1, PREFIX)
-    assert registry == read_registry_of((by_hand, True))
+    assert registry == parse_registry(by_hand, True)
     assert (len(registry.streams), registry.slots[0].blocks, len(registry.unreadable)) == (len(STREAMS) - 1, 3, 1)
     assert next(each for each in registry.streams if each.owner == "one").fence > 0
 
@@ -133,7 +133,7 @@ async def test_a_registry_that_changes_all_the_time_is_read_without_what_contrad
             return [3]
         return [[b"1", b"0"], stream] if replies == 2 else [[b"nonce", b"%d" % (asked + 1)]]
 
-    registry = read_registry_of(await read_snapshot(ask))
+    registry = parse_registry(*await read_snapshot(ask))
     assert (asked, registry.version, registry.slots, registry.unreadable) == (ATTEMPTS, b"nonce.3", (), ())
     assert [(each.endpoint, each.owner, each.fence) for each in registry.streams] == [("10.0.0.1:8000", "one", 5)]
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
-from kv_indexer.watch.redis_eviction import LOOK_SECONDS, RETRY_SECONDS, EvictionWatch, eviction_policy
+from kv_indexer.watch.watch_index import EVICTION_LOOK_SECONDS, EVICTION_RETRY_SECONDS, EvictionWatch, eviction_policy
 from tests.integration.kv_redis import RedisServer
 
 
@@ -24,7 +24,7 @@ async def test_a_policy_that_evicts_is_said_once_with_the_remedy_and_once_more_w
     await watch.look()
     redis_server.client().config_set("maxmemory-policy", "volatile-ttl")
     for _ in range(3):
-        assert await watch.look() == LOOK_SECONDS
+        assert await watch.look() == EVICTION_LOOK_SECONDS
     redis_server.client().config_set("maxmemory-policy", "noeviction")
     await watch.look()
     await watch.close()
@@ -45,7 +45,7 @@ async def test_an_absent_redis_is_no_failure_and_shown_as_unknown(redis_server: 
     watch = EvictionWatch(url=redis_server.url, show=shown.append)
     redis_server.kill()
 
-    assert await watch.look() == RETRY_SECONDS
+    assert await watch.look() == EVICTION_RETRY_SECONDS
     assert shown == ["unknown"]
     await watch.close()
 

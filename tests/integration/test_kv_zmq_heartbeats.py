@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from kv_indexer.events import zmq_subscriber
-from kv_indexer.events.zmq_subscriber import HEARTBEATS_MISSED, ZmqLiveEvents
+from kv_indexer.events import zmq_sockets
+from kv_indexer.events.zmq_sockets import HEARTBEATS_MISSED, ZmqLiveEvents
 from kvmesh.errors import FeedLostError
 
 HEARTBEAT_SECONDS = 0.05
@@ -60,7 +60,7 @@ async def test_a_publisher_that_vanished_without_closing_is_lost(
 async def test_a_host_that_vanished_is_lost_long_before_a_heartbeat_is_missed(
     context: "zmq.Context[zmq.Socket[bytes]]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zmq_subscriber, "KEEPALIVE_SECONDS", 1)
+    monkeypatch.setattr(zmq_sockets, "KEEPALIVE_SECONDS", 1)
 
     async def greet_and_vanish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(GREETING + READY)

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import zmq
 
-from kv_indexer.events.zmq_replay import ZmqReplaySource
-from kv_indexer.events.zmq_signals import SocketSignals
-from kv_indexer.events.zmq_subscriber import DRAIN_LIMIT, RECEIVE_LIMIT, ZmqLiveEvents
+from kv_indexer.events.zmq_sockets import DRAIN_LIMIT, RECEIVE_LIMIT, SocketSignals, ZmqLiveEvents, ZmqReplaySource
 from kvmesh.errors import FeedLostError
 from tests.integration.kv_redis import free_port
 

@@ -6,6 +6,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -18,6 +19,7 @@ from extproc.local.ports import pick_free_port
 from extproc.pages.feed_http import LivePages
 from extproc.pages.live_feed import MOST_WATCHERS
 from extproc.pages.live_watchers import Coalesced, Watcher
+from extproc.pick import pick
 from extproc.policy.priority import PriorityPolicy, Quota
 from extproc.policy.values import ObservabilityPolicy, PickPolicy
 from extproc.records.request_story import Decided, DecisionRecord, Fate
@@ -113,7 +115,7 @@ async def test_the_prefix_tree_names_the_pods_and_tiers_that_hold_it_and_no_text
 async def settled(picker: LivePicker) -> None:
     """Wait until what follows an answer is done: it comes in the next turns of the loop."""
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while len(picker.pool.recent) < 1 or not len(picker.pool.pages.prefixes.view(limit=1).edges):
+        while len(picker.pool.runtime.recent) < 1 or not len(picker.pages.prefixes.view(limit=1).edges):
             await asyncio.sleep(0)
 
 
@@ -134,9 +136,10 @@ async def test_a_policy_that_forbids_text_has_what_was_kept_forgotten_at_once(re
         (await picker.ask(PROMPT)).finish()
         await settled(picker)
 
-        picker.pool.pages.prefixes.reconfigure(shows_text=False)
+        picker.pool.apply(replace(picker.pool.config, policy=PickPolicy()))
+        picker.pages.reconfigure()
 
-        assert [edge.head for edge in picker.pool.pages.prefixes.view(limit=9).edges] == [b""]
+        assert [edge.head for edge in picker.pages.prefixes.view(limit=9).edges] == [b""]
         _, page = await picker.get("/v1/prefixes")
         assert [node["text"] for node in page["nodes"]] == [None]
 
@@ -144,7 +147,7 @@ async def test_a_policy_that_forbids_text_has_what_was_kept_forgotten_at_once(re
 async def test_salted_prompts_have_no_text_even_so(redis_server: RedisServer) -> None:
     async with live_picker(redis_server.url, policy=SHOWN) as picker:
         facts_body = {"model": MODEL, "prompt": PROMPT, "cache_salt": "private"}
-        exchange = await picker.pool.pick(picker.facts(), json.dumps(facts_body).encode())
+        exchange = await pick(picker.facts(), json.dumps(facts_body).encode(), picker.pool.runtime)
         exchange.finish()
         await settled(picker)
         _, page = await picker.get("/v1/prefixes")
@@ -191,14 +194,14 @@ async def test_without_redis_the_feed_says_so_and_goes_on(redis_server: RedisSer
 
 async def test_requests_are_observed_only_while_somebody_watches(redis_server: RedisServer) -> None:
     async with live_picker(redis_server.url) as picker:
-        assert picker.parts.observers == []
+        assert picker.resources.observers == []
         async with picker.watching() as one, picker.watching() as other:
             await one.next("snapshot")
             await other.next("snapshot")
-            assert picker.parts.observers == [picker.feed]
+            assert picker.resources.observers == [picker.feed]
 
         async with asyncio.timeout(DEADLINE_SECONDS):
-            while picker.parts.observers:
+            while picker.resources.observers:
                 await asyncio.sleep(0.01)
 
 
@@ -221,7 +224,7 @@ async def test_what_was_refused_is_told_with_its_reason(redis_server: RedisServe
     async with live_picker(redis_server.url) as picker, picker.watching() as stream:
         await stream.next("snapshot")
         with pytest.raises(Exception, match="JSON"):
-            await picker.pool.pick(picker.facts(request_id="bad"), b"{")
+            await pick(picker.facts(request_id="bad"), b"{", picker.pool.runtime)
         decision = (await stream.next("decision")).data
 
     assert (decision["request_id"], decision["endpoint"], decision["status"]) == ("bad", None, 400)
@@ -392,16 +395,16 @@ async def test_a_failure_while_looking_harms_nobody_and_the_feed_goes_on(
 ) -> None:
     async with live_picker(redis_server.url) as picker, picker.watching() as stream:
         await stream.next("snapshot")
-        facts, failed = picker.pool.pages.facts, asyncio.Event()
+        facts, failed = picker.pages.facts, asyncio.Event()
 
         def broken(**_: object) -> None:
             failed.set()
             raise RuntimeError("a defect")
 
-        monkeypatch.setattr(picker.pool.pages, "facts", broken)
+        monkeypatch.setattr(picker.pages, "facts", broken)
         async with asyncio.timeout(DEADLINE_SECONDS):
             await failed.wait()
-        monkeypatch.setattr(picker.pool.pages, "facts", facts)
+        monkeypatch.setattr(picker.pages, "facts", facts)
 
         await stream.next("pods")
         assert [record.message for record in caplog.records if record.name == "extproc.pages.live_feed"] == [

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.local.ports import pick_free_port
 from extproc.pods.endpoint import Reachability
 from extproc.pods.metrics_scraper import MetricsScraper
-from extproc.telemetry.latency_telemetry import LatencyTelemetry
+from extproc.telemetry.endpoint_telemetry import LatencyTelemetry
+from kvmesh.metrics.registry import Registry
 from podsim.wire.metrics_text import EngineState, PodMetrics
 
 HOST, DEADLINE_SECONDS = "127.0.0.1", 30.0
@@ -41,7 +41,7 @@ class Pod:
 class Watch:
     """What is shown of the pods, and a client that asks them."""
 
-    def __init__(self, registry: CollectorRegistry, http: aiohttp.ClientSession) -> None:
+    def __init__(self, registry: Registry, http: aiohttp.ClientSession) -> None:
         self._registry, self._http = registry, http
 
     async def say(self, pod: Pod, *, times: int) -> None:
@@ -61,7 +61,7 @@ class Watch:
                     await asyncio.sleep(0.02)
 
     def counts(self) -> dict[str, float]:
-        families = text_string_to_metric_families(generate_latest(self._registry).decode())
+        families = text_string_to_metric_families(self._registry.text().decode())
         return {
             sample.name: sample.value
             for family in families
@@ -79,7 +79,7 @@ class Watch:
 
 @asynccontextmanager
 async def watching(*pods: Pod) -> AsyncIterator[tuple[Watch, MetricsScraper]]:
-    registry = CollectorRegistry()
+    registry = Registry()
     scraper = MetricsScraper(
         [pod.address for pod in pods],
         interval_seconds=0.05,

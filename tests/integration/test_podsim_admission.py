@@ -9,8 +9,8 @@ import aiohttp
 import openai
 import pytest
 
-from extproc.pods.endpoint import EndpointLoad
-from extproc.pods.vllm_metrics import parse_load
+from kvmesh.pods.pod_report import EndpointLoad
+from kvmesh.pods.vllm_metrics import parse_load
 from podsim.core.scheduler import EngineSettings
 from podsim.model_folder import TINY_MODEL, load_model_folder
 from podsim.pod import PodSettings

@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from extproc.policy.mesh_policy import MeshPolicy, MeshState
-from kvmesh.documents import leader_election
-from kvmesh.documents.cluster_access import ClusterAccess
-from kvmesh.documents.cluster_sources import kubernetes_source, status_writer
+from kvmesh.documents import status_writer as writing
 from kvmesh.documents.document_kinds import MESH_KINDS
-from kvmesh.documents.documents import DocumentKey, Snapshot
-from kvmesh.documents.status_update import StatusUpdate
+from kvmesh.documents.documents import ClusterAccess, DocumentKey, Snapshot, StatusUpdate
+from kvmesh.documents.sources import kubernetes_source, status_writer
 from tests.integration.kube_documents import eventually
 from tests.kube_api import KubeApi, kube_api
 from tests.unit.extproc_policy.mesh_documents import inference_policy, inference_pool
@@ -83,7 +81,7 @@ def writes(api: KubeApi) -> int:
 async def test_every_condition_comes_into_the_api_and_then_nothing_more_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(writing, "RETRY_SECONDS", 0.1)
     async with kube_api(tmp_path) as api:
         api.install_crd(CRD)
         api.loose_crd(group="inference.networking.k8s.io", version="v1", kind="InferencePool", plural="inferencepools")

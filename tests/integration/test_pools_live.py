@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from extproc.pools import pool_picker
+from extproc.pools import pool_runtime
 from extproc.settings.observation_settings import ObservationSettings
 from podsim.model_folder import TINY_MODEL
 from tests.integration.hermetic_envoy import Refused
@@ -366,7 +366,7 @@ async def test_a_pick_that_fails_at_its_end_leaves_no_booking(tmp_path: Path, mo
         pod = await mesh.pod("a")
         await mesh.serves("llm/a", pod.address)
         with monkeypatch.context() as broken:
-            broken.setattr(pool_picker, "plan_response", lambda *_, **__: 1 / 0)
+            broken.setattr(pool_runtime, "plan_response", lambda *_, **__: 1 / 0)
             found = await mesh.asked(pool="llm/a")
         assert isinstance(found, Refused)
         assert (found.status, found.reason) == (500, "internal-error")

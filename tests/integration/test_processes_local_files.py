@@ -15,10 +15,16 @@ from aiohttp import web
 
 from extproc.local.errors import BadSettingError, MissingProgramError, NotReadyError, PortInUseError, UpError
 from extproc.local.ports import PortUse, pick_free_port, require_free
-from extproc.local.programs import find_envoy, find_redis_server
-from extproc.local.readiness import Condition, GrpcReady, HttpReady, RedisReady, wait_until_ready
-from extproc.local.redis_choice import require_redis
-from extproc.local.run_directory import run_directory
+from extproc.local.processes import (
+    Condition,
+    GrpcReady,
+    HttpReady,
+    RedisReady,
+    find_envoy,
+    find_redis_server,
+    wait_until_ready,
+)
+from extproc.local.service import require_redis, run_directory
 from kvmesh.redis.address import RedisAccess
 
 HOST = "127.0.0.1"
@@ -95,7 +101,7 @@ def test_the_run_directory_and_the_ready_file_are_gone_afterwards(tmp_path: Path
 
 def test_the_run_directory_is_removed_also_when_its_owner_is_killed(tmp_path: Path) -> None:
     script = (
-        "from extproc.local.run_directory import run_directory\n"
+        "from extproc.local.service import run_directory\n"
         "import time\n"
         "with run_directory() as directory:\n"
         "    (directory / 'x').write_text('x'); print(directory, flush=True); time.sleep(600)\n"
@@ -157,12 +163,12 @@ async def test_a_server_that_starts_late_is_waited_for() -> None:
 )
 def test_what_is_no_redis_url_is_refused_before_anything_is_asked(url: str) -> None:
     with pytest.raises(BadSettingError, match=r"^--redis cannot be used: "):
-        require_redis(RedisAccess(url=url), flag="--redis")
+        require_redis(RedisAccess(url=url))
 
 
 def test_a_refused_redis_url_keeps_its_password() -> None:
     with pytest.raises(BadSettingError) as refused:
-        require_redis(RedisAccess(url="redis://:hunter2@127.0.0.1:99999"), flag="--redis")
+        require_redis(RedisAccess(url="redis://:hunter2@127.0.0.1:99999"))
     assert "hunter2" not in str(refused.value)
 
 
@@ -177,4 +183,4 @@ def test_a_refused_redis_url_keeps_its_password() -> None:
     ],
 )
 def test_every_kind_of_redis_url_is_taken(url: str) -> None:
-    require_redis(RedisAccess(url=url), flag="--redis")  # not raising is the behaviour
+    require_redis(RedisAccess(url=url))  # not raising is the behaviour

@@ -10,7 +10,7 @@ from aiohttp import web
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.picker_state import DecisionState, EndpointState, IndexState, PickerState, fetch_state
 from extproc.local.ports import pick_free_port
-from extproc.local.served_model import ModelCard, ServedModels, first_served_models
+from extproc.local.service import ModelCard, ServedModels, first_served_models
 
 HOST = "127.0.0.1"
 
@@ -86,6 +86,6 @@ async def test_the_first_pod_that_serves_something_says_what() -> None:
         serving("/v1/models", other) as second,
     ):
         assert await first_served_models([dead, odd, empty, pod, second]) == ServedModels(
-            pod=pod, cards=(ModelCard(id="tiny", root="/m"), ModelCard(id="adapter"))
+            pod=str(pod), data=(ModelCard(id="tiny", root="/m"), ModelCard(id="adapter"))
         )
         assert await first_served_models([dead, empty]) is None

@@ -12,8 +12,7 @@ import pytest
 
 from extproc.local.errors import ChildEndedError, MissingProgramError, NotReadyError
 from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.readiness import HttpReady
+from extproc.local.processes import HttpReady, ProcessSpec, Supervisor
 
 HOST = "127.0.0.1"
 DEADLINE_SECONDS = 20.0
@@ -236,7 +235,7 @@ async def test_children_that_start_while_grpc_works_run_none_of_its_handlers_for
 import asyncio, os, socket
 from pathlib import Path
 from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.readiness import GrpcReady, wait_until_ready
+from extproc.local.processes import GrpcReady, wait_until_ready
 
 async def main():
     async def when_ready():

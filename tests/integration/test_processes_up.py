@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from extproc.local.command import up
+from extproc.local.commands import up
 from extproc.local.ports import pick_free_port
 
 HOST = "127.0.0.1"

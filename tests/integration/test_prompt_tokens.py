@@ -16,6 +16,7 @@ import pytest
 from extproc.errors import PromptTokensError, TokenizerError
 from extproc.models.models import ServedModel, TokensFrom
 from extproc.prompts import prompt_tokens
+from extproc.prompts.pod_render import PodRender
 from extproc.prompts.prompt_tokens import PromptTokenSource, TokenSettings
 from extproc.prompts.token_ids import NO_PROMPT, PromptTokens, TokenizedPrompt
 from extproc.prompts.tokenizer import ModelTokenizer
@@ -45,7 +46,7 @@ def ids(known: PromptTokens) -> list[list[int]]:
     return [list(array("I", prompt.tokens)) for prompt in known.prompts]
 
 
-class FakeRender:
+class FakeRender(PodRender):
     """A pod that renders everything as the same tokens, or refuses."""
 
     def __init__(self, *, refusal: str | None = None) -> None:
@@ -71,10 +72,6 @@ class Stuck(ModelTokenizer):
     @property
     def thread_above_bytes(self) -> int:
         return 100
-
-    @property
-    def renders_chats(self) -> bool:
-        return True
 
     def token_buffers(
         self, request: InferenceRequest, *, limit: int | None = None, max_model_len: int | None = None

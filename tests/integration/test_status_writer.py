@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvmesh.documents import leader_election
-from kvmesh.documents.cluster_access import ClusterAccess
-from kvmesh.documents.cluster_sources import status_writer
-from kvmesh.documents.documents import DocumentKey
-from kvmesh.documents.status_update import StatusUpdate
+from kvmesh.documents import status_writer as writing
+from kvmesh.documents.documents import ClusterAccess, DocumentKey, StatusUpdate
+from kvmesh.documents.sources import status_writer
 from tests.integration.kube_documents import POLICY_CRD, eventually, policy
 from tests.kube_api import KubeApi, kube_api
 
@@ -63,7 +61,7 @@ def _writes(api: KubeApi) -> list[str]:
 async def test_one_replica_leads_and_writes_and_the_other_takes_over_when_it_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(writing, "RETRY_SECONDS", 0.1)
     async with kube_api(tmp_path) as api:
         api.loose_crd(**POLICY_CRD)
         one, two = api.put(policy("one")), api.put(policy("two"))
@@ -170,9 +168,9 @@ async def test_what_stays_wrong_is_said_once_and_shown_all_the_time(
 async def test_a_leader_that_cannot_renew_stops_before_another_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr("kvmesh.documents.leadership.RENEW_WITHIN_SECONDS", 0.5)
-    monkeypatch.setattr("kvmesh.documents.leadership.LEASE_SECONDS", 2.0)
+    monkeypatch.setattr(writing, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("kvmesh.documents.status_writer.RENEW_WITHIN_SECONDS", 0.5)
+    monkeypatch.setattr("kvmesh.documents.status_writer.LEASE_SECONDS", 2.0)
     async with kube_api(tmp_path) as api, _writing(api, "a") as first:
         await eventually(lambda: first.leads)
         lease = api.get(LEASE, "default/kvmesh-status-writer") or {}

@@ -11,7 +11,7 @@ from extproc.errors import ConfigError, PickError, RequestShedError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.pods.endpoint import Candidate, Reachability
 from extproc.policy.values import PickPolicy
-from extproc.pools.picker_parts import _tracing
+from extproc.pools.shared_resources import _tracing
 from extproc.records import tracing
 from extproc.records.request_story import Decided, DecisionRecord, Ended, Fate, SpanContext
 from extproc.records.tracing import ExchangeTraces

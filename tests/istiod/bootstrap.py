@@ -15,9 +15,7 @@ from typing import Any
 
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.ports import pick_free_port
-from extproc.local.processes import ProcessSpec, Supervisor
-from extproc.local.programs import find_envoy
-from extproc.local.readiness import HttpReady
+from extproc.local.processes import HttpReady, ProcessSpec, Supervisor, find_envoy
 from tests.istiod.base import Proxy
 from tests.istiod.envoy_api import to_json
 

@@ -1,6 +1,6 @@
 """Two hundred mixed requests to two real vLLM servers: what was predicted to be cached is what they find.
 
-The picker's own comparison (docs/models.md) sees the same: its metrics agree and nothing is found to drift.
+The picker's own comparison (docs/guides/models.md) sees the same: its metrics agree and nothing is found to drift.
 """
 
 import re

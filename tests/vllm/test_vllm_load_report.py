@@ -2,8 +2,8 @@
 
 import time
 
-from extproc.pods.endpoint import EndpointLoad
-from extproc.pods.vllm_metrics import parse_load
+from kvmesh.pods.pod_report import EndpointLoad
+from kvmesh.pods.vllm_metrics import parse_load
 from tests.vllm.servers import BLOCK_SIZE, VllmPod
 
 DEADLINE_SECONDS = 20.0

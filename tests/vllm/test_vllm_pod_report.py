@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 from kvmesh.pods.pod_report import EngineCounters, PodReport, least_new_blocks
-from kvmesh.pods.vllm_counters import parse_pod_report
+from kvmesh.pods.vllm_metrics import parse_pod_report
 from tests.vllm.servers import BLOCK_SIZE, VllmPod
 
 DEADLINE_SECONDS = 20.0

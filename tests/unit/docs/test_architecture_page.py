@@ -1,6 +1,7 @@
 """The architecture page lists every room with the sentence that the room opens with, and it is short."""
 
 import ast
+import re
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[3]
@@ -41,3 +42,10 @@ def test_every_module_says_what_it_is_for() -> None:
 def test_few_modules_of_the_picker_stand_in_no_room() -> None:
     top = {path.name for path in (REPOSITORY / "extproc").glob("*.py")} - {"__init__.py", "__main__.py"}
     assert len(top) <= MOST_AT_THE_TOP, top
+
+
+def test_every_module_that_the_page_names_exists() -> None:
+    for name in re.findall(r"`((?:[a-z_0-9]+\.)+[A-Za-z_0-9]+)`", PAGE.read_text(encoding="utf-8")):
+        room, module = re.sub(r"^(kvmesh|kv_indexer|extproc)\.", "", name).split(".")[:2]
+        folders = [REPOSITORY / package / room for package in PACKAGES if (REPOSITORY / package / room).is_dir()]
+        assert not folders or any((folder / f"{module}.py").exists() for folder in folders), name

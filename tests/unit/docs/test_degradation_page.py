@@ -1,4 +1,4 @@
-"""docs/degradation.md explains every step, and its example is a policy that the picker takes."""
+"""docs/guides/degradation.md explains every step, and its example is a policy that the picker takes."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from extproc.policy.inference_policy import read_policy_file
 from extproc.policy.merged_policy import pick_policy
 from extproc.policy.priority import StepKind
 
-PAGE = Path(__file__).parents[3] / "docs" / "degradation.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "degradation.md"
 
 
 def test_the_table_has_every_step_and_nothing_else() -> None:

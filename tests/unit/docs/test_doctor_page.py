@@ -1,10 +1,10 @@
-"""docs/doctor.md explains every check, in the order in which they are made."""
+"""docs/reference/doctor.md explains every check, in the order in which they are made."""
 
 from pathlib import Path
 
 from extproc.doctor.checks import CHECKS
 
-PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "doctor.md"
 
 
 def test_every_check_has_a_section_and_nothing_else_has() -> None:

@@ -1,4 +1,4 @@
-"""docs/findings.md is where alerts and messages lead to: it explains every reason."""
+"""docs/reference/findings.md is where alerts and messages lead to: it explains every reason."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from extproc.prefixes.match_watch import NEVER_MATCHES
 from extproc.responses.realised import REMEDIES
 from kvmesh.blocks.findings import FindingReason
 
-PAGE = Path(__file__).parents[3] / "docs" / "findings.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "findings.md"
 
 
 def test_every_finding_has_a_row_in_the_table_and_a_section_and_nothing_else_has() -> None:

@@ -1,4 +1,4 @@
-"""docs/index-commands.md explains every kind of difference and every field that `--json` prints."""
+"""docs/reference/index-commands.md explains every kind of difference and every field that `--json` prints."""
 
 import re
 from dataclasses import fields
@@ -9,12 +9,11 @@ import pytest
 
 from extproc.local.index_lookup import EndpointHolding, LookupReport, PromptHolding
 from kv_indexer.inspect.index_audit import KINDS, Difference
-from kv_indexer.inspect.index_report import SizeReport, SlotSize, SourceLine, SourcesReport
-from kv_indexer.inspect.inspect_index import Cleared
+from kv_indexer.inspect.inspect_index import Cleared, SizeReport, SlotSize, SourceLine, SourcesReport
 from kv_indexer.inspect.verify_index import Audit
 from kvmesh.blocks.findings import Finding
 
-PAGE = Path(__file__).parents[3] / "docs" / "index-commands.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "index-commands.md"
 
 
 def test_every_kind_has_a_row_with_its_meaning() -> None:

@@ -1,39 +1,30 @@
-"""docs/metrics.md has every metric of both processes, as they show them."""
+"""docs/reference/metrics.md has every metric of both processes, as they declare them."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from extproc.telemetry.metrics_table import over_pickers, picker_rows
-from kv_indexer.telemetry.metrics_table import MetricRow, indexer_rows, metrics_table, over_indexers
+from extproc.telemetry import metrics as picker
+from kv_indexer.telemetry import metrics as indexer
+from kvmesh.metrics.metric import Metric, metrics_table
 
-PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
-PICKER_ROWS = asyncio.run(picker_rows())
-ROWS = [*PICKER_ROWS.values(), *indexer_rows().values()]
-
-
-def table_of(module: str) -> str:
-    return PAGE.partition(f"<!-- python -m {module} -->\n")[2].partition("\n\n")[0].rstrip("\n") + "\n"
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+METRICS = [*picker.METRICS, *indexer.METRICS]
 
 
-def test_the_pickers_table_is_what_a_picker_shows() -> None:
-    assert table_of("extproc.telemetry.metrics_table") == metrics_table(
-        PICKER_ROWS.values(), over_replicas=over_pickers
-    )
+@pytest.mark.parametrize("declared", [picker, indexer], ids=["picker", "indexer"])
+def test_the_table_is_what_is_declared(declared: object) -> None:
+    metrics, module = declared.METRICS, declared.__name__  # type: ignore[attr-defined]
+    table = PAGE.partition(f"<!-- python -m {module} -->\n")[2].partition("\n\n")[0].rstrip("\n") + "\n"
+    assert table == metrics_table(metrics)
+    assert len({metric.name for metric in metrics}) == len(metrics)
 
 
-def test_the_indexers_table_is_what_an_indexer_shows() -> None:
-    assert table_of("kv_indexer.telemetry.metrics_table") == metrics_table(
-        indexer_rows().values(), over_replicas=over_indexers
-    )
-
-
-@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-def test_every_metric_is_named_in_the_ecosystems_style_and_explained(row: MetricRow) -> None:
-    assert row.name.startswith("kvmesh_")
-    assert row.kind in ("counter", "gauge", "histogram")
-    assert (row.kind == "counter") == row.name.endswith("_total")
-    assert row.kind != "histogram" or row.name.endswith(("_seconds", "_tokens"))
-    assert len(row.words) > 12
-    assert row.words.endswith((".", ")"))
+@pytest.mark.parametrize("metric", METRICS, ids=[metric.name for metric in METRICS])
+def test_every_metric_is_named_in_the_ecosystems_style_and_explained(metric: Metric) -> None:
+    assert metric.name.startswith("kvmesh_")
+    assert (metric.kind == "counter") == metric.name.endswith("_total")
+    assert metric.kind != "histogram" or metric.name.endswith(("_seconds", "_tokens"))
+    assert metric.bounds == tuple(sorted(metric.bounds))
+    assert len(metric.text) > 12
+    assert metric.text.endswith((".", ")"))

@@ -1,4 +1,4 @@
-"""docs/models.md shows a document that can be used, and explains every finding of the comparison."""
+"""docs/guides/models.md shows a document that can be used, and explains every finding of the comparison."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from extproc.policy.inference_policy import read_policy_file
 from extproc.policy.merged_policy import pick_policy
 from extproc.responses.realised import REMEDIES
 
-PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "models.md").read_text()
 
 
 def test_the_example_is_a_document_that_says_what_is_written_around_it() -> None:

@@ -1,4 +1,4 @@
-"""docs/policy-precedence.md: its example comes to what it shows, its tables have every level and condition."""
+"""docs/reference/policy-precedence.md shows what its example comes to, and has every level and condition."""
 
 import re
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from extproc.policy.view import render
 from kvmesh.documents.documents import Snapshot
 from tests.unit.extproc_policy.mesh_documents import inference_pool, pod
 
-PAGE = (Path(__file__).parents[3] / "docs" / "policy-precedence.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "policy-precedence.md").read_text(encoding="utf-8")
 
 
 def test_the_table_of_levels_is_in_their_order() -> None:

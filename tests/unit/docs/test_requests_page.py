@@ -1,4 +1,4 @@
-"""docs/requests.md names every API and every path that is read."""
+"""docs/reference/requests.md names every API and every path that is read."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind
 
-PAGE = (Path(__file__).parents[3] / "docs" / "requests.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "requests.md").read_text(encoding="utf-8")
 ROWS = [line.split("|")[1:5] for line in PAGE.splitlines() if line.startswith("| `/")]
 PATHS = [
     (path.strip().strip("`").replace("…", "/v1/messages"), api.strip().strip("`"), refused.strip())

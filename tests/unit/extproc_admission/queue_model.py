@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from extproc.admission.ticket import Ticket
+from extproc.admission.fair_order import Ticket
 from extproc.policy.priority import Order, PriorityPolicy
 
 IN_ORDER, IN_TURN = 4, 2  # groups that may find no room in one wake

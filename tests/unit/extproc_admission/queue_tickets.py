@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
+from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue
-from extproc.admission.ticket import Ticket
 from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityClass, PriorityPolicy
 
 

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 from statistics import mean, quantiles
 
+from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue
-from extproc.admission.ticket import Ticket
 from extproc.policy.priority import Order, OverloadPolicy, PriorityClass, PriorityPolicy
 
 PODS, TOKENS_PER_SECOND = 4, 8000.0

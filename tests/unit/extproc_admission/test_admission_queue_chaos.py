@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.admission.admission_queue import AdmissionQueue, DisplacedError, Outcome, QueueTimeoutError
+from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue, QueueFullError
-from extproc.admission.ticket import Ticket
 from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityPolicy
 from tests.unit.extproc_admission.queue_tickets import ticket
 from tests.unit.extproc_admission.virtual_time import now, play, turns

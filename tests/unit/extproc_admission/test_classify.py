@@ -14,8 +14,8 @@ from extproc.admission.classify import (
     headers_named,
     policy_needs_bodies,
 )
+from extproc.ext_proc.answers import CLAIM_SEPARATOR
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.ext_proc.jwt_claims import CLAIM_SEPARATOR
 from extproc.models.model_rules import resolve
 from extproc.models.models import ModelRule, ModelTable, ModelTarget, ServedModel
 from extproc.policy.priority import (

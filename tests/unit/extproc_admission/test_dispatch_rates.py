@@ -4,7 +4,7 @@ from math import e
 
 import pytest
 
-from extproc.admission.dispatch_rates import PRIOR_SECONDS, SECONDS, DispatchRates
+from extproc.admission.pressure_memory import PRIOR_SECONDS, RATE_SECONDS, DispatchRates
 
 
 def _rates(*, seconds: float, some_wait: bool = False) -> DispatchRates:
@@ -26,9 +26,9 @@ def test_what_has_ended_fades_and_the_priorities_add_up() -> None:
     rates = DispatchRates(now=-1000.0)
     rates.went(100, 1000, some_wait=False, now=0.0)
     rates.went(50, 1000, some_wait=False, now=0.0)
-    assert rates.above(0, now=0.0) == pytest.approx(2000 / SECONDS)
-    assert rates.above(50, now=0.0) == pytest.approx(1000 / SECONDS)
-    assert rates.above(0, now=10 * SECONDS) < 0.1
+    assert rates.above(0, now=0.0) == pytest.approx(2000 / RATE_SECONDS)
+    assert rates.above(50, now=0.0) == pytest.approx(1000 / RATE_SECONDS)
+    assert rates.above(0, now=10 * RATE_SECONDS) < 0.1
 
 
 def test_a_first_request_is_not_taken_for_a_stream_of_them() -> None:
@@ -49,14 +49,14 @@ def test_a_pool_in_which_nobody_waited_drains_as_estimated() -> None:
 
 def test_a_queue_drains_as_fast_as_requests_went_while_others_waited() -> None:
     seconds = _rates(seconds=60.0, some_wait=True).drain_seconds(1000.0, estimated=20.0, now=60.0)
-    weight = SECONDS / (SECONDS + PRIOR_SECONDS)
+    weight = RATE_SECONDS / (RATE_SECONDS + PRIOR_SECONDS)
     assert seconds == pytest.approx(2.0 * weight + 20.0 * (1.0 - weight), rel=0.02)
 
 
 def test_what_was_counted_gives_way_to_the_estimate_when_it_gets_old() -> None:
     rates = _rates(seconds=60.0, some_wait=True)
-    weight = (SECONDS / e) / (SECONDS / e + PRIOR_SECONDS)
-    later = rates.drain_seconds(1000.0, estimated=20.0, now=60.0 + SECONDS)
+    weight = (RATE_SECONDS / e) / (RATE_SECONDS / e + PRIOR_SECONDS)
+    later = rates.drain_seconds(1000.0, estimated=20.0, now=60.0 + RATE_SECONDS)
     assert later == pytest.approx(2.0 * weight + 20.0 * (1.0 - weight), rel=0.02)
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from extproc.admission.engine_priority import engine_priority
+from extproc.admission.output_cap import engine_priority
 from extproc.errors import MalformedRequestError
 from extproc.requests.json_edit import JsonObject, replace_top_level
 from extproc.requests.openai import parse_request

@@ -2,8 +2,8 @@
 
 import pytest
 
+from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue, QueueFullError
-from extproc.admission.ticket import Ticket
 from extproc.policy.priority import DEFAULT_CLASSES, Order, OverloadPolicy, PriorityClass
 from tests.unit.extproc_admission.queue_tickets import policy, send, send_one, ticket
 

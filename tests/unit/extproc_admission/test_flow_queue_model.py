@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue, QueueFullError
-from extproc.admission.ticket import Ticket
 from extproc.policy.priority import Order, OverloadPolicy, PriorityClass, PriorityPolicy
 from tests.unit.extproc_admission.queue_model import Model
 from tests.unit.extproc_admission.queue_tickets import ticket
@@ -173,4 +173,4 @@ def test_whatever_waits_goes_once_and_nothing_is_left(arrivals: list[tuple[str, 
 
 
 def vars_of(queue: FlowQueue) -> tuple[object, object, object, object]:
-    return queue._pools, queue._crowds, queue._tenants, queue._deadlines
+    return queue._pools, queue._backlogs, queue._tenants, queue._deadlines

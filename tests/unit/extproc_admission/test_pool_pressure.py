@@ -2,7 +2,7 @@
 
 from extproc.admission.degradation import Degradation
 from extproc.admission.pool_pressure import MOST_SHEDDING, Expectation, PoolPressure
-from extproc.admission.wait_margin import FIRST
+from extproc.admission.pressure_memory import FIRST
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import DEFAULT_CLASSES, PriorityPolicy
 from extproc.policy.request_class import RequestClass

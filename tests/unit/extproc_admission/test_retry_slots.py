@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.admission.retry_slots import RetrySlots
+from extproc.admission.pressure_memory import RetrySlots
 
 
 def slots(*, jitter: float = 0.0) -> RetrySlots:

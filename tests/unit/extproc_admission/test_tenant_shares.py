@@ -1,6 +1,6 @@
 """Which tenants got less than another."""
 
-from extproc.admission.tenant_shares import MOST_TENANTS, SECONDS, TenantShares
+from extproc.admission.pressure_memory import MOST_TENANTS, SHARE_SECONDS, TenantShares
 
 
 def test_who_got_less_than_another_is_behind_and_who_got_most_is_not() -> None:
@@ -23,8 +23,11 @@ def test_a_tenant_that_is_alone_is_not_behind() -> None:
 def test_what_was_long_ago_counts_no_longer() -> None:
     shares = TenantShares()
     shares.went("early", 100_000, now=0.0)
-    shares.went("late", 10, now=12 * SECONDS)
-    assert (shares.is_behind("early", now=12 * SECONDS), shares.is_behind("late", now=12 * SECONDS)) == (True, False)
+    shares.went("late", 10, now=12 * SHARE_SECONDS)
+    assert (shares.is_behind("early", now=12 * SHARE_SECONDS), shares.is_behind("late", now=12 * SHARE_SECONDS)) == (
+        True,
+        False,
+    )
 
 
 def test_ever_new_tenants_take_no_more_room() -> None:

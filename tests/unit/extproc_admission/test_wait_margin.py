@@ -2,7 +2,7 @@
 
 import random
 
-from extproc.admission.wait_margin import FIRST, MOST, WaitMargin
+from extproc.admission.pressure_memory import FIRST, MOST, WaitMargin
 
 
 def test_waits_that_come_as_expected_need_no_margin() -> None:

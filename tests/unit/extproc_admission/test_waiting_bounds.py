@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from extproc.admission.admission_queue import MOST_IN_ONE_PASS, PAUSE_SECONDS, AdmissionQueue, Outcome, SentOnError
+from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import MOST_GROUPS, FlowQueue
-from extproc.admission.ticket import Ticket
 from extproc.policy.priority import OverloadPolicy, PriorityClass
 from tests.unit.extproc_admission.queue_tickets import policy, ticket
 from tests.unit.extproc_admission.virtual_time import now, play, turns

@@ -15,8 +15,8 @@ from extproc.admission.admission_queue import (
     QueueClosedError,
     QueueTimeoutError,
 )
+from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue, QueueFullError
-from extproc.admission.ticket import Ticket
 from extproc.policy.priority import OverloadPolicy
 from tests.unit.extproc_admission.queue_tickets import policy, ticket
 from tests.unit.extproc_admission.virtual_time import now, play, turns

@@ -4,15 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from extproc.choosing.decision import Decision, decide, require_some
-from extproc.pods.endpoint import (
-    NOTHING_ASKED,
-    Ask,
-    Candidate,
-    EndpointLoad,
-    EndpointModels,
-    EndpointTrend,
-    Reachability,
-)
+from extproc.pods.endpoint import NOTHING_ASKED, Ask, Candidate, EndpointModels, EndpointTrend, Reachability
+from kvmesh.pods.pod_report import EndpointLoad
 
 
 def load(**values: Any) -> EndpointLoad:

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from extproc.choosing.decision import DIGITS, best_first
 from extproc.errors import NoReadyEndpointError
-from extproc.pods.endpoint import Candidate, EndpointLoad, Reachability
+from extproc.pods.endpoint import Candidate, Reachability
 from extproc.pods.inflight import Bookings
 from extproc.policy.values import PRESETS, PickPolicy, Strategy
+from kvmesh.pods.pod_report import EndpointLoad
 from tests.unit.extproc_choosing.pick_candidates import decided
 
 POLICY = PickPolicy(strategy=Strategy.PREFIX_AWARE, weights=PRESETS[Strategy.PREFIX_AWARE])

@@ -3,11 +3,8 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from extproc.choosing.decision import apply_filters
-from extproc.choosing.filters import FILTERS, keep_all
 from extproc.errors import NoReadyEndpointError
 from extproc.pods.endpoint import Ask, Candidate, Reachability, Role
 from extproc.policy.values import PickPolicy
@@ -91,34 +88,3 @@ def test_the_configured_context_length_counts_where_the_pod_does_not_tell() -> N
     ask = Ask(prompt_tokens=100, max_model_len=100)
     kept, _ = apply_filters([candidate("a"), candidate("b", models=serving("m", max_model_len=200))], ask=ask)
     assert [c.address for c in kept] == ["b"]
-
-
-SOME_MODELS = [
-    None,
-    serving("m"),
-    serving("m", max_model_len=1000),
-    serving("other", adapters=("m",), max_model_len=9000),
-]
-SOME_CANDIDATES = st.builds(
-    candidate,
-    st.sampled_from(["a", "b"]),
-    reachability=st.sampled_from(Reachability),
-    cordoned=st.booleans(),
-    role=st.sampled_from(Role),
-    models=st.sampled_from([*SOME_MODELS, serving("other")]),
-    unhealthy=st.sampled_from([None, "it failed"]),
-)
-SOME_ASKS = st.builds(
-    Ask,
-    model=st.sampled_from([None, "m"]),
-    prompt_tokens=st.sampled_from([0, 999, 1000]),
-    subset=st.sampled_from([None, frozenset({"a"}), frozenset({"a", "b"})]),
-    max_model_len=st.sampled_from([None, 1000, 2000]),
-)
-GOOD_CANDIDATES = st.builds(candidate, st.sampled_from(["a", "b"]), models=st.sampled_from(SOME_MODELS))
-
-
-@given(st.lists(SOME_CANDIDATES | GOOD_CANDIDATES, max_size=3), SOME_ASKS)
-def test_all_are_kept_at_once_where_no_filter_objects_to_any(candidates: list[Candidate], ask: Ask) -> None:
-    objections = [keep(each, ask) for keep in FILTERS.values() for each in candidates]
-    assert keep_all(candidates, ask) == (not any(objections))

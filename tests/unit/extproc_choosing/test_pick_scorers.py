@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from extproc.choosing.scorers import NO_COLUMNS, SCORERS, USUAL, usual_columns
+from extproc.choosing.scorers import SCORERS
 from extproc.pods.endpoint import NOTHING_ASKED, Ask, Candidate, EndpointTrend
 from extproc.policy.values import PRESETS, SCORER_NAMES, PickPolicy, Scales, Strategy
 from tests.unit.extproc_choosing.pick_candidates import candidate, decided, load
@@ -225,49 +225,6 @@ def test_the_latency_cost_prefers_the_warm_pod_of_the_chapter_s_example() -> Non
             tie_break=lambda: 0.0,
         )
         assert decision.endpoints[0] == "b"
-
-
-@st.composite
-def usual_candidates(draw: st.DrawFn) -> Candidate:
-    prompt = draw(st.integers(0, 20))
-    reported = st.builds(
-        load,
-        waiting_requests=st.integers(0, 3),
-        running_requests=st.integers(0, 3),
-        kv_usage=st.floats(0, 1.5) | st.sampled_from([0.0, 0.5, 1.0]),
-        kv_capacity_tokens=st.sampled_from([None, 0, 16, 1000]),
-        running_adapters=st.sampled_from([frozenset(), frozenset({"x"})]),
-        max_adapters=st.none() | st.integers(0, 2),
-    )
-    return candidate(
-        "p",
-        reported=draw(reported if draw(st.integers(0, 9)) else st.none()),
-        prompt=prompt,
-        matched=draw(st.integers(0, max(prompt - 1, 0))),
-        booked_requests=draw(st.integers(0, 3)),
-        worth_tokens=draw(st.none() | st.floats(0, prompt)),
-        backlog_tokens=draw(st.floats(0, 4000)),
-        context_tokens=draw(st.integers(0, 1000)),
-        filled_tokens=draw(st.floats(0, 1e6)),
-        open_requests=draw(st.integers(0, 9)),
-        session=draw(st.booleans()),
-    )
-
-
-@given(pods=st.lists(usual_candidates(), min_size=1, max_size=5), adapter=st.sampled_from([None, "x"]))
-def test_the_usual_columns_are_to_the_last_bit_what_their_scorers_say(
-    pods: list[Candidate], adapter: str | None
-) -> None:
-    ask = Ask(adapter=adapter)
-    columns = usual_columns(pods, ask, SCALES)
-    if any(pod.load is None for pod in pods):
-        assert columns is NO_COLUMNS
-    else:
-        assert columns == {name: SCORERS[name](pods, ask, SCALES) for name in PRESETS[Strategy.KV_AWARE]}
-
-
-def test_who_weighs_the_usual_scorers_has_the_one_that_tells_of_them() -> None:
-    assert [strategy for strategy in Strategy if USUAL in PRESETS[strategy]] == [Strategy.KV_AWARE]
 
 
 def test_a_policy_may_weigh_every_scorer_and_no_other() -> None:

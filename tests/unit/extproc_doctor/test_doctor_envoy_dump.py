@@ -1,7 +1,7 @@
 """Envoy's admin answers become facts, whatever form they come in."""
 
 from extproc.doctor.facts import EnvoyFacts, EnvoyHost, PoolRoute
-from extproc.doctor.gather_envoy import read_clusters, read_filters, read_pool_routes, read_routes
+from extproc.doctor.gather_admin import read_clusters, read_filters, read_pool_routes, read_routes
 
 TYPE = "type.googleapis.com/envoy."
 EXT_PROC = {"@type": f"{TYPE}extensions.filters.http.ext_proc.v3.ExternalProcessor"}

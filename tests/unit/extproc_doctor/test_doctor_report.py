@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
+from extproc.doctor.commands import render, summary
 from extproc.doctor.findings import Finding, Severity
-from extproc.doctor.report import render, summary
 
 FINE = Finding(check="clocks", severity=Severity.OK, subject="", seen="the clocks agree")
 SLOW = Finding(check="redis-latency", severity=Severity.WARNING, subject="redis://r", seen="is slow", fix="move it")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.ext_proc import answers as ext_proc
-from extproc.ext_proc.jwt_claims import verified_claims
+from extproc.ext_proc.answers import verified_claims
 from tests.unit.extproc_ext_proc.envoy_message import read_headers
 
 NAMESPACE = "envoy.filters.http.jwt_authn"

@@ -152,11 +152,11 @@ class Peer:
             data = data[9 + length :]
         return frames
 
-    def told(self, *frames: bytes) -> list[Any]:
-        """Let the session receive the frames and return its answers in words."""
-        return [self.in_words(frame) for frame in self.send(*frames)]
+    def reply(self, *frames: bytes) -> list[Any]:
+        """Let the session receive the frames and return its answers in short."""
+        return [self.in_short(frame) for frame in self.send(*frames)]
 
-    def in_words(self, frame: Frame) -> Any:
+    def in_short(self, frame: Frame) -> Any:
         if isinstance(frame, HeadersFrame):
             fields = {name.decode(): value.decode() for name, value in self.decoder.decode(frame.data, raw=True)}
             return (frame.stream_id, fields.get("grpc-status", fields.get(":status")), "END_STREAM" in frame.flags)
@@ -184,5 +184,5 @@ class Peer:
 
 def answer_of(stream_id: int, *messages: bytes, status: int = GrpcStatus.OK, ended: bool = True) -> Sequence[Any]:
     """The answers to a stream whose client has ended it."""
-    told: list[Any] = [(stream_id, "200", False), *((stream_id, framed(message)) for message in messages)]
-    return [*told, (stream_id, str(int(status)), True)] if ended else told
+    replies: list[Any] = [(stream_id, "200", False), *((stream_id, framed(message)) for message in messages)]
+    return [*replies, (stream_id, str(int(status)), True)] if ended else replies

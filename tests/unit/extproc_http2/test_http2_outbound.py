@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from extproc.http2.frames import ErrorCode, Http2ConnectionError, Http2StreamError
 from extproc.http2.limits import Allowance
-from extproc.http2.outbound import Outbound, SendLane
+from extproc.http2.outbound import Outbound, SendQueue
 
 
 class Clock:
@@ -43,7 +43,7 @@ def end_frame(stream_id: int) -> bytes:
 
 def make(window: int | None = None) -> tuple[Outbound, Clock]:
     clock = Clock()
-    outbound = Outbound(clock=clock)
+    outbound = Outbound(clock=clock, flush=lambda: None)
     if window is not None:
         outbound.take_settings(initial_window=window, max_frame=None)
     return outbound, clock
@@ -51,9 +51,10 @@ def make(window: int | None = None) -> tuple[Outbound, Clock]:
 
 def test_a_message_that_fits_is_one_frame_at_once() -> None:
     outbound, _ = make()
-    lane = SendLane(1)
-    outbound.message(lane, b"abc")
-    assert outbound.end(lane, end_frame(1))
+    queue = SendQueue(1)
+    outbound.message(queue, b"abc")
+    outbound.end(queue, end_frame(1))
+    assert outbound.finished == [1]
     assert frames(outbound) == [(1, framed(b"abc")), (1, b"end")]
 
 
@@ -61,13 +62,13 @@ def test_a_message_that_fits_is_one_frame_at_once() -> None:
 @pytest.mark.parametrize("window", [10_000, 65_535])
 def test_a_message_in_two_parts_is_sent_as_one(size: int, window: int) -> None:
     outbound, _ = make(window)
-    lane = SendLane(1)
-    outbound.message(lane, b"head", b"x" * size)
+    queue = SendQueue(1)
+    outbound.message(queue, b"head", b"x" * size)
     found = frames(outbound)
     assert sum(len(part) for _, part in found) <= window
-    outbound.widen(lane, 1 << 20)
+    outbound.widen(queue, 1 << 20)
     outbound.widen(None, 1 << 20)
-    outbound.message(lane, b"next")
+    outbound.message(queue, b"next")
     found += frames(outbound)
     assert b"".join(part for _, part in found) == framed(b"head" + b"x" * size) + framed(b"next")
     assert max(len(part) for _, part in found) <= 16_384
@@ -76,30 +77,31 @@ def test_a_message_in_two_parts_is_sent_as_one(size: int, window: int) -> None:
 def test_a_large_message_is_cut_to_the_peer_s_frame_size() -> None:
     outbound, _ = make()
     message = b"x" * 40_000
-    outbound.message(SendLane(1), message)
+    outbound.message(SendQueue(1), message)
     found = frames(outbound)
     assert [len(part) for _, part in found] == [16_384, 16_384, 40_005 - 32_768]
     assert b"".join(part for _, part in found) == framed(message)
     outbound.take_settings(initial_window=None, max_frame=1 << 24)
     outbound.widen(None, 1 << 20)
-    outbound.message(SendLane(3), message[:20_000])
+    outbound.message(SendQueue(3), message[:20_000])
     assert [len(part) for _, part in frames(outbound)] == [20_005]
 
 
 def test_an_end_waits_behind_its_stream_s_bytes() -> None:
     outbound, _ = make(window=4)
-    lane = SendLane(1)
-    outbound.message(lane, b"abc")
-    assert not outbound.end(lane, end_frame(1))
+    queue = SendQueue(1)
+    outbound.message(queue, b"abc")
+    outbound.end(queue, end_frame(1))
+    assert outbound.finished == []
     assert frames(outbound) == [(1, framed(b"abc")[:4])]
-    outbound.widen(lane, 4)
+    outbound.widen(queue, 4)
     assert frames(outbound) == [(1, framed(b"abc")[4:]), (1, b"end")]
     assert outbound.finished == [1]
 
 
 def test_streams_take_turns_when_the_connection_s_window_opens() -> None:
     outbound, _ = make(window=1 << 20)
-    first, second, third = SendLane(1), SendLane(3), SendLane(5)
+    first, second, third = SendQueue(1), SendQueue(3), SendQueue(5)
     outbound.message(first, b"x" * 65_530)  # takes all of the connection's window
     frames(outbound)
     outbound.message(first, b"a" * 40_000)
@@ -112,7 +114,7 @@ def test_streams_take_turns_when_the_connection_s_window_opens() -> None:
 
 def test_a_stream_whose_window_is_shut_does_not_hold_up_others() -> None:
     outbound, _ = make(window=10)
-    shut, free = SendLane(1), SendLane(3)
+    shut, free = SendQueue(1), SendQueue(3)
     outbound.message(shut, b"x" * 20)
     outbound.message(free, b"abc")
     assert frames(outbound) == [(1, framed(b"x" * 20)[:10]), (3, framed(b"abc"))]
@@ -120,14 +122,14 @@ def test_a_stream_whose_window_is_shut_does_not_hold_up_others() -> None:
 
 def test_a_smaller_initial_window_makes_windows_negative_and_they_recover() -> None:
     outbound, _ = make(window=100)
-    lane = SendLane(1)
-    outbound.message(lane, b"x" * 85)  # 90 of 100
+    queue = SendQueue(1)
+    outbound.message(queue, b"x" * 85)  # 90 of 100
     frames(outbound)
     outbound.take_settings(initial_window=50, max_frame=None)  # -40
-    outbound.message(lane, b"yyy")
-    outbound.widen(lane, 40)  # 0
+    outbound.message(queue, b"yyy")
+    outbound.widen(queue, 40)  # 0
     assert frames(outbound) == []
-    outbound.widen(lane, 2)
+    outbound.widen(queue, 2)
     assert frames(outbound) == [(1, framed(b"yyy")[:2])]
     outbound.take_settings(initial_window=100, max_frame=None)
     assert frames(outbound) == [(1, framed(b"yyy")[2:])]
@@ -136,7 +138,7 @@ def test_a_smaller_initial_window_makes_windows_negative_and_they_recover() -> N
 def test_nothing_is_sent_while_the_transport_is_full() -> None:
     outbound, _ = make()
     outbound.paused = True
-    outbound.message(SendLane(1), b"abc")
+    outbound.message(SendQueue(1), b"abc")
     assert (frames(outbound), outbound.can_send) == ([], False)
     outbound.paused = False
     assert outbound.can_send
@@ -146,24 +148,24 @@ def test_nothing_is_sent_while_the_transport_is_full() -> None:
 
 def test_windows_that_grow_by_nothing_or_too_far_are_errors() -> None:
     outbound, _ = make()
-    for lane, increment, code in [
+    for queue, increment, code in [
         (None, 0, ErrorCode.PROTOCOL_ERROR),
         (None, (1 << 31) - 1, ErrorCode.FLOW_CONTROL_ERROR),
     ]:
         with pytest.raises(Http2ConnectionError) as refused:
-            outbound.widen(lane, increment)
+            outbound.widen(queue, increment)
         assert refused.value.code is code
     for increment, code in [(0, ErrorCode.PROTOCOL_ERROR), ((1 << 31) - 1, ErrorCode.FLOW_CONTROL_ERROR)]:
         with pytest.raises(Http2StreamError) as reset:
-            outbound.widen(SendLane(1), increment)
+            outbound.widen(SendQueue(1), increment)
         assert reset.value.code is code
 
 
-def test_lanes_that_move_are_not_stalled() -> None:
+def test_queues_that_move_are_not_stalled() -> None:
     outbound, clock = make(window=10)
-    stuck, moving, dropped = SendLane(1), SendLane(3), SendLane(5)
-    for lane in (stuck, moving, dropped):
-        outbound.message(lane, b"x" * 20)
+    stuck, moving, dropped = SendQueue(1), SendQueue(3), SendQueue(5)
+    for queue in (stuck, moving, dropped):
+        outbound.message(queue, b"x" * 20)
     outbound.drop(dropped)
     clock.now = 5.0
     outbound.widen(moving, 1)
@@ -180,10 +182,10 @@ def test_whatever_the_windows_do_nothing_is_lost_and_no_window_is_passed(
     messages: list[tuple[int, bytes]], widenings: list[tuple[int, int]], initial: Iterable[int]
 ) -> None:
     outbound, _ = make(window=100)
-    lanes = [SendLane(2 * number + 1) for number in range(4)]
-    allowed = {lane.stream_id: 100 for lane in lanes}
-    sent: dict[int, bytes] = {lane.stream_id: b"" for lane in lanes}
-    wanted: dict[int, bytes] = {lane.stream_id: b"" for lane in lanes}
+    queues = [SendQueue(2 * number + 1) for number in range(4)]
+    allowed = {queue.stream_id: 100 for queue in queues}
+    sent: dict[int, bytes] = {queue.stream_id: b"" for queue in queues}
+    wanted: dict[int, bytes] = {queue.stream_id: b"" for queue in queues}
     window = 100
 
     def take() -> None:
@@ -192,8 +194,8 @@ def test_whatever_the_windows_do_nothing_is_lost_and_no_window_is_passed(
             assert len(sent[stream_id]) <= allowed[stream_id]
 
     for index, message in messages:
-        wanted[lanes[index].stream_id] += framed(message)
-        outbound.message(lanes[index], message)
+        wanted[queues[index].stream_id] += framed(message)
+        outbound.message(queues[index], message)
         take()
     for value in initial:
         for stream_id in allowed:
@@ -202,14 +204,14 @@ def test_whatever_the_windows_do_nothing_is_lost_and_no_window_is_passed(
         outbound.take_settings(initial_window=value, max_frame=None)
         take()
     for index, increment in widenings:
-        outbound.widen(None if index < 0 else lanes[index], increment)
+        outbound.widen(None if index < 0 else queues[index], increment)
         if index >= 0:
-            allowed[lanes[index].stream_id] += increment
+            allowed[queues[index].stream_id] += increment
         take()
     outbound.widen(None, 1 << 20)
-    for lane in lanes:
-        outbound.widen(lane, 1 << 20)
-        allowed[lane.stream_id] += 1 << 20
+    for queue in queues:
+        outbound.widen(queue, 1 << 20)
+        allowed[queue.stream_id] += 1 << 20
     take()
     assert sent == wanted
 

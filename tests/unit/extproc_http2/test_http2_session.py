@@ -6,7 +6,7 @@ from hyperframe.frame import HeadersFrame
 from extproc.http2 import frames as http2
 from extproc.http2.frames import ErrorCode
 from extproc.http2.limits import Http2Limits
-from tests.unit.extproc_http2.http2_peer import Peer, answer_of, framed
+from tests.unit.extproc_http2.http2_peer import EchoCall, Peer, answer_of, framed
 
 
 def raw(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
@@ -18,7 +18,7 @@ def raw(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
 
 def test_an_exchange_is_answered_in_one_go() -> None:
     peer = Peer()
-    assert peer.told(peer.headers(1), peer.messages(1, b"a", b"b"), peer.data(1, b"", end=True)) == answer_of(
+    assert peer.reply(peer.headers(1), peer.messages(1, b"a", b"b"), peer.data(1, b"", end=True)) == answer_of(
         1, b"a", b"b"
     )
     assert (peer.session.streams, peer.calls[0].ends, peer.calls[0].half_closes) == ({}, 1, 1)
@@ -26,43 +26,43 @@ def test_an_exchange_is_answered_in_one_go() -> None:
 
 def test_a_stream_that_ends_before_its_client_tells_it_not_to_send_the_rest() -> None:
     peer = Peer()
-    peer.told(peer.headers(1), peer.messages(1, b"a"))
+    peer.reply(peer.headers(1), peer.messages(1, b"a"))
     peer.calls[0].stream.finish()
-    assert [peer.in_words(frame) for frame in peer.answers()] == [(1, "0", True), ("reset", 1, "NO_ERROR")]
+    assert [peer.in_short(frame) for frame in peer.answers()] == [(1, "0", True), ("reset", 1, "NO_ERROR")]
     # what was on its way is dropped
-    assert peer.told(peer.messages(1, b"late"), peer.window(1, 5), peer.reset(1), peer.headers(1, end=True)) == []
+    assert peer.reply(peer.messages(1, b"late"), peer.window(1, 5), peer.reset(1), peer.headers(1, end=True)) == []
 
 
 def test_trailers_of_the_client_end_its_side() -> None:
     peer = Peer()
     peer.send(peer.headers(1), peer.messages(1, b"a"))
-    assert peer.told(peer.headers(1, end=True)) == [(1, "0", True)]
+    assert peer.reply(peer.headers(1, end=True)) == [(1, "0", True)]
 
 
 def test_trailers_that_do_not_end_the_stream_reset_it() -> None:
     peer = Peer()
     peer.send(peer.headers(1))
-    assert peer.told(peer.headers(1)) == [("reset", 1, "PROTOCOL_ERROR")]
+    assert peer.reply(peer.headers(1)) == [("reset", 1, "PROTOCOL_ERROR")]
     assert peer.calls[0].ends == 1
 
 
 def test_messages_wait_while_the_call_holds_and_so_does_the_client_s_end() -> None:
     peer = Peer()
-    assert peer.told(peer.headers(1), peer.messages(1, b"hold", b"x"), peer.messages(1, b"y", end=True)) == answer_of(
+    assert peer.reply(peer.headers(1), peer.messages(1, b"hold", b"x"), peer.messages(1, b"y", end=True)) == answer_of(
         1, b"hold", ended=False
     )
     assert peer.calls[0].messages == [b"hold"]
     peer.calls[0].stream.release()
-    assert [peer.in_words(frame) for frame in peer.answers()] == [(1, framed(b"x")), (1, framed(b"y")), (1, "0", True)]
+    assert [peer.in_short(frame) for frame in peer.answers()] == [(1, framed(b"x")), (1, framed(b"y")), (1, "0", True)]
 
 
 def test_an_exception_ends_its_stream_alone() -> None:
     peer = Peer()
     peer.send(peer.headers(1), peer.headers(3), peer.headers(5))
-    told = peer.told(
+    replies = peer.reply(
         peer.messages(1, b"boom"), peer.messages(3, b"bad end", end=True), peer.messages(5, b"a", end=True)
     )
-    assert told == [
+    assert replies == [
         (1, "13", True),
         ("reset", 1, "NO_ERROR"),
         *answer_of(3, b"bad end"),
@@ -71,9 +71,23 @@ def test_an_exception_ends_its_stream_alone() -> None:
     assert ([call.ends for call in peer.calls], peer.session.streams) == ([1, 1, 1], {})
 
 
+def test_a_stream_that_cannot_be_served_ends_alone_also_when_the_client_has_ended_it() -> None:
+    def fail(_: object) -> EchoCall:
+        raise ZeroDivisionError
+
+    peer = Peer()
+    peer.session._methods = {b"/test/Echo": fail}
+    assert peer.reply(peer.headers(1), peer.headers(3, end=True)) == [
+        (1, "13", True),
+        ("reset", 1, "NO_ERROR"),
+        (3, "13", True),
+    ]
+    assert peer.session.streams == {}
+
+
 def test_a_reset_ends_the_call_once() -> None:
     peer = Peer()
-    assert peer.told(peer.headers(1), peer.reset(1), peer.reset(1)) == []
+    assert peer.reply(peer.headers(1), peer.reset(1), peer.reset(1)) == []
     assert (peer.calls[0].ends, peer.session.streams) == (1, {})
 
 
@@ -96,7 +110,7 @@ def test_a_lost_connection_ends_every_call_once() -> None:
 )
 def test_requests_that_are_not_ours_are_answered_and_leave_nothing(change: tuple[str, str], answer: object) -> None:
     peer = Peer()
-    assert peer.told(peer.headers(1, change, end=True)) == [answer]
+    assert peer.reply(peer.headers(1, change, end=True)) == [answer]
     assert (peer.calls, peer.session.streams) == ([], {})
 
 
@@ -107,12 +121,12 @@ def test_requests_that_are_not_ours_are_answered_and_leave_nothing(change: tuple
 )
 def test_messages_that_are_not_taken_end_their_stream_with_a_status(content: bytes, status: str) -> None:
     peer = Peer(max_message_bytes=1000)
-    assert peer.told(peer.headers(1), peer.data(1, content)) == [(1, status, True), ("reset", 1, "NO_ERROR")]
+    assert peer.reply(peer.headers(1), peer.data(1, content)) == [(1, status, True), ("reset", 1, "NO_ERROR")]
 
 
 def test_a_client_that_ends_in_the_middle_of_a_message_gets_a_status() -> None:
     peer = Peer()
-    assert peer.told(peer.headers(1), peer.data(1, b"\0\0\0\0\5ab", end=True)) == [(1, "13", True)]
+    assert peer.reply(peer.headers(1), peer.data(1, b"\0\0\0\0\5ab", end=True)) == [(1, "13", True)]
 
 
 def test_padding_and_continuations_change_nothing() -> None:
@@ -124,7 +138,7 @@ def test_padding_and_continuations_change_nothing() -> None:
         peer.continuation(1, block[9:], end=True),
         raw(http2.DATA, http2.PADDED | http2.END_STREAM, 1, b"\4" + framed(b"abc") + bytes(4)),
     ]
-    assert peer.told(*frames) == answer_of(1, b"abc")
+    assert peer.reply(*frames) == answer_of(1, b"abc")
 
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 10, 23])
@@ -144,7 +158,7 @@ def test_frames_split_anywhere_mean_the_same(piece: int) -> None:
     )
     for start in range(0, len(data), piece):
         peer.session.receive(data[start : start + piece])
-    assert [peer.in_words(frame) for frame in peer.answers()] == [
+    assert [peer.in_short(frame) for frame in peer.answers()] == [
         ("settings", False),
         ("window", 0, (32 << 20) - 65_535),
         ("settings", True),
@@ -161,20 +175,20 @@ def test_frames_split_anywhere_mean_the_same(piece: int) -> None:
 def test_windows_are_given_back_for_what_the_call_has_taken_and_not_before() -> None:
     peer = Peer(limits=Http2Limits(stream_window_bytes=100_000, connection_window_bytes=200_000))
     part = b"x" * 15_000
-    told = peer.told(
+    replies = peer.reply(
         peer.headers(1), peer.data(1, framed(b"y" * 200_000)[:15_000]), *(peer.data(1, part) for _ in range(5))
     )
-    assert told == [("window", 1, 60_000)]  # at half a window; a message that is not whole yet counts as taken
+    assert replies == [("window", 1, 60_000)]  # at half a window; a message that is not whole yet counts as taken
     peer.send(peer.headers(3), peer.messages(3, b"hold"))
-    assert peer.told(*(peer.data(3, part) for _ in range(6))) == []
-    assert peer.told(peer.data(3, part)) == [("window", 0, 105_000), ("reset", 3, "FLOW_CONTROL_ERROR")]
+    assert peer.reply(*(peer.data(3, part) for _ in range(6))) == []
+    assert peer.reply(peer.data(3, part)) == [("window", 0, 105_000), ("reset", 3, "FLOW_CONTROL_ERROR")]
 
 
 def test_a_stream_that_ends_gives_the_connection_s_window_back() -> None:
     peer = Peer(limits=Http2Limits(stream_window_bytes=100_000, connection_window_bytes=100_000))
     peer.send(peer.headers(1), peer.messages(1, b"hold"))
-    assert peer.told(*(peer.data(1, b"x" * 15_000) for _ in range(6))) == []
-    assert peer.told(peer.reset(1)) == [("window", 0, 90_009)]
+    assert peer.reply(*(peer.data(1, b"x" * 15_000) for _ in range(6))) == []
+    assert peer.reply(peer.reset(1)) == [("window", 0, 90_009)]
 
 
 def test_more_than_the_connection_s_window_ends_the_connection() -> None:
@@ -188,12 +202,12 @@ def test_more_than_the_connection_s_window_ends_the_connection() -> None:
 def test_the_peer_s_windows_are_kept_and_its_stream_ends_behind_its_bytes() -> None:
     peer = Peer()
     peer.send(peer.settings(INITIAL_WINDOW_SIZE=6))
-    assert peer.told(peer.headers(1), peer.messages(1, b"abcd", end=True)) == [
+    assert peer.reply(peer.headers(1), peer.messages(1, b"abcd", end=True)) == [
         (1, "200", False),
         (1, framed(b"abcd")[:6]),
     ]
     assert (list(peer.session.streams), peer.calls[0].ends) == ([1], 1)  # released, though not yet written
-    assert peer.told(peer.window(1, 10)) == [(1, b"bcd"), (1, "0", True)]
+    assert peer.reply(peer.window(1, 10)) == [(1, b"bcd"), (1, "0", True)]
     assert peer.session.streams == {}
 
 
@@ -206,7 +220,7 @@ def test_an_initial_window_that_makes_a_stream_s_too_large_ends_the_connection()
 def test_new_settings_are_acknowledged_before_anything_is_sent_under_them() -> None:
     peer = Peer()
     peer.send(peer.settings(INITIAL_WINDOW_SIZE=0), peer.headers(1), peer.messages(1, b"a"))
-    assert peer.told(peer.settings(INITIAL_WINDOW_SIZE=100)) == [("settings", True), (1, framed(b"a"))]
+    assert peer.reply(peer.settings(INITIAL_WINDOW_SIZE=100)) == [("settings", True), (1, framed(b"a"))]
 
 
 # --- bad frames ----------------------------------------------------------------------------------------------------
@@ -262,13 +276,13 @@ def test_a_frame_against_the_rules_ends_the_connection_with_its_code(frame: byte
 def test_a_frame_against_a_stream_s_rules_ends_the_stream_alone(frame: bytes, code: str) -> None:
     peer = Peer()
     peer.send(peer.headers(1), peer.headers(3), peer.messages(1, b"hold", end=True))
-    assert peer.told(frame, peer.messages(3, b"a", end=True)) == [("reset", 1, code), *answer_of(3, b"a")]
+    assert peer.reply(frame, peer.messages(3, b"a", end=True)) == [("reset", 1, code), *answer_of(3, b"a")]
     assert peer.calls[0].ends == 1
 
 
 def test_a_malformed_request_is_reset_and_the_connection_lives_on() -> None:
     peer = Peer()
-    assert peer.told(peer.headers(1, ("connection", "close")), peer.headers(3), peer.messages(3, b"a", end=True)) == [
+    assert peer.reply(peer.headers(1, ("connection", "close")), peer.headers(3), peer.messages(3, b"a", end=True)) == [
         ("reset", 1, "PROTOCOL_ERROR"),
         *answer_of(3, b"a"),
     ]
@@ -285,7 +299,7 @@ def test_what_does_not_begin_as_http2_is_refused(opening: bytes) -> None:
 
 def test_unknown_frames_and_settings_are_ignored() -> None:
     peer = Peer()
-    assert peer.told(raw(0xBB, 0xFF, 77, b"abc"), raw(http2.SETTINGS, 0, 0, b"\x99\x99\0\0\0\1")) == [
+    assert peer.reply(raw(0xBB, 0xFF, 77, b"abc"), raw(http2.SETTINGS, 0, 0, b"\x99\x99\0\0\0\1")) == [
         ("settings", True)
     ]
 
@@ -295,16 +309,16 @@ def test_unknown_frames_and_settings_are_ignored() -> None:
 
 def test_streams_over_the_limit_are_refused() -> None:
     peer = Peer(limits=Http2Limits(max_concurrent_streams=2))
-    assert peer.told(peer.headers(1), peer.headers(3), peer.headers(5)) == [("reset", 5, "REFUSED_STREAM")]
+    assert peer.reply(peer.headers(1), peer.headers(3), peer.headers(5)) == [("reset", 5, "REFUSED_STREAM")]
     peer.send(peer.reset(1))
-    assert peer.told(peer.headers(7), peer.messages(7, b"a", end=True)) == answer_of(7, b"a")
+    assert peer.reply(peer.headers(7), peer.messages(7, b"a", end=True)) == answer_of(7, b"a")
 
 
 def rapid_reset(peer: Peer, streams: range) -> list[object]:
-    told: list[object] = []
+    replies: list[object] = []
     for stream_id in streams:
-        told += peer.told(peer.headers(stream_id), peer.reset(stream_id))
-    return told
+        replies += peer.reply(peer.headers(stream_id), peer.reset(stream_id))
+    return replies
 
 
 def test_rapid_resets_retire_the_connection_without_harm_to_streams_in_flight() -> None:
@@ -313,19 +327,19 @@ def test_rapid_resets_retire_the_connection_without_harm_to_streams_in_flight() 
     assert rapid_reset(peer, range(3, 23, 2)) == []
     assert rapid_reset(peer, range(23, 25, 2)) == [("goaway", 23, "ENHANCE_YOUR_CALM")]
     assert (
-        peer.told(peer.headers(25), peer.messages(25, b"a")) == []
+        peer.reply(peer.headers(25), peer.messages(25, b"a")) == []
     )  # opened too late: another connection will serve it
-    assert peer.told(peer.messages(1, b"a", end=True)) == answer_of(1, b"a")
+    assert peer.reply(peer.messages(1, b"a", end=True)) == answer_of(1, b"a")
     assert len(peer.calls) == 12
     assert peer.fault(*(peer.headers(stream_id) for stream_id in range(27, 127, 2))) is ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_resets_that_the_peer_makes_us_send_count_as_its_own() -> None:
     peer = Peer(limits=Http2Limits(resets=10, resets_per_second=0))
-    told: list[object] = []
+    replies: list[object] = []
     for stream_id in range(1, 23, 2):
-        told += peer.told(peer.headers(stream_id), peer.window(stream_id, 0))
-    assert told == [
+        replies += peer.reply(peer.headers(stream_id), peer.window(stream_id, 0))
+    assert replies == [
         *(("reset", stream_id, "PROTOCOL_ERROR") for stream_id in range(1, 23, 2)),
         ("goaway", 21, "ENHANCE_YOUR_CALM"),
     ]
@@ -347,8 +361,8 @@ def test_all_streams_of_an_envoy_may_be_cancelled_at_once_and_again() -> None:
     peer = Peer(limits=limits)
     for first in (1, 2 * limits.max_concurrent_streams + 1):
         ids = range(first, first + 2 * limits.max_concurrent_streams, 2)
-        assert peer.told(*map(peer.headers, ids)) == []
-        assert peer.told(*map(peer.reset, ids)) == []
+        assert peer.reply(*map(peer.headers, ids)) == []
+        assert peer.reply(*map(peer.reset, ids)) == []
     assert not peer.session.retiring
 
 
@@ -431,11 +445,11 @@ def test_a_drain_serves_what_the_peer_opened_before_it_knew() -> None:
     peer = Peer()
     peer.send(peer.headers(1))
     peer.session.announce_drain()
-    assert [peer.in_words(frame) for frame in peer.answers()] == [
+    assert [peer.in_short(frame) for frame in peer.answers()] == [
         ("goaway", http2.LAST_STREAM_ID, "NO_ERROR"),
         ("ping", b"kvmdrain", False),
     ]
-    assert peer.told(peer.headers(3), raw(http2.PING, http2.ACK, 0, b"kvmdrain")) == [("goaway", 3, "NO_ERROR")]
-    assert peer.told(peer.headers(5), peer.messages(5, b"a", end=True)) == []
-    assert peer.told(peer.messages(3, b"a", end=True)) == answer_of(3, b"a")
+    assert peer.reply(peer.headers(3), raw(http2.PING, http2.ACK, 0, b"kvmdrain")) == [("goaway", 3, "NO_ERROR")]
+    assert peer.reply(peer.headers(5), peer.messages(5, b"a", end=True)) == []
+    assert peer.reply(peer.messages(3, b"a", end=True)) == answer_of(3, b"a")
     assert list(peer.session.streams) == [1]

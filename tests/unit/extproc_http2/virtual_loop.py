@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 
 
 class _Selector(selectors.SelectSelector):
-    """Waits for nobody: moves the loop's clock on to the next timer instead."""
+    """Does not wait: moves the loop's clock on to the next timer instead."""
 
     loop: "VirtualLoop"
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from extproc.install.kustomize_tree import AMBIENT, SAMPLE, SIDECAR
 from extproc.install.plan import FailureMode, InstallPlan, IstioVersion, MeshMembership, Mode, RedisKind, Scope
+from tools.kustomize_tree import AMBIENT, SAMPLE, SIDECAR
 
 RELEASES = (24, 25, 26, 27, 28, 29, 30, 31)
 MODES: dict[Mode, dict[str, Any]] = {Mode.GATEWAY: {}, Mode.SIDECAR: SIDECAR, Mode.AMBIENT_GATEWAY: AMBIENT}

@@ -6,10 +6,16 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.install.envoy_filters import envoy_filters
-from extproc.install.ext_proc_filter import PICK_FILTER, RESPONSE_FILTER, STRIP_FILTER, pick_filter, response_filter
+from extproc.install.envoy_filters import (
+    PICK_FILTER,
+    RESPONSE_FILTER,
+    STRIP_FILTER,
+    envoy_filters,
+    pick_filter,
+    response_filter,
+)
 from extproc.install.istio_release import plan_wiring
-from extproc.install.mesh_objects import mesh_objects
+from extproc.install.network_objects import mesh_objects
 from extproc.install.plan import BodyMode, FailureMode, InstallPlan, Mode
 from tests.unit.extproc_install.sample_plans import plan
 

@@ -1,4 +1,4 @@
-"""What docs/install.md and docs/security.md name is there: flags, overlays, components, ports, rights."""
+"""Flags, overlays, components, ports and rights of docs/guides/install.md and security.md exist."""
 
 import re
 from pathlib import Path
@@ -7,13 +7,13 @@ import pytest
 import typer
 
 from extproc.install.commands import app
-from extproc.install.kustomize_tree import AXES, OVERLAYS
 from extproc.install.render import render
 from tests.unit.extproc_install.sample_plans import plan
+from tools.kustomize_tree import AXES, OVERLAYS
 
 DOCS = Path(__file__).parents[3] / "docs"
-INSTALL = (DOCS / "install.md").read_text(encoding="utf-8")
-SECURITY = (DOCS / "security.md").read_text(encoding="utf-8")
+INSTALL = (DOCS / "guides" / "install.md").read_text(encoding="utf-8")
+SECURITY = (DOCS / "guides" / "security.md").read_text(encoding="utf-8")
 OTHERS = {"--server-side", "--tag", "--build-arg", "--redis-password-file"}  # of kubectl, docker, and the roles
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from extproc.errors import ConfigError
-from extproc.install.kustomize_tree import SIDECAR
 from extproc.install.plan import (
     BodyMode,
     ClientsTarget,
@@ -18,10 +17,14 @@ from extproc.install.plan import (
     RedisKind,
     RouteTarget,
     Scope,
+    parse_clients,
+    parse_gateway,
+    parse_hosts,
+    parse_pools,
 )
 from extproc.install.render import render
-from extproc.install.targets import parse_clients, parse_gateway, parse_hosts, parse_pools
 from tests.unit.extproc_install.sample_plans import plan
+from tools.kustomize_tree import SIDECAR
 
 LLAMA = PoolTarget(namespace="llm", name="llama")
 QWEN = PoolTarget(namespace="llm", name="qwen", port=80, pod_port=8000)

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from extproc.install.admin_token import token_secret
-from extproc.install.crd_files import read_crds
-from extproc.install.installer import Document, InstallError, install, others, policies, uninstall
-from extproc.install.kinds import KINDS, POLICY, Kind
-from extproc.install.plan import InstallPlan, Mode, PoolTarget, RouteTarget
+from extproc.install.installer import InstallError, install, others, policies, uninstall
+from extproc.install.objects import KINDS, POLICY, Document, Kind
+from extproc.install.plan import InstallPlan, Mode, PoolTarget, RouteTarget, parse_gateway
+from extproc.install.pod_parts import admin_secret
 from extproc.install.render import render
-from extproc.install.targets import parse_gateway
+from extproc.install.shipped_files import read_crds
 from tests.unit.extproc_install.sample_plans import plan
 
 Key = tuple[str, str | None, str]
@@ -99,13 +98,15 @@ def second_plan() -> InstallPlan:
 
 def run(cluster: FakeCluster, install_plan: InstallPlan, *, wait_seconds: float = 60) -> list[str]:
     said: list[str] = []
+    clock = FakeClock()
     install(
         cluster,
         rendered(install_plan),
         installation=install_plan.namespace,
-        clock=FakeClock(),
         wait_seconds=wait_seconds,
         say=said.append,
+        now=clock.now,
+        sleep=clock.sleep,
     )
     return said
 
@@ -124,9 +125,9 @@ def test_what_is_made_once_follows_the_namespace_and_is_never_changed_again() ->
             cluster,
             rendered(install_plan),
             installation=install_plan.namespace,
-            clock=FakeClock(),
             wait_seconds=60,
-            once=token_secret(install_plan, token=token),
+            sleep=FakeClock().sleep,
+            once=admin_secret(install_plan, token=token),
         )
     secret = cluster.objects["Secret", "kvmesh-system", "kvmesh-admin-token"]
     assert secret["data"] == {"token": b64encode(b"the first token").decode()}
@@ -134,7 +135,7 @@ def test_what_is_made_once_follows_the_namespace_and_is_never_changed_again() ->
     assert kinds.index("Namespace") < kinds.index("Secret") < kinds.index("Deployment")
     run(cluster, install_plan)  # as a version would that knows nothing of it
     assert cluster.objects["Secret", "kvmesh-system", "kvmesh-admin-token"] == secret
-    uninstall(cluster, installation=install_plan.namespace, clock=FakeClock(), settle_seconds=0)
+    uninstall(cluster, installation=install_plan.namespace, sleep=FakeClock().sleep, settle_seconds=0)
     assert not [kind for kind, _, _ in cluster.objects if kind == "Secret"]
 
 
@@ -174,7 +175,7 @@ def test_uninstalling_takes_the_filters_only_when_no_cluster_needs_them_any_more
     run(cluster, plan(24))
     cluster.log.clear()
     count = len(cluster.objects)
-    removed = uninstall(cluster, installation="kvmesh-system", clock=FakeClock(), settle_seconds=5)
+    removed = uninstall(cluster, installation="kvmesh-system", sleep=FakeClock().sleep, settle_seconds=5)
     assert cluster.log[:2] == [("delete", "DestinationRule"), ("delete", "EnvoyFilter")]
     assert (removed, cluster.objects) == (count, {})
 
@@ -225,7 +226,7 @@ def test_a_namespace_that_was_there_before_is_neither_changed_nor_removed() -> N
     cluster = FakeCluster()
     cluster.put("Namespace", "kvmesh-system", team="platform")
     said = run(cluster, plan())
-    uninstall(cluster, installation="kvmesh-system", clock=FakeClock(), settle_seconds=0)
+    uninstall(cluster, installation="kvmesh-system", sleep=FakeClock().sleep, settle_seconds=0)
     assert "left as it is: Namespace kvmesh-system (not made by kvmesh install)" in said
     assert list(cluster.objects) == [("Namespace", None, "kvmesh-system")]
     assert cluster.objects["Namespace", None, "kvmesh-system"]["metadata"]["labels"] == {"team": "platform"}
@@ -236,7 +237,7 @@ def test_uninstalling_leaves_nothing(mode: Mode) -> None:
     cluster = FakeCluster()
     run(cluster, plan(27, mode, monitoring=True))
     count = len(cluster.objects)
-    removed = uninstall(cluster, installation="kvmesh-system", clock=FakeClock(), settle_seconds=5)
+    removed = uninstall(cluster, installation="kvmesh-system", sleep=FakeClock().sleep, settle_seconds=5)
     assert (removed, cluster.objects) == (count, {})
 
 
@@ -244,14 +245,14 @@ def test_filters_go_first_and_gateways_get_a_moment_to_hear_of_it() -> None:
     cluster, clock = FakeCluster(), FakeClock()
     run(cluster, plan())
     cluster.log.clear()
-    uninstall(cluster, installation="kvmesh-system", clock=clock, settle_seconds=5)
+    uninstall(cluster, installation="kvmesh-system", sleep=clock.sleep, settle_seconds=5)
     assert cluster.log[0] == ("delete", "EnvoyFilter")
     assert clock.slept == [5]
 
 
 def test_uninstalling_twice_is_no_error() -> None:
     cluster = FakeCluster(without=["EnvoyFilter", "ServiceMonitor", "InferencePolicy"])
-    assert uninstall(cluster, installation="kvmesh-system", clock=FakeClock(), settle_seconds=5) == 0
+    assert uninstall(cluster, installation="kvmesh-system", sleep=FakeClock().sleep, settle_seconds=5) == 0
 
 
 def test_another_installation_keeps_its_objects_and_the_crds() -> None:
@@ -259,7 +260,7 @@ def test_another_installation_keeps_its_objects_and_the_crds() -> None:
     run(cluster, plan())
     run(cluster, second_plan())
     assert others(cluster, "kvmesh-system") == ["kvmesh-two"]
-    uninstall(cluster, installation="kvmesh-system", clock=FakeClock(), settle_seconds=0)
+    uninstall(cluster, installation="kvmesh-system", sleep=FakeClock().sleep, settle_seconds=0)
     assert set(cluster.objects) == {FakeCluster.key(each) for each in rendered(second_plan())}
 
 
@@ -277,7 +278,7 @@ def test_crds_stay_with_their_policies_where_that_is_wanted() -> None:
     run(cluster, plan())
     cluster.put("InferencePolicy", "chat", "llm")
     assert policies(cluster) == ["llm/chat"]
-    uninstall(cluster, installation="kvmesh-system", clock=FakeClock(), settle_seconds=0, keep_crds=True)
+    uninstall(cluster, installation="kvmesh-system", sleep=FakeClock().sleep, settle_seconds=0, keep_crds=True)
     assert {kind for kind, _, _ in cluster.objects} == {"CustomResourceDefinition", "InferencePolicy"}
 
 

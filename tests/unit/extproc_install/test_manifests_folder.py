@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.install.json_patch import json_patch
-from extproc.install.kustomize_tree import manifests, write
+from tools.kustomize_tree import json_patch, manifests, write
 
 FOLDER = Path(__file__).parents[3] / "manifests"
 VALUES = st.recursive(
@@ -19,7 +18,7 @@ VALUES = st.recursive(
 
 
 def test_the_files_are_those_that_the_renderer_makes() -> None:
-    """If this fails: python -m extproc.install.kustomize_tree manifests."""
+    """If this fails: python -m tools.kustomize_tree manifests."""
     files = manifests()
     on_disk = {str(path.relative_to(FOLDER)): path for path in FOLDER.rglob("*.yaml")}
     made_elsewhere = {name for name in on_disk if name.startswith(("crds/", "monitoring/")) and name not in files}

@@ -8,8 +8,8 @@ import lightkube.codecs
 import pytest
 import yaml
 
-from extproc.install.crd_files import read_crds
 from extproc.install.render import render
+from extproc.install.shipped_files import read_crds
 from tests.unit.extproc_install.sample_plans import every_plan
 
 CRDS = Path(__file__).parents[2] / "data" / "crds" / "istio.yaml"

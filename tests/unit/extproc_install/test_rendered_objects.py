@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from extproc.install.envoy_filters import envoy_filters
-from extproc.install.kinds import KINDS
-from extproc.install.labels import INSTALLATION, OWNED
+from extproc.install.objects import INSTALLATION, KINDS, OWNED
 from extproc.install.plan import InstallPlan, MeshMembership, Mode, PoolTarget, RouteTarget
 from extproc.install.render import render
 from tests.unit.extproc_install.sample_plans import every_plan, plan

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from extproc.local.body_delivery import BodyDelivery
 from extproc.local.envoy_config import SocketAddress
-from extproc.local.stack import StackSettings
+from extproc.local.stack_settings import StackSettings
 
 
 def settings(
@@ -20,14 +19,6 @@ def settings(
         endpoints=endpoints,
         model=model,
         tokenizer_folder=tokenizer,
-        redis=None,
-        envoy_port=10000,
-        envoy_admin_port=9901,
-        grpc_port=9002,
-        admin_port=9090,
-        indexer_admin_port=9091,
-        sim_port=8101,
-        body_delivery=BodyDelivery.DUPLEX,
         event_sources=event_sources,
         log_flags=log_flags,
     )

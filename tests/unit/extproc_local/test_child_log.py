@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from extproc.local.child_log import KEPT_LINES, LINE_LIMIT_BYTES, ChildLog
+from extproc.local.processes import KEPT_LINES, LINE_LIMIT_BYTES, ChildLog
 
 
 def test_the_last_lines_are_kept_also_when_they_arrive_in_pieces(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def split(sticky_by: StickyBy, *, targets: tuple[ModelTarget, ...] = SPLIT, head
         ("stranger", ResolvedModel(requested="stranger", model="stranger", base=None)),
         (None, ResolvedModel(requested=None, model=None, base=None)),
     ],
-    ids=["served name", "alias", "listed adapter", "adapter that the pods told of", "unknown", "none"],
+    ids=["served name", "alias", "listed adapter", "adapter that the pods report", "unknown", "none"],
 )
 def test_a_name_without_a_rule_is_kept_and_its_base_model_found(name: str | None, expected: ResolvedModel) -> None:
     found = resolved(name, learned={"new-lora": "org/qwen", "lost-lora": "org/gone"})

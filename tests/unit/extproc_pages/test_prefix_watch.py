@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from extproc.admission.prepared_request import Picked
+from extproc.choosing.choose import Query
 from extproc.pages.prefix_watch import NOTES_PER_SECOND, PrefixWatch
-from extproc.pick import Picked
 from extproc.prefixes.prefix_tree import Origin
 from extproc.prefixes.prompt_match import PromptKeys
 from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
@@ -32,11 +33,16 @@ class Request:
 
 
 @dataclass
-class Prepared:
-    prompts: tuple[PromptKeys, ...]
-    tokens: PromptTokens
+class Asked:
     resolved: Resolved = field(default_factory=Resolved)
     request: Request = field(default_factory=Request)
+
+
+@dataclass
+class Prepared:
+    query: Query
+    tokens: PromptTokens
+    asked: Asked
 
 
 @dataclass
@@ -55,7 +61,7 @@ class Pick:
 TOKENS = struct.pack("<32I", *range(32))
 
 
-def pick(*path: int, matched: int = 0, chunks: bool = False, **prepared: Any) -> Picked:
+def pick(*path: int, matched: int = 0, chunks: bool = False, **asked: Any) -> Picked:
     keys = struct.pack(f"<{len(path)}Q", *path)
     tokens = (
         PromptTokens(chunks=keys, chunk_tokens=64)
@@ -63,7 +69,7 @@ def pick(*path: int, matched: int = 0, chunks: bool = False, **prepared: Any) ->
         else PromptTokens(prompts=(TokenizedPrompt(tokens=TOKENS),))
     )
     prompts = (PromptKeys(keys=keys, tokens_each=64 if chunks else 16),) if path else ()
-    found = Pick(Prepared(prompts=prompts, tokens=tokens, **prepared), Decision(matched))
+    found = Pick(Prepared(query=Query(prompts=prompts), tokens=tokens, asked=Asked(**asked)), Decision(matched))
     return cast("Picked", found)
 
 

@@ -1,26 +1,36 @@
-"""What a picker depends on, as plain values, for tests of the use case."""
+"""What a pick goes through, over fakes of all that is outside of the process."""
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from extproc.admission.degradation import NO_MEASURES, Measures
-from extproc.choosing.health import EndpointHealth
-from extproc.choosing.hotspot import HotPrefixes
-from extproc.choosing.round_robin import RoundRobin
+from extproc.admission.admission_queue import AdmissionQueue
+from extproc.admission.admit_request import RequestAdmission
+from extproc.admission.asked_request import RequestReader
+from extproc.admission.degradation import Degradation
+from extproc.admission.flow_queue import FlowQueue
+from extproc.admission.pool_pressure import PoolPressure
+from extproc.admission.prepared_request import Picked
+from extproc.choosing.choose import PoolView, RoundRobin
+from extproc.choosing.decision import Decision
+from extproc.choosing.hot_prefixes import HotPrefixes
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
-from extproc.pages.admin_pages import NoQuotas
-from extproc.pick import EndpointPicker
+from extproc.pick import explain, pick
 from extproc.pods.endpoint import EndpointModels, EndpointStatus, Reachability
-from extproc.pods.inflight import Bookings
-from extproc.policy.request_class import RequestClass
 from extproc.policy.values import PickPolicy
+from extproc.pools.picker_books import PickerBooks
+from extproc.pools.plan_response import Pace
+from extproc.pools.pool_runtime import PoolRuntime
+from extproc.pools.request_watch import RequestWatch
 from extproc.prefixes.prompt_match import IndexHits
-from extproc.prefixes.routing_memory import RoutingMemory
 from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
 from extproc.requests.request import InferenceRequest
+from extproc.telemetry.degradation_log import DegradationLog
+from extproc.telemetry.overload_telemetry import OverloadTelemetry
+from extproc.telemetry.picker_telemetry import PickerTelemetry
 from tests.unit.extproc_choosing.pick_candidates import load
 
 TINY = ServedModel(name="tiny", adapters=frozenset({"lora"}), tokens_from=TokensFrom.RENDER)
@@ -68,19 +78,6 @@ class FakePrompts:
         return self.answer
 
 
-@dataclass
-class Phases:
-    names: list[str] = field(default_factory=list)
-
-    def phase(self, name: str, seconds: float) -> None:
-        self.names.append(name)
-
-
-class NoPressure:
-    def measures(self, request_class: RequestClass, *, pool: str) -> Measures:
-        return NO_MEASURES
-
-
 @dataclass(frozen=True)
 class Hits:
     matched_blocks: dict[str, int]
@@ -97,7 +94,7 @@ def tokens(count_: int) -> PromptTokens:
     return PromptTokens(prompts=(TokenizedPrompt(tokens=bytes(4 * count_)),), estimated_tokens=count_)
 
 
-def picker(
+def runtime(
     *statuses: EndpointStatus,
     index: FakeIndex | None = None,
     prompts: FakePrompts | None = None,
@@ -105,27 +102,74 @@ def picker(
     known_models: frozenset[str] = frozenset(),
     policy: PickPolicy = POLICY,
     learned: Mapping[str, str] | None = None,
-    phases: Phases | None = None,
-) -> EndpointPicker:
-    return EndpointPicker(
-        endpoints=FakeEndpoints(list(statuses), learned or {}),
-        bookings=Bookings(),
-        index=index or FakeIndex(),
-        prompts=prompts or FakePrompts(),
-        models=models,
-        known_models=known_models,
+    clock: Callable[[], float] = lambda: 1.0,
+) -> PoolRuntime:
+    """Return the parts of a pool over fakes of all that is outside of the process."""
+    priorities = policy.priorities
+    telemetry = PickerTelemetry()
+    overload = OverloadTelemetry(telemetry.registry, classes=priorities.classes)
+    books = PickerBooks(
+        [status.address for status in statuses],
         policy=policy,
-        pressure=NoPressure(),
-        quotas=NoQuotas(),
-        health=EndpointHealth(policy.health),
-        memory=RoutingMemory(policy),
-        hot=HotPrefixes(policy.hotspot),
-        telemetry=phases or Phases(),
-        clock=lambda: 1.0,
-        random=lambda: 0.0,
-        turns=RoundRobin(),
-        max_body_bytes=1 << 20,
+        telemetry=telemetry,
+        overload=overload,
+        degradations=DegradationLog(),
+        clock=clock,
     )
+    order = FlowQueue(priorities)
+    queue = AdmissionQueue(order, clock=clock, telemetry=overload)
+    books.freed = queue.wake
+    pressure = PoolPressure(
+        policy=priorities,
+        estimates=books.estimates,
+        degradation=Degradation(priorities),
+        waiting=order,
+        clock=clock,
+        random=lambda: 0.0,
+    )
+    return PoolRuntime(
+        name="",
+        reader=RequestReader(models=models, known_models=known_models, policy=priorities, max_body_bytes=1 << 20),
+        view=PoolView(
+            endpoints=FakeEndpoints(list(statuses), learned or {}),
+            bookings=books.bookings,
+            memory=books.memory,
+            health=books.health,
+            estimates=books.estimates,
+            hot=HotPrefixes(policy.hotspot),
+            turns=RoundRobin(),
+            policy=policy,
+            random=lambda: 0.0,
+        ),
+        prompts=prompts or FakePrompts(),
+        index=index or FakeIndex(),
+        pressure=pressure,
+        admission=RequestAdmission(policy=priorities, pressure=pressure, queue=queue, clock=clock),
+        books=books,
+        telemetry=telemetry,
+        overload=overload,
+        watch=RequestWatch(clock=clock),
+        degradations=DegradationLog(),
+        reads=Pace(per_second=0.0, burst_seconds=0.0),
+        full=queue.wake_at,
+        clock=clock,
+    )
+
+
+async def explained(pool: PoolRuntime, facts: RequestFacts, body: bytes | None) -> Picked:
+    """Return what would be picked; nothing is booked, so that the next one sees the same pool."""
+    picked, _ = await explain(facts, body, pool)
+    return picked
+
+
+async def decided(pool: PoolRuntime, facts: RequestFacts, body: bytes | None) -> Decision:
+    """Pick, end the exchange, and return the decision."""
+    exchange = await pick(facts, body, pool)
+    exchange.finish()
+    await asyncio.sleep(0)  # it is remembered behind the answer
+    outcome = pool.recent[0].outcome
+    assert isinstance(outcome, Decision)
+    return outcome
 
 
 def facts(**values: Any) -> RequestFacts:

@@ -2,86 +2,102 @@
 
 import gzip
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
+from extproc.admission.asked_request import AskedRequest
 from extproc.admission.degradation import Measures
+from extproc.admission.prepared_request import Picked
 from extproc.errors import (
     BodyTooLargeError,
     MalformedRequestError,
     NoReadyEndpointError,
     PromptTokensError,
+    RequestShedError,
     UnknownModelError,
     UnsupportedEncodingError,
 )
-from extproc.ext_proc.exchange import RequestFacts
-from extproc.models.model_rules import ResolvedModel
 from extproc.models.models import ModelRule, ModelTable, ModelTarget
-from extproc.pages.admin_pages import NoQuotas, record_of
+from extproc.pick import pick, prepare
 from extproc.pods.endpoint import EndpointModels, Reachability
-from extproc.policy.priority import ClassRule, PriorityPolicy, Quota
-from extproc.policy.request_class import RequestClass
+from extproc.policy.priority import ClassRule, OverloadPolicy, PriorityPolicy, Quota
 from extproc.policy.values import PRESETS, HotspotPolicy, PickPolicy, Strategy
+from extproc.pools.pool_runtime import PendingPick
 from extproc.prefixes.prompt_match import IndexHits, PromptKeys
 from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
-from extproc.quotas.quota import QuotaKey
 from extproc.replicas.shared_load import EndpointBookings, SharedView
 from tests.unit.extproc_pick.pick_fakes import (
     TINY,
     FakeIndex,
     FakePrompts,
     Hits,
-    Phases,
     chat,
+    decided,
+    explained,
     facts,
-    picker,
     pod,
+    runtime,
     tokens,
 )
 
 KEYS = PromptKeys(keys=bytes(range(240)), tokens_each=16)  # 30 keys
+NO_LIMITS = PriorityPolicy(overload=OverloadPolicy(enabled=False))  # every pod has room
 WARM_B = IndexHits(prompts=[Hits({"b": 30})], keys=[KEYS], states={"a": "live", "b": "live"})
 
 
 async def test_the_pod_that_holds_the_prompt_is_picked_and_the_phases_are_timed() -> None:
-    phases, index = Phases(), FakeIndex(WARM_B)
-    a_picker = picker(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)), phases=phases)
-    picked = await a_picker.pick(facts(), chat(cache_salt="s"))
+    index = FakeIndex(WARM_B)
+    a_pool = runtime(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)))
+    picked = await explained(a_pool, facts(), chat(cache_salt="s"))
     decision = picked.decision
     assert (decision.endpoints, decision.prompt_tokens, decision.matched_tokens) == (("b", "a"), 500, 480)
     assert (decision.best_matched_tokens, decision.degraded, picked.prepared.sent.changed) == (480, {}, None)
-    assert (picked.is_comparable, picked.prepared.prompts) == (True, [KEYS])
-    assert phases.names == ["parse", "tokenize", "lookup", "decide"]
+    assert (picked.is_comparable, picked.prepared.query.prompts) == (True, [KEYS])
     assert index.asked == [
         {"prompts": 1, "model": "tiny", "adapter": None, "cache_salt": "s", "session": None, "quota": None}
     ]
+    pending = PendingPick(facts())
+    prepared = await prepare(facts(), chat(), a_pool, pending)
+    a_pool.book(Picked(prepared=prepared, choice=picked.choice), pending)
+    assert list(pending.phases) == ["parse", "tokenize", "lookup", "decide"]
+
+
+@pytest.mark.parametrize("waiting", [0, 50])
+async def test_an_explanation_decides_as_the_pick_does_and_changes_nothing(waiting: int) -> None:
+    pods = (pod("a", waiting_requests=waiting, running_requests=waiting), pod("b"), pod("c", waiting_requests=1))
+    a_pool = runtime(*pods, index=FakeIndex(WARM_B), prompts=FakePrompts(tokens(500)))
+    a_pool.view.bookings.book("b", now=1.0, uncached_tokens=300)
+    first = await explained(a_pool, facts(), chat())
+    second = await explained(a_pool, facts(), chat())
+    assert first.decision == second.decision == await decided(a_pool, facts(), chat())
+    assert (a_pool.under_way, len(a_pool.recent)) == (0, 1)
 
 
 async def test_a_prompt_that_was_just_sent_somewhere_is_expected_there_before_its_event() -> None:
     index = FakeIndex(IndexHits(keys=[KEYS], states={"a": "live", "b": "live"}))
-    a_picker = picker(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)))
-    a_picker.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=1.0)
-    decision = (await a_picker.pick(facts(), chat())).decision
+    a_pool = runtime(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)))
+    a_pool.view.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=1.0)
+    decision = (await explained(a_pool, facts(), chat())).decision
     assert (decision.endpoints[0], decision.matched_tokens, decision.winner.indexed_tokens) == ("b", 480, 0)
 
 
 async def test_what_is_evicted_after_the_index_has_shown_it_counts_no_more() -> None:
     index = FakeIndex(WARM_B)
-    a_picker = picker(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)))
-    a_picker.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=1.0)
-    assert (await a_picker.pick(facts(), chat())).decision.matched_tokens == 480
+    a_pool = runtime(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)))
+    a_pool.view.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=1.0)
+    assert (await explained(a_pool, facts(), chat())).decision.matched_tokens == 480
     index.answer = IndexHits(keys=[KEYS], states={"a": "live", "b": "live"})
-    assert (await a_picker.pick(facts(), chat())).decision.matched_tokens == 0
+    assert (await explained(a_pool, facts(), chat())).decision.matched_tokens == 0
 
 
 async def test_where_no_events_are_followed_a_route_is_expected_whatever_the_index_has_shown() -> None:
     index = FakeIndex(IndexHits(prompts=WARM_B.prompts, keys=[KEYS], states={"a": "live", "b": "replaying"}))
-    a_picker = picker(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)))
-    a_picker.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=1.0)
-    await a_picker.pick(facts(), chat())
+    a_pool = runtime(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)))
+    a_pool.view.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=1.0)
+    await explained(a_pool, facts(), chat())
     index.answer = IndexHits(keys=[KEYS], states={"a": "live", "b": "replaying"})
-    assert (await a_picker.pick(facts(), chat())).decision.matched_tokens == 480
+    assert (await explained(a_pool, facts(), chat())).decision.matched_tokens == 480
 
 
 @pytest.mark.parametrize(
@@ -98,8 +114,8 @@ async def test_a_session_whose_place_is_read_as_another_than_the_winner_has_move
     view: SharedView | None, moved: bool
 ) -> None:
     hits = IndexHits(prompts=WARM_B.prompts, keys=[KEYS], states=WARM_B.states, view=view)
-    a_picker = picker(pod("a"), pod("b"), index=FakeIndex(hits), prompts=FakePrompts(tokens(500)))
-    picked = await a_picker.pick(facts(headers={"x-session-id": "s1"}), chat())
+    a_pool = runtime(pod("a"), pod("b"), index=FakeIndex(hits), prompts=FakePrompts(tokens(500)))
+    picked = await explained(a_pool, facts(headers={"x-session-id": "s1"}), chat())
     assert (picked.decision.endpoints[0], picked.session_moved) == ("b", moved)
 
 
@@ -107,66 +123,67 @@ async def test_text_chunks_predict_where_tokens_are_unknown_and_the_decision_say
     chunks = PromptTokens(
         chunks=KEYS.keys, chunk_tokens=64, estimated_tokens=2000, degraded="no-tokenizer", degraded_why="none"
     )
-    a_picker = picker(pod("a"), pod("b"), prompts=FakePrompts(chunks))
-    a_picker.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=1.0)
-    picked = await a_picker.pick(facts(), chat())
+    a_pool = runtime(pod("a"), pod("b"), prompts=FakePrompts(chunks))
+    a_pool.view.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=1.0)
+    picked = await explained(a_pool, facts(), chat())
     assert (picked.decision.endpoints[0], picked.decision.matched_tokens) == ("b", 30 * 64)
     assert (picked.decision.degraded, picked.is_comparable) == ({"no-tokenizer": "none"}, False)
 
 
 async def test_without_tokens_and_index_the_load_decides_and_everything_missing_is_named() -> None:
     index = FakeIndex(IndexHits(degraded={"prefix-index-timeout": "no answer within 20 ms"}))
-    a_picker = picker(
+    a_pool = runtime(
         pod("a", waiting_requests=9), pod("b"), index=index, prompts=FakePrompts(PromptTokensError("broken"))
     )
-    decision = (await a_picker.pick(facts(), chat())).decision
+    decision = (await explained(a_pool, facts(), chat())).decision
     assert decision.endpoints[0] == "b"
     assert decision.degraded == {"prompt-tokens": "broken", "prefix-index-timeout": "no answer within 20 ms"}
 
 
 async def test_what_the_other_replicas_have_booked_counts_as_load() -> None:
     view = SharedView(others={"a": EndpointBookings(9, 50_000, 60_000)}, replicas=2)
-    decision = (await picker(pod("a"), pod("b"), index=FakeIndex(IndexHits(view=view))).pick(facts(), chat())).decision
+    a_pool = runtime(pod("a"), pod("b"), index=FakeIndex(IndexHits(view=view)), policy=PickPolicy(priorities=NO_LIMITS))
+    decision = (await explained(a_pool, facts(), chat())).decision
     assert decision.endpoints == ("b", "a")
     assert decision.kept[0].backlog_tokens == 50_000
 
 
 async def test_a_winner_whose_events_are_not_all_there_is_named() -> None:
     hits = IndexHits(prompts=WARM_B.prompts, keys=[KEYS], states={"a": "live", "b": "degraded"})
-    a_picker = picker(pod("a"), pod("b"), index=FakeIndex(hits), prompts=FakePrompts(tokens(500)))
-    assert list((await a_picker.pick(facts(), chat())).decision.degraded) == ["prefix-source-degraded"]
+    a_pool = runtime(pod("a"), pod("b"), index=FakeIndex(hits), prompts=FakePrompts(tokens(500)))
+    assert list((await explained(a_pool, facts(), chat())).decision.degraded) == ["prefix-source-degraded"]
 
 
 @pytest.mark.parametrize("header", ["x-session-id", "session-id", "x-session-affinity", "x-claude-code-session-id"])
 async def test_a_session_returns_to_its_pod_when_nothing_else_tells(header: str) -> None:
     index = FakeIndex()
-    a_picker = picker(pod("a"), pod("b"), index=index)
-    a_picker.memory.note("b", prompts=(), session="tiny\0s1", adapter=None, now=1.0)
-    picked = await a_picker.pick(facts(headers={header: "s1"}), chat())
-    assert (picked.decision.endpoints[0], picked.prepared.session) == ("b", "tiny\0s1")
+    a_pool = runtime(pod("a"), pod("b"), index=index)
+    a_pool.view.memory.note("b", prompts=(), session="tiny\0s1", adapter=None, now=1.0)
+    picked = await explained(a_pool, facts(headers={header: "s1"}), chat())
+    assert (picked.decision.endpoints[0], picked.prepared.query.session) == ("b", "tiny\0s1")
     assert index.asked[0]["session"] == "tiny\0s1"
 
 
 async def test_only_the_route_s_subset_is_picked_from() -> None:
-    a_picker = picker(pod("a"), pod("b"))
-    decision = (await a_picker.pick(facts(subset=frozenset({"b"})), chat())).decision
+    a_pool = runtime(pod("a"), pod("b"))
+    decision = (await explained(a_pool, facts(subset=frozenset({"b"})), chat())).decision
     assert (decision.endpoints, decision.rejected) == (("b",), {"a": "subset: not in the route's subset"})
     with pytest.raises(NoReadyEndpointError):
-        await a_picker.pick(facts(subset=frozenset()), chat())
+        await explained(a_pool, facts(subset=frozenset()), chat())
 
 
 async def test_requests_take_turns_with_round_robin() -> None:
     policy = PickPolicy(strategy=Strategy.ROUND_ROBIN, weights=PRESETS[Strategy.ROUND_ROBIN])
-    a_picker = picker(pod("a"), pod("b"), pod("c"), policy=policy)
-    winners = [(await a_picker.pick(facts(), chat())).decision.endpoints[0] for _ in range(4)]
+    a_pool = runtime(pod("a"), pod("b"), pod("c"), policy=policy)
+    winners = [(await decided(a_pool, facts(), chat())).endpoints[0] for _ in range(4)]
     assert winners == ["a", "b", "c", "a"]
 
 
 async def test_each_model_takes_turns_of_its_own() -> None:
     policy = PickPolicy(strategy=Strategy.ROUND_ROBIN, weights=PRESETS[Strategy.ROUND_ROBIN])
-    a_picker = picker(pod("a"), pod("b"), policy=policy)
+    a_pool = runtime(pod("a"), pod("b"), policy=policy)
     asked = [chat(model=model) for model in ("one", "two", "one", "two")]
-    winners = [(await a_picker.pick(facts(), body)).decision.endpoints[0] for body in asked]
+    winners = [(await decided(a_pool, facts(), body)).endpoints[0] for body in asked]
     assert winners == ["a", "a", "b", "b"]
 
 
@@ -175,29 +192,26 @@ REWRITTEN = ModelTable(served=(TINY,), rules=(ModelRule(model="best", targets=(M
 
 async def test_a_rewritten_model_changes_that_field_alone_and_before_tokens_are_asked_for() -> None:
     prompts = FakePrompts(tokens(500))
-    a_picker = picker(pod("a"), prompts=prompts, models=REWRITTEN)
+    a_pool = runtime(pod("a"), prompts=prompts, models=REWRITTEN)
     body = b'{"seed": 12345678901234567890,\n "model" : "best","messages":[{"role":"user","content":"hi"}]}'
-    picked = await a_picker.pick(facts(), body)
+    picked = await explained(a_pool, facts(), body)
     changed = body.replace(b'"best"', b'"tiny"')
-    assert (picked.prepared.sent.changed, picked.prepared.sent.removed_headers, picked.prepared.resolved.requested) == (
-        changed,
-        (),
-        "best",
-    )
+    sent = picked.prepared.sent
+    assert (sent.changed, sent.removed_headers, picked.prepared.asked.resolved.requested) == (changed, (), "best")
     assert prompts.asked == [{"body": changed, "model": "tiny", "adapter": None}]
 
 
 async def test_a_compressed_body_is_read_and_sent_plain_only_where_it_changes() -> None:
     packed = gzip.compress(chat("best"))
     headers = {"content-encoding": "gzip", "content-type": "application/json"}
-    picked = await picker(pod("a"), models=REWRITTEN).pick(facts(headers=headers), packed)
+    picked = await explained(runtime(pod("a"), models=REWRITTEN), facts(headers=headers), packed)
     assert picked.prepared.sent.changed is not None
     assert (json.loads(picked.prepared.sent.changed)["model"], picked.prepared.sent.removed_headers) == (
         "tiny",
         ("content-encoding",),
     )
     prompts = FakePrompts()
-    picked = await picker(pod("a"), prompts=prompts).pick(facts(headers=headers), gzip.compress(chat()))
+    picked = await explained(runtime(pod("a"), prompts=prompts), facts(headers=headers), gzip.compress(chat()))
     assert (picked.prepared.sent.changed, picked.prepared.sent.removed_headers) == (None, ())
     assert prompts.asked[0]["body"] == chat()
 
@@ -209,9 +223,9 @@ FALLS_BACK = ModelTable(
 
 
 async def test_a_model_that_no_ready_pod_serves_is_replaced_by_the_first_fallback_that_one_does() -> None:
-    a_picker = picker(pod("a", "tiny", reachability=Reachability.UNREACHABLE), pod("b", "small"), models=FALLS_BACK)
-    picked = await a_picker.pick(facts(), chat("best"))
-    assert (picked.prepared.resolved.model, picked.decision.endpoints) == ("small", ("b",))
+    a_pool = runtime(pod("a", "tiny", reachability=Reachability.UNREACHABLE), pod("b", "small"), models=FALLS_BACK)
+    picked = await explained(a_pool, facts(), chat("best"))
+    assert (picked.prepared.asked.resolved.model, picked.decision.endpoints) == ("small", ("b",))
     assert picked.prepared.sent.changed is not None
     assert json.loads(picked.prepared.sent.changed)["model"] == "small"
     assert [note.split(":")[0] for note in picked.decision.notes] == [
@@ -220,39 +234,36 @@ async def test_a_model_that_no_ready_pod_serves_is_replaced_by_the_first_fallbac
     ]
 
 
-class Shrinks:
-    """A load under which a smaller model stands in."""
-
-    def measures(self, request_class: RequestClass, *, pool: str) -> Measures:
-        return Measures(model="small")
-
-
-async def test_who_is_turned_away_is_judged_by_the_model_that_would_serve_it_and_before_its_prompt_is_read() -> None:
+async def test_a_request_is_turned_away_by_the_model_that_would_serve_it_and_before_its_prompt_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     prompts = FakePrompts()
-    models = ModelTable(served=(TINY, TINY.__class__(name="small")))
-    shrinks = replace(picker(pod("a"), models=models, prompts=prompts), pressure=Shrinks())
+    shrinks = runtime(pod("a"), models=ModelTable(served=(TINY, TINY.__class__(name="small"))), prompts=prompts)
+    monkeypatch.setattr(shrinks.pressure, "measures", lambda *_, **__: Measures(model="small"))
+    assert (await prepare(facts(), chat("tiny"), shrinks, PendingPick(facts()))).asked.resolved.model == "small"
     seen: list[str | None] = []
 
-    def gate(_: RequestFacts, resolved: ResolvedModel, request_class: RequestClass) -> None:
-        seen.append(resolved.model)
-        raise NoReadyEndpointError("not today")
+    def turn_away(asked: AskedRequest) -> None:
+        seen.append(asked.resolved.model)
+        raise RequestShedError("not today")
 
-    with pytest.raises(NoReadyEndpointError):
-        await shrinks.prepare(facts(), chat("tiny"), gate=gate)
+    monkeypatch.setattr(shrinks.admission, "turn_away", turn_away)
+    prompts.asked.clear()
+    with pytest.raises(RequestShedError):
+        await pick(facts(), chat("tiny"), shrinks)
     assert (seen, prompts.asked) == (["small"], [])
-    assert (await shrinks.prepare(facts(), chat("tiny"))).resolved.model == "small"
 
 
 async def test_the_last_fallback_is_tried_though_no_pod_lists_it() -> None:
-    picked = await picker(pod("a", "other"), models=FALLS_BACK).pick(facts(), chat("best"))
-    assert (picked.prepared.resolved.model, picked.decision.endpoints) == ("small", ("a",))
+    picked = await explained(runtime(pod("a", "other"), models=FALLS_BACK), facts(), chat("best"))
+    assert (picked.prepared.asked.resolved.model, picked.decision.endpoints) == ("small", ("a",))
 
 
 async def test_an_adapter_is_looked_up_under_its_base_model() -> None:
     for learned, name in (({}, "lora"), ({"new-lora": "tiny"}, "new-lora")):
         index = FakeIndex()
-        picked = await picker(pod("a"), index=index, learned=learned).pick(facts(), chat(name))
-        assert (index.asked[0]["model"], index.asked[0]["adapter"], picked.prepared.resolved.adapter) == (
+        picked = await explained(runtime(pod("a"), index=index, learned=learned), facts(), chat(name))
+        assert (index.asked[0]["model"], index.asked[0]["adapter"], picked.prepared.asked.resolved.adapter) == (
             "tiny",
             name,
             name,
@@ -261,45 +272,47 @@ async def test_an_adapter_is_looked_up_under_its_base_model() -> None:
 
 async def test_a_model_that_nobody_configured_is_routed_on_load_and_said() -> None:
     prompts = FakePrompts()
-    picked = await picker(pod("a"), prompts=prompts).pick(facts(), chat("other"))
+    picked = await explained(runtime(pod("a"), prompts=prompts), facts(), chat("other"))
     assert list(picked.decision.degraded) == ["no-tokenizer-for-model"]
     assert prompts.asked == [{"body": chat("other"), "model": "", "adapter": "other"}]
 
 
 async def test_a_model_is_refused_where_the_accepted_ones_are_listed() -> None:
-    a_picker = picker(pod("a"), known_models=frozenset({"tiny"}))
+    a_pool = runtime(pod("a"), known_models=frozenset({"tiny"}))
     with pytest.raises(UnknownModelError):
-        await a_picker.pick(facts(), chat("other"))
-    assert (await a_picker.pick(facts(), chat(None))).decision.endpoints == ("a",)
+        await explained(a_pool, facts(), chat("other"))
+    assert (await explained(a_pool, facts(), chat(None))).decision.endpoints == ("a",)
 
 
 async def test_a_malformed_body_is_refused_and_an_unknown_api_is_balanced() -> None:
-    a_picker = picker(pod("a"))
+    a_pool = runtime(pod("a"))
     with pytest.raises(MalformedRequestError):
-        await a_picker.pick(facts(), b"{")
+        await explained(a_pool, facts(), b"{")
     for body in (b"\x00\xff", b"", None):
-        assert (await a_picker.pick(facts(path="/upload"), body)).decision.endpoints == ("a",)
+        assert (await explained(a_pool, facts(path="/upload"), body)).decision.endpoints == ("a",)
 
 
 async def test_a_prefix_that_keeps_its_pod_waiting_is_copied_to_another_on_purpose() -> None:
-    policy = PickPolicy(weights={"prefix": 1.0})  # would never leave by itself
-    a_picker = picker(pod("a"), pod("b"), index=FakeIndex(WARM_B), prompts=FakePrompts(tokens(500)), policy=policy)
+    policy = PickPolicy(weights={"prefix": 1.0}, priorities=NO_LIMITS)  # would never leave by itself
+    a_pool = runtime(pod("a"), pod("b"), index=FakeIndex(WARM_B), prompts=FakePrompts(tokens(500)), policy=policy)
     for _ in range(9):
-        a_picker.bookings.book("b", now=1.0, uncached_tokens=1000)
-    winners = [(await a_picker.pick(facts(), chat())).decision for _ in range(policy.hotspot.least_requests)]
+        a_pool.view.bookings.book("b", now=1.0, uncached_tokens=1000)
+    winners = [await decided(a_pool, facts(), chat()) for _ in range(policy.hotspot.least_requests)]
     # the copy counts as warm, and of two that are equally warm the draw decides
     assert [decision.notes for decision in winners[:-1]] == [()] * (len(winners) - 1)
     assert winners[-1].notes == ("hot prefix: a gets a copy of what b holds",)
 
 
 async def test_a_copy_that_other_scorers_prevent_is_neither_told_nor_remembered() -> None:
-    policy = PickPolicy(weights={"prefix": 1.0, "kv-usage": 9.0}, hotspot=HotspotPolicy(least_requests=1))
+    policy = PickPolicy(
+        weights={"prefix": 1.0, "kv-usage": 9.0}, hotspot=HotspotPolicy(least_requests=1), priorities=NO_LIMITS
+    )
     pods = (pod("a", kv_usage=0.9), pod("b"))
-    a_picker = picker(*pods, index=FakeIndex(WARM_B), prompts=FakePrompts(tokens(500)), policy=policy)
-    a_picker.bookings.book("b", now=1.0, uncached_tokens=9000)
-    decision = (await a_picker.pick(facts(), chat())).decision
+    a_pool = runtime(*pods, index=FakeIndex(WARM_B), prompts=FakePrompts(tokens(500)), policy=policy)
+    a_pool.view.bookings.book("b", now=1.0, uncached_tokens=9000)
+    decision = await decided(a_pool, facts(), chat())
     assert (decision.endpoints[0], decision.notes) == ("b", ())
-    assert a_picker.hot.copy_to(
+    assert a_pool.view.hot.look(
         KEYS.keys, matched_keys=30, wait_tokens=9000, saved_tokens=480, idlest="a", now=1.0
     )  # still to be made
 
@@ -307,21 +320,19 @@ async def test_a_copy_that_other_scorers_prevent_is_neither_told_nor_remembered(
 async def test_text_that_was_sent_somewhere_is_expected_there_for_long_although_events_are_followed() -> None:
     chunks = PromptTokens(chunks=KEYS.keys, chunk_tokens=64, estimated_tokens=2000)
     index = FakeIndex(IndexHits(states={"a": "live", "b": "live"}))
-    a_picker = picker(pod("a"), pod("b"), index=index, prompts=FakePrompts(chunks))
-    a_picker.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=-60.0)
-    assert (await a_picker.pick(facts(), chat())).decision.matched_tokens == 30 * 64
+    a_pool = runtime(pod("a"), pod("b"), index=index, prompts=FakePrompts(chunks))
+    a_pool.view.memory.note("b", prompts=[KEYS], session=None, adapter=None, now=-60.0)
+    assert (await explained(a_pool, facts(), chat())).decision.matched_tokens == 30 * 64
 
 
 async def test_what_clients_may_make_long_is_remembered_short() -> None:
     headers = {"x-session-id": "s" * 50_000}
-    picked = await picker(pod("a")).pick(facts(headers=headers), chat("m" * 100_000))
-    record = record_of(picked, facts(), at=0.0)
-    assert picked.prepared.session is not None
-    assert record.model is not None
-    assert record.asked is not None
-    assert max(map(len, (picked.prepared.session, record.model, record.asked.served_model or ""))) == 200
-    other = await picker(pod("a")).pick(facts(headers={"x-session-id": "s" * 50_001}), chat("m" * 100_000))
-    assert other.prepared.session != picked.prepared.session
+    picked = await explained(runtime(pod("a")), facts(headers=headers), chat("m" * 100_000))
+    asked = picked.prepared.summary
+    assert picked.prepared.query.session is not None
+    assert max(map(len, (picked.prepared.query.session, asked.model or "", asked.served_model or ""))) == 200
+    other = await explained(runtime(pod("a")), facts(headers={"x-session-id": "s" * 50_001}), chat("m" * 100_000))
+    assert other.prepared.query.session != picked.prepared.query.session
 
 
 async def test_each_prompt_of_a_batch_has_the_model_s_context_for_itself() -> None:
@@ -332,29 +343,20 @@ async def test_each_prompt_of_a_batch_has_the_model_s_context_for_itself() -> No
     )
     batch = PromptTokens(prompts=(TokenizedPrompt(tokens=bytes(4 * 300)),) * 2, estimated_tokens=600)
     body = json.dumps({"model": "tiny", "prompt": ["one", "two"]}).encode()
-    picked = await picker(*pods, prompts=FakePrompts(batch)).pick(facts(path="/v1/completions"), body)
+    picked = await explained(runtime(*pods, prompts=FakePrompts(batch)), facts(path="/v1/completions"), body)
     assert (picked.decision.endpoints, picked.decision.rejected) == (("a", "b"), {})
-
-
-@dataclass
-class AskedQuotas(NoQuotas):
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
-
-    def match(self, tenant: str, model: str | None) -> QuotaKey | None:
-        self.asked.append((tenant, model))
-        return None
 
 
 async def test_what_cannot_be_read_is_balanced_and_refused_only_where_the_policy_depends_on_it() -> None:
     limited = PickPolicy(priorities=PriorityPolicy(quotas=(Quota(requests_per_minute=1),)))
     coded = facts(headers={"content-encoding": "br"})
     complex_body = b'{"messages":[],"x":[' + b"[]," * 150_000 + b"0]}"
-    assert (await picker(pod("a")).pick(coded, b"\x1b")).decision.endpoints == ("a",)
-    assert (await picker(pod("a")).pick(facts(), complex_body)).decision.endpoints == ("a",)
+    assert (await explained(runtime(pod("a")), coded, b"\x1b")).decision.endpoints == ("a",)
+    assert (await explained(runtime(pod("a")), facts(), complex_body)).decision.endpoints == ("a",)
     with pytest.raises(UnsupportedEncodingError):
-        await picker(pod("a"), policy=limited).pick(coded, b"\x1b")
+        await explained(runtime(pod("a"), policy=limited), coded, b"\x1b")
     with pytest.raises(BodyTooLargeError):
-        await picker(pod("a"), policy=limited).pick(facts(), complex_body)
+        await explained(runtime(pod("a"), policy=limited), facts(), complex_body)
 
 
 @pytest.mark.parametrize("name", [None, "", "tiny", "small"])
@@ -362,7 +364,6 @@ async def test_all_names_of_a_model_and_none_are_classed_and_counted_as_the_mode
     table = ModelTable(served=(TINY,), rules=(ModelRule(model="small", targets=(ModelTarget(model="tiny"),)),))
     rule = ClassRule(priority_class="sheddable", models=("tiny", "small"))
     policy = PickPolicy(priorities=PriorityPolicy(rules=(rule,), quotas=(Quota(requests_per_minute=1),)))
-    quotas = AskedQuotas()
-    a_picker = replace(picker(pod("a"), models=table, policy=policy), quotas=quotas)
-    picked = await a_picker.pick(facts(), chat(name))
-    assert (picked.prepared.request_class.class_name, quotas.asked) == ("sheddable", [("", "tiny")])
+    picked = await explained(runtime(pod("a"), models=table, policy=policy), facts(), chat(name))
+    asked = picked.prepared.asked
+    assert (asked.request_class.class_name, asked.request_class.tenant, asked.charged) == ("sheddable", "", "tiny")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from extproc.pods.endpoint import EndpointLoad, EndpointTrend
-from extproc.pods.endpoint_samples import EndpointSamples
-from extproc.pods.first_token_fit import Pace
+from extproc.pods.endpoint import EndpointTrend
+from extproc.pods.endpoint_samples import EndpointSamples, Pace
 from extproc.pods.latency_estimate import LatencyEstimates
+from kvmesh.pods.pod_report import EndpointLoad
 from tests.unit.extproc_choosing.pick_candidates import load
 
 STEP = 0.2  # seconds between reports

@@ -9,13 +9,14 @@ from statistics import fmean
 import pytest
 
 from extproc.choosing.health import EndpointHealth
-from extproc.pods.endpoint import Candidate, EndpointLoad
+from extproc.pods.endpoint import Candidate
 from extproc.pods.inflight import Booking, Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import OverloadPolicy
+from kvmesh.pods.pod_report import EndpointLoad
 from podsim.core.scheduler import EngineSettings, Generation, Scheduler, State, Step
-from tests.unit.extproc_admission.saturation_of import Saturation
 from tests.unit.extproc_choosing.pick_candidates import candidate, load
+from tests.unit.extproc_choosing.room_of import Saturation
 
 pytestmark = pytest.mark.thorough
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.pods.endpoint import EndpointLoad, EndpointTrend
+from extproc.pods.endpoint import EndpointTrend
 from extproc.pods.latency_estimate import EstimateError, LatencyEstimates
+from kvmesh.pods.pod_report import EndpointLoad
 from tests.unit.extproc_choosing.pick_candidates import load
 
 IDLE = load()

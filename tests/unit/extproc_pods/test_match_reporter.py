@@ -4,9 +4,10 @@ import logging
 
 import pytest
 
-from extproc.pods.endpoint import EndpointLoad, EndpointStatus, Reachability
+from extproc.pods.endpoint import EndpointStatus, Reachability
+from extproc.pools.prediction_reports import MatchReporter
 from extproc.prefixes.match_watch import MatchWatch
-from extproc.prefixes.watch_matches import MatchReporter
+from kvmesh.pods.pod_report import EndpointLoad
 
 POD = "10.0.0.1:8000"
 
@@ -46,7 +47,7 @@ class Pod:
 
 def test_a_finding_is_said_once_when_it_comes_and_once_when_it_goes(caplog: pytest.LogCaptureFixture) -> None:
     pod, watch, display = Pod(), MatchWatch(), Display()
-    reporter = MatchReporter(watch=watch, endpoints=pod.statuses, display=display, clock=lambda: pod.now)
+    reporter = MatchReporter(watch=watch, endpoints=pod.statuses, show=display.finding, clock=lambda: pod.now)
     reporter.look()
     with caplog.at_level(logging.INFO):
         for matched_tokens in (0, 0, 100, 100):

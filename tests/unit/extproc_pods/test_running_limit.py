@@ -2,7 +2,7 @@
 
 import pytest
 
-from extproc.pods.running_limit import RunningLimit
+from extproc.pods.endpoint_samples import RunningLimit
 from tests.unit.extproc_choosing.pick_candidates import load
 
 

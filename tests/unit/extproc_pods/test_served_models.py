@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from extproc.pods.endpoint import EndpointModels
-from extproc.pods.served_models import parse_served_models
+from extproc.pods.endpoint import EndpointModels, parse_served_models
 
 
 def test_base_models_adapters_and_the_shortest_context_are_taken() -> None:

@@ -1,4 +1,4 @@
-"""docs/inference-policy.md says what is true."""
+"""docs/reference/inference-policy.md says what is true."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from extproc.policy.table import field_tables
 from extproc.policy.warnings import merged_warnings, warnings
 from tests.kube_api.schemas import admit
 
-PAGE = (Path(__file__).parents[3] / "docs/inference-policy.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/reference/inference-policy.md").read_text(encoding="utf-8")
 
 
 def test_the_field_tables_are_those_of_the_code() -> None:

@@ -324,15 +324,15 @@ def test_a_long_document_counts_by_its_usage_and_without_one_stays_as_reserved()
 async def test_who_observes_hears_what_the_pod_reports_as_soon_as_the_response_is_whole() -> None:
     watch = RequestWatch()
     watch.observers.append(Observer())
-    story = watch.open("", RequestFacts(method="POST", path="/", objective=None, request_id="r1"))
-    assert story is not None
-    response = ReadResponse(books=Books(), plan=ResponsePlan(prediction=PREDICTION, sampled=True), story=story)
+    trace = watch.open("", RequestFacts(method="POST", path="/", objective=None, request_id="r1"))
+    assert trace is not None
+    response = ReadResponse(books=Books(), plan=ResponsePlan(prediction=PREDICTION, sampled=True), trace=trace)
     head = ResponseHead(status=200, content_type="application/json", content_encoding="", content_length=len(USAGE))
     assert response.begin(head, served_by=PODS[0]) is ResponseHandling.READ
     response.chunk(USAGE[:20], end_of_stream=False)
-    assert story.usage is None
+    assert trace.usage is None
     response.chunk(USAGE[20:], end_of_stream=True)
-    assert story.usage == Usage(prompt_tokens=20, cached_tokens=16)
+    assert trace.usage == Usage(prompt_tokens=20, cached_tokens=16)
 
 
 class Observer:

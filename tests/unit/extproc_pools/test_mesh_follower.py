@@ -10,8 +10,7 @@ import pytest
 
 from extproc.policy.mesh_policy import MeshPolicy, MeshState
 from extproc.policy.pool_config import PoolConfig
-from extproc.pools.mesh import MeshFollower
-from extproc.pools.mesh_sources import status_updates
+from extproc.pools.mesh import MeshFollower, status_updates
 from kvmesh.documents.documents import DocumentKey, Snapshot
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,6 +1,6 @@
 """So many a second and no more."""
 
-from extproc.pools.pace import Pace
+from extproc.pools.plan_response import Pace
 
 
 def taken(pace: Pace, *, times: int, now: float) -> int:

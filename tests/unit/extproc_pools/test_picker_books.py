@@ -7,7 +7,6 @@ import pytest
 from msgspec import structs
 
 from extproc.admission.degradation import NO_MEASURES, Measures
-from extproc.pages.admin_pages import record_of
 from extproc.pods.endpoint import EndpointTrend
 from extproc.pods.inflight import Booking
 from extproc.policy.priority import DegradationStep, StepKind
@@ -21,7 +20,17 @@ from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
 from tests.unit.extproc_choosing.pick_candidates import load
-from tests.unit.extproc_pick.pick_fakes import FakeIndex, FakePrompts, Hits, chat, facts, picker, pod, tokens
+from tests.unit.extproc_pick.pick_fakes import (
+    FakeIndex,
+    FakePrompts,
+    Hits,
+    chat,
+    explained,
+    facts,
+    pod,
+    runtime,
+    tokens,
+)
 
 CAPPED = DegradationStep(step=StepKind.CAP_OUTPUT, enter=1.0, leave=0.5)
 KEYS = PromptKeys(keys=bytes(range(240)), tokens_each=16)  # 30 keys
@@ -62,8 +71,8 @@ def books(*, health: HealthPolicy | None = None) -> tuple[PickerBooks, Shared]:
 async def picked(path: str = "/v1/chat/completions", *, held: int = 20, session: str | None = None) -> Any:
     headers = {} if session is None else {"x-session-id": session}
     hits = IndexHits(prompts=[Hits({"b": held})], keys=[KEYS], states={"a": "live", "b": "live"})
-    a_picker = picker(pod("a"), pod("b"), index=FakeIndex(hits), prompts=FakePrompts(tokens(500)))
-    return await a_picker.pick(facts(path=path, headers=headers), chat())
+    a_pool = runtime(pod("a"), pod("b"), index=FakeIndex(hits), prompts=FakePrompts(tokens(500)))
+    return await explained(a_pool, facts(path=path, headers=headers), chat())
 
 
 def routed(made: PickerBooks, decided: Any) -> Booking:
@@ -207,8 +216,8 @@ async def test_an_end_costs_its_tenant_what_was_used(
     made, _ = books()
     quotas = Quotas()
     made.quotas = quotas  # type: ignore[assignment]
-    a_picker = picker(pod("a"), pod("b"), index=FakeIndex(IndexHits()), prompts=FakePrompts(tokens(500)))
-    decided = await a_picker.pick(facts(), chat(stream=stream))
+    a_pool = runtime(pod("a"), pod("b"), index=FakeIndex(IndexHits()), prompts=FakePrompts(tokens(500)))
+    decided = await explained(a_pool, facts(), chat(stream=stream))
     booking = made.book(structs.replace(decided, prepared=structs.replace(decided.prepared, quota="ask")))
     made.release(booking, status=status, model="", arm="", unserved=unserved)
     assert quotas.told == [expected]
@@ -222,7 +231,9 @@ async def test_what_a_pick_promises_is_counted_when_it_is_remembered() -> None:
     registry = made._telemetry.registry
 
     def promised() -> float | None:
-        return registry.get_sample_value("kvmesh_expected_ttft_seconds_sum", {"model": "tiny"})
+        name = b'kvmesh_expected_ttft_seconds_sum{model="tiny"} '
+        lines = [line for line in registry.text().splitlines() if line.startswith(name)]
+        return float(lines[0].removeprefix(name)) if lines else None
 
     assert promised() is None
     made.remember(decided)
@@ -232,13 +243,14 @@ async def test_what_a_pick_promises_is_counted_when_it_is_remembered() -> None:
 
 
 @pytest.mark.parametrize("measures", [NO_MEASURES, Measures(steps=(CAPPED,), output_tokens=9)])
-async def test_a_record_says_what_was_asked_for(measures: Measures) -> None:
+async def test_what_was_asked_for_says_what_the_load_has_taken(measures: Measures) -> None:
     decided = await picked()
     sent = structs.replace(decided.prepared.sent, capped=measures is not NO_MEASURES)
-    prepared = structs.replace(decided.prepared, measures=measures, sent=sent)
-    record = record_of(structs.replace(decided, prepared=prepared), prepared.facts, at=5.0)
-    assert (record.at, record.asked, record.model) == (5.0, prepared.asked, "tiny")
-    assert prepared.asked.steps == (() if measures is NO_MEASURES else ("cap-output",))
+    prepared = structs.replace(
+        decided.prepared, asked=structs.replace(decided.prepared.asked, measures=measures), sent=sent
+    )
+    assert prepared.summary.model == "tiny"
+    assert prepared.summary.steps == (() if measures is NO_MEASURES else ("cap-output",))
 
 
 async def test_a_pick_that_is_remembered_after_its_endpoint_is_gone_leaves_only_its_count() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from extproc.install.targets import parse_pools
-from extproc.pools.pool_names import only_pool, pool_name
+from extproc.install.plan import parse_pools
+from extproc.pools.pool_hosts import only_pool, pool_name
 
 
 @pytest.mark.parametrize("text", ["llm/vllm", "llm/vllm:8000", "llm/vllm:8000:8001"])

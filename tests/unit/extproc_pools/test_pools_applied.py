@@ -17,8 +17,8 @@ from extproc.policy.pool_config import PoolConfig
 from extproc.policy.priority import PriorityPolicy, Quota
 from extproc.policy.values import PickPolicy
 from extproc.pools import pools as module
-from extproc.pools.picker_parts import PickerParts
 from extproc.pools.pools import Pools
+from extproc.pools.shared_resources import SharedResources
 from extproc.prefixes.routing_memory import RoutingMemory
 from extproc.prompts.tokenizer_cache import TokenizerCache
 from extproc.settings.config import PickerSettings
@@ -30,7 +30,7 @@ OTHER, _ = pick_policy({"scoring": {"strategy": "round-robin"}})
 
 def made(folder: Path, **changes: Any) -> Pools:
     nowhere = {"grpc_port": 1, "admin_port": 2, "redis_url": "redis://127.0.0.1:1/0", "endpoints": ()}
-    return Pools(PickerParts(PickerSettings(**SETTINGS | nowhere | {"policies_folder": folder} | changes)))
+    return Pools(SharedResources(PickerSettings(**SETTINGS | nowhere | {"policies_folder": folder} | changes)))
 
 
 def named(*configs: PoolConfig) -> dict[str, PoolConfig]:
@@ -105,7 +105,7 @@ async def test_what_could_not_be_applied_is_tried_again(tmp_path: Path, monkeypa
     await pools.apply(named(A))
     changed = replace(A, policy=OTHER)
     with monkeypatch.context() as broken:
-        broken.setattr(pools.all["llm/a"].telemetry, "alert_below", lambda _: 1 / 0)
+        broken.setattr(pools.all["llm/a"].telemetry, "reconfigure", lambda _: 1 / 0)
         await pools.apply(named(changed))
     assert pools.all["llm/a"].config is A
 
@@ -201,7 +201,7 @@ async def test_headers_are_read_before_the_first_request_of_a_pool_that_needs_th
     def changed() -> None:
         read.append((tuple(pools.names), "x-team" in pools.wanted_headers()))
 
-    parts = made(tmp_path)._parts
+    parts = made(tmp_path)._resources
     pools = Pools(parts, changed=changed)
     policy, _ = pick_policy({"priorities": {"tenants": {"header": "x-team"}}})
     await pools.apply(named(replace(A, policy=policy)))
@@ -213,18 +213,18 @@ async def test_headers_are_read_before_the_first_request_of_a_pool_that_needs_th
 
 async def test_tokenizers_that_no_pool_has_any_more_are_let_go(tmp_path: Path) -> None:
     pools = made(tmp_path)
-    shelf, model = (
-        pools._parts.tokenizers,
+    cache, model = (
+        pools._resources.tokenizers,
         ServedModel(name="m", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=tmp_path),
     )
-    shelf._load = lambda _: object()  # type: ignore[assignment,return-value]
-    await shelf.load((model,))
+    cache._load = lambda _: object()  # type: ignore[assignment,return-value]
+    await cache.load((model,))
     await pools.apply(named(replace(A, models=replace(A.models, served=(model,)))))
-    assert not shelf.lacks((model,))
+    assert not cache.lacks((model,))
 
     await pools.apply(named(A))
 
-    assert shelf.lacks((model,))
+    assert cache.lacks((model,))
     await pools.close()
 
 
@@ -235,7 +235,7 @@ async def test_many_pools_that_want_the_same_tokenizer_load_it_once() -> None:
         loads.append(model.name)
         return object()
 
-    shelf = TokenizerCache(load)
+    cache = TokenizerCache(load)
     model = ServedModel(name="m", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=Path("/models/m"))
-    await asyncio.gather(*[shelf.load((model,)) for _ in range(20)])
+    await asyncio.gather(*[cache.load((model,)) for _ in range(20)])
     assert loads == ["m"]

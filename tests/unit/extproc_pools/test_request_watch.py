@@ -1,4 +1,4 @@
-"""Observers hear of each request in order, once; their failures and their absence cost nobody anything."""
+"""Observers hear of each request in order, once; their failures and their absence harm no request."""
 
 from dataclasses import dataclass, field
 
@@ -6,18 +6,11 @@ import pytest
 
 from extproc.errors import RequestShedError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.pools.request_watch import (
-    PhaseNotes,
-    RequestWatch,
-    Story,
-    current_story,
-    follow,
-    in_its_turn,
-    set_headers_of,
-)
-from extproc.pools.unbooked_exchange import UnbookedExchange
+from extproc.pools.booked_exchange import BookedExchange
+from extproc.pools.request_watch import RequestTrace, RequestWatch
 from extproc.records.request_story import ClientLeftError, Decided, DecisionRecord, Ended, Fate, SpanContext
 from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponsePlan
+from tests.unit.extproc_pools.test_booked_exchange import Books
 
 FACTS = RequestFacts(method="POST", path="/", objective=None, request_id="r1")
 RECORD = DecisionRecord(at=0.0, facts=FACTS, model=None, outcome=RequestShedError("busy"))
@@ -58,17 +51,17 @@ class Clock:
         return self.now
 
 
-def opened(watch: RequestWatch) -> Story:
-    story = watch.open("ns/p", FACTS)
-    assert story is not None
-    return story
+def opened(watch: RequestWatch) -> RequestTrace:
+    trace = watch.open("ns/p", FACTS)
+    assert trace is not None
+    return trace
 
 
-def end(story: Story, status: int = 200) -> None:
-    story.end(endpoint="a", served_by="a", status=status, unserved=False)
+def end(trace: RequestTrace, status: int = 200) -> None:
+    trace.end(endpoint="a", served_by="a", status=status, unserved=False)
 
 
-def test_without_observers_there_is_no_story() -> None:
+def test_without_observers_there_is_no_trace() -> None:
     watch = RequestWatch()
     assert not watch.is_used
     assert watch.open("", FACTS) is None
@@ -78,14 +71,14 @@ def test_an_observer_hears_the_decision_and_then_the_end() -> None:
     clock, observer = Clock(), Observer()
     watch = RequestWatch(clock=clock, unix_ns=lambda: 5)
     watch.observers.append(observer)
-    story = opened(watch)
+    trace = opened(watch)
     clock.now += 0.5
-    assert story.settle()
+    assert trace.settle()
     clock.now += 0.25
-    story.decided(Fate.ROUTED, RECORD, endpoint="a")
-    story.responded()
+    trace.decided(Fate.ROUTED, RECORD, endpoint="a")
+    trace.responded()
     clock.now += 1.0
-    end(story)
+    end(trace)
     decided, ended = observer.events
     assert isinstance(decided, Decided)
     assert isinstance(ended, Ended)
@@ -97,18 +90,18 @@ def test_an_end_that_comes_first_is_told_after_the_decision() -> None:
     observer = Observer()
     watch = RequestWatch()
     watch.observers.append(observer)
-    story = opened(watch)
-    end(story, 0)
+    trace = opened(watch)
+    end(trace, 0)
     assert observer.told == []
-    story.decided(Fate.ROUTED, RECORD, endpoint="a")
+    trace.decided(Fate.ROUTED, RECORD, endpoint="a")
     assert observer.told == ["decided 1 routed", "ended 1 0"]
 
 
 def test_what_was_dealt_with_once_is_not_dealt_with_again() -> None:
     watch = RequestWatch()
     watch.observers.append(Observer())
-    story = opened(watch)
-    assert [story.settle(), story.settle()] == [True, False]
+    trace = opened(watch)
+    assert [trace.settle(), trace.settle()] == [True, False]
 
 
 def test_an_observer_that_fails_is_said_once_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
@@ -116,9 +109,9 @@ def test_an_observer_that_fails_is_said_once_and_harms_no_other(caplog: pytest.L
     watch = RequestWatch(clock=Clock())
     watch.observers += [bad, good]
     for _ in range(3):
-        story = opened(watch)
-        story.decided(Fate.ROUTED, RECORD, endpoint="a")
-        end(story)
+        trace = opened(watch)
+        trace.decided(Fate.ROUTED, RECORD, endpoint="a")
+        end(trace)
     assert len(good.told) == 6
     assert caplog.text.count("an observer of requests failed") == 1
 
@@ -127,52 +120,14 @@ def test_traces_hear_of_what_has_a_span_alone() -> None:
     span = SpanContext(trace_id=1, span_id=2, tracestate="a=1")
     watch = RequestWatch()
     watch.traces = traces = Traces(span=span)
-    story = opened(watch)
-    story.decided(Fate.ABANDONED, RECORD)
+    trace = opened(watch)
+    trace.decided(Fate.ABANDONED, RECORD)
     assert traces.told == ["decided 1 abandoned"]
-    assert set_headers_of(story) == {"traceparent": span.traceparent, "tracestate": "a=1"}
+    assert trace.set_headers == {"traceparent": span.traceparent, "tracestate": "a=1"}
 
     traces.span = None
 
     assert watch.open("", FACTS) is None
-    assert set_headers_of(None) == {}
-
-
-def test_phases_are_noted_with_the_request_whose_turn_it_is() -> None:
-    counted: list[tuple[str, float]] = []
-
-    class Telemetry:
-        def phase(self, name: str, seconds: float) -> None:
-            counted.append((name, seconds))
-
-    watch = RequestWatch()
-    watch.observers.append(Observer())
-    one, other = opened(watch), opened(watch)
-    notes = PhaseNotes(Telemetry())
-    follow(one)
-
-    def attempt(now: float, ceiling: float) -> None:
-        assert current_story() is other
-        notes.phase("decide", 0.5)
-
-    notes.phase("lookup", 0.25)
-    notes.phase("lookup", 0.25)
-    in_its_turn(other, attempt, since=1.0)(3.0, 1.0)
-    follow(None)
-    notes.phase("parse", 1.0)
-    assert (one.phases, other.phases, other.queued_seconds) == ({"lookup": 0.5}, {"decide": 0.5}, 2.0)
-    assert counted == [("lookup", 0.25), ("lookup", 0.25), ("decide", 0.5), ("parse", 1.0)]
-
-
-def test_a_request_without_a_story_has_none_in_anothers_task() -> None:
-    watch = RequestWatch()
-    watch.observers.append(Observer())
-    follow(opened(watch))
-    try:
-        assert in_its_turn(None, lambda _now, _ceiling: current_story(), since=1.0)(3.0, 1.0) is None
-        assert current_story() is not None
-    finally:
-        follow(None)
 
 
 def test_a_response_finds_its_request_by_its_plan_until_the_exchange_ends() -> None:
@@ -189,14 +144,14 @@ def test_a_response_finds_its_request_by_its_plan_until_the_exchange_ends() -> N
 
     watch = RequestWatch()
     watch.observers.append(Observer())
-    story = opened(watch)
-    story.will_be_read(plan(5.0))
-    assert watch.story_of(plan(5.0)) is story
-    assert watch.story_of(plan(6.0)) is None
-    assert watch.story_of(plan(5.0, prompt_tokens=2)) is None  # another picker's
-    assert watch.story_of(PASS_PLAN) is None
-    end(story)
-    assert watch.story_of(plan(5.0)) is None
+    trace = opened(watch)
+    trace.will_be_read(plan(5.0))
+    assert watch.trace_of(plan(5.0)) is trace
+    assert watch.trace_of(plan(6.0)) is None
+    assert watch.trace_of(plan(5.0, prompt_tokens=2)) is None  # another picker's
+    assert watch.trace_of(PASS_PLAN) is None
+    end(trace)
+    assert watch.trace_of(plan(5.0)) is None
     assert not watch.reading
 
 
@@ -208,9 +163,9 @@ def test_a_request_that_was_sent_without_a_decision_is_followed_to_its_end() -> 
     observer = Observer()
     watch = RequestWatch()
     watch.observers.append(observer)
-    story = opened(watch)
-    exchange = UnbookedExchange(endpoints=("a", "b"), story=story)
-    story.decided(Fate.FAILED_OPEN, RECORD, endpoint="a")
+    trace = opened(watch)
+    exchange = BookedExchange(books=Books(), endpoints=("a", "b"), booking=None, trace=trace)
+    trace.decided(Fate.FAILED_OPEN, RECORD, endpoint="a")
     exchange.responded(status=503, served_by=None, from_pod=False, content_type="")
     exchange.finish()
     assert observer.told == ["decided 1 failed-open", "ended 1 503"]

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from extproc.prefixes.lookup_deadline import LookupDeadlines
+from extproc.prefixes.prefix_index import LookupDeadlines
 
 SECONDS = 0.01
 

@@ -1,6 +1,6 @@
 """Where names were sent last, within a bound."""
 
-from extproc.prefixes.last_places import LastPlaces
+from extproc.prefixes.routing_memory import LastPlaces
 
 
 def test_the_last_place_counts_and_the_oldest_names_make_room() -> None:

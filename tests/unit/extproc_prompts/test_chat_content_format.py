@@ -3,7 +3,7 @@
 import pytest
 from jinja2 import Environment
 
-from extproc.prompts.chat_content_format import content_format
+from extproc.prompts.chat_template import content_format
 from tests.data.content_formats import CONTENT_FORMATS
 
 

@@ -1,6 +1,5 @@
 """Rendering of chat templates; the whole behaviour is compared with vLLM's own code in `tests/vllm`."""
 
-import random
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +12,6 @@ from jinja2.utils import Namespace
 from extproc.errors import ChatTemplateError
 from extproc.prompts import chat_template
 from extproc.prompts.chat_template import ChatTemplate
-from extproc.requests.chat_messages import conversation
 from extproc.requests.request import ChatPrompt
 
 NOON = datetime(2026, 3, 4, 12, 0, 0)
@@ -150,27 +148,7 @@ def test_one_template_renders_many_conversations_without_remembering_any() -> No
 
 
 @pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("'<' + messages[0].content + '>' + messages[0].role", "<x>user"),
-        ("'<' + ('a' + messages[0].content) + '>'", "<ax>"),
-        ("1 + 2", "3"),
-        ("[1] + ['a']", "[1, 'a']"),
-        ("'<' + ('&' | e) + '>'", "&lt;&amp;&gt;"),
-        ("'<' + (messages[0].content | e) + '>' + 'b' * 2", "&lt;x&gt;bb"),
-        ("('a' + 'b') | upper", "AB"),
-        ("'a' + 'b'", "ab"),
-        ("'a' ~ (1 + 2)", "a3"),
-    ],
-)
-def test_a_sum_is_written_as_what_it_is(expression: str, expected: str) -> None:
-    assert render("{{ " + expression + " }}") == expected
-    assert render("{% macro m() %}{{ " + expression + " }}{% endmacro %}{{ m() }}") == expected
-    assert render("{% set x %}{{ " + expression + " }}{% endset %}{{ x }}") == expected
-
-
-@pytest.mark.parametrize(
-    ("expression", "words"),
+    ("expression", "reason"),
     [
         ("'<' + none + '>'", "TypeError"),
         ("'<' + messages[0].missing + '>'", "UndefinedError"),
@@ -178,8 +156,8 @@ def test_a_sum_is_written_as_what_it_is(expression: str, expected: str) -> None:
         ("'<' + raise_exception('sooner') + none", "sooner"),
     ],
 )
-def test_a_sum_of_other_things_than_texts_fails_as_it_always_did(expression: str, words: str) -> None:
-    with pytest.raises(ChatTemplateError, match=rf"refused the conversation: {words}$"):
+def test_a_sum_of_other_things_than_texts_fails_as_it_always_did(expression: str, reason: str) -> None:
+    with pytest.raises(ChatTemplateError, match=rf"refused the conversation: {reason}$"):
         render("{{ " + expression + " }}")
 
 
@@ -254,29 +232,3 @@ def test_templates_get_from_objects_what_jinjas_own_sandbox_gives(source: str) -
             render(source, message)
     else:
         assert render(source, message) == expected
-
-
-def some_message(rng: random.Random) -> Any:
-    fields = {
-        "role": rng.choice(["system", "user", "assistant", "tool", "developer", None, 1, ["user"]]),
-        "content": rng.choice(["", "text", "x-anthropic-billing-header: 1\nrest", None, ["part"], 1]),
-        "name": "n",
-        "reasoning": "r",
-        "tool_calls": [],
-    }
-    names = rng.sample(sorted(fields), k=rng.choice([1, 2, 2, 2, 3]))
-    likely = rng.choice([["role", "content"], ["content", "role"], names])
-    return rng.choice([{name: fields[name] for name in likely}] * 9 + ["no object"])
-
-
-def test_plain_turns_are_what_any_conversation_becomes() -> None:
-    rng = random.Random(7)
-    plain = 0
-    for _ in range(4_000):
-        messages = tuple(some_message(rng) for _ in range(rng.randrange(4)))
-        turns = chat_template._plain_turns(messages)
-        if turns is not None:
-            expected = conversation(messages, content_format="string")
-            assert [list(turn.items()) for turn in turns] == [list(message.items()) for message in expected]
-            plain += bool(messages)
-    assert plain > 100

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
-from extproc.prompts.tokenizer_config import AddedToken, added_tokens, chat_templates, special_tokens
+from extproc.prompts.tokenizer import added_tokens, chat_templates, special_tokens
 
 
 @pytest.mark.parametrize(
@@ -29,8 +30,8 @@ def test_templates_see_the_named_tokens(
 def test_added_tokens_come_in_the_order_of_their_ids() -> None:
     config = {"added_tokens_decoder": {"10": {"content": "b", "special": True}, "9": {"content": "a", "lstrip": False}}}
     assert list(added_tokens(config)) == [
-        AddedToken(content="a", flags={"lstrip": False}),
-        AddedToken(content="b", flags={"special": True}),
+        AddedToken("a", lstrip=False),
+        AddedToken("b", special=True),
     ]
     assert list(added_tokens({})) == []
 

@@ -1,11 +1,11 @@
-"""The text of a body whose tokens nobody here can know is found in every API."""
+"""The text of a body whose tokens cannot be known here is found in every API."""
 
 import json
 from typing import Any
 
 import pytest
 
-from extproc.prompts.prompt_text import prompt_in_body
+from extproc.prompts.text_chunks import prompt_in_body
 from extproc.requests.request import ChatPrompt, Prompt, TextPrompt
 
 USER = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}

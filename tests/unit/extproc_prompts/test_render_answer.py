@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from extproc.prompts.render_answer import RenderAnswerError, read_refusal, read_render_answer
+from extproc.prompts.pod_render import RenderAnswerError, read_refusal, read_render_answer
 from extproc.prompts.token_ids import Feature, TokenizedPrompt
 
 

@@ -27,7 +27,7 @@ def chat(*messages: Any, **more: Any) -> ChatPrompt:
 
 def shared(one: Prompt, other: Prompt) -> int:
     """Return how many leading keys are the same."""
-    keys = [chunk_text(prompt, root=ROOT).keys for prompt in (one, other)]
+    keys = [chunk_text(prompt, root=ROOT)[0] for prompt in (one, other)]
     pairs = zip(*([k[i : i + 8] for i in range(0, len(k), 8)] for k in keys), strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(map(len, keys)) // 8)
 
@@ -57,7 +57,7 @@ def test_what_differs_at_the_beginning_shares_nothing(other: Prompt) -> None:
 
 
 def test_roots_keep_models_adapters_and_salts_apart() -> None:
-    one, other = (chunk_text(chat(SYSTEM), root=root).keys for root in (b"r" * 8, b"s" * 8))
+    one, other = (chunk_text(chat(SYSTEM), root=root)[0] for root in (b"r" * 8, b"s" * 8))
     assert not {one[i : i + 8] for i in range(0, len(one), 8)} & {other[i : i + 8] for i in range(0, len(other), 8)}
 
 
@@ -72,10 +72,10 @@ def test_parts_count_as_the_text_in_them_and_media_as_what_was_sent() -> None:
 
 
 def test_a_long_prompt_is_chunked_only_at_its_beginning_but_estimated_whole() -> None:
-    chunked = chunk_text(TextPrompt(text="word " * 1_000_000), root=ROOT)
-    assert (len(chunked.keys) // 8, chunked.estimated_tokens) == (MAX_TEXT_BYTES // CHUNK_BYTES, 1_250_000)
+    keys, tokens = chunk_text(TextPrompt(text="word " * 1_000_000), root=ROOT)
+    assert (len(keys) // 8, tokens) == (MAX_TEXT_BYTES // CHUNK_BYTES, 1_250_000)
     long_chat = chat(*[QUESTION] * 3_000)
-    assert len(chunk_text(long_chat, root=ROOT).keys) // 8 == MAX_TEXT_BYTES // CHUNK_BYTES
+    assert len(chunk_text(long_chat, root=ROOT)[0]) // 8 == MAX_TEXT_BYTES // CHUNK_BYTES
     assert estimated_tokens([long_chat]) == pytest.approx(3_000 * len(QUESTION["content"]) / 4, rel=0.02)
 
 

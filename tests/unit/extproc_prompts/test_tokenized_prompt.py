@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.prompts.token_ids import Feature, TokenizedPrompt
-from kvmesh.blocks.block_keys import block_keys
-from kvmesh.blocks.extra_keys import fold_features
+from kvmesh.blocks.block_keys import block_keys, fold_features
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "vllm_media_extra_keys.json").read_text())["cases"]
 

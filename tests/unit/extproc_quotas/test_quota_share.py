@@ -5,8 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.quotas.quota_share import QuotaShare
-from extproc.quotas.token_bucket import BucketTerms
+from extproc.quotas.quota import BucketTerms, QuotaShare
 
 LEVELS = st.floats(min_value=-1e6, max_value=1e3)
 

@@ -2,7 +2,7 @@
 
 from extproc.policy.priority import Quota
 from extproc.quotas.quota import NOTHING, QuotaAsk, QuotaKey, quota_key
-from extproc.quotas.quota_writes import MOST_KEYS, QuotaWrite, QuotaWrites
+from extproc.quotas.quota_records import MOST_KEYS, QuotaWrite, QuotaWrites
 
 
 def key() -> QuotaKey:

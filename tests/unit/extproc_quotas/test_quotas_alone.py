@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import hiredis
-from prometheus_client import CollectorRegistry, generate_latest
 
 from extproc.policy.priority import Quota
 from extproc.quotas.quota import Limit, QuotaAsk, QuotaKey, QuotaNote, QuotaVerdict
 from extproc.quotas.shared_quotas import ELSEWHERE_SECONDS, MOST_KEYS, Quotas
-from extproc.telemetry.quota_telemetry import QuotaMetrics
+from extproc.telemetry.process_telemetry import show_quotas
+from kvmesh.metrics.registry import Registry
 
 FULL = [0, 0, 9000, 900_000, 90_000]
 ALL = Quota(
@@ -262,9 +262,9 @@ def test_decisions_are_counted_by_outcome_and_by_who_made_them() -> None:
     one.answered([1, 0, 0, 0, 0])
     for _ in range(3):
         one.alone()
-    page = CollectorRegistry()
-    page.register(QuotaMetrics(one.quotas))
-    found = {line for line in generate_latest(page).decode().splitlines() if not line.startswith("#")}
+    page = Registry()
+    show_quotas(page, one.quotas)
+    found = {line for line in page.text().decode().splitlines() if not line.startswith("#")}
 
     assert {line for line in found if not line.endswith(" 0.0")} == {
         'kvmesh_quota_decisions_total{outcome="allowed",source="shared"} 1.0',

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.quotas.token_bucket import LONGEST_DEBT_SECONDS, NEVER_SECONDS, BucketTerms, TokenBucket, terms_of
+from extproc.quotas.quota import LONGEST_DEBT_SECONDS, NEVER_SECONDS, BucketTerms, TokenBucket, terms_of
 
 
 def full(per_second: float, capacity: float) -> TokenBucket:

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from extproc.records.access_log import RecordBuffer
-from extproc.records.access_record import AccessRecord
+from extproc.records.access_log import AccessRecord, RecordBuffer
 from extproc.records.audit_chain import AuditChain, AuditKey, ChainEnd
+from extproc.records.audit_file import RecordLines
 from extproc.records.audit_verify import Verdict, verify_chains
-from extproc.records.record_lines import RecordLines
 
 NOW = 1_000_000.0
 KEY = AuditKey(id="k1", secret=b"sixteen bytes at least")

@@ -3,7 +3,7 @@
 import pytest
 
 from extproc.errors import ConfigError
-from extproc.records.access_record import NameHashes
+from extproc.records.access_log import NameHashes
 from extproc.records.audit_chain import AuditKey, parse_keys
 from extproc.settings.observation_settings import ObservationSettings
 

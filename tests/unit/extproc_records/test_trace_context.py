@@ -3,7 +3,7 @@
 import pytest
 
 from extproc.records.request_story import SpanContext
-from extproc.records.trace_context import Parent, is_chosen, parse_traceparent, passed_on
+from extproc.records.tracing import Parent, is_chosen, parse_traceparent, passed_on
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = Parent(trace_id=int(TRACE, 16), span_id=int(SPAN, 16), is_sampled=True)

@@ -2,9 +2,9 @@
 
 import hiredis
 
-from extproc.replicas.heard_replicas import FORGET_SECONDS, HeardReplicas
 from extproc.replicas.shared_load import EndpointBookings
 from extproc.replicas.shared_records import MAX_REPLICAS, pack_read_loads
+from extproc.replicas.shared_state import FORGET_SECONDS, HeardReplicas
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 ONE, TWO = b'{"10.0.0.1:8000":[1,10,100]}', b'{"10.0.0.1:8000":[2,0,0],"10.0.0.2:8000":[1,1,1]}'

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind, ChatPrompt, InferenceRequest, TokenPrompt
@@ -14,7 +15,8 @@ BILLING = "x-anthropic-billing-header: cch=1;"
 
 
 def parse(**body: Any) -> InferenceRequest:
-    return parse_request(path=PATH, body=json.dumps(body).encode())
+    """Read a body; how long it is does not count."""
+    return replace(parse_request(path=PATH, body=json.dumps(body).encode()), body_bytes=0)
 
 
 def chat_prompt(**body: Any) -> ChatPrompt:

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from extproc.requests.openai import parse_request
 from extproc.requests.request import (
@@ -22,7 +23,8 @@ CHAT = ChatPrompt(messages=(HELLO,), add_generation_prompt=False)
 
 
 def parse(path: str, **body: Any) -> InferenceRequest:
-    return parse_request(path=path, body=json.dumps(body).encode())
+    """Read a body; how long it is does not count."""
+    return replace(parse_request(path=path, body=json.dumps(body).encode()), body_bytes=0)
 
 
 @pytest.mark.parametrize(

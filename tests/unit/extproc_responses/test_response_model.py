@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.responses.response_model import ModelRewriter, rewriter_for
+from extproc.responses.response_usage import ModelRewriter, rewriter_for
 
 EVENTS, JSON = "text/event-stream; charset=utf-8", "application/json"
 

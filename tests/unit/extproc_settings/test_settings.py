@@ -214,6 +214,16 @@ def test_every_command_has_help_and_the_shared_options(command: str, capsys: pyt
     assert all(flag in text for flag in ("--config", "--log-format", "--log-level", "KVMESH_CONFIG"))
 
 
+def test_an_error_of_the_foundation_is_one_line_of_the_root_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "tell_crashes_so", lambda: None)
+    monkeypatch.setattr("sys.argv", ["kvmesh", "audit", "read", "--redis", "foo", "--stream", "x"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert (end.value.code, capsys.readouterr().err.startswith("kvmesh: Redis address 'foo': ")) == (2, True)
+
+
 def test_flags_go_before_the_policy_s_file_and_the_file_before_the_defaults(
     run: Callable[..., PickerSettings], tmp_path: Path
 ) -> None:

@@ -1,10 +1,10 @@
 """The endpoints in the metrics are those that the picker knows now, as they are now."""
 
-from prometheus_client import CollectorRegistry, generate_latest
-
-from extproc.pods.endpoint import EndpointLoad, EndpointStatus, Reachability
+from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.latency_estimate import LatencyEstimates
-from extproc.telemetry.endpoint_telemetry import EndpointTelemetry, EndpointView
+from extproc.telemetry.endpoint_telemetry import EndpointView, endpoint_metrics
+from kvmesh.metrics.registry import Registry
+from kvmesh.pods.pod_report import EndpointLoad
 
 LOAD = EndpointLoad(
     waiting_requests=2,
@@ -22,7 +22,7 @@ def status(address: str, reachability: Reachability, load: EndpointLoad | None =
 
 def shown(*statuses: EndpointStatus, problem: str | None = None) -> dict[str, float]:
     """Return what is not 0, or belongs to no endpoint."""
-    registry = CollectorRegistry()
+    registry = Registry()
     estimates = LatencyEstimates(tokens_per_second=1000.0)
     estimates.first_token("a", uncached_tokens=10, waited_tokens=0.0, seconds=1.0, now=0.0, predicted=1.5)
     view = EndpointView(
@@ -30,9 +30,10 @@ def shown(*statuses: EndpointStatus, problem: str | None = None) -> dict[str, fl
         estimates=estimates,
         role_of=lambda address: "prefill" if address == "a" else "both",
         index_problem=lambda: problem,
+        clock=lambda: 10.0,
     )
-    EndpointTelemetry(view, registry=registry, clock=lambda: 10.0)
-    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    registry.read(lambda: endpoint_metrics(view))
+    lines = [line for line in registry.text().decode().splitlines() if not line.startswith("#")]
     found = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
     return {name: value for name, value in found.items() if value or "endpoint=" not in name}
 

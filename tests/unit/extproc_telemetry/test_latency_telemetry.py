@@ -1,10 +1,11 @@
 """TTFT and inter-token time of all pods are histograms that Prometheus can take quantiles of."""
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.pods.vllm_metrics import parse_load
-from extproc.telemetry.latency_telemetry import TTFT_SECONDS, LatencyTelemetry
+from extproc.telemetry.endpoint_telemetry import LatencyTelemetry
+from extproc.telemetry.metrics import TTFT_SECONDS
+from kvmesh.metrics.registry import Registry
+from kvmesh.pods.vllm_metrics import parse_load
 from podsim.wire.metrics_text import EngineState, PodMetrics
 
 IDLE = EngineState(running=0, waiting=0, kv_usage=0.0, prefix_queries=0, prefix_hits=0, preemptions=0)
@@ -30,8 +31,8 @@ def look(latencies: LatencyTelemetry, endpoint: str, text: bytes, *, now: float)
     latencies.page(endpoint, text, load=load)
 
 
-def buckets(registry: CollectorRegistry, *, role: str = "both") -> dict[float, float]:
-    families = {family.name: family for family in text_string_to_metric_families(generate_latest(registry).decode())}
+def buckets(registry: Registry, *, role: str = "both") -> dict[float, float]:
+    families = {family.name: family for family in text_string_to_metric_families(registry.text().decode())}
     return {
         float(sample.labels["le"]): sample.value
         for sample in families["kvmesh_ttft_seconds"].samples
@@ -40,7 +41,7 @@ def buckets(registry: CollectorRegistry, *, role: str = "both") -> dict[float, f
 
 
 def test_pods_are_merged_by_model_and_role_since_they_were_first_seen() -> None:
-    registry = CollectorRegistry()
+    registry = Registry()
     latencies = LatencyTelemetry(registry, read_every_seconds=5.0)
     latencies.role_of = {"a": "prefill", "b": "prefill", "c": "decode"}.__getitem__
     pods = {name: Pod() for name in "abc"}
@@ -58,13 +59,13 @@ def test_pods_are_merged_by_model_and_role_since_they_were_first_seen() -> None:
         float("inf"): 4.0,
     }
     assert buckets(registry, role="decode")[float("inf")] == 2.0
-    text = generate_latest(registry).decode()
+    text = registry.text().decode()
     assert 'kvmesh_ttft_seconds_count{model="tiny",role="prefill"} 4.0' in text
     assert 'kvmesh_ttft_seconds_sum{model="tiny",role="decode"} 30.003' in text
 
 
 def test_pages_between_two_reads_are_not_read() -> None:
-    registry = CollectorRegistry()
+    registry = Registry()
     latencies, pod = LatencyTelemetry(registry, read_every_seconds=5.0), Pod()
     look(latencies, "a", pod.first_token(), now=0.0)
     look(latencies, "a", pod.first_token(1.0), now=4.9)
@@ -74,7 +75,7 @@ def test_pages_between_two_reads_are_not_read() -> None:
 
 
 def test_a_new_process_is_read_at_once_and_from_zero() -> None:
-    registry = CollectorRegistry()
+    registry = Registry()
     latencies = LatencyTelemetry(registry, read_every_seconds=5.0)
     look(latencies, "a", Pod().first_token(1.0), now=0.0)
     latencies.restarted("a")
@@ -85,7 +86,7 @@ def test_a_new_process_is_read_at_once_and_from_zero() -> None:
 
 
 def test_a_process_that_started_later_counts_from_zero_although_nothing_falls() -> None:
-    registry = CollectorRegistry()
+    registry = Registry()
     latencies = LatencyTelemetry(registry, read_every_seconds=5.0)
     look(latencies, "a", Pod(started_at=1e9).first_token(1.0), now=0.0)
     look(latencies, "a", Pod(started_at=1e9 + 60).first_token(1.0, 1.0, 1.0), now=5.0)
@@ -93,7 +94,7 @@ def test_a_process_that_started_later_counts_from_zero_although_nothing_falls() 
 
 
 def test_a_pod_that_has_answered_nothing_since_is_not_read_again() -> None:
-    registry = CollectorRegistry()
+    registry = Registry()
     latencies, pod = LatencyTelemetry(registry, read_every_seconds=5.0), Pod()
     look(latencies, "a", pod.first_token(1.0), now=0.0)
     idle = parse_load(pod.first_token(), reported_at=5.0)

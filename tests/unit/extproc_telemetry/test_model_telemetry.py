@@ -5,19 +5,16 @@ import time
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.admission.admission_queue import Outcome
 from extproc.policy.priority import DEFAULT_CLASSES, PriorityPolicy, Quota
 from extproc.policy.values import ObservabilityPolicy, PickPolicy
 from extproc.responses.realised import Comparison
-from extproc.telemetry.histogram_telemetry import TimesHistogram
-from extproc.telemetry.model_telemetry import ModelTelemetry
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
-from extproc.telemetry.picker_telemetry import PickerTelemetry
-from extproc.telemetry.process_telemetry import process_exposition
+from extproc.telemetry.picker_telemetry import ModelTelemetry, PickerTelemetry
 from extproc.telemetry.tenant_telemetry import MOST_TENANTS, TenantTelemetry
+from kvmesh.metrics.registry import Registry
 
 COMPARISON = Comparison(
     model="base",
@@ -35,9 +32,9 @@ COMPARISON = Comparison(
 )
 
 
-def samples(registry: CollectorRegistry, *, but: tuple[str, ...] = ("_bucket", "_created", "_sum")) -> dict[str, float]:
+def samples(registry: Registry, *, but: tuple[str, ...] = ("_bucket", "_created", "_sum")) -> dict[str, float]:
     """Return all series that are not 0 by what Prometheus calls them."""
-    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    lines = [line for line in registry.text().decode().splitlines() if not line.startswith("#")]
     found = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
     return {name: value for name, value in found.items() if value and not name.partition("{")[0].endswith(but)}
 
@@ -48,7 +45,7 @@ def routed(models: ModelTelemetry, *, cached: int = 50, **changes: Any) -> None:
 
 
 def test_saved_seconds_are_the_cached_tokens_at_the_endpoints_pace_and_money_is_theirs_by_the_hour() -> None:
-    registry = CollectorRegistry()
+    registry = Registry()
     models = ModelTelemetry(registry)
     routed(models)
     models.reconfigure(ObservabilityPolicy(gpu_hour_price=3.6, currency="EUR"))
@@ -65,7 +62,7 @@ def test_saved_seconds_are_the_cached_tokens_at_the_endpoints_pace_and_money_is_
 
 
 def test_without_a_price_no_money_is_shown_and_what_was_counted_stays() -> None:
-    registry = CollectorRegistry()
+    registry = Registry()
     models = ModelTelemetry(registry)
     routed(models)
     assert not [name for name in samples(registry) if "money" in name or "price" in name]
@@ -79,10 +76,9 @@ def test_without_a_price_no_money_is_shown_and_what_was_counted_stays() -> None:
 
 
 def test_an_arm_has_its_requests_times_and_tokens() -> None:
-    registry = CollectorRegistry()
+    registry = Registry()
     models = ModelTelemetry(registry)
-    models.promised("base", seconds=0.3)
-    routed(models)
+    routed(models, promised_seconds=0.3)
     models.ended("chat", "base-v2", seconds=2.0)
     models.realised(COMPARISON, seconds_a_token=0.0)
     assert samples(registry, but=("_created", "_bucket")) == {
@@ -101,7 +97,7 @@ def test_an_arm_has_its_requests_times_and_tokens() -> None:
 
 
 def test_tenants_have_series_of_their_own_only_where_a_quota_names_them() -> None:
-    registry = CollectorRegistry()
+    registry = Registry()
     tenants = TenantTelemetry(registry)
     tenants.know((Quota(tenant="acme"), Quota(tenant="*"), Quota(tenant="other"), Quota(tenant="acme", model="m")))
     for tenant in ("acme", "", "acme-2", "other", "none", "x" * 1000):
@@ -127,7 +123,7 @@ def test_tenants_have_series_of_their_own_only_where_a_quota_names_them() -> Non
 
 
 def test_a_tenant_that_the_policy_names_no_more_keeps_what_it_had_and_counts_as_other() -> None:
-    registry = CollectorRegistry()
+    registry = Registry()
     tenants = TenantTelemetry(registry)
     tenants.know((Quota(tenant="acme"),))
     tenants.routed("acme", prompt=10, cached=0)
@@ -150,7 +146,6 @@ def test_a_flood_of_names_adds_no_series_beyond_the_bounds() -> None:
     for round_ in range(2):  # the second one finds all bounds reached
         for i in range(2000):
             name = f"name-{round_}-{i}"
-            telemetry.promised(name, seconds=0.1)
             telemetry.routed(
                 endpoint="e",
                 prompt_tokens=1,
@@ -161,6 +156,7 @@ def test_a_flood_of_names_adds_no_series_beyond_the_bounds() -> None:
                 served=name,
                 tenant=name,
                 seconds_a_token=1.0,
+                promised_seconds=0.1,
             )
             telemetry.exchange_ended(endpoint="e", status=200, seconds=1.0)
             overload.admitted("standard", tenant=name)
@@ -175,18 +171,6 @@ def test_a_flood_of_names_adds_no_series_beyond_the_bounds() -> None:
     assert "name-1-" not in text
 
 
-def test_series_beyond_the_bound_of_a_histogram_are_one() -> None:
-    registry = CollectorRegistry()
-    times = TimesHistogram("h", "H.", ("a", "b"), bounds=(1.0,), registry=registry, most_series=2)
-    for name in ("x", "y", "z", "z", "w"):
-        times.of(name, "1").observe(0.5)
-    assert samples(registry, but=("_created", "_bucket", "_sum")) == {
-        'h_count{a="x",b="1"}': 1.0,
-        'h_count{a="y",b="1"}': 1.0,
-        'h_count{a="other",b="other"}': 3.0,
-    }
-
-
 @pytest.mark.parametrize("ready", [True, False])
 def test_the_page_says_whether_the_process_is_ready_and_which_it_is(ready: bool) -> None:
     text = asyncio.run(PickerTelemetry().page(ready=ready)).decode()
@@ -198,26 +182,3 @@ def test_the_page_says_whether_the_process_is_ready_and_which_it_is(ready: bool)
     assert build.labels["process"] == "picker"
     assert families["process_cpu_seconds"].samples[0].value > 0
     assert abs(families["process_start_time_seconds"].samples[0].value - time.time()) < 86_400
-
-
-async def test_the_page_that_is_made_in_many_turns_is_the_same() -> None:
-    telemetry = PickerTelemetry()
-    telemetry.reconfigure(PickPolicy(observability=ObservabilityPolicy(gpu_hour_price=1.0)))
-    telemetry.promised("m", seconds=0.1)
-    telemetry.refused("shed")
-    in_turns, at_once = await telemetry.page(), generate_latest(telemetry.registry) + process_exposition()
-    kvmesh, pages = (
-        [
-            line
-            for line in page.splitlines()
-            if not line.startswith((b"process_", b"python_")) and b"_created" not in line
-        ]
-        for page in (at_once, in_turns)
-    )
-    assert pages == kvmesh  # but for the times at which counters began: the process's own start says as much
-    assert b"_created" not in in_turns
-    assert len(kvmesh) > 100
-
-
-def test_a_page_that_knows_nothing_of_readiness_says_nothing_of_it() -> None:
-    assert "kvmesh_ready" not in asyncio.run(PickerTelemetry().page()).decode()

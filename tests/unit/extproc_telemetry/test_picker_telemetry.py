@@ -1,44 +1,22 @@
-"""The picker's own histogram says what prometheus_client's would say."""
+"""What a picker counts adds up; endpoints that go leave no series; the page shows what is declared, and no more."""
 
-import re
+import asyncio
 from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.policy.priority import DEFAULT_CLASSES
+from extproc.pods.endpoint import EndpointStatus, Reachability
+from extproc.pods.latency_estimate import LatencyEstimates
+from extproc.policy.priority import DEFAULT_CLASSES, PriorityClass
+from extproc.quotas.shared_quotas import Quotas
+from extproc.telemetry.endpoint_telemetry import EndpointView
+from extproc.telemetry.metrics import METRICS, UNROUTED
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
-from extproc.telemetry.picker_telemetry import MOST_KEPT, PHASE_SECONDS, PHASES, PickerTelemetry
-
-CREATED_AT = re.compile(rb"(_created\{[^}]*\}) .*")
-DURATIONS = st.floats(0, 100) | st.sampled_from(PHASE_SECONDS)
-
-
-def lines_of_phases(exposition: bytes) -> list[bytes]:
-    lines = [line for line in exposition.splitlines() if b"kvmesh_pick_phase_seconds" in line]
-    return [CREATED_AT.sub(rb"\1", line) for line in lines]
-
-
-@given(st.lists(st.tuples(st.sampled_from(PHASES), DURATIONS), max_size=30))
-def test_the_phases_read_as_those_of_the_library(observed: list[tuple[str, float]]) -> None:
-    registry = CollectorRegistry()
-    reference = Histogram(
-        "kvmesh_pick_phase_seconds",
-        "Time a pick spent in each phase; in the queue: of the requests that waited.",
-        ["phase"],
-        buckets=PHASE_SECONDS,
-        registry=registry,
-    )
-    for name in PHASES:
-        reference.labels(name)
-    telemetry = PickerTelemetry()
-    for phase, seconds in observed:
-        reference.labels(phase).observe(seconds)
-        telemetry.phase(phase, seconds)
-
-    assert lines_of_phases(generate_latest(telemetry.registry)) == lines_of_phases(generate_latest(registry))
-
+from extproc.telemetry.picker_telemetry import PickerTelemetry
+from extproc.telemetry.process_telemetry import show_lookups, show_quotas, show_records
+from kvmesh.index.redis_reader import PrefixIndexReader
 
 REQUESTS = st.lists(
     st.tuples(
@@ -47,18 +25,25 @@ REQUESTS = st.lists(
         st.sampled_from(["", "m"]),
         st.integers(0, 9),
         st.integers(0, 9),
-        st.booleans(),  # somebody looks at the page
     ),
     max_size=20,
 )
 
 
+def routed(telemetry: PickerTelemetry, endpoint: str) -> None:
+    telemetry.routed(endpoint=endpoint, prompt_tokens=1, matched_tokens=0, degraded=())
+
+
+def page(telemetry: PickerTelemetry) -> str:
+    return asyncio.run(telemetry.page()).decode()
+
+
 @given(REQUESTS)
-def test_what_is_kept_until_somebody_looks_adds_up(requests: list[tuple[str, int, str, int, int, bool]]) -> None:
+def test_what_is_counted_adds_up(requests: list[tuple[str, int, str, int, int]]) -> None:
     telemetry = PickerTelemetry()
     overload = OverloadTelemetry(telemetry.registry, classes=DEFAULT_CLASSES)
     wanted: Counter[str] = Counter()
-    for endpoint, status, model, matched, best, looks in requests:
+    for endpoint, status, model, matched, best in requests:
         overload.admitted("standard")
         telemetry.routed(
             endpoint=endpoint, prompt_tokens=9, matched_tokens=matched, best_matched_tokens=best, degraded=("late",)
@@ -71,26 +56,70 @@ def test_what_is_kept_until_somebody_looks_adds_up(requests: list[tuple[str, int
         wanted["kvmesh_prompt_tokens_total "] += 9
         wanted["kvmesh_predicted_cached_tokens_total "] += matched
         wanted["kvmesh_regret_tokens_total "] += max(best - matched, 0)
-        if looks:
-            generate_latest(telemetry.registry)
         if status:
             telemetry.exchange_ended(endpoint=endpoint, status=status, model=model, arm="arm")
             wanted[f"kvmesh_open_bookings {endpoint}"] -= 1
             wanted[f"kvmesh_pod_responses_total {endpoint} {status // 100}xx"] += 1
             if model:
-                wanted[f"kvmesh_model_requests_total {model} arm {status // 100}xx"] += 1
+                wanted[f"kvmesh_model_requests_total arm {model} {status // 100}xx"] += 1
     names = {name.partition(" ")[0] for name in wanted}
     counted = {
         " ".join((sample.name, *sample.labels.values())) if sample.labels else f"{sample.name} ": sample.value
-        for family in telemetry.registry.collect()
+        for family in text_string_to_metric_families(telemetry.registry.text().decode())
         for sample in family.samples
         if sample.name in names
     }
     assert {name: count for name, count in counted.items() if count} == +wanted
 
 
-def test_what_is_kept_is_counted_though_nobody_ever_looks() -> None:
+def test_an_endpoint_that_is_gone_leaves_no_series_and_may_come_back() -> None:
     telemetry = PickerTelemetry()
-    for status in range(1, MOST_KEPT + 2):
-        telemetry.exchange_ended(endpoint="a:1", status=status)
-    assert not telemetry._kept.ended
+    overload = OverloadTelemetry(telemetry.registry, classes=DEFAULT_CLASSES)
+    for endpoint in ("a", "b"):
+        routed(telemetry, endpoint)
+        telemetry.exchange_ended(endpoint=endpoint, status=200)
+        telemetry.endpoint_failed(endpoint)
+        telemetry.rerouted(picked=endpoint, served_by=endpoint)
+        telemetry.finding(endpoint=endpoint, reason="never-matches", stands=True)
+        overload.endpoint_full(endpoint)
+    telemetry.forget("a")
+    overload.forget("a")
+    assert 'endpoint="a"' not in page(telemetry)
+    assert page(telemetry).count('endpoint="b"') > 6
+    routed(telemetry, "a")
+    assert 'kvmesh_picks_total{endpoint="a"} 1.0' in page(telemetry)
+    telemetry.forget("never seen")
+    overload.forget("never seen")
+
+
+def test_classes_that_a_policy_adds_are_counted_and_those_that_it_drops_are_promised_nothing() -> None:
+    telemetry = PickerTelemetry()
+    overload = OverloadTelemetry(telemetry.registry, classes=DEFAULT_CLASSES)
+    overload.know({"gold": PriorityClass()})
+    overload.admitted("gold")
+    text = page(telemetry)
+    assert 'kvmesh_admitted_requests_total{class="gold"} 1.0' in text
+    assert 'kvmesh_admitted_requests_total{class="standard"} 0.0' in text
+    assert [line for line in text.splitlines() if line.startswith("kvmesh_class_priority{")] == [
+        'kvmesh_class_priority{class="gold"} 0.0'
+    ]
+
+
+def test_a_picker_shows_what_is_declared_and_no_more() -> None:
+    telemetry = PickerTelemetry()
+    overload = OverloadTelemetry(telemetry.registry, classes=DEFAULT_CLASSES)
+    overload.show(queued=dict, steps_in_force=list, estimate_errors=list)
+    telemetry.show(
+        EndpointView(
+            known=lambda _: (EndpointStatus(address="a", reachability=Reachability.READY, load=None),),
+            estimates=LatencyEstimates(),
+            role_of=lambda _: "both",
+            index_problem=lambda: None,
+        )
+    )
+    show_quotas(telemetry.registry, Quotas(url="redis://127.0.0.1:1", hash_seed="s", quotas=(), others=lambda: 0))
+    show_records(telemetry.registry, targets=(), traces=None)
+    show_lookups(telemetry.registry, PrefixIndexReader(url="redis://127.0.0.1:1", hash_seed="s"))
+    telemetry.registry.values(UNROUTED)  # of `Pools`, in a registry of its own
+    comments = [line.split()[2:] for line in page(telemetry).splitlines() if line.startswith("# TYPE kvmesh_")]
+    assert sorted(comments) == sorted([metric.name, metric.kind] for metric in METRICS)

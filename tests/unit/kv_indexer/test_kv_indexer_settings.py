@@ -30,7 +30,8 @@ def test_a_malformed_endpoint_is_refused(text: str) -> None:
     ],
 )
 def test_a_wildcard_becomes_the_pods_host(address: str, expected: str) -> None:
-    assert reachable(address, host="10.0.0.1") == expected
+    found = reachable(address, address, host="10.0.0.1")
+    assert (found.events, found.replay) == (expected, expected)
 
 
 def test_event_sources_are_json_or_a_mapping_with_one_entry_a_rank() -> None:

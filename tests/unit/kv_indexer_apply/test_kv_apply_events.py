@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from kv_indexer.apply.apply_events import BLOCKS_A_CHANGE, EventApplier, Halt, root_keys
-from kv_indexer.events.sequence import Verdict
-from kv_indexer.events.zmq_frames import Frame
+from kv_indexer.events.sequence import BatchAction, Frame
 from kvmesh.blocks.block_keys import root_key
-from kvmesh.blocks.groups import CacheGroup
+from kvmesh.blocks.events import CacheGroup
 from kvmesh.blocks.index_changes import IndexChange
 from kvmesh.blocks.source import Claim, SourceState, Stream
 from kvmesh.errors import IndexUnavailableError, LeaseLostError, StreamForgottenError
@@ -77,7 +76,7 @@ async def test_a_batch_seen_before_is_dropped(bench: Bench) -> None:
 async def test_what_precedes_a_gap_is_applied_and_the_rest_handed_back(bench: Bench) -> None:
     late = frame(2, stored(3, parent=2))
 
-    assert await bench.applier.apply([frame(0, stored(1)), late]) == Halt(verdict=Verdict.GAP, frames=[late])
+    assert await bench.applier.apply([frame(0, stored(1)), late]) == Halt(action=BatchAction.GAP, frames=[late])
     assert await bench.matched(3) == 1
 
 
@@ -86,7 +85,7 @@ async def test_an_old_number_with_a_later_time_is_a_restart(bench: Bench) -> Non
     reborn = frame(0, stored(5), ts=99.0)
 
     assert await bench.applier.apply([reborn]) == Halt(
-        verdict=Verdict.RESTART, frames=[reborn], sign="an old number with a later time"
+        action=BatchAction.RESTART, frames=[reborn], sign="an old number with a later time"
     )
 
 

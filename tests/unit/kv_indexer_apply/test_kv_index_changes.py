@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 
 from kv_indexer.apply.change_plan import (
-    Knowledge,
     Plan,
+    StreamContext,
     first_blocks_to_look_up,
     first_size_change,
     hashes_to_look_up,
     plan_adoption,
     plan_change,
 )
-from kvmesh.blocks.block_keys import block_keys, root_key
-from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from kvmesh.blocks.extra_keys import fold_features
-from kvmesh.blocks.groups import CacheGroup
+from kvmesh.blocks.block_keys import block_keys, fold_features, root_key
+from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheGroup, Event
 from kvmesh.blocks.index_changes import Clear, Remove, Store, pack_hashes
 
 
@@ -49,8 +47,8 @@ def keys(count: int, parent: bytes = ROOT, *, first_token: int = 0) -> bytes:
     return block_keys(tokens(*range(first_token, first_token + 4 * count)), block_size=4, parent=parent)
 
 
-def plan(*events: Event, knowledge: Knowledge | None = None) -> Plan:
-    return plan_change(events, knowledge=knowledge or Knowledge(), roots=roots)
+def plan(*events: Event, context: StreamContext | None = None) -> Plan:
+    return plan_change(events, context=context or StreamContext(), roots=roots)
 
 
 def offloaded(*hashes: int, tier: str = "CPU") -> BlockStored:
@@ -76,10 +74,10 @@ def test_a_child_is_chained_from_its_parent_of_the_same_change_and_merged_with_i
 
 
 def test_a_child_is_chained_from_a_known_parent_and_becomes_known_itself() -> None:
-    knowledge = Knowledge(keys={7: b"parent-8"})
+    context = StreamContext(keys={7: b"parent-8"})
 
-    assert plan(stored(2, parent=7), knowledge=knowledge).operations == [gpu_store((2,), keys(1, b"parent-8"))]
-    assert knowledge.keys == {7: b"parent-8", 2: keys(1, b"parent-8")}
+    assert plan(stored(2, parent=7), context=context).operations == [gpu_store((2,), keys(1, b"parent-8"))]
+    assert context.keys == {7: b"parent-8", 2: keys(1, b"parent-8")}
 
 
 def test_an_unknown_parent_is_counted_and_never_taken_for_a_root() -> None:
@@ -98,21 +96,21 @@ def test_hashes_to_look_up_are_those_that_nothing_explains() -> None:
         offloaded(1, 70),
     ]
 
-    knowledge = Knowledge(keys={50: b"k"}, groups={2: CacheGroup(kind="full_attention", block_size=4)})
-    assert hashes_to_look_up(events, knowledge) == {(60, 2), (70, 0)}
+    context = StreamContext(keys={50: b"k"}, groups={2: CacheGroup(kind="full_attention", block_size=4)})
+    assert hashes_to_look_up(events, context) == {(60, 2), (70, 0)}
 
 
 def test_order_is_kept_and_a_clear_forgets_block_sizes() -> None:
-    knowledge = Knowledge()
+    context = StreamContext()
     events = (stored(1), BlockRemoved(block_hashes=(1,), group_idx=0), AllBlocksCleared(), stored(1, medium="CPU"))
 
-    assert plan(*events, knowledge=knowledge).operations == [
+    assert plan(*events, context=context).operations == [
         gpu_store((1,), keys(1)),
         Remove(tier="GPU", group=0, hashes=pack_hashes((1,))),
         Clear(),
         gpu_store((1,), keys(1), tier="CPU"),
     ]
-    assert knowledge.block_sizes == {"CPU": 4}
+    assert context.block_sizes == {"CPU": 4}
 
 
 def test_tiers_and_groups_stay_apart() -> None:
@@ -183,48 +181,48 @@ WINDOW: dict[str, Any] = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec
 
 
 def test_a_sparse_group_is_learned_though_it_is_not_indexed() -> None:
-    knowledge = Knowledge()
-    plan(stored(1, **WINDOW), stored(1), knowledge=knowledge)
+    context = StreamContext()
+    plan(stored(1, **WINDOW), stored(1), context=context)
 
-    assert knowledge.groups == {
+    assert context.groups == {
         0: CacheGroup(kind="full_attention", block_size=4),
         1: CacheGroup(kind="sliding_window", block_size=4, sliding_window=128),
     }
 
 
 def test_removals_of_a_group_that_is_not_indexed_are_dropped_early() -> None:
-    knowledge = Knowledge()
+    context = StreamContext()
 
-    assert plan(stored(1, **WINDOW), gpu_removal(1, group=1), gpu_removal(1), knowledge=knowledge) == Plan(
+    assert plan(stored(1, **WINDOW), gpu_removal(1, group=1), gpu_removal(1), context=context) == Plan(
         operations=[Remove(tier="GPU", group=0, hashes=pack_hashes((1,)))],
         skipped=Counter({"not-full-attention": 1, "removal-of-unindexed": 1}),
     )
 
 
 def test_groups_that_nobody_describes_are_indexed_while_there_is_one_and_void_once_there_are_two() -> None:
-    knowledge = Knowledge()
+    context = StreamContext()
     nameless: dict[str, Any] = {"kv_cache_spec_kind": None}
 
-    assert plan(stored(1, **nameless), knowledge=knowledge).operations == [gpu_store((1,), keys(1))]
-    assert plan(stored(1, **nameless, group_idx=1), stored(2, **nameless), knowledge=knowledge) == Plan(
+    assert plan(stored(1, **nameless), context=context).operations == [gpu_store((1,), keys(1))]
+    assert plan(stored(1, **nameless, group_idx=1), stored(2, **nameless), context=context) == Plan(
         operations=[Clear()], skipped=Counter({"not-full-attention": 2})
     )
 
 
 def test_offloaded_blocks_take_their_keys_from_the_tier_that_told_of_them() -> None:
-    knowledge = Knowledge()
+    context = StreamContext()
 
-    assert plan(stored(1, 2), offloaded(2), knowledge=knowledge) == Plan(
+    assert plan(stored(1, 2), offloaded(2), context=context) == Plan(
         operations=[gpu_store((1, 2), keys(2)), gpu_store((2,), keys(2)[8:], tier="CPU")]
     )
-    assert knowledge.block_sizes == {"GPU": 4, "CPU": 4}
+    assert context.block_sizes == {"GPU": 4, "CPU": 4}
 
 
 def test_an_offloaded_block_that_nobody_told_of_is_counted_and_nothing_else() -> None:
-    knowledge = Knowledge()
-    plan(stored(1), knowledge=knowledge)
+    context = StreamContext()
+    plan(stored(1), context=context)
 
-    assert plan(offloaded(77), knowledge=knowledge) == Plan(skipped=Counter({"placeholder-unknown": 1}))
+    assert plan(offloaded(77), context=context) == Plan(skipped=Counter({"placeholder-unknown": 1}))
 
 
 def test_several_blocks_from_the_start_of_a_prompt_that_is_held_are_a_report_and_not_counted_again() -> None:
@@ -247,32 +245,32 @@ def test_a_first_block_of_which_one_copy_of_two_is_gone_is_still_held() -> None:
 
 
 def test_where_the_index_lacks_blocks_what_may_be_a_report_is_not_counted_twice() -> None:
-    assert plan(stored(1, 2), knowledge=Knowledge(is_exact=False)).operations == [
+    assert plan(stored(1, 2), context=StreamContext(is_exact=False)).operations == [
         gpu_store((1, 2), keys(2), set_only=True)
     ]
 
 
 def test_first_blocks_to_look_up_are_those_that_we_did_not_see_stored() -> None:
-    knowledge = Knowledge(first_blocks={1: 1})
+    context = StreamContext(first_blocks={1: 1})
     events = [stored(1, 2), stored(3, 4), stored(5, parent=4), stored(6, medium="CPU"), stored(7, **WINDOW)]
 
-    assert first_blocks_to_look_up(events, knowledge) == {(3, 0)}
+    assert first_blocks_to_look_up(events, context) == {(3, 0)}
 
 
 def test_a_lone_first_block_is_counted_until_the_publisher_reports_what_it_has() -> None:
-    knowledge = Knowledge()
-    plan(stored(1), knowledge=knowledge)
-    assert plan(stored(1), knowledge=knowledge).operations == [gpu_store((1,), keys(1))]
+    context = StreamContext()
+    plan(stored(1), context=context)
+    assert plan(stored(1), context=context).operations == [gpu_store((1,), keys(1))]
 
-    plan(stored(1, 2), knowledge=knowledge)
-    assert plan(stored(1), knowledge=knowledge).operations == [gpu_store((1,), keys(1), set_only=True)]
+    plan(stored(1, 2), context=context)
+    assert plan(stored(1), context=context).operations == [gpu_store((1,), keys(1), set_only=True)]
 
 
 def test_a_prompt_that_begins_like_a_removed_one_is_no_report() -> None:
-    knowledge = Knowledge()
-    plan(stored(1), gpu_removal(1), stored(1, 2), knowledge=knowledge)
+    context = StreamContext()
+    plan(stored(1), gpu_removal(1), stored(1, 2), context=context)
 
-    assert not knowledge.reports_anew
+    assert not context.reports_anew
 
 
 def test_later_blocks_and_other_tiers_are_always_counted() -> None:
@@ -285,43 +283,43 @@ def test_later_blocks_and_other_tiers_are_always_counted() -> None:
 
 
 def test_orphans_are_stored_when_their_parent_arrives_and_theirs_after_them() -> None:
-    knowledge = Knowledge()
-    assert plan(stored(3, first_token=8, parent=2), stored(2, first_token=4, parent=1), knowledge=knowledge) == Plan(
+    context = StreamContext()
+    assert plan(stored(3, first_token=8, parent=2), stored(2, first_token=4, parent=1), context=context) == Plan(
         skipped=Counter({"unknown-parent": 2})
     )
 
-    assert plan(stored(1), knowledge=knowledge) == Plan(operations=[gpu_store((1, 2, 3), keys(3))])
-    assert len(knowledge.orphans) == 0
+    assert plan(stored(1), context=context) == Plan(operations=[gpu_store((1, 2, 3), keys(3))])
+    assert len(context.orphans) == 0
 
 
 def test_an_orphan_that_was_removed_meanwhile_is_not_stored_but_its_children_are() -> None:
-    knowledge = Knowledge()
+    context = StreamContext()
     orphans = (stored(2, 3, first_token=4, parent=1), stored(4, first_token=12, parent=3))
-    assert plan(*orphans, gpu_removal(3), knowledge=knowledge).operations == []
+    assert plan(*orphans, gpu_removal(3), context=context).operations == []
 
-    assert plan(stored(1), knowledge=knowledge).operations == [gpu_store((1, 2, 4), keys(2) + keys(4)[24:])]
+    assert plan(stored(1), context=context).operations == [gpu_store((1, 2, 4), keys(2) + keys(4)[24:])]
 
 
 def test_a_clear_forgets_orphans() -> None:
-    knowledge = Knowledge()
-    plan(stored(2, first_token=4, parent=1), AllBlocksCleared(), knowledge=knowledge)
+    context = StreamContext()
+    plan(stored(2, first_token=4, parent=1), AllBlocksCleared(), context=context)
 
-    assert plan(stored(1), knowledge=knowledge).operations == [gpu_store((1,), keys(1))]
+    assert plan(stored(1), context=context).operations == [gpu_store((1,), keys(1))]
 
 
 def test_orphans_whose_parent_became_known_otherwise_are_adopted() -> None:
-    knowledge = Knowledge()
-    plan(stored(2, first_token=4, parent=1), knowledge=knowledge)
-    knowledge.keys[1] = keys(1)
+    context = StreamContext()
+    plan(stored(2, first_token=4, parent=1), context=context)
+    context.keys[1] = keys(1)
 
-    assert plan_adoption(knowledge=knowledge, roots=roots) == Plan(operations=[gpu_store((2,), keys(2)[8:])])
+    assert plan_adoption(context=context, roots=roots) == Plan(operations=[gpu_store((2,), keys(2)[8:])])
 
 
 def test_orphans_that_had_to_go_are_counted() -> None:
-    knowledge = Knowledge()
+    context = StreamContext()
     orphans = [stored(number, parent=number + 1_000_000) for number in range(4098)]
 
-    assert plan(*orphans, knowledge=knowledge).skipped == {"unknown-parent": 4098, "orphan-dropped": 2}
+    assert plan(*orphans, context=context).skipped == {"unknown-parent": 4098, "orphan-dropped": 2}
 
 
 SIXTEEN: dict[str, Any] = {"block_size": 16, "tokens": tokens(*range(32))}
@@ -343,24 +341,24 @@ SIXTEEN: dict[str, Any] = {"block_size": 16, "tokens": tokens(*range(32))}
 def test_only_a_new_process_changes_the_block_size_of_the_same_cache(
     events: tuple[Event, ...], expected: int | None
 ) -> None:
-    knowledge = Knowledge()
-    plan(events[0], knowledge=knowledge)
+    context = StreamContext()
+    plan(events[0], context=context)
 
-    assert first_size_change([(event,) for event in events], knowledge) == expected
+    assert first_size_change([(event,) for event in events], context) == expected
 
 
 def test_blocks_of_another_size_than_their_tiers_are_counted_by_cause() -> None:
-    knowledge = Knowledge()
-    plan(stored(1, 2, **SIXTEEN), knowledge=knowledge)
-    assert plan(stored(3), stored(3, 4), knowledge=knowledge).skipped == {"partial-block": 1, "other-block-size": 1}
+    context = StreamContext()
+    plan(stored(1, 2, **SIXTEEN), context=context)
+    assert plan(stored(3), stored(3, 4), context=context).skipped == {"partial-block": 1, "other-block-size": 1}
 
-    knowledge.mixes_sizes = True
-    assert plan(stored(3, 4), knowledge=knowledge).skipped == {"block-size-changed": 1}
+    context.mixes_sizes = True
+    assert plan(stored(3, 4), context=context).skipped == {"block-size-changed": 1}
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    knowledge = Knowledge(keys=dict.fromkeys(range(70_000), b"k"), first_blocks=dict.fromkeys(range(5000), 1))
-    knowledge.forget_oldest()
+    context = StreamContext(keys=dict.fromkeys(range(70_000), b"k"), first_blocks=dict.fromkeys(range(5000), 1))
+    context.forget_oldest()
 
-    assert (len(knowledge.keys), len(knowledge.first_blocks)) == (49_152, 3072)
-    assert max(knowledge.keys) == 69_999
+    assert (len(context.keys), len(context.first_blocks)) == (49_152, 3072)
+    assert max(context.keys) == 69_999

@@ -2,7 +2,7 @@
 
 from array import array
 
-from kv_indexer.apply.orphans import OrphanTable
+from kv_indexer.apply.change_plan import OrphanTable
 from kvmesh.blocks.events import BlockStored
 
 

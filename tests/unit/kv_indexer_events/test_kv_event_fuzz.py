@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kv_indexer.events.event_fields import Fault
+from kv_indexer.events.sequence import is_replay_end, parse_live, parse_replay
 from kv_indexer.events.vllm_events import decode_batch
-from kv_indexer.events.zmq_frames import is_replay_end, parse_live, parse_replay
 from kvmesh.blocks.events import AllBlocksCleared, EventBatch
 from kvmesh.errors import DecodeError
 from tests.unit.kv_indexer_events.kv_event_generations import GENERATIONS, batches, pack

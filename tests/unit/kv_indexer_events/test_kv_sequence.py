@@ -3,9 +3,9 @@
 import pytest
 
 from kv_indexer.events.sequence import (
+    BatchAction,
     Probe,
     Restraint,
-    Verdict,
     is_another_process,
     is_same_process,
     judge,
@@ -16,22 +16,22 @@ from kv_indexer.events.sequence import (
 @pytest.mark.parametrize(
     ("seq", "ts", "expected"),
     [
-        (6, 11.0, Verdict.APPLY),
-        (6, 9.0, Verdict.APPLY),  # a clock that steps back is no reason to lose a batch
-        (5, 10.0, Verdict.DUPLICATE),
-        (0, 1.0, Verdict.DUPLICATE),
-        (7, 11.0, Verdict.GAP),
-        (0, 11.0, Verdict.RESTART),
-        (5, 10.5, Verdict.RESTART),
+        (6, 11.0, BatchAction.APPLY),
+        (6, 9.0, BatchAction.APPLY),  # a clock that steps back is no reason to lose a batch
+        (5, 10.0, BatchAction.DUPLICATE),
+        (0, 1.0, BatchAction.DUPLICATE),
+        (7, 11.0, BatchAction.GAP),
+        (0, 11.0, BatchAction.RESTART),
+        (5, 10.5, BatchAction.RESTART),
     ],
 )
-def test_a_batch_is_judged_by_its_number_and_time(seq: int, ts: float, expected: Verdict) -> None:
+def test_a_batch_is_judged_by_its_number_and_time(seq: int, ts: float, expected: BatchAction) -> None:
     assert judge(seq=seq, ts=ts, last_seq=5, last_ts=10.0) is expected
 
 
 def test_a_fresh_stream_starts_at_zero() -> None:
-    assert judge(seq=0, ts=5.0, last_seq=-1, last_ts=0.0) is Verdict.APPLY
-    assert judge(seq=3, ts=5.0, last_seq=-1, last_ts=0.0) is Verdict.GAP
+    assert judge(seq=0, ts=5.0, last_seq=-1, last_ts=0.0) is BatchAction.APPLY
+    assert judge(seq=3, ts=5.0, last_seq=-1, last_ts=0.0) is BatchAction.GAP
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kv_indexer.events.zmq_frames import Frame, is_replay_end, parse_live, parse_replay, replay_request
+from kv_indexer.events.sequence import Frame, is_replay_end, parse_live, parse_replay, replay_request
 
 SEQ_7 = (7).to_bytes(8, "big")
 END = b"\xff" * 8

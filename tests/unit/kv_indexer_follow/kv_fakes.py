@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from kv_indexer.events.zmq_frames import Frame, ReplayAnswer
+from kv_indexer.events.sequence import Frame, ReplayAnswer
 from kvmesh.blocks.source import SourceState, Stream
 from kvmesh.errors import FeedLostError, LeaseLostError
 
@@ -91,6 +91,9 @@ class CountingTelemetry:
 
     def forget(self, stream: Stream) -> None:
         self.states.clear()
+
+    def findings(self, standing: object, *, appeared: object, endpoints: object) -> None:
+        pass
 
 
 class FakeIdentity:

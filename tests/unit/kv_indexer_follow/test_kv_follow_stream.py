@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from kv_indexer.apply.apply_events import EventApplier, root_keys
-from kv_indexer.events.zmq_frames import Frame, ReplayAnswer
-from kv_indexer.follow.follow_stream import RecoveryPolicy, StreamFollower
+from kv_indexer.events.sequence import Frame, ReplayAnswer
+from kv_indexer.follow.catch_up import RecoveryPolicy
+from kv_indexer.follow.follow_stream import StreamFollower
 from kvmesh.blocks.block_keys import root_key
 from kvmesh.blocks.index_changes import Applied
 from kvmesh.blocks.source import Claim, SourceState, Stream, StreamPosition, StreamRecord
@@ -43,8 +44,8 @@ class Bench:
         self.time = 0.0
         self.policy = RecoveryPolicy()
         self.registered: Callable[[], StreamRecord | None] = lambda: None  # what all indexers' registry says
-        self.heed: Callable[[StreamRecord | None, float], bool] | None = None  # the follower's, while it attends
-        self.attend: Callable[[Any], AbstractContextManager[None]] | None = None
+        self.check: Callable[[StreamRecord | None, float], bool] | None = None  # the follower's, while it is subscribed
+        self.subscribed: Callable[[Any], AbstractContextManager[None]] | None = None
         self.lost = 0
         self.on_sleep: Callable[[], None] = lambda: None
         self.slowdown = 1.0
@@ -66,7 +67,7 @@ class Bench:
         follower = StreamFollower(
             claim=claim,
             live=pod,
-            replay=pod if with_replay else None,
+            replay=pod.replay if with_replay else None,
             applier=EventApplier(
                 claim=claim,
                 roots=root_keys(hash_seed="kvmesh", model="tiny"),
@@ -76,11 +77,11 @@ class Bench:
             writer=self.index,
             telemetry=self.telemetry,
             policy=self.policy,
-            identity=self.identity,
+            started_at=self.identity.started_at if self.identity else None,
             sleep=sleep,
             clock=lambda: self.time,
             registered=lambda _: self.registered(),
-            attend=self.attend,
+            subscribe=self.subscribed,
             on_lost=self._lost,
             slowdown=lambda: self.slowdown,
         )
@@ -91,12 +92,12 @@ class Bench:
         self.lost += 1
 
     @contextmanager
-    def attending(self, heed: Callable[[StreamRecord | None, float], bool]) -> Iterator[None]:
-        self.heed = heed
+    def subscribe(self, check: Callable[[StreamRecord | None, float], bool]) -> Iterator[None]:
+        self.check = check
         try:
             yield
         finally:
-            self.heed = None
+            self.check = None
 
     async def tell(self, stream: Stream, *frames: Frame) -> None:
         """Have another stream's batches in the index."""
@@ -313,14 +314,14 @@ async def test_a_stream_that_the_registry_has_otherwise_is_read(bench: Bench, ch
 
 async def test_a_stream_that_somebody_watches_sleeps_until_the_publisher_is_to_be_asked(bench: Bench) -> None:
     bench.index = index = CountingIndex()
-    bench.registered, bench.attend = (lambda: record_of(index)), bench.attending
+    bench.registered, bench.subscribed = (lambda: record_of(index)), bench.subscribe
     pod = FakePod(buffer=chain(2), live=[[]] * 3)
     await bench.follow(pod)
     assert (pod.waits, index.reads) == ([10.0, 9.0, 8.0, 7.0], 1)  # a second passes at each
 
 
 async def test_probes_that_bring_nothing_get_rarer_up_to_a_limit_and_a_batch_ends_that(bench: Bench) -> None:
-    bench.attend, bench.identity = bench.attending, FakeIdentity(5.0)
+    bench.subscribed, bench.identity = bench.subscribe, FakeIdentity(5.0)
     bench.policy = RecoveryPolicy(idle_seconds=0.1, idle_probes=10, quiet_probe_limit=4)
     bench.registered = lambda: record_of(bench.index)
     new = frame(2, stored(3, parent=2))
@@ -328,13 +329,13 @@ async def test_probes_that_bring_nothing_get_rarer_up_to_a_limit_and_a_batch_end
     pod.script += [lambda: pod.buffer.append(new), [new], [], []]
     await bench.follow(pod)
     until_probe = [1, 2, 1, 4, 3, 2, 1, 4, 3, 2, 1, 4, 1, 2, 1]  # a second passes at each
-    assert (pod.waits, bench.heed) == (until_probe, None)
+    assert (pod.waits, bench.check) == (until_probe, None)
 
 
 async def test_in_a_large_fleet_the_first_probe_after_a_replay_is_late_and_not_at_the_same_time_as_others(
     bench: Bench,
 ) -> None:
-    bench.attend, bench.identity, bench.slowdown = bench.attending, FakeIdentity(5.0), 10.0
+    bench.subscribed, bench.identity, bench.slowdown = bench.subscribe, FakeIdentity(5.0), 10.0
     pod = FakePod(buffer=chain(2), live=[[frame(2, stored(3, parent=2))], []])
     await bench.follow(pod)
     first, after_a_batch, _ = pod.waits
@@ -342,7 +343,7 @@ async def test_in_a_large_fleet_the_first_probe_after_a_replay_is_late_and_not_a
 
 
 async def test_probes_stay_as_frequent_where_the_start_time_of_the_publisher_is_unknown(bench: Bench) -> None:
-    bench.attend = bench.attending
+    bench.subscribed = bench.subscribe
     bench.policy = RecoveryPolicy(idle_seconds=0.1, idle_probes=10)
     pod = FakePod(buffer=chain(2), live=[[]] * 4)
     await bench.follow(pod)
@@ -356,12 +357,12 @@ async def test_probes_stay_as_frequent_where_the_start_time_of_the_publisher_is_
 async def test_only_a_registry_asked_while_the_stream_waits_and_that_says_otherwise_wakes_it(
     bench: Bench, changes: dict[str, Any] | None, asked_at: float, wakes: int
 ) -> None:
-    bench.attend = bench.attending
+    bench.subscribed = bench.subscribe
     answers = []
 
     def say() -> None:
-        assert bench.heed is not None
-        answers.append(bench.heed(None if changes is None else record_of(bench.index, **changes), asked_at))
+        assert bench.check is not None
+        answers.append(bench.check(None if changes is None else record_of(bench.index, **changes), asked_at))
 
     pod = FakePod(buffer=chain(2), live=[say, []])
     await bench.follow(pod)

@@ -116,6 +116,7 @@ def test_groups_that_are_indexed_are_counted(groups: str, expected: bool) -> Non
 
 def test_all_differences_are_counted_and_the_first_are_listed() -> None:
     found = Differences(limit=2)
-    found.add_all(Difference(kind="extra", where=str(number)) for number in range(5))
+    for number in range(5):
+        found.add("extra", str(number))
 
     assert (dict(found.counts), [one.where for one in found.listed]) == ({"extra": 5}, ["0", "1"])

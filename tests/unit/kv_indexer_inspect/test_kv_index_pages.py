@@ -9,8 +9,7 @@ from rich.console import Console
 
 from kv_indexer.inspect.index_audit import Difference
 from kv_indexer.inspect.index_pages import show_audit, show_cleared, show_sizes, show_sources
-from kv_indexer.inspect.index_report import SizeReport, SlotSize, SourceLine, SourcesReport
-from kv_indexer.inspect.inspect_index import Cleared
+from kv_indexer.inspect.inspect_index import Cleared, SizeReport, SlotSize, SourceLine, SourcesReport
 from kv_indexer.inspect.verify_index import Audit
 from kvmesh.blocks.findings import Finding
 

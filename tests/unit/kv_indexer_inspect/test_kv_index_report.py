@@ -4,17 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from kv_indexer.inspect.index_report import (
+from kv_indexer.inspect.inspect_index import (
     BITMAP_BYTES,
     BLOCK_KEY_BYTES,
     BUCKET_BYTES,
     HELD_BYTES,
+    Cleared,
     SourceLine,
+    Target,
+    clear_sources,
+    find_targets,
+    inspect_sources,
     slot_bytes,
     sources_report,
-    streams_named,
 )
-from kv_indexer.inspect.inspect_index import Cleared, Target, clear_sources, find_targets, inspect_sources
+from kv_indexer.inspect.redis_inspect import RedisInspector
 from kvmesh.blocks.source import Registry, SlotRecord, SourceState, StreamRecord
 from kvmesh.errors import UnknownSourceError
 
@@ -103,13 +107,7 @@ def test_a_source_that_holds_nothing_takes_nothing() -> None:
     assert slot_bytes(blocks=0, held_bytes=0, key_bytes=[], holders=[]) == (0, 0, 1.0)
 
 
-def test_a_name_means_a_stream_or_all_of_an_endpoint() -> None:
-    streams = {"a:1#0": "a:1", "a:1#1": "a:1", "b:1#0": "b:1"}
-
-    assert [streams_named(name, streams) for name in ("a:1", "a:1#1", "c:1")] == [["a:1#0", "a:1#1"], ["a:1#1"], []]
-
-
-class FakeIndex:
+class FakeIndex(RedisInspector):
     """A registry, a clock that goes on by a second a look, and what was cleared."""
 
     def __init__(self, *registries: Registry) -> None:
@@ -155,6 +153,15 @@ async def test_a_source_is_found_with_what_a_clear_will_hide_and_who_replays_it(
     assert await find_targets(FakeIndex(REGISTRY), "10.0.0.1:8000") == [
         Target(stream="10.0.0.1:8000#0", blocks=90, owner="one")
     ]
+
+
+async def test_a_name_means_a_stream_or_all_of_an_endpoint() -> None:
+    names = [("b:1", 0), ("a:1", 1), ("a:1", 0)]
+    streams = tuple(replace(STREAM, endpoint=endpoint, dp_rank=rank) for endpoint, rank in names)
+    index = FakeIndex(Registry(version=b"", streams=streams))
+
+    assert [target.stream for target in await find_targets(index, "a:1")] == ["a:1#0", "a:1#1"]
+    assert [target.stream for target in await find_targets(index, "a:1#1")] == ["a:1#1"]
 
 
 async def test_an_unknown_source_is_an_error_that_names_those_there_are() -> None:

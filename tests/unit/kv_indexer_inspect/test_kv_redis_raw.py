@@ -2,7 +2,7 @@
 
 import pytest
 
-from kv_indexer.inspect.redis_raw import Held, block_key_of, read_held, read_holders, slot_number, slot_of
+from kv_indexer.inspect.index_audit import HeldBlock, block_key_of, read_held, read_holders, slot_number, slot_of
 
 KEY = b"12345678"
 
@@ -63,7 +63,7 @@ def test_holders_are_one_slot_or_a_bitmap_of_several(value: bytes, slots: set[in
 def test_an_entry_is_read_and_what_is_wrong_with_it_said(
     field: bytes, value: bytes, first_group: bool, fault: str
 ) -> None:
-    assert read_held(field, value) == Held(block_key=value[:8], in_first_group=first_group, fault=fault)
+    assert read_held(field, value) == HeldBlock(block_key=value[:8], in_first_group=first_group, fault=fault)
 
 
 def test_a_slot_is_read_in_its_one_form() -> None:

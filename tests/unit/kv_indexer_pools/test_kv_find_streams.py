@@ -7,7 +7,7 @@ from typing import TypeVar
 import pytest
 
 from kv_indexer.pools.find_streams import DiscoveryPolicy, StreamFinder
-from kv_indexer.pools.whereabouts import PodAnswer
+from kv_indexer.pools.members import PodAnswer
 from kvmesh.blocks.source import EventAddresses, SourceState
 from kvmesh.errors import FeedLostError, KvIndexerError, NoEventSourceError
 from tests.unit.kv_indexer_follow.kv_fakes import CountingTelemetry

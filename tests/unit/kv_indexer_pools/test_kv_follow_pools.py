@@ -3,15 +3,17 @@
 import inspect
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
+from typing import cast
 
 import pytest
 
-from kv_indexer.pools.ask_members import QUESTIONS_AT_ONCE, MemberDirectory
-from kv_indexer.pools.event_sources import EventSourceDirectory
-from kv_indexer.pools.follow_pools import PoolFollowing
+from kv_indexer.pools.event_sources import QUESTIONS_AT_ONCE, EventSourceDirectory, MemberDirectory
+from kv_indexer.pools.find_streams import StreamFinder
+from kv_indexer.pools.follow_pools import PoolFollower
 from kv_indexer.pools.members import Member, PoolFeed, membership
 from kv_indexer.service import LOST_PODS_A_SECOND
 from kvmesh.blocks.source import EventAddresses
+from kvmesh.documents.documents import DocumentSource
 from kvmesh.documents.pools import EventTemplates, Pool, PoolEndpoint
 from kvmesh.errors import FeedLostError, NoEventSourceError, UnknownModelError
 
@@ -28,19 +30,21 @@ class Bench:
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self.following = PoolFollowing(inquiries=self, scrapes=self, answer_for=self._answer_for, forget=self._forget)
+        self.following = PoolFollower(
+            cast("DocumentSource", None),
+            finder=cast("StreamFinder", None),
+            scrape=lambda endpoint: self.done.append(f"scrape {endpoint}"),
+            answer_for=self._answer_for,
+            forget=self._forget,
+        )
+        self.following.begin = self._begin  # type: ignore[method-assign]
+        self.following.end = self._end  # type: ignore[method-assign]
 
-    def begin(self, endpoint: str) -> None:
+    def _begin(self, endpoint: str) -> None:
         self.done.append(f"ask {endpoint} for {self.following.pool_of(endpoint)}")
 
-    def end(self, endpoint: str) -> None:
+    def _end(self, endpoint: str) -> None:
         self.done.append(f"ask {endpoint} no more")
-
-    def add(self, endpoint: str) -> None:
-        self.done.append(f"scrape {endpoint}")
-
-    def remove(self, endpoint: str) -> None:
-        self.done.append(f"scrape {endpoint} no more")
 
     def _answer_for(self, endpoints: Collection[str]) -> None:
         self.done.append(f"answer for {', '.join(sorted(endpoints)) or 'nobody'}")
@@ -86,7 +90,6 @@ def test_a_pod_that_is_gone_is_forgotten_by_all() -> None:
     assert bench.apply(pool("p", B)) == [
         f"answer for {B}",
         f"ask {A} no more",
-        f"scrape {A} no more",
         f"forget {A}",
     ]
     assert bench.following.pool_of(A) == ""
@@ -109,7 +112,7 @@ def test_an_endpoint_in_two_pools_is_said_once(caplog: pytest.LogCaptureFixture)
     assert errors[0].endswith(f"{A} in p, q")
 
 
-class FakePods:
+class FakePods(EventSourceDirectory):
     """What pods say when they are asked."""
 
     def __init__(self, *, ranks: Collection[int] = (0,), model: str | None = "tiny") -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
+from kv_indexer.pools.follow_pools import slowdown
 from kv_indexer.pools.members import PoolFeed, is_other_feed, membership, own_rank
-from kv_indexer.pools.pace import slowdown
 from kvmesh.blocks.source import EventAddresses
 from kvmesh.documents.pools import EventTemplates, Pool, PoolEndpoint
-from kvmesh.pods.served_models import first_base_model
+from kvmesh.pods.served_models import first_base_model, model_cards
 
 ONE, TWO = PoolEndpoint(address="10.0.0.1:8000"), PoolEndpoint(address="10.0.0.2:8000")
 HERE = EventAddresses(events="tcp://10.0.0.1:5557")
@@ -88,13 +88,13 @@ def test_a_port_has_the_stream_of_its_rank(rank: int | None, named: list[int], o
     ],
 )
 def test_a_pods_model_is_the_first_that_is_no_adapter(body: bytes, model: str | None) -> None:
-    assert first_base_model(body) == model
+    assert first_base_model(model_cards(body)) == model
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"data": 5}', b"[" * 100_000])
 def test_what_is_no_list_of_models_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match="not a list of models"):
-        first_base_model(body)
+        first_base_model(model_cards(body))
 
 
 def test_a_few_pods_are_looked_at_at_full_pace_and_thousands_ten_times_slower() -> None:

@@ -1,23 +1,20 @@
 """How pools stand, on /pools and in metrics."""
 
-from prometheus_client import CollectorRegistry, generate_latest
-
-from kv_indexer.pools.members import PoolFeed, membership
+from kv_indexer.pools.members import PodAnswer, PoolFeed, membership
 from kv_indexer.pools.pool_report import (
-    EndpointStanding,
+    EndpointReport,
     IndexFacts,
+    PoolReport,
     PoolsReport,
-    PoolStanding,
-    StreamStanding,
+    StreamReport,
     pools_report,
 )
-from kv_indexer.pools.whereabouts import PodAnswer
-from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
-from kv_indexer.telemetry.pool_telemetry import MAX_POOLS, PoolCollector
+from kv_indexer.telemetry.indexer_telemetry import MAX_POOLS, PrometheusTelemetry, pool_metrics
 from kvmesh.blocks.findings import Finding
 from kvmesh.blocks.source import Registry, SlotRecord, SourceState, Stream, StreamRecord
 from kvmesh.documents.documents import DocumentProblem
 from kvmesh.documents.pools import Pool, PoolEndpoint
+from kvmesh.metrics.registry import Registry as MetricRegistry
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 OURS, THEIRS = Stream(endpoint=A), Stream(endpoint=B)
@@ -49,7 +46,7 @@ def test_a_pool_shows_its_endpoints_their_streams_and_what_is_wrong() -> None:
 
     report = pools_report(membership([red, blue]), facts)
 
-    of_red = EndpointStanding(
+    of_red = EndpointReport(
         address=A,
         pod="llm/a",
         ready=True,
@@ -57,42 +54,42 @@ def test_a_pool_shows_its_endpoints_their_streams_and_what_is_wrong() -> None:
         indexed_for="llm/red",
         model="tiny",
         streams=(
-            StreamStanding(
+            StreamReport(
                 dp_rank=0, state="degraded", reason="no-replay-endpoint", followed_here=True, blocks={"GPU": 7}
             ),
         ),
         findings=("no-events",),
     )
-    elsewhere = EndpointStanding(address=A, pod="", ready=True, terminating=False, indexed_for="llm/red", model=None)
-    of_blue = EndpointStanding(
+    elsewhere = EndpointReport(address=A, pod="", ready=True, terminating=False, indexed_for="llm/red", model=None)
+    of_blue = EndpointReport(
         address=B,
         pod="",
         ready=True,
         terminating=False,
         indexed_for="llm/blue",
         model="tiny",
-        streams=(StreamStanding(dp_rank=0, state="live", reason="", followed_here=False, blocks={"GPU": 2}),),
+        streams=(StreamReport(dp_rank=0, state="live", reason="", followed_here=False, blocks={"GPU": 2}),),
     )
     assert report == PoolsReport(
         pools=(
-            PoolStanding(name="llm/blue", kind="Service", model=None, models=("tiny",), endpoints=(elsewhere, of_blue)),
-            PoolStanding(name="llm/red", kind="InferencePool", model=None, models=("tiny",), endpoints=(of_red,)),
+            PoolReport(name="llm/blue", kind="Service", model=None, models=("tiny",), endpoints=(elsewhere, of_blue)),
+            PoolReport(name="llm/red", kind="InferencePool", model=None, models=("tiny",), endpoints=(of_red,)),
         ),
         conflicts=1,
     )
 
 
 def metrics(report: PoolsReport) -> list[str]:
-    registry = CollectorRegistry()
-    PoolCollector(lambda: report, registry=registry)
-    return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    registry = MetricRegistry()
+    registry.read(lambda: pool_metrics(report))
+    return [line for line in registry.text().decode().splitlines() if not line.startswith("#")]
 
 
-def standing(name: str) -> PoolStanding:
-    endpoint = EndpointStanding(
+def standing(name: str) -> PoolReport:
+    endpoint = EndpointReport(
         address=A, pod="", ready=True, terminating=False, indexed_for=name, model=None, findings=("no-events",)
     )
-    return PoolStanding(name=name, kind="Service", model=None, models=(), endpoints=(endpoint,))
+    return PoolReport(name=name, kind="Service", model=None, models=(), endpoints=(endpoint,))
 
 
 def test_each_pool_has_series_of_its_own_and_problems_one_a_reason() -> None:

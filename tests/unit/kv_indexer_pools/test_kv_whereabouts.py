@@ -2,7 +2,7 @@
 
 import pytest
 
-from kv_indexer.pools.whereabouts import PodAnswer, known_streams, vanished_streams
+from kv_indexer.pools.members import PodAnswer, known_streams, vanished_streams
 from kvmesh.blocks.source import EventAddresses, Stream
 
 HERE, THERE = EventAddresses(events="tcp://a:1"), EventAddresses(events="tcp://a:2", replay="tcp://a:3")

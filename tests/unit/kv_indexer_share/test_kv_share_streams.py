@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kv_indexer.pools.whereabouts import PodAnswer, known_streams
+from kv_indexer.pools.members import PodAnswer, known_streams
 from kv_indexer.share.share_streams import StreamSharer
 from kvmesh.blocks.source import Claim, EventAddresses, SourceState, Stream
 from kvmesh.errors import IndexUnavailableError, KvIndexerError, LeaseLostError

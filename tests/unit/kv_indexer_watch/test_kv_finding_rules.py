@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from kv_indexer.watch.finding_rules import StreamRules
-from kv_indexer.watch.stream_activity import RECENT_SECONDS, StreamActivity
-from kv_indexer.watch.stream_facts import FindingPolicy, StreamFacts
+from kv_indexer.watch.stream_activity import RECENT_SECONDS, FindingPolicy, StreamActivity, StreamFacts
 from kvmesh.blocks.findings import Finding, FindingReason
 from kvmesh.blocks.source import SourceState
 from kvmesh.pods.pod_report import EngineCounters, PodReport

@@ -125,7 +125,7 @@ async def test_sweeping_leaves_redis_four_fifths_of_the_time_while_something_is_
     assert await watch.sweep() == LEAST_PAUSE_SECONDS
 
 
-async def test_whoever_attends_is_told_of_each_new_registry_and_of_none_that_is_the_same() -> None:
+async def test_a_subscriber_is_told_of_each_new_registry_and_of_none_that_is_the_same() -> None:
     index = FakeIndex()
     told: list[tuple[StreamRecord | None, float]] = []
     watch = index.watch()
@@ -134,7 +134,7 @@ async def test_whoever_attends_is_told_of_each_new_registry_and_of_none_that_is_
         told.append((record, asked_at))
         return True
 
-    with watch.attend(A, agree):
+    with watch.subscribe(A, agree):
         for index.now in (1.0, 2.0, 3.0):
             if index.now == 3.0:
                 index.registry = replace(REGISTRY, streams=())
@@ -149,15 +149,15 @@ async def test_whoever_disagrees_is_told_again_with_each_reading_until_it_is_so(
     told: dict[Stream, list[float]] = {A: [], A1: []}
     watch = index.watch()
 
-    def heed(stream: Stream, agrees_from: float) -> Callable[[StreamRecord | None, float], bool]:
+    def check(stream: Stream, agrees_from: float) -> Callable[[StreamRecord | None, float], bool]:
         def note(record: StreamRecord | None, asked_at: float) -> bool:
             told[stream].append(asked_at)
             return asked_at >= agrees_from
 
         return note
 
-    with watch.attend(A1, heed(A1, 9.0)):
-        with watch.attend(A, heed(A, 3.0)):
+    with watch.subscribe(A1, check(A1, 9.0)):
+        with watch.subscribe(A, check(A, 3.0)):
             for index.now in (1.0, 2.0, 3.0, 4.0):  # the registry stays the same object
                 await watch.look()
         assert told == {A: [1.0, 2.0, 3.0], A1: [1.0, 2.0, 3.0, 4.0]}

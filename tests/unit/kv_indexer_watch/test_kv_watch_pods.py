@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 
-from kv_indexer.pools.pace import SLOWEST
-from kv_indexer.pools.whereabouts import PodAnswer
+from kv_indexer.pools.follow_pools import SLOWEST
+from kv_indexer.pools.members import PodAnswer
 from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
+from kv_indexer.watch.pod_metrics import PodMetrics
 from kv_indexer.watch.watch_pods import SHARE_SECONDS, PodWatch
 from kvmesh.blocks.findings import Finding
 from kvmesh.blocks.source import EventAddresses, Registry, SlotRecord, SourceState, Stream
@@ -31,7 +33,7 @@ SERVED = replace(NOTHING, prompt_tokens=10_000, queried_tokens=10_000, prefills=
 
 
 @dataclass
-class FakeShelf:
+class SharedFindings:
     """What Redis would have."""
 
     kept: dict[tuple[str, str], Finding] = field(default_factory=dict)
@@ -39,7 +41,7 @@ class FakeShelf:
     healed: Collection[Finding] = ()  # as told last
     down: bool = False
 
-    async def share(self, standing: Collection[Finding], *, healed: Collection[Finding]) -> tuple[Finding, ...]:
+    async def share(self, standing: Collection[Finding], healed: Collection[Finding]) -> tuple[Finding, ...]:
         self.calls += 1
         if self.down:
             raise IndexUnavailableError("Redis is away")
@@ -59,7 +61,7 @@ class World:
         self.held = list(streams)
         self.engines: dict[int, EngineCounters] = {0: NOTHING}
         self.registry = Registry(version=b"1")
-        self.shelf = FakeShelf()
+        self.shared = SharedFindings()
         self.slowdown = 1.0
         known = [stream.dp_rank for stream in streams] if ranks is None else ranks
         addresses = {rank: EventAddresses(events="tcp://10.0.0.1:5557") for rank in known}
@@ -67,9 +69,9 @@ class World:
         self.watch = PodWatch(
             endpoints=[POD],
             activities=self.telemetry.activities,
-            pods=self,
-            shelf=self.shelf,
-            display=self.telemetry,
+            pods=cast("PodMetrics", self),
+            share=self.shared.share,
+            telemetry=self.telemetry,
             held=lambda: self.held,
             slowdown=lambda: self.slowdown,
             answers=self.answers,
@@ -87,7 +89,7 @@ class World:
         for _ in range(seconds):
             self.now += 1
             assert await self.watch.look() == 1.0
-        return [finding.key for finding in self.watch.standing]
+        return [finding.key for finding in self.watch.current]
 
     def event(self, stream: Stream) -> None:
         self.telemetry.applied(stream, batches=1, events={"BlockStored": 1}, last_ts=self.now)
@@ -113,7 +115,7 @@ async def test_a_silent_pod_is_one_log_line_a_metric_and_a_shared_record_until_i
     assert record.getMessage().startswith(f"{POD}#0: serves requests but has sent no KV events")
     assert "--kv-events-config" in caplog.text
     assert world.metric("no-events") == "1.0"
-    assert list(world.shelf.kept) == [(f"{POD}#0", "no-events")]
+    assert list(world.shared.kept) == [(f"{POD}#0", "no-events")]
     assert [finding.since for finding in world.watch.shown] == [1000.0 + 6 + 5000.0]
 
     caplog.clear()
@@ -121,7 +123,7 @@ async def test_a_silent_pod_is_one_log_line_a_metric_and_a_shared_record_until_i
     assert await world.pass_seconds(10) == []
     assert [record.getMessage() for record in caplog.records] == [f"{POD}#0: no more no-events"]
     assert world.metric("no-events") == "0.0"
-    assert world.shelf.kept == {}
+    assert world.shared.kept == {}
     assert 'kvmesh_indexer_findings_total{reason="no-events"} 1.0' in world.telemetry.render().decode()
 
 
@@ -171,7 +173,7 @@ async def test_a_stream_that_passes_to_another_indexer_has_not_healed(caplog: py
 
     assert await world.pass_seconds(10) == []
     assert caplog.records == []
-    assert list(world.shelf.kept) == [(f"{POD}#0", "no-events")]  # ends by itself, or its new indexer confirms it
+    assert list(world.shared.kept) == [(f"{POD}#0", "no-events")]  # ends by itself, or its new indexer confirms it
 
 
 async def test_blocks_in_the_index_are_those_of_the_stream_in_all_its_tiers() -> None:
@@ -188,11 +190,11 @@ async def test_blocks_in_the_index_are_those_of_the_stream_in_all_its_tiers() ->
 async def test_findings_are_shared_when_they_change_and_confirmed_every_few_seconds() -> None:
     world = World(ONE)
     await world.pass_seconds(int(SHARE_SECONDS) * 4)
-    assert world.shelf.calls == 4
+    assert world.shared.calls == 4
     world.telemetry.undecodable(ONE, reasons={"unknown-event-type": 1})
     await world.pass_seconds(1)
 
-    assert world.shelf.calls == 5
+    assert world.shared.calls == 5
 
 
 async def test_without_redis_findings_stand_in_log_and_metrics_and_what_healed_is_taken_away_later(
@@ -202,19 +204,19 @@ async def test_without_redis_findings_stand_in_log_and_metrics_and_what_healed_i
     await world.pass_seconds(5)
     world.telemetry.undecodable(ONE, reasons={"unknown-event-type": 1})
     await world.pass_seconds(1)
-    assert list(world.shelf.kept) == [(f"{POD}#0", "decode-errors")]
-    world.shelf.down = True
+    assert list(world.shared.kept) == [(f"{POD}#0", "decode-errors")]
+    world.shared.down = True
     assert await world.pass_seconds(310) == []
     assert world.watch.shown == ()
     assert caplog.text.count("findings cannot be shared") == 1
-    assert list(world.shelf.kept) == [(f"{POD}#0", "decode-errors")]
+    assert list(world.shared.kept) == [(f"{POD}#0", "decode-errors")]
 
-    world.shelf.down = False
+    world.shared.down = False
     await world.pass_seconds(int(SHARE_SECONDS))
-    assert world.shelf.kept == {}
-    assert len(world.shelf.healed) == 1
+    assert world.shared.kept == {}
+    assert len(world.shared.healed) == 1
     await world.pass_seconds(int(SHARE_SECONDS))
-    assert world.shelf.healed == ()
+    assert world.shared.healed == ()
 
 
 @pytest.mark.parametrize(("slowdown", "seconds"), [(1.0, 1.0), (2.0, 4.0), (10.0, 25.0), (SLOWEST, 25.0)])

@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from extproc.errors import KvmeshError
-from kvmesh.logs import LogFormat, LogLevel, _JsonFormatter, _TextFormatter
-from kvmesh.plain_traceback import plain_traceback
+from kvmesh.logs import LogFormat, LogLevel, _JsonFormatter, _TextFormatter, plain_traceback
 
 SECRET = "zebra7f3a"
 
@@ -116,7 +115,7 @@ def test_bytes_that_are_no_text_cost_no_log_line(form: LogFormat) -> None:
 def test_a_crash_of_a_process_or_thread_is_told_by_where_it_happened(where: str) -> None:
     crash = "import threading; t = threading.Thread(target=int, args=(SECRET,)); t.start(); t.join()"
     program = f"""
-from kvmesh.plain_traceback import tell_crashes_so
+from kvmesh.logs import tell_crashes_so
 tell_crashes_so()
 SECRET = "{SECRET}"
 {crash if where == "THREAD" else where}

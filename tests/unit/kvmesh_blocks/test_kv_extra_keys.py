@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvmesh.blocks.extra_keys import ExtraKeys, UnknownExtraKeyError, fold_features, separate_extra_keys
+from kvmesh.blocks.block_keys import ExtraKeys, UnknownExtraKeyError, fold_features, separate_extra_keys
 
 IMAGE = ("mm-1", 0)
 

@@ -17,7 +17,7 @@ def test_a_finding_is_news_when_it_appears_and_when_it_heals_and_at_no_other_tim
     assert book.look([], now=5.9) == FindingNews()
     assert book.look([], now=6.0) == FindingNews(healed=(finding(),))
     assert book.look([], now=7.0) == FindingNews()
-    assert book.standing == ()
+    assert book.current == ()
 
 
 def test_what_stands_has_the_latest_words_and_the_first_time() -> None:
@@ -25,7 +25,7 @@ def test_what_stands_has_the_latest_words_and_the_first_time() -> None:
     book.look([finding("for 30 s", since=100.0)], now=0.0)
     book.look([finding("for 40 s", since=103.0)], now=1.0)
 
-    assert book.standing == (finding("for 40 s", since=100.0),)
+    assert book.current == (finding("for 40 s", since=100.0),)
 
 
 def test_ranks_and_the_pod_as_a_whole_are_kept_apart() -> None:
@@ -33,7 +33,7 @@ def test_ranks_and_the_pod_as_a_whole_are_kept_apart() -> None:
     found = (finding(rank=None), finding(rank=0), finding(rank=1))
 
     assert book.look(found, now=0.0).appeared == found
-    assert [each.subject for each in book.standing] == ["10.0.0.1:8000", "10.0.0.1:8000#0", "10.0.0.1:8000#1"]
+    assert [each.subject for each in book.current] == ["10.0.0.1:8000", "10.0.0.1:8000#0", "10.0.0.1:8000#1"]
 
 
 def test_what_is_not_ours_any_more_goes_without_healing() -> None:
@@ -42,4 +42,4 @@ def test_what_is_not_ours_any_more_goes_without_healing() -> None:
     book.forget(["10.0.0.1:8000#1"])
 
     assert book.look([finding(rank=0)], now=100.0) == FindingNews()
-    assert book.standing == (finding(rank=0),)
+    assert book.current == (finding(rank=0),)

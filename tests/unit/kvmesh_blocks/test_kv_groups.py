@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvmesh.blocks.events import BlockStored
-from kvmesh.blocks.groups import MAX_GROUP, SPARSE, CacheGroup, is_dense, is_indexed, learn, may_hold
+from kvmesh.blocks.events import MAX_GROUP, SPARSE, BlockStored, CacheGroup, is_dense, is_indexed, learn, may_hold
 
 FULL = CacheGroup(kind="full_attention", block_size=4)
 WINDOW = CacheGroup(kind="sliding_window", block_size=4, sliding_window=128)

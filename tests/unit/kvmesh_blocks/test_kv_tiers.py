@@ -2,8 +2,7 @@
 
 import pytest
 
-from kvmesh.blocks.index_changes import TIERS
-from kvmesh.blocks.tiers import TIER_WEIGHTS, tier_weight, weighted_blocks
+from kvmesh.blocks.index_changes import TIER_WEIGHTS, TIERS, tier_weight, weighted_blocks
 
 
 def test_every_tier_that_is_indexed_has_a_weight() -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvmesh.documents.folder_files import FileStamp, FolderFiles
+from kvmesh.documents.sources import FileStamp, FolderFiles
 
 
 def _stamp(changed_at: int, size: int = 10) -> FileStamp:

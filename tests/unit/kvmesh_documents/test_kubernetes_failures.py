@@ -8,8 +8,8 @@ import yaml
 from lightkube import ApiError
 
 from kvmesh.documents import kubernetes_client
-from kvmesh.documents.cluster_access import ClusterAccess, KubernetesConfigError
 from kvmesh.documents.document_kinds import POOL_KINDS
+from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
 from kvmesh.documents.kubernetes_client import (
     Connection,
     Failure,
@@ -29,20 +29,20 @@ def _status(code: int, headers: dict[str, str] | None = None) -> httpx2.Response
 
 def test_a_status_of_the_api_is_told_with_its_words_and_what_it_asks_to_wait() -> None:
     error = ApiError(request=REQUEST, response=_status(429, {"Retry-After": "7"}))
-    assert failure_of(error) == Failure(code=429, words="429 Why: words", retry_after_seconds=7.0)
+    assert failure_of(error) == Failure(code=429, message="429 Why: words", retry_after_seconds=7.0)
 
 
 def test_an_answer_that_is_no_status_is_told_by_its_code() -> None:
     response = httpx2.Response(404, text="404 page not found", request=REQUEST)
     error = httpx2.HTTPStatusError("no", request=REQUEST, response=response)
-    assert failure_of(error) == Failure(code=404, words="HTTP 404")
+    assert failure_of(error) == Failure(code=404, message="HTTP 404")
 
 
 @pytest.mark.parametrize(
     ("error", "words"), [(httpx2.ConnectError("refused"), "ConnectError: refused"), (TimeoutError(), "TimeoutError")]
 )
 def test_what_is_no_answer_has_no_code(error: Exception, words: str) -> None:
-    assert failure_of(error) == Failure(code=None, words=words)
+    assert failure_of(error) == Failure(code=None, message=words)
 
 
 def test_classes_of_documents_are_not_registered_so_that_others_may_have_their_own() -> None:

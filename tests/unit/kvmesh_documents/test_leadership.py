@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvmesh.documents.leadership import Leadership
+from kvmesh.documents.status_writer import Leadership
 
 WALL = "2026-01-01T00:00:00.000000Z"
 

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+from kvmesh.documents.document_store import SnapshotPublisher
 from kvmesh.documents.documents import Snapshot
-from kvmesh.documents.snapshot_publisher import SnapshotPublisher
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import kvmesh.index.known_keys as module
 from kvmesh.blocks.block_keys import block_keys, root_key
-from kvmesh.index.known_keys import STRETCH_BLOCKS, KnownBlockKeys, PromptKeys
+from kvmesh.index.known_keys import CHUNK_BLOCKS, KnownBlockKeys, PromptKeys
 
 ROOTS = tuple(root_key(hash_seed="kvmesh", model=model) for model in ("tiny", "other"))
 
@@ -19,7 +19,7 @@ def tokens_of(seed: int, *, blocks: int, block_size: int = 1, more: int = 0) -> 
 
 PROMPTS = st.tuples(
     st.integers(0, 2),  # the seed of the beginning: few, so that prompts share it
-    st.integers(0, 4 * STRETCH_BLOCKS),  # tokens that are shared
+    st.integers(0, 4 * CHUNK_BLOCKS),  # tokens that are shared
     st.binary(max_size=40).map(lambda tail: tail[: len(tail) // 4 * 4]),
     st.sampled_from((1, 2, 3, 16)),
     st.sampled_from(ROOTS),
@@ -33,7 +33,7 @@ def test_remembered_keys_are_those_computed_anew(
 ) -> None:
     known = KnownBlockKeys(limit_bytes=limit_bytes)
     for seed, shared, tail, block_size, root in prompts:
-        tokens = tokens_of(seed, blocks=4 * STRETCH_BLOCKS)[: shared * 4] + tail
+        tokens = tokens_of(seed, blocks=4 * CHUNK_BLOCKS)[: shared * 4] + tail
         expected = block_keys(tokens, block_size=block_size, parent=root)
 
         assert known.keys(tokens, block_size=block_size, parent=root) == expected
@@ -41,9 +41,9 @@ def test_remembered_keys_are_those_computed_anew(
 
 
 @given(
-    st.integers(0, 4 * STRETCH_BLOCKS),
-    st.integers(0, 4 * STRETCH_BLOCKS),
-    st.lists(st.one_of(st.none(), st.integers(0, 5 * STRETCH_BLOCKS)), max_size=6),
+    st.integers(0, 4 * CHUNK_BLOCKS),
+    st.integers(0, 4 * CHUNK_BLOCKS),
+    st.lists(st.one_of(st.none(), st.integers(0, 5 * CHUNK_BLOCKS)), max_size=6),
 )
 def test_keys_reached_in_any_steps_are_the_first_of_those_computed_anew(
     blocks: int, seen: int, steps: list[int | None]
@@ -54,20 +54,20 @@ def test_keys_reached_in_any_steps_are_the_first_of_those_computed_anew(
     prompt = PromptKeys(known, tokens, block_size=1, parent=ROOTS[0])
     for step in steps:
         got = prompt.reach_unknown() if step is None else prompt.reach(step)
-        least = min(seen // STRETCH_BLOCKS + 1, 1 + blocks // STRETCH_BLOCKS) * STRETCH_BLOCKS if step is None else step
+        least = min(seen // CHUNK_BLOCKS + 1, 1 + blocks // CHUNK_BLOCKS) * CHUNK_BLOCKS if step is None else step
 
         assert got == expected[: len(got)]
         assert len(got) >= 8 * min(least, blocks)
     assert prompt.blocks == blocks
 
 
-def test_a_prompt_never_seen_is_hashed_no_further_than_a_stretch_beyond_what_is_asked_for() -> None:
+def test_a_prompt_never_seen_is_hashed_no_further_than_a_chunk_beyond_what_is_asked_for() -> None:
     prompt = PromptKeys(
-        KnownBlockKeys(), tokens_of(1, blocks=10 * STRETCH_BLOCKS, block_size=16), block_size=16, parent=ROOTS[0]
+        KnownBlockKeys(), tokens_of(1, blocks=10 * CHUNK_BLOCKS, block_size=16), block_size=16, parent=ROOTS[0]
     )
 
-    assert len(prompt.reach_unknown()) == 8 * STRETCH_BLOCKS
-    assert len(prompt.reach(STRETCH_BLOCKS + 1)) == 8 * 2 * STRETCH_BLOCKS
+    assert len(prompt.reach_unknown()) == 8 * CHUNK_BLOCKS
+    assert len(prompt.reach(CHUNK_BLOCKS + 1)) == 8 * 2 * CHUNK_BLOCKS
 
 
 def test_a_known_prefix_is_not_hashed_again_and_a_new_tail_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_a_known_prefix_is_not_hashed_again_and_a_new_tail_is(monkeypatch: pytes
 
     monkeypatch.setattr(module, "block_keys", counted)
     known = KnownBlockKeys()
-    prefix = tokens_of(1, blocks=2 * STRETCH_BLOCKS, block_size=16)
+    prefix = tokens_of(1, blocks=2 * CHUNK_BLOCKS, block_size=16)
     known.keys(prefix, block_size=16, parent=ROOTS[0])
     computed.clear()
     known.keys(prefix + tokens_of(2, blocks=3, block_size=16, more=5), block_size=16, parent=ROOTS[0])
@@ -95,8 +95,8 @@ def test_equal_digests_of_different_tokens_do_not_mix_keys_up(monkeypatch: pytes
 
     monkeypatch.setattr(module, "xxhash", Colliding)
     known = KnownBlockKeys()
-    prompts = [tokens_of(seed, blocks=2 * STRETCH_BLOCKS) for seed in (1, 2, 1)]
-    # a stretch of one block size holds as many bytes as half of one of twice the size
+    prompts = [tokens_of(seed, blocks=2 * CHUNK_BLOCKS) for seed in (1, 2, 1)]
+    # a chunk of one block size holds as many bytes as half of one of twice the size
     asked = [(prompt, size) for prompt in prompts for size in (1, 2)]
 
     assert [known.keys(tokens, block_size=size, parent=ROOTS[0]) for tokens, size in asked] == [
@@ -105,8 +105,8 @@ def test_equal_digests_of_different_tokens_do_not_mix_keys_up(monkeypatch: pytes
 
 
 def test_what_was_not_used_for_longest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, third = (tokens_of(seed, blocks=STRETCH_BLOCKS) for seed in range(3))
-    one_entry = STRETCH_BLOCKS * (4 + 8) + module.ENTRY_BYTES
+    first, second, third = (tokens_of(seed, blocks=CHUNK_BLOCKS) for seed in range(3))
+    one_entry = CHUNK_BLOCKS * (4 + 8) + module.ENTRY_BYTES
     known = KnownBlockKeys(limit_bytes=2 * one_entry)
     for tokens in (first, second, first, third):
         known.keys(tokens, block_size=1, parent=ROOTS[0])
@@ -128,28 +128,28 @@ def test_a_block_size_below_one_is_refused() -> None:
         KnownBlockKeys().keys(tokens_of(1, blocks=1), block_size=0, parent=ROOTS[0])
 
 
-def test_a_prompt_that_leaves_a_known_one_at_a_stretch_is_found_again_by_each_way() -> None:
+def test_a_prompt_that_leaves_a_known_one_at_a_chunk_is_found_again_by_each_way() -> None:
     known = KnownBlockKeys()
-    begin, one, other = (tokens_of(seed, blocks=2 * STRETCH_BLOCKS) for seed in (1, 2, 3))
+    begin, one, other = (tokens_of(seed, blocks=2 * CHUNK_BLOCKS) for seed in (1, 2, 3))
     for tokens in (begin + one, begin + other, begin + one, other + one, begin + other, begin):
         assert known.keys(tokens, block_size=1, parent=ROOTS[0]) == block_keys(tokens, block_size=1, parent=ROOTS[0])
 
 
 def test_keys_stay_true_while_what_followed_is_forgotten_and_learnt_again() -> None:
-    room = 3 * (STRETCH_BLOCKS * (4 + 8) + module.ENTRY_BYTES)  # for three stretches; each prompt has four
+    room = 3 * (CHUNK_BLOCKS * (4 + 8) + module.ENTRY_BYTES)  # for three chunks; each prompt has four
     known, source = KnownBlockKeys(limit_bytes=room), random.Random(5)
-    prompts = [tokens_of(1, blocks=2 * STRETCH_BLOCKS) + tokens_of(seed, blocks=2 * STRETCH_BLOCKS) for seed in (2, 3)]
+    prompts = [tokens_of(1, blocks=2 * CHUNK_BLOCKS) + tokens_of(seed, blocks=2 * CHUNK_BLOCKS) for seed in (2, 3)]
     for _ in range(60):
-        tokens = source.choice(prompts)[: 4 * source.randint(1, 4 * STRETCH_BLOCKS)]
+        tokens = source.choice(prompts)[: 4 * source.randint(1, 4 * CHUNK_BLOCKS)]
         assert known.keys(tokens, block_size=1, parent=ROOTS[0]) == block_keys(tokens, block_size=1, parent=ROOTS[0])
         assert known.held_bytes <= room
 
 
 def test_forgetting_lets_go_of_what_is_used_all_the_time_where_everything_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECOND_CHANCES", 2)
-    room = 4 * (STRETCH_BLOCKS * (4 + 8) + module.ENTRY_BYTES)
+    room = 4 * (CHUNK_BLOCKS * (4 + 8) + module.ENTRY_BYTES)
     known = KnownBlockKeys(limit_bytes=room)
-    prompts = [tokens_of(seed, blocks=STRETCH_BLOCKS) for seed in range(8)]
+    prompts = [tokens_of(seed, blocks=CHUNK_BLOCKS) for seed in range(8)]
     for tokens in prompts[:4] * 2 + prompts[4:]:
         assert known.keys(tokens, block_size=1, parent=ROOTS[0]) == block_keys(tokens, block_size=1, parent=ROOTS[0])
         assert known.held_bytes <= room

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvmesh.index.prefix_match import Run, runs_of
-from kvmesh.index.tracked_blocks import STRETCH_BLOCKS, TrackedBlocks, TrackedStretch
+from kvmesh.index.tracking_link import CHUNK_BLOCKS, TrackedBlocks, TrackedChunk
 
 KEY = 8
 HELD = b"3"
@@ -26,12 +26,12 @@ def values(runs: Sequence[Run]) -> list[bytes | None]:
     return [value for value, count in runs for _ in range(count)]
 
 
-def answer(tracked: TrackedBlocks, *, value: bytes = HELD) -> Sequence[TrackedStretch]:
+def answer(tracked: TrackedBlocks, *, value: bytes = HELD) -> Sequence[TrackedChunk]:
     """Have Redis answer all that is wanted."""
-    stretches = tracked.take_wanted(1000)
-    for stretch in stretches:
-        tracked.fill(stretch, [value] * STRETCH_BLOCKS)
-    return stretches
+    chunks = tracked.take_wanted(1000)
+    for chunk in chunks:
+        tracked.fill(chunk, [value] * CHUNK_BLOCKS)
+    return chunks
 
 
 def filled(*prompts: bytes, limit: int = 100) -> TrackedBlocks:
@@ -43,14 +43,14 @@ def filled(*prompts: bytes, limit: int = 100) -> TrackedBlocks:
     return tracked
 
 
-def test_a_stretch_is_wanted_when_it_is_held_for_the_second_time() -> None:
+def test_a_chunk_is_wanted_when_it_is_held_for_the_second_time() -> None:
     tracked, keys = TrackedBlocks(), prompt(200)
 
     assert tracked.note(keys, held=130) is False
-    assert tracked.note(keys, held=100) is True  # the first stretch only
-    assert [stretch.keys for stretch in tracked.take_wanted(10)] == [keys[: 64 * KEY]]
+    assert tracked.note(keys, held=100) is True  # the first chunk only
+    assert [chunk.keys for chunk in tracked.take_wanted(10)] == [keys[: 64 * KEY]]
     assert tracked.note(keys, held=130) is True  # now the second
-    assert [stretch.keys for stretch in tracked.take_wanted(10)] == [keys[64 * KEY : 128 * KEY]]
+    assert [chunk.keys for chunk in tracked.take_wanted(10)] == [keys[64 * KEY : 128 * KEY]]
     assert tracked.note(keys, held=130) is False  # both are asked for
 
 
@@ -72,7 +72,7 @@ def test_what_was_answered_is_known_from_the_beginning_on() -> None:
     assert tracked.leading(keys) == ([(b"1", 60), (b"2", 68), (None, 64)], 192)
 
 
-def test_a_change_takes_its_stretch_out_and_hides_what_follows() -> None:
+def test_a_change_takes_its_chunk_out_and_hides_what_follows() -> None:
     keys = prompt(192)
     tracked = filled(keys)
     assert tracked.leading(keys)[1] == 192
@@ -88,7 +88,7 @@ def test_a_change_takes_its_stretch_out_and_hides_what_follows() -> None:
     assert tracked.leading(keys) == ([(HELD, 64), (b"4", 64), (HELD, 64)], 192)
 
 
-def test_prompts_that_part_within_a_stretch_are_told_of_both() -> None:
+def test_prompts_that_part_within_a_chunk_are_told_of_both() -> None:
     one, other, third = prompt(128), prompt(128, branch=1, shared=100), prompt(128, branch=2, shared=70)
     tracked = filled(one, other, third)
     assert [tracked.leading(keys)[1] for keys in (one, other, third)] == [128, 128, 128]
@@ -106,10 +106,10 @@ def test_a_change_before_the_answer_makes_the_answer_void() -> None:
     tracked = TrackedBlocks()
     for _ in range(2):
         tracked.note(keys, held=64)
-    (stretch,) = tracked.take_wanted(10)
+    (chunk,) = tracked.take_wanted(10)
 
     tracked.changed([keys_of(keys)[5]])
-    tracked.fill(stretch, [HELD] * 64)
+    tracked.fill(chunk, [HELD] * 64)
 
     assert tracked.leading(keys) == ((), 0)
     assert len(tracked) == 0
@@ -170,12 +170,12 @@ def test_values_that_alternate_are_known_and_not_kept_together() -> None:
     tracked = TrackedBlocks()
     for _ in range(2):
         tracked.note(keys, held=64 * 10)
-    stretches = tracked.take_wanted(10)
-    for stretch in stretches:
-        tracked.fill(stretch, [b"1", b"2"] * 32)
+    chunks = tracked.take_wanted(10)
+    for chunk in chunks:
+        tracked.fill(chunk, [b"1", b"2"] * 32)
     runs, known = tracked.leading(keys)
     assert (values(runs), known) == ([b"1", b"2"] * 320, 640)
-    assert sum(len(stretch.so_far) for stretch in stretches) == 0
+    assert sum(len(chunk.so_far) for chunk in chunks) == 0
 
 
 def test_nothing_piles_up_while_nobody_answers() -> None:
@@ -184,7 +184,7 @@ def test_nothing_piles_up_while_nobody_answers() -> None:
         for _ in range(2):
             tracked.note(prompt(64, branch=branch), held=64)
     assert len(tracked) == 3 * 64
-    assert [stretch.keys for stretch in tracked.take_wanted(100)] == [prompt(64, branch=each) for each in (17, 18, 19)]
+    assert [chunk.keys for chunk in tracked.take_wanted(100)] == [prompt(64, branch=each) for each in (17, 18, 19)]
     assert tracked.take_wanted(100) == []
 
 
@@ -194,7 +194,7 @@ def test_whatever_happens_what_is_known_is_what_redis_has(seed: int) -> None:
     prompts = [prompt(320), prompt(320, branch=1, shared=128), prompt(320, branch=2, shared=200)]
     redis: dict[bytes, bytes] = {key: HELD for keys in prompts for key in keys_of(keys)}
     tracked = TrackedBlocks(limit=6)
-    under_way: list[tuple[TrackedStretch, list[bytes | None]]] = []  # as Redis answered, not read yet
+    under_way: list[tuple[TrackedChunk, list[bytes | None]]] = []  # as Redis answered, not read yet
     known = 0
     for _ in range(400):
         match chance.randrange(6):
@@ -205,8 +205,8 @@ def test_whatever_happens_what_is_known_is_what_redis_has(seed: int) -> None:
                     (each, [redis.get(key) for key in each.blocks()]) for each in tracked.take_wanted(2)
                 ]  # a change from here on is told before the answer is read
             case 3:
-                for stretch, told in under_way:
-                    tracked.fill(stretch, told)
+                for chunk, told in under_way:
+                    tracked.fill(chunk, told)
                 under_way.clear()
             case 4 if chance.random() < 0.3:
                 changed = chance.sample(keys_of(chance.choice(prompts)), chance.randrange(1, 5))

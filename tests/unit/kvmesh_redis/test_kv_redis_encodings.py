@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from kvmesh.blocks.groups import CacheGroup
+from kvmesh.blocks.events import CacheGroup
 from kvmesh.blocks.index_changes import Clear, IndexChange, Remove, Store
 from kvmesh.blocks.source import Registry, SlotRecord, SourceState, StreamPosition, StreamRecord
 from kvmesh.index.prefix_match import match_table

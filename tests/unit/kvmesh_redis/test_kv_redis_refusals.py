@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvmesh.redis.refusals import ADVICE, Reaction, explained, reaction
+from kvmesh.redis.protocol import ADVICE, Reaction, explained, reaction
 
 READONLY = "READONLY You can't write against a read only replica."
 OOM = "OOM command not allowed when used memory > 'maxmemory'."

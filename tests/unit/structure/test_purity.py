@@ -13,7 +13,7 @@ IMPURE = frozenset(
     {
         *("asyncio", "socket", "ssl", "os", "time", "random", "secrets", "logging", "subprocess", "threading"),
         *("multiprocessing", "signal", "shutil", "tempfile", "grpc", "grpc_health", "redis", "zmq", "aiohttp"),
-        *("lightkube", "httpx", "uvloop", "typer", "opentelemetry", "prometheus_client", "rich"),
+        *("lightkube", "httpx", "uvloop", "typer", "opentelemetry", "rich"),
     }
 )
 

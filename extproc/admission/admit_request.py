@@ -1,0 +1,215 @@
+"""Between a request and its endpoint: it goes now, waits in the queue until an endpoint has room, or is refused.
+
+`flow_queue` has the order in which waiting requests go, `choosing.room` says when an endpoint has room, and
+`pool_pressure` what must be expected; here is what follows from it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from extproc.admission.admission_queue import (
+    AdmissionQueue,
+    DisplacedError,
+    QueueClosedError,
+    QueueTimeoutError,
+    SentOnError,
+)
+from extproc.admission.asked_request import AskedRequest
+from extproc.admission.flow_queue import QueueFullError, Ticket
+from extproc.admission.pool_pressure import Expectation, PoolPressure
+from extproc.admission.prepared_request import Prepared, Preview
+from extproc.choosing.choose import PoolView, Snapshot, rooms_in
+from extproc.errors import (
+    DisplacedShedError,
+    QueueFullShedError,
+    QueueTimeoutShedError,
+    RequestShedError,
+    StoppingShedError,
+)
+from extproc.policy.priority import PriorityPolicy
+from extproc.policy.request_class import RequestClass
+
+T = TypeVar("T")
+
+SHED_FOR: Mapping[type[Exception], type[RequestShedError]] = {
+    QueueFullError: QueueFullShedError,
+    SentOnError: QueueFullShedError,
+    QueueTimeoutError: QueueTimeoutShedError,
+    DisplacedError: DisplacedShedError,
+    QueueClosedError: StoppingShedError,
+}
+
+
+class RequestAdmission:
+    """Admits the requests of one pool."""
+
+    def __init__(
+        self,
+        *,
+        policy: PriorityPolicy,
+        pressure: PoolPressure,
+        queue: AdmissionQueue,
+        clock: Callable[[], float],
+    ) -> None:
+        self._policy = policy
+        self._pressure = pressure
+        self._queue = queue
+        self._clock = clock
+
+    def reconfigure(self, policy: PriorityPolicy) -> None:
+        """Admit by another policy from now on, also those that wait."""
+        self._policy = policy
+        self._queue.wake()
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """How many requests of each class wait for room."""
+        return self._queue.depth
+
+    def close(self) -> None:
+        """Answer all requests that wait; none waits from now on."""
+        self._queue.close()
+
+    def turn_away(self, asked: AskedRequest) -> None:
+        """Raise RequestShedError for a request that would be refused whatever its prompt is, however much is cached.
+
+        Most of a flood is: tokenizing it and looking it up would take the picker's time from the others.
+        """
+        if (
+            self._queue.is_empty
+            or not asked.request_class.priority_class.sheddable
+            or not self._policy.overload.enabled
+        ):
+            return
+        if self._would_wait(asked):
+            self._pressure.turn_away(asked.request_class, pool=asked.pool)
+
+    def ceiling(self, request_class: RequestClass) -> float | None:
+        """Return the share of an endpoint's limits that the class may fill; None: room does not count."""
+        return request_class.priority_class.ceiling if self._policy.overload.enabled else None
+
+    async def seat(
+        self,
+        prepared: Prepared,
+        snapshot: Snapshot,
+        *,
+        look: Callable[[float], Snapshot],
+        attempt: Callable[[Snapshot, float | None], T | None],
+        undo: Callable[[T], None],
+    ) -> T:
+        """Return what `attempt` has booked for the request, at once or when an endpoint has room.
+
+        `snapshot` is the first look at the endpoints, `look` takes another one. `attempt` is given the ceiling of the
+        class, or None where the request goes whether there is room or not, and then always books. `undo` takes a
+        booking back whose client left in that moment. Raise RequestShedError for a request that is refused.
+        """
+        asked = prepared.asked
+        ceiling = self.ceiling(asked.request_class)
+        if ceiling is None:
+            return _booked(attempt(snapshot, None))
+        others_wait = not self._queue.is_empty and self._would_wait(asked)
+        if not others_wait:
+            made = attempt(snapshot, ceiling)
+            if made is not None:
+                return self._passed(made, asked, snapshot, undo)
+        return await self._wait(asked, snapshot, look=look, attempt=attempt, undo=undo, tried=not others_wait)
+
+    def preview(self, prepared: Prepared, view: PoolView, snapshot: Snapshot) -> Preview:
+        """Return what would become of the request, and change nothing."""
+        asked, request_class = prepared.asked, prepared.asked.request_class
+        priority_class, pool = request_class.priority_class, asked.pool
+        rooms = rooms_in(view, snapshot, ceiling=priority_class.ceiling)
+        waits = not any(room.fill < 1.0 for room in rooms) or (not self._queue.is_empty and self._would_wait(asked))
+        expectation = self._pressure.expect(
+            snapshot.kept, request_class, pool=pool, uncached_tokens=snapshot.uncached_tokens, waits=waits
+        )
+        verdict = "go"
+        if waits and self._policy.overload.enabled:
+            is_late = self._pressure.is_late(request_class, expectation, pool=pool)
+            verdict = "refuse" if priority_class.sheddable and is_late else "wait"
+        return Preview(
+            verdict=verdict,
+            rooms={candidate.address: room for candidate, room in zip(snapshot.kept, rooms, strict=True)},
+            expected_ttft_seconds=expectation.ttft_seconds,
+            waiting_requests=self._pressure.ahead(request_class, pool=pool),
+        )
+
+    async def _wait(
+        self,
+        asked: AskedRequest,
+        snapshot: Snapshot,
+        *,
+        look: Callable[[float], Snapshot],
+        attempt: Callable[[Snapshot, float | None], T | None],
+        undo: Callable[[T], None],
+        tried: bool,
+    ) -> T:
+        """Wait for room as long as the class may; what may not be refused is sent on in the end."""
+        request_class, pool, began = asked.request_class, asked.pool, snapshot.at
+        priority_class = request_class.priority_class
+        uncached = snapshot.uncached_tokens
+        expectation = self._pressure.expect(snapshot.kept, request_class, pool=pool, uncached_tokens=uncached)
+        if priority_class.sheddable and self._pressure.cannot_be_met(request_class, expectation, pool=pool):
+            raise self._pressure.refusal(RequestShedError, request_class, pool, expectation, now=began)
+
+        def turn(now: float, ceiling: float, /) -> T | None:
+            return attempt(look(now), ceiling if self._policy.overload.enabled else None)
+
+        ticket = Ticket(
+            class_name=request_class.class_name,
+            priority_class=priority_class,
+            tenant=request_class.tenant,
+            uncached_tokens=max(uncached, 1),
+            pool=pool,
+            group=asked.group,
+            arrived_at=began,
+            deadline=began + _patience(request_class, expectation),
+        )
+        try:
+            made = await self._queue.enter(ticket, turn, undo=undo, tried=tried)
+        except tuple(SHED_FOR) as error:
+            now = self._clock()
+            if isinstance(error, QueueTimeoutError):
+                self._pressure.waited(request_class, expectation, pool=pool, seconds=now - began)
+            if priority_class.sheddable:
+                refusal = self._pressure.refusal(SHED_FOR[type(error)], request_class, pool, expectation, now=now)
+                refusal.waited_seconds = now - began
+                raise refusal from error
+            later = look(now)
+            return self._passed(_booked(attempt(later, None)), asked, later, undo)
+        try:
+            self._pressure.waited(request_class, expectation, pool=pool, seconds=self._clock() - began)
+        except BaseException:
+            undo(made)  # it is known nowhere else yet
+            raise
+        return made
+
+    def _would_wait(self, asked: AskedRequest) -> bool:
+        """Tell whether it would overtake a waiting request; for an unconfigured model any of its pool counts."""
+        group = asked.group if asked.resolved.base is not None else None
+        return self._queue.would_wait(asked.pool, asked.request_class.priority_class.priority, group)
+
+    def _passed(self, made: T, asked: AskedRequest, snapshot: Snapshot, undo: Callable[[T], None]) -> T:
+        """Count a request that was sent without a turn for the shares of those that wait."""
+        request_class = asked.request_class
+        try:
+            # while the queue is empty no share is earned, whatever the request costs
+            cost = 1 if self._queue.is_empty else max(snapshot.uncached_tokens, 1)
+            self._queue.passed(asked.pool, request_class.class_name, request_class.priority_class, cost=cost)
+        except BaseException:
+            undo(made)  # it is known nowhere else yet
+            raise
+        return made
+
+
+def _booked(made: T | None) -> T:
+    assert made is not None, "without a ceiling every attempt books"
+    return made
+
+
+def _patience(request_class: RequestClass, expectation: Expectation) -> float:
+    """Return how long the request may wait: what may be refused is not sent on when it is too late for its target."""
+    targets = request_class.priority_class.targets
+    if not request_class.priority_class.sheddable:
+        return targets.queue_seconds
+    return min(targets.queue_seconds, max(targets.ttft_seconds - expectation.own_seconds, 0.0))

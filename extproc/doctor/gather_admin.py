@@ -1,0 +1,274 @@
+"""Asks a running picker, an indexer and an Envoy about themselves by their admin pages. Changes and judges nothing."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from extproc.doctor.facts import (
+    EnvoyCluster,
+    EnvoyFacts,
+    EnvoyHost,
+    Expected,
+    ExtProcFilter,
+    IndexerFacts,
+    IndexerFinding,
+    PickerFacts,
+    PickerTokens,
+    PodFacts,
+    PoolRoute,
+)
+from extproc.doctor.gather_pods import PROBES
+from extproc.doctor.questions import Client, ask_health
+
+EXT_PROC = "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor"
+MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+PER_ROUTE = "envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+POOL_KEY = "x-kvmesh-pool"
+MAX_PICKERS = 16  # of one cluster that are asked for their health
+
+
+async def gather_picker(client: Client, url: str, *, expected: Expected, pods: Sequence[PodFacts]) -> PickerFacts:
+    """Return what the picker at this admin address says; it has one pool, of these pods."""
+    url = url.rstrip("/")
+    readiness = await client.ask_admin(f"{url}/readyz")
+    page = await client.ask_admin(f"{url}/state")
+    endpoints, index = page.field("endpoints"), page.field("index")
+    if not isinstance(endpoints, list):
+        answer = readiness.problem or page.problem or page.refusal or f"/state answers {page.status}"
+        return PickerFacts(url=url, problem=answer if page.status != 200 else "/state is not what a picker answers")
+    problem = index.get("problem") if isinstance(index, Mapping) else None
+    return replace(
+        await _gather_health(client, url, ready=readiness.status == 200, problem=problem, grpc_port=expected.grpc_port),
+        endpoints=frozenset(str(each.get("address")) for each in endpoints if isinstance(each, Mapping)),
+        tokens=await gather_picker_tokens(client, url, pods=pods),
+    )
+
+
+async def gather_pools_picker(
+    client: Client, url: str, *, grpc_port: int
+) -> tuple[PickerFacts, Mapping[str, int] | None]:
+    """Return what the picker of several pools says at this admin address, and its pools with their endpoints."""
+    url = url.rstrip("/")
+    readiness = await client.ask_admin(f"{url}/readyz")
+    page = await client.ask_admin(f"{url}/pools")
+    content = page.content
+    lines = content.get("pools") if isinstance(content, Mapping) else content
+    if not isinstance(lines, list):
+        answer = page.problem or page.refusal or f"/pools answers {page.status}: is this a picker with pools?"
+        return PickerFacts(url=url, problem=answer), None
+    state: Any = readiness.json()
+    problem = state.get("index_problem") if isinstance(state, Mapping) else None
+    ready = readiness.status == 200
+    picker = await _gather_health(client, url, ready=ready, problem=problem, grpc_port=grpc_port)
+    served = {str(line.get("pool")): line.get("endpoints") for line in lines if isinstance(line, Mapping)}
+    return picker, {name: count for name, count in served.items() if isinstance(count, int)}
+
+
+async def gather_picker_tokens(
+    client: Client, url: str, *, pods: Sequence[PodFacts], pool: str = ""
+) -> tuple[PickerTokens, ...]:
+    """Return how many tokens the picker sees in what the pods have tokenized; `pool` is whose they are, of several."""
+    probes = {probe.name: probe for probe in PROBES}
+    of_pool = f"&pool={quote(pool, safe='')}" if pool else ""
+    first: dict[frozenset[str], PodFacts] = {}  # one pod for each set of models: pods are compared elsewhere
+    for pod in pods:
+        first.setdefault(frozenset(one.model for one in pod.tokens), pod)
+    found = []
+    for one in (one for pod in first.values() for one in pod.tokens):
+        if one.theirs is None:
+            continue
+        probe = probes[one.probe]
+        page = await client.ask_admin(f"{url}/v1/explain?path={probe.path}{of_pool}", post=probe.body(one.model))
+        tokens = page.field("prompt_tokens")
+        if isinstance(tokens, int):
+            found.append(PickerTokens(model=one.model, probe=one.probe, picker=tokens, pod=len(one.theirs)))
+    return tuple(found)
+
+
+async def _gather_health(client: Client, url: str, *, ready: bool, problem: object, grpc_port: int) -> PickerFacts:
+    """Ask the port where the picker serves Envoy; `problem` is its index's."""
+    host = urlsplit(url).hostname or "127.0.0.1"
+    address = f"[{host}]:{grpc_port}" if ":" in host else f"{host}:{grpc_port}"
+    health = await ask_health(address, timeout_seconds=client.timeout_seconds)
+    return PickerFacts(url=url, ready=ready, index_problem=str(problem or ""), grpc_address=address, grpc_health=health)
+
+
+async def gather_indexer(client: Client, url: str) -> IndexerFacts:
+    """Return the findings that the indexers share, by one indexer's admin page."""
+    url = url.rstrip("/")
+    page = await client.ask_admin(f"{url}/sources")
+    findings = page.field("findings")
+    if not isinstance(findings, list):
+        status = f"/sources answers {page.status}" if page.status != 200 else "it is no indexer"
+        return IndexerFacts(url=url, problem=page.problem or page.refusal or status)
+    return IndexerFacts(
+        url=url,
+        findings=tuple(
+            IndexerFinding(
+                endpoint=_subject(each), reason=str(each.get("reason", "")), message=str(each.get("message", ""))
+            )
+            for each in findings
+            if isinstance(each, Mapping)
+        ),
+    )
+
+
+def _subject(finding: Mapping[str, Any]) -> str:
+    rank = finding.get("dp_rank")
+    return str(finding.get("endpoint", "")) + ("" if rank is None else f"#{rank}")
+
+
+async def gather_envoy(client: Client, url: str) -> EnvoyFacts:
+    """Return the configuration of the Envoy at this admin address, and what it sees."""
+    url = url.rstrip("/")
+    dump, clusters, info = await asyncio.gather(
+        client.ask(f"{url}/config_dump"), client.ask(f"{url}/clusters?format=json"), client.ask(f"{url}/server_info")
+    )
+    configs = dump.content
+    if not isinstance(configs, Mapping) or not isinstance(configs.get("configs"), list):
+        why = dump.problem or f"/config_dump answers {dump.status}"
+        return EnvoyFacts(url=url, problem=why if dump.status != 200 else "/config_dump is not what Envoy answers")
+    facts = EnvoyFacts(
+        url=url,
+        version=_version(info.json()),
+        filters=tuple(read_filters(configs)),
+        clusters=tuple(read_clusters(configs, clusters.json())),
+        routes=tuple(read_routes(configs)),
+        pool_routes=tuple(read_pool_routes(configs)),
+    )
+    picking = facts.picking_filter()
+    cluster = facts.cluster(picking.cluster) if picking is not None else None
+    addresses = sorted(cluster.addresses)[:MAX_PICKERS] if cluster is not None else []
+    health = await asyncio.gather(*(ask_health(each, timeout_seconds=client.timeout_seconds) for each in addresses))
+    return replace(facts, picker_health=dict(zip(addresses, health, strict=True)))
+
+
+def read_filters(configs: Mapping[str, Any]) -> Iterator[ExtProcFilter]:
+    """Find every ext_proc filter of every listener, those within matchers included."""
+    for section in _sections(configs, "ListenersConfigDump"):
+        for listener in _typed(section, "envoy.config.listener.v3.Listener"):
+            for manager in _typed(listener, MANAGER):
+                for entry in _list(manager, "http_filters"):
+                    for config in _typed(entry, EXT_PROC):
+                        yield ExtProcFilter(
+                            name=str(entry.get("name", "")), config=config, manager=manager, listener=listener
+                        )
+
+
+def read_clusters(configs: Mapping[str, Any], clusters: object) -> Iterator[EnvoyCluster]:
+    """Join each cluster's configuration with the addresses that Envoy has for it now."""
+    hosts = {str(each.get("name")): tuple(_hosts(each)) for each in _list(clusters, "cluster_statuses")}
+    for section in _sections(configs, "ClustersConfigDump"):
+        for config in _typed(section, "envoy.config.cluster.v3.Cluster"):
+            name = str(config.get("name", ""))
+            yield EnvoyCluster(name=name, config=config, hosts=hosts.get(name, ()))
+
+
+def read_routes(configs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Return the actions of all routes that lead to a cluster."""
+    return (action for *_, action in _routes(configs))
+
+
+def read_pool_routes(configs: Mapping[str, Any]) -> Iterator[PoolRoute]:
+    """Return the routes that name a pool; what a route says goes before what its host and the whole table say."""
+    for table, host, route, action in _routes(configs):
+        pool, fails_open = "", None
+        for level in (table, host, route):
+            for overrides in _overrides(level):
+                pool = _pool_of(overrides) or pool
+                allow = overrides.get("failure_mode_allow")
+                fails_open = allow if isinstance(allow, bool) else fails_open
+        if pool:
+            name = str(route.get("name") or host.get("name") or table.get("name") or "")
+            yield PoolRoute(name=name, pool=pool, clusters=_led_to(action), fails_open=fails_open)
+
+
+def _routes(configs: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], ...]]:
+    """Return each route that leads to a cluster, as (table, virtual host, route, its action)."""
+    for section in _sections(configs, "RoutesConfigDump"):
+        for table in _typed(section, "envoy.config.route.v3.RouteConfiguration"):
+            for host in _list(table, "virtual_hosts"):
+                for route in _list(host, "routes"):
+                    if isinstance(action := route.get("route"), Mapping):
+                        yield table, host, route, action
+
+
+def _overrides(level: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    configs = level.get("typed_per_filter_config")
+    for config in configs.values() if isinstance(configs, Mapping) else ():
+        for each in _typed(config, PER_ROUTE):
+            overrides = each.get("overrides")
+            if isinstance(overrides, Mapping):
+                yield overrides
+
+
+def _pool_of(overrides: Mapping[str, Any]) -> str:
+    """Return the pool that the route names to the picker, `namespace/name`: `install` adds the port."""
+    for entry in _list(overrides, "grpc_initial_metadata"):
+        if entry.get("key") == POOL_KEY:
+            namespace, _, name = str(entry.get("value", "")).partition("/")
+            return f"{namespace}/{name.partition(':')[0]}"
+    return ""
+
+
+def _led_to(action: Mapping[str, Any]) -> frozenset[str]:
+    weighted = [each.get("name") for each in _list(action.get("weighted_clusters"), "clusters")]
+    return frozenset(str(name) for name in (action.get("cluster"), *weighted) if name)
+
+
+def _sections(configs: Mapping[str, Any], kind: str) -> Iterator[Mapping[str, Any]]:
+    return (each for each in _list(configs, "configs") if str(each.get("@type", "")).endswith(f".{kind}"))
+
+
+def _typed(value: object, type_name: str) -> Iterator[Mapping[str, Any]]:
+    """Return the outermost messages of one type, at any depth."""
+    if isinstance(value, Mapping):
+        if str(value.get("@type", "")).rpartition("/")[2] == type_name:
+            yield value
+            return
+        for inner in value.values():
+            yield from _typed(inner, type_name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _typed(inner, type_name)
+
+
+def _list(value: object, name: str) -> list[Mapping[str, Any]]:
+    items = value.get(name) if isinstance(value, Mapping) else None
+    return [each for each in items if isinstance(each, Mapping)] if isinstance(items, list) else []
+
+
+def _hosts(status: Mapping[str, Any]) -> Iterator[EnvoyHost]:
+    for host in _list(status, "host_statuses"):
+        address = host.get("address")
+        socket = address.get("socket_address") if isinstance(address, Mapping) else None
+        if not isinstance(socket, Mapping):
+            continue  # a pipe, or an internal listener
+        ip, health = str(socket.get("address")), host.get("health_status")
+        numbers = {str(each.get("name")): str(each.get("value", "0")) for each in _list(host, "stats")}
+        yield EnvoyHost(
+            address=f"[{ip}]:{socket.get('port_value')}" if ":" in ip else f"{ip}:{socket.get('port_value')}",
+            healthy=_is_healthy(health if isinstance(health, Mapping) else {}),
+            connections_failed=_count(numbers.get("cx_connect_fail")),
+            connections_made=_count(numbers.get("cx_total")),
+        )
+
+
+def _is_healthy(status: Mapping[str, Any]) -> bool:
+    eds = status.get("eds_health_status", "HEALTHY")
+    return eds in ("HEALTHY", "UNKNOWN", "DEGRADED") and not any(
+        value is True for name, value in status.items() if name.startswith("failed_")
+    )
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text is not None and text.isdigit() else 0
+
+
+def _version(info: object) -> str:
+    """Read `…/1.40.0/Clean/RELEASE/BoringSSL`."""
+    text = info.get("version") if isinstance(info, Mapping) else None
+    parts = text.split("/") if isinstance(text, str) else []
+    return parts[1] if len(parts) > 1 else ""

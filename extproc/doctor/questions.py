@@ -1,0 +1,140 @@
+"""Questions to other programs by HTTP and gRPC, each with a deadline; what goes wrong is part of the answer."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.errors import SettingError
+
+ANSWER_LIMIT_BYTES = 64 << 20  # Envoy's configuration in a large mesh
+HALF_A_SECOND = 0.5  # a Date header is cut to whole seconds
+CONNECTIONS = 64  # at one time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """An answer; `status` is 0 and `problem` says why where there is none."""
+
+    status: int = 0
+    body: bytes = b""
+    problem: str = ""
+    clock_ahead_seconds: float | None = None  # the server's, of ours; half a second exact at best
+
+    @property
+    def refusal(self) -> str:
+        """What an admin page says where it does not let us in, '' where it does."""
+        if self.status not in {401, 403, 429}:
+            return ""
+        message = _field(self.json(), "error")
+        return f"it lets us not in ({self.status}): {message}" if isinstance(message, str) else ""
+
+    def json(self) -> Any:
+        """Return the body as JSON, None where it is none."""
+        try:
+            return msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+
+    @property
+    def content(self) -> Any:
+        """The JSON of an answer with 200, else None."""
+        return self.json() if self.status == 200 else None
+
+    def field(self, name: str) -> Any:
+        """Return a field of the JSON object that was answered with 200; None where there is no such thing."""
+        return _field(self.content, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """Asks by HTTP, each question with the same deadline. Never raises for what the other side does."""
+
+    http: aiohttp.ClientSession
+    timeout_seconds: float
+    login: AdminLogin  # shown to the admin pages of picker and indexer alone
+
+    async def ask_admin(self, url: str, *, post: bytes | None = None) -> Page:
+        """Ask an admin page of picker or indexer and show it the login; redirects are not followed with it."""
+        return await self.ask(url, post=post, shows_login=True)
+
+    async def ask(
+        self, url: str, *, post: bytes | None = None, limit_bytes: int = ANSWER_LIMIT_BYTES, shows_login: bool = False
+    ) -> Page:
+        """GET the URL, or POST JSON to it."""
+        began = time.time()
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                headers = {} if post is None else {"content-type": "application/json"}
+                shown: dict[str, Any] = {"ssl": self.login.tls(), "allow_redirects": False} if shows_login else {}
+                headers |= self.login.headers() if shows_login else {}
+                method = "GET" if post is None else "POST"
+                async with self.http.request(method, url, data=post, headers=headers, **shown) as answer:
+                    ahead = _clock_ahead(answer.headers.get("Date"), began=began, ended=time.time())
+                    body = bytearray()
+                    async for chunk in answer.content.iter_any():
+                        body += chunk
+                        if len(body) > limit_bytes:
+                            return Page(problem=f"its answer is longer than {limit_bytes} bytes")
+                    return Page(status=answer.status, body=bytes(body), clock_ahead_seconds=ahead)
+        except TimeoutError:
+            return Page(problem=f"no answer within {self.timeout_seconds:g} s")
+        except aiohttp.ClientConnectorError as error:
+            return Page(problem=f"cannot connect: {error.strerror or error}")
+        except aiohttp.InvalidURL:
+            return Page(problem="is no URL like http://127.0.0.1:9090")
+        except (aiohttp.ClientError, OSError, ValueError, SettingError) as error:
+            return Page(problem=str(error) or type(error).__name__)
+
+
+@asynccontextmanager
+async def open_client(*, timeout_seconds: float, login: AdminLogin) -> AsyncIterator[Client]:
+    """Open the client's session, and close it at the end."""
+    connector = aiohttp.TCPConnector(limit=CONNECTIONS)
+    async with aiohttp.ClientSession(connector=connector, auto_decompress=True, trust_env=False) as http:
+        yield Client(http=http, timeout_seconds=timeout_seconds, login=login)
+
+
+def _field(content: Any, name: str) -> Any:
+    return content.get(name) if isinstance(content, dict) else None
+
+
+def _clock_ahead(date: str | None, *, began: float, ended: float) -> float | None:
+    """Return how far the server's clock is ahead, or None where its Date header does not tell."""
+    try:
+        said = parsedate_to_datetime(date or "").timestamp() + HALF_A_SECOND
+    except (ValueError, TypeError, IndexError):
+        return None
+    return said - (began + ended) / 2
+
+
+async def ask_health(address: str, *, timeout_seconds: float) -> str:
+    """Ask a gRPC port for its health, as Envoy and Kubernetes do.
+
+    Return SERVING, NOT_SERVING, or why there is no answer. Never raises for what the other side does.
+    """
+    # Read once, when gRPC is loaded. `kvmesh up` forks children beside this; gRPC's handlers for that were seen to
+    # crash a child before it became the program that it should be, and to harm our own connections. Ours need no gRPC.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    # here, because the picker imports the doctor for its start-up checks, which do not ask this
+    import grpc  # noqa: PLC0415
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
+
+    try:
+        # the library's own deadline does not bound everything
+        async with asyncio.timeout(timeout_seconds + 1), grpc.aio.insecure_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_seconds)
+    except grpc.aio.AioRpcError as error:
+        return f"{error.code().name}: {error.details()}"
+    except TimeoutError:
+        return f"no answer within {timeout_seconds:g} s"
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))

@@ -1,0 +1,121 @@
+"""The kinds of object that an installation is made of, and the names and labels that they have in common. Pure.
+
+By these labels `kvmesh uninstall` finds the objects again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Document = dict[str, Any]
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+PART_OF = "app.kubernetes.io/part-of"
+NAME = "app.kubernetes.io/name"
+OWNER = "kvmesh-install"
+INSTALLATION = "kvmesh.io/installation"  # its namespace: a cluster may have several
+OWNED = {PART_OF: "kvmesh", MANAGED_BY: OWNER}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind as the API names it."""
+
+    name: str
+    group: str
+    version: str
+    plural: str
+    namespaced: bool = True
+    optional: bool = False  # not in every cluster; uninstalling does not need it
+
+    @property
+    def api_version(self) -> str:
+        """What a document says."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+CRD = Kind(
+    name="CustomResourceDefinition",
+    group="apiextensions.k8s.io",
+    version="v1",
+    plural="customresourcedefinitions",
+    namespaced=False,
+)
+NAMESPACE = Kind(name="Namespace", group="", version="v1", plural="namespaces", namespaced=False)
+ENVOY_FILTER = Kind(
+    name="EnvoyFilter", group="networking.istio.io", version="v1alpha3", plural="envoyfilters", optional=True
+)
+DESTINATION_RULE = Kind(
+    name="DestinationRule", group="networking.istio.io", version="v1", plural="destinationrules", optional=True
+)
+SECRET = Kind(name="Secret", group="", version="v1", plural="secrets")
+DEPLOYMENT = Kind(name="Deployment", group="apps", version="v1", plural="deployments")
+POLICY = Kind(name="InferencePolicy", group="kvmesh.io", version="v1alpha1", plural="inferencepolicies", optional=True)
+
+_RBAC = "rbac.authorization.k8s.io"
+_SECURITY = "security.istio.io"
+KINDS = (
+    NAMESPACE,
+    CRD,
+    Kind(name="ClusterRole", group=_RBAC, version="v1", plural="clusterroles", namespaced=False),
+    Kind(name="ClusterRoleBinding", group=_RBAC, version="v1", plural="clusterrolebindings", namespaced=False),
+    Kind(name="Role", group=_RBAC, version="v1", plural="roles"),
+    Kind(name="RoleBinding", group=_RBAC, version="v1", plural="rolebindings"),
+    Kind(name="Lease", group="coordination.k8s.io", version="v1", plural="leases"),
+    Kind(name="ServiceAccount", group="", version="v1", plural="serviceaccounts"),
+    SECRET,
+    Kind(name="Service", group="", version="v1", plural="services"),
+    Kind(name="StatefulSet", group="apps", version="v1", plural="statefulsets"),
+    Kind(name="PersistentVolumeClaim", group="", version="v1", plural="persistentvolumeclaims"),
+    DEPLOYMENT,
+    Kind(name="PodDisruptionBudget", group="policy", version="v1", plural="poddisruptionbudgets"),
+    Kind(name="HorizontalPodAutoscaler", group="autoscaling", version="v2", plural="horizontalpodautoscalers"),
+    Kind(name="NetworkPolicy", group="networking.k8s.io", version="v1", plural="networkpolicies"),
+    DESTINATION_RULE,
+    Kind(name="PeerAuthentication", group=_SECURITY, version="v1", plural="peerauthentications", optional=True),
+    Kind(name="AuthorizationPolicy", group=_SECURITY, version="v1", plural="authorizationpolicies", optional=True),
+    Kind(name="ConfigMap", group="", version="v1", plural="configmaps"),
+    Kind(name="ServiceMonitor", group="monitoring.coreos.com", version="v1", plural="servicemonitors", optional=True),
+    Kind(name="PrometheusRule", group="monitoring.coreos.com", version="v1", plural="prometheusrules", optional=True),
+    ENVOY_FILTER,
+)
+
+
+def kind_of(name: str) -> Kind:
+    """Return the kind that a document calls `name`."""
+    return next(kind for kind in KINDS if kind.name == name)
+
+
+def kube_object(
+    kind: str,
+    name: str,
+    namespace: str | None,
+    *,
+    component: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    **content: Any,
+) -> Document:
+    """Return an object with our labels; `namespace` is None for what belongs to the whole cluster."""
+    meta: dict[str, Any] = {"name": name}
+    if namespace is not None:
+        meta["namespace"] = namespace
+    meta["labels"] = {**(component_labels(component) if component else {}), **OWNED, **(labels or {})}
+    if annotations:
+        meta["annotations"] = dict(annotations)
+    return {"apiVersion": kind_of(kind).api_version, "kind": kind, "metadata": meta, **content}
+
+
+def component_object(kind: str, component: str, namespace: str, **content: Any) -> Document:
+    """Return an object that a component has one of, under the component's name."""
+    return kube_object(kind, component, namespace, component=component, **content)
+
+
+def component_labels(component: str) -> dict[str, str]:
+    """Return the labels that select a component's pods; they never change, as selectors of Deployments cannot."""
+    return {NAME: component, PART_OF: "kvmesh"}
+
+
+def pods_of(component: str) -> dict[str, Any]:
+    """Return the selector of a component's pods, as most kinds write it."""
+    return {"matchLabels": component_labels(component)}

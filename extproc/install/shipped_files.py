@@ -1,0 +1,43 @@
+"""Reads the files that the package ships beside its code: CRDs, dashboards, recording rules and alerts.
+
+They are the folders `crds` and `monitoring` of `manifests/`; an installed package has a copy of both.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from extproc.errors import ConfigError
+
+HERE = Path(__file__).resolve().parent
+PLACES = (HERE / "manifests", HERE.parents[1] / "manifests")
+CRDS = ("kvmesh.io_inferencepolicies.yaml",)
+DASHBOARDS = ("kvmesh-overview", "kvmesh-cache", "kvmesh-priorities", "kvmesh-pod")  # their uids, which never change
+
+
+def read_crds() -> list[dict[str, Any]]:
+    """Return the CRDs, parsed. Raise ConfigError where the installation lacks them."""
+    return [yaml.safe_load(_text(f"crds/{name}")) for name in CRDS]
+
+
+def read_dashboards() -> dict[str, dict[str, Any]]:
+    """Return Grafana's dashboards by uid. Raise ConfigError where the installation lacks one."""
+    return {uid: json.loads(_text(f"monitoring/grafana/dashboards/{uid}.json")) for uid in DASHBOARDS}
+
+
+def read_rules() -> dict[str, Any]:
+    """Return recording rules and alerts: a rules file, which is also the spec of a PrometheusRule.
+
+    Raise ConfigError where the installation lacks them.
+    """
+    rules: dict[str, Any] = yaml.safe_load(_text("monitoring/prometheus/kvmesh.rules.yaml"))
+    return rules
+
+
+def _text(name: str) -> str:
+    for place in PLACES:
+        if (place / name).is_file():
+            return (place / name).read_text(encoding="utf-8")
+    raise ConfigError(f"the file {name} is missing from this installation of kvmesh; install it again")

@@ -1,0 +1,309 @@
+"""Picker, indexer and the bundled Redis: what runs of each, and its rights in the Kubernetes API. Pure."""
+
+from typing import Any
+
+from extproc.install.istio_release import plan_wiring
+from extproc.install.objects import (
+    INSTALLATION,
+    OWNED,
+    Document,
+    component_labels,
+    component_object,
+    kube_object,
+    pods_of,
+)
+from extproc.install.plan import (
+    GRPC_PORT,
+    INDEXER,
+    INDEXER_ADMIN_PORT,
+    PICKER,
+    PICKER_ADMIN_PORT,
+    REDIS,
+    REDIS_PORT,
+    InstallPlan,
+    RedisKind,
+    Scope,
+)
+from extproc.install.pod_parts import (
+    LOCKED_DOWN,
+    SETTLE_SECONDS,
+    TMP_MOUNT,
+    pod_template,
+    role_container,
+    role_volumes,
+)
+
+MODELS = "/models"
+BUSY_PERCENT = 60  # of the one core that a picker can use, where another one is started
+HEADROOM = 1.6  # of memory above Redis' data: the copy-on-write of rewriting the log, buffers of clients
+ROLLING_UPDATE = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+LEASE = "kvmesh-status-writer"  # its holder writes the status of policies
+RBAC = "rbac.authorization.k8s.io"
+READ = ["get", "list", "watch"]
+
+
+def picker_objects(plan: InstallPlan) -> list[Document]:
+    """Return the picker's objects but for its rights and its neighbours."""
+    # name and appProtocol make Istio speak HTTP/2 to it; without, every pick would fail
+    picks = {"name": "grpc-ext-proc", "port": GRPC_PORT, "targetPort": "grpc", "appProtocol": "grpc"}
+    return [
+        *_account_and_service(PICKER, plan, picks, _admin_port(PICKER_ADMIN_PORT)),
+        _picker_deployment(plan),
+        _budget(PICKER, plan),
+        _picker_autoscaler(plan),
+    ]
+
+
+def indexer_objects(plan: InstallPlan) -> list[Document]:
+    """Return the indexer's objects but for its rights and its neighbours."""
+    return [
+        *_account_and_service(INDEXER, plan, _admin_port(INDEXER_ADMIN_PORT)),
+        _indexer_deployment(plan),
+        _budget(INDEXER, plan),
+    ]
+
+
+def redis_objects(plan: InstallPlan) -> list[Document]:
+    """Return the bundled Redis, one server with a disk, or nothing where the operator has a Redis of their own.
+
+    It may be lost: the index is rebuilt from the pods' replay buffers, everything else in it lives for minutes. The
+    disk only makes that rare.
+    """
+    if plan.redis is not RedisKind.BUNDLED:
+        return []
+    # "tcp-": a port called redis would put Envoy's Redis proxy in between where that is switched on
+    port = {"name": "tcp-redis", "port": REDIS_PORT, "targetPort": "redis", "appProtocol": "tcp"}
+    return [*_account_and_service(REDIS, plan, port), _redis_server(plan)]
+
+
+def _admin_port(number: int) -> dict[str, Any]:
+    return {"name": "http-admin", "port": number, "targetPort": "http-admin", "appProtocol": "http"}
+
+
+def _account_and_service(component: str, plan: InstallPlan, *ports: dict[str, Any]) -> list[Document]:
+    """Return a ServiceAccount, whose token no pod gets unless its template asks for it, and a Service."""
+    service = {"selector": component_labels(component), "ports": list(ports)}
+    return [
+        component_object("ServiceAccount", component, plan.namespace, automountServiceAccountToken=False),
+        component_object("Service", component, plan.namespace, spec=service),
+    ]
+
+
+def _budget(component: str, plan: InstallPlan) -> Document:
+    spec = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": pods_of(component)}
+    return component_object("PodDisruptionBudget", component, plan.namespace, spec=spec)
+
+
+def _picker_deployment(plan: InstallPlan) -> Document:
+    settings = {
+        "host": "0.0.0.0",
+        "grpc_port": str(GRPC_PORT),
+        "admin_port": str(PICKER_ADMIN_PORT),
+        "steering": plan_wiring(plan).steering.value,
+        "drain_seconds": str(plan.drain_seconds),
+        "root_namespace": plan.root_namespace,
+    }
+    ports = {"grpc": GRPC_PORT, "http-admin": PICKER_ADMIN_PORT}
+    container = role_container(plan, "extproc", settings=settings, ports=ports, cpu="1", memory="512Mi")
+    volumes = role_volumes(plan)
+    if plan.tokenizers_claim:
+        container["env"].append({"name": "KVMESH_TOKENIZERS", "value": MODELS})  # of models that only pods name
+        container["volumeMounts"].append({"name": "models", "mountPath": MODELS, "readOnly": True})
+        claim = {"claimName": plan.tokenizers_claim, "readOnly": True}
+        volumes.append({"name": "models", "persistentVolumeClaim": claim})
+    spec = {  # no `replicas`: they are the autoscaler's
+        "selector": pods_of(PICKER),
+        "strategy": ROLLING_UPDATE,
+        "minReadySeconds": 5,
+        "template": pod_template(
+            plan,
+            PICKER,
+            container=container,
+            volumes=volumes,
+            grace_seconds=plan.drain_seconds + SETTLE_SECONDS,
+            token=True,
+        ),
+    }
+    return component_object("Deployment", PICKER, plan.namespace, spec=spec)
+
+
+def _picker_autoscaler(plan: InstallPlan) -> Document:
+    """Scale by the picker's own CPU, which is what ends first; the proxy beside it does not count."""
+    cpu = {"name": "cpu", "container": "extproc", "target": {"type": "Utilization", "averageUtilization": BUSY_PERCENT}}
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": PICKER},
+        "minReplicas": plan.picker_replicas,
+        "maxReplicas": plan.picker_replicas_max,
+        "metrics": [{"type": "ContainerResource", "containerResource": cpu}],
+        "behavior": {
+            "scaleUp": {
+                "stabilizationWindowSeconds": 0,
+                "policies": [{"type": "Percent", "value": 100, "periodSeconds": 15}],
+            },
+            # each picker that goes takes what it knew of its own routes with it
+            "scaleDown": {
+                "stabilizationWindowSeconds": 300,
+                "policies": [{"type": "Pods", "value": 1, "periodSeconds": 120}],
+            },
+        },
+    }
+    return component_object("HorizontalPodAutoscaler", PICKER, plan.namespace, spec=spec)
+
+
+def _indexer_deployment(plan: InstallPlan) -> Document:
+    settings = {"host": "0.0.0.0", "indexer_admin_port": str(INDEXER_ADMIN_PORT)}
+    ports = {"http-admin": INDEXER_ADMIN_PORT}
+    spec = {
+        "replicas": plan.indexer_replicas,
+        "selector": pods_of(INDEXER),
+        "strategy": ROLLING_UPDATE,
+        "template": pod_template(
+            plan,
+            INDEXER,
+            container=role_container(plan, "indexer", settings=settings, ports=ports, cpu="500m", memory="256Mi"),
+            volumes=role_volumes(plan),
+            grace_seconds=SETTLE_SECONDS,  # its leases run out in 2 s and another indexer goes on
+            token=True,
+        ),
+    }
+    return component_object("Deployment", INDEXER, plan.namespace, spec=spec)
+
+
+def _redis_server(plan: InstallPlan) -> Document:
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        # by these labels its claims are found where the cluster does not delete them with the server
+        "metadata": {"name": "data", "labels": component_labels(REDIS) | OWNED | {INSTALLATION: plan.namespace}},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": f"{plan.redis_storage_gib}Gi"}},
+        },
+    }
+    spec = {
+        "replicas": 1,
+        "serviceName": REDIS,
+        "selector": pods_of(REDIS),
+        "template": pod_template(
+            plan,
+            REDIS,
+            container=_redis_container(plan),
+            volumes=[{"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}}],
+            grace_seconds=60,  # it writes its log to disk
+            token=False,
+        ),
+        "volumeClaimTemplates": [claim],
+        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
+    }
+    return component_object("StatefulSet", REDIS, plan.namespace, spec=spec)
+
+
+def _redis_container(plan: InstallPlan) -> dict[str, Any]:
+    ping = {"exec": {"command": ["valkey-cli", "-p", str(REDIS_PORT), "ping"]}}
+    memory = f"{round(plan.redis_memory_mib * HEADROOM)}Mi"
+    container: dict[str, Any] = {
+        "name": "redis",
+        "image": plan.redis_image,
+        "args": ["valkey-server", *_redis_arguments(plan)],
+        "ports": [{"name": "redis", "containerPort": REDIS_PORT}],
+        "startupProbe": ping | {"periodSeconds": 2, "failureThreshold": 150},  # it reads its log first
+        "readinessProbe": ping | {"periodSeconds": 5, "timeoutSeconds": 3},
+        "livenessProbe": ping | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+        "resources": {"requests": {"cpu": "500m", "memory": memory}, "limits": {"memory": memory}},
+        "securityContext": LOCKED_DOWN,
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}, TMP_MOUNT],
+    }
+    if plan.redis_password_secret:
+        secret = {"secretKeyRef": {"name": plan.redis_password_secret, "key": "password"}}
+        container["env"] = [{"name": name, "valueFrom": secret} for name in ("REDIS_PASSWORD", "REDISCLI_AUTH")]
+    return container
+
+
+def _redis_arguments(plan: InstallPlan) -> list[str]:
+    settings = {
+        "port": str(REDIS_PORT),
+        "dir": "/data",
+        "protected-mode": "no",  # the mesh and the network policy say who may connect
+        "maxmemory": f"{plan.redis_memory_mib}mb",
+        "maxmemory-policy": "noeviction",  # evicted keys would make the index lie
+        "tracking-table-max-keys": "262144",  # what pickers had it track stays in its memory: 36 MB, not 137
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+    }
+    if plan.redis_password_secret:
+        settings["requirepass"] = "$(REDIS_PASSWORD)"
+    return [part for name, value in settings.items() for part in (f"--{name}", value)]
+
+
+def rbac_objects(plan: InstallPlan) -> list[Document]:
+    """Return what picker and indexer may ask of the Kubernetes API, and the lease that the pickers share.
+
+    Mesh-wide: ClusterRoles. Namespaced: Roles in the installation's own namespace and in each pool's.
+    """
+    rules = {PICKER: _picker_rules(), INDEXER: _pool_rules()}
+    spaces: list[str | None] = [None] if plan.scope is Scope.MESH else [*plan.watched_namespaces]
+    readers = [
+        each
+        for namespace in spaces
+        for component in rules
+        for each in _role(
+            plan,
+            component,
+            rules[component],
+            # several installations do not share a role
+            name=component if namespace == plan.namespace else f"{component}-{plan.namespace}",
+            namespace=namespace,
+        )
+    ]
+    # the lease is created here: the pickers need no right to create one, and it goes with the rest
+    lease = {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "resourceNames": [LEASE],
+        "verbs": ["get", "update"],
+    }
+    return [
+        *readers,
+        kube_object("Lease", LEASE, plan.namespace, component=PICKER),
+        *_role(plan, PICKER, [lease], name=LEASE, namespace=plan.namespace),
+    ]
+
+
+def _pool_rules() -> list[dict[str, Any]]:
+    """Return the rights to read which pods serve what."""
+    return [
+        {"apiGroups": [""], "resources": ["pods", "services"], "verbs": READ},
+        {"apiGroups": ["inference.networking.k8s.io"], "resources": ["inferencepools"], "verbs": READ},
+        {"apiGroups": ["inference.networking.x-k8s.io"], "resources": ["inferencepoolimports"], "verbs": READ},
+    ]
+
+
+def _picker_rules() -> list[dict[str, Any]]:
+    """Return the rights to read pools, policies and what policies refer to; only our policies' status is written."""
+    extension = ["inferenceobjectives", "inferencemodelrewrites"]
+    return [
+        *_pool_rules(),
+        {"apiGroups": ["kvmesh.io"], "resources": ["inferencepolicies"], "verbs": READ},
+        {"apiGroups": ["kvmesh.io"], "resources": ["inferencepolicies/status"], "verbs": ["get", "update"]},
+        {"apiGroups": ["llm-d.ai", "inference.networking.x-k8s.io"], "resources": extension, "verbs": READ},
+        {"apiGroups": ["gateway.networking.k8s.io"], "resources": ["gateways", "httproutes"], "verbs": READ},
+    ]
+
+
+def _role(
+    plan: InstallPlan, component: str, rules: list[dict[str, Any]], *, name: str, namespace: str | None
+) -> list[Document]:
+    """Return a role and its binding to the component; those of the whole cluster where `namespace` is None."""
+    kind = "ClusterRole" if namespace is None else "Role"
+    return [
+        kube_object(kind, name, namespace, component=component, rules=rules),
+        kube_object(
+            f"{kind}Binding",
+            name,
+            namespace,
+            component=component,
+            roleRef={"apiGroup": RBAC, "kind": kind, "name": name},
+            subjects=[{"kind": "ServiceAccount", "name": component, "namespace": plan.namespace}],
+        ),
+    ]

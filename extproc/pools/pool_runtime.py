@@ -1,0 +1,264 @@
+"""What a pick goes through in one pool, and the one place where it changes anything: `book`.
+
+`pick` reads the parts, decides, and hands the decision to `book`, or the error to `without_decision`. Nothing here
+decides or waits.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from extproc.admission.admit_request import RequestAdmission
+from extproc.admission.asked_request import AskedRequest, RequestReader
+from extproc.admission.pool_pressure import PoolPressure
+from extproc.admission.prepared_request import Picked, PrefixIndex, Prepared, PromptSource
+from extproc.choosing.choose import Choice, Full, PoolView, Snapshot
+from extproc.errors import InternalPickError, NoReadyEndpointError, PickError, RequestShedError
+from extproc.ext_proc.exchange import NOTHING_TOLD, RequestFacts
+from extproc.pools.booked_exchange import BookedExchange
+from extproc.pools.picker_books import PickerBooks
+from extproc.pools.plan_response import Pace, plan_response
+from extproc.pools.request_watch import RequestTrace, RequestWatch
+from extproc.prefixes.recent_routes import KEY_BYTES
+from extproc.quotas.quota import QuotaAsk
+from extproc.quotas.shared_quotas import Quotas
+from extproc.records.request_story import ClientLeftError, DecisionRecord, Fate
+from extproc.replicas.shared_load import EndpointBookings
+from extproc.telemetry.degradation_log import DegradationLog
+from extproc.telemetry.overload_telemetry import OverloadTelemetry
+from extproc.telemetry.picker_telemetry import PickerTelemetry
+
+log = logging.getLogger(__name__)
+
+FAILED_OPEN = "failed-open"  # an outcome: sent without a decision
+
+
+class PendingPick:
+    """One pick that is under way, and what is to be noted or given back when it ends."""
+
+    __slots__ = ("asked", "facts", "phases", "prepared", "queued_seconds", "quota", "trace")
+
+    def __init__(self, facts: RequestFacts, trace: RequestTrace | None = None) -> None:
+        self.facts = facts
+        self.trace = trace  # None: it is not observed
+        self.asked: AskedRequest | None = None  # once it is read
+        self.prepared: Prepared | None = None  # once it is looked up
+        self.quota: QuotaAsk | None = None  # what is asked of its tenant's quota
+        self.queued_seconds: float | None = None  # None: it did not wait for room
+        self.phases: dict[str, float] = {}  # parse, tokenize, lookup, decide: seconds
+
+    def phase(self, name: str, seconds: float) -> None:
+        """Note how long a phase took; of one that comes again, the sum."""
+        self.phases[name] = self.phases.get(name, 0.0) + seconds
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolRuntime:
+    """The parts of one pool, and what a pick does to them."""
+
+    name: str  # "namespace/name", "" for the pool of `--endpoints`
+    reader: RequestReader
+    view: PoolView
+    prompts: PromptSource
+    index: PrefixIndex
+    pressure: PoolPressure
+    admission: RequestAdmission
+    books: PickerBooks
+    telemetry: PickerTelemetry
+    overload: OverloadTelemetry
+    watch: RequestWatch
+    degradations: DegradationLog
+    reads: Pace  # of responses that are read although they are not sampled
+    full: Callable[[float], None]  # told when the pool will have room though nothing happens: monotonic seconds
+    quotas: Quotas | None = None
+    others: Callable[[], Mapping[str, EndpointBookings] | None] = lambda: None  # what other replicas have booked
+    clock: Callable[[], float] = time.monotonic
+    recent: deque[DecisionRecord] = field(default_factory=deque)
+    labels: frozenset[str] = frozenset()  # names of models that may be a metric's label
+    sample_share: float = 0.0  # of the responses that are read
+    read_below_bytes: int = 0
+    most_endpoints: int | None = None  # that an answer to Envoy names; None: as the policy has it
+    # endpoints that a request may go to without a decision; none where the pool fails closed
+    anywhere: Callable[[], Sequence[str]] = tuple
+    under_way: int = 0  # picks: neither booked nor refused
+    picked_at: float = float("-inf")  # monotonic seconds of the last pick
+    has_failed_open: bool = False
+
+    def begin(self, facts: RequestFacts) -> PendingPick:
+        """Count a pick that begins now, and follow it while there is an observer."""
+        self.under_way += 1
+        if not self.watch.is_used:
+            return PendingPick(facts)
+        audit_share = self.view.policy.observability.audit_share
+        pending = PendingPick(facts, self.watch.open(self.name, facts, audit_share=audit_share))
+        if pending.trace is not None:
+            pending.trace.phases = pending.phases
+        return pending
+
+    def end(self, pending: PendingPick) -> None:
+        """Count a pick that is over, whatever it came to."""
+        self.under_way -= 1
+        for name, seconds in pending.phases.items():
+            self.telemetry.phase(name, seconds)
+        if pending.asked is not None and (ignored := pending.asked.request_class.ignored_objective):
+            self.overload.objective_ignored(ignored.value)
+
+    def book(self, picked: Picked, pending: PendingPick) -> BookedExchange:
+        """Book a decision in the turn of the event loop in which it was made: the next one counts with it."""
+        decision, prepared, snapshot = picked.decision, picked.prepared, picked.choice.snapshot
+        asked, trace = prepared.asked, pending.trace
+        resolved = asked.resolved
+        label = resolved.requested if resolved.requested is not None and resolved.requested in self.labels else ""
+        # before the booking, as all that may fail: it would not be released
+        self._count_admitted(picked.choice, asked)
+        plan = plan_response(
+            picked,
+            pool=self.name,
+            is_sampled=random.random() < self.sample_share,  # noqa: S311
+            read_below_bytes=self.read_below_bytes,
+            reads=self.reads,
+            now=time.monotonic(),
+            label=label,
+            sent_at=time.time(),
+        )
+        exchange = BookedExchange(
+            books=self.books,
+            endpoints=decision.endpoints[: self.most_endpoints],
+            booking=self.books.book(picked),
+            model=label,
+            arm=resolved.arm,
+            body=prepared.sent.changed,
+            removed_headers=prepared.sent.removed_headers,
+            response_headers=prepared.response_headers,
+            plan=plan,
+            trace=trace,
+            set_headers=trace.set_headers if trace is not None else NOTHING_TOLD,
+        )
+        pending.phase("decide", self.clock() - snapshot.at)
+        if trace is not None:
+            trace.settle()
+            trace.will_be_read(plan)
+            trace.prompt_key, trace.queued_seconds = _prompt_key(prepared), pending.queued_seconds
+        # the answer leaves in this turn of the loop; what need not be ready for it comes after it
+        asyncio.get_running_loop().call_soon(self._remember, picked, trace, label)
+        return exchange
+
+    def no_room(self, found: Full, asked: AskedRequest, snapshot: Snapshot) -> None:
+        """Note that a request has found every endpoint full."""
+        now = snapshot.at
+        self.pressure.saw(asked.request_class, snapshot.kept, pool=asked.pool, has_room=False, now=now)
+        if found.opens_in_seconds is not None:
+            self.full(now + found.opens_in_seconds)
+
+    def without_decision(self, pending: PendingPick, error: BaseException) -> BookedExchange:
+        """Give back what a pick has taken that failed, and raise the answer for the client.
+
+        Where the pool fails open, return an exchange with an endpoint taken by chance instead.
+        """
+        if pending.quota is not None and self.quotas is not None:
+            self.quotas.cancel(pending.quota)
+        if isinstance(error, RequestShedError):
+            self._count_shed(pending, error)
+        if not isinstance(error, Exception):  # the client has left, or the picker stops
+            if pending.trace is not None and isinstance(error, asyncio.CancelledError):
+                left = ClientLeftError("the client left while it waited")
+                self._tell(pending, Fate.ABANDONED, _refusal_record(pending, left))
+            raise error
+        refusal = error if isinstance(error, PickError) else None
+        if refusal is None:
+            request_id = pending.facts.request_id
+            log.error("a pick failed; the client gets a 500", exc_info=error, extra={"request_id": request_id})
+            refusal = InternalPickError("kvmesh failed to route this request; its log says why")
+        if isinstance(refusal, NoReadyEndpointError | InternalPickError):
+            exchange = self._anywhere(pending, refusal)
+            if exchange is not None:
+                return exchange
+        self.telemetry.refused(refusal.reason)
+        record = _refusal_record(pending, refusal)
+        self.recent.appendleft(record)
+        self._tell(pending, Fate.REFUSED, record)
+        if refusal is error:
+            raise refusal
+        raise refusal from error
+
+    def _count_admitted(self, choice: Choice, asked: AskedRequest) -> None:
+        decision, snapshot, request_class = choice.decision, choice.snapshot, asked.request_class
+        now = snapshot.at
+        if choice.needed_room:
+            self.pressure.saw(request_class, snapshot.kept, pool=asked.pool, has_room=True, now=now)
+        uncached = max(decision.prompt_tokens - decision.matched_tokens, 0)
+        self.pressure.went(request_class, pool=asked.pool, uncached_tokens=uncached, now=now)
+        self.overload.admitted(request_class.class_name, tenant=request_class.tenant)
+        self.view.turns.count(snapshot.ask.model)
+        if choice.warm_wait is not None:
+            self.view.hot.note(choice.warm_wait, endpoint=decision.endpoints[0], now=now)
+
+    def _count_shed(self, pending: PendingPick, error: RequestShedError) -> None:
+        assert pending.asked is not None, "only what was read is refused for load"
+        request_class = pending.asked.request_class
+        self.overload.shed(request_class.class_name, reason=error.reason, tenant=request_class.tenant)
+        if error.waited_seconds is not None:
+            pending.queued_seconds = error.waited_seconds
+
+    def _anywhere(self, pending: PendingPick, error: PickError) -> BookedExchange | None:
+        """Return an exchange with an endpoint taken by chance; None where the pool fails closed, or has none."""
+        subset, trace = pending.facts.subset, pending.trace
+        endpoints = [address for address in self.anywhere() if subset is None or address in subset]
+        if not endpoints:
+            return None
+        self.picked_at, self.has_failed_open = time.monotonic(), True
+        self.telemetry.refused(FAILED_OPEN)
+        most = self.most_endpoints or 1 + self.view.policy.fallbacks
+        chosen = random.sample(endpoints, min(most, len(endpoints)))
+        self._tell(pending, Fate.FAILED_OPEN, _refusal_record(pending, error), endpoint=chosen[0])
+        return BookedExchange(
+            books=self.books,
+            endpoints=chosen,
+            booking=None,
+            trace=trace,
+            set_headers=trace.set_headers if trace is not None else NOTHING_TOLD,
+        )
+
+    def _tell(self, pending: PendingPick, fate: Fate, record: DecisionRecord, *, endpoint: str | None = None) -> None:
+        trace = pending.trace
+        if trace is None or not trace.settle():  # or it was booked, and is told of as that
+            return
+        trace.queued_seconds = pending.queued_seconds
+        if pending.prepared is not None:
+            trace.prompt_key = _prompt_key(pending.prepared)
+        asyncio.get_running_loop().call_soon(partial(trace.decided, fate, record, endpoint=endpoint))
+
+    def _remember(self, picked: Picked, trace: RequestTrace | None, label: str) -> None:
+        decision, asked = picked.decision, picked.prepared.asked
+        self.picked_at = now = time.monotonic()
+        if decision.degraded:
+            self.degradations.note(decision.degraded, now=now)
+        self.books.remember(picked, label=label)
+        summary = picked.prepared.summary
+        record = DecisionRecord(at=time.time(), facts=asked.facts, model=summary.model, outcome=decision, asked=summary)
+        self.recent.appendleft(record)
+        if trace is not None:
+            trace.decided(Fate.ROUTED, record, endpoint=decision.endpoints[0])
+        self.watch.tell_picked(self.name, picked)
+
+
+def _refusal_record(pending: PendingPick, refusal: PickError) -> DecisionRecord:
+    """Return what is remembered of a request without a decision."""
+    asked = None
+    if pending.prepared is not None:
+        asked = pending.prepared.summary
+    elif pending.asked is not None:
+        asked = pending.asked.summary()
+    model = asked.model if asked is not None else None
+    return DecisionRecord(at=time.time(), facts=pending.facts, model=model, outcome=refusal, asked=asked)
+
+
+def _prompt_key(prepared: Prepared) -> bytes:
+    """Return the key of the prompt's last whole block, "" where its blocks are not known."""
+    prompts = prepared.query.prompts
+    return bytes(prompts[0].keys[-KEY_BYTES:]) if prompts else b""

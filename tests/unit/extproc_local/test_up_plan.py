@@ -1,0 +1,132 @@
+"""What `kvmesh up` would start, with which flags; nothing is started."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from extproc.local.envoy_config import SocketAddress
+from extproc.local.ports import PortUse
+from extproc.local.service import LocalParts, fixed_ports, plan
+from extproc.local.stack_settings import BodyDelivery
+from kvmesh.redis.address import RedisAccess
+from tests.unit.extproc_local.local_settings import settings
+
+KVMESH = f"{sys.executable} -m extproc"
+REAL_PODS = (SocketAddress(host="10.0.0.1", port=8000), SocketAddress(host="::1", port=8000))
+
+
+def parts(*, redis_program: Path | None = Path("/bin/redis-server")) -> LocalParts:
+    return LocalParts(
+        run_directory=Path("/run"),
+        envoy_program=Path("/bin/envoy"),
+        envoy_config=Path("/run/envoy.json"),
+        redis_program=redis_program,
+        redis=RedisAccess(url="rediss://:hunter2@127.0.0.1:7000/0", ca_file=Path("/tls/ca.pem")),
+        redis_port=7000,
+    )
+
+
+def test_the_whole_mesh_is_planned_in_two_stages_with_every_flag_spelled_out() -> None:
+    stages = plan(settings(), parts())
+
+    assert [{spec.name: " ".join(spec.argv) for spec in stage} for stage in stages] == [
+        {
+            "redis": "/bin/redis-server --bind 127.0.0.1 --port 7000 --save  --appendonly no --dir /run --daemonize no",
+            "pod-0": f"{KVMESH} sim --host 127.0.0.1 --sim-port 8101 --pods 1 --model tiny --tokenizer /tok",
+            "pod-1": f"{KVMESH} sim --host 127.0.0.1 --sim-port 8102 --pods 1 --model tiny --tokenizer /tok",
+        },
+        {
+            "indexer": f"{KVMESH} indexer --host 127.0.0.1 --indexer-admin-port 9091"
+            " --endpoints 127.0.0.1:8101,127.0.0.1:8102 --model tiny",
+            "extproc": f"{KVMESH} extproc --host 127.0.0.1 --grpc-port 9002 --admin-port 9090"
+            " --endpoints 127.0.0.1:8101,127.0.0.1:8102 --model tiny --tokenizer /tok"
+            " --drain-seconds 0",
+            "envoy": "/bin/envoy -c /run/envoy.json --log-level warning --disable-hot-restart --concurrency 2",
+        },
+    ]
+
+
+def test_every_process_has_a_condition_to_be_ready() -> None:
+    conditions = {
+        spec.name: [str(condition) for condition in spec.ready] for stage in plan(settings(), parts()) for spec in stage
+    }
+
+    assert conditions == {
+        "redis": ["PING rediss://127.0.0.1:7000/0"],
+        "pod-0": ["GET http://127.0.0.1:8101/health"],
+        "pod-1": ["GET http://127.0.0.1:8102/health"],
+        "indexer": ["GET http://127.0.0.1:9091/readyz"],
+        "extproc": ["GET http://127.0.0.1:9090/readyz", "gRPC health of 127.0.0.1:9002"],
+        "envoy": ["GET http://127.0.0.1:9901/ready"],
+    }
+
+
+def test_children_get_redis_through_their_environment_where_no_other_user_reads_its_password() -> None:
+    specs = [spec for stage in plan(settings(), parts()) for spec in stage]
+
+    expected = {"KVMESH_REDIS": "rediss://:hunter2@127.0.0.1:7000/0", "KVMESH_REDIS_CA_FILE": "/tls/ca.pem"}
+    assert {spec.name: spec.environment for spec in specs if spec.environment} == {
+        "indexer": expected,
+        "extproc": expected,
+    }
+    assert "hunter2" not in f"{specs}"
+
+
+def test_real_pods_and_a_foreign_redis_are_used_and_not_started() -> None:
+    stages = plan(settings(endpoints=REAL_PODS, model=None, tokenizer=None), parts(redis_program=None))
+
+    assert [[spec.name for spec in stage] for stage in stages] == [[], ["indexer", "extproc", "envoy"]]
+    indexer, picker, _ = stages[1]
+    assert " ".join(indexer.argv).endswith("--endpoints 10.0.0.1:8000,[::1]:8000")
+    assert " ".join(picker.argv).endswith("--endpoints 10.0.0.1:8000,[::1]:8000 --drain-seconds 0")
+
+
+def test_the_indexer_gets_the_event_sources_and_every_role_the_log_flags() -> None:
+    flags = ("--log-level", "debug", "--log-format", "json")
+    stages = plan(settings(event_sources='{"10.0.0.1:8000": {}}', log_flags=flags), parts())
+
+    argv = {spec.name: spec.argv for stage in stages for spec in stage}
+    assert argv["indexer"][-6:] == ("--event-sources", '{"10.0.0.1:8000": {}}', *flags)
+    assert [name for name in argv if argv[name][-4:] == flags] == ["pod-0", "pod-1", "indexer", "extproc"]
+
+
+def test_picker_and_indexer_get_the_token_file_of_the_admin_pages_and_nobody_else_does() -> None:
+    specs = {
+        spec.name: spec.argv
+        for stage in plan(replace(settings(), admin_token_file=Path("/t")), parts())
+        for spec in stage
+    }
+    told = {name for name, argv in specs.items() if "--admin-token-file" in argv}
+    assert told == {"indexer", "extproc"}
+    assert all(specs[name][specs[name].index("--admin-token-file") + 1] == "/t" for name in told)
+
+
+def test_the_ports_that_must_be_free_are_listed_with_the_flag_that_moves_them() -> None:
+    assert fixed_ports(settings()) == (
+        PortUse(port=10000, purpose="the gateway (Envoy)", flag="--envoy-port"),
+        PortUse(port=9901, purpose="Envoy's admin page", flag="--envoy-admin-port"),
+        PortUse(port=9002, purpose="the picker's gRPC", flag="--grpc-port"),
+        PortUse(port=9090, purpose="the picker's admin page", flag="--admin-port"),
+        PortUse(port=9091, purpose="the indexer's admin page", flag="--indexer-admin-port"),
+        PortUse(port=8101, purpose="simulated pod 0", flag="--sim-port"),
+        PortUse(port=8102, purpose="simulated pod 1", flag="--sim-port"),
+    )
+
+
+def test_real_pods_ask_for_no_local_port() -> None:
+    assert [use.flag for use in fixed_ports(settings(endpoints=REAL_PODS))] == [
+        "--envoy-port",
+        "--envoy-admin-port",
+        "--grpc-port",
+        "--admin-port",
+        "--indexer-admin-port",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "file"), [(BodyDelivery.DUPLEX, "local.yaml"), (BodyDelivery.BUFFERED, "buffered.yaml")]
+)
+def test_each_way_of_body_delivery_has_its_envoy_file(mode: BodyDelivery, file: str) -> None:
+    assert mode.envoy_file == file

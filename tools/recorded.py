@@ -1,0 +1,118 @@
+"""Tables of docs/ from the newest results in bench/results: `python -m tools.recorded picker` prints one.
+
+Other pages quote the same figures in sentences; `tests/unit/docs/test_figures.py` holds them to the same results.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tools.docs_site import REPOSITORY
+
+Facts = Mapping[str, Any]
+ROUTERS = {
+    "round-robin": "round robin",
+    "least-request": "least request",
+    "kvmesh": "kvmesh",
+    "vllm-router": "vllm-router",
+    "smg": "smg",
+}
+WORKLOADS = ("qa", "qa-x2", "trace", "burst", "uniform", "churn")
+OVERLOADS = {
+    "kvmesh 0.5x": ("kvmesh", 0.5),
+    "1x": ("kvmesh", 1.0),
+    "2x": ("kvmesh", 2.0),
+    "3x": ("kvmesh", 3.0),
+    "off 3x": ("kvmesh:off", 3.0),
+    "Envoy least-request 3x": ("least-request", 3.0),
+}
+
+
+def newest(kind: str) -> Facts:
+    """Return the newest result of a benchmark: picker, watched, routing, overload."""
+    path = max(REPOSITORY.glob(f"bench/results/*-{kind}.json"))
+    found: Facts = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def case(tokens: int, concurrency: int) -> Facts:
+    """Return what the picker cost at one prompt size and concurrency."""
+    return next(
+        each
+        for each in newest("picker")["cases"]
+        if (each["prompt_tokens"], each["concurrency"]) == (tokens, concurrency)
+    )
+
+
+def short(value: float) -> str:
+    """Write a figure with the three digits that the noise leaves."""
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:,.0f}"
+
+
+def spread(value: Mapping[str, float]) -> str:
+    """Write median (least..greatest)."""
+    return f"{short(value['median'])} ({short(value['min'])}..{short(value['max'])})"
+
+
+def picker() -> str:
+    """Return CPU and added latency by prompt size and concurrency."""
+    head = ["tokens", "at once", "picker CPU", "bare gRPC exchange", "picking itself"]
+    rows = [[*head, "picker adds to p50", "bare adds to p50"]]
+    for each in newest("picker")["cases"]:
+        cells = [each["picker_cpu_ms"], each["bare_exchange_cpu_ms"], each["picking_cpu_ms"]]
+        cells += [each["added_by_picker"]["p50_ms"], each["added_by_bare_exchange"]["p50_ms"]]
+        rows.append([f"{each['prompt_tokens']:,}", str(each["concurrency"]), *map(spread, cells)])
+    return _table(rows)
+
+
+def budgets() -> str:
+    """Return the promises that a run judges."""
+    rows = [["budget", "measured, ms", ""]]
+    for each in newest("picker")["verdicts"]:
+        budget = f"{each['promise']}: at most {each['budget_ms']:g} ms"
+        rows.append([budget, spread(each["measured_ms"]), "met" if each["met"] else "missed"])
+    return _table(rows)
+
+
+def routing() -> str:
+    """Return mean / p95 TTFT, and the hit rate as a share of one cache's, by workload and router."""
+    runs = {(each["arm"], each["workload"]): each for each in newest("routing")["runs"]}
+    rows = [["", *ROUTERS.values()]]
+    for workload in WORKLOADS:
+        rows.append([f"`{workload}`", *(_ttft(runs[arm, workload]) for arm in ROUTERS)])
+    shares = (f"{runs[arm, 'churn']['success_rate']:.1%}".replace("%", " %") for arm in ROUTERS)
+    rows.append(["`churn`, answered", *shares])
+    return _table(rows)
+
+
+def _ttft(run: Facts) -> str:
+    latency = f"{run['ttft_mean']:.0f} / {run['ttft_p95']:.0f}"
+    share = run["hit_share"] if run["workload"] != "uniform" else None
+    return latency if share is None else f"{latency}, {share:.2f}"
+
+
+def overload() -> str:
+    """Return what critical requests meet, and the goodput, by load and arm."""
+    result = newest("overload")
+    runs = {(each["arm"], each["load"]): each for each in result["runs"] if each["scenario"] == "steady"}
+    chosen = [runs[key] for key in OVERLOADS.values()]
+    critical = [run["classes"][0] for run in chosen]
+    capacity = result["plan"]["capacity"]
+    rows = [["", *OVERLOADS]]
+    times = [f"{each['ttft_p50']:,.0f} / {each['ttft_p99']:,.0f}" for each in critical]
+    rows.append(["critical TTFT p50 / p99, ms", *times])
+    rows.append(["critical answered", *(f"{100 * each['answered'] / each['requests']:.0f} %" for each in critical)])
+    rows.append(["goodput, share of capacity", *(f"{100 * run['goodput'] / capacity:.0f} %" for run in chosen)])
+    return _table(rows)
+
+
+def _table(rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
+
+
+TABLES = {each.__name__: each for each in (picker, budgets, routing, overload)}
+
+if __name__ == "__main__":
+    sys.stdout.write(TABLES[sys.argv[1]]())
