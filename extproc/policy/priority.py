@@ -368,7 +368,7 @@ PRIORITIES = Priorities()
 class PriorityPolicy:
     """Who belongs to which class and tenant, and what each may use: what a picker goes by.
 
-    Made from the sections of a policy by `policy.spec`; what they mean is said there.
+    Made from the sections of a policy by `policy.merged_policy`; the sections say what each field means.
     """
 
     classes: Mapping[str, PriorityClass] = field(default_factory=lambda: DEFAULT_CLASSES)

@@ -125,7 +125,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One of a few description or numbers."""
+    """One of a few texts or numbers."""
 
     of: tuple[str, ...] | tuple[int, ...]
 

@@ -231,7 +231,7 @@ SCORING, PREFIX_CACHE, LOAD = Scoring(), PrefixCache(), Load()
 class PickPolicy:
     """How endpoints are compared, and whose requests go first: what a picker goes by.
 
-    Made from the sections of a policy by `policy.spec`; what they mean is said there.
+    Made from the sections of a policy by `policy.merged_policy`; the sections say what each field means.
     """
 
     strategy: Strategy = SCORING.strategy

@@ -13,7 +13,7 @@ import yaml
 from extproc.errors import ConfigError
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pods.endpoint import Role
-from extproc.policy.inference_policy import RESETS, read_policy_file, read_section
+from extproc.policy.inference_policy import RESETS, read_policy_file, read_section, read_spec
 from extproc.policy.merge import lay_over
 from extproc.policy.merged_policy import pick_policy
 from extproc.policy.reading import PolicyDocumentError
@@ -331,7 +331,7 @@ def read_policy_fields(
     fields = _file_fields(text, flag="--policy", read=read_policy_file)
     for above in (
         _file_fields(priorities, flag="--priorities", read=partial(read_section, "priorities")),
-        {name: part for name, part in single.items() if part},
+        read_spec({name: part for name, part in single.items() if part}),
         _file_fields(models, flag="--models", read=partial(read_section, "models")),
     ):
         fields = lay_over(fields, above, resets=RESETS)

@@ -302,6 +302,7 @@ def test_a_smaller_model_that_would_be_answered_404_is_refused(run: Callable[...
         (("--policy", '{"scoring": {"weights": {"prefx": 1}}}'), "--policy: spec.scoring.weights.prefx: unknown field"),
         (("--policy", '{"weights": {"prefix": 1}}'), "--policy: spec: weights: a policy file is an InferencePolicy or"),
         (("--policy", "{"), "--policy: not readable as YAML"),
+        (("--weights", "turn=1e9"), "spec.scoring.weights.turn: must be between 0 and 1000000, not 1000000000.0"),
         (("--models", '{"served": [{}]}'), r"--models: spec.models.served\[0\].name: is missing"),
     ],
 )
