@@ -87,8 +87,10 @@ async def _look_up(
     degraded: dict[str, str] = {}
     sent = pool.reader.edit(asked, degraded=degraded)
     tokens = await prompt_tokens(asked, sent, pool.prompts, models=pool.reader.models, degraded=degraded)
-    require_within_limit(asked, tokens)
     tokenized = pool.clock()
+    if pending is not None:
+        pending.phase("tokenize", tokenized - began)
+    require_within_limit(asked, tokens)
     quota = before.quota if before is not None else None
     if before is None and pending is not None and pool.quotas is not None:
         key = pool.quotas.match(asked.request_class.tenant, asked.charged)
@@ -109,7 +111,6 @@ async def _look_up(
         verdict=verdict,
     )
     if pending is not None:
-        pending.phase("tokenize", tokenized - began)
         pending.phase("lookup", pool.clock() - tokenized)
         pending.asked, pending.prepared = asked, prepared
     return prepared

@@ -12,10 +12,8 @@ from extproc.doctor.examine import run_startup_checks
 from extproc.errors import ConfigError, first_error
 from extproc.ext_proc.grpc_server import ExtProcServer
 from extproc.pages.admin_http import AdminServer
-from extproc.pages.admin_pages import PickerPages
-from extproc.pages.feed_http import LivePages
+from extproc.pages.admin_pages import ExplainPolicies, PickerPages
 from extproc.pages.live_feed import LiveFeed
-from extproc.pages.pools_pages import PoolsPages
 from extproc.pick import PoolPicks
 from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
 from extproc.pools.mesh import MeshFollower, follow_source, mesh_policy
@@ -47,7 +45,7 @@ class PickerService:
         self.pools = Pools(self.resources, changed=self._wants_change)
         self.server: ExtProcServer | None = None
         self.follower: MeshFollower | None = None
-        self.pages: PickerPages | PoolsPages
+        self.pages: PickerPages
         self.live: LiveFeed
 
     async def start(self) -> None:
@@ -55,15 +53,12 @@ class PickerService:
         settings = self.settings
         if settings.follows_mesh:
             self.follower = MeshFollower(mesh_policy(settings), self.pools)
-            self.pages = PoolsPages(self.pools, policies=self.follower.explain)
-            self._observe(self.pools.registry)
+            self._observe(self.pools.registry, policies=self.follower.explain)
             self.server = self._server()
             return
         self.resources.load_tokenizers(settings.model_table.served)
         await self.pools.apply({STATIC: static_config(settings)})
-        pool = self.pools.all[STATIC]
-        self.pages = PickerPages(pool)
-        self._observe(pool.telemetry.registry)
+        self._observe(self.pools.all[STATIC].telemetry.registry, policies=None)
         self.server = self._server()
 
     def background(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -77,14 +72,16 @@ class PickerService:
 
     async def close(self) -> None:
         """Let go of Redis, of the pods and of the tokenizers' thread."""
-        await self.live.close()
+        self.live.end_all()
+        await self.pages.close()
         await self.pools.close()
         await self.resources.close()
 
-    def _observe(self, registry: Registry) -> None:
-        """Have requests shown to those who watch, and what is written of them counted."""
+    def _observe(self, registry: Registry, *, policies: ExplainPolicies | None) -> None:
+        """Have requests shown on the pages, and what is written of them counted."""
         resources = self.resources
-        self.live = LiveFeed(self.pages, watch=resources.watch, view=IndexView(url=self.settings.redis_url))
+        self.pages = PickerPages(self.pools, view=IndexView(url=self.settings.redis_url), policies=policies)
+        self.live = LiveFeed(self.pages, watch=resources.watch)
         resources.watch.on_picked = self.live.picked
         targets = resources.records.buffers if resources.records is not None else ()
         show_records(registry, targets=targets, traces=resources.tracing)
@@ -110,7 +107,6 @@ class PickerService:
     async def _check_once(self) -> None:
         """Look for what is wrong though everything runs, once the pods have had time to start."""
         pool = self.pools.all[STATIC]
-        assert isinstance(self.pages, PickerPages), "of the static pool"
         self.pages.findings = await run_startup_checks(self.settings, tokenizers=pool.prompts.tokenizers)
 
 
@@ -139,7 +135,7 @@ async def serve(settings: PickerSettings, *, stop: asyncio.Event, source: Docume
         service.pages,
         max_body_bytes=settings.max_body_bytes,
         access=settings.admin_access,
-        live=LivePages(service.live),
+        feed=service.live,
     )
     try:
         await admin.start(host=settings.host, port=settings.admin_port)

@@ -21,9 +21,9 @@ T_co = TypeVar("T_co", covariant=True)
 # tried, and told that they wait no longer, in one turn of the event loop; the rest follows in the next turns, so that
 # others have theirs
 MOST_IN_ONE_PASS = 32
-# after a look that found no room for anybody: a try costs up to a millisecond, and at saturation most looks are in vain
+# after a look that found room for none: a try costs up to a millisecond, and at saturation most looks are in vain
 PAUSE_SECONDS = 0.005
-# a newcomer whom others like it precede is reason to look again only where nobody has looked for so long
+# rescan for a newcomer that queues behind its peers only if the pool was not scanned for this long
 LOOKED_SECONDS = 0.05
 SHORTEST_TIMER_SECONDS = 0.001
 
@@ -98,10 +98,10 @@ class AdmissionQueue:
         self._clock = clock
         self._telemetry = telemetry
         self._waiting: dict[Ticket, _Waiting[Any]] = {}
-        self._looked_at: dict[str, float] = {}  # pool -> when, of pools in which somebody waits
+        self._looked_at: dict[str, float] = {}  # pool -> when, of pools in which a request waits
         self._woken: dict[str, None] = {}  # pools that the next round looks at
         self._round: dict[str, None] = {}  # those still to be looked at in this one, in order
-        self._in_vain = True  # nobody of this round has been sent
+        self._in_vain = True  # no request of this round has been sent
         self._no_pass_before = float("-inf")
         self._next_pass: asyncio.Handle | None = None
         self._over: dict[Ticket, tuple[Exception, Outcome]] = {}  # out of the order, and still to be told so
@@ -118,11 +118,11 @@ class AdmissionQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits, in any pool."""
+        """Whether no request waits, in any pool."""
         return not self._waiting
 
     def would_wait(self, pool: str, priority: int, group: str | None = "") -> bool:
-        """Tell whether somebody of the same or a higher priority already waits, whom a newcomer must not overtake.
+        """Tell whether a request of the same or a higher priority waits, which a newcomer must not overtake.
 
         None: of whatever group.
         """
@@ -173,8 +173,8 @@ class AdmissionQueue:
     def wake(self, pool: str | None = None) -> None:
         """Try those that wait, in the next turn of the loop: something may be free in this pool (None: in any).
 
-        Costs next to nothing while nobody waits, and any number of calls in one turn make one pass; so do those in the
-        PAUSE_SECONDS after a look in vain.
+        Costs next to nothing while the queue is empty. Any number of calls in one turn make one pass, as do those in
+        the PAUSE_SECONDS after a look in vain.
         """
         if not self._waiting:
             return
@@ -190,7 +190,7 @@ class AdmissionQueue:
             self._queue.passed(pool, class_name, priority_class.ceiling, cost)
 
     def wake_at(self, at: float) -> None:
-        """Room will appear at this time without anything happening. The earliest counts; nothing while nobody waits."""
+        """Room will appear at this time without any event. The earliest counts; nothing while the queue is empty."""
         if self._waiting and at < self._room_at:
             self._room_at = at
             self._set_timer(self._clock())
@@ -339,7 +339,7 @@ class AdmissionQueue:
             self._end_soon(ticket, error, Outcome.TIMEOUT)
 
     def _set_timer(self, now: float) -> None:
-        """See to it that somebody looks when the first one's time is over, or room appears by itself."""
+        """Have the pools looked at when the first request's time is over, or room appears by itself."""
         deadline = self._queue.next_deadline()
         at = self._room_at if deadline is None else min(deadline, self._room_at)
         if at >= self._timer_at:
@@ -366,7 +366,7 @@ class AdmissionQueue:
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Whatever goes wrong inside, nobody is left waiting for whom nobody will look again."""
+        """Whatever goes wrong inside, no request is left waiting that will not be looked at again."""
         try:
             yield
         except BaseException:

@@ -18,7 +18,7 @@ from extproc.models.models import ModelTable
 from extproc.policy.priority import PriorityPolicy, StepKind
 from extproc.policy.request_class import RequestClass
 from extproc.prompts.token_ids import PromptTokens
-from extproc.records.request_story import AskedFor
+from extproc.records.request_events import AskedFor
 from extproc.requests.json_body import UnknownContentEncodingError, decoded_body
 from extproc.requests.json_edit import JsonObject
 from extproc.requests.openai import parse_request

@@ -103,7 +103,7 @@ class Degradation:
         return state.measures
 
     def in_force(self, *, now: float) -> Sequence[StepInForce]:
-        """Return all steps in force, by class, pool and the policy's order; not those that nobody asked for lately."""
+        """Return the steps in force of classes with a recent request, by class, pool and the policy's order."""
         return [
             StepInForce(class_name=class_name, pool=pool, step=step, since=entered_at, pressure=state.pressure)
             for (class_name, pool), state in sorted(self._states.items())

@@ -24,7 +24,7 @@ MOST_FAILED_IN_TURN = 2
 
 
 class QueueFullError(KvmeshError):
-    """The newcomer finds no place: nobody who waits has to give way to it."""
+    """The newcomer finds no place: no waiting request has to give way to it."""
 
     reason: ClassVar[str] = "queue-full"
 
@@ -71,10 +71,11 @@ class FlowQueue:
     def push(self, ticket: Ticket) -> Sequence[Ticket]:
         """Let a request wait, and return those that gave their place up for it.
 
-        Raise QueueFullError where the queue or the class's part of it is full and nobody has to. Sheddable ones do: to
-        a higher priority the newest of the tenant with most in the lowest class; to their own class the newest of a
-        tenant that has more waiting than the newcomer's will have. Where none does, and the newcomer may not be
-        refused, the oldest of its class makes room: it has waited longest, and the caller has to send it on.
+        Raise QueueFullError where the queue or the class's part of it is full and no request has to give way.
+        Sheddable ones do. To a higher priority it is the newest of the tenant with most in the lowest class; to their
+        own class it is the newest of a tenant that has more waiting than the newcomer's will have. Where none does, and
+        the newcomer may not be refused, the oldest of its class makes room: it has waited longest, and the caller has
+        to send it on.
         """
         if ticket in self._places:
             raise ValueError("this ticket waits already")
@@ -129,8 +130,8 @@ class FlowQueue:
         """Yield whom to try next, for one wake.
 
         Each is to be tried with its `tried_ceiling`: its class's, or a higher one where its class is owed its share.
-        After each the caller either has called `went` or `remove` for it, or it found no room: then nobody of its
-        group with the same or a lower ceiling is tried again in this wake. Ends when nobody is left to try, or when
+        After each the caller either has called `went` or `remove` for it, or it found no room: then no ticket of its
+        group with the same or a lower ceiling is tried again in this wake. Ends when none is left to try, or when
         too many groups have found no room.
         """
         failed: dict[str, float] = {}
@@ -160,7 +161,7 @@ class FlowQueue:
             here.passed(class_name, ceiling, cost)
 
     def expired(self, now: float) -> Sequence[Ticket]:
-        """Take out and return those whose time is over."""
+        """Take out and return the tickets whose time is over."""
         over = []
         while self._deadlines and self._deadlines[0][0] <= now:
             over.append(self._deadlines[0][2])
@@ -190,7 +191,7 @@ class FlowQueue:
         return tokens, requests
 
     def is_ahead(self, pool: str, priority: int, group: str | None = "") -> bool:
-        """Tell whether somebody of this group (None: any) waits whom a newcomer of this priority must not overtake."""
+        """Tell whether a ticket of this group (None: any) waits that a newcomer of this priority must not overtake."""
         here = self._pools.get(pool)
         if here is None:
             return False
@@ -199,7 +200,7 @@ class FlowQueue:
         return any(kind.group == group for at, band in here.bands if -at >= priority for kind in band.kinds)
 
     def is_alone(self, ticket: Ticket) -> bool:
-        """Tell whether nobody else waits from whose trying one could tell that there is no room for this one."""
+        """Tell whether no other ticket waits whose try would show that there is no room for this one."""
         here = self._pools.get(ticket.pool)
         own = kind_of(ticket)
         return here is None or not any(
@@ -209,12 +210,12 @@ class FlowQueue:
         )
 
     def highest(self, pool: str) -> int | None:
-        """Return the highest priority that waits in this pool, None where nobody does."""
+        """Return the highest priority that waits in this pool, None if none does."""
         here = self._pools.get(pool)
         return None if here is None else -here.bands[0][0]
 
     def waits_in(self, pool: str) -> bool:
-        """Tell whether anybody waits in this pool."""
+        """Tell whether any ticket waits in this pool."""
         return pool in self._pools
 
     @property
@@ -226,7 +227,7 @@ class FlowQueue:
         return tenant if tenant in self._tenants or len(self._tenants) < MOST_TENANTS else OTHERS
 
     def _victim(self, ticket: Ticket, tenant: str) -> Ticket | None:
-        """Return who has to give way, None while there is room; raise QueueFullError if nobody has to."""
+        """Return the ticket that has to give way, None while there is room. Raise QueueFullError if none has to."""
         asked = ticket.priority_class
         backlog = self._backlogs.get(ticket.class_name)
         mine = 0 if backlog is None else backlog.of(tenant)

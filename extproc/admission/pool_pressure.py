@@ -36,7 +36,7 @@ class Waiting(Protocol):
         """
 
     def waits_in(self, pool: str) -> bool:
-        """Tell whether anybody waits in this pool."""
+        """Tell whether any request waits in this pool."""
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
@@ -342,7 +342,7 @@ class PoolPressure:
         )
 
     def _outlook(self, request_class: RequestClass, pool: str, now: float) -> Outlook | None:
-        """Return what the class's last look has shown, or anybody's where that is long ago or others wait before it."""
+        """Return what the class's last look has shown; any class's if it was long ago or requests wait ahead."""
         own = self._outlooks.get((request_class.class_name, pool))
         if own is None or now - own.at > OUTLOOK_SECONDS or self.ahead(request_class, pool=pool):
             return self._outlooks.get((ANY_CLASS, pool))
@@ -353,8 +353,8 @@ class PoolPressure:
         outlook = self._outlook(request_class, pool, now)
         if outlook is None:
             return 0.0
-        known = [seconds for seconds in map(self._estimates.inter_token, outlook.endpoints) if seconds is not None]
-        return min(known, default=0.0)
+        known = (self._estimates.pace(endpoint).inter_token_seconds for endpoint in outlook.endpoints)
+        return min((seconds for seconds in known if seconds is not None), default=0.0)
 
 
 def _make_room(remembered: dict[Any, Any], *, most: int) -> None:

@@ -21,7 +21,7 @@ from extproc.policy.priority import StepKind
 from extproc.prefixes.prompt_match import IndexHits, PromptKeys
 from extproc.prompts.token_ids import TOKEN_BYTES, PromptTokens, TokenizedPrompt
 from extproc.quotas.quota import QuotaAsk, QuotaVerdict
-from extproc.records.request_story import AskedFor
+from extproc.records.request_events import AskedFor
 from extproc.requests.request import InferenceRequest
 
 # who the request belongs to, the most telling first; clients that keep a conversation together send one of them

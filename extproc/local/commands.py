@@ -79,6 +79,7 @@ def explain(
 ) -> None:
     """Show where a request would go and why, without sending it."""
     from extproc.local.explain import ask, render
+    from extproc.pages.picker_state import DecisionState
     from extproc.pools.pool_hosts import only_pool
 
     try:
@@ -98,11 +99,12 @@ def explain(
             login=login,
         )
     )
+    decision = msgspec.json.decode(answer, type=DecisionState)
     if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
+        typer.echo(msgspec.json.format(answer).decode())
     else:
-        render(answer)
-    if answer["endpoint"] is None:
+        render(decision)
+    if decision.endpoint is None:
         raise typer.Exit(1)
 
 

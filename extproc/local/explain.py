@@ -1,7 +1,6 @@
 """`kvmesh explain`: asks a running picker what it would do with a request, and shows the answer as tables."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -11,6 +10,7 @@ from rich.text import Text
 
 from extproc.errors import ConfigError, KvmeshError
 from extproc.ext_proc.answers import OBJECTIVE_HEADER
+from extproc.pages.picker_state import AdmissionState, CandidateState, DecisionState
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.plain_text import printable
 
@@ -27,8 +27,8 @@ async def ask(
     pool: str | None = None,
     host: str | None = None,
     login: AdminLogin | None = None,
-) -> dict[str, Any]:
-    """Return the picker's explanation. Raise KvmeshError saying which address did not answer.
+) -> bytes:
+    """Return the picker's explanation, a `DecisionState` as JSON. Raise KvmeshError naming an address without answer.
 
     `pool` ("namespace/name") or `host` tell which of several pools the request is for.
     """
@@ -50,12 +50,13 @@ async def ask(
         ):
             if response.status != 200:
                 raise KvmeshError(f"{url} answered {response.status}: {printable((await response.text())[:200])}")
-            answer = msgspec.json.decode(await response.read())
-            if not isinstance(answer, dict) or "endpoint" not in answer:
-                raise KvmeshError(f"{url} is not a picker's admin page: its answer is no explanation")
+            answer = await response.read()
+            msgspec.json.decode(answer, type=DecisionState)
             return answer
     except aiohttp.InvalidURL as error:
         raise ConfigError(f"--url {url!r} is not a URL like http://127.0.0.1:9090") from error
+    except msgspec.ValidationError as error:
+        raise KvmeshError(f"{url} is not a picker's admin page: its answer is no explanation") from error
     except msgspec.DecodeError as error:
         raise KvmeshError(f"{url} is not a picker's admin page: its answer is no JSON") from error
     except (TimeoutError, aiohttp.ClientError) as error:
@@ -71,40 +72,40 @@ def _path_of(body: bytes) -> str:
     return "/v1/completions" if is_completion else "/v1/chat/completions"
 
 
-def render(answer: Mapping[str, Any], *, console: Console | None = None) -> None:
+def render(answer: DecisionState, *, console: Console | None = None) -> None:
     """Print the explanation for a person. What it says is shown as text, never as markup."""
     console = console or Console()
     for line in _facts(answer):
         console.print(Text(printable(line)))
-    if answer.get("candidates"):
+    if answer.candidates:
         console.print(_candidates_table(answer))
-    for rejected in answer.get("rejected", ()):
-        console.print(Text(printable(f"{rejected['endpoint']} rejected by {rejected['filter']}")))
+    for rejected in answer.rejected:
+        console.print(Text(printable(f"{rejected.endpoint} rejected by {rejected.filter}")))
 
 
-def _facts(answer: Mapping[str, Any]) -> Iterator[str]:
-    if answer["endpoint"] is None:
-        yield f"refused with {answer['status']} ({answer['reason']}): {answer['message']}"
+def _facts(answer: DecisionState) -> Iterator[str]:
+    if answer.endpoint is None:
+        yield f"refused with {answer.status} ({answer.reason}): {answer.message}"
     else:
-        yield f"winner: {answer['endpoint']}   fallbacks: {', '.join(answer['fallbacks']) or 'none'}"
-        yield f"prompt: {answer['prompt_tokens']} tokens, {answer['matched_tokens']} expected in the winner's cache"
-    if (admission := answer.get("admission")) is not None:
-        yield _admission(answer["request"], admission)
-    if answer.get("degraded"):
-        yield f"missing inputs: {', '.join(answer['degraded'])}"
-    for note in answer.get("notes", ()):
+        yield f"winner: {answer.endpoint}   fallbacks: {', '.join(answer.fallbacks) or 'none'}"
+        yield f"prompt: {answer.prompt_tokens} tokens, {answer.matched_tokens} expected in the winner's cache"
+    if answer.admission is not None and answer.request is not None:
+        yield f"class {answer.request.class_name} ({answer.request.class_by}): {_admission(answer.admission)}"
+    if answer.degraded:
+        yield f"missing inputs: {', '.join(answer.degraded)}"
+    for note in answer.notes:
         yield f"note: {note}"
 
 
-def _admission(request: Mapping[str, Any], admission: Mapping[str, Any]) -> str:
-    words = {"go": "would be sent at once", "wait": "would wait in the queue", "refuse": "would be refused"}
+def _admission(admission: AdmissionState) -> str:
+    verdicts = {"go": "would be sent at once", "wait": "would wait in the queue", "refuse": "would be refused"}
     return (
-        f"class {request['class']} ({request['class_by']}): {words[admission['verdict']]}; first token expected after "
-        f"{admission['expected_ttft_ms']} ms, promised within {admission['target_ttft_ms']} ms"
+        f"{verdicts.get(admission.verdict, admission.verdict)}; first token expected after "
+        f"{admission.expected_ttft_ms} ms, promised within {admission.target_ttft_ms} ms"
     )
 
 
-def _candidates_table(answer: Mapping[str, Any]) -> Table:
+def _candidates_table(answer: DecisionState) -> Table:
     """A line for each candidate, the best first; a refusal may have candidates without scores."""
     table = Table(box=None, padding=(0, 1, 0, 0))  # fits a terminal of 80 columns
     table.add_column("\nendpoint", no_wrap=True)
@@ -112,42 +113,35 @@ def _candidates_table(answer: Mapping[str, Any]) -> Table:
     numbers = ["matched\nblocks", "\nwaiting", "\nrunning", "KV\nuse"]
     for heading in [*numbers, *(f"{printable(name)}\n× {weight:g}" for name, weight in weights.items()), "\ntotal"]:
         table.add_column(Text(heading), justify="right")
-    for candidate in sorted(answer.get("candidates", ()), key=lambda candidate: -candidate.get("total", 0.0)):
-        scores = candidate.get("scores", {})
+    for candidate in sorted(answer.candidates, key=lambda candidate: -(candidate.total or 0.0)):
+        booked = f"+{candidate.booked_since_report}" if candidate.booked_since_report else ""
         cells = [
-            candidate["endpoint"] + _remarks(candidate),
-            str(candidate["matched_blocks"]),
-            _waiting(candidate),
-            _known(candidate["running"]),
-            "?" if candidate["kv_usage"] is None else f"{candidate['kv_usage']:.0%}",
-            *(_score(scores.get(name)) for name in weights),
-            _score(candidate.get("total")),
+            candidate.endpoint + _remarks(candidate),
+            str(candidate.matched_blocks),
+            _known(candidate.waiting) + booked,
+            _known(candidate.running),
+            "?" if candidate.kv_usage is None else f"{candidate.kv_usage:.0%}",
+            *(_score(candidate.scores.get(name)) for name in weights),
+            _score(candidate.total),
         ]
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
-def _telling(answer: Mapping[str, Any]) -> Mapping[str, float]:
+def _telling(answer: DecisionState) -> Mapping[str, float]:
     """Return the scorers that tell the candidates apart, with their weights; few are shown as they are."""
-    weights: Mapping[str, float] = answer.get("weights", {})
-    if len(weights) <= FEW_SCORERS:
-        return weights
-    candidates = answer.get("candidates", ())
+    if len(answer.weights) <= FEW_SCORERS:
+        return answer.weights
 
     def differs(name: str) -> bool:
-        return len({_score(candidate.get("scores", {}).get(name)) for candidate in candidates}) > 1
+        return len({_score(candidate.scores.get(name)) for candidate in answer.candidates}) > 1
 
-    return {name: weight for name, weight in weights.items() if differs(name)}
-
-
-def _waiting(candidate: Mapping[str, Any]) -> str:
-    booked = candidate.get("booked_since_report")
-    return _known(candidate["waiting"]) + (f"+{booked}" if booked else "")
+    return {name: weight for name, weight in answer.weights.items() if differs(name)}
 
 
-def _remarks(candidate: Mapping[str, Any]) -> str:
-    remarks = [candidate["state"]] if candidate["state"] != "ready" else []
-    remarks += ["full"] if candidate.get("full") else []
+def _remarks(candidate: CandidateState) -> str:
+    remarks = [candidate.state] if candidate.state != "ready" else []
+    remarks += ["full"] if candidate.full else []
     return f" ({', '.join(remarks)})" if remarks else ""
 
 

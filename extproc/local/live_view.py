@@ -1,31 +1,83 @@
-"""The terminal view of `kvmesh up`: pods and the last decisions, or plain lines where there is no terminal.
+"""The terminal view of `kvmesh up` and `kvmesh top`: pods and the last decisions, or plain lines without a terminal.
 
-Called by `service` once all is ready; reads the picker's admin page and changes nothing. What it shows is made in
-`live_page`; nothing that goes wrong here may end the mesh.
+It reads the picker's admin page and changes nothing. All that comes from clients or pods is shown as text, never as
+markup, and nothing that goes wrong here may end the mesh.
 """
 
 import asyncio
 import contextlib
 import logging
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, tzinfo
 
 import aiohttp
-from rich.console import Console
+import msgspec
+from rich.console import Console, Group
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from extproc.local.greeting import lines_on_screen
-from extproc.local.live_page import decision_line, page
-from extproc.local.picker_state import DecisionState, PickerState, fetch_state
+from extproc.pages.picker_state import ClassState, DecisionState, EndpointState, PickerState, PoolState
 from kvmesh.admin.admin_login import AdminLogin
-from kvmesh.plain_text import printable
+from kvmesh.errors import SettingError
+from kvmesh.plain_text import cut_end, cut_start, printable
 
 log = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 0.5
+FETCH_SECONDS = 2.0
+STATE_STYLES = {"ready": "green", "unknown": "yellow", "unreachable": "red"}
+HEADINGS = ("state", "blocks", "run", "wait", "KV", "hits", "picks")
+WIDEST_NUMBERS = 54  # columns that all but the address need at the most
+LEAST_DECISIONS = 4
+MOST_DECISIONS = 12
+OTHER_LINES = 3  # two headings and the last line
+PATH_LIMIT = 60
+INDENT = " " * 9  # below the path, beside the clock
+REASON_LINES = 2
+ENDS_EVERYTHING = "Ctrl-C ends everything"
 
 Draw = Callable[[PickerState | str], None]
+
+
+async def fetch_state(
+    session: aiohttp.ClientSession, admin_url: str, *, pool: str | None = None, login: AdminLogin | None = None
+) -> PickerState | str:
+    """The state now, or why it is not to be had."""
+    login = login or AdminLogin()
+    try:
+        headers, tls = login.headers(), login.tls()  # anew: files are replaced
+        parameters = {"pool": pool} if pool is not None else {}
+        async with (
+            asyncio.timeout(FETCH_SECONDS),
+            session.get(
+                f"{admin_url}/state", params=parameters, headers=headers, ssl=tls, allow_redirects=False
+            ) as response,
+        ):
+            content = await response.read()
+            if response.status != 200:
+                return f"GET {admin_url}/state: status {response.status}{_words(content)}"
+            return msgspec.json.decode(content, type=PickerState)
+    except TimeoutError:
+        return f"GET {admin_url}/state: no answer in {FETCH_SECONDS:g} s"
+    except SettingError as error:
+        return str(error)
+    except (aiohttp.ClientError, msgspec.MsgspecError, OSError, ValueError) as error:
+        return f"GET {admin_url}/state: {error}"
+
+
+class _Problem(msgspec.Struct):
+    error: str
+
+
+def _words(content: bytes) -> str:
+    """The words for people in an error's body, if it has any."""
+    try:
+        return f": {msgspec.json.decode(content, type=_Problem).error[:300]}"
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
 
 
 async def show_live(
@@ -35,12 +87,17 @@ async def show_live(
 
     `login`: what the admin pages are shown, where they want a token.
     """
-    zone = datetime.now(UTC).astimezone().tzinfo
+    zone = local_zone()
     if not console.is_terminal or console.is_dumb_terminal:  # that can draw nothing over what is there
         await _follow(admin_url, SafeView(draw_lines(console, zone=zone)), login)
         return
     with Live(console=console, auto_refresh=False) as live:
         await _follow(admin_url, SafeView(draw_pages(live, zone=zone, above=above)), login)
+
+
+def local_zone() -> tzinfo | None:
+    """Return the time zone that clocks are shown in."""
+    return datetime.now(UTC).astimezone().tzinfo
 
 
 class SafeView:
@@ -107,3 +164,176 @@ async def _follow(admin_url: str, view: SafeView, login: AdminLogin | None) -> N
         while True:
             view.show(await fetch_state(session, admin_url, login=login))
             await asyncio.sleep(REFRESH_SECONDS)
+
+
+def page(
+    state: PickerState | str,
+    *,
+    zone: tzinfo | None,
+    width: int,
+    height: int,
+    lines_above: int,
+    closing: str = ENDS_EVERYTHING,
+) -> Group | Text:
+    """At most `height` lines; `lines_above` of what was printed before stay on the screen where that is possible.
+
+    `closing` says how to leave.
+    """
+    if isinstance(state, str):
+        return _line(printable(state), style="red")
+    if state.pool is None:
+        return _pools_page(state.pools, height=height, closing=closing)
+    under_pressure = _under_pressure(state.classes)
+    height -= len(under_pressure)
+    blocks = [_decision(decision, zone=zone, width=width) for decision in state.decisions[:MOST_DECISIONS]]
+    least = sum(map(len, blocks[:LEAST_DECISIONS])) or 1
+    shown_pods = _fitting_pods(len(state.endpoints), room=height - OTHER_LINES - least)
+    pod_lines = min(shown_pods + 1, len(state.endpoints))
+    room = height - OTHER_LINES - pod_lines
+    beside_what_is_above = room - lines_above
+    decisions = _fitting(blocks, room=beside_what_is_above if beside_what_is_above >= least else room)
+    return Group(
+        _pods_table(state.endpoints[:shown_pods], width=width),
+        *_pods_left_out(state.endpoints[shown_pods:]),
+        *under_pressure,
+        _line("last decisions: tokens found in the cache, and why", style="bold"),
+        *(decisions or [_line("none yet", style="dim")]),
+        _last_line(state, closing=closing),
+    )
+
+
+def decision_line(decision: DecisionState, *, zone: tzinfo | None) -> str:
+    """One decision as one plain line."""
+    parts = [_clock(decision.at, zone=zone), _path(decision), "->", _where(decision), _matched(decision)]
+    parts += decision.reasons
+    parts += [f"degraded={reason}" for reason in decision.degraded]
+    return printable(" ".join(parts))
+
+
+def _fitting_pods(count: int, *, room: int) -> int:
+    """How many pods are shown; where not all are, one line is kept for saying so."""
+    return count if count <= room else max(room - 1, 1)
+
+
+def _fitting(blocks: Sequence[Sequence[Text]], *, room: int) -> list[Text]:
+    lines: list[Text] = []
+    for block in blocks:
+        if len(lines) + len(block) > room:
+            break
+        lines += block
+    return lines
+
+
+def _pods_table(endpoints: Iterable[EndpointState], *, width: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("pod", no_wrap=True, min_width=15)
+    for heading in HEADINGS:
+        table.add_column(heading, no_wrap=True, justify="left" if heading == "state" else "right")
+    for endpoint in endpoints:
+        table.add_row(
+            Text(cut_start(printable(endpoint.address), limit=max(width - WIDEST_NUMBERS, 15))),
+            Text(printable(endpoint.state), style=STATE_STYLES.get(endpoint.state, "")),
+            f"{endpoint.cached_blocks:,}",
+            _count(endpoint.running),
+            _count(endpoint.waiting),
+            _share(endpoint.kv_usage),
+            _share(endpoint.hit_rate),
+            f"{endpoint.picks:,} {endpoint.share:>4.0%}",
+        )
+    return table
+
+
+def _pods_left_out(endpoints: Sequence[EndpointState]) -> list[Text]:
+    if not endpoints:
+        return []
+    trouble = sum(endpoint.state != "ready" for endpoint in endpoints)
+    return [_line(f"and {len(endpoints)} more, {trouble} of them not ready", style="red" if trouble else "dim")]
+
+
+def _decision(decision: DecisionState, *, zone: tzinfo | None, width: int) -> list[Text]:
+    """A line with the place, one or two with the reasons, and one with what was missing."""
+    head = f"{_clock(decision.at, zone=zone)} {_matched(decision):>9}  {_where(decision)}  {_path(decision)}"
+    reasons = textwrap.wrap(
+        printable(", ".join(decision.reasons)),
+        width=max(width, 40),
+        initial_indent=INDENT,
+        subsequent_indent=INDENT,
+        max_lines=REASON_LINES,
+        placeholder="…",
+        break_on_hyphens=False,
+    )
+    missing = [f"{INDENT}degraded: {printable(', '.join(decision.degraded))}"] if decision.degraded else []
+    return [
+        _line(head, style="" if decision.endpoint else "red"),
+        *(_line(reason, style="dim") for reason in reasons),
+        *(_line(line, style="yellow") for line in missing),
+    ]
+
+
+def _under_pressure(classes: Iterable[ClassState]) -> list[Text]:
+    """One line with the classes that wait or have something taken from them; none where all is well."""
+    words = [
+        f"{printable(each.name)} {each.waiting:,} waiting" + "".join(f", {printable(step)}" for step in each.steps)
+        for each in classes
+        if each.waiting or each.steps
+    ]
+    return [_line("under pressure: " + "; ".join(words), style="yellow")] if words else []
+
+
+def _pools_page(pools: Sequence[PoolState], *, height: int, closing: str) -> Group:
+    """The pools of a picker that serves several, in short."""
+    shown = pools[: max(height - OTHER_LINES, 1)]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("pool", no_wrap=True)
+    for heading in ("ready", "open", "waiting"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for pool in shown:
+        table.add_row(
+            Text(printable(pool.pool)),
+            Text(f"{pool.ready}/{pool.endpoints}", style="" if pool.ready == pool.endpoints else "yellow"),
+            f"{pool.open_requests:,}",
+            f"{pool.waiting:,}",
+        )
+    left_out = len(pools) - len(shown)
+    return Group(
+        table,
+        *([_line(f"and {left_out} more", style="dim")] if left_out else []),
+        _line(f"--pool NAMESPACE/NAME shows one of them    {closing}", style="dim"),
+    )
+
+
+def _last_line(state: PickerState, *, closing: str) -> Text:
+    index = f"prefix index: {printable(state.index.state)}, {state.index.sources} sources"
+    return _line(f"{index}    {closing}", style="dim" if state.index.state == "ok" else "yellow")
+
+
+def _line(text: str, *, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _where(decision: DecisionState) -> str:
+    return printable(decision.endpoint) if decision.endpoint else str(decision.status)
+
+
+def _path(decision: DecisionState) -> str:
+    """Without the query, which may hold a secret."""
+    return cut_end(printable((decision.path or "-").partition("?")[0]), limit=PATH_LIMIT)
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _matched(decision: DecisionState) -> str:
+    return f"{decision.matched_tokens}/{decision.prompt_tokens}"
+
+
+def _clock(unix_seconds: float, *, zone: tzinfo | None) -> str:
+    try:
+        return datetime.fromtimestamp(unix_seconds, zone).strftime("%H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return "--:--:--"

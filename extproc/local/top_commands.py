@@ -36,7 +36,7 @@ def top(
         typer.Option(help="Pool to show, as NAMESPACE/NAME, where there are several. Default: all in short."),
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Show it once and end; exit code 1 where nobody answers.")
+        bool, typer.Option("--once", help="Show it once and end; exit code 1 where no replica answers.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, one document a line and second.")] = False,
 ) -> None:
@@ -46,7 +46,7 @@ def top(
 
     from extproc.errors import ConfigError
     from extproc.local import top_view
-    from extproc.local.replica_states import added_up
+    from extproc.local.live_view import local_zone
     from extproc.local.unread_terminal import standard_output
     from extproc.pools.pool_hosts import only_pool
 
@@ -58,12 +58,12 @@ def top(
         raise ConfigError(f"--pool: {error}") from error
     if once:
         replicas = asyncio.run(top_view.look_once(urls, pool=chosen, login=login))
-        state, now = added_up(replicas), time.monotonic()
+        state, now = top_view.added_up(replicas), time.monotonic()
         if json:
             typer.echo(top_view.as_json(replicas, state, now=now).decode())
         else:
             height = console.size.height if console.is_terminal else 10_000
-            zone = top_view.local_zone()
+            zone = local_zone()
             width = console.size.width if console.is_terminal else 200
             Console(width=width, file=console.file).print(
                 top_view.top_page(replicas, state, now=now, zone=zone, width=width, height=height)
@@ -76,11 +76,11 @@ def top(
         if json:
             asyncio.run(top_view.follow(urls, pool=chosen, login=login, show=top_view.show_json(console)))
         elif not console.is_terminal or console.is_dumb_terminal:  # that can draw nothing over what is there
-            lines = top_view.show_lines(console, zone=top_view.local_zone())
+            lines = top_view.show_lines(console, zone=local_zone())
             asyncio.run(top_view.follow(urls, pool=chosen, login=login, show=lines))
         else:
             with Live(console=console, auto_refresh=False, screen=True) as live:
-                pages = top_view.show_pages(live, zone=top_view.local_zone())
+                pages = top_view.show_pages(live, zone=local_zone())
                 asyncio.run(top_view.follow(urls, pool=chosen, login=login, show=pages))
 
 

@@ -1,33 +1,118 @@
 """`kvmesh top`: the live view of a running cluster, from the admin pages of one or several replicas. Changes nothing.
 
-Called by `top_commands`. The page is that of `kvmesh up` (`live_page`) with the replicas above it; a replica that
-cannot be reached is shown with the age of what is known of it and asked again.
+The page is that of `kvmesh up` with the replicas above it. What each replica counts by itself (picks, bookings, waiting
+requests) is summed; what all of them see of the same pods and the same index is taken from the one that was heard last,
+the worse word where they differ. A replica that cannot be reached is shown with the age of what is known of it and
+asked again.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, tzinfo
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import tzinfo
 from io import TextIOWrapper
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 import aiohttp
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from extproc.local.live_page import page
-from extproc.local.live_view import SafeView, draw_lines
-from extproc.local.picker_state import PickerState, fetch_state
-from extproc.local.replica_states import Replica, added_up
+from extproc.local.live_view import SafeView, draw_lines, fetch_state, page
+from extproc.pages.picker_state import EndpointState, PickerState
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.plain_text import printable
 
 REFRESH_SECONDS = 1.0
 CLOSING = "Ctrl-C leaves"
+MOST_DECISIONS = 50
+# the worst first
+_ENDPOINT_STATES = ("unreachable", "not-ready", "terminating", "unknown", "ready")
+_INDEX_STATES = ("unavailable", "unknown", "stale", "ok")
+
+T = TypeVar("T")
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica as it was heard last; times are monotonic seconds."""
+
+    url: str
+    state: PickerState | None = None  # None: it has not answered yet
+    heard_at: float | None = None
+    problem: str | None = None  # of the last attempt; None: it worked
+
+    def line(self, *, now: float) -> str:
+        """Say how it stands."""
+        if self.problem is None:
+            return f"{self.url}: " + ("connected" if self.state is not None else "not asked yet")
+        if self.heard_at is None:
+            return f"{self.url}: not heard yet, trying again: {self.problem}"
+        return f"{self.url}: lost for {now - self.heard_at:.0f} s, trying again: {self.problem}"
+
 
 Show = Callable[[Sequence[Replica], PickerState | None, float], None]
+
+
+def added_up(replicas: Iterable[Replica]) -> PickerState | None:
+    """Return the state of all that were heard, the lost ones as they were; None: none was."""
+    heard = sorted(replicas, key=lambda replica: -(replica.heard_at or 0.0))
+    states = [replica.state for replica in heard if replica.state is not None]
+    if len(states) <= 1:
+        return states[0] if states else None
+    newest = states[0]
+    endpoints = _groups((each for state in states for each in state.endpoints), lambda each: each.address)
+    all_picks = sum(each.picks for same in endpoints for each in same)
+    decisions = [decision for state in states for decision in state.decisions]
+    return replace(
+        newest,
+        now=max(state.now for state in states),
+        endpoints=tuple(_endpoint(same, all_picks=all_picks) for same in endpoints),
+        index=replace(newest.index, state=_worst((state.index.state for state in states), _INDEX_STATES)),
+        decisions=tuple(sorted(decisions, key=lambda decision: -decision.at)[:MOST_DECISIONS]),
+        classes=tuple(
+            replace(
+                same[0],
+                waiting=sum(each.waiting for each in same),
+                routed=sum(each.routed for each in same),
+                steps=tuple(dict.fromkeys(step for each in same for step in each.steps)),
+            )
+            for same in _groups((each for state in states for each in state.classes), lambda each: each.name)
+        ),
+        pools=tuple(
+            replace(
+                same[0],
+                open_requests=sum(each.open_requests for each in same),
+                waiting=sum(each.waiting for each in same),
+            )
+            for same in _groups((each for state in states for each in state.pools), lambda each: each.pool)
+        ),
+    )
+
+
+def _endpoint(same: Sequence[EndpointState], *, all_picks: int) -> EndpointState:
+    picks = sum(each.picks for each in same)
+    return replace(
+        next((each for each in same if each.running is not None), same[0]),
+        state=_worst((each.state for each in same), _ENDPOINT_STATES),
+        cached_blocks=same[0].cached_blocks,
+        bookings=sum(each.bookings for each in same),
+        picks=picks,
+        share=picks / all_picks if all_picks else 0.0,
+    )
+
+
+def _groups(lines: Iterable[T], name_of: Callable[[T], str]) -> Collection[Sequence[T]]:
+    """Return the lines of all replicas, those of one name together, the newest first."""
+    groups: dict[str, list[T]] = {}
+    for line in lines:
+        groups.setdefault(name_of(line), []).append(line)
+    return groups.values()
+
+
+def _worst(states: Iterable[str], worst_first: Sequence[str]) -> str:
+    return min(states, key=lambda state: worst_first.index(state) if state in worst_first else 0)
 
 
 async def look_once(urls: Sequence[str], *, pool: str | None, login: AdminLogin) -> list[Replica]:
@@ -104,21 +189,19 @@ def top_page(
     """At most `height` lines: the replicas in one line while all answer, one line for each that does not, the page."""
     lost = [replica for replica in replicas if replica.problem is not None]
     connected = sum(replica.problem is None and replica.state is not None for replica in replicas)
-    head = Text(f"kvmesh top    {connected} of {len(replicas)} replicas connected", no_wrap=True, overflow="ellipsis")
-    head.stylize("bold")
+    head = f"kvmesh top    {connected} of {len(replicas)} replicas connected"
+    lines = [Text(head, style="bold", no_wrap=True, overflow="ellipsis")]
     room = max(height // 3, 1)
-    lines = [_lost_line(replica, now=now) for replica in lost[:room]]
+    for replica in lost if len(lost) <= room else lost[: room - 1]:
+        lines.append(Text(printable(replica.line(now=now)), style="red", no_wrap=True, overflow="ellipsis"))
     if len(lost) > room:
-        lines[-1] = Text(f"and {len(lost) - room + 1} more are lost", style="red", no_wrap=True)
-    left = height - 1 - len(lines)
+        lines.append(Text(f"and {len(lost) - room + 1} more are lost", style="red", no_wrap=True))
     if state is None:
-        return Group(head, *lines)
-    style = "dim" if not connected else ""
-    shown = page(state, zone=zone, width=width, height=left, lines_above=0, closing=CLOSING)
-    old = [Text("what is shown below is old", style="red")] if style else []
-    if old:
-        shown = page(state, zone=zone, width=width, height=left - 1, lines_above=0, closing=CLOSING)
-    return Group(head, *lines, *old, shown)
+        return Group(*lines)
+    if not connected:
+        lines.append(Text("what is shown below is old", style="red"))
+    left = height - len(lines)
+    return Group(*lines, page(state, zone=zone, width=width, height=left, lines_above=0, closing=CLOSING))
 
 
 def as_json(replicas: Sequence[Replica], state: PickerState | None, *, now: float) -> bytes:
@@ -145,17 +228,8 @@ def write_anything(stream: TextIO) -> None:
         stream.reconfigure(errors="replace")
 
 
-def local_zone() -> tzinfo | None:
-    """Return the time zone that clocks are shown in."""
-    return datetime.now(UTC).astimezone().tzinfo
-
-
-def _lost_line(replica: Replica, *, now: float) -> Text:
-    return Text(printable(replica.line(now=now)), style="red", no_wrap=True, overflow="ellipsis")
-
-
 async def _asked(session: aiohttp.ClientSession, replica: Replica, pool: str | None, login: AdminLogin) -> Replica:
     found = await fetch_state(session, replica.url, pool=pool, login=login)
     if isinstance(found, str):
-        return msgspec.structs.replace(replica, problem=found)
+        return replace(replica, problem=found)
     return Replica(url=replica.url, state=found, heard_at=time.monotonic())

@@ -1,7 +1,7 @@
 """A terminal as a text file whose writes never block for long: one that is not read must not keep a view from ending.
 
 A frozen ssh session or Ctrl-S leaves a terminal's buffer full. A write to it then waits for ever, and with it the event
-loop and the signal that should end the program. Used by `top_commands` and `service`.
+loop and the signal that should end the program.
 """
 
 import os

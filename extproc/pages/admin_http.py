@@ -1,62 +1,76 @@
-"""The admin HTTP server: health, metrics, the state and explanations, behind the gate of both roles. Read-only.
+"""The admin HTTP server: health, metrics, state, explanations, the live feed and the page for browsers. Read-only.
 
-The files of the page for browsers come from `page_files`; the live feed is handed in by whoever makes this server.
-All but health, metrics and static files need a token or a certificate: `kvmesh.admin.admin_gate`.
+All but health, metrics and the page's files need a token or a certificate: `kvmesh.admin.admin_gate`. The live feed is
+read with fetch(), so that a token can be sent.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import asyncio
+import hashlib
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.resources import files
+from typing import Any
 
-import msgspec
 from aiohttp import web
 
-from extproc.errors import ConfigError, KvmeshError
+from extproc.errors import ConfigError, KvmeshError, PickError
 from extproc.ext_proc.answers import OBJECTIVE_HEADER
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.pages.page_files import PageFiles
+from extproc.pages.admin_pages import BadQueryError, PickerPages
+from extproc.pages.live_feed import MOST_PREFIXES, SHOWN_PREFIXES, LiveFeed
+from extproc.pages.live_watchers import Watcher, as_json
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.admin.admin_gate import BY_TOKEN, AdminGate, refusal_json, server_options
 from kvmesh.errors import SettingError
 from kvmesh.metrics.registry import CONTENT_TYPE
 
-# for answers under way; aiohttp waits a minute by default, and for ever when told 0
+# for answers under way; aiohttp waits a minute by default, and for ever with 0
 SHUTDOWN_SECONDS = 1.0
 OF_THE_BODY = ("content-type", "content-encoding", "content-length", "transfer-encoding")
+SHOWN_DECISIONS = 10
+KEEP_ALIVE_SECONDS = 10.0
+LOOK_SECONDS = 1.0  # between looks whether a connection is still there
+UNHEARD_SECONDS = 20.0  # until a connection whose machine answers nothing is ended
+WRITE_SECONDS = 10.0  # until one that reads nothing is ended
+RETRY_AFTER_SECONDS = 5
+FEED_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",  # nginx would hold events back
+}
 
-
-class AdminPages(Protocol):
-    """What the pages show."""
-
-    def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether traffic may come, and why not."""
-
-    async def metrics(self) -> bytes:
-        """Return Prometheus text."""
-
-    async def state(self, *, pool: str | None = None) -> dict[str, Any]:
-        """Return endpoints, index and recent decisions; `pool`: of one of several. Raise PickError: unknown pool."""
-
-    def decisions(self, *, limit: int, request_id: str | None, pool: str | None = None) -> list[dict[str, Any]]:
-        """Return the last decisions with all that they rest on, newest first. Raise PickError: unknown pool."""
-
-    async def explain(self, facts: RequestFacts, body: bytes, *, pool: str | None = None) -> dict[str, Any]:
-        """Decide without booking, and return what the decision rests on."""
-
-    def pools(self) -> list[dict[str, Any]]:
-        """Return a line for each pool."""
-
-    async def policies(self, target: str | None) -> dict[str, Any]:
-        """Return who says what for a target (None: for all pools). Raise KvmeshError where there is no such thing."""
-
-
-class LivePages(Protocol):
-    """Pages that stay open and tell what happens."""
-
-    def routes(self) -> Sequence[web.AbstractRouteDef]:
-        """Return them."""
-
-    async def shutdown(self, app: web.Application, /) -> None:
-        """End all that are open."""
+CONTENT_TYPES: Mapping[str, str] = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+}
+# nothing but our own files, no frames, no forms that leave, and no way from a string to markup or code
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+PAGE_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    # kept, but checked every time: the scripts of another version must not be used
+    "Cache-Control": "no-cache",
+}
 
 
 class AdminServer:
@@ -64,17 +78,17 @@ class AdminServer:
 
     def __init__(
         self,
-        pages: AdminPages,
+        pages: PickerPages,
         *,
         max_body_bytes: int,
         access: AdminAccess | None = None,
-        live: LivePages | None = None,
+        feed: LiveFeed | None = None,
     ) -> None:
-        """Take who may see the pages (None: who is on this machine, where they listen there alone)."""
+        """`access`: who may see the pages; None: who is on this machine, where they listen there alone."""
         self._pages = pages
         self._access = access or AdminAccess()
         self._max_body_bytes = max_body_bytes
-        self._live = live
+        self._feed = feed
         self._runner: web.AppRunner | None = None
 
     def _application(self, gate: AdminGate) -> web.Application:
@@ -85,18 +99,18 @@ class AdminServer:
                 web.get("/healthz", self._healthz),
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._metrics),
-                web.get("/state", self._state),
-                web.get("/pools", self._pools),
-                web.get("/policies", self._policies),
-                web.get("/v1/decisions", self._decisions),
+                web.get("/state", _answering(self._state)),
+                web.get("/pools", _answering(self._pools)),
+                web.get("/policies", _answering(self._policies)),
+                web.get("/v1/decisions", _answering(self._decisions)),
                 web.post("/v1/explain", self._explain),
                 web.post("/explain", self._explain),  # as it was called first
                 *PageFiles().routes(),
-                *(self._live.routes() if self._live is not None else ()),
             ]
         )
-        if self._live is not None:
-            app.on_shutdown.append(self._live.shutdown)
+        if self._feed is not None:
+            app.add_routes([web.get("/v1/live", self._live), web.get("/v1/prefixes", _answering(self._prefixes))])
+            app.on_shutdown.append(self._end_feed)
         return app
 
     async def start(self, *, host: str, port: int) -> None:
@@ -129,33 +143,32 @@ class AdminServer:
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=await self._pages.metrics(), headers={"content-type": CONTENT_TYPE})
 
-    async def _state(self, request: web.Request) -> web.Response:
+    async def _state(self, request: web.Request) -> Any:
         """`?pool=` of one of several pools."""
-        try:
-            return _json(await self._pages.state(pool=request.query.get("pool")))
-        except KvmeshError as error:
-            return _json({"error": str(error)}, status=404)
+        return await self._pages.state(pool=request.query.get("pool"))
 
-    async def _pools(self, _: web.Request) -> web.Response:
-        return _json(self._pages.pools())
+    async def _pools(self, _: web.Request) -> Any:
+        return self._pages.pools()
 
-    async def _policies(self, request: web.Request) -> web.Response:
+    async def _policies(self, request: web.Request) -> Any:
         """`?target=` a pool, route, gateway or policy; by default all."""
-        try:
-            return _json(await self._pages.policies(request.query.get("target")))
-        except KvmeshError as error:
-            return _json({"error": str(error)}, status=404)
+        return await self._pages.policies(request.query.get("target"))
 
-    async def _decisions(self, request: web.Request) -> web.Response:
-        """`?limit=` so many, by default 10; `?request_id=` only this request's; `?pool=` only this pool's."""
-        limit = request.query.get("limit", "10")
+    async def _decisions(self, request: web.Request) -> Any:
+        """`?limit=` so many; `?request_id=` only this request's; `?pool=` only this pool's."""
+        limit = request.query.get("limit", str(SHOWN_DECISIONS))
         if not (limit.isascii() and limit.isdigit()) or len(limit) > 6:
-            return _json({"error": f"limit must be a number of decisions, not {limit[:20]!r}"}, status=400)
-        wanted = {"request_id": request.query.get("request_id"), "pool": request.query.get("pool")}
-        try:
-            return _json(self._pages.decisions(limit=int(limit), **wanted))
-        except KvmeshError as error:
-            return _json({"error": str(error)}, status=404)
+            raise BadQueryError(f"limit must be a number of decisions, not {limit[:20]!r}")
+        request_id, pool = request.query.get("request_id"), request.query.get("pool")
+        return self._pages.decisions(limit=int(limit), request_id=request_id, pool=pool)
+
+    async def _prefixes(self, request: web.Request) -> Any:
+        """`?limit=` so many nodes; `?pool=` of one of several pools."""
+        limit = request.query.get("limit", str(SHOWN_PREFIXES))
+        if not (limit.isascii() and limit.isdigit()) or len(limit) > 9 or not 1 <= int(limit) <= MOST_PREFIXES:
+            raise BadQueryError(f"limit must be a number of nodes from 1 to {MOST_PREFIXES}, not {limit[:20]!r}")
+        assert self._feed is not None, "of its route"
+        return await self._feed.prefixes(request.query.get("pool"), limit=int(limit))
 
     async def _explain(self, request: web.Request) -> web.Response:
         """Take the request body as a client would send it; `?path=` is its path, by default the chat one.
@@ -183,6 +196,107 @@ class AdminServer:
         )
         return _json(await self._pages.explain(facts, await request.read(), pool=request.query.get("pool")))
 
+    # --- the live feed --------------------------------------------------------------------------------------------
 
-def _json(value: Any, *, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        """`?pool=` of one of several pools."""
+        assert self._feed is not None, "of its route"
+        try:
+            async with self._feed.watcher(request.query.get("pool")) as watcher:
+                return await _write(request, watcher)
+        except KvmeshError as error:
+            if isinstance(error, PickError):
+                return _json({"error": str(error)}, status=404)
+            return _json({"error": str(error)}, status=503, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
+
+    async def _end_feed(self, _: web.Application, /) -> None:
+        if self._feed is not None:
+            self._feed.end_all()
+
+
+class PageFiles:
+    """Serves the files of `extproc/pages/page` and nothing else: any other name is not looked for."""
+
+    def __init__(self) -> None:
+        folder = files("extproc.pages") / "page"
+        self._files = {
+            item.name: (item.read_bytes(), CONTENT_TYPES[item.name.rpartition(".")[2]])
+            for item in folder.iterdir()
+            if item.name.rpartition(".")[2] in CONTENT_TYPES
+        }
+        self._etags = {name: hashlib.sha256(content).hexdigest()[:32] for name, (content, _) in self._files.items()}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The files that are served."""
+        return frozenset(self._files)
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes; none of them needs a token."""
+        return [web.get("/", self._index), web.get("/page/{name}", self._file)]
+
+    async def _index(self, request: web.Request) -> web.Response:
+        return self._answer(request, "index.html")
+
+    async def _file(self, request: web.Request) -> web.Response:
+        return self._answer(request, request.match_info["name"])
+
+    def _answer(self, request: web.Request, name: str) -> web.Response:
+        if name not in self._files:
+            return web.Response(status=404, text="no such file\n", headers=PAGE_HEADERS)
+        etag = self._etags[name]
+        if any(known.value in (etag, "*") for known in request.if_none_match or ()):
+            response = web.Response(status=304, headers=PAGE_HEADERS)
+        else:
+            content, content_type = self._files[name]
+            response = web.Response(body=content, content_type=content_type, charset="utf-8", headers=PAGE_HEADERS)
+        response.etag = etag
+        return response
+
+
+async def _write(request: web.Request, watcher: Watcher) -> web.StreamResponse:
+    response = web.StreamResponse(headers=FEED_HEADERS)
+    _end_where_nothing_is_heard(request)
+    quiet_seconds = 0.0
+    try:
+        await response.prepare(request)
+        while not watcher.is_over:
+            content = await watcher.next(within_seconds=LOOK_SECONDS)
+            if request.transport is None or request.transport.is_closing():
+                return response  # the client has gone: another may come
+            quiet_seconds = 0.0 if content else quiet_seconds + LOOK_SECONDS
+            if not content and quiet_seconds < KEEP_ALIVE_SECONDS:
+                continue
+            quiet_seconds = 0.0
+            async with asyncio.timeout(WRITE_SECONDS):
+                await response.write(content or b": keep-alive\n\n")
+        await response.write_eof()
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionError:  # the client has gone
+        pass
+    return response
+
+
+def _end_where_nothing_is_heard(request: web.Request) -> None:
+    """Have the kernel give up a peer that confirms nothing: minutes of events, and its place, would be kept for it."""
+    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+    if connection is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_SECONDS * 1000))
+
+
+def _answering(page: Callable[[web.Request], Awaitable[Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Answer with what a page returns, or with its error in words."""
+
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            return _json(await page(request))
+        except KvmeshError as error:
+            return _json({"error": str(error)}, status=400 if isinstance(error, BadQueryError) else 404)
+
+    return answer
+
+
+def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=as_json(value), status=status, content_type="application/json", headers=headers)

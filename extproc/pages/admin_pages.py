@@ -1,217 +1,186 @@
-"""What the admin pages show: readiness, metrics, the state, explanations. Changes nothing; wired by `service`."""
+"""What the admin pages show of all pools of a picker, of one that is named, or of the only one. Changes nothing."""
 
 import asyncio
-import random
 import time
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from extproc.admission.asked_request import LONGEST_NAME
-from extproc.choosing.candidates import unhealthy_endpoints
-from extproc.choosing.choose import any_request
-from extproc.doctor.findings import Finding, Severity
-from extproc.errors import (
-    NoPoliciesError,
-    PickError,
-    PrefixIndexUnavailableError,
-    UnknownPoolError,
-)
+from msgspec import structs
+
+from extproc.doctor.findings import Finding
+from extproc.errors import KvmeshError, NoPoliciesError, PickError, UnknownPoolError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.pages.admin_json import (
-    admission_json,
-    classes_json,
-    decision_json,
-    endpoint_json,
-    explanation_json,
-    record_json,
-    refusal_json,
-    state_json,
-)
-from extproc.pages.live_json import PoolFacts
-from extproc.pages.prefix_watch import PrefixWatch
-from extproc.pick import explain
+from extproc.pages.decision_state import decision_state
+from extproc.pages.picker_state import DecisionState, ListedEndpoint, PickerState, PoolsState, PoolState
+from extproc.pages.pool_pages import PoolPages
 from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
-from extproc.prefixes.prefix_index import NO_INDEXER
-from kvmesh.blocks.source import SourceStatus
+from extproc.pools.pools import Pools
+from extproc.records.request_events import DecisionRecord
+from extproc.telemetry.process_telemetry import process_text
+from kvmesh.blocks.source import IndexStatus
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.index.index_view import IndexView
+from kvmesh.metrics.registry import MetricsPage
 
-SHOWN_DECISIONS = 50  # on the page of the state
-ADMIN_INDEX_TIMEOUT_SECONDS = 1.0
+LISTED_ENDPOINTS = 2000  # in the state of all pools; more are in those of each
+LONGEST_NAME = 200  # characters of a pool's name that are repeated
+
+ExplainPolicies = Callable[[str | None], Awaitable[dict[str, Any]]]
+
+
+class BadQueryError(KvmeshError):
+    """A parameter of a page that says nothing, or is missing."""
 
 
 class PickerPages:
-    """Implements `admin_http.AdminPages` for one pool; all but the prefix tree is read from its picker when asked."""
+    """The pages of all pools. `?pool=namespace/name` asks for one; without it, the only one or all in short."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pools: Pools, *, view: IndexView, policies: ExplainPolicies | None = None) -> None:
+        """`policies` explains which policies apply to a target.
+
+        None: the endpoints are those of `--endpoints`. They are one pool, which is shown without a name.
+        """
         self.ready = False
-        self.findings: Sequence[Finding] | None = None  # of the checks at start-up; None: not done yet
-        self.pool = pool
-        self._prefixes = PrefixWatch(
-            shows_text=self.policy.observability.show_prompt_text, clock=time.monotonic, random=random.random
-        )
+        self.view = view
+        # of the checks at start-up; None: they are still to come. Pools that are followed are not checked
+        self.findings: Sequence[Finding] | None = None if policies is None else ()
+        self._pools = pools
+        self._policies = policies
+        self._pages: dict[str, PoolPages] = {}  # made when first asked for
+        self._looking = asyncio.Lock()
+        self._looked: tuple[float, IndexStatus | str] = (float("-inf"), "")
 
-    @property
-    def policy(self) -> PickPolicy:
-        """The policy in force."""
-        return self.pool.config.policy
-
-    @property
-    def prefixes(self) -> PrefixWatch:
-        """The prefixes that were routed lately, with text only while the policy in force shows it."""
-        self._prefixes.reconfigure(shows_text=self.policy.observability.show_prompt_text)
-        return self._prefixes
+    # --- pools ----------------------------------------------------------------------------------------------------
 
     def reconfigure(self) -> None:
-        """Forget the text of prompts at once where the policy in force does not show it any more."""
-        self._prefixes.reconfigure(shows_text=self.policy.observability.show_prompt_text)
+        """Take note that pools or their policies have changed: text that is not shown any more is forgotten at once."""
+        known = self._pools.with_requests
+        self._pages = {name: pages for name, pages in self._pages.items() if known.get(name) is pages.pool}
+        for pages in self._pages.values():
+            pages.prefixes.shows_text()
+
+    def chosen(self, name: str | None) -> PoolPages | None:
+        """Return the pool named, or the only one; None: there are several. Raise UnknownPoolError."""
+        everything = self._pools.all
+        if name and (self._policies is None or name not in everything):
+            raise UnknownPoolError(f"the pool {name[:LONGEST_NAME]!r} is not known here")
+        if not name and len(everything) != 1:
+            return None
+        return self._of(everything[name] if name else next(iter(everything.values())))
+
+    def pages_of(self, name: str) -> PoolPages | None:
+        """Return the pages of a pool by the name that its picker has."""
+        found = self._pools.pool(name)
+        return None if found is None else self._of(found)
+
+    def shown_name(self, pages: PoolPages) -> str:
+        """Return the name that a pool is shown by, "" for that of `--endpoints`."""
+        return "" if self._policies is None else pages.pool.name
+
+    def pools(self) -> list[PoolState]:
+        """Return a line for each pool; none for that of `--endpoints`."""
+        return [] if self._policies is None else [self._of(pool).line() for pool in self._pools.all.values()]
+
+    async def index(self, pages: PoolPages, *, fresh_seconds: float = 0.0) -> IndexStatus | str:
+        """Return the pool's part of the index as it stood at most `fresh_seconds` ago, or why it cannot be read.
+
+        The pool of `--endpoints` is shown all of the index, also what belongs to none of its pods.
+        """
+        not_before = time.monotonic() - fresh_seconds
+        async with self._looking:  # one look serves all that ask at a time
+            began, index = self._looked
+            if began < not_before:
+                began = time.monotonic()
+                try:
+                    index = (await self.view.look()).status
+                except IndexUnavailableError as error:
+                    index = str(error)
+                self._looked = began, index
+        if isinstance(index, str) or self._policies is None:
+            return index
+        addresses = {status.address for status in pages.statuses()}
+        return replace(
+            index,
+            sources=tuple(line for line in index.sources if line.endpoint in addresses),
+            findings=tuple(line for line in index.findings if line.endpoint in addresses),
+        )
+
+    # --- pages ----------------------------------------------------------------------------------------------------
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether traffic may come. A missing index does not count: the picker serves without it."""
-        facts = {
-            "endpoint_problems": self.pool.endpoints.problems(),
-            "index_problem": self.pool.index.problem,
-            "render_problems": self.pool.render.problems(),
-            "tokenizers": self.pool.prompts.engines(),
-        }
+        """Return whether traffic may come, and what is wrong.
+
+        Neither a missing index nor a pool without endpoints counts: the picker serves what it can.
+        """
+        facts: dict[str, Any] = {"pools": len(self._pools.all), "endpoint_problems": {}, "index_problem": None}
+        facts |= {"render_problems": {}, "tokenizers": {}}
+        for pool in self._pools.all.values():
+            facts["endpoint_problems"] |= pool.endpoints.problems()
+            facts["index_problem"] = facts["index_problem"] or pool.index.problem
+            facts["render_problems"] |= pool.render.problems()
+            facts["tokenizers"] |= pool.prompts.engines()
         return self.ready, facts
 
     async def metrics(self) -> bytes:
-        """Return Prometheus text."""
-        return await self.pool.telemetry.page(ready=self.ready)
+        """Return Prometheus text.
 
-    def pools(self) -> list[dict[str, Any]]:
-        """Return none: the pods of `--endpoints` are no pool of anybody's."""
-        return []
+        Every series of a pool that is followed has the label `pool`; pools without requests have none.
+        """
+        if self._policies is None and (only := self.chosen(None)) is not None:
+            return await only.pool.telemetry.page(ready=self.ready)
+        page = MetricsPage()
+        for name, pool in self._pools.with_requests.items():
+            if pool.has_counted:
+                await page.add(pool.telemetry.registry, pool=name)
+        return page.text() + self._pools.registry.text(created=True) + process_text(ready=self.ready)
+
+    async def state(self, *, pool: str | None = None) -> PickerState | PoolsState:
+        """Return one pool's state; without a name the only one's, or that of all in short. Raise UnknownPoolError."""
+        pages = self.chosen(pool)
+        if pages is not None:
+            state = pages.state(await self.index(pages), findings=self.findings)
+            return structs.replace(state, pool=self.shown_name(pages), pools=self.pools())
+        lines = [
+            ListedEndpoint(pool=each.name, address=status.address, state=status.reachability.value)
+            for each in self._pools.all.values()
+            for status in each.endpoints.known(now=time.monotonic())
+        ]
+        return PoolsState(now=time.time(), pools=self.pools(), endpoints=lines[:LISTED_ENDPOINTS])
+
+    def decisions(self, *, limit: int, request_id: str | None, pool: str | None = None) -> list[DecisionState]:
+        """Return the last decisions of a pool or of all, newest first. Raise UnknownPoolError."""
+        chosen = self.chosen(pool)
+        found = [
+            structs.replace(decision, pool=self.shown_name(pages) or None)
+            for pages in ([chosen] if chosen is not None else [self._of(each) for each in self._pools.all.values()])
+            for decision in pages.decisions(limit=limit, request_id=request_id)
+        ]
+        return sorted(found, key=lambda decision: -decision.at)[:limit]
+
+    async def explain(self, facts: RequestFacts, body: bytes, *, pool: str | None = None) -> DecisionState:
+        """Decide without booking, for the pool named or the one of the request's host."""
+        try:
+            pages = self.chosen(pool) or self._of(self._pools.for_host(facts.headers.get("host", "")))
+        except PickError as refusal:
+            record = DecisionRecord(at=time.time(), facts=facts, model=None, outcome=refusal)
+            return decision_state(record, policy=PickPolicy())
+        explanation = await pages.explain(facts, body, await self.index(pages))
+        return structs.replace(explanation, pool=self.shown_name(pages) or None)
 
     async def policies(self, target: str | None) -> dict[str, Any]:
-        """Say that there are none."""
-        raise NoPoliciesError(f"no policies are followed here (--kubernetes, --policies), hence none for {target}")
+        """Return which policies apply to a target (None: to all pools). Raise KvmeshError where there is none such."""
+        if self._policies is None:
+            raise NoPoliciesError(f"no policies are followed here (--kubernetes, --policies), hence none for {target}")
+        return await self._policies(target)
 
-    async def state(self, *, pool: str | None = None) -> dict[str, Any]:  # noqa: ARG002 - there is one
-        """Return endpoints, index, replicas and recent decisions."""
-        sources, index = await self._index_state()
-        blocks: dict[str, int] = {}
-        for source in sources:
-            blocks[source.endpoint] = blocks.get(source.endpoint, 0) + source.cached_blocks
-        facts = self.facts()
-        all_picks = sum(facts.picks.values())
-        return state_json(
-            now=facts.now,
-            endpoints=[
-                endpoint_json(
-                    status,
-                    cached_blocks=blocks.get(status.address, 0),
-                    bookings=facts.bookings.get(status.address, 0),
-                    picks=facts.picks.get(status.address, 0),
-                    all_picks=all_picks,
-                    avoided=facts.avoided.get(status.address),
-                )
-                for status in facts.statuses
-            ],
-            index=index,
-            classes=classes_json(self.policy.priorities, waiting=facts.waiting, steps=facts.steps),
-            estimate_errors=facts.estimate_errors,
-            quotas=facts.quotas,
-            replicas=facts.replicas,
-            findings=facts.findings,
-            decisions=[decision_json(record) for record in islice(self.pool.runtime.recent, SHOWN_DECISIONS)],
-        )
+    async def close(self) -> None:
+        """Close the connections to the index."""
+        await self.view.close()
 
-    # --- for the live feed ----------------------------------------------------------------------------------------
-
-    def chosen(self, pool: str | None) -> "tuple[str, PickerPages] | None":
-        """Return the pool of `--endpoints`, which has no name. Raise UnknownPoolError for any other."""
-        if pool:
-            raise UnknownPoolError(f"the pool {pool[:LONGEST_NAME]!r} is not known here")
-        return "", self
-
-    def pages_of(self, pool: str) -> "PickerPages | None":
-        """Return the pages of a pool."""
-        return None if pool else self
-
-    def facts(self, *, pool: str = "") -> PoolFacts:
-        """Return everything about the pool that needs nobody's answer."""
-        books, now = self.pool.books, time.monotonic()
-        statuses = self.pool.endpoints.known(now=now)
-        return PoolFacts(
-            name=pool,
-            policy=self.policy,
-            now=time.time(),
-            monotonic=now,
-            statuses=statuses,
-            avoided=unhealthy_endpoints(statuses, health=books.health, policy=self.policy, now=now),
-            bookings=books.bookings.by_endpoint(),
-            picks=books.picks,
-            estimate_errors=books.estimates.errors(),
-            waiting=self.pool.runtime.admission.waiting,
-            steps=self.pool.degradation.in_force(now=now),
-            quotas=self.pool.quotas.facts(),
-            replicas=books.shared.facts() if books.shared is not None else None,
-            findings=self.findings,
-            own_findings=self._own_findings(),
-            recent=self.pool.runtime.recent,
-        )
-
-    def prompt_text(self, model: str, tokens: bytes) -> str | None:
-        """Return the text of token ids, None where no tokenizer of the model is here."""
-        tokenizer = self.pool.prompts.tokenizers.get(model)
-        return tokenizer.text(tokens) if tokenizer is not None else None
-
-    def _own_findings(self) -> list[Finding]:
-        """Return which predictions never come true: what has been said in the log, too."""
-        books = self.pool.books
-        found = [(finding.reason, where, finding.message) for where, finding in books.matches.findings.items()]
-        found += [(finding.reason, model, finding.message) for model, finding in books.realised_watch.findings.items()]
-        return [
-            Finding(check=reason, severity=Severity.ERROR, subject=subject, seen=message)
-            for reason, subject, message in found
-        ]
-
-    # --------------------------------------------------------------------------------------------------------------
-
-    def decisions(
-        self,
-        *,
-        limit: int,
-        request_id: str | None,
-        pool: str | None = None,  # noqa: ARG002 - there is one
-    ) -> list[dict[str, Any]]:
-        """Return the last decisions with all that they rest on, newest first."""
-        wanted = (
-            record for record in self.pool.runtime.recent if request_id is None or record.facts.request_id == request_id
-        )
-        return [record_json(record, policy=self.policy) for record in islice(wanted, limit)]
-
-    async def explain(
-        self,
-        facts: RequestFacts,
-        body: bytes,
-        *,
-        pool: str | None = None,  # noqa: ARG002 - there is one
-    ) -> dict[str, Any]:
-        """Decide without booking, and return what the decision rests on."""
-        sources, _ = await self._index_state()
-        try:
-            picked, preview = await explain(facts, body, self.pool.runtime)
-        except PickError as refusal:
-            return refusal_json(refusal, any_request(self.pool.runtime.view, now=time.monotonic()))
-        explanation = explanation_json(
-            picked.prepared.summary,
-            picked.decision,
-            policy=self.policy,
-            blocks={source.endpoint: source.block_size for source in sources if source.block_size},
-            rooms=preview.rooms,
-        )
-        return explanation | {"admission": admission_json(picked.prepared.asked.request_class, preview)}
-
-    async def _index_state(self) -> tuple[Sequence[SourceStatus], dict[str, Any]]:
-        """Return the index's sources, none where it cannot be read, and its state for the page."""
-        try:
-            async with asyncio.timeout(ADMIN_INDEX_TIMEOUT_SECONDS):
-                status = await self.pool.index.status()
-        except (PrefixIndexUnavailableError, TimeoutError) as error:
-            return (), {"state": "unavailable", "problem": str(error) or "no answer in time", "sources": 0}
-        problem = None if status.indexer_alive else NO_INDEXER
-        state = {"state": "stale" if problem else "ok", "problem": problem, "sources": len(status.sources)}
-        return status.sources, state
+    def _of(self, pool: Pool) -> PoolPages:
+        pages = self._pages.get(pool.name)
+        if pages is None or pages.pool is not pool:
+            pages = self._pages[pool.name] = PoolPages(pool)
+        return pages

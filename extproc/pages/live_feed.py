@@ -1,7 +1,8 @@
-"""The live feed: what a page needs of one pool at once, then what changes. Made by `service`; changes nothing.
+"""The live feed: what a page needs of one pool at once, then what changes. It changes nothing itself.
 
-Pods, classes and the index are looked at once a second for all who watch a pool, and only while somebody does; so long
-it observes requests as well. The prefix tree is fed all the time (`picked`). Nothing that fails here reaches a request.
+Pods, classes and the index are looked at once a second for all connections that watch a pool, and only while there are
+any; only so long are requests observed as well. The prefix tree is fed all the time (`picked`). Nothing that fails here
+reaches a request.
 """
 
 import asyncio
@@ -9,45 +10,36 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from hashlib import blake2b
 from importlib.metadata import version
 from itertools import islice
-from typing import Any, Protocol
+
+from msgspec import Struct, structs
 
 from extproc.admission.prepared_request import Picked
 from extproc.errors import KvmeshError
-from extproc.pages.admin_pages import PickerPages
-from extproc.pages.live_json import (
-    ended_json,
-    live_classes_json,
-    live_decision_json,
-    live_index_json,
-    of_pool,
-    pods_json,
-    policy_json,
-    record_id,
-)
-from extproc.pages.live_prefixes import PrefixFacts, prefix_nodes, prefixes_json, sampled_keys
+from extproc.pages.admin_pages import BadQueryError, PickerPages
+from extproc.pages.decision_state import decision_state, ended_state, record_id
 from extproc.pages.live_watchers import Coalesced, EventNumbers, Watcher
-from extproc.pages.prefix_watch import HALF_LIFE_SECONDS
+from extproc.pages.picker_state import DecisionState, EndedEvent, PrefixesEvent, SnapshotEvent
+from extproc.pages.pool_pages import PoolPages
+from extproc.pages.prefix_pages import HALF_LIFE_SECONDS, index_state, prefix_nodes, sampled_keys
 from extproc.pools.request_watch import RequestWatch
-from extproc.prefixes.prefix_tree import TreeEdge, TreeView
-from extproc.records.request_story import Decided, DecisionRecord, Ended
-from kvmesh.blocks.source import IndexStatus
+from extproc.prefixes.prefix_tree import TreeEdge
+from extproc.records.request_events import Decided, DecisionRecord, Ended
 from kvmesh.errors import IndexUnavailableError
-from kvmesh.index.index_view import IndexLook, IndexView
 
 log = logging.getLogger(__name__)
 
 MOST_WATCHERS = 32
 TICK_SECONDS = 1.0
 TURN_SECONDS = 0.002
-FRESH_SECONDS = 0.5  # a look this old serves one who has just come
+FRESH_SECONDS = 0.5  # a look this old serves the next connection
 PREFIX_TICKS = 5
 SHOWN_DECISIONS = 20  # in the snapshot
+SHOWN_CANDIDATES = 8  # of a decision; all of them are in GET /v1/decisions
 SHOWN_PREFIXES = 100
 MOST_PREFIXES = 500
 MOST_OPEN = 4096  # decisions whose end is awaited
@@ -66,66 +58,40 @@ class TooManyWatchersError(KvmeshError):
     """As many watch as may."""
 
 
-class FeedPages(Protocol):
-    """One pool's pages or several pools'."""
-
-    def chosen(self, pool: str | None) -> tuple[str, PickerPages] | None:
-        """Return the pool that is meant with its name; None: there are several. Raise UnknownPoolError."""
-
-    def pages_of(self, pool: str) -> PickerPages | None:
-        """Return the pages of a pool by its name."""
-
-    def pools(self) -> list[dict[str, Any]]:
-        """Return a line for each pool."""
-
-
-class _Room:
-    """Those who watch one pool; with no name those who watch none."""
+class _Audience:
+    """The connections that watch one pool; with no name those that watch none."""
 
     def __init__(self, name: str | None) -> None:
         self.name = name
         self.watchers: set[Watcher] = set()
-        self.decisions = Coalesced()
-        self.ends = Coalesced()
-        self.open: OrderedDict[int, DecisionRecord] = OrderedDict()  # number of a story -> what was decided
+        self.decisions = Coalesced[DecisionState]()
+        self.ends = Coalesced[EndedEvent]()
+        self.open: OrderedDict[int, DecisionRecord] = OrderedDict()  # number of a request -> what was decided
 
 
 class LiveFeed:
-    """Implements `request_story.RequestObserver` while somebody watches."""
+    """Implements `request_events.RequestObserver` while there are connections."""
 
-    def __init__(
-        self,
-        pages: FeedPages,
-        *,
-        watch: RequestWatch,
-        view: IndexView,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, pages: PickerPages, *, watch: RequestWatch) -> None:
         self._pages = pages
         self._watch = watch
-        self._view = view
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._started_at = wall_clock()
+        self._started_at = time.time()
         self._process_id = secrets.token_hex(8)
         self._secret = secrets.token_bytes(16)
         self._events = EventNumbers()
-        self._rooms: dict[str | None, _Room] = {}
+        self._audiences: dict[str | None, _Audience] = {}
         self._coming = 0
         self._wanted = asyncio.Event()
         self._looking = asyncio.Lock()
-        self._look_prefixes = asyncio.Lock()
-        self._looked: tuple[float, IndexStatus | None, str | None] = (float("-inf"), None, None)
         self._shown: dict[
-            str, tuple[float, dict[str, Any]]
+            str, tuple[float, PrefixesEvent]
         ] = {}  # pool -> its prefixes as they were shown last, and when
         self._fed: set[str] = set()  # pools whose tree has had requests
         self._complained_at = float("-inf")
         self._closed = False
-        self._turned_at = clock()
+        self._turned_at = time.monotonic()
 
-    # --- told by the picker ---------------------------------------------------------------------------------------
+    # --- what the picker reports ----------------------------------------------------------------------------------
 
     def picked(self, pool: str, picked: Picked) -> None:
         """Take a routed request, after its answer has left."""
@@ -138,73 +104,74 @@ class LiveFeed:
         pages.prefixes.routed(picked)
 
     def decided(self, decided: Decided, /) -> None:
-        """Tell who watches the pool."""
-        room, pages = self._rooms.get(decided.pool), self._pages.pages_of(decided.pool)
-        if room is None or pages is None:
+        """Send it to all that watch the pool."""
+        audience, pages = self._audiences.get(decided.pool), self._pages.pages_of(decided.pool)
+        if audience is None or pages is None:
             return
         if decided.endpoint is not None:
-            room.open[decided.number] = decided.record
-            if len(room.open) > MOST_OPEN:
-                room.open.popitem(last=False)
+            audience.open[decided.number] = decided.record
+            if len(audience.open) > MOST_OPEN:
+                audience.open.popitem(last=False)
         policy = pages.policy
-        self._offer(
-            room,
-            "decision",
-            room.decisions,
-            lambda: live_decision_json(decided.record, policy=policy, decided=decided),
-        )
+
+        def make() -> DecisionState:
+            return decision_state(decided.record, policy=policy, most=SHOWN_CANDIDATES, decided=decided)
+
+        self._send(audience, "decision", audience.decisions.offer(make, now=time.monotonic()))
 
     def ended(self, ended: Ended, /) -> None:
-        """Tell who watches the pool."""
-        room = self._rooms.get(ended.pool)
-        if room is None:
+        """Send it to all that watch the pool."""
+        audience = self._audiences.get(ended.pool)
+        if audience is None:
             return
-        record, at = room.open.pop(ended.number, None), self._wall_clock()
+        record, at = audience.open.pop(ended.number, None), time.time()
 
-        def make() -> Mapping[str, Any]:
-            return ended_json(ended, decision_id=None if record is None else record_id(record), at=at)
+        def make() -> EndedEvent:
+            return ended_state(ended, decision_id=None if record is None else record_id(record), at=at)
 
-        self._offer(room, "ended", room.ends, make)
+        self._send(audience, "ended", audience.ends.offer(make, now=time.monotonic()))
 
-    # --- asked by those who watch ---------------------------------------------------------------------------------
+    # --- what connections ask for ---------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def watcher(self, pool: str | None) -> AsyncIterator[Watcher]:
         """Watch a pool, beginning with a snapshot. Raise UnknownPoolError, TooManyWatchersError."""
-        if self._coming + sum(len(room.watchers) for room in self._rooms.values()) >= MOST_WATCHERS or self._closed:
+        watching = sum(len(audience.watchers) for audience in self._audiences.values())
+        if self._coming + watching >= MOST_WATCHERS or self._closed:
             raise TooManyWatchersError(f"{MOST_WATCHERS} watch already; close another page, or ask again later")
         self._coming += 1
         try:
-            snapshot = await self._snapshot(pool)
+            pages = self._pages.chosen(pool)
+            snapshot = await self._snapshot(pages)
         finally:
             self._coming -= 1
-        name = snapshot["pool"]
-        watcher = Watcher()
-        watcher.push(self._events.event("snapshot", snapshot), bye=self._bye)
-        room = self._rooms.setdefault(name, _Room(name))
-        room.watchers.add(watcher)
+        name = None if pages is None else pages.pool.name
+        watcher = Watcher(self._bye)
+        watcher.push(self._events.event("snapshot", snapshot))
+        audience = self._audiences.setdefault(name, _Audience(name))
+        audience.watchers.add(watcher)
         self._watching()
         if self._closed:
-            watcher.end("shutdown", self._bye("shutdown"))
+            watcher.end("shutdown")
         try:
             yield watcher
         finally:
-            room.watchers.discard(watcher)
-            if not room.watchers and self._rooms.get(name) is room:
-                del self._rooms[name]
+            audience.watchers.discard(watcher)
+            if not audience.watchers and self._audiences.get(name) is audience:
+                del self._audiences[name]
             self._watching()
 
-    async def prefixes(self, pool: str | None, *, limit: int = SHOWN_PREFIXES) -> dict[str, Any]:
-        """Return the prefixes that are asked for most, with who holds them. Raise UnknownPoolError."""
-        chosen = self._pages.chosen(pool)
-        if chosen is None:
-            names = ", ".join(line["pool"] for line in islice(self._pages.pools(), 5))
-            raise KvmeshError(f"there are several pools: name one of them with ?pool= ({names}, …)")
-        async with self._look_prefixes:  # one at a time: each is a few milliseconds of Redis
-            return await self._prefixes(*chosen, limit=min(limit, MOST_PREFIXES))
+    async def prefixes(self, pool: str | None, *, limit: int = SHOWN_PREFIXES) -> PrefixesEvent:
+        """Return the prefixes that are asked for most, with who holds them. Raise UnknownPoolError, BadQueryError."""
+        pages = self._pages.chosen(pool)
+        if pages is None:
+            names = ", ".join(line.pool for line in islice(self._pages.pools(), 5))
+            raise BadQueryError(f"there are several pools: name one of them with ?pool= ({names}, …)")
+        async with self._looking:  # one at a time: each is a few milliseconds of Redis
+            return await self._prefixes(pages, limit=min(limit, MOST_PREFIXES))
 
     async def run(self) -> None:
-        """Tell what changes, once a second, until cancelled; sleeps while nobody watches."""
+        """Send what changes, once a second, until cancelled; sleeps while there are no connections."""
         ticks = 0
         while True:
             await self._wanted.wait()
@@ -213,33 +180,27 @@ class LiveFeed:
             try:
                 await self._tick(with_prefixes=ticks % PREFIX_TICKS == 0)
             except Exception:
-                now = self._clock()
+                now = time.monotonic()
                 if now - self._complained_at >= COMPLAINT_SECONDS:
                     self._complained_at = now
                     log.exception("the live feed has failed; it goes on")
 
     def watched(self, pool: str | None) -> int:
-        """Return how many watch a pool."""
-        room = self._rooms.get(pool)
-        return len(room.watchers) if room is not None else 0
+        """Return how many connections watch a pool."""
+        audience = self._audiences.get(pool)
+        return len(audience.watchers) if audience is not None else 0
 
     def end_all(self) -> None:
-        """Tell everybody that this picker stops; nobody may come any more."""
+        """End all connections, saying that this picker stops; no other may come."""
         self._closed = True
-        for room in tuple(self._rooms.values()):
-            for watcher in tuple(room.watchers):
-                watcher.end("shutdown", self._bye("shutdown"))
-
-    async def close(self) -> None:
-        """End all, and let go of Redis."""
-        self.end_all()
-        await self._view.close()
+        for audience in self._audiences.values():
+            self._end(audience, "shutdown")
 
     # --------------------------------------------------------------------------------------------------------------
 
     def _watching(self) -> None:
-        """Observe requests, and look once a second, while anybody watches."""
-        observers, is_watched = self._watch.observers, bool(self._rooms)
+        """Observe requests, and look once a second, while there are connections."""
+        observers, is_watched = self._watch.observers, bool(self._audiences)
         if is_watched and self not in observers:
             observers.append(self)
         elif not is_watched and self in observers:
@@ -250,157 +211,154 @@ class LiveFeed:
             self._wanted.clear()
             self._shown.clear()
 
-    async def _snapshot(self, pool: str | None) -> dict[str, Any]:
-        chosen = self._pages.chosen(pool)
-        common = {
-            "version": 1,
-            "now": self._wall_clock(),
-            "process_id": self._process_id,
-            "kvmesh": version("kvmesh"),
-            "pool": None if chosen is None else chosen[0],
-            "pools": self._pages.pools(),
-        }
-        if chosen is None:
-            return common
-        name, pages = chosen
-        status, problem = await self._status()
-        prefixes = await self._shown_prefixes(name, pages)
-        facts = pages.facts(pool=name)
-        snapshot = common | {"policy": policy_json(pages.policy), "pods": pods_json(facts, status)}
+    async def _snapshot(self, pages: PoolPages | None) -> SnapshotEvent:
+        snapshot = SnapshotEvent(
+            version=1,
+            now=time.time(),
+            process_id=self._process_id,
+            kvmesh=version("kvmesh"),
+            pool=None if pages is None else self._pages.shown_name(pages),
+            pools=self._pages.pools(),
+        )
+        if pages is None:
+            return snapshot
+        index = await self._pages.index(pages, fresh_seconds=FRESH_SECONDS)
+        prefixes = await self._shown_prefixes(pages)
+        pods = pages.endpoints(index)
         await self._turn()
-        snapshot |= {
-            "classes": live_classes_json(facts),
-            "index": live_index_json(facts, of_pool(status, facts.name, facts.statuses), problem),
-            "prefixes": prefixes,
-        }
+        classes, shown_index = pages.classes(), pages.index(index, findings=self._pages.findings)
         decisions = []
-        for record in tuple(islice(facts.recent, SHOWN_DECISIONS)):
+        for record in tuple(islice(pages.pool.runtime.recent, SHOWN_DECISIONS)):
             await self._turn()
-            decisions.append(live_decision_json(record, policy=pages.policy))
-        return snapshot | {"decisions": decisions}
+            decisions.append(decision_state(record, policy=pages.policy, most=SHOWN_CANDIDATES))
+        return structs.replace(
+            snapshot,
+            policy=pages.policy_state(),
+            pods=pods,
+            classes=classes,
+            index=shown_index,
+            prefixes=prefixes,
+            decisions=decisions,
+        )
 
     async def _tick(self, *, with_prefixes: bool) -> None:
-        if not self._rooms:
-            return
-        if any(name is not None for name in self._rooms):
-            await self._status()
         pools = self._pages.pools()
-        for room in tuple(self._rooms.values()):
+        for audience in tuple(self._audiences.values()):
             if pools:
-                self._tell(room, "pools", {"now": self._wall_clock(), "pools": pools})
-            if room.name is not None:
-                await self._tell_room(room, room.name, with_prefixes=with_prefixes)
+                self._send(audience, "pools", {"now": time.time(), "pools": pools})
+            if audience.name is not None:
+                await self._send_pool(audience, audience.name, with_prefixes=with_prefixes)
 
-    async def _tell_room(self, room: _Room, name: str, *, with_prefixes: bool) -> None:
+    async def _send_pool(self, audience: _Audience, name: str, *, with_prefixes: bool) -> None:
         pages = self._pages.pages_of(name)
         if pages is None:
-            for watcher in tuple(room.watchers):
-                watcher.end("pool-gone", self._bye("pool-gone"))
+            self._end(audience, "pool-gone")
             return
-        _, status, problem = self._looked
-        facts = pages.facts(pool=name)
-        self._tell(room, "pods", pods_json(facts, status))
+        index = await self._pages.index(pages, fresh_seconds=FRESH_SECONDS)
+        self._send(audience, "pods", pages.endpoints(index))
         await self._turn()
-        self._tell(room, "classes", live_classes_json(facts))
-        self._tell(room, "index", live_index_json(facts, of_pool(status, name, facts.statuses), problem))
-        now = self._clock()
-        for event, coalesced in (("decision", room.decisions), ("ended", room.ends)):
-            if (data := coalesced.flush(now=now)) is not None:
-                self._tell(room, event, data)
+        self._send(audience, "classes", pages.classes())
+        self._send(audience, "index", pages.index(index, findings=self._pages.findings))
+        now = time.monotonic()
+        self._send(audience, "decision", audience.decisions.flush(now=now))
+        self._send(audience, "ended", audience.ends.flush(now=now))
         await asyncio.sleep(0)  # milliseconds each with many pods, and requests wait for none of them
         if with_prefixes:
-            self._tell(room, "prefixes", await self._shown_prefixes(name, pages))
+            self._send(audience, "prefixes", await self._shown_prefixes(pages))
 
-    def _offer(self, room: _Room, name: str, coalesced: Coalesced, make: Callable[[], Mapping[str, Any]]) -> None:
-        data = coalesced.offer(make, now=self._clock())
+    def _send(self, audience: _Audience, name: str, data: Struct | dict[str, object] | None) -> None:
+        """Send an event to all of an audience; None is nothing."""
         if data is not None:
-            self._tell(room, name, data)
+            event = self._events.event(name, data)
+            for watcher in audience.watchers:
+                watcher.push(event)
 
-    def _tell(self, room: _Room, name: str, data: Mapping[str, Any]) -> None:
-        event = self._events.event(name, data)
-        for watcher in tuple(room.watchers):
-            watcher.push(event, bye=self._bye)
+    def _end(self, audience: _Audience, why: str) -> None:
+        for watcher in audience.watchers:
+            watcher.end(why)
 
     def _bye(self, why: str) -> bytes:
         return self._events.event("bye", {"why": why, "message": FAREWELLS[why]})
 
-    async def _status(self) -> tuple[IndexStatus | None, str | None]:
-        """Return how the index stands, None and why where it cannot be read; one look serves all who ask at a time."""
+    async def _shown_prefixes(self, pages: PoolPages) -> PrefixesEvent:
+        """Return the prefixes for the feed; one look serves all that come at a time."""
         async with self._looking:
-            at, status, problem = self._looked
-            if self._clock() - at >= FRESH_SECONDS:
-                try:
-                    status, problem = (await self._view.look()).status, None
-                except IndexUnavailableError as error:
-                    status, problem = None, str(error)
-                self._looked = (self._clock(), status, problem)
-            return status, problem
-
-    async def _shown_prefixes(self, name: str, pages: PickerPages) -> dict[str, Any]:
-        """Return the prefixes for the feed; one look serves all who come at a time."""
-        async with self._look_prefixes:
-            at, page = self._shown.get(name, (float("-inf"), {}))
+            at, shown = self._shown.get(pages.pool.name, (float("-inf"), None))
             # never text that must not be shown any more
-            if self._clock() - at >= FRESH_SECONDS or page["text_shown"] != pages.prefixes.shows_text:
-                page = await self._prefixes(name, pages, limit=SHOWN_PREFIXES)
-                self._shown[name] = self._clock(), page
-            return page
+            if (
+                shown is None
+                or time.monotonic() - at >= FRESH_SECONDS
+                or shown.text_shown != pages.prefixes.shows_text()
+            ):
+                shown = await self._prefixes(pages, limit=SHOWN_PREFIXES)
+                self._shown[pages.pool.name] = time.monotonic(), shown
+            return shown
 
-    async def _prefixes(self, name: str, pages: PickerPages, *, limit: int) -> dict[str, Any]:
+    async def _prefixes(self, pages: PoolPages, *, limit: int) -> PrefixesEvent:
         view = pages.prefixes.view(limit=limit)
-        look = await self._look_up(view)
-        facts = pages.facts(pool=name)
-        addresses = {status.address for status in facts.statuses}
-        cached = None
-        if look is not None:
-            cached = sum(line.cached_blocks for line in look.status.sources if line.endpoint in addresses)
-        shown = PrefixFacts(
-            name=name,
-            now=self._wall_clock(),
-            monotonic=self._clock(),
-            since=self._started_at,
-            half_life_seconds=HALF_LIFE_SECONDS,
-            sampled_share=pages.prefixes.sampled_share,
-            shows_text=pages.prefixes.shows_text,
-            cached_blocks=cached,
-            holders=look.holders if look is not None else None,
-        )
+        cached_blocks = holders = None
+        try:
+            look = await self._pages.view.look(b"".join(map(sampled_keys, view.edges)), findings=False)
+        except IndexUnavailableError:
+            pass  # the event `index` says why
+        else:
+            addresses, holders = {status.address for status in pages.statuses()}, look.holders
+            cached_blocks = sum(line.cached_blocks for line in look.status.sources if line.endpoint in addresses)
+        now, monotonic = time.time(), time.monotonic()
         nodes = []
-        for node in prefix_nodes(view, shown, name_of=self._name_of, text_of=lambda edge: _text(pages, edge)):
+        for node in prefix_nodes(
+            view,
+            holders=holders,
+            cached_blocks=cached_blocks,
+            unix_at=lambda seconds: now - max(monotonic - seconds, 0.0),
+            name_of=self._name_of,
+            text_of=lambda edge: _text(pages, edge),
+        ):
             nodes.append(node)
             await self._turn()
-        if shown.shows_text and not pages.prefixes.shows_text:  # forbidden meanwhile
-            nodes = [{**node, "text": None} for node in nodes]
-            shown = replace(shown, shows_text=False)
-        return prefixes_json(view, shown, nodes)
+        text_shown = pages.prefixes.shows_text()
+        if not text_shown:  # it may have been forbidden meanwhile
+            nodes = [structs.replace(node, text=None) for node in nodes]
+        return PrefixesEvent(
+            now=now,
+            pool=self._pages.shown_name(pages),
+            since=self._started_at,
+            half_life_seconds=HALF_LIFE_SECONDS,
+            sampled_share=round(pages.prefixes.sampled_share, 4),
+            requests=round(view.requests, 2),
+            hit_tokens=round(view.hit_tokens),
+            cached_blocks=cached_blocks,
+            index=index_state(view, holders),
+            text_shown=text_shown,
+            left_out=view.left_out,
+            nodes=nodes,
+        )
 
     async def _turn(self) -> None:
-        """Let requests go first, if this has taken long enough: they wait for nobody who watches."""
-        if self._clock() - self._turned_at >= TURN_SECONDS:
+        """Let requests go first, if this has taken long enough: none of them waits for a page."""
+        if time.monotonic() - self._turned_at >= TURN_SECONDS:
             await asyncio.sleep(0)
-            self._turned_at = self._clock()
-
-    async def _look_up(self, view: TreeView) -> IndexLook | None:
-        try:
-            return await self._view.look(b"".join(map(sampled_keys, view.edges)), findings=False)
-        except IndexUnavailableError:
-            return None  # the event `index` says why
+            self._turned_at = time.monotonic()
 
     def _name_of(self, key: bytes) -> str:
-        """Return a name that tells nobody, who has a prompt to compare, whether it was it."""
+        """Return a keyed hash of a block key: who holds a candidate prompt cannot confirm that it was this one."""
         return blake2b(key, key=self._secret, digest_size=8).hexdigest()
 
     def _share_memory_out(self) -> None:
-        self._fed = {name for name in self._fed if self._pages.pages_of(name) is not None}
-        each = min(max(PREFIX_BYTES // max(len(self._fed), 1), LEAST_PREFIX_BYTES), MOST_PREFIX_BYTES)
-        for name in self._fed:
-            if (pages := self._pages.pages_of(name)) is not None:
-                pages.prefixes.reconfigure(most_bytes=each)
+        fed = {name: pages for name in self._fed if (pages := self._pages.pages_of(name)) is not None}
+        self._fed = set(fed)
+        each = min(max(PREFIX_BYTES // max(len(fed), 1), LEAST_PREFIX_BYTES), MOST_PREFIX_BYTES)
+        for pages in fed.values():
+            pages.prefixes.limit(most_bytes=each)
 
 
-def _text(pages: PickerPages, edge: TreeEdge) -> str | None:
+def _text(pages: PoolPages, edge: TreeEdge) -> str | None:
+    """Return the beginning of an edge as text, None where no tokenizer of its model is here or text is not shown."""
+    tokenizer = pages.pool.prompts.tokenizers.get(edge.origin.model)
+    if tokenizer is None or not pages.prefixes.shows_text():
+        return None
     try:
-        text = pages.prompt_text(edge.origin.model, edge.head)
+        text = tokenizer.text(edge.head)
     except KvmeshError:  # ids that the model does not have: clients may send any
         return None
     return text if text is None else text[:LONGEST_PROMPT_TEXT]

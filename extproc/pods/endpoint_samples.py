@@ -1,9 +1,10 @@
-"""What one endpoint has shown: samples of its prefill, sums of its reports, promises, and the pace that follows.
+"""What one endpoint's reports show of its speed: prefill samples, decaying sums, promised TTFTs, the resulting pace.
 
-`latency_estimate` has one for each endpoint, and asks. Pure; seconds.
+`latency_estimate` keeps one `EndpointSamples` for each endpoint. Pure; seconds.
 """
 
 from collections import deque
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -44,12 +45,11 @@ class FirstTokenFit:
         """How much is known: up to 1 after the first sample, up to 20 after many."""
         return self._s + self._suu
 
-    def add(self, *, tokens: float, seconds: float, expected: Pace, share: float = 1.0) -> None:
+    def add(self, *, tokens: float, seconds: float, expected: Pace, share: float) -> None:
         """Take a sample that counts as `share` of a whole one; how far it may be from `expected` is bounded."""
         tokens = min(max(tokens, 0.0), MOST_TOKENS)
-        usual = expected.seconds(tokens)
-        most = usual * MOST_FACTOR + MOST_SURPRISE_SECONDS
-        seconds = min(max(seconds, usual / MOST_FACTOR), most)
+        likely = expected.seconds(tokens)
+        seconds = min(max(seconds, likely / MOST_FACTOR), likely * MOST_FACTOR + MOST_SURPRISE_SECONDS)
         u = tokens / SCALE_TOKENS
         weight = share / ((1.0 + u) * (1.0 + u))
         self.fade(FADING**share)
@@ -88,33 +88,32 @@ class FirstTokenFit:
         )
 
 
-# requests that a pod starts within this time are in its scheduler's hands, and wait for nothing but the next step
+# a request that starts within this time waits for nothing but the scheduler's next step
 LEAST_WAIT_SECONDS = 0.1
-FADING_SECONDS = 30.0  # half-life of what it usually runs, and of the starts while others waited
+FADING_SECONDS = 30.0  # half-life of the most that ran, and of the starts while others waited
 LEAST_SECONDS = 0.3  # of waiting, from which the starts mean something
 LESS_SECONDS = 2.0  # half-life of the way down to fewer running requests: memory may be short for a while
 STARTS_SECONDS = 1.0  # half-life of the starts
-# in which the limit doubles while nobody waits. Picks go little beyond it, and what is on its way is open too: without
-# this the pod would never be seen to run more
+# in which the limit doubles while no request waits. Picks go little beyond it, and what is on its way is open too:
+# without this the pod would never be seen to run more
 GROWTH_SECONDS = 3.0
-# of the limit, that runs: it grows where it is reached and where little runs. In between, that nobody waits at a busy
-# pod for a moment tells nothing, and would raise the limit beyond what the pod can run
+# running requests as a share of the limit: it grows above the first and below the second. In between, an empty queue at
+# a busy pod may last for a moment only, and must not raise the limit beyond what the pod can run
 REACHED_SHARE, QUIET_SHARE = 0.9, 0.5
 MOST_LIMIT = 4096.0  # from which it is none
 LONGEST_SECONDS = 60.0  # between two reports that the growth counts: 2 ** more is no float at some time
 
 
+@dataclass(slots=True, eq=False)
 class RunningLimit:
-    """One endpoint's."""
+    """How many requests one endpoint runs at a time, and how fast it starts those that wait."""
 
-    __slots__ = ("_busy_seconds", "_busy_starts", "is_queued", "limit", "starts_a_second", "usual")
-
-    def __init__(self) -> None:
-        self.limit: float | None = None  # requests that run when others wait; None: none was seen to wait
-        self.usual = 0.0  # the most that ran of late
-        self.starts_a_second = 0.0  # of late, whether others waited or not
-        self._busy_starts = self._busy_seconds = 0.0
-        self.is_queued = False  # at the last report: more waited than the next step takes in
+    limit: float | None = None  # requests that run when others wait; None: none was seen to wait
+    most_running: float = 0.0  # of late
+    starts_a_second: float = 0.0  # of late, whether others waited or not
+    is_queued: bool = False  # at the last report: more waited than the next step takes in
+    _busy_starts: float = 0.0
+    _busy_seconds: float = 0.0
 
     @property
     def busy_starts_a_second(self) -> float | None:
@@ -130,14 +129,13 @@ class RunningLimit:
         """
         share = 0.5 ** (seconds / FADING_SECONDS)
         running = float(load.running_requests)
-        self.usual = max(running, self.usual * share)
+        self.most_running = max(running, self.most_running * share)
         self._busy_starts *= share
         self._busy_seconds *= share
         self.starts_a_second += (1.0 - 0.5 ** (seconds / STARTS_SECONDS)) * (starts / seconds - self.starts_a_second)
         is_queued = load.waiting_requests > self.starts_a_second * LEAST_WAIT_SECONDS
-        if self.is_queued and (
-            load.first_token_count or load.prefill_count
-        ):  # up to the window in which the last one starts: the others alone would show the slow ones
+        # up to the window in which the last one starts: the others alone would show the slow ones
+        if self.is_queued and (load.first_token_count or load.prefill_count):
             self._busy_starts += starts
             self._busy_seconds += seconds
         if self.is_queued and is_queued:
@@ -157,8 +155,8 @@ class RunningLimit:
 
 WINDOW_SECONDS = 5.0  # half-life of the sums: requests end in bursts
 LEAST_SPAN_SECONDS = 0.05  # between two reports; below, one has overtaken the other
-LEAST_WEIGHT = 0.5  # of an endpoint's own samples, from which it speaks for the pool
-USUAL_TOKENS = 512.0  # of a request nobody knows anything about
+LEAST_WEIGHT = 0.5  # of an endpoint's own samples, from which they count for the pool
+TYPICAL_TOKENS = 512.0  # of a request, before any was seen
 LEAST_TOKENS, LEAST_WALL_SECONDS = 1.0, 1.0  # computed in so long, from which that is a rate
 LEAST_PEAK_SECONDS, LEAST_PEAK_TOKENS = 3.0, 1000.0  # computed in so long, from which that may be the best
 PEAK_SECONDS = 10.0  # half-life, in busy seconds, of the best that it has computed in one
@@ -167,7 +165,7 @@ PEAK_SECONDS = 10.0  # half-life, in busy seconds, of the best that it has compu
 BUSY_SHARE, FULLY_BUSY_SHARE = 0.85, 1.0
 LEAST_GENERATED = 32.0  # tokens, from which their mean time means something
 MOST_PROMISES = 1000  # remembered until their first tokens come
-LEAST_AHEAD_SHARE = 0.25  # of a backlog's time that counts, where steps are shared so well that it delays nobody
+LEAST_AHEAD_SHARE = 0.25  # of a backlog's time that counts even where shared steps make it delay no request
 LEAST_AHEAD_SECONDS = 0.02  # promised for what is ahead, from which it is compared with what came
 AHEAD_GAIN = 0.3  # of the way to what was seen, with each comparison
 COMPARE_SECONDS = 1.0  # of what was promised and of what came
@@ -180,7 +178,7 @@ class EndpointPace(msgspec.Struct, frozen=True, kw_only=True):
 
     prefill: Pace  # of one prompt
     backlog_seconds_a_token: float  # of many: what they cost beside their tokens, and decoding, is in it
-    request_seconds: float  # of prefill that its usual request takes
+    request_seconds: float  # of prefill that its average request takes
     starts_a_second: float  # requests that it starts when it has enough of them; at least an optimistic guess
     seen_starts_a_second: float  # that it made of late: while others waited, or at all if that was more; no guess
     queue_starts_a_second: float | None  # the same as seen while others waited; None: not seen of late
@@ -190,55 +188,34 @@ class EndpointPace(msgspec.Struct, frozen=True, kw_only=True):
     first_token_seconds: float  # mean of what the endpoint itself counted of late; 0: nothing
 
 
+@dataclass(slots=True, eq=False)
 class EndpointSamples:
     """One endpoint's samples, and sums of its reports that fade."""
 
-    __slots__ = (
-        "ahead_share",
-        "beside_seconds",
-        "bias_seconds",
-        "busy_seconds",
-        "compared",
-        "compared_to",
-        "error_seconds",
-        "first_token_seconds",
-        "first_tokens",
-        "fit",
-        "generated",
-        "generation_seconds",
-        "last",
-        "peak",
-        "prefill_requests",
-        "prefill_seconds",
-        "prefill_tokens",
-        "promises",
-        "queued_seconds",
-        "request_seconds",
-        "running",
-        "told_at",
-        "trend_rate",
-        "wall_seconds",
-    )
-
-    def __init__(self) -> None:
-        self.last: EndpointLoad | None = None
-        self.compared_to: EndpointLoad | None = None
-        self.fit = FirstTokenFit()
-        self.running = RunningLimit()
-        self.trend_rate: float | None = None
-        self.wall_seconds = self.queued_seconds = 0.0
-        self.first_token_seconds = self.first_tokens = 0.0
-        self.prefill_seconds = self.prefill_requests = self.prefill_tokens = 0.0
-        self.busy_seconds = 0.0  # in which some prompt was being computed
-        self.beside_seconds = 0.0  # see `_newly_busy`
-        self.told_at = 0.0  # when prompts that had ended were reported last
-        self.peak = 0.0  # prompt tokens a busy second: the most that it has computed of late, over some seconds
-        self.generation_seconds = self.generated = 0.0
-        self.request_seconds = 0.0
-        self.ahead_share = 1.0  # of a backlog's time that really delays who comes next
-        self.promises: deque[float] = deque(maxlen=MOST_PROMISES)
-        self.error_seconds = self.bias_seconds = 0.0
-        self.compared = 0
+    last: EndpointLoad | None = None
+    compared_to: EndpointLoad | None = None
+    fit: FirstTokenFit = field(default_factory=FirstTokenFit)
+    running: RunningLimit = field(default_factory=RunningLimit)
+    trend_rate: float | None = None
+    wall_seconds: float = 0.0
+    queued_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    first_tokens: float = 0.0
+    prefill_seconds: float = 0.0
+    prefill_requests: float = 0.0
+    prefill_tokens: float = 0.0
+    busy_seconds: float = 0.0  # in which some prompt was being computed
+    beside_seconds: float = 0.0  # see `_newly_busy`
+    ended_at: float = 0.0  # when prompts that had ended were reported last
+    peak: float = 0.0  # prompt tokens a busy second: the most that it has computed of late, over some seconds
+    generation_seconds: float = 0.0
+    generated: float = 0.0
+    request_seconds: float = 0.0
+    ahead_share: float = 1.0  # of a backlog's time that really delays the next request
+    promises: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_PROMISES))
+    error_seconds: float = 0.0
+    bias_seconds: float = 0.0
+    compared: int = 0
 
     @property
     def busy_share(self) -> float:
@@ -253,7 +230,7 @@ class EndpointSamples:
         last = self.last
         if last is None or restarted(last, load) or load.first_token_count < last.first_token_count:
             self.last = self.compared_to = load
-            self.told_at = load.reported_at
+            self.ended_at = load.reported_at
             self.beside_seconds = 0.0
             self.promises.clear()
             return
@@ -307,17 +284,17 @@ class EndpointSamples:
             )
 
     def _newly_busy(self, now: float, *, took: float, ended: int) -> float:
-        """Return the seconds in which some prompt was computed, of those that no report has told of.
+        """Return the seconds in which some prompt was computed, of those that no earlier report has covered.
 
-        Prompts that are computed side by side count more seconds than there are. What is beyond the time since others
-        were told of stands for those that are still computed: as long as one of these, that time was busy, too.
+        Prompts that are computed side by side count more seconds than there are. The excess over the time since the
+        last such report stands for prompts that are still computed: as long as one of these, that time was busy, too.
         """
         if not ended:
             return 0.0
-        told = took + self.beside_seconds
-        busy = min(told, now - self.told_at)
-        self.beside_seconds = min(told - busy, took / ended)
-        self.told_at = now
+        counted = took + self.beside_seconds
+        busy = min(counted, now - self.ended_at)
+        self.beside_seconds = min(counted - busy, took / ended)
+        self.ended_at = now
         return busy
 
     def _compare(self, load: EndpointLoad) -> None:
@@ -375,8 +352,8 @@ class EndpointSamples:
     def pace(self, pool: Pace) -> EndpointPace:
         """Return all that is expected of it now."""
         prefill = self.prefill(pool)
-        usual = self.prefill_tokens / self.prefill_requests if self.prefill_requests > LEAST_WEIGHT else USUAL_TOKENS
-        self.request_seconds = request_seconds = max(prefill.seconds(usual), 1e-4)
+        tokens = self.prefill_tokens / self.prefill_requests if self.prefill_requests > LEAST_WEIGHT else TYPICAL_TOKENS
+        self.request_seconds = request_seconds = max(prefill.seconds(tokens), 1e-4)
         queue_starts = self.running.busy_starts_a_second
         starts = 1.0 / request_seconds if queue_starts is None else queue_starts
         return EndpointPace(
@@ -388,7 +365,7 @@ class EndpointSamples:
             seen_starts_a_second=max(queue_starts or 0.0, self.running.starts_a_second),
             queue_starts_a_second=queue_starts,
             running_limit=self.running.limit,
-            usual_running=self.running.usual,
+            usual_running=self.running.most_running,
             inter_token_seconds=self.generation_seconds / self.generated if self.generated >= LEAST_GENERATED else None,
             first_token_seconds=(
                 min(self.first_token_seconds / self.first_tokens, MOST_SECONDS)
@@ -396,19 +373,3 @@ class EndpointSamples:
                 else 0.0
             ),
         )
-
-
-def stranger(prefill: Pace) -> EndpointPace:
-    """Return what to expect of an endpoint that has shown nothing."""
-    return EndpointPace(
-        prefill=prefill,
-        backlog_seconds_a_token=prefill.seconds_a_token,
-        request_seconds=prefill.seconds(USUAL_TOKENS),
-        starts_a_second=1.0 / prefill.seconds(USUAL_TOKENS),
-        seen_starts_a_second=0.0,
-        queue_starts_a_second=None,
-        running_limit=None,
-        usual_running=0.0,
-        inter_token_seconds=None,
-        first_token_seconds=0.0,
-    )

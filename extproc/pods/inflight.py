@@ -1,6 +1,7 @@
 """Bookings: what this picker has sent to each endpoint and has not seen the end of, in requests and in tokens."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import exp
 from statistics import median
 
@@ -38,28 +39,28 @@ class Bookings:
     """All open bookings by endpoint, in the order in which they were made."""
 
     def __init__(self, *, tokens_per_second: float = 8000.0, fill_seconds: float = 60.0) -> None:
-        """Until `prefill_rate` is told, an endpoint computes `tokens_per_second`.
+        """Until `prefill_rate` is called, an endpoint computes `tokens_per_second`.
 
         What it has computed fades to a third in `fill_seconds`.
         """
         self._fill_seconds = fill_seconds
-        self._lines: dict[str, _Line] = {}
+        self._endpoints: dict[str, _EndpointBookings] = {}
         self._rates: dict[str, float] = {}
         self._tokens_per_second = tokens_per_second
 
     def reconfigure(self, *, tokens_per_second: float) -> None:
-        """Expect another rate until one was told."""
+        """Expect another rate until one was measured."""
         if not self._rates:
             self._tokens_per_second = tokens_per_second
-            for line in self._lines.values():
-                line.tokens_per_second = tokens_per_second
+            for booked in self._endpoints.values():
+                booked.tokens_per_second = tokens_per_second
 
     def forget(self, endpoint: str) -> bool:
-        """Forget an endpoint that is gone; tell whether that was possible: not while anything is booked there."""
-        line = self._lines.get(endpoint)
-        if line is not None and line.open:
+        """Forget an endpoint that is gone; return False, and keep it, while anything is booked there."""
+        booked = self._endpoints.get(endpoint)
+        if booked is not None and booked.open:
             return False
-        self._lines.pop(endpoint, None)
+        self._endpoints.pop(endpoint, None)
         self._rates.pop(endpoint, None)
         return True
 
@@ -72,28 +73,30 @@ class Bookings:
             context_tokens=context_tokens,
             queued_tokens=float(uncached_tokens),
         )
-        line = self._lines.get(endpoint)
-        if line is None:
-            line = self._lines[endpoint] = _Line(drained_at=now, tokens_per_second=self._tokens_per_second)
-        line.drain(now)
-        line.open[booking] = None
-        line.context_tokens += context_tokens
+        booked = self._endpoints.get(endpoint)
+        if booked is None:
+            booked = self._endpoints[endpoint] = _EndpointBookings(
+                drained_at=now, filled_at=now, tokens_per_second=self._tokens_per_second
+            )
+        booked.drain(now)
+        booked.open[booking] = None
+        booked.context_tokens += context_tokens
         if uncached_tokens > 0:
-            line.queued[booking] = None
-            line.queued_tokens += uncached_tokens
+            booked.queued[booking] = None
+            booked.queued_tokens += uncached_tokens
         else:
-            line.early += 1.0
-        line.filled_tokens = line.faded(now, self._fill_seconds) + uncached_tokens
-        line.filled_at = now
+            booked.early += 1.0
+        booked.filled_tokens = booked.faded(now, self._fill_seconds) + uncached_tokens
+        booked.filled_at = now
         return booking
 
     def release(self, booking: Booking) -> None:
         """Forget the booking; raise KeyError if it was released before."""
-        line = self._lines[booking.endpoint]
-        del line.open[booking]
-        line.context_tokens -= booking.context_tokens
-        if booking in line.queued:
-            line.computed(booking)
+        booked = self._endpoints[booking.endpoint]
+        del booked.open[booking]
+        booked.context_tokens -= booking.context_tokens
+        if booking in booked.queued:
+            booked.computed(booking)
 
     def reported(self, endpoint: str, load: EndpointLoad, *, first_token_seconds: float = 0.0) -> None:
         """Take from a report what is computed and what is not: vLLM goes by arrival, and fills its steps.
@@ -108,32 +111,32 @@ class Bookings:
         Where others send requests there, too, ours are taken for as large a part of those that were counted, and of
         those that wait, as of all that are open; by the last rule all that wait may be ours.
         """
-        line = self._lines.get(endpoint)
-        if line is None:
+        booked = self._endpoints.get(endpoint)
+        if booked is None:
             return
-        line.drain(load.reported_at)
-        there = load.waiting_requests + load.running_requests
-        ours = min(len(line.open) / there, 1.0) if there else 1.0
+        booked.drain(load.reported_at)
+        reported = load.waiting_requests + load.running_requests
+        ours = min(len(booked.open) / reported, 1.0) if reported else 1.0
         waiting = round(load.waiting_requests * ours)
-        line.counted(load.first_token_count, ours=ours, waiting=waiting)
-        line.put_back(waiting, booked_before=load.reported_at - ON_THE_WAY_SECONDS)
-        if len(line.queued) <= load.waiting_requests + 1:
+        booked.counted(load.first_token_count, ours=ours, waiting=waiting)
+        booked.put_back(waiting, booked_before=load.reported_at - ON_THE_WAY_SECONDS)
+        if len(booked.queued) <= load.waiting_requests + 1:
             return
         at = load.reported_at - max(ARRIVAL_SECONDS, first_token_seconds)
-        before = [booking for booking in line.queued if booking.booked_at < at]
+        before = [booking for booking in booked.queued if booking.booked_at < at]
         begun = before[: max(len(before) - load.waiting_requests, 0)]
         largest = max(begun, key=_queued_tokens, default=None)
         for booking in begun:
             if booking is not largest:
-                line.computed(booking)
+                booked.computed(booking)
 
     def booked_since(self, endpoint: str, *, since: float) -> int:
         """Count the open bookings made from `since` on: what the pod's last report cannot show yet."""
-        line = self._lines.get(endpoint)
-        if line is None:
+        booked = self._endpoints.get(endpoint)
+        if booked is None:
             return 0
         count = 0
-        for booking in reversed(line.open):  # newest first: only those few are looked at
+        for booking in reversed(booked.open):  # newest first: only those few are looked at
             if booking.booked_at < since:
                 break
             count += 1
@@ -144,37 +147,37 @@ class Bookings:
 
         `others_tokens`: what other replicas have waiting there; the endpoint's rate is shared with it from then on.
         """
-        line = self._lines.get(endpoint)
-        if line is None:
+        booked = self._endpoints.get(endpoint)
+        if booked is None:
             return NO_BOOKINGS
-        if line.queued:  # else a booking does it before anything is
-            line.drain(now)
+        if booked.queued:  # else a booking does it before anything is
+            booked.drain(now)
         if others_tokens is not None:
-            line.others_tokens = others_tokens
-        filled = line.filled_tokens
+            booked.others_tokens = others_tokens
+        filled = booked.filled_tokens
         if filled:  # as `faded` has it: this is asked for each endpoint at each pick
-            since = line.filled_at - now
+            since = booked.filled_at - now
             filled *= exp((since if since < 0.0 else 0.0) / self._fill_seconds)
         return EndpointTotals(
-            requests=len(line.open),
-            uncached_tokens=line.queued_tokens,
-            context_tokens=line.context_tokens,
+            requests=len(booked.open),
+            uncached_tokens=booked.queued_tokens,
+            context_tokens=booked.context_tokens,
             filled_tokens=filled,
         )
 
     def all_totals(self, *, now: float) -> Mapping[str, EndpointTotals]:
-        """Return what is open on each endpoint that has any booking: what other replicas are told."""
-        return {endpoint: self.totals(endpoint, now=now) for endpoint, line in self._lines.items() if line.open}
+        """Return what is open on each endpoint that has any booking, as it is sent to the other replicas."""
+        return {endpoint: self.totals(endpoint, now=now) for endpoint, booked in self._endpoints.items() if booked.open}
 
     def emptied(self, endpoint: str) -> None:
         """Note that the endpoint's cache is empty: it is another process."""
-        line = self._lines.get(endpoint)
-        if line is not None:
-            line.filled_tokens = 0.0
+        booked = self._endpoints.get(endpoint)
+        if booked is not None:
+            booked.filled_tokens = 0.0
 
     def by_endpoint(self) -> Mapping[str, int]:
         """Count the open bookings of each endpoint that has any."""
-        return {endpoint: len(line.open) for endpoint, line in self._lines.items() if line.open}
+        return {endpoint: len(booked.open) for endpoint, booked in self._endpoints.items() if booked.open}
 
     def prefill_rate(self, endpoint: str, *, tokens_per_second: float, now: float) -> None:
         """Take how fast the endpoint computes prompts when it has enough to do.
@@ -183,44 +186,30 @@ class Bookings:
         """
         self._rates[endpoint] = tokens_per_second
         self._tokens_per_second = median(self._rates.values())
-        for line in self._lines.values():
-            line.drain(now)
-            line.tokens_per_second = self._tokens_per_second
+        for booked in self._endpoints.values():
+            booked.drain(now)
+            booked.tokens_per_second = self._tokens_per_second
 
 
 def _queued_tokens(booking: Booking) -> float:
     return booking.queued_tokens
 
 
-class _Line:
+@dataclass(slots=True, kw_only=True, eq=False)
+class _EndpointBookings:
     """One endpoint: its open bookings, oldest first, and the prompts among them that wait to be computed."""
 
-    __slots__ = (
-        "context_tokens",
-        "drained_at",
-        "early",
-        "filled_at",
-        "filled_tokens",
-        "first_token_count",
-        "open",
-        "others_tokens",
-        "queued",
-        "queued_tokens",
-        "tokens_per_second",
-    )
-
-    def __init__(self, *, drained_at: float, tokens_per_second: float) -> None:
-        self.open: dict[Booking, None] = {}
-        self.queued: dict[Booking, None] = {}
-        self.queued_tokens = 0.0
-        self.others_tokens = 0.0  # of other replicas, waiting there too
-        self.context_tokens = 0
-        self.filled_tokens = 0.0
-        self.filled_at = drained_at
-        self.drained_at = drained_at
-        self.tokens_per_second = tokens_per_second
-        self.first_token_count: int | None = None  # of the last report
-        self.early = 0.0  # prompts that we took for computed before the pod counted their first tokens
+    drained_at: float
+    filled_at: float
+    tokens_per_second: float
+    open: dict[Booking, None] = field(default_factory=dict)
+    queued: dict[Booking, None] = field(default_factory=dict)
+    queued_tokens: float = 0.0
+    others_tokens: float = 0.0  # of other replicas, waiting there too
+    context_tokens: int = 0
+    filled_tokens: float = 0.0
+    first_token_count: int | None = None  # of the last report
+    early: float = 0.0  # prompts that were taken for computed before the pod counted their first tokens
 
     def counted(self, first_token_count: int, *, ours: float, waiting: int) -> None:
         """Take the pod's count; of those that wait there none is computed."""
@@ -235,7 +224,7 @@ class _Line:
             self.computed(next(iter(self.queued)))
         if self.early <= -1.0:  # of prompts that are not in the books; a part of one, as our share may be, adds up
             self.early = 0.0
-        # who has left the books was counted by now, or never will be: its client had left
+        # a request that has ended was counted by now, or never will be: its client had left
         self.early = min(self.early, float(len(self.open) - len(self.queued)))
 
     def put_back(self, newest: int, *, booked_before: float) -> None:

@@ -24,7 +24,7 @@ def only_pool(texts: Sequence[str] | None) -> str | None:
     return names[0] if names else None
 
 
-# istiod's name for the pods of a Service; those of an InferencePool have a Service `POOL-ip-HASH` that nobody else uses
+# istiod's name for the pods of a Service; those of an InferencePool have a Service `POOL-ip-HASH` of their own
 _CLUSTER = re.compile(r"outbound\|\d*\|[^|]*\|(?P<service>[^.|]+)\.(?P<namespace>[^.|]+)\.svc(\.|$)")
 _SHADOW = re.compile(r"-ip-[0-9a-f]{8}$")
 

@@ -27,7 +27,7 @@ from extproc.pools.request_watch import RequestTrace, RequestWatch
 from extproc.prefixes.recent_routes import KEY_BYTES
 from extproc.quotas.quota import QuotaAsk
 from extproc.quotas.shared_quotas import Quotas
-from extproc.records.request_story import ClientLeftError, DecisionRecord, Fate
+from extproc.records.request_events import ClientLeftError, DecisionRecord, RequestOutcome
 from extproc.replicas.shared_load import EndpointBookings
 from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
@@ -167,7 +167,7 @@ class PoolRuntime:
         if not isinstance(error, Exception):  # the client has left, or the picker stops
             if pending.trace is not None and isinstance(error, asyncio.CancelledError):
                 left = ClientLeftError("the client left while it waited")
-                self._tell(pending, Fate.ABANDONED, _refusal_record(pending, left))
+                self._tell(pending, RequestOutcome.ABANDONED, _refusal_record(pending, left))
             raise error
         refusal = error if isinstance(error, PickError) else None
         if refusal is None:
@@ -181,7 +181,7 @@ class PoolRuntime:
         self.telemetry.refused(refusal.reason)
         record = _refusal_record(pending, refusal)
         self.recent.appendleft(record)
-        self._tell(pending, Fate.REFUSED, record)
+        self._tell(pending, RequestOutcome.REFUSED, record)
         if refusal is error:
             raise refusal
         raise refusal from error
@@ -215,7 +215,7 @@ class PoolRuntime:
         self.telemetry.refused(FAILED_OPEN)
         most = self.most_endpoints or 1 + self.view.policy.fallbacks
         chosen = random.sample(endpoints, min(most, len(endpoints)))
-        self._tell(pending, Fate.FAILED_OPEN, _refusal_record(pending, error), endpoint=chosen[0])
+        self._tell(pending, RequestOutcome.FAILED_OPEN, _refusal_record(pending, error), endpoint=chosen[0])
         return BookedExchange(
             books=self.books,
             endpoints=chosen,
@@ -224,14 +224,16 @@ class PoolRuntime:
             set_headers=trace.set_headers if trace is not None else NOTHING_TOLD,
         )
 
-    def _tell(self, pending: PendingPick, fate: Fate, record: DecisionRecord, *, endpoint: str | None = None) -> None:
+    def _tell(
+        self, pending: PendingPick, kind: RequestOutcome, record: DecisionRecord, *, endpoint: str | None = None
+    ) -> None:
         trace = pending.trace
         if trace is None or not trace.settle():  # or it was booked, and is told of as that
             return
         trace.queued_seconds = pending.queued_seconds
         if pending.prepared is not None:
             trace.prompt_key = _prompt_key(pending.prepared)
-        asyncio.get_running_loop().call_soon(partial(trace.decided, fate, record, endpoint=endpoint))
+        asyncio.get_running_loop().call_soon(partial(trace.decided, kind, record, endpoint=endpoint))
 
     def _remember(self, picked: Picked, trace: RequestTrace | None, label: str) -> None:
         decision, asked = picked.decision, picked.prepared.asked
@@ -243,7 +245,7 @@ class PoolRuntime:
         record = DecisionRecord(at=time.time(), facts=asked.facts, model=summary.model, outcome=decision, asked=summary)
         self.recent.appendleft(record)
         if trace is not None:
-            trace.decided(Fate.ROUTED, record, endpoint=decision.endpoints[0])
+            trace.decided(RequestOutcome.ROUTED, record, endpoint=decision.endpoints[0])
         self.watch.tell_picked(self.name, picked)
 
 

@@ -21,7 +21,7 @@ from extproc.pools.booked_exchange import ReadResponse
 from extproc.pools.pool import Pool
 from extproc.pools.pool_hosts import PoolHosts, pools_of_cluster
 from extproc.pools.shared_resources import SharedResources
-from extproc.records.request_story import DecisionRecord, Fate
+from extproc.records.request_events import DecisionRecord, RequestOutcome
 from extproc.responses.response_plan import ResponsePlan
 from extproc.telemetry import metrics
 from kvmesh.metrics.registry import Registry
@@ -33,7 +33,7 @@ LOOK_SECONDS = 1.0
 LOOKS_BACK_EVERY = 5  # looks
 LOOKS_BACK_AT_REST = 30  # likewise, at the models of pools without requests: their pods are asked minutes apart
 WATCHED_SECONDS = 900.0  # after its last pick a pool is looked at so long
-RETURN_SECONDS = 5.0  # for a pool that was deleted to be made anew: who waits there goes on then, and gets a 503 else
+RETURN_SECONDS = 5.0  # for a pool that was deleted to be made anew: waiting requests go on then, and get a 503 else
 FULL_MEMORY_POOLS = 4  # with more pools, each remembers less of what it has routed
 
 
@@ -46,7 +46,7 @@ class Pools:
         self._changed = changed
         self._pools: dict[str, Pool] = {}
         self._leaving: dict[str, Pool] = {}  # with open requests
-        self._waits_until: dict[str, float] = {}  # of these, who waits there still does, until monotonic seconds
+        self._waits_until: dict[str, float] = {}  # of these: until when (monotonic seconds) its requests go on waiting
         self._only: Pool | None = None
         self._every_request: Pool | None = None  # the pool of flags, which needs no route
         self._hosts = PoolHosts({})
@@ -102,12 +102,12 @@ class Pools:
         return pool
 
     def _tell_unrouted(self, facts: RequestFacts, refusal: PickError) -> None:
-        """Tell those who observe of a request that belongs to no pool."""
+        """Tell the observers of a request that belongs to no pool."""
         watch = self._resources.watch
         trace = watch.open("", facts) if watch.is_used else None
         if trace is not None:
             record = DecisionRecord(at=time.time(), facts=facts, model=None, outcome=refusal)
-            asyncio.get_running_loop().call_soon(trace.decided, Fate.REFUSED, record)
+            asyncio.get_running_loop().call_soon(trace.decided, RequestOutcome.REFUSED, record)
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Pools:
             await pool.close()
 
     def end_waiting(self) -> None:
-        """Answer all who wait; nobody waits from now on."""
+        """Answer all requests that wait; none waits from now on."""
         for pool in self._pools.values():
             pool.runtime.admission.close()
 
@@ -327,7 +327,7 @@ class Pools:
                         await self._end(pool)
 
     def _end_waits(self) -> None:
-        """Answer those who wait in pools that have not come back in time."""
+        """Answer requests that wait in pools that have not come back in time."""
         now = time.monotonic()
         for name in [name for name, until in self._waits_until.items() if now >= until]:
             del self._waits_until[name]

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from extproc.admission.prepared_request import Picked
 from extproc.ext_proc.exchange import NOTHING_TOLD, RequestFacts
-from extproc.records.request_story import Decided, DecisionRecord, Ended, Fate, RequestObserver, SpanContext
+from extproc.records.request_events import Decided, DecisionRecord, Ended, RequestObserver, RequestOutcome, SpanContext
 from extproc.responses.realised import Usage
 from extproc.responses.response_plan import ResponsePlan
 
@@ -169,7 +169,7 @@ class RequestTrace:
         self._settled_at = self._watch.clock()
         return True
 
-    def decided(self, fate: Fate, record: DecisionRecord, *, endpoint: str | None = None) -> None:
+    def decided(self, kind: RequestOutcome, record: DecisionRecord, *, endpoint: str | None = None) -> None:
         """Tell what was done about it. Called after the answer, which does not wait for observers."""
         watch, settled_at = self._watch, self._settled_at
         seconds = (settled_at if settled_at is not None else watch.clock()) - self._started_at
@@ -177,7 +177,7 @@ class RequestTrace:
             Decided(
                 number=self._number,
                 pool=self._pool,
-                fate=fate,
+                outcome_kind=kind,
                 record=record,
                 endpoint=endpoint,
                 started_unix_ns=self._started_unix_ns,

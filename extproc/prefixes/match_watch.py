@@ -1,8 +1,8 @@
 """Notices prompts that never match although the pod finds them in its cache: the picker computes other blocks than it.
 
 The indexer cannot see this: its blocks are right, but the picker asks for other ones (another chat template, tokenizer,
-model name, hash seed). The service tells what was routed and what each pod counted; a window of requests is judged as a
-whole. Pure; time is an argument.
+model name, hash seed). What was routed to a pod is compared with what the pod counted, a window of requests at a time.
+Pure; time is an argument.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ REMEDY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchPolicy:
-    """How sure is sure."""
+    """What counts as evidence for a finding."""
 
     least_requests: int = 50  # with a known prompt, in one window
     least_seconds: float = 30.0
     most_seconds: float = 600.0  # a window in which so little happened says nothing
     least_tokens: int = 1024  # of the pod's hits that must be ours
     predicted_share: float = 0.1  # of these; what is predicted below it is next to nothing
-    foreign_share: float = 0.5  # of the traffic; above it, hits may be others' and only a high rate tells
+    foreign_share: float = 0.5  # of the traffic; above it, hits may be others' and only a high hit rate is evidence
     telling_hit_rate: float = 0.3  # of all that the pod looked up
 
 
@@ -58,7 +58,7 @@ class MatchWatch:
 
     @property
     def findings(self) -> Mapping[str, MatchFinding]:
-        """Return what stands, by endpoint; one that stands keeps its `since`."""
+        """Return the findings by endpoint; one that persists keeps its `since`."""
         return self._findings
 
     def routed(self, endpoint: str, *, prompt_tokens: int, matched_tokens: int) -> None:
@@ -97,7 +97,7 @@ class MatchWatch:
         foreign = max(queries - window.prompt_tokens, 0)
         ours, sure = hits - foreign, ""
         if ours < policy.least_tokens:
-            # that proves nothing where most traffic is foreign; a pod that hits a lot while we never do still tells
+            # that proves nothing where most traffic is foreign, unless the pod's hit rate is high while ours is nothing
             is_telling = foreign >= policy.foreign_share * queries and hits >= policy.telling_hit_rate * queries
             ours = hits * window.prompt_tokens // queries if is_telling and queries else 0
             sure = "probably "

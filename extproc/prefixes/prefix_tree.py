@@ -1,6 +1,6 @@
 """What was routed lately as a compressed tree of block keys: which prefixes are asked for most, and what they save.
 
-Fed by `prefix_watch` with a sample of the requests, read for pages. Pure; bounded by its memory; time is an argument.
+Fed with a sample of the requests, read for pages. Pure; bounded by its memory; time is an argument.
 Counts decay: each is worth half as much `half_life_seconds` later (forward decay: what comes counts more, so that
 nothing that is there has to be touched; http://dimacs.rutgers.edu/~graham/pubs/papers/fwddecay.pdf).
 """

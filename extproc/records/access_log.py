@@ -1,6 +1,6 @@
 """The access log: one line for each request and its outcome, kept for its writers, which never hold up a pick.
 
-Observes requests (`records.request_story`). On the event loop a line is noted and put into each target's buffer; what
+Observes requests (`records.request_events`). On the event loop a line is noted and put into each target's buffer; what
 does not fit there is dropped, counted, and owned up to in the log itself. `write_records` writes the buffers.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 
 from extproc.choosing.decision import Decision
 from extproc.records.audit_chain import DECISION, GAP
-from extproc.records.request_story import Decided, Ended, Fate
+from extproc.records.request_events import Decided, Ended, RequestOutcome
 
 LONGEST_TEXT = 200  # characters of what clients write: a request id, a path, a model
 NAME_HASH_BYTES = 8
@@ -100,7 +100,7 @@ def record_of_decision(decided: Decided, names: NameHashes) -> AccessRecord:
     line = AccessRecord(
         kind=DECISION,
         at=record.at,
-        fate=decided.fate.value,
+        fate=decided.outcome_kind.value,
         pool=decided.pool,
         request_id=facts.request_id[:LONGEST_TEXT],
         method=facts.method[:LONGEST_TEXT],
@@ -235,7 +235,7 @@ class RecordBuffer:
 
 
 class AccessLog:
-    """Implements `request_story.RequestObserver`."""
+    """Implements `request_events.RequestObserver`."""
 
     def __init__(self, buffers: Sequence[RecordBuffer], *, names_key: bytes) -> None:
         """`names_key` is the key of the hashes that stand for tenants and prompts."""
@@ -253,7 +253,7 @@ class AccessLog:
         if share < 1.0 and not self._is_written(decided, share):
             return
         line = record_of_decision(decided, self._names)
-        if decided.fate is Fate.ROUTED or decided.fate is Fate.FAILED_OPEN:
+        if decided.outcome_kind is RequestOutcome.ROUTED or decided.outcome_kind is RequestOutcome.FAILED_OPEN:
             self._open[decided.number] = line
         else:
             self._put(line)

@@ -32,7 +32,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from extproc.choosing.decision import Decision
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.records.request_story import Decided, Ended, Fate, SpanContext
+from extproc.records.request_events import Decided, Ended, RequestOutcome, SpanContext
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _INVALID_VERSION, _CURRENT_VERSION = "ff", "00"
@@ -167,7 +167,7 @@ class ExchangeTraces:
         if decided.span is None:
             return
         pick = _pick(decided, decided.span)
-        if decided.fate in (Fate.ROUTED, Fate.FAILED_OPEN):
+        if decided.outcome_kind in (RequestOutcome.ROUTED, RequestOutcome.FAILED_OPEN):
             self._open[decided.number] = pick
         else:
             self._is_over(pick, None)
@@ -336,7 +336,7 @@ def _pick(decided: Decided, span: SpanContext) -> _Pick:
             common["gen_ai.request.model"] = asked.model
         if asked.max_tokens is not None:
             common["gen_ai.request.max_tokens"] = asked.max_tokens
-    attributes: dict[str, Value] = {"kvmesh.fate": decided.fate.value}
+    attributes: dict[str, Value] = {"kvmesh.fate": decided.outcome_kind.value}
     error = None
     if isinstance(outcome, Decision):
         attributes["kvmesh.endpoint"] = outcome.endpoints[0]
@@ -346,7 +346,7 @@ def _pick(decided: Decided, span: SpanContext) -> _Pick:
     else:
         error = outcome.reason
         attributes["error.type"] = common["error.type"] = error
-        if decided.fate is Fate.REFUSED:
+        if decided.outcome_kind is RequestOutcome.REFUSED:
             common["http.response.status_code"] = outcome.status
     return _Pick(
         span=span,

@@ -1,7 +1,7 @@
 """Predicted against realised: what pods found in their caches, compared with what the picks expected, model by model.
 
-`booked_exchange` compares every usage that was read; the service adds the comparisons up here and asks for findings.
-Pure; time is an argument. Beside `match_watch`, which compares all requests of a pod with the pod's own counters.
+Every usage object that was read gives one comparison. `prefixes.match_watch` compares all requests of a pod with the
+pod's own counters instead. Pure; time is an argument.
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """The usage object of a response; tokens, None where the pod does not say."""
 
     prompt_tokens: int | None = None
-    cached_tokens: int | None = None  # vLLM tells with --enable-prompt-tokens-details
+    cached_tokens: int | None = None  # vLLM reports them with --enable-prompt-tokens-details
     output_tokens: int | None = None
 
 
@@ -51,7 +51,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(prediction: Prediction, usage: Usage, *, first_token_seconds: float | None = None) -> Comparison | None:
-    """Compare, or return None where the pod does not tell."""
+    """Compare, or return None where the pod does not report its cached tokens."""
     if usage.prompt_tokens is None or usage.cached_tokens is None:
         return None
     return Comparison(
@@ -72,7 +72,7 @@ def compare(prediction: Prediction, usage: Usage, *, first_token_seconds: float 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftPolicy:
-    """How sure is sure."""
+    """What counts as evidence for a finding."""
 
     window_requests: int = 200  # the last so many of a model are judged
     window_seconds: float = 900.0  # older ones are not
@@ -92,41 +92,24 @@ class DriftFinding:
     since: float  # monotonic seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RealisedSums:
-    """A model's window added up; tokens. `over`: predicted and not found, `under`: found and not predicted."""
-
-    requests: int
-    prompt_tokens: int
-    predicted_tokens: int
-    realised_tokens: int
-    over_tokens: int
-    under_tokens: int
-    regret_tokens: int
-    other_prompts: int  # requests whose prompt has another number of tokens than we counted
-
-
 @dataclass(slots=True)
 class _Window:
+    """Sums of a model's last comparisons, kept with every change: a request costs no pass over the window."""
+
     taken: deque[tuple[float, Comparison]] = field(default_factory=deque)
-    # kept with every change, so that a request costs no pass over the window
-    prompt: int = 0
-    predicted: int = 0
+    predicted: int = 0  # tokens, as the next three
     realised: int = 0
-    over: int = 0
-    under: int = 0
-    regret: int = 0
-    other_prompts: int = 0
+    over: int = 0  # predicted and not found
+    under: int = 0  # found and not predicted
+    other_prompts: int = 0  # requests whose prompt has another number of tokens than were counted here
 
     def change(self, comparison: Comparison, *, by: int) -> None:
         """Add (1) or take away (-1) one request."""
         error = comparison.error_tokens
-        self.prompt += by * comparison.prompt_tokens
         self.predicted += by * comparison.predicted_tokens
         self.realised += by * comparison.realised_tokens
         self.over += by * max(-error, 0)
         self.under += by * max(error, 0)
-        self.regret += by * comparison.regret_tokens
         self.other_prompts += by * (comparison.prompt_error_tokens != 0)
 
 
@@ -147,31 +130,15 @@ class RealisedWatch:
         self._judge(comparison.model, window, now=now)
 
     def expire(self, *, now: float) -> None:
-        """Let go of what is too old, and of findings that rest on it: where nothing is asked for, nothing is wrong."""
+        """Drop what is too old, and findings that rest on it: a model without requests has no finding."""
         for model, window in self._windows.items():
             self._forget_old(window, now=now)
             self._judge(model, window, now=now)
 
     @property
     def findings(self) -> Mapping[str, DriftFinding]:
-        """Return what stands, by model; one that stands keeps its `since`."""
+        """Return the findings by model; one that persists keeps its `since`."""
         return self._findings
-
-    def sums(self) -> Mapping[str, RealisedSums]:
-        """Return each model's window added up."""
-        return {
-            model: RealisedSums(
-                requests=len(window.taken),
-                prompt_tokens=window.prompt,
-                predicted_tokens=window.predicted,
-                realised_tokens=window.realised,
-                over_tokens=window.over,
-                under_tokens=window.under,
-                regret_tokens=window.regret,
-                other_prompts=window.other_prompts,
-            )
-            for model, window in self._windows.items()
-        }
 
     def _forget_old(self, window: _Window, *, now: float) -> None:
         taken, policy = window.taken, self._policy

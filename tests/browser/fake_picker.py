@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from extproc.pages.page_files import PageFiles
+from extproc.pages.admin_http import PageFiles
 
 
 class FakePicker:

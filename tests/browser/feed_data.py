@@ -116,7 +116,7 @@ def index(count: int, *, now: float = NOW, busy: bool = False, **changes: Any) -
             "state": "live",
             "reason": "",
             "cached_blocks": 15000 + 97 * i if busy else 0,
-            "block_tokens": 16,
+            "block_size": 16,
             "last_batch_at": now - 0.4 - i % 7,
             "applied_at": now - 0.3 - i % 7,
             "events": 90210 + i if busy else 0,

@@ -10,7 +10,7 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from extproc.pages.page_files import PageFiles
+from extproc.pages.admin_http import PageFiles
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "extproc" / "pages" / "page").iterdir())

@@ -8,7 +8,8 @@ import pytest
 
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.local.ports import pick_free_port
-from extproc.pages.admin_http import AdminPages, AdminServer
+from extproc.pages.admin_http import AdminServer
+from extproc.pages.admin_pages import PickerPages
 from kv_indexer.admin_http import AdminPages as IndexerPages
 from kv_indexer.admin_http import serve_admin
 from kvmesh.admin.admin_access import AdminAccess
@@ -46,7 +47,7 @@ async def picker_door(
     access: AdminAccess | None = None, *, host: str = HOST, pages: Pages | None = None
 ) -> AsyncIterator[int]:
     """Serve a picker's admin pages; give the port."""
-    server = AdminServer(cast("AdminPages", pages or Pages()), max_body_bytes=1024, access=access)
+    server = AdminServer(cast("PickerPages", pages or Pages()), max_body_bytes=1024, access=access)
     port = pick_free_port(host=HOST, avoid=())
     try:
         await server.start(host=host, port=port)

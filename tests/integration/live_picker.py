@@ -18,11 +18,12 @@ from extproc.ext_proc.exchange import RequestFacts
 from extproc.local.ports import pick_free_port
 from extproc.pages.admin_http import AdminServer
 from extproc.pages.admin_pages import PickerPages
-from extproc.pages.feed_http import LivePages
 from extproc.pages.live_feed import LiveFeed
+from extproc.pages.pool_pages import PoolPages
 from extproc.pick import pick
 from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
+from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
 from extproc.service import static_config
 from extproc.settings.config import PickerSettings
@@ -97,6 +98,13 @@ class LivePicker:
     admin: str
     http: aiohttp.ClientSession
 
+    @property
+    def pool_pages(self) -> PoolPages:
+        """The pool's pages."""
+        found = self.pages.chosen(None)
+        assert found is not None
+        return found
+
     def facts(self, *, request_id: str = "r-1", **headers: str) -> RequestFacts:
         """Return a request's headers."""
         return RequestFacts(
@@ -143,11 +151,13 @@ async def live_picker(
     )
     resources = SharedResources(settings)
     resources.load_tokenizers(settings.model_table.served)
-    pool = Pool(static_config(settings), resources)
-    pages = PickerPages(pool)
-    feed = LiveFeed(pages, watch=resources.watch, view=IndexView(url=redis_url))
+    pools = Pools(resources)
+    await pools.apply({"": static_config(settings)})
+    pool = pools.all[""]
+    pages = PickerPages(pools, view=IndexView(url=redis_url))
+    feed = LiveFeed(pages, watch=resources.watch)
     resources.watch.on_picked = feed.picked
-    server = AdminServer(pages, max_body_bytes=1 << 20, live=LivePages(feed))
+    server = AdminServer(pages, max_body_bytes=1 << 20, feed=feed)
     port = pick_free_port(host=HOST, avoid=())
     await server.start(host=HOST, port=port)
     running = asyncio.create_task(feed.run(), name="live feed")
@@ -161,6 +171,7 @@ async def live_picker(
         await server.stop()
         running.cancel()
         await asyncio.wait([running])
-        await feed.close()
+        feed.end_all()
+        await pages.close()
         await pool.close()
         await resources.close()

@@ -17,7 +17,8 @@ from extproc.errors import KvmeshError
 from extproc.local.commands import app as commands
 from extproc.local.explain import ask
 from extproc.local.ports import pick_free_port
-from extproc.pages.admin_http import AdminPages, AdminServer
+from extproc.pages.admin_http import AdminServer
+from extproc.pages.admin_pages import PickerPages
 from extproc.policy.commands import app as policy_commands
 from extproc.policy.view import ask_picker
 from kvmesh.admin.admin_access import AdminAccess
@@ -66,7 +67,7 @@ async def guarded(folder: Path) -> AsyncIterator[Guarded]:
     certificate = make_certificate(folder, "localhost", authority=authority)
     (folder / "token").write_text(f"{TOKEN}\n")
     access = AdminAccess(token_file=folder / "token", tls_cert=certificate.cert, tls_key=certificate.key)
-    server = AdminServer(cast("AdminPages", Pages()), max_body_bytes=1024, access=access)
+    server = AdminServer(cast("PickerPages", Pages()), max_body_bytes=1024, access=access)
     port = pick_free_port(host=HOST, avoid=())
     try:
         await server.start(host=HOST, port=port)

@@ -7,22 +7,22 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from extproc.errors import MalformedRequestError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.local.ports import pick_free_port
-from extproc.pages.feed_http import LivePages
-from extproc.pages.live_feed import MOST_WATCHERS
+from extproc.pages.admin_http import AdminServer
+from extproc.pages.admin_pages import PickerPages
+from extproc.pages.live_feed import MOST_WATCHERS, LiveFeed
 from extproc.pages.live_watchers import Coalesced, Watcher
 from extproc.pick import pick
 from extproc.policy.priority import PriorityPolicy, Quota
 from extproc.policy.values import ObservabilityPolicy, PickPolicy
-from extproc.records.request_story import Decided, DecisionRecord, Fate
+from extproc.records.request_events import Decided, DecisionRecord, RequestOutcome
 from kvmesh.blocks.block_keys import KEY_BYTES, block_keys, root_key
 from kvmesh.blocks.index_changes import Store, pack_hashes
 from kvmesh.blocks.source import Stream as KvStream
@@ -115,7 +115,7 @@ async def test_the_prefix_tree_names_the_pods_and_tiers_that_hold_it_and_no_text
 async def settled(picker: LivePicker) -> None:
     """Wait until what follows an answer is done: it comes in the next turns of the loop."""
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while len(picker.pool.runtime.recent) < 1 or not len(picker.pages.prefixes.view(limit=1).edges):
+        while len(picker.pool.runtime.recent) < 1 or not len(picker.pool_pages.prefixes.view(limit=1).edges):
             await asyncio.sleep(0)
 
 
@@ -139,7 +139,7 @@ async def test_a_policy_that_forbids_text_has_what_was_kept_forgotten_at_once(re
         picker.pool.apply(replace(picker.pool.config, policy=PickPolicy()))
         picker.pages.reconfigure()
 
-        assert [edge.head for edge in picker.pages.prefixes.view(limit=9).edges] == [b""]
+        assert [edge.head for edge in picker.pool_pages.prefixes.view(limit=9).edges] == [b""]
         _, page = await picker.get("/v1/prefixes")
         assert [node["text"] for node in page["nodes"]] == [None]
 
@@ -281,7 +281,7 @@ async def test_who_does_not_read_is_let_go_and_others_go_on(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("extproc.pages.live_watchers.MOST_WAITING_BYTES", 200_000)
-    monkeypatch.setattr("extproc.pages.feed_http.WRITE_SECONDS", 0.2)
+    monkeypatch.setattr("extproc.pages.admin_http.WRITE_SECONDS", 0.2)
     async with live_picker(redis_server.url) as picker, picker.watching() as stream:
         await stream.next("snapshot")
         reader, writer = await asyncio.open_connection(*picker.admin.removeprefix("http://").split(":"), limit=1024)
@@ -293,7 +293,7 @@ async def test_who_does_not_read_is_let_go_and_others_go_on(
                 await asyncio.sleep(0.01)
             for number in range(100_000):  # until the kernel's buffers are full
                 picker.feed.decided(decided(number))
-                picker.feed._rooms[""].decisions = Coalesced()
+                picker.feed._audiences[""].decisions = Coalesced()
                 if picker.feed.watched("") < 2:
                     break
                 while (await stream.next("decision")).data["request_id"] != f"r-{number}":
@@ -311,7 +311,7 @@ def decided(number: int) -> Decided:
     return Decided(
         number=number,
         pool="",
-        fate=Fate.REFUSED,
+        outcome_kind=RequestOutcome.REFUSED,
         record=DecisionRecord(at=float(number), facts=facts, model=None, outcome=outcome),
         endpoint=None,
         started_unix_ns=0,
@@ -334,7 +334,7 @@ async def test_a_client_that_is_gone_is_forgotten(redis_server: RedisServer) -> 
 async def test_one_whose_machine_takes_nothing_any_more_loses_its_place_long_before_the_buffers_are_full(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extproc.pages.feed_http.UNHEARD_SECONDS", 0.5)
+    monkeypatch.setattr("extproc.pages.admin_http.UNHEARD_SECONDS", 0.5)
     async with live_picker(redis_server.url) as picker:
         host, port = picker.admin.removeprefix("http://").split(":")
         with socket.socket() as connection:
@@ -358,36 +358,30 @@ class QuietFeed:
     async def watcher(self, pool: str | None) -> AsyncIterator[Watcher]:
         self.watching += 1
         try:
-            yield Watcher()
+            yield Watcher(lambda why: why.encode())
         finally:
             self.watching -= 1
 
-    async def prefixes(self, pool: str | None, *, limit: int) -> dict[str, Any]:
-        raise NotImplementedError
-
     def end_all(self) -> None:
-        raise NotImplementedError
+        pass
 
 
 async def test_who_has_gone_gives_the_place_back_before_anything_is_to_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("extproc.pages.feed_http.KEEP_ALIVE_SECONDS", 10 * DEADLINE_SECONDS)
-    monkeypatch.setattr("extproc.pages.feed_http.LOOK_SECONDS", 0.05)
-    feed, web_app = QuietFeed(), web.Application()
-    web_app.add_routes(LivePages(feed).routes())
-    runner = web.AppRunner(web_app, shutdown_timeout=0.1)
-    await runner.setup()
+    monkeypatch.setattr("extproc.pages.admin_http.KEEP_ALIVE_SECONDS", 10 * DEADLINE_SECONDS)
+    monkeypatch.setattr("extproc.pages.admin_http.LOOK_SECONDS", 0.05)
+    feed, port = QuietFeed(), pick_free_port(host="127.0.0.1", avoid=())
+    server = AdminServer(cast("PickerPages", None), max_body_bytes=1, feed=cast("LiveFeed", feed))
     try:
-        port = pick_free_port(host="127.0.0.1", avoid=())
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+        await server.start(host="127.0.0.1", port=port)
         async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/v1/live"):
             assert feed.watching == 1
         async with asyncio.timeout(DEADLINE_SECONDS):
             while feed.watching:
                 await asyncio.sleep(0.01)
     finally:
-        await runner.cleanup()
+        await server.stop()
 
 
 async def test_a_failure_while_looking_harms_nobody_and_the_feed_goes_on(
@@ -395,16 +389,16 @@ async def test_a_failure_while_looking_harms_nobody_and_the_feed_goes_on(
 ) -> None:
     async with live_picker(redis_server.url) as picker, picker.watching() as stream:
         await stream.next("snapshot")
-        facts, failed = picker.pages.facts, asyncio.Event()
+        classes, failed = picker.pool_pages.classes, asyncio.Event()
 
-        def broken(**_: object) -> None:
+        def broken() -> None:
             failed.set()
             raise RuntimeError("a defect")
 
-        monkeypatch.setattr(picker.pages, "facts", broken)
+        monkeypatch.setattr(picker.pool_pages, "classes", broken)
         async with asyncio.timeout(DEADLINE_SECONDS):
             await failed.wait()
-        monkeypatch.setattr(picker.pages, "facts", facts)
+        monkeypatch.setattr(picker.pool_pages, "classes", classes)
 
         await stream.next("pods")
         assert [record.message for record in caplog.records if record.name == "extproc.pages.live_feed"] == [

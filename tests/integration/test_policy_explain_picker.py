@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from extproc.errors import ConfigError, KvmeshError
 from extproc.local.ports import pick_free_port
-from extproc.pages.admin_http import AdminPages, AdminServer
+from extproc.pages.admin_http import AdminServer
+from extproc.pages.admin_pages import PickerPages
 from extproc.policy.commands import app
 from extproc.policy.mesh_policy import PolicyTargetError
 from extproc.policy.view import ask_picker
@@ -35,7 +36,7 @@ class Pages:
 
 @asynccontextmanager
 async def picker(mesh: Mesh) -> AsyncIterator[str]:
-    server = AdminServer(cast("AdminPages", Pages(mesh)), max_body_bytes=1024)
+    server = AdminServer(cast("PickerPages", Pages(mesh)), max_body_bytes=1024)
     port = pick_free_port(host=HOST, avoid=())
     await server.start(host=HOST, port=port)
     try:

@@ -8,9 +8,10 @@ import pytest
 from aiohttp import web
 
 from extproc.local.envoy_config import SocketAddress
-from extproc.local.picker_state import DecisionState, EndpointState, IndexState, PickerState, fetch_state
+from extproc.local.live_view import fetch_state
 from extproc.local.ports import pick_free_port
 from extproc.local.service import ModelCard, ServedModels, first_served_models
+from extproc.pages.picker_state import DecisionState, EndpointState, IndexState, PickerState
 
 HOST = "127.0.0.1"
 
@@ -48,9 +49,9 @@ async def test_the_pickers_state_is_read_and_fields_that_are_not_shown_are_ignor
 
     assert state == PickerState(
         now=2.0,
-        endpoints=(EndpointState(address="a:1", state="ready", picks=3, share=1.0),),
+        endpoints=[EndpointState(address="a:1", state="ready", picks=3, share=1.0)],
         index=IndexState(state="ok", sources=1),
-        decisions=(DecisionState(at=1.0, status=503, reasons=("x",)),),
+        decisions=[DecisionState(at=1.0, endpoint=None, status=503, reasons=["x"], degraded=[])],
     )
 
 

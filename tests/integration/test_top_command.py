@@ -21,11 +21,10 @@ from rich.console import Console
 from rich.live import Live
 from typer.testing import CliRunner
 
-from extproc.local.picker_state import PickerState
 from extproc.local.ports import pick_free_port
-from extproc.local.replica_states import Replica
 from extproc.local.top_commands import app
-from extproc.local.top_view import follow, look_once, show_pages
+from extproc.local.top_view import Replica, follow, look_once, show_pages
+from extproc.pages.picker_state import PickerState
 from kvmesh.admin.admin_login import AdminLogin
 from tests.integration.kv_redis import RedisServer
 from tests.integration.live_picker import DEADLINE_SECONDS, HOST, PODS, live_picker

@@ -13,7 +13,7 @@ from extproc.pods.endpoint import Candidate, Reachability
 from extproc.policy.values import PickPolicy
 from extproc.pools.shared_resources import _tracing
 from extproc.records import tracing
-from extproc.records.request_story import Decided, DecisionRecord, Ended, Fate, SpanContext
+from extproc.records.request_events import Decided, DecisionRecord, Ended, RequestOutcome, SpanContext
 from extproc.records.tracing import ExchangeTraces
 from extproc.responses.realised import Usage
 from tests.unit.extproc_choosing.pick_candidates import decided as decision_of
@@ -56,7 +56,7 @@ def decided(span: SpanContext, *, error: PickError | None = None, **changes: Any
     values: dict[str, Any] = {
         "number": 1,
         "pool": "",
-        "fate": Fate.REFUSED if error else Fate.ROUTED,
+        "outcome_kind": RequestOutcome.REFUSED if error else RequestOutcome.ROUTED,
         "record": DecisionRecord(at=0.0, facts=facts(path="/v1/completions?x=secret"), model=None, outcome=outcome),
         "endpoint": None if error else POD,
         "started_unix_ns": SECOND,

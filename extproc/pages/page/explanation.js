@@ -79,7 +79,7 @@ function admission(words, request) {
 function comparison(decision, winner, pods, names) {
   const others = pods.filter((each) => each !== winner).sort((a, b) => b.total - a.total);
   const next = others[0];
-  if (!next || winner.total === undefined || next.total === undefined) return [];
+  if (!next || winner.total == null || next.total == null) return [];
   const margin = winner.total - next.total;
   const told = Object.entries(decision.weights ?? {}).map(([name, weight]) => [name, weight * ((winner.scores?.[name] ?? 0) - (next.scores?.[name] ?? 0))]);
   const ahead = told.filter(([, points]) => points > TELLING).sort((a, b) => b[1] - a[1]).slice(0, 3);
@@ -123,7 +123,7 @@ function candidates(decision, names, all) {
   const lost = (pod) => weights.map(([name, weight]) => ({ name, points: weight * Math.max(0, best.get(name) - (pod.scores?.[name] ?? 0)) }));
   const sum = (pod) => lost(pod).reduce((total, each) => total + each.points, 0);
   const pods = [...decision.candidates].sort((a, b) => (b.endpoint === decision.endpoint) - (a.endpoint === decision.endpoint) || (b.total ?? 0) - (a.total ?? 0));
-  const scored = pods.some((pod) => pod.total !== undefined);
+  const scored = pods.some((pod) => pod.total != null);
   const most = Math.max(...pods.map(sum), 1e-9);
   const used = weights.filter(([name]) => pods.some((pod) => lost(pod).find((each) => each.name === name).points / most > 0.004));
   const shown = table("Pods that could take it", [{ label: "Pod" }, ...(scored ? [{ label: "Points behind" }, { label: "Total", number: true }] : []), { label: "Cached", number: true }, { label: "Running", number: true }, { label: "Waiting", number: true }, { label: "KV in use", number: true }]);

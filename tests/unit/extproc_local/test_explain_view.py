@@ -3,9 +3,11 @@
 from io import StringIO
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from extproc.local.explain import render
+from extproc.pages.picker_state import DecisionState
 
 WINNER: dict[str, Any] = {
     "endpoint": "127.0.0.1:8101",
@@ -49,7 +51,7 @@ REFUSED: dict[str, Any] = {"endpoint": None, "status": 503, "reason": "shed", "m
 
 def shown(answer: dict[str, Any], *, width: int = 80) -> list[str]:
     console = Console(file=StringIO(), width=width)
-    render(answer, console=console)
+    render(msgspec.convert(answer, DecisionState), console=console)
     assert isinstance(console.file, StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 

@@ -27,7 +27,7 @@ async def test_an_endpoint_without_requests_is_forgotten_at_once() -> None:
     assert made.picks == {"a": 0, "c": 0}
     made.reported("b", load(reported_at=2.0), NO_TREND)  # a scrape that was under way
     assert made.estimates.errors() == {}
-    assert "b" not in made.estimates._lines
+    assert "b" not in made.estimates._samples
 
 
 async def test_an_endpoint_that_comes_back_before_its_last_request_ends_goes_on() -> None:

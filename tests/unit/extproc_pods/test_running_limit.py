@@ -56,7 +56,7 @@ def test_what_usually_runs_fades() -> None:
     watch = RunningLimit()
     report(watch, running=40, waiting=0)
     report(watch, running=2, waiting=0, times=150)
-    assert watch.usual == pytest.approx(20.0, rel=0.05)
+    assert watch.most_running == pytest.approx(20.0, rel=0.05)
 
 
 def test_a_pod_that_counts_no_first_tokens_does_not_look_as_if_it_started_none() -> None:

@@ -11,7 +11,7 @@ from extproc.pods.inflight import Booking
 from extproc.pools.booked_exchange import BookedExchange, ReadResponse
 from extproc.pools.request_watch import RequestWatch
 from extproc.quotas.quota import QuotaNote
-from extproc.records.request_story import Decided, Ended
+from extproc.records.request_events import Decided, Ended
 from extproc.responses.realised import Comparison, Usage
 from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
 

@@ -180,7 +180,7 @@ def test_what_came_true_is_counted_and_what_was_missed_is_named() -> None:
         'kvmesh_responses_missed_total{why="not-delivered"} 1.0',
     ):
         assert line in page
-    assert made.realised_watch.sums()["tiny"].requests == 1
+    assert len(made.realised_watch._windows["tiny"].taken) == 1
 
 
 class Quotas:
@@ -238,7 +238,7 @@ async def test_what_a_pick_promises_is_counted_when_it_is_remembered() -> None:
     assert promised() is None
     made.remember(decided)
     assert promised() == pytest.approx(made.estimates.pace("b").prefill.seconds(180))
-    assert list(made.estimates._lines["b"].promises) == [promised()]
+    assert list(made.estimates._samples["b"].promises) == [promised()]
     made.release(booking, status=200, model="", arm="")
 
 

@@ -8,7 +8,7 @@ from extproc.errors import RequestShedError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.request_watch import RequestTrace, RequestWatch
-from extproc.records.request_story import ClientLeftError, Decided, DecisionRecord, Ended, Fate, SpanContext
+from extproc.records.request_events import ClientLeftError, Decided, DecisionRecord, Ended, RequestOutcome, SpanContext
 from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponsePlan
 from tests.unit.extproc_pools.test_booked_exchange import Books
 
@@ -23,7 +23,7 @@ class Observer:
     fails: bool = False
 
     def decided(self, decided: Decided, /) -> None:
-        self._take(decided, f"decided {decided.number} {decided.fate}")
+        self._take(decided, f"decided {decided.number} {decided.outcome_kind}")
 
     def ended(self, ended: Ended, /) -> None:
         self._take(ended, f"ended {ended.number} {ended.status}")
@@ -75,7 +75,7 @@ def test_an_observer_hears_the_decision_and_then_the_end() -> None:
     clock.now += 0.5
     assert trace.settle()
     clock.now += 0.25
-    trace.decided(Fate.ROUTED, RECORD, endpoint="a")
+    trace.decided(RequestOutcome.ROUTED, RECORD, endpoint="a")
     trace.responded()
     clock.now += 1.0
     end(trace)
@@ -93,7 +93,7 @@ def test_an_end_that_comes_first_is_told_after_the_decision() -> None:
     trace = opened(watch)
     end(trace, 0)
     assert observer.told == []
-    trace.decided(Fate.ROUTED, RECORD, endpoint="a")
+    trace.decided(RequestOutcome.ROUTED, RECORD, endpoint="a")
     assert observer.told == ["decided 1 routed", "ended 1 0"]
 
 
@@ -110,7 +110,7 @@ def test_an_observer_that_fails_is_said_once_and_harms_no_other(caplog: pytest.L
     watch.observers += [bad, good]
     for _ in range(3):
         trace = opened(watch)
-        trace.decided(Fate.ROUTED, RECORD, endpoint="a")
+        trace.decided(RequestOutcome.ROUTED, RECORD, endpoint="a")
         end(trace)
     assert len(good.told) == 6
     assert caplog.text.count("an observer of requests failed") == 1
@@ -121,7 +121,7 @@ def test_traces_hear_of_what_has_a_span_alone() -> None:
     watch = RequestWatch()
     watch.traces = traces = Traces(span=span)
     trace = opened(watch)
-    trace.decided(Fate.ABANDONED, RECORD)
+    trace.decided(RequestOutcome.ABANDONED, RECORD)
     assert traces.told == ["decided 1 abandoned"]
     assert trace.set_headers == {"traceparent": span.traceparent, "tracestate": "a=1"}
 
@@ -165,7 +165,7 @@ def test_a_request_that_was_sent_without_a_decision_is_followed_to_its_end() -> 
     watch.observers.append(observer)
     trace = opened(watch)
     exchange = BookedExchange(books=Books(), endpoints=("a", "b"), booking=None, trace=trace)
-    trace.decided(Fate.FAILED_OPEN, RECORD, endpoint="a")
+    trace.decided(RequestOutcome.FAILED_OPEN, RECORD, endpoint="a")
     exchange.responded(status=503, served_by=None, from_pod=False, content_type="")
     exchange.finish()
     assert observer.told == ["decided 1 failed-open", "ended 1 503"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from extproc.records.request_story import SpanContext
+from extproc.records.request_events import SpanContext
 from extproc.records.tracing import Parent, is_chosen, parse_traceparent, passed_on
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

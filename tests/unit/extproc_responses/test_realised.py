@@ -10,7 +10,6 @@ from extproc.responses.realised import (
     UNDERPREDICTED,
     Comparison,
     DriftPolicy,
-    RealisedSums,
     RealisedWatch,
     Usage,
     compare,
@@ -123,19 +122,10 @@ def test_a_finding_says_what_to_do() -> None:
 
 def test_the_window_is_bounded_by_number_and_by_age() -> None:
     watch = watched(*[compared(best=70)] * 25)
-    sums = RealisedSums(
-        requests=10,
-        prompt_tokens=1000,
-        predicted_tokens=640,
-        realised_tokens=640,
-        over_tokens=0,
-        under_tokens=0,
-        regret_tokens=60,
-        other_prompts=0,
-    )
-    assert watch.sums() == {"m": sums}
+    window = watch._windows["m"]
+    assert (len(window.taken), window.predicted, window.realised, window.over, window.under) == (10, 640, 640, 0, 0)
     watch.expire(now=24.0 + 60.5)
-    assert watch.sums()["m"].requests == 0
+    assert (len(window.taken), window.predicted) == (0, 0)
 
 
 def test_where_nothing_is_asked_for_a_finding_ends() -> None:

@@ -1,5 +1,7 @@
 """The endpoints in the metrics are those that the picker knows now, as they are now."""
 
+from dataclasses import replace
+
 from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.telemetry.endpoint_telemetry import EndpointView, endpoint_metrics
@@ -24,7 +26,9 @@ def shown(*statuses: EndpointStatus, problem: str | None = None) -> dict[str, fl
     """Return what is not 0, or belongs to no endpoint."""
     registry = Registry()
     estimates = LatencyEstimates(tokens_per_second=1000.0)
-    estimates.first_token("a", uncached_tokens=10, waited_tokens=0.0, seconds=1.0, now=0.0, predicted=1.5)
+    estimates.report("a", replace(LOAD, reported_at=0.0), now=0.0)
+    estimates.promised("a", seconds=1.5)
+    estimates.report("a", replace(LOAD, first_token_count=1, first_token_seconds_sum=1.0), now=8.0)
     view = EndpointView(
         known=lambda _: statuses,
         estimates=estimates,

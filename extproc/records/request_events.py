@@ -23,7 +23,7 @@ class ClientLeftError(PickError):
     reason = "client-left"
 
 
-class Fate(StrEnum):
+class RequestOutcome(StrEnum):
     """What the picker has done about a request."""
 
     ROUTED = "routed"
@@ -77,7 +77,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int  # of this picker process; the same in `Ended`. Request ids may come twice: clients choose them
     pool: str  # "namespace/name", "" for the static pool
-    fate: Fate
+    outcome_kind: RequestOutcome
     record: DecisionRecord  # where it failed open, `outcome` is the error that made it so
     endpoint: str | None  # where it was sent
     started_unix_ns: int

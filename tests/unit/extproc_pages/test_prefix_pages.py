@@ -1,4 +1,4 @@
-"""Which requests are looked at for the prefix tree, and what of them is kept."""
+"""Which requests are looked at for the prefix tree, what of them is kept, and what is shown of the tree."""
 
 import struct
 from dataclasses import dataclass, field
@@ -9,8 +9,16 @@ import pytest
 
 from extproc.admission.prepared_request import Picked
 from extproc.choosing.choose import Query
-from extproc.pages.prefix_watch import NOTES_PER_SECOND, PrefixWatch
-from extproc.prefixes.prefix_tree import Origin
+from extproc.pages.picker_state import HolderState, PrefixNode
+from extproc.pages.prefix_pages import (
+    MOST_HOLDERS,
+    NOTES_PER_SECOND,
+    PrefixWatch,
+    index_state,
+    prefix_nodes,
+    sampled_keys,
+)
+from extproc.prefixes.prefix_tree import Origin, TreeEdge, TreeView
 from extproc.prefixes.prompt_match import PromptKeys
 from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
 
@@ -81,7 +89,7 @@ class Clock:
 
 
 def watch(*, shows_text: bool = False, clock: Clock | None = None) -> PrefixWatch:
-    return PrefixWatch(shows_text=shows_text, clock=clock or Clock(), random=Random(7).random)
+    return PrefixWatch(shows_text=lambda: shows_text, clock=clock or Clock(), random=Random(7).random)
 
 
 def test_a_request_is_counted_with_its_model_adapter_and_what_was_expected_to_be_found() -> None:
@@ -122,12 +130,16 @@ def test_the_beginning_is_kept_where_text_is_shown_but_never_of_salted_prompts()
 
 
 def test_text_is_forgotten_as_soon_as_it_is_not_to_be_shown() -> None:
-    one = watch(shows_text=True)
+    answers = [True, False]
+    one = PrefixWatch(shows_text=lambda: answers[0], clock=Clock(), random=Random(7).random)
     one.routed(pick(1))
+    assert [edge.head for edge in one._tree.view(limit=9, now=100.0).edges] == [TOKENS]
 
-    one.reconfigure(shows_text=False)
+    del answers[0]
+    one.shows_text()
+
+    assert [edge.head for edge in one._tree.view(limit=9, now=100.0).edges] == [b""]
     one.routed(pick(1))
-
     assert [edge.head for edge in one.view(limit=9).edges] == [b""]
 
 
@@ -177,3 +189,88 @@ def test_traffic_that_takes_turns_is_not_met_at_the_same_one_each_time() -> None
 
     first, second = one.view(limit=2).edges
     assert first.requests / second.requests == pytest.approx(1.0, abs=0.25)
+
+
+def edge(first: int, count: int, *, parent: bytes | None = None, indexed: bool = True, **more: Any) -> TreeEdge:
+    keys = b"".join(number.to_bytes(8, "little") for number in range(first, first + count))
+    fields: dict[str, Any] = {
+        "key": keys[-8:], "parent": parent, "origin": Origin(model="tiny", tokens_each=16, indexed=indexed),
+        "depth": 0, "first": first, "keys": keys, "requests": 2.0, "hit_tokens": 8.0, "seen_at": 5.0, "head": b"",
+    }  # fmt: skip
+    return TreeEdge(**fields | more)
+
+
+def nodes_of(view: TreeView, *, holders: Any = (), cached_blocks: int | None = 200) -> list[PrefixNode]:
+    return list(
+        prefix_nodes(
+            view,
+            holders=holders,
+            cached_blocks=cached_blocks,
+            unix_at=lambda seconds: 93.0 + seconds,
+            name_of=lambda key: f"<{key[0]}>",
+            text_of=lambda edge: edge.head.decode(),
+        )
+    )
+
+
+def test_of_a_long_edge_blocks_all_over_it_are_looked_up_and_the_last() -> None:
+    found = sampled_keys(edge(0, 160))
+
+    assert [int.from_bytes(found[at : at + 8], "little") for at in range(0, len(found), 8)] == list(range(9, 160, 10))
+    assert sampled_keys(edge(0, 2)) == edge(0, 2).keys
+    assert sampled_keys(edge(0, 2, indexed=False)) == b""
+
+
+def test_a_prefix_has_its_shares_and_its_holders_by_what_was_looked_up() -> None:
+    upper = edge(0, 32)
+    lower = edge(32, 2, parent=upper.key, depth=1, requests=1.0, hit_tokens=2.0)
+    view = TreeView(edges=(upper, lower), requests=4.0, hit_tokens=10.0, left_out=3)
+    holders = [{"a:1": "GPU", "b:1": "GPU"}] * 8 + [{"a:1": "CPU"}] * 8 + [{"a:1": "GPU"}, {}]
+
+    first, second = nodes_of(view, holders=holders)
+
+    assert (first.id, first.parent, second.id, second.parent) == ("<31>", None, "<33>", "<31>")
+    assert first.holders == [
+        HolderState(endpoint="a:1", blocks=32, tiers={"GPU": 16, "CPU": 16}),
+        HolderState(endpoint="b:1", blocks=16, tiers={"GPU": 16}),
+    ]
+    assert second.holders == [HolderState(endpoint="a:1", blocks=1, tiers={"GPU": 1})]
+    assert (first.share_of_requests, first.share_of_hits, first.share_of_memory) == (0.5, 0.8, 0.24)
+    assert (first.from_tokens, first.tokens, second.from_tokens, second.tokens) == (0, 512, 512, 32)
+    assert (first.last_at, first.text) == (98.0, None)
+
+
+def test_without_an_index_no_pod_is_said_to_hold_anything() -> None:
+    view = TreeView(edges=(edge(0, 2),), requests=2.0, hit_tokens=8.0, left_out=0)
+
+    (node,) = nodes_of(view, holders=None, cached_blocks=None)
+
+    assert index_state(view, None) == "unavailable"
+    assert (node.holders, node.held_blocks, node.share_of_memory) == (None, None, None)
+
+
+def test_text_chunks_have_no_holders() -> None:
+    view = TreeView(edges=(edge(0, 2, indexed=False),), requests=2.0, hit_tokens=8.0, left_out=0)
+
+    (node,) = nodes_of(view)
+
+    assert (index_state(view, ()), node.holders) == ("no-tokens", None)
+
+
+def test_only_an_edge_whose_beginning_is_kept_has_text() -> None:
+    view = TreeView(edges=(edge(0, 2, head=b"hello"), edge(2, 2)), requests=2.0, hit_tokens=8.0, left_out=0)
+
+    assert [node.text for node in nodes_of(view)] == ["hello", None]
+
+
+def test_of_a_prefix_that_hundreds_hold_those_with_the_most_of_it_are_told_and_all_are_counted() -> None:
+    view = TreeView(edges=(edge(0, 2),), requests=2.0, hit_tokens=8.0, left_out=0)
+    everybody = {f"10.0.1.{i}:8000": "GPU" for i in range(MOST_HOLDERS + 9)}
+    best = {"10.0.2.1:8000": "GPU"}
+
+    (node,) = nodes_of(view, holders=[everybody | best, best])
+
+    assert node.holders is not None
+    assert (len(node.holders), node.holders_left_out) == (MOST_HOLDERS, 10)
+    assert node.holders[0] == HolderState(endpoint="10.0.2.1:8000", blocks=2, tiers={"GPU": 2})
+    assert node.held_blocks == MOST_HOLDERS + 9 + 2

@@ -1,0 +1,212 @@
+"""What is shown of one request: its decision with all that it rests on, and its end. Pure.
+
+Whatever clients wrote is shown short, paths without their query, and tenants only where the policy names them.
+"""
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+from msgspec.structs import replace
+
+from extproc.admission.prepared_request import Preview
+from extproc.choosing.decision import Decision, apply_filters
+from extproc.choosing.room import Room
+from extproc.errors import PickError
+from extproc.pages.picker_state import (
+    AdmissionState,
+    CandidateState,
+    DecisionState,
+    EndedEvent,
+    RejectedState,
+    RequestState,
+)
+from extproc.pods.endpoint import Candidate
+from extproc.policy.priority import PriorityPolicy
+from extproc.policy.request_class import RequestClass
+from extproc.policy.values import PickPolicy
+from extproc.records.request_events import AskedFor, Decided, DecisionRecord, Ended, RequestOutcome
+
+LONGEST_TEXT = 200  # characters of what clients wrote
+LONGEST_PATH = 500
+
+
+def decision_state(
+    record: DecisionRecord,
+    *,
+    policy: PickPolicy,
+    most: int | None = None,
+    decided: Decided | None = None,
+    blocks: Mapping[str, int] | None = None,
+    rooms: Mapping[str, Room] | None = None,
+) -> DecisionState:
+    """Return one answered request with everything its decision rests on.
+
+    `most`: so many candidates and rejected endpoints, the winner and the best of the others; None: all. `decided`: what
+    is known of the request beside its record. By endpoint: `blocks` is the block size in tokens, where it is not the
+    request's own; `rooms` how full it is for the request's class.
+    """
+    asked, outcome = record.asked, record.outcome
+    shown = DecisionState(
+        id=record_id(record),
+        at=record.at,
+        request_id=record.facts.request_id[:LONGEST_TEXT],
+        path=record.facts.path.partition("?")[0][:LONGEST_PATH],  # a query may hold a secret
+        model=record.model,
+        class_name=asked.request_class.class_name if asked is not None else None,
+        endpoint=None,
+    )
+    if decided is not None:
+        waited = decided.queued_seconds
+        shown = replace(
+            shown,
+            queued_ms=None if waited is None else round(waited * 1000, 1),
+            decided_ms=round(decided.seconds * 1000, 2),
+            phases_ms={name: round(seconds * 1000, 3) for name, seconds in decided.phases.items()},
+        )
+        if decided.outcome_kind is RequestOutcome.FAILED_OPEN:
+            return replace(shown, endpoint=decided.endpoint, reason=RequestOutcome.FAILED_OPEN.value)
+    if isinstance(outcome, PickError):
+        reason, message = outcome.reason, outcome.message
+        return replace(shown, status=outcome.status, reason=reason, message=message, reasons=[f"{reason}: {message}"])
+    assert asked is not None, "what was routed was asked for"
+    candidates = _shown(outcome, most=most)
+    rejected = list(outcome.rejected.items())[:most]
+    return replace(
+        shown,
+        request=_request(asked, policy.priorities),
+        endpoint=outcome.endpoints[0],
+        reasons=outcome.reasons(),
+        fallbacks=list(outcome.endpoints[1:]),
+        prompt_tokens=outcome.prompt_tokens,
+        matched_tokens=outcome.matched_tokens,
+        best_matched_tokens=outcome.best_matched_tokens,
+        degraded=list(outcome.degraded),
+        notes=[*(f"{reason}: {text}" for reason, text in outcome.degraded.items()), *outcome.notes],
+        strategy=policy.strategy.value,
+        weights=dict(outcome.weights),
+        candidates=[
+            replace(
+                _candidate(
+                    outcome.kept[i],
+                    block_tokens=(blocks or {}).get(outcome.kept[i].address, asked.block_tokens),
+                    room=(rooms or {}).get(outcome.kept[i].address),
+                ),
+                scores={name: scores[i] for name, scores in outcome.scores.items()},
+                total=outcome.totals[i],
+            )
+            for i in candidates
+        ],
+        candidates_left_out=len(outcome.kept) - len(candidates),
+        rejected=[RejectedState(endpoint=address, filter=words) for address, words in rejected],
+        rejected_left_out=len(outcome.rejected) - len(rejected),
+    )
+
+
+def with_candidates(refused: DecisionState, candidates: Sequence[Candidate]) -> DecisionState:
+    """Add the endpoints as they are now to a request that would be refused."""
+    kept, rejected = apply_filters(candidates)
+    return replace(
+        refused,
+        candidates=[_candidate(candidate) for candidate in kept],
+        rejected=[RejectedState(endpoint=address, filter=words) for address, words in rejected.items()],
+    )
+
+
+def admission_state(request_class: RequestClass, preview: Preview) -> AdmissionState:
+    """Return what would become of a request, and what its class is promised."""
+    return AdmissionState(
+        verdict=preview.verdict,
+        expected_ttft_ms=round(preview.expected_ttft_seconds * 1000),
+        target_ttft_ms=round(request_class.priority_class.targets.ttft_seconds * 1000),
+        waiting_requests=preview.waiting_requests,
+    )
+
+
+def ended_state(ended: Ended, *, decision_id: str | None, at: float) -> EndedEvent:
+    """Return the end of an exchange at `at` (unix seconds)."""
+    return EndedEvent(
+        at=at,
+        decision_id=decision_id,
+        request_id=ended.request_id[:LONGEST_TEXT],
+        endpoint=ended.endpoint,
+        served_by=ended.served_by,
+        status=ended.status,
+        seconds_to_headers=ended.seconds_to_headers,
+        seconds=ended.seconds,
+        usage=ended.usage,
+    )
+
+
+def record_id(record: DecisionRecord) -> str:
+    """Return a name for a decision: clients choose request ids, so one may come twice."""
+    text = f"{record.at!r} {record.facts.request_id}".encode("utf-8", "surrogatepass")
+    return blake2b(text, digest_size=8).hexdigest()
+
+
+def rounded(value: float | None, *, times: float = 1.0) -> float | None:
+    """Return a rate for people."""
+    return None if value is None else round(value * times, 1)
+
+
+def _request(asked: AskedFor, policy: PriorityPolicy) -> RequestState:
+    request_class = asked.request_class
+    return RequestState(
+        api=asked.api,
+        model=asked.model,
+        served_model=asked.served_model,
+        adapter=asked.adapter,
+        arm=asked.arm,
+        prompts=asked.prompts,
+        stream=asked.stream,
+        max_tokens=asked.max_tokens,
+        class_name=request_class.class_name,
+        class_by=request_class.why,
+        priority=request_class.priority_class.priority,
+        tenant=_tenant(request_class.tenant, policy),
+        steps=list(asked.steps),
+    )
+
+
+def _tenant(tenant: str, policy: PriorityPolicy) -> str:
+    """Return a tenant that the policy names as it is, any other as "other".
+
+    Clients write what they like into the header that it comes from, secrets as well.
+    """
+    return tenant if not tenant or any(quota.tenant == tenant for quota in policy.quotas) else "other"
+
+
+def _shown(decision: Decision, *, most: int | None) -> Sequence[int]:
+    """Return the numbers of the candidates: all as they are, or the winner and the best of the others."""
+    numbers = range(len(decision.kept))
+    if not most:
+        return numbers if most is None else ()
+    winner = next(i for i in numbers if decision.kept[i].address == decision.endpoints[0])
+    return sorted(numbers, key=lambda i: (i != winner, -decision.totals[i]))[:most]
+
+
+def _candidate(candidate: Candidate, *, block_tokens: int = 0, room: Room | None = None) -> CandidateState:
+    load = candidate.load
+    return CandidateState(
+        endpoint=candidate.address,
+        state=candidate.reachability.value,
+        fill=round(room.fill, 3) if room else None,
+        full=room.why if room and room.fill >= 1.0 else None,
+        matched_tokens=candidate.matched_tokens,
+        matched_blocks=candidate.matched_tokens // block_tokens if block_tokens else 0,
+        indexed_tokens=candidate.indexed_tokens,
+        recent_tokens=candidate.recent_tokens,
+        worth_tokens=round(candidate.saved_tokens, 1),
+        waiting=load.waiting_requests if load else None,
+        running=load.running_requests if load else None,
+        kv_usage=load.kv_usage if load else None,
+        booked_since_report=candidate.booked_requests,
+        open_requests=candidate.open_requests,
+        backlog_tokens=round(candidate.backlog_tokens),
+        context_tokens=candidate.context_tokens,
+        filled_tokens=round(candidate.filled_tokens),
+        prefill_tokens_per_second=rounded(candidate.trend.prefill_tokens_per_second),
+        inter_token_ms=rounded(candidate.trend.inter_token_seconds, times=1000.0),
+        session=candidate.session,
+        unhealthy=candidate.unhealthy,
+        index_state=candidate.source_state or None,
+    )

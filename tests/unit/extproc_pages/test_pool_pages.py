@@ -1,0 +1,155 @@
+"""One pool's pages: what is shown of small pools."""
+
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from extproc.admission.degradation import StepInForce
+from extproc.choosing.health import EndpointHealth
+from extproc.doctor.findings import Finding, Severity
+from extproc.errors import NoReadyEndpointError
+from extproc.pages.picker_state import FindingState, MissingInput, StepState
+from extproc.pages.pool_pages import PoolPages
+from extproc.pods.endpoint import EndpointStatus, Reachability, Role
+from extproc.pods.latency_estimate import EstimateError
+from extproc.policy.priority import DegradationStep, PriorityPolicy, Quota, StepKind
+from extproc.policy.values import PickPolicy
+from extproc.pools.pool import Pool
+from extproc.prefixes.match_watch import MatchFinding
+from kvmesh.blocks.findings import Finding as IndexFinding
+from kvmesh.blocks.source import IndexStatus, SourceState, SourceStatus
+from tests.unit.extproc_pages.decision_records import decision, record
+
+POLICY = PickPolicy(
+    roles={"a:1": Role.PREFILL},
+    cordoned=frozenset({"b:1"}),
+    priorities=PriorityPolicy(quotas=(Quota(tenant="acme", requests_per_minute=1.0),)),
+)
+SOURCES = (
+    SourceStatus(
+        endpoint="a:1", dp_rank=0, tier="GPU", slot=1, epoch=1, state=SourceState.LIVE, reason="", last_seq=5,
+        last_batch_at=9.0, block_size=16, cached_blocks=10, owner="i-1", applied_at=9.5, events=6,
+    ),
+    SourceStatus(
+        endpoint="a:1", dp_rank=1, tier="CPU", slot=2, epoch=1, state=SourceState.DEGRADED, reason="gap", last_seq=5,
+        last_batch_at=9.0, block_size=32, cached_blocks=3,
+    ),
+)  # fmt: skip
+INDEX = IndexStatus(sources=SOURCES, indexer_alive=True, unreadable=("slot 9: broken",))
+STATUSES = [
+    EndpointStatus(address="a:1", reachability=Reachability.READY, load=None),
+    EndpointStatus(address="b:1", reachability=Reachability.UNREACHABLE, load=None),
+]
+
+
+def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None) -> PoolPages:
+    """A pool of two pods; `wrong`: pod -> the finding that its predictions never come true."""
+    books = SimpleNamespace(
+        health=EndpointHealth(POLICY.health),
+        bookings=SimpleNamespace(by_endpoint=lambda: {"a:1": 2}),
+        estimates=SimpleNamespace(
+            errors=lambda: {"a:1": EstimateError(mean_seconds=0.0123, bias_seconds=0.0, samples=3)}
+        ),
+        picks={"a:1": 3, "b:1": 1},
+        shared=None,
+        matches=SimpleNamespace(findings=wrong or {}),
+        realised_watch=SimpleNamespace(findings={}),
+    )
+    pool = SimpleNamespace(
+        config=SimpleNamespace(policy=POLICY),
+        endpoints=SimpleNamespace(known=lambda now: STATUSES),
+        books=books,
+        degradation=SimpleNamespace(in_force=lambda now: steps),
+        runtime=SimpleNamespace(admission=SimpleNamespace(waiting={"critical": 4}), recent=recent),
+        quotas=SimpleNamespace(facts=lambda: {"quotas": 1}),
+    )
+    return PoolPages(cast("Pool", pool))
+
+
+def test_a_pod_has_its_load_its_cache_by_tier_and_the_worst_word_of_its_sources() -> None:
+    page = pages().endpoints(INDEX)
+
+    first, second = page.pods
+    assert (first.address, first.state, first.role, first.bookings, first.picks) == ("a:1", "ready", "prefill", 2, 3)
+    assert (first.share, first.cached_blocks, first.cached_tokens, first.block_tokens) == (0.75, 13, 256, 16)
+    assert (first.tiers, first.index_state, first.index_reason) == ({"GPU": 10, "CPU": 3}, "degraded", "gap")
+    assert first.ttft_estimate_error_ms == 12
+    assert (second.state, second.avoided, second.index_state) == ("unreachable", "cordoned", None)
+    assert page.totals == {
+        "pods": 2, "ready": 1, "cached_blocks": 13, "cached_tokens": 256, "running": 0, "waiting": 0, "bookings": 2,
+        "picks": 4,
+    }  # fmt: skip
+
+
+def test_without_an_index_pods_are_shown_all_the_same() -> None:
+    assert [pod.cached_blocks for pod in pages().endpoints("connection refused").pods] == [0, 0]
+
+
+def test_classes_say_what_waits_what_is_in_force_and_what_became_of_the_last_requests() -> None:
+    step = StepInForce(
+        class_name="sheddable",
+        pool="tiny",
+        step=DegradationStep(step=StepKind.REJECT, enter=2.0, leave=1.0),
+        since=time.monotonic() - 2.5,
+        pressure=3.14159,
+    )
+    recent = [record(decision("a:1")), record(NoReadyEndpointError("none")), record(NoReadyEndpointError("none"))]
+
+    page = pages(steps=(step,), recent=recent).classes()
+
+    assert [(line.name, line.waiting, line.routed) for line in page.classes] == [
+        ("critical", 4, 0),
+        ("standard", 0, 1),
+        ("sheddable", 0, 0),
+    ]
+    assert page.classes[2].steps == ["reject"]
+    (shown,) = page.classes[2].in_force
+    assert shown == StepState(step="reject", model_pool="tiny", since_seconds=shown.since_seconds, pressure=3.14)
+    assert shown.since_seconds == pytest.approx(2.5, abs=0.2)
+    assert (page.waiting, page.remembered, page.refusals) == (4, 3, {"no-ready-endpoint": 2})
+
+
+def test_the_index_has_its_sources_and_the_findings_of_indexers_and_picker() -> None:
+    found = IndexFinding(endpoint="a:1", dp_rank=1, reason="no-events", message="none come; check", since=60.0)
+    index = IndexStatus(sources=SOURCES, indexer_alive=False, unreadable=("x",) * 50, findings=(found,))
+    started = Finding(check="redis-memory", severity=Severity.WARNING, subject="redis", seen="full", fix="add some")
+    wrong = {"a:1": MatchFinding(endpoint="a:1", message="tokens differ", since=1.0)}
+    recent = [record(decision("a:1", degraded={"load-unknown": f"word {n}"}), at=50.0 - n) for n in range(3)]
+
+    page = pages(recent=recent, wrong=wrong).index(index, findings=[started])
+
+    assert (page.state, page.problem) == ("stale", "no indexer is alive: the index stands still")
+    assert page.sources == list(SOURCES)
+    assert page.findings == [
+        FindingState(
+            check="no-events", severity="error", subject="a:1#1", seen="none come; check", since=60.0,
+            found_by="indexer",
+        ),
+        FindingState(check="never-matches", severity="error", subject="a:1", seen="tokens differ"),
+        FindingState(check="redis-memory", severity="warning", subject="redis", seen="full", fix="add some"),
+    ]  # fmt: skip
+    assert len(page.unreadable) == 20
+    assert page.degraded == [MissingInput(reason="load-unknown", words="word 0", last_at=50.0, count=3)]
+
+
+def test_an_index_that_cannot_be_read_says_why() -> None:
+    page = pages().index("connection refused", findings=None)
+
+    assert (page.state, page.problem, page.sources, page.findings_state) == (
+        "unavailable",
+        "connection refused",
+        [],
+        "not-yet",
+    )
+
+
+def test_the_state_has_the_pods_the_classes_and_short_decisions() -> None:
+    state = pages(recent=[record(decision("a:1", "b:1"))]).state(INDEX, findings=None)
+
+    assert (state.index.state, state.index.sources, state.findings) == ("ok", 2, None)
+    assert [pod.address for pod in state.endpoints] == ["a:1", "b:1"]
+    (shown,) = state.decisions
+    assert (shown.endpoint, shown.model, shown.reasons) == ("a:1", "tiny", ["turn 0.00 × 1"])
+    assert (shown.candidates, shown.candidates_left_out) == ([], 2)
