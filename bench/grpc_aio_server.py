@@ -4,15 +4,16 @@
 once. One coroutine a stream; `context.read`/`write` and bytes out, because async generators cost 10-25 % more.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from extproc.ext_proc import answers as ext_proc
-from extproc.ext_proc.call import OpenExchange, Picks, steps_of
-from extproc.ext_proc.exchange import Exchange, Pick
-from extproc.ext_proc.messages import HeadersMessage, Message, read_message
+from extproc.ext_proc.call import OpenExchange, Picks
+from extproc.ext_proc.exchange import Answer, Exchange, Pick, Step
+from extproc.ext_proc.messages import BodyPart, HeadersMessage, Message, read_message
 
 
 def _read(message: bytes) -> Message:
@@ -62,7 +63,7 @@ class GrpcAioServer:
         picked: OpenExchange | None = None
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
-                steps = steps_of(exchange, message)
+                steps = _steps(exchange, message)
                 if len(steps) == 1 and isinstance(pick := steps[0], Pick):
                     picked = await self._picks.pick(pick.facts, pick.body)
                     steps = exchange.picked(picked.endpoints, body=picked.body, removed_headers=picked.removed_headers)
@@ -79,3 +80,20 @@ class GrpcAioServer:
         finally:
             if picked is not None:
                 picked.finish()
+
+
+def _steps(exchange: Exchange, message: Message) -> Sequence[Step]:
+    """Feed one message to the exchange; responses pass unchanged."""
+    if isinstance(message, HeadersMessage):
+        if message.is_response:
+            return (Answer.RESPONSE_HEADERS,)
+        return exchange.request_headers(
+            ext_proc.request_facts(message),
+            mode=message.request_mode,
+            response_mode=message.response_mode,
+            end_of_stream=message.end_of_stream,
+        )
+    if isinstance(message, BodyPart):
+        take = exchange.response_body if message.is_response else exchange.request_body
+        return take(message.content, end_of_stream=message.end_of_stream)
+    return (Answer.RESPONSE_TRAILERS,) if message.is_response else exchange.request_trailers()

@@ -13,7 +13,7 @@ from extproc.choosing.choose import Choice, Query
 from extproc.choosing.decision import Decision
 from extproc.choosing.room import Room
 from extproc.errors import PromptTokensError
-from extproc.ext_proc.exchange import NOTHING_TOLD, RequestFacts
+from extproc.ext_proc.exchange import NO_HEADERS, RequestFacts
 from extproc.models.model_rules import ResolvedModel
 from extproc.models.models import ModelTable, ServedModel
 from extproc.pods.endpoint import Ask
@@ -103,7 +103,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def response_headers(self) -> Mapping[str, str]:
         """What the client is told of its quota and of what the load has taken."""
-        headers = self.verdict.headers if self.verdict is not None else NOTHING_TOLD
+        headers = self.verdict.headers if self.verdict is not None else NO_HEADERS
         kinds = self.taken
         return {**headers, DEGRADED_HEADER: words_of(kinds)} if kinds else headers
 

@@ -1,11 +1,11 @@
-"""Between what Envoy says on an ext_proc stream and the exchange's events and steps; no I/O.
+"""Translates Envoy's messages into the exchange's facts, and its steps into Envoy's answers; no I/O.
 
-`ext_proc_messages` reads the messages. Answers leave as bytes: those without content are encoded once.
+`ext_proc.messages` reads the messages. Answers leave as bytes: those without content are encoded once.
 Field semantics: https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ext_proc/v3/external_processor.proto
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -35,8 +35,8 @@ from extproc.ext_proc.exchange import (
     ChangedResponse,
     HeadersWithPick,
     RequestFacts,
+    SetResponseHeaders,
     Step,
-    TellClient,
 )
 from extproc.ext_proc.messages import (
     NOTE_KEY,
@@ -45,7 +45,7 @@ from extproc.ext_proc.messages import (
     body_chunk,
     decode_note,
     noted,
-    told_client,
+    set_response_headers,
     visible,
 )
 from extproc.responses.response_plan import ResponsePlan
@@ -142,7 +142,7 @@ class ResponseHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def response_head(message: HeadersMessage) -> ResponseHead:
-    """Take the few response headers that matter to whoever reads the body."""
+    """Take the few response headers that the reader of the body needs."""
     found = message.headers
     length = found.get("content-length", "")
     return ResponseHead(
@@ -194,26 +194,30 @@ def encode_step(step: Step) -> bytes:
 
 
 def _encode_response_step(step: Step) -> bytes:
-    if isinstance(step, TellClient):
-        return told_client(step.headers)
+    if isinstance(step, SetResponseHeaders):
+        return set_response_headers(step.headers)
     if isinstance(step, AskForResponse):
         encoded = _ASK_TO_CHANGE if step.changes else _ASK_TO_READ
-        return encoded + told_client(step.headers) if step.headers else encoded
+        return encoded + set_response_headers(step.headers) if step.headers else encoded
     if isinstance(step, ChangedResponse):
         return _changed_response(step.body)
     raise TypeError(f"{type(step).__name__} is not an answer")
 
 
-@lru_cache(maxsize=4096)  # the same few orders of pods come again and again
+@lru_cache(maxsize=4096)  # the same few orders of pods recur
 def _pick(endpoints: tuple[str, ...], *, with_body: bool) -> bytes:
-    response = (
-        ProcessingResponse(request_body=BodyResponse(response=_with_pick(endpoints)))
-        if with_body
-        else ProcessingResponse(request_headers=HeadersResponse(response=_with_pick(endpoints)))
-    )
+    value = ",".join(endpoints)
+    # set, not added: what a client sent under this name is gone
+    change = CommonResponse(header_mutation=HeaderMutation(set_headers=[_set(DESTINATION_HEADER, value)]))
+    metadata = Struct()
     # a string, not a list: override_host ignores anything else; it must equal the header
-    response.dynamic_metadata.CopyFrom(_destination_metadata(endpoints))
-    encoded: bytes = response.SerializeToString()
+    metadata.fields[LOAD_BALANCING_NAMESPACE].struct_value.fields[DESTINATION_HEADER].string_value = value
+    answer = (
+        {"request_body": BodyResponse(response=change)}
+        if with_body
+        else {"request_headers": HeadersResponse(response=change)}
+    )
+    encoded: bytes = ProcessingResponse(dynamic_metadata=metadata, **answer).SerializeToString()
     return encoded
 
 
@@ -263,27 +267,8 @@ def encode_refusal(error: PickError) -> bytes:
 
 def error_body(error: PickError) -> bytes:
     """Return the OpenAI error object as JSON."""
-    return msgspec.json.encode(
-        {
-            "error": {
-                "message": error.message,
-                "type": error.error_type,
-                "param": None,
-                "code": error.error_code,
-            }
-        }
-    )
-
-
-def _with_pick(endpoints: Sequence[str]) -> CommonResponse:
-    # set, not added: what a client sent under this name is gone
-    return CommonResponse(header_mutation=HeaderMutation(set_headers=[_set(DESTINATION_HEADER, ",".join(endpoints))]))
-
-
-def _destination_metadata(endpoints: Sequence[str]) -> Any:
-    metadata = Struct()
-    metadata.fields[LOAD_BALANCING_NAMESPACE].struct_value.fields[DESTINATION_HEADER].string_value = ",".join(endpoints)
-    return metadata
+    content = {"message": error.message, "type": error.error_type, "param": None, "code": error.error_code}
+    return msgspec.json.encode({"error": content})
 
 
 def _set(name: str, value: str) -> HeaderValueOption:

@@ -1,8 +1,7 @@
 """One ext_proc stream: feeds an `Exchange`, carries out its steps, and holds the pick until the exchange is over.
 
-`grpc_server` opens one for each stream to the processor. All is done while the message is handled but the pick, which
-may wait: it runs in a task, and messages that come meanwhile wait in the stream. Decides nothing: picks come through
-`Picks`.
+`grpc_server` opens one call for each stream. Only the pick may wait: it runs in a task, and messages that come
+meanwhile wait in the stream. Everything else is done while the message is handled.
 """
 
 import asyncio
@@ -35,15 +34,15 @@ class OpenExchange(Protocol):
         """The winner, then the fallbacks in order."""
 
     body: bytes | None
-    """What goes to the pod in place of the client's body; None: that body, unchanged. Let go of once it is sent."""
+    """What goes to the pod in place of the client's body; None: that body, unchanged. Set to None once it is sent."""
 
     @property
     def removed_headers(self) -> tuple[str, ...]:
-        """Request headers that do not go to the pod, because they tell of the client's body."""
+        """Request headers that do not go to the pod, because they describe the client's body."""
 
     @property
     def set_headers(self) -> Mapping[str, str]:
-        """Request headers (lowercase) that the pod gets, over what the client sent; mostly nothing."""
+        """Request headers (lowercase) that replace the client's; mostly none."""
 
     @property
     def plan(self) -> ResponsePlan:
@@ -51,16 +50,16 @@ class OpenExchange(Protocol):
 
     @property
     def response_headers(self) -> Mapping[str, str]:
-        """What the client is told in the response's headers (lowercase), over what the pod says; mostly nothing."""
+        """Response headers (lowercase) that replace the pod's; mostly none."""
 
     def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str) -> None:
-        """Take note of the HTTP status and of the pod (where Envoy tells), or that Envoy answered in a pod's place.
+        """Note the HTTP status and the pod (where Envoy names it), or that Envoy answered in a pod's place.
 
-        `content_type` is that of a 503, "" otherwise: it tells a pod without room from a proxy without a pod.
+        `content_type` is that of a 503, "" otherwise: it distinguishes a pod without room from a proxy without a pod.
         """
 
     def response_missed(self, why: str) -> None:
-        """Take note that the plan cannot be carried out."""
+        """Note that the plan cannot be carried out."""
 
     def finish(self) -> None:
         """Release what the pick holds: the exchange is over, whatever ended it. Called exactly once."""
@@ -80,7 +79,7 @@ class OpenResponse(Protocol):
         """Whether bytes were taken that have not been given back."""
 
     def finish(self) -> None:
-        """Conclude: the exchange is over, whatever ended it. Called once, or never where Envoy goes on without us."""
+        """Conclude: the exchange is over, whatever ended it. Called once, or never if Envoy goes on without us."""
 
 
 class Picks(Protocol):
@@ -114,9 +113,9 @@ class ExtProcCalls:
         self.tasks: set[asyncio.Task[None]] = set()  # one a pick that is awaited; ended with its stream
 
     def response_is_missed(self) -> bool:
-        """Note a response that comes on a stream of its own, here or on another picker; tell whether none does.
+        """Count a response expected on a stream of its own; return True once so many were expected and none came.
 
-        This stream sees the response's headers first and cannot tell of one; of so many, some would have come here.
+        Each may have gone to another picker; of so many, some would have come here if Envoy had the filter.
         """
         self._unseen += 1
         if self._unseen < NOTES_WITHOUT_RESPONSE:
@@ -142,17 +141,7 @@ class ExtProcCalls:
 class ExtProcCall:
     """One HTTP exchange. Its stream's end is the end of the exchange, however that came about."""
 
-    __slots__ = (
-        "_answered",
-        "_calls",
-        "_exchange",
-        "_over",
-        "_picked",
-        "_response",
-        "_stream",
-        "_task",
-        "_was_read",
-    )
+    __slots__ = ("_answered", "_calls", "_exchange", "_over", "_picked", "_response", "_stream", "_task", "_was_read")
 
     def __init__(self, stream: GrpcStream, calls: ExtProcCalls) -> None:
         self._stream = stream
@@ -165,8 +154,6 @@ class ExtProcCall:
         self._over = False
         self._was_read = False  # the response, to its end
         calls.open.add(self)
-
-    # --- grpc_stream.Call -----------------------------------------------------------------------------------------
 
     def message(self, data: bytes) -> None:
         """Take one of Envoy's messages."""
@@ -196,17 +183,15 @@ class ExtProcCall:
         if self._task is not None:
             self._task.cancel()
         try:
-            # what is let go of half-way is not over: a client still gets its tokens
+            # a response that is released half-way is not over: the client still gets its tokens
             if self._response is not None and (self._was_read or not self._calls.releasing):
                 self._response.finish()
         finally:
             if self._picked is not None:
                 self._picked.finish()
 
-    # --------------------------------------------------------------------------------------------------------------
-
     def release_if_answered(self) -> None:
-        """Let go of the exchange if its response has begun: Envoy finishes it without us."""
+        """End the stream if the response has begun: Envoy finishes the exchange without us."""
         if self._answered and not self._holds_back():
             self._stream.finish()
             self._stream.flush()
@@ -216,9 +201,16 @@ class ExtProcCall:
             if message.is_response:
                 return self._response_body(message.content, end_of_stream=message.end_of_stream)
             return self._exchange.request_body(message.content, end_of_stream=message.end_of_stream)
-        if isinstance(message, HeadersMessage) and message.is_response:
-            return self._response_headers(message)
-        return steps_of(self._exchange, message, claims=self._calls.claims, pool=self._stream.pool)
+        if isinstance(message, HeadersMessage):
+            if message.is_response:
+                return self._response_headers(message)
+            return self._exchange.request_headers(
+                ext_proc.request_facts(message, claims=self._calls.claims, pool=self._stream.pool),
+                mode=message.request_mode,
+                response_mode=message.response_mode,
+                end_of_stream=message.end_of_stream,
+            )
+        return (Answer.RESPONSE_TRAILERS,) if message.is_response else self._exchange.request_trailers()
 
     def _start(self, pick: Pick) -> None:
         self._stream.hold()
@@ -249,7 +241,7 @@ class ExtProcCall:
         except PickError as refusal:
             self._refuse(refusal)
         except asyncio.CancelledError:
-            # by the stream's end, which has seen to everything; or by somebody else, and then the stream ends now
+            # by the stream's end, which has released everything; or by another cause, and then the stream ends now
             self._stream.finish(GrpcStatus.UNAVAILABLE, "the pick was cancelled")
             raise
         except Exception:
@@ -277,11 +269,11 @@ class ExtProcCall:
             elif self._calls.response_is_missed():
                 picked.response_missed("no-response-filter")
         return self._exchange.response_headers(
-            handling, end_of_stream=message.end_of_stream, told=picked.response_headers
+            handling, end_of_stream=message.end_of_stream, headers=picked.response_headers
         )
 
     def _response_alone(self, message: HeadersMessage) -> Sequence[Step]:
-        """Serve the filter that sees only responses: a pick, here or on another picker, has left its plan."""
+        """Serve the filter that sees only responses: the pick, here or on another picker, has left its plan."""
         plan = ext_proc.response_plan(message)
         if plan is None:
             return self._let_go()
@@ -330,23 +322,3 @@ class ExtProcCall:
     def _fail(self) -> None:
         log.exception("an exchange failed; the client gets a 500")
         self._refuse(InternalPickError("kvmesh failed to route this request; its log says why"))
-
-
-def steps_of(
-    exchange: Exchange, message: Message, *, claims: frozenset[str] = frozenset(), pool: str = ""
-) -> Sequence[Step]:
-    """Feed one message to the exchange; responses pass unchanged."""
-    if isinstance(message, HeadersMessage):
-        if message.is_response:
-            return (Answer.RESPONSE_HEADERS,)
-        return exchange.request_headers(
-            ext_proc.request_facts(message, claims=claims, pool=pool),
-            mode=message.request_mode,
-            response_mode=message.response_mode,
-            end_of_stream=message.end_of_stream,
-        )
-    if isinstance(message, BodyPart):
-        if message.is_response:
-            return exchange.response_body(message.content, end_of_stream=message.end_of_stream)
-        return exchange.request_body(message.content, end_of_stream=message.end_of_stream)
-    return (Answer.RESPONSE_TRAILERS,) if message.is_response else exchange.request_trailers()

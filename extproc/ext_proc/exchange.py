@@ -1,17 +1,16 @@
-"""One HTTP exchange as Envoy's ext_proc tells it: a state machine without I/O, fed with events, answering with steps.
+"""One HTTP exchange in Envoy's ext_proc protocol: a state machine without I/O, fed with events, answering with steps.
 
-`ext_proc.call` feeds it and carries out its steps; `ext_proc.answers` translates both. The protocol, mode by
-mode:
+`ext_proc.call` feeds it and carries out its steps; `ext_proc.answers` encodes them. The protocol, mode by mode:
 
 * FULL_DUPLEX_STREAMED: nothing is answered until the body has ended; then headers (with the pick), the same body in
   chunks, and the trailers if there were any.
 * BUFFERED: the headers are answered at once, the pick rides on the answer to the body.
 * any other mode, and requests without a body: the pick rides on the answer to the headers.
 
-What the client is told besides (headers) rides on the answer to the response headers, which every mode has. Response
-bodies do not come by default. A response that must be read or changed is asked for in the answer to its
-headers; Envoy refuses that where request bodies are FULL_DUPLEX_STREAMED, and there a second ext_proc filter, which
-Envoy enters only where the pick left a note, has the response on a stream of its own.
+Response headers that the picker sets ride on the answer to the response headers, which every mode has. Response bodies
+do not come by default. A response that must be read or changed is asked for in the answer to its headers. Envoy refuses
+that where request bodies are FULL_DUPLEX_STREAMED; there a second ext_proc filter, which Envoy enters only if the pick
+left a note, gets the response on a stream of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ class BodyMode(IntEnum):
     FULL_DUPLEX_STREAMED = 4
 
 
-NOTHING_TOLD: Mapping[str, str] = MappingProxyType({})
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,13 +47,13 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     objective: str | None  # `x-gateway-inference-objective`
     request_id: str
     traceparent: str | None = None  # W3C trace context
-    headers: Mapping[str, str] = NOTHING_TOLD  # further ones that were asked for; lowercase names
+    headers: Mapping[str, str] = NO_HEADERS  # further ones that were asked for; lowercase names
     subset: frozenset[str] | None = None  # the route's candidates; None: all. Empty: none may serve
     # of the JWT that Envoy has verified, those that were asked for; "a.b" is b within a, lists have a line an entry
-    claims: Mapping[str, str] = NOTHING_TOLD
+    claims: Mapping[str, str] = NO_HEADERS
     pool: str = ""  # "namespace/name", as the call's metadata names it; "" where it does not
-    # that Envoy has dealt the request to, "" where its filter is not set up to tell. On a route with weighted backends
-    # only this tells which of them the request is for: the metadata is the route's
+    # the cluster that Envoy chose, "" if its filter is not configured to send it. On a route with weighted backends
+    # only this identifies the backend that the request is for: the metadata is the route's
     cluster: str = ""
 
 
@@ -85,7 +84,7 @@ class HeadersWithPick(msgspec.Struct, frozen=True):
     endpoints: Sequence[str]
     removed_headers: tuple[str, ...] = ()
     note: ResponsePlan | None = None  # for the filter that will have the response
-    set_headers: Mapping[str, str] = NOTHING_TOLD  # over what the client sent
+    set_headers: Mapping[str, str] = NO_HEADERS  # over what the client sent
 
 
 class BodyWithPick(msgspec.Struct, frozen=True):
@@ -94,11 +93,11 @@ class BodyWithPick(msgspec.Struct, frozen=True):
     endpoints: Sequence[str]
     removed_headers: tuple[str, ...] = ()
     body: bytes | None = None  # in place of what came; None: unchanged
-    set_headers: Mapping[str, str] = NOTHING_TOLD  # over what the client sent
+    set_headers: Mapping[str, str] = NO_HEADERS  # over what the client sent
 
 
-class TellClient(msgspec.Struct, frozen=True):
-    """Answer the response headers with further ones; over what the pod has set under these names."""
+class SetResponseHeaders(msgspec.Struct, frozen=True):
+    """Answer the response headers with headers that replace the pod's."""
 
     headers: Mapping[str, str]  # lowercase names
 
@@ -107,7 +106,7 @@ class AskForResponse(msgspec.Struct, frozen=True):
     """Answer the response headers and have the body sent in the chunks in which it comes."""
 
     changes: bool  # the body will have another length
-    headers: Mapping[str, str] = NOTHING_TOLD  # as TellClient's
+    headers: Mapping[str, str] = NO_HEADERS  # as in SetResponseHeaders
 
 
 class ChangedResponse(msgspec.Struct, frozen=True):
@@ -124,7 +123,9 @@ class BodyChunk(msgspec.Struct, frozen=True):
     response: bool = False  # part of the response's body, echoed where Envoy is set up to send it
 
 
-Step = Pick | Answer | HeadersWithPick | BodyWithPick | BodyChunk | TellClient | AskForResponse | ChangedResponse
+Step = (
+    Pick | Answer | HeadersWithPick | BodyWithPick | BodyChunk | SetResponseHeaders | AskForResponse | ChangedResponse
+)
 NOTHING: tuple[Step, ...] = ()
 
 
@@ -185,7 +186,7 @@ class Exchange:
         *,
         body: bytes | None = None,
         removed_headers: tuple[str, ...] = (),
-        set_headers: Mapping[str, str] = NOTHING_TOLD,
+        set_headers: Mapping[str, str] = NO_HEADERS,
         plan: ResponsePlan | None = None,
     ) -> Sequence[Step]:
         """Take the pick that was asked for and return the answers that were held back for it.
@@ -195,7 +196,7 @@ class Exchange:
         self._picked = True
         note = plan if plan is not None and plan.wants_body and self.response_comes_elsewhere else None
         if self._header_only:
-            # nothing of a body that is not seen is changed, nor what tells of it
+            # a body that is not seen is not changed, nor are the headers that describe it
             return (HeadersWithPick(endpoints, removed_headers if body is None else (), note, set_headers),)
         if self._mode is BodyMode.BUFFERED:
             self._chunks = []
@@ -218,14 +219,14 @@ class Exchange:
         return self._mode is BodyMode.FULL_DUPLEX_STREAMED and self._response_mode is BodyMode.NONE
 
     def response_headers(
-        self, handling: ResponseHandling, *, end_of_stream: bool, told: Mapping[str, str] = NOTHING_TOLD
+        self, handling: ResponseHandling, *, end_of_stream: bool, headers: Mapping[str, str] = NO_HEADERS
     ) -> Sequence[Step]:
-        """Take the response headers, and what is wanted of the body behind them; `told`: what the client is told."""
+        """Take the response headers, and what is wanted of the body; `headers` replace the pod's."""
         if handling is ResponseHandling.PASS or end_of_stream or self.response_comes_elsewhere:
-            return (TellClient(told) if told else Answer.RESPONSE_HEADERS,)
+            return (SetResponseHeaders(headers) if headers else Answer.RESPONSE_HEADERS,)
         if self._response_mode is BodyMode.NONE:
             self._response_mode = BodyMode.STREAMED
-        return (AskForResponse(changes=handling is ResponseHandling.REWRITE, headers=told),)
+        return (AskForResponse(changes=handling is ResponseHandling.REWRITE, headers=headers),)
 
     def response_body(self, chunk: bytes, *, end_of_stream: bool, changed: bytes | None = None) -> Sequence[Step]:
         """Let a part of the response pass, or `changed` in its place."""
@@ -238,7 +239,7 @@ class Exchange:
 
     def _ask(self) -> Sequence[Step]:
         assert self._facts is not None, "Envoy sends the headers first"
-        # one chunk is the usual case and must not be copied
+        # mostly one chunk, which must not be copied
         body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks = [body]
         return (Pick(self._facts, body),)

@@ -1,11 +1,8 @@
-"""The picker's gRPC server: listens, and serves ext_proc and health over our own HTTP/2 (docs/decisions/0002).
-
-What one stream does is in `ext_proc_call`; frames are in `http2_connection` and `http2_session`.
-"""
+"""The picker's gRPC server: listens, and serves ext_proc and health over our own HTTP/2 (docs/decisions/0002)."""
 
 import asyncio
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -13,7 +10,7 @@ from grpc_health.v1 import health_pb2
 
 from extproc.errors import ConfigError
 from extproc.ext_proc import answers as ext_proc
-from extproc.ext_proc.call import ExtProcCalls, OpenExchange, Picks
+from extproc.ext_proc.call import ExtProcCalls, Picks
 from extproc.http2.connection import Http2Connection
 from extproc.http2.grpc_messages import GrpcError, GrpcStatus
 from extproc.http2.grpc_stream import Call, GrpcStream, Methods
@@ -26,45 +23,42 @@ SERVICE_UNKNOWN: int = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Health:
-    """What each service's state is, and who watches it."""
+    """Each service's state, and the streams that watch it."""
 
     def __init__(self, services: Iterable[str]) -> None:
-        self._states = dict.fromkeys(services, NOT_SERVING)
-        self._watches: set[_Watch] = set()
+        self.states = dict.fromkeys(services, NOT_SERVING)
+        self.watches: set[_Watch] = set()
 
     def methods(self) -> Methods:
         """Return what serves each method."""
         return {
-            f"/{SERVICE}/Check".encode(): lambda stream: _Check(stream, self),
-            f"/{SERVICE}/List".encode(): lambda stream: _List(stream, self),
+            f"/{SERVICE}/Check".encode(): lambda stream: _Unary(stream, self._check),
+            f"/{SERVICE}/List".encode(): lambda stream: _Unary(stream, self._list),
             f"/{SERVICE}/Watch".encode(): lambda stream: _Watch(stream, self),
         }
 
     def set(self, service: str, *, serving: bool) -> None:
-        """Set one service's state and tell those who watch it, where it has changed."""
+        """Set one service's state, and send it to the streams that watch it, if it has changed."""
         state = SERVING if serving else NOT_SERVING
-        if self._states.get(service) == state:
+        if self.states.get(service) == state:
             return
-        self._states[service] = state
-        for watch in list(self._watches):
+        self.states[service] = state
+        for watch in list(self.watches):
             if watch.service == service:
-                watch.tell(state)
+                watch.send(state)
 
-    def state(self, service: str) -> int | None:
-        """Return the state, None for a service that nobody knows."""
-        return self._states.get(service)
+    def _check(self, data: bytes) -> bytes:
+        state = self.states.get(_service(data))
+        if state is None:
+            raise GrpcError(GrpcStatus.NOT_FOUND, "unknown service")
+        return encoded(state)
 
-    def states(self) -> dict[str, int]:
-        """Return all of them."""
-        return dict(self._states)
-
-    def watched_by(self, watch: "_Watch") -> None:
-        """Tell this one of changes, until `unwatched_by`."""
-        self._watches.add(watch)
-
-    def unwatched_by(self, watch: "_Watch") -> None:
-        """Tell it no more."""
-        self._watches.discard(watch)
+    def _list(self, _: bytes) -> bytes:
+        response = health_pb2.HealthListResponse()
+        for service, state in self.states.items():
+            response.statuses[service].status = state
+        message: bytes = response.SerializeToString()
+        return message
 
 
 def encoded(state: int) -> bytes:
@@ -76,9 +70,9 @@ def encoded(state: int) -> bytes:
 class _Unary(Call):
     """One request, one answer."""
 
-    def __init__(self, stream: GrpcStream, health: Health) -> None:
+    def __init__(self, stream: GrpcStream, answer: Callable[[bytes], bytes]) -> None:
         self._stream = stream
-        self._health = health
+        self._answer = answer
 
     def message(self, data: bytes) -> None:
         self._stream.send(self._answer(data))
@@ -89,26 +83,6 @@ class _Unary(Call):
 
     def ended(self) -> None:
         pass
-
-    def _answer(self, data: bytes) -> bytes:
-        raise NotImplementedError
-
-
-class _Check(_Unary):
-    def _answer(self, data: bytes) -> bytes:
-        state = self._health.state(_service(data))
-        if state is None:
-            raise GrpcError(GrpcStatus.NOT_FOUND, "unknown service")
-        return encoded(state)
-
-
-class _List(_Unary):
-    def _answer(self, data: bytes) -> bytes:  # noqa: ARG002  (the request has no fields)
-        response = health_pb2.HealthListResponse()
-        for service, state in self._health.states().items():
-            response.statuses[service].status = state
-        message: bytes = response.SerializeToString()
-        return message
 
 
 class _Watch(Call):
@@ -123,18 +97,17 @@ class _Watch(Call):
         if self.service is not None:
             raise GrpcError(GrpcStatus.INTERNAL, "one request is enough")
         self.service = _service(data)
-        self._health.watched_by(self)
-        state = self._health.state(self.service)
-        self._stream.send(encoded(SERVICE_UNKNOWN if state is None else state))
+        self._health.watches.add(self)
+        self._stream.send(encoded(self._health.states.get(self.service, SERVICE_UNKNOWN)))
 
     def half_closed(self) -> None:
         if self.service is None:
             raise GrpcError(GrpcStatus.INTERNAL, "the client ended without a request")
 
     def ended(self) -> None:
-        self._health.unwatched_by(self)
+        self._health.watches.discard(self)
 
-    def tell(self, state: int) -> None:
+    def send(self, state: int) -> None:
         """Send the new state."""
         self._stream.send(encoded(state))
         self._stream.flush()
@@ -148,8 +121,6 @@ def _service(data: bytes) -> str:
     service: str = request.service
     return service
 
-
-__all__ = ["ExtProcServer", "OpenExchange", "Picks"]
 
 # A buffered body comes in one message. One that is too large must still arrive, or Envoy sees a gRPC error and the
 # client a 503 instead of our 413; Envoy's own buffer limit (32 MiB in envoy/buffered.yaml) ends it above that.
@@ -173,9 +144,9 @@ class ExtProcServer:
         claims: frozenset[str] = frozenset(),
         limits: Http2Limits | None = None,
     ) -> None:
-        """`further_headers`: request headers (lowercase) that the pick wants besides the usual ones.
+        """`further_headers`: request headers (lowercase) that the pick needs besides `FURTHER_HEADERS`.
 
-        `claims`: those of a JWT verified by Envoy that it wants.
+        `claims`: those of a JWT verified by Envoy that it needs.
         """
         self._limits = limits or Http2Limits()
         self._max_message_bytes = MAX_MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes + MESSAGE_OVERHEAD_BYTES
@@ -204,22 +175,12 @@ class ExtProcServer:
         """How many ext_proc streams are open."""
         return len(self.calls.open)
 
-    @property
-    def listening(self) -> bool:
-        """Whether new connections are taken."""
-        return self._listener is not None and self._listener.is_serving()
-
-    @property
-    def paused_connections(self) -> int:
-        """How many connections are not read from, because their peers do not read."""
-        return sum(connection.session.outbound.paused for connection in self._connections)
-
     async def start(self, *, host: str, port: int) -> int:
         """Listen and return the port; raise ConfigError naming it when it is taken."""
         loop = asyncio.get_running_loop()
         try:
             if host == "::":
-                # asyncio would take IPv6 only; whoever says "every address" means IPv4, too
+                # asyncio would take IPv6 only; "every address" includes IPv4
                 listening = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
                 self._listener = await loop.create_server(self._accept, sock=listening, backlog=BACKLOG)
             else:

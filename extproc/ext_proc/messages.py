@@ -2,7 +2,7 @@
 
 The messages of every exchange are read by hand: one request at a time finds the library's code in no cache of the
 processor, and reading a request's headers with it takes 110 us then, by hand 45 (docs/decisions/0005-hot-path.md).
-Whatever is not exactly in the usual form is left to the library. Fields:
+Whatever does not have exactly the form that Envoy sends is left to the library. Fields:
 https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ext_proc/v3/external_processor.proto
 """
 
@@ -22,13 +22,8 @@ from extproc.responses.response_plan import ResponsePlan
 NOTE_NAMESPACE = "kvmesh"
 NOTE_KEY = "response"  # a string
 
-_encode = msgspec.json.Encoder().encode
+encode_note = msgspec.json.Encoder().encode  # one line of text, in UTF-8
 _decode = msgspec.json.Decoder(ResponsePlan).decode
-
-
-def encode_note(plan: ResponsePlan) -> bytes:
-    """Return the plan as one line of text, in UTF-8."""
-    return _encode(plan)
 
 
 def decode_note(text: str) -> ResponsePlan | None:
@@ -63,14 +58,14 @@ def body_chunk(chunk: BodyChunk) -> tuple[bytes, bytes]:
 
 
 # CommonResponse.header_mutation, HeadersResponse.response, ProcessingResponse.response_headers
-_AROUND_TOLD = (b"\x12", b"\x0a", b"\x12")
+_AROUND_HEADERS = (b"\x12", b"\x0a", b"\x12")
 _OVERWRITE = b"\x18\x02"  # HeaderValueOption.append_action: OVERWRITE_IF_EXISTS_OR_ADD
 
 
-def told_client(headers: Mapping[str, str]) -> bytes:
-    """Encode an answer to the response headers that sets these; with quotas every request has six."""
+def set_response_headers(headers: Mapping[str, str]) -> bytes:
+    """Encode an answer to the response headers that sets these; with quotas every response has six."""
     encoded = b"".join([_option(name, value) for name, value in headers.items()])
-    for tag in _AROUND_TOLD:
+    for tag in _AROUND_HEADERS:
         encoded = _field(tag, encoded)
     return encoded
 
@@ -134,15 +129,15 @@ _MOST_KEPT_BYTES = 512  # of what comes behind the metadata; a longer one has at
 
 
 class HeadersMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The headers of a request or of a response, as far as somebody wants them, and what comes with them."""
+    """The headers of a request or a response that were wanted, and what comes with them."""
 
     is_response: bool
     headers: Mapping[str, str]  # lowercase name -> text; those wanted
     end_of_stream: bool
     attributes: Mapping[str, str] = NO_TEXTS  # Envoy's; "" for what is no text
     metadata: bytes = b""  # the encoded envoy.config.core.v3.Metadata
-    request_mode: BodyMode = BodyMode.BUFFERED  # Envoy before 1.34 does not tell, and there only this one is usable
-    response_mode: BodyMode = BodyMode.NONE  # only the first message of a stream tells
+    request_mode: BodyMode = BodyMode.BUFFERED  # Envoy before 1.34 does not send it, and supports only this one
+    response_mode: BodyMode = BodyMode.NONE  # only the first message of a stream has it
 
 
 class BodyPart(msgspec.Struct, frozen=True):
@@ -154,7 +149,7 @@ class BodyPart(msgspec.Struct, frozen=True):
 
 
 class TrailersMessage(msgspec.Struct, frozen=True):
-    """Trailers, of which nothing is read; or nothing that is known."""
+    """Trailers, of which nothing is read; or an unknown message."""
 
     is_response: bool
 
@@ -184,7 +179,7 @@ def read_message(message: bytes, wanted: frozenset[str]) -> Message:
 
 
 class _UnusualError(Exception):
-    """The message may be in order, and is in another form than what is read by hand."""
+    """The message has another form than what is read by hand; it may be valid."""
 
 
 @cache  # the few sets that policies and defaults make
@@ -213,7 +208,7 @@ def _headers(message: bytes, names: Mapping[bytes, str]) -> HeadersMessage:
     if end > len(message):
         raise _UnusualError
     rest = message[end:]
-    about = _usual_about if len(rest) <= _MOST_KEPT_BYTES else _about
+    about = _cached_about if len(rest) <= _MOST_KEPT_BYTES else _about
     attributes, request_mode, response_mode = about(rest)
     return HeadersMessage(
         is_response=message[0] == _RESPONSE_HEADERS,
@@ -237,7 +232,7 @@ def _about(rest: bytes) -> tuple[Mapping[str, str], BodyMode, BodyMode]:
     return _attributes(message), *_modes(message)
 
 
-_usual_about = lru_cache(maxsize=1024)(_about)  # without attributes of clients they are the same again and again
+_cached_about = lru_cache(maxsize=1024)(_about)  # without attributes of clients they recur
 
 
 def _header_map(message: bytes, at: int, stop: int, names: Mapping[bytes, str]) -> dict[str, str]:
@@ -274,7 +269,7 @@ def _header_map(message: bytes, at: int, stop: int, names: Mapping[bytes, str]) 
 
 
 def _attributes(message: ProcessingRequest) -> dict[str, str]:
-    # what is there and no text differs from what is not there: `response_origin` tells Envoy's own answers by it
+    # an attribute that is no text differs from none: `response_origin` recognises Envoy's own answers by it
     return {
         name: value.string_value
         for attributes in message.attributes.values()
@@ -310,7 +305,7 @@ def _body(message: bytes) -> BodyPart | None:
 
 
 def _is_all(message: bytes, at: int) -> bool:
-    """Tell whether nothing follows but what comes beside: metadata, empty where there is none, and the like."""
+    """Return whether only metadata, attributes and the protocol's configuration follow."""
     while at < len(message):
         if message[at] not in _BESIDE:
             return False

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from extproc.ext_proc.answers import ResponseHead
-from extproc.ext_proc.exchange import NOTHING_TOLD
+from extproc.ext_proc.exchange import NO_HEADERS
 from extproc.pods.inflight import Booking
 from extproc.pools.request_watch import RequestTrace
 from extproc.quotas.quota import QuotaNote
@@ -79,10 +79,10 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
     arm: str = ""
     body: bytes | None = None  # in place of the client's; None: unchanged
     removed_headers: tuple[str, ...] = ()  # e.g. content-encoding, where `body` is the decoded one
-    response_headers: Mapping[str, str] = NOTHING_TOLD  # what the client is told besides
+    response_headers: Mapping[str, str] = NO_HEADERS  # what the client is told besides
     plan: ResponsePlan = PASS_PLAN
     trace: RequestTrace | None = None  # None: it is not observed
-    set_headers: Mapping[str, str] = NOTHING_TOLD  # of the request that the pod gets, over what the client sent
+    set_headers: Mapping[str, str] = NO_HEADERS  # of the request that the pod gets, over what the client sent
     status: int = 0  # the answer's, 0 until it came
     served_by: str | None = None  # who gave it
     unserved: bool = False  # Envoy answered in a pod's place, or the pod had no room

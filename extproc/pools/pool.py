@@ -81,12 +81,11 @@ class Pool:
         show_quotas(self.telemetry.registry, self.quotas)
         self.books.shared, self.books.quotas = self.shared, self.quotas
         self.index = RedisPrefixIndex(
-            url=settings.redis_url,
+            resources.reader,
             hash_seed=pool_seed(settings.hash_seed, config.name),
             timeout_seconds=settings.index_timeout_seconds,
-            shared=self.shared,
             quotas=self.quotas,
-            reader=resources.reader,
+            shared=self.shared,
         )
         self.render = self._render()
         self.order = FlowQueue(priorities)
@@ -288,11 +287,10 @@ class Pool:
     def _quotas(self) -> Quotas:
         settings = self._resources.settings
         return Quotas(
-            url=settings.redis_url,
+            self._resources.quota_link,
             hash_seed=pool_seed(settings.hash_seed, self.name),
             quotas=self.config.policy.priorities.quotas,
             others=self._resources.other_replicas,
-            link=self._resources.quota_link,
         )
 
     def _render(self) -> PodRender:

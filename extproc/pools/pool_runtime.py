@@ -19,7 +19,7 @@ from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.prepared_request import Picked, PrefixIndex, Prepared, PromptSource
 from extproc.choosing.choose import Choice, Full, PoolView, Snapshot
 from extproc.errors import InternalPickError, NoReadyEndpointError, PickError, RequestShedError
-from extproc.ext_proc.exchange import NOTHING_TOLD, RequestFacts
+from extproc.ext_proc.exchange import NO_HEADERS, RequestFacts
 from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.picker_books import PickerBooks
 from extproc.pools.plan_response import Pace, plan_response
@@ -137,7 +137,7 @@ class PoolRuntime:
             response_headers=prepared.response_headers,
             plan=plan,
             trace=trace,
-            set_headers=trace.set_headers if trace is not None else NOTHING_TOLD,
+            set_headers=trace.set_headers if trace is not None else NO_HEADERS,
         )
         pending.phase("decide", self.clock() - snapshot.at)
         if trace is not None:
@@ -221,7 +221,7 @@ class PoolRuntime:
             endpoints=chosen,
             booking=None,
             trace=trace,
-            set_headers=trace.set_headers if trace is not None else NOTHING_TOLD,
+            set_headers=trace.set_headers if trace is not None else NO_HEADERS,
         )
 
     def _tell(

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Protocol
 
 from extproc.admission.prepared_request import Picked
-from extproc.ext_proc.exchange import NOTHING_TOLD, RequestFacts
+from extproc.ext_proc.exchange import NO_HEADERS, RequestFacts
 from extproc.records.request_events import Decided, DecisionRecord, Ended, RequestObserver, RequestOutcome, SpanContext
 from extproc.responses.realised import Usage
 from extproc.responses.response_plan import ResponsePlan
@@ -151,7 +151,7 @@ class RequestTrace:
         """Request headers by which a pod's spans become children of the exchange's."""
         span = self.span
         if span is None:
-            return NOTHING_TOLD
+            return NO_HEADERS
         state = {"tracestate": span.tracestate} if span.tracestate else {}
         return {"traceparent": span.traceparent} | state
 

@@ -17,7 +17,7 @@ from extproc.pools.request_watch import RequestWatch
 from extproc.prompts.prompt_tokens import LargePrompts, TokenSettings
 from extproc.prompts.tokenizer_cache import TokenizerCache
 from extproc.replicas.shared_load import EndpointBookings
-from extproc.replicas.shared_state import PoolShare, SharedState, SharedStateSettings
+from extproc.replicas.shared_state import PoolShare, SharedState
 from extproc.settings.config import PickerSettings
 from extproc.telemetry.degradation_log import DegradationLog
 from kvmesh.documents.pools import pool_seed
@@ -61,9 +61,7 @@ class SharedResources:
         if settings.shares_load:
             self.shared = SharedState(
                 url=settings.redis_url,
-                hash_seed=settings.hash_seed,
                 bookings=self.own_bookings,
-                settings=SharedStateSettings(session_ttl_seconds=settings.policy.session_seconds),
                 heard=self._heard,
             )
 

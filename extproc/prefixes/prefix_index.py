@@ -1,6 +1,6 @@
-"""The prefix index in Redis as the picker sees it: sets the deadline, translates its answers into values.
+"""The lookup of a prompt's prefix in Redis: sets the deadline and turns what fails into a degradation.
 
-What the other replicas have booked (`SharedState`) and what quotas allow (`Quotas`) comes in the same round trip.
+What the other replicas have booked and what quotas allow comes in the same round trip.
 """
 
 import asyncio
@@ -8,31 +8,31 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from msgspec import structs
 
-from extproc.errors import ConfigError, PrefixIndexTimeoutError, PrefixIndexUnavailableError
+from extproc.errors import PrefixIndexTimeoutError, PrefixIndexUnavailableError
 from extproc.prefixes.prompt_match import IndexHits, PromptKeys
 from extproc.prompts.token_ids import TokenizedPrompt
 from extproc.quotas.quota import QUOTA_LOCAL, QuotaAsk, QuotaVerdict
-from extproc.replicas.shared_load import SharedView
+from extproc.quotas.shared_quotas import Quotas
+from extproc.replicas.shared_state import PoolShare
 from kvmesh.blocks.block_keys import block_keys, root_key
 from kvmesh.blocks.source import EndpointCache, IndexStatus
-from kvmesh.errors import IndexUnavailableError, RedisUrlError
+from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.prefix_match import PrefixLookup
 from kvmesh.index.redis_reader import PrefixIndexReader
-from kvmesh.redis.address import RedisAccess
 
-TURNS_TO_READ = 5  # of the loop: one for the socket, the others for those whom the answer wakes one after another
+TURNS_TO_READ = 5  # of the event loop: one for the socket, the others for the tasks that the answer wakes in turn
 
 
 class LookupDeadlines:
-    """Gives each lookup the same time, so that who came first is late first."""
+    """Gives each lookup the same time, so that the lookups are late in the order in which they began."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._open: deque[LookupDeadline] = deque()  # in the order of their times; those that are over are passed over
+        self._open: deque[LookupDeadline] = deque()  # in the order of their times; those that are over are skipped
         self._timer: asyncio.TimerHandle | None = None
 
     def __call__(self) -> "LookupDeadline":
@@ -70,7 +70,7 @@ class LookupDeadline:
         self._task: asyncio.Task[object] | None = None
         self._cancelling = 0
         self.at = 0.0  # loop time
-        self.is_over = False  # nobody waits for it any more
+        self.is_over = False  # its context was left
         self.is_late = False
 
     def __enter__(self) -> Self:
@@ -84,7 +84,7 @@ class LookupDeadline:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.is_over = True
         task, self._task = self._task, None
-        # as asyncio.timeout: who is cancelled by somebody else, too, stays so
+        # as asyncio.timeout: a task that another cause has cancelled, too, stays cancelled
         if self.is_late and task is not None and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
@@ -96,7 +96,7 @@ class LookupDeadline:
 
 
 def _end(late: list[LookupDeadline], turns: int, loop: asyncio.AbstractEventLoop) -> None:
-    """End those that still wait after so many turns of the loop."""
+    """End those that still wait after so many turns of the event loop."""
     if turns:
         loop.call_soon(_end, late, turns - 1, loop)
         return
@@ -110,72 +110,31 @@ NO_INDEXER = "no indexer is alive: the index stands still"
 STALE = "prefix-index-stale"
 SHARED_LOAD = "shared-load-unavailable"
 TOKEN_BYTES = 4
-# what prompts are remembered under while no pod has told its block size: any serves, a pod's own is found later
-USUAL_BLOCK_TOKENS = 16
-
-
-class SharedLoad(Protocol):
-    """What the replicas tell each other; see `replicas.shared_state.SharedState`."""
-
-    def command(self, session: str | None = None, adapter: str | None = None) -> tuple[bytes, int]:
-        """Return packed commands that go with a lookup, and the number of their replies."""
-
-    def take(self, replies: Sequence[Any]) -> SharedView:
-        """Read the replies to `command`."""
-
-    def alone(self, why: str) -> SharedView:
-        """Return what there is to go by when the others could not be asked."""
-
-    async def read(self, session: str | None = None, adapter: str | None = None) -> SharedView:
-        """Ask in a round trip of its own; never raises."""
-
-
-class SharedQuotas(Protocol):
-    """What tenants may use; see `quotas.shared_quotas.Quotas`."""
-
-    @property
-    def rides(self) -> bool:
-        """Whether asks may go along with a lookup."""
-
-    def command(self, ask: QuotaAsk) -> tuple[bytes, int]:
-        """Return packed commands that go with a lookup, and the number of their replies."""
-
-    def take(self, ask: QuotaAsk, replies: Sequence[Any]) -> QuotaVerdict:
-        """Read the replies to `command`."""
-
-    def alone(self, ask: QuotaAsk, why: str, *, was_done: bool) -> QuotaVerdict:
-        """Decide where nobody could be asked."""
-
-    async def read(self, ask: QuotaAsk) -> QuotaVerdict:
-        """Ask in a round trip of its own; never raises."""
+# for the keys of prompts while no pod has reported its block size: any serves, a pod's own is found later
+DEFAULT_BLOCK_TOKENS = 16
 
 
 class RedisPrefixIndex:
-    """Looks prompts up; remembers whether the last lookup worked so that pages and logs can say so."""
+    """Looks prompts up, and remembers for pages and logs whether the last lookup worked."""
 
     def __init__(
         self,
+        reader: PrefixIndexReader,
         *,
-        url: RedisAccess | str,
         hash_seed: str,
         timeout_seconds: float,
-        shared: SharedLoad | None = None,
-        quotas: SharedQuotas | None = None,
-        reader: PrefixIndexReader | None = None,
+        quotas: Quotas,
+        shared: PoolShare | None = None,
     ) -> None:
-        """`reader`: one that others use, too, and close; what is looked up goes by this object's seed alone."""
-        try:
-            self._reader = reader or PrefixIndexReader(url=url, hash_seed=hash_seed)
-        except RedisUrlError as error:
-            raise ConfigError(f"--redis: {error}") from error
-        self._owns_reader = reader is None
+        """`reader` may serve several pools: what is looked up here goes by this object's seed alone."""
+        self._reader = reader
         self._hash_seed = hash_seed
         self._deadlines = LookupDeadlines(timeout_seconds)
         self._shared = shared
         self._quotas = quotas
         self._roots: dict[tuple[str, str | None], bytes] = {}
         self._states: tuple[object, Mapping[str, str]] = (None, {})  # of the registry they were read from
-        self._block_tokens = USUAL_BLOCK_TOKENS
+        self._block_tokens = DEFAULT_BLOCK_TOKENS
         self.problem: str | None = None
 
     async def lookup(
@@ -189,38 +148,35 @@ class RedisPrefixIndex:
         quota: QuotaAsk | None = None,
     ) -> IndexHits:
         """Find who holds the leading blocks of each prompt; what fails is in the answer, nothing is raised."""
-        if quota is not None and self._quotas is not None and (not prompts or not self._quotas.rides):
-            return await self._with_own_way(quota, self._quotas, prompts, model, adapter, cache_salt, session)
+        if quota is not None and not (prompts and self._quotas.goes_with_lookups):
+            return await self._quota_apart(quota, prompts, model, adapter, cache_salt, session)
         if not prompts:
             return await self._nothing_to_look_up(session, adapter)
         root = self._root(model, adapter, cache_salt)
         also, shared_replies = self._shared.command(session, adapter) if self._shared is not None else (b"", 0)
         quota_replies = 0
-        if quota is not None and self._quotas is not None:
+        if quota is not None:
             command, quota_replies = self._quotas.command(quota)
             also += command
-        told: list[Any] = []
+        replies: list[Any] = []
         try:
             with self._deadlines():
-                first = self._look(prompts[0], root, also, shared_replies + quota_replies, told)
+                first = self._look(prompts[0], root, also, shared_replies + quota_replies, replies)
                 # nearly always one, and a task more would cost more than the rest of this
                 found = [await first] if len(prompts) == 1 else await self._look_all(first, prompts[1:], root)
         except IndexUnavailableError as error:
-            reason, words = PrefixIndexUnavailableError.reason, str(error)
+            reason, problem = PrefixIndexUnavailableError.reason, str(error)
         except TimeoutError:
-            reason, words = PrefixIndexTimeoutError.reason, f"no answer within {self._deadlines.seconds * 1000:g} ms"
+            reason, problem = PrefixIndexTimeoutError.reason, f"no answer within {self._deadlines.seconds * 1000:g} ms"
         else:
             return self._hits(prompts, found, root, shared_replies, quota)
         verdict = None
-        if quota is not None and self._quotas is not None:
-            # the first round trip may have brought it; and what only comes late has been done
+        if quota is not None and replies:  # the first round trip may have brought it
+            verdict = self._quotas.take(quota, replies[shared_replies:])
+        elif quota is not None:  # what only comes late has been done
             is_late = reason == PrefixIndexTimeoutError.reason
-            verdict = (
-                self._quotas.take(quota, told[shared_replies:])
-                if told
-                else self._quotas.alone(quota, words, was_done=is_late)
-            )
-        return self._failed(prompts, root, reason, words, verdict)
+            verdict = self._quotas.alone(quota, problem, was_done=is_late)
+        return self._failed(prompts, root, reason, problem, verdict)
 
     async def status(self) -> IndexStatus:
         """Return how the index stands, source by source. Raise PrefixIndexUnavailableError."""
@@ -229,22 +185,17 @@ class RedisPrefixIndex:
         except IndexUnavailableError as error:
             raise PrefixIndexUnavailableError(str(error)) from error
 
-    async def close(self) -> None:
-        """Close the connections, unless others use them."""
-        if self._owns_reader:
-            await self._reader.close()
-
     def _look(
-        self, prompt: TokenizedPrompt, root: bytes, also: bytes, also_replies: int, told: list[Any]
+        self, prompt: TokenizedPrompt, root: bytes, also: bytes, also_replies: int, replies: list[Any]
     ) -> Coroutine[Any, Any, PrefixLookup]:
-        """Look one prompt up; `told` gets the replies to `also`, even if the lookup fails afterwards."""
+        """Look one prompt up; `replies` gets those to `also`, even if the lookup fails afterwards."""
         return self._reader.lookup(
             prompt.tokens,
             root=root,
             extra=prompt.extra if prompt.features else None,
             also=also,
             also_replies=also_replies,
-            on_replies=told.extend,
+            on_replies=replies.extend,
         )
 
     async def _look_all(
@@ -264,10 +215,9 @@ class RedisPrefixIndex:
         degraded = {SHARED_LOAD: view.degraded} if view.degraded else {}
         return IndexHits(states=self._states[1], view=view, degraded=degraded)
 
-    async def _with_own_way(
+    async def _quota_apart(
         self,
         ask: QuotaAsk,
-        quotas: SharedQuotas,
         prompts: Sequence[TokenizedPrompt],
         model: str,
         adapter: str | None,
@@ -277,7 +227,7 @@ class RedisPrefixIndex:
         """Ask for the quota beside the lookup: there is none, or it leads to a server that takes no writes."""
         hits, verdict = await asyncio.gather(
             self.lookup(prompts, model=model, adapter=adapter, cache_salt=cache_salt, session=session),
-            quotas.read(ask),
+            self._quotas.read(ask),
         )
         return structs.replace(hits, quota=verdict, degraded={**hits.degraded, **_local(verdict)})
 
@@ -302,7 +252,7 @@ class RedisPrefixIndex:
             if view.degraded:
                 degraded[SHARED_LOAD] = view.degraded
         verdict = None
-        if quota is not None and self._quotas is not None:
+        if quota is not None:
             verdict = self._quotas.take(quota, first.also[shared_replies:])
             degraded.update(_local(verdict))
         return IndexHits(
@@ -319,7 +269,7 @@ class RedisPrefixIndex:
         )
 
     def _keys(self, prompt: TokenizedPrompt, lookup: PrefixLookup, root: bytes) -> PromptKeys:
-        if not lookup.keys:  # nobody has stored a block yet
+        if not lookup.keys:  # no pod has stored a block yet
             return self._own_keys(prompt, root)
         size = min(lookup.keys)
         self._block_tokens = size
@@ -351,14 +301,14 @@ class RedisPrefixIndex:
         return root
 
     def _failed(
-        self, prompts: Sequence[TokenizedPrompt], root: bytes, reason: str, words: str, verdict: QuotaVerdict | None
+        self, prompts: Sequence[TokenizedPrompt], root: bytes, reason: str, problem: str, verdict: QuotaVerdict | None
     ) -> IndexHits:
-        self._note(words)
-        view = self._shared.alone(words) if self._shared is not None else None
+        self._note(problem)
+        view = self._shared.alone(problem) if self._shared is not None else None
         if view is not None and view.degraded:
-            words = f"{words}; {view.degraded}"  # one cause, one word
+            problem = f"{problem}; {view.degraded}"  # one cause, one degradation
         keys = [self._own_keys(prompt, root) for prompt in prompts]
-        return IndexHits(keys=keys, view=view, quota=verdict, degraded={reason: words, **_local(verdict)})
+        return IndexHits(keys=keys, view=view, quota=verdict, degraded={reason: problem, **_local(verdict)})
 
     def _note(self, problem: str | None) -> None:
         """Log when the index begins or ceases to be usable, not each of the thousand requests between."""

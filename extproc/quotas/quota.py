@@ -1,7 +1,4 @@
-"""Quotas: which one a request falls under, what it asks for, and what the answer tells the client. Values, no clock.
-
-`docs/quotas.md`.
-"""
+"""Quotas: which one a request falls under, what it asks for, what its client gets as an answer. Values, no clock."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -11,9 +8,9 @@ import msgspec
 
 from extproc.policy.priority import Quota
 
-TOLERANCE = 0.001
-LONGEST_WAIT_SECONDS = 1e9  # thirty years: what is told stays a number
-NEVER_SECONDS = 60.0  # told where nothing ever comes: a bucket without a rate
+TOLERANCE = 0.001  # that may be missing: levels are rounded on their way to Redis and back
+LONGEST_WAIT_SECONDS = 1e9  # thirty years: what a client gets stays a number
+NEVER_SECONDS = 60.0  # the answer for a bucket without a rate
 LONGEST_DEBT_SECONDS = 3600.0
 
 
@@ -24,7 +21,7 @@ class BucketTerms(msgspec.Struct, frozen=True):
     capacity: float  # what there is after a rest
 
     def shared_by(self, replicas: int) -> "BucketTerms":
-        """Return one replica's share. One unit can always be had at once, or small shares would let nobody pass."""
+        """Return one replica's share, at least one unit: a smaller one would admit no request."""
         if replicas <= 1 or self.capacity <= 0:
             return self
         return BucketTerms(self.per_second / replicas, max(self.capacity / replicas, 1.0))
@@ -74,11 +71,11 @@ WEIGHT = 0.2  # of the newest in the moving averages
 
 
 class QuotaShare(msgspec.Struct, eq=False):
-    """Levels are in the order of `quotas.quota.Limit`: requests, prompt tokens, generated tokens."""
+    """What this replica knows of one key's use. Levels are in the order of `Amounts`."""
 
     open_requests: int = 0  # admitted here, not ended
-    usual_generated: float = FIRST_GENERATED
-    usual_seconds: float = FIRST_SECONDS
+    mean_generated: float = FIRST_GENERATED
+    mean_seconds: float = FIRST_SECONDS
     heard: tuple[float, ...] = ()  # the shared levels when Redis answered last
     heard_at: float = 0.0
     buckets: tuple[TokenBucket, ...] = ()  # in use while Redis is away
@@ -92,11 +89,11 @@ class QuotaShare(msgspec.Struct, eq=False):
 
     def took(self, seconds: float) -> None:
         """Learn from the time that one request took."""
-        self.usual_seconds += WEIGHT * (max(seconds, 0.0) - self.usual_seconds)
+        self.mean_seconds += WEIGHT * (max(seconds, 0.0) - self.mean_seconds)
 
     def generated(self, tokens: int) -> None:
         """Learn from what one request generated."""
-        self.usual_generated += WEIGHT * (tokens - self.usual_generated)
+        self.mean_generated += WEIGHT * (tokens - self.mean_generated)
 
     def local(self, terms: Sequence[BucketTerms], *, replicas: int, now: float) -> tuple[TokenBucket, ...]:
         """Return the buckets of this replica alone; they begin with its share of what Redis said last."""
@@ -108,7 +105,7 @@ class QuotaShare(msgspec.Struct, eq=False):
 
     def _bucket(self, index: int, terms: BucketTerms, replicas: int, now: float) -> TokenBucket:
         share = terms.shared_by(replicas)
-        if self.buckets:  # others came or went
+        if self.buckets:  # the number of replicas has changed
             old = self.buckets[index]
             level, at = old.level * self.replicas / replicas, old.at
         elif self.heard:
@@ -118,18 +115,15 @@ class QuotaShare(msgspec.Struct, eq=False):
         return TokenBucket(share, min(level, share.capacity), at)
 
     def is_crowded(self, most_open: int, *, replicas: int) -> bool:
-        """Tell whether as many requests are open here as this replica's share of `most_open`, at least one."""
+        """Return whether as many requests are open here as this replica's share of `most_open`, at least one."""
         return self.open_requests >= (max(most_open // max(replicas, 1), 1) if most_open > 0 else 0)
 
     def wait_for_an_end(self) -> float:
         """Return in how many seconds one of the open requests here is likely to end."""
-        return self.usual_seconds / max(self.open_requests, 1)
+        return self.mean_seconds / max(self.open_requests, 1)
 
 
-# what is asked for counts as there when so little is missing: levels are rounded on their way to Redis and back
-
-
-QUOTA_LOCAL = "quota-local"  # the degradation's word: decided by this replica's share
+QUOTA_LOCAL = "quota-local"  # the degradation's name: decided by this replica's share
 ANY = "*"
 WITHOUT_LIMIT = BucketTerms(-1.0, 0.0)  # as the script reads it, too
 # a longer Retry-After was not obeyed by openai's Python SDK (60 s; 120 s in version 3): it came back at once
@@ -158,7 +152,7 @@ class QuotaKey(msgspec.Struct, eq=False, kw_only=True):
     model: str
     name: bytes  # keyed hash of both, as Redis knows them
     terms: tuple[BucketTerms, BucketTerms, BucketTerms]  # as `Amounts`; WITHOUT_LIMIT where there is none
-    limit_words: tuple[str, str, str]  # what a minute gives, for people; "" where there is no limit
+    limit_texts: tuple[str, str, str]  # what a minute gives, for headers; "" where there is no limit
     share: QuotaShare
     # the parts of its commands that never change; `quotas.quota_records` makes them
     fixed: tuple[bytes, ...] = ()
@@ -166,7 +160,7 @@ class QuotaKey(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def counts_generated(self) -> bool:
-        """Whether the responses must be read: nobody else tells how much was generated."""
+        """Whether the responses must be read to know how much was generated."""
         return self.quota.generated_tokens_per_minute is not None
 
 
@@ -187,7 +181,7 @@ class QuotaAsk(msgspec.Struct, eq=False, kw_only=True):
     member: bytes  # names it among the open requests of all replicas
     asked_at: float  # monotonic seconds
     is_sent: bool = False
-    is_answered: bool = False  # False, though sent: it may have been taken, and nobody knows
+    is_answered: bool = False  # False although sent: it is not known whether it was taken
     is_local: bool = False  # admitted by this replica's share
     admitted: bool = False
     is_over: bool = False  # settled or cancelled
@@ -201,7 +195,7 @@ class QuotaAsk(msgspec.Struct, eq=False, kw_only=True):
 
 
 class QuotaVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer for one request."""
+    """The decision for one request."""
 
     key: QuotaKey
     limit: Limit | None = None  # that refuses it; None: allowed
@@ -222,21 +216,21 @@ class QuotaVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def message(self) -> str:
-        """What a refused client is told."""
+        """The message of the error that a refused client gets."""
         quota = self.key.quota
-        words = {
+        limit = {
             Limit.REQUESTS: f"{quota.requests_per_minute or 0:g} requests a minute",
             Limit.PROMPT_TOKENS: f"{quota.prompt_tokens_per_minute or 0:g} prompt tokens a minute",
             Limit.GENERATED_TOKENS: f"{quota.generated_tokens_per_minute or 0:g} generated tokens a minute",
             Limit.CONCURRENT_REQUESTS: f"{quota.concurrent_requests or 0} requests at a time",
             None: "",
         }[self.limit]
-        return f"rate limit reached: {words}; try again in {duration(self.wait_seconds)}"
+        return f"rate limit reached: {limit}; try again in {duration(self.wait_seconds)}"
 
     @property
     def headers(self) -> Mapping[str, str]:
         """OpenAI's rate limit headers; `tokens` are those of the bucket of which less is left."""
-        requests, prompt, generated = self.key.limit_words
+        requests, prompt, generated = self.key.limit_texts
         headers: dict[str, str] = {}
         if self.limit is not None and self.wait_seconds > MOST_RETRY_AFTER_SECONDS:
             headers["x-should-retry"] = "false"  # the SDKs of OpenAI and Anthropic obey it
@@ -245,7 +239,7 @@ class QuotaVerdict(msgspec.Struct, frozen=True, kw_only=True):
             headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-reset-requests"] = self._left(0)
         if prompt or generated:
             bucket = 2 if not prompt or (generated and self._generated_is_scarcer()) else 1
-            headers["x-ratelimit-limit-tokens"] = self.key.limit_words[bucket]
+            headers["x-ratelimit-limit-tokens"] = self.key.limit_texts[bucket]
             headers["x-ratelimit-remaining-tokens"], headers["x-ratelimit-reset-tokens"] = self._left(bucket)
         return headers
 
@@ -276,16 +270,15 @@ def quota_key(quota: Quota, *, name: bytes, tenant: str = "", model: str = "") -
     requests, prompt, generated = (
         WITHOUT_LIMIT if limit is None else terms_of(limit, burst_seconds=quota.burst_seconds) for limit in limits
     )
-    terms = (requests, prompt, generated)
-    # less than one a minute is something, too
+    # rounded up: less than one a minute is not none
     one, two, three = ("" if limit is None else str(ceil(limit)) for limit in limits)
     return QuotaKey(
         quota=quota,
         tenant=tenant,
         model=model,
         name=name,
-        terms=terms,
-        limit_words=(one, two, three),
+        terms=(requests, prompt, generated),
+        limit_texts=(one, two, three),
         share=QuotaShare(),
     )
 

@@ -1,88 +1,66 @@
-"""Quotas in Redis: names, the script's commands, and how its replies read. `docs/quotas.md` lists the keys.
+"""Quotas in Redis: names, the script's commands and its replies, and the writes that wait.
 
-Names are keyed hashes: no client's text is in Redis, and none can be guessed without the seed. What is not ours to read
-is told as such and never raises.
+Names are keyed hashes: no client's text is in Redis, and none can be guessed without the seed. An unreadable reply
+never raises.
 """
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from typing import Any
 
 import msgspec
 
 from extproc.quotas.quota import LIMITS, NOTHING, Amounts, QuotaAsk, QuotaKey
 from kvmesh.redis.keys import PICKERS
-from kvmesh.redis.link import pack
+from kvmesh.redis.link import Script, pack
 
+SCRIPT = Script(files("extproc.quotas").joinpath("quota.lua").read_text(encoding="utf-8"))
+BY_NAME, BY_TEXT = ("EVALSHA", SCRIPT.sha), ("EVAL", SCRIPT.source)
 DIGEST_BYTES = 12
 THOUSANDTHS = 1000.0
 NOT_OURS = "Redis answers something else than was asked"
 TAKEN_PARTS, FAULT_PARTS = 5, 2  # of the script's replies
 TAKE_PARTS = 18  # of the whole command
-MOST_MEMBERS = 500  # in one command: Lua's stack is finite, and others want to be served, too
+MOST_MEMBERS = 500  # in one command: Lua's stack is finite, and other clients wait meanwhile
 
 
-class QuotaNames:
-    """The names of quotas; those of different deployments on one Redis (`hash_seed`) differ."""
-
-    def __init__(self, *, hash_seed: str) -> None:
-        self._key = hashlib.blake2b(b"quota" + hash_seed.encode(), digest_size=32).digest()
-
-    def name(self, *, tenant: str, model: str) -> bytes:
-        """Return the name under which one tenant's use of one model is kept."""
-        # a header may hold what is no UTF-8; the length keeps ("a", "bc") and ("ab", "c") apart
-        text = f"{len(tenant)}:{tenant}{model}".encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(text, key=self._key, digest_size=DIGEST_BYTES).hexdigest().encode()
+def quota_name(hash_seed: str, *, tenant: str, model: str) -> bytes:
+    """Return the name under which one tenant's use of one model is kept; it differs by deployment (`hash_seed`)."""
+    key = hashlib.blake2b(b"quota" + hash_seed.encode(), digest_size=32).digest()
+    # a header may hold what is no UTF-8; the length keeps ("a", "bc") and ("ab", "c") apart
+    text = f"{len(tenant)}:{tenant}{model}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, key=key, digest_size=DIGEST_BYTES).hexdigest().encode()
 
 
-class QuotaScript:
-    """The script as commands: by its text until a server has it, by its name from then on."""
+def pack_take(ask: QuotaAsk, *, lease_ms: int, is_known: bool) -> bytes:
+    """Return the command that takes what a request asks for; one reply, for `read_taken`.
 
-    def __init__(self, source: str) -> None:
-        # Redis names scripts by SHA-1; nothing secret depends on it
-        name = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-        self._by_name, self._by_text = ("EVALSHA", name), ("EVAL", source)
+    `is_known`: the server has the script, which is then called by its name instead of its text.
+    """
+    key = ask.key
+    if not is_known:
+        amounts = (1, ask.prompt_tokens, ask.reserved_tokens)
+        return pack(*BY_TEXT, *_fixed(key, lease_ms), b"take", *amounts, ask.member)
+    if not key.packed_take:
+        key.packed_take = _head(TAKE_PARTS, *BY_NAME, *_fixed(key, lease_ms), b"take", 1)
+    # https://redis.io/docs/latest/develop/reference/protocol-spec/: `pack` takes thrice as long
+    arguments = (b"%d" % ask.prompt_tokens, b"%d" % ask.reserved_tokens, ask.member)
+    return key.packed_take + b"".join([b"$%d\r\n%b\r\n" % (len(each), each) for each in arguments])
 
-    def take(self, ask: QuotaAsk, *, lease_ms: int, is_known: bool) -> bytes:
-        """Return the command that takes what a request asks for; one reply, for `read_taken`."""
-        key = ask.key
-        if not is_known:
-            amounts = (1, ask.prompt_tokens, ask.reserved_tokens)
-            return pack(*self._by_text, *_fixed(key, lease_ms), b"take", *amounts, ask.member)
-        if not key.packed_take:
-            key.packed_take = _head(TAKE_PARTS, *self._by_name, *_fixed(key, lease_ms), b"take", 1)
-        prompt, reserved, member = b"%d" % ask.prompt_tokens, b"%d" % ask.reserved_tokens, ask.member
-        # https://redis.io/docs/latest/develop/reference/protocol-spec/: `pack` takes thrice as long
-        return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
-            key.packed_take,
-            len(prompt),
-            prompt,
-            len(reserved),
-            reserved,
-            len(member),
-            member,
-        )
 
-    def settle(
-        self,
-        key: QuotaKey,
-        amounts: Amounts,
-        *,
-        ended: Sequence[bytes],
-        renewed: Sequence[bytes],
-        lease_ms: int,
-        is_known: bool,
-    ) -> bytes:
-        """Return the command that changes what was taken and who is open; one reply, for `read_taken`."""
-        return pack(
-            *(self._by_name if is_known else self._by_text),
-            *_fixed(key, lease_ms),
-            b"settle",
-            *amounts,
-            len(ended),
-            *ended,
-            *renewed,
-        )
+def pack_settle(
+    key: QuotaKey,
+    amounts: Amounts,
+    *,
+    ended: Sequence[bytes],
+    renewed: Sequence[bytes],
+    lease_ms: int,
+    is_known: bool,
+) -> bytes:
+    """Return the command that changes what was taken and which requests are open; one reply, for `read_taken`."""
+    script = BY_NAME if is_known else BY_TEXT
+    return pack(*script, *_fixed(key, lease_ms), b"settle", *amounts, len(ended), *ended, *renewed)
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -127,7 +105,7 @@ def _fixed(key: QuotaKey, lease_ms: int) -> tuple[bytes, ...]:
     return key.fixed
 
 
-MOST_KEYS = 10_000  # of which writes wait: Redis is away, and nobody is helped by more
+MOST_KEYS = 10_000  # of which writes wait while Redis is away
 
 
 class QuotaWrite(msgspec.Struct, eq=False):
@@ -145,7 +123,7 @@ class QuotaWrites:
     def __init__(self) -> None:
         self.dropped = 0  # keys whose writes found no place
         self._due: dict[QuotaKey, QuotaWrite] = {}
-        self._open: dict[bytes, tuple[QuotaKey, float]] = {}  # member -> its key, when Redis heard of it last
+        self._open: dict[bytes, tuple[QuotaKey, float]] = {}  # member -> its key, when it was renewed last
 
     def __len__(self) -> int:
         return len(self._due)
@@ -155,9 +133,9 @@ class QuotaWrites:
         """Return how many open requests have a lease."""
         return len(self._open)
 
-    def opened(self, ask: QuotaAsk, *, told_at: float) -> None:
+    def opened(self, ask: QuotaAsk, *, renewed_at: float) -> None:
         """Keep a request's lease from now on."""
-        self._open[ask.member] = (ask.key, told_at)
+        self._open[ask.member] = (ask.key, renewed_at)
 
     def ended(self, ask: QuotaAsk, amounts: Amounts, *, has_lease: bool) -> None:
         """Note what is left to be taken or given back, and end the lease."""
@@ -173,7 +151,7 @@ class QuotaWrites:
             self._add(key, amounts, ())
 
     def take(self, *, renew_before: float, most_members: int) -> list[QuotaWrite]:
-        """Return all that is due, with the leases that were told before `renew_before`; nothing is due any more."""
+        """Return all that is due, and the leases last renewed before `renew_before`; nothing is due any more."""
         writes: list[QuotaWrite] = []
         for write in self._due.values():
             first, *rest = _portions(write.ended, most_members) or [[]]
@@ -185,14 +163,14 @@ class QuotaWrites:
         return writes
 
     def put_back(self, writes: Iterable[QuotaWrite], *, soon: bool) -> None:
-        """They were not written. Unless they will be soon, who has ended is forgotten: leases end by themselves."""
+        """Take back what was not written. Unless it will be `soon`, ends are dropped: leases expire by themselves."""
         for write in writes:
             ended = write.ended if soon else []
             if ended or write.amounts != NOTHING:
                 self._add(write.key, write.amounts, ended)
 
     def written(self, writes: Iterable[QuotaWrite], *, now: float) -> None:
-        """They were written."""
+        """Note that they were written: their leases are renewed."""
         for write in writes:
             for member in write.renewed:
                 if member in self._open:  # it may have ended meanwhile
@@ -211,8 +189,8 @@ class QuotaWrites:
 
     def _to_renew(self, before: float) -> dict[QuotaKey, list[bytes]]:
         found: dict[QuotaKey, list[bytes]] = {}
-        for member, (key, told_at) in self._open.items():
-            if told_at < before:
+        for member, (key, renewed_at) in self._open.items():
+            if renewed_at < before:
                 found.setdefault(key, []).append(member)
         return found
 

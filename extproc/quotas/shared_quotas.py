@@ -1,20 +1,18 @@
 """Quotas that all replicas share: asked in the lookup's round trip, settled at the end, decided here without Redis.
 
-The use case makes an ask, `prefixes.prefix_index` sends it, whoever made it settles or cancels it; `run` writes. No
-request ever waits for a write. `docs/quotas.md`.
+A pick makes an ask, `prefixes.prefix_index` sends it, and the request's end settles or cancels it; `run` writes. No
+request ever waits for a write.
 """
 
 import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from math import ceil
 from typing import Any
 
-from extproc.errors import ConfigError
 from extproc.policy.priority import Quota
 from extproc.quotas.quota import (
     LIMITS,
@@ -30,15 +28,15 @@ from extproc.quotas.quota import (
 )
 from extproc.quotas.quota_records import (
     MOST_MEMBERS,
-    QuotaNames,
-    QuotaScript,
     QuotaWrite,
     QuotaWrites,
     Taken,
+    pack_settle,
+    pack_take,
+    quota_name,
     read_taken,
 )
-from kvmesh.errors import IndexUnavailableError, RedisUrlError
-from kvmesh.redis.address import RedisAccess
+from kvmesh.errors import IndexUnavailableError
 from kvmesh.redis.keys import PICKERS
 from kvmesh.redis.link import RedisLink, pack
 
@@ -48,18 +46,17 @@ MOST_GENERATED = 1 << 40  # what a client allows may be a number without end
 MOST_KEYS = 10_000  # (tenant, model) that are remembered: clients may choose them
 WRITES_AT_ONCE = 100  # commands in one request to Redis
 CLOSE_SECONDS = 0.5
-ELSEWHERE_SECONDS = 10.0  # that asks take a way of their own after lookups have led to a replica
-# tells whether Redis takes writes, which a PING does not
+ELSEWHERE_SECONDS = 10.0  # in which asks do not go with lookups, after these have led to a replica
+# shows whether Redis takes writes, which a PING does not
 PROBE = pack("SET", PICKERS + b"quota:probe", 1, "PX", 1000)
 ALLOWED, SHARED, LOCAL = "allowed", "shared", "local"
-_SOURCE = files("extproc.quotas").joinpath("quota.lua").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaSettings:
     """Times of what the replicas share."""
 
-    lease_seconds: float = 4.0  # an open request of which nobody has told for so long is not open any more
+    lease_seconds: float = 4.0  # an open request whose lease was not renewed for this long counts as ended
     write_delay_seconds: float = 0.005  # what ends together is written together
     timeout_seconds: float = 0.02  # for `read`, which a request waits for
 
@@ -75,53 +72,47 @@ class QuotaSettings:
 
 
 class Quotas:
-    """One replica's part of the quotas. Raise ConfigError for an address that cannot be read."""
+    """One replica's part of the quotas."""
 
     def __init__(
         self,
+        link: RedisLink,
         *,
-        url: RedisAccess | str,
         hash_seed: str,
         quotas: Sequence[Quota],
         others: Callable[[], int] = lambda: 0,
         settings: QuotaSettings = QuotaSettings(),
         clock: Callable[[], float] = time.monotonic,
-        link: RedisLink | None = None,
     ) -> None:
         """Take `others`, which returns how many other replicas were heard of last: they use the same quotas.
 
-        `link`: a connection to Redis' master that others use, too, and that they close.
+        `link` leads to Redis' master, may serve others, too, and is not closed here.
         """
-        try:
-            self._link = link or RedisLink(url)  # to a master, always: the lookups' may lead to a replica
-        except RedisUrlError as error:
-            raise ConfigError(f"--redis: {error}") from error
-        self._owns_link = link is None
-        self._not_asked: str | None = None  # why shares decide: each decision says so, and the log of degradations
+        self._link = link
+        self._not_asked: str | None = None  # why shares decide
         self._not_written: str | None = None
         self._quotas = tuple(quotas)
         self._others = others
         self._settings = settings
         self._clock = clock
-        self._names = QuotaNames(hash_seed=hash_seed)
-        self._script = QuotaScript(_SOURCE)
+        self._hash_seed = hash_seed
         self._known_to_lookups = False  # the script, to the server that lookups lead to
         self._known_to_own = False  # and to the one of our own link
         self._elsewhere_until = 0.0  # lookups lead to a server that takes no writes
         self._keys: dict[tuple[str, str], QuotaKey | None] = {}
         self._unique = secrets.token_hex(4)
         self._asked = 0
-        # (ALLOWED or the limit, SHARED or LOCAL) -> how often it was decided so
-        self._decisions = {(outcome, source): 0 for outcome in (ALLOWED, *LIMITS) for source in (SHARED, LOCAL)}
-        # (tenant as the policy has it, outcome) -> the same: what clients write is no key here
-        self._by_tenant: dict[tuple[str, str], int] = {}
+        # (ALLOWED or the limit, SHARED or LOCAL) -> requests
+        self.decisions = {(outcome, source): 0 for outcome in (ALLOWED, *LIMITS) for source in (SHARED, LOCAL)}
+        # (tenant that a quota names, "*" for others; ALLOWED or the limit) -> requests
+        self.decisions_by_tenant: dict[tuple[str, str], int] = {}
         self._writes = QuotaWrites()
         self._wake = asyncio.Event()
 
     def reconfigure(self, quotas: Sequence[Quota]) -> None:
         """Decide by other quotas from now on. What is open stays counted, and Redis keeps the levels.
 
-        A name whose quota is as it was keeps its share; where it has changed, only what is open and usual stays.
+        A key whose quota is unchanged keeps its share; of another's only the open requests and the means stay.
         """
         self._quotas = tuple(quotas)
         for (tenant, model), key in tuple(self._keys.items()):
@@ -152,15 +143,13 @@ class Quotas:
     def ask(self, key: QuotaKey, *, prompt_tokens: int, most_generated: int | None) -> QuotaAsk:
         """Return the request's ask, which must be settled or cancelled in the end.
 
-        `most_generated`: what the client allows, or None where it does not say: then as much as usual is reserved.
+        `most_generated`: what the client allows; None: it sets no limit, and the mean is reserved.
         """
         self._asked += 1
         reserved = 0.0
         if key.counts_generated:
-            reserved = (
-                key.share.usual_generated if most_generated is None else float(min(most_generated, MOST_GENERATED))
-            )
-            reserved = min(max(reserved, 1.0), key.terms[2].capacity)
+            most = key.share.mean_generated if most_generated is None else float(min(most_generated, MOST_GENERATED))
+            reserved = min(max(most, 1.0), key.terms[2].capacity)
         return QuotaAsk(
             key=key,
             prompt_tokens=prompt_tokens,
@@ -175,24 +164,14 @@ class Quotas:
         return self._not_asked or self._not_written
 
     @property
-    def decisions(self) -> Mapping[tuple[str, str], int]:
-        """Return how often each came: ("allowed" or the limit's name, "shared" or "local") -> requests."""
-        return self._decisions
-
-    @property
-    def decisions_by_tenant(self) -> Mapping[tuple[str, str], int]:
-        """Return how often each came: (tenant that a quota names, "*" for others; "allowed" or the limit's name)."""
-        return self._by_tenant
-
-    @property
-    def rides(self) -> bool:
-        """Whether asks may go along with a lookup: not where lookups lead to a replica."""
+    def goes_with_lookups(self) -> bool:
+        """Whether asks may go with a lookup: not where lookups lead to a replica."""
         return self._clock() >= self._elsewhere_until
 
     def command(self, ask: QuotaAsk) -> tuple[bytes, int]:
         """Return the command that goes with a lookup, and the number of its replies, for `take`."""
         ask.is_sent = True
-        return self._script.take(ask, lease_ms=self._settings.lease_ms, is_known=self._known_to_lookups), 1
+        return pack_take(ask, lease_ms=self._settings.lease_ms, is_known=self._known_to_lookups), 1
 
     def take(self, ask: QuotaAsk, replies: Sequence[Any]) -> QuotaVerdict:
         """Read the replies to `command`."""
@@ -225,7 +204,7 @@ class Quotas:
             for bucket, amount in zip(buckets, amounts, strict=True):
                 bucket.change(amount, now=now)
             ask.is_local = True
-            self._admit(ask, taken=amounts if was_done else NOTHING, told_at=now if was_done else 0.0)
+            self._admit(ask, taken=amounts if was_done else NOTHING, renewed_at=now if was_done else 0.0)
         self._count(key, limit or ALLOWED, LOCAL)
         return QuotaVerdict(
             key=key,
@@ -239,7 +218,7 @@ class Quotas:
     async def read(self, ask: QuotaAsk) -> QuotaVerdict:
         """Ask in a round trip of its own, for a request without a lookup; never raises."""
         ask.is_sent = True
-        command = self._script.take(ask, lease_ms=self._settings.lease_ms, is_known=self._known_to_own)
+        command = pack_take(ask, lease_ms=self._settings.lease_ms, is_known=self._known_to_own)
         try:
             async with asyncio.timeout(self._settings.timeout_seconds):
                 (reply,) = await self._link.request(command, replies=1)
@@ -271,7 +250,7 @@ class Quotas:
     def generated(self, note: QuotaNote, tokens: int) -> None:
         """Take what a response has really brought instead of what was reserved, here or by another picker.
 
-        For whoever reads the response; the request's picker then settles without `generated_tokens`.
+        The reader of the response calls it; the request's picker then settles without `generated_tokens`.
         """
         key = self.match(note.tenant, note.model)
         if key is None or not key.counts_generated:  # another picker has another policy
@@ -307,14 +286,12 @@ class Quotas:
                 is_well = await self._flush(renew_before=0.0)
 
     async def close(self) -> None:
-        """Write what is due and close the connection; call it when `run` has ended and all asks are over."""
+        """Write what is due; call it when `run` has ended and all asks are over."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._flush(renew_before=0.0)
         except TimeoutError:
             log.debug("could not settle the last requests: their leases will end")
-        if self._owns_link:
-            await self._link.close()
 
     def facts(self) -> dict[str, Any]:
         """Return for pages and metrics how many keys are in use here, what is open, and how it stands."""
@@ -333,7 +310,7 @@ class Quotas:
         quota = matching_quota(self._quotas, tenant=tenant, model=model)
         key = None
         if quota is not None:
-            name = self._names.name(tenant=tenant, model=model)
+            name = quota_name(self._hash_seed, tenant=tenant, model=model)
             key = quota_key(quota, name=name, tenant=tenant, model=model)
         if len(self._keys) >= MOST_KEYS:
             del self._keys[next(iter(self._keys))]
@@ -349,20 +326,20 @@ class Quotas:
         limit = LIMITS[taken.refused - 1] if taken.refused else None
         wait = key.share.wait_for_an_end() if limit is Limit.CONCURRENT_REQUESTS else taken.wait_seconds
         if limit is None:
-            self._admit(ask, taken=_amounts(ask), told_at=now)
+            self._admit(ask, taken=_amounts(ask), renewed_at=now)
         self._count(key, limit or ALLOWED, SHARED)
         return QuotaVerdict(key=key, limit=limit, wait_seconds=wait, levels=taken.levels, terms=key.terms)
 
     def _count(self, key: QuotaKey, outcome: str, source: str) -> None:
-        self._decisions[outcome, source] += 1
+        self.decisions[outcome, source] += 1
         of_tenant = (key.quota.tenant, outcome)
-        self._by_tenant[of_tenant] = self._by_tenant.get(of_tenant, 0) + 1
+        self.decisions_by_tenant[of_tenant] = self.decisions_by_tenant.get(of_tenant, 0) + 1
 
-    def _admit(self, ask: QuotaAsk, *, taken: Amounts, told_at: float) -> None:
+    def _admit(self, ask: QuotaAsk, *, taken: Amounts, renewed_at: float) -> None:
         ask.admitted, ask.taken = True, taken
         ask.key.share.open_requests += 1
         if ask.key.quota.concurrent_requests is not None:
-            self._writes.opened(ask, told_at=told_at)
+            self._writes.opened(ask, renewed_at=renewed_at)
 
     def _end(self, ask: QuotaAsk, used: Amounts) -> None:
         if ask.is_over:
@@ -371,7 +348,7 @@ class Quotas:
         may_be_open = ask.admitted or (ask.is_sent and not ask.is_answered)
         has_lease = may_be_open and ask.key.quota.concurrent_requests is not None
         if not ask.admitted:
-            # refused, or nobody knows: where it was taken all the same, too much was taken and not too little
+            # refused, or not known: if it was taken all the same, too much was taken and not too little
             used = NOTHING
         else:
             ask.key.share.open_requests -= 1
@@ -384,7 +361,7 @@ class Quotas:
             self._wake.set()
 
     async def _flush(self, *, renew_before: float) -> bool:
-        """Write what is due; tell whether it worked."""
+        """Write what is due; return whether it worked."""
         self._wake.clear()
         writes = self._writes.take(renew_before=renew_before, most_members=MOST_MEMBERS)
         while writes:
@@ -399,7 +376,7 @@ class Quotas:
     async def _write(self, writes: Sequence[QuotaWrite]) -> bool:
         lease_ms, is_known = self._settings.lease_ms, self._known_to_own
         commands = [
-            self._script.settle(
+            pack_settle(
                 each.key, each.amounts, ended=each.ended, renewed=each.renewed, lease_ms=lease_ms, is_known=is_known
             )
             for each in writes
@@ -428,7 +405,7 @@ class Quotas:
         return self._judge(refused[0][1])
 
     async def _is_back(self) -> bool:
-        """Try whether anything can be written, while nobody asks."""
+        """Try whether anything can be written, while no request asks."""
         try:
             async with asyncio.timeout(self._settings.beat_seconds):
                 (reply,) = await self._link.request(PROBE, replies=1)
@@ -440,7 +417,7 @@ class Quotas:
         return self._judge(None)
 
     def _judge(self, problem: str | None) -> bool:
-        """Log when writing begins or ceases to work, not each of the attempts between; tell whether it works."""
+        """Log when writing begins or ceases to work, not each of the attempts between; return whether it works."""
         if problem is not None and self._not_written is None:
             log.error("what requests have used of their quotas is not written: %s", problem)
         elif problem is None and self._not_written is not None:

@@ -1,28 +1,30 @@
-"""The pickers' own keys in Redis: names, records, commands and how their replies read. `docs/replicas.md` lists them.
+"""The pickers' own keys in Redis: names, records, commands and their replies, and the placements to be written.
 
-Everything that is read may have been written by anyone: what is not ours to read is left out and never raises. Names of
-sessions and adapters are keyed hashes, so that no client's text is in Redis.
+Anyone may have written what is read: an unreadable value is left out and never raises. Names of sessions and adapters
+are keyed hashes, so that no client's text is in Redis. A placement is a hint for later requests: losing one costs a
+cache hit at most, so both books of placements are bounded by dropping the oldest.
 """
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from extproc.replicas.shared_load import EndpointBookings
-from extproc.replicas.shared_placements import Placement
 from kvmesh.redis.keys import PICKERS
 from kvmesh.redis.link import pack
 
 REPLICAS = PICKERS + b"replicas"  # set of names
 REPLICAS_TTL_SECONDS = 60  # nothing of us is left a minute after the last picker has gone
-MAX_REPLICAS = 64  # whose bookings are read; a set that someone has filled must not make lookups slow
+MAX_REPLICAS = 64  # whose bookings are read; a foreign writer that fills the set must not make lookups slow
 MAX_RECORD_BYTES = 1 << 20
 DIGEST_BYTES = 12
 MAX_NAME = 80
+MAX_PENDING = 1000  # placements that wait for their write
+MAX_NOTED = 20_000  # placements that are known to be written: some 5 MB
 KNOWN_NAMES = 1024  # of sessions and adapters whose keys are remembered: some 0.4 MB
 _NAME = re.compile(rb"[A-Za-z0-9._:-]{1,%d}" % MAX_NAME)
 
@@ -33,7 +35,7 @@ Record = Mapping[str, EndpointBookings]  # endpoint -> what one replica has book
 
 
 def replica_name(hint: str, unique: str) -> str:
-    """Return a name for the list of replicas: what people know the process by, and what makes it the only one."""
+    """Return a name for the list of replicas: the process's readable name, and what makes it unique."""
     plain = re.sub(r"[^A-Za-z0-9._:-]", "_", hint)
     return f"{plain[: MAX_NAME - 1 - len(unique)]}-{unique}"
 
@@ -65,6 +67,58 @@ class PlacementNames:
         return hashlib.blake2b(data, key=self._key, digest_size=DIGEST_BYTES).hexdigest().encode()
 
 
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """An endpoint under a key: the only one there, or one of several."""
+
+    key: bytes
+    endpoint: str
+    placed_at: float  # unix seconds
+    ttl_seconds: float
+    is_one_of_several: bool  # an adapter is in several places, a session in one
+
+    @property
+    def name(self) -> bytes:
+        """Return what a later placement replaces."""
+        return self.key + b" " + self.endpoint.encode() if self.is_one_of_several else self.key
+
+
+class PlacementBook:
+    """The placements that are to be written; one that was written recently is not written again."""
+
+    def __init__(self) -> None:
+        self._pending: dict[bytes, Placement] = {}
+        self._noted: dict[bytes, tuple[str, float]] = {}  # name -> endpoint, unix second until which it is fresh
+
+    def place(self, placement: Placement, *, moved: bool = False) -> bool:
+        """Take a placement; return whether it must be written. `moved`: another one was read since ours was."""
+        name = placement.name
+        endpoint, fresh_until = self._noted.pop(name, ("", 0.0))
+        is_news = moved or endpoint != placement.endpoint or placement.placed_at >= fresh_until
+        if is_news:
+            fresh_until = placement.placed_at + placement.ttl_seconds / 4  # long before it ends
+            self._pending.pop(name, None)  # the latest goes last
+            self._pending[name] = placement
+            _trim(self._pending, MAX_PENDING)
+        self._noted[name] = (placement.endpoint, fresh_until)
+        _trim(self._noted, MAX_NOTED)
+        return is_news
+
+    def take(self) -> list[Placement]:
+        """Return what is to be written now."""
+        taken, self._pending = list(self._pending.values()), {}
+        return taken
+
+    def put_back(self, placements: Iterable[Placement]) -> None:
+        """Take back what could not be written, unless there is a newer one."""
+        self._pending = {placement.name: placement for placement in placements} | self._pending
+        _trim(self._pending, MAX_PENDING)
+
+
+def _trim(entries: dict[bytes, Any], limit: int) -> None:
+    while len(entries) > limit:
+        del entries[next(iter(entries))]
+
+
 def pack_set_load(replica: bytes, record: Record, *, lease_seconds: float) -> bytes:
     """Return the command that stores a replica's bookings for the lease; one reply."""
     return pack("SET", load_key(replica), _encoder.encode(record), "PX", int(lease_seconds * 1000))
@@ -73,13 +127,13 @@ def pack_set_load(replica: bytes, record: Record, *, lease_seconds: float) -> by
 def pack_beat(replica: bytes, *, question: bytes, gone: Sequence[bytes]) -> tuple[bytes, int]:
     """Return the commands that keep the list of replicas, and the number of their replies.
 
-    The last two replies are the list, for `read_names`, and the answer to the `question` (empty: `ASK_NOBODY`).
+    The last two replies are the list, for `read_names`, and the answer to the `question` (empty: `NO_QUESTION`).
     """
     commands = [
         pack("SADD", REPLICAS, replica),
         pack("EXPIRE", REPLICAS, REPLICAS_TTL_SECONDS),
         pack("SMEMBERS", REPLICAS),
-        question or ASK_NOBODY,
+        question or NO_QUESTION,
     ]
     if gone:
         commands.insert(0, pack("SREM", REPLICAS, *gone))
@@ -87,7 +141,7 @@ def pack_beat(replica: bytes, *, question: bytes, gone: Sequence[bytes]) -> tupl
 
 
 def pack_leave(replica: bytes) -> tuple[bytes, int]:
-    """Return the commands with which a replica goes, and the number of their replies."""
+    """Return the commands that remove a replica, and the number of their replies."""
     return pack("DEL", load_key(replica)) + pack("SREM", REPLICAS, replica), 2
 
 
@@ -96,7 +150,7 @@ def pack_read_loads(replicas: Sequence[bytes]) -> bytes:
     return pack("MGET", *map(load_key, replicas))
 
 
-ASK_NOBODY = pack_read_loads([b"-"])  # in place of a question when there are no others: an array, too
+NO_QUESTION = pack_read_loads([b"-"])  # in place of a question when there are no others: an array, too
 
 
 def pack_read_session(key: bytes) -> bytes:
@@ -138,12 +192,12 @@ def read_load(value: Any) -> Record | None:
 
 
 def read_session(reply: Any) -> str | None:
-    """Return a session's endpoint; the caller sees whether there is such a one."""
+    """Return a session's endpoint; the caller checks whether it exists."""
     return _text(reply)
 
 
 def read_adapter(reply: Any) -> frozenset[str]:
-    """Return an adapter's endpoints; the caller sees whether there are such ones."""
+    """Return an adapter's endpoints; the caller checks whether they exist."""
     if not isinstance(reply, list):
         return frozenset()
     return frozenset(text for text in map(_text, reply) if text is not None)

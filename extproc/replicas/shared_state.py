@@ -1,7 +1,7 @@
-"""What this replica has booked, told to the others through Redis, and what the others have booked, heard from there.
+"""The bookings of all replicas, shared through Redis: this one writes its own and reads the others'.
 
-The service hands `command` to the index lookup, so that hearing costs no round trip of its own, and calls `changed`,
-`ended` and `placed` when it books; `run` writes. No request ever waits for a write. `docs/replicas.md`.
+`command` goes with the index lookup, so that reading costs no round trip of its own. `changed`, `ended` and `placed`
+are called for each booking; `run` writes. No request ever waits for a write.
 """
 
 import asyncio
@@ -16,10 +16,11 @@ from typing import Any
 
 from extproc.errors import ConfigError
 from extproc.replicas.shared_load import EndpointBookings, SharedView, add_bookings
-from extproc.replicas.shared_placements import Placement, PlacementBook
 from extproc.replicas.shared_records import (
-    ASK_NOBODY,
     MAX_REPLICAS,
+    NO_QUESTION,
+    Placement,
+    PlacementBook,
     PlacementNames,
     Record,
     pack_beat,
@@ -39,11 +40,11 @@ from kvmesh.errors import IndexUnavailableError, RedisUrlError
 from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.link import RedisLink
 
-FORGET_SECONDS = 10.0  # after which a replica without a lease is taken off the list; it enters itself again if it lives
+FORGET_SECONDS = 10.0  # until a replica without a lease is taken off the list; it enters itself again if it lives
 
 
 class HeardReplicas:
-    """What the other replicas said last, and who they are."""
+    """The other replicas: their names, and their bookings as last read."""
 
     def __init__(self, *, own: bytes, lease_seconds: float) -> None:
         self.question = b""  # the command that asks for all others' bookings; empty while there are none
@@ -58,7 +59,7 @@ class HeardReplicas:
         self._records: dict[bytes, Record] = {}  # as they came -> read; of the last answer
 
     def is_fresh(self, *, now: float) -> bool:
-        """Tell whether what was heard last may still be used when nothing can be heard."""
+        """Return whether the last answer may still be used while there is no newer one."""
         return self._heard_at is not None and now - self._heard_at <= self._lease_seconds
 
     def hear(self, values: list[Any], *, now: float) -> None:
@@ -73,14 +74,14 @@ class HeardReplicas:
                 record = read_load(value)
             if record is not None:
                 records[value] = record
-        # two replicas may have said the same
+        # two replicas may have the same record
         said = [records[value] for value in values if value in records]
         self.others = add_bookings(said)
         self.replicas = len(said)
         self._values, self._records = values, records
 
     def learn(self, names: Any, loads: Any, *, now: float) -> list[bytes]:
-        """Take the list of replicas and the answer to the question; return who has been silent for too long."""
+        """Take the list of replicas and the answer to the question; return those that were silent for too long."""
         if isinstance(loads, list):
             self.hear(loads, now=now)
             for name, value in zip(self._names, loads, strict=False):
@@ -93,9 +94,9 @@ class HeardReplicas:
         listed = read_names(names, own=self._own)
         gone = [name for name in listed if now - self._silent_since.get(name, now) > FORGET_SECONDS]
         there = sorted(set(listed).difference(gone))
-        known = set(there)  # made once: somebody may have filled the list
+        known = set(there)  # made once: a foreign writer may have filled the list
         self._silent_since = {name: at for name, at in self._silent_since.items() if name in known}
-        if len(there) > MAX_REPLICAS:  # those who have said something, or were not asked yet
+        if len(there) > MAX_REPLICAS:  # first those that have answered, or were not asked yet
             there = sorted(sorted(there, key=lambda name: name in self._silent_since)[:MAX_REPLICAS])
         if there != self._names:
             self._names = there
@@ -118,8 +119,7 @@ class SharedStateSettings:
     lease_seconds: float = 2.0  # a replica that has not written for so long has no bookings any more
     end_delay_seconds: float = 0.005  # until the end of a booking is written, unless a new one is before
     timeout_seconds: float = 0.02  # for `read`, which a request waits for
-    session_ttl_seconds: float = 1800.0
-    adapter_ttl_seconds: float = 60.0  # the pods' own metrics tell about adapters, a little later
+    adapter_ttl_seconds: float = 60.0  # the pods' own metrics report adapters a little later
 
     @property
     def beat_seconds(self) -> float:
@@ -134,7 +134,6 @@ class SharedState:
         self,
         *,
         url: RedisAccess | str,
-        hash_seed: str,
         bookings: Callable[[], Mapping[str, EndpointBookings]],
         settings: SharedStateSettings = SharedStateSettings(),
         replica: str | None = None,
@@ -143,20 +142,19 @@ class SharedState:
     ) -> None:
         """Take `bookings`, which returns what is open here by endpoint; it is called once a write.
 
-        `heard` is told once a beat that the others' bookings may have changed: there may be room again.
+        `heard` is called once a beat: the others' bookings may have changed, and there may be room again.
         """
         try:
             self._link = RedisLink(url)  # to a master, always: the reader's may lead to a replica
         except RedisUrlError as error:
             raise ConfigError(f"--redis: {error}") from error
-        # the random part: no two processes are ever taken for one, whatever their clocks and process numbers
+        # the random part keeps processes apart, whatever their host names and process numbers
         self.replica = replica_name(replica or f"{socket.gethostname()}:{os.getpid()}", secrets.token_hex(4))
-        self.problem: str | None = None  # why the others do not hear of our bookings
+        self.problem: str | None = None  # why the others do not get our bookings
         self._name = self.replica.encode()
         self._bookings = bookings
-        self._settings = settings
-        self._names = PlacementNames(hash_seed=hash_seed)
-        self._unix_clock = unix_clock
+        self.settings = settings
+        self.unix_clock = unix_clock
         self._on_heard = heard
         self._wake = asyncio.Event()
         self._later: asyncio.TimerHandle | None = None  # of what has ended
@@ -164,29 +162,25 @@ class SharedState:
         self._heard = HeardReplicas(own=self._name, lease_seconds=settings.lease_seconds)
         self._gone: list[bytes] = []  # replicas to be taken off the list
 
-    def command(
-        self, session: str | None = None, adapter: str | None = None, *, names: PlacementNames | None = None
-    ) -> tuple[bytes, int]:
-        """Return the commands that ask what a request has to know, and the number of their replies, for `take`.
+    def command(self, session: bytes | None = None, adapter: bytes | None = None) -> tuple[bytes, int]:
+        """Return the commands that ask what a request needs to know, and the number of their replies, for `take`.
 
-        `names`: of a pool's own sessions and adapters.
+        `session` and `adapter` are keys of `PlacementNames`.
         """
-        names = names or self._names
-        # the bookings' reply always comes first where there is an array at all, so that `take` can tell them apart
-        parts = [self._heard.question or (b"" if adapter is None else ASK_NOBODY)]
-        replies = 1 if parts[0] else 0
+        # the bookings' reply always comes first if there is an array at all, so that `take` can tell them apart
+        commands = [self._heard.question or (b"" if adapter is None else NO_QUESTION)]
+        replies = 1 if commands[0] else 0
         if session is not None:
-            parts.append(pack_read_session(names.session(session)))
+            commands.append(pack_read_session(session))
             replies += 1
         if adapter is not None:
-            since = self._unix_clock() - self._settings.adapter_ttl_seconds
-            parts.append(pack_read_adapter(names.adapter(adapter), since=since))
+            commands.append(pack_read_adapter(adapter, since=self.unix_clock() - self.settings.adapter_ttl_seconds))
             replies += 1
-        return b"".join(parts), replies
+        return b"".join(commands), replies
 
     def take(self, replies: Sequence[Any]) -> SharedView:
         """Read the replies to `command`."""
-        if not replies and self.problem is None and not self._heard.replicas:  # nobody else is there: most of the time
+        if not replies and self.problem is None and not self._heard.replicas:  # there is no other replica
             return NOTHING_SHARED
         session_endpoint, session_read, adapter_endpoints = None, False, frozenset[str]()
         for at, reply in enumerate(replies):
@@ -209,89 +203,50 @@ class SharedState:
         )
 
     def alone(self, why: str) -> SharedView:
-        """Return what there is to go by when the others could not be asked: the last word within the lease."""
+        """Return what is known when the others could not be asked: their last answer, within the lease."""
         if not self._heard.is_fresh(now=time.monotonic()):
             return SharedView(degraded=f"own bookings only: {why}")
         if not self._heard.replicas:
-            return SharedView()  # a moment ago there was nobody to hear
-        words = f"bookings of other replicas are up to {self._settings.lease_seconds:g} s old: {why}"
-        return SharedView(others=self._heard.others, replicas=self._heard.replicas, degraded=words)
+            return SharedView()  # a moment ago there was no other replica
+        degraded = f"bookings of other replicas are up to {self.settings.lease_seconds:g} s old: {why}"
+        return SharedView(others=self._heard.others, replicas=self._heard.replicas, degraded=degraded)
 
-    async def read(
-        self, session: str | None = None, adapter: str | None = None, *, names: PlacementNames | None = None
-    ) -> SharedView:
+    async def read(self, session: bytes | None = None, adapter: bytes | None = None) -> SharedView:
         """Ask in a round trip of its own, for a request without a lookup; never raises."""
-        commands, replies = self.command(session, adapter, names=names)
+        commands, replies = self.command(session, adapter)
         if not replies:
             return self.take(())
         try:
-            async with asyncio.timeout(self._settings.timeout_seconds):
+            async with asyncio.timeout(self.settings.timeout_seconds):
                 return self.take(await self._link.request(commands, replies=replies))
         except IndexUnavailableError as error:
             return self.alone(str(error))
         except TimeoutError:
-            return self.alone(f"no answer within {self._settings.timeout_seconds * 1000:g} ms")
+            return self.alone(f"no answer within {self.settings.timeout_seconds * 1000:g} ms")
 
     def changed(self) -> None:
-        """Have our bookings written now: until they are, others may choose the same endpoint.
+        """Write our bookings now: until they are written, others may choose the same endpoint.
 
-        Where nobody is there to read them, the next beat does: a write costs a picker some 0.1 ms of CPU.
+        Without other replicas the next beat does it: a write costs a picker some 0.1 ms of CPU.
         """
         if self._heard.question:
             self._wake.set()
 
     def ended(self) -> None:
-        """Have our bookings written soon: something ended, which is less urgent, and often not alone."""
+        """Write our bookings soon: ends are less urgent, and several often come together."""
         if self._later is None and self._heard.question and not self._wake.is_set():
-            self._later = asyncio.get_running_loop().call_later(self._settings.end_delay_seconds, self._wake.set)
+            self._later = asyncio.get_running_loop().call_later(self.settings.end_delay_seconds, self._wake.set)
 
-    def placed(
-        self,
-        *,
-        endpoint: str,
-        session: str | None = None,
-        adapter: str | None = None,
-        session_moved: bool = False,
-        names: PlacementNames | None = None,
-        session_ttl_seconds: float | None = None,
-    ) -> None:
-        """Have all replicas know soon where a session or an adapter is; what they know already is not repeated.
-
-        `session_moved`: the request has read another place, whatever we wrote last: another replica did since.
-        """
-        names = names or self._names
-        session_ttl_seconds = session_ttl_seconds or self._settings.session_ttl_seconds
-        now = self._unix_clock()
-        is_news = False
-        if session is not None:
-            is_news = self._placements.place(
-                Placement(
-                    key=names.session(session),
-                    endpoint=endpoint,
-                    placed_at=now,
-                    ttl_seconds=session_ttl_seconds,
-                    is_one_of_several=False,
-                ),
-                moved=session_moved,
-            )
-        if adapter is not None:
-            is_news |= self._placements.place(
-                Placement(
-                    key=names.adapter(adapter),
-                    endpoint=endpoint,
-                    placed_at=now,
-                    ttl_seconds=self._settings.adapter_ttl_seconds,
-                    is_one_of_several=True,
-                )
-            )
-        if is_news:
+    def place(self, placement: Placement, *, moved: bool = False) -> None:
+        """Write a placement soon, unless it is known already. `moved`: the request has read another one since."""
+        if self._placements.place(placement, moved=moved):
             self._wake.set()
 
     async def run(self) -> None:
         """Write after each change and once a beat, for good. What changes during a write is the next one."""
         loop = asyncio.get_running_loop()
         while True:
-            beat_at = loop.time() + self._settings.beat_seconds
+            beat_at = loop.time() + self.settings.beat_seconds
             is_well = await self._write(beat=True)
             while (left := beat_at - loop.time()) > 0:
                 if not is_well:  # a Redis in trouble is not asked at every change
@@ -336,13 +291,13 @@ class SharedState:
         }
 
     async def _write(self, *, beat: bool) -> bool:
-        """Write what is new; tell whether it worked."""
+        """Write what is new; return whether it worked."""
         self._wake.clear()
         if self._later is not None:
             self._later.cancel()
             self._later = None
         placements = self._placements.take()
-        commands = [pack_set_load(self._name, self._bookings(), lease_seconds=self._settings.lease_seconds)]
+        commands = [pack_set_load(self._name, self._bookings(), lease_seconds=self.settings.lease_seconds)]
         checked = 1  # replies; those of placements follow and do not matter
         if beat:
             more, count = pack_beat(self._name, question=self._heard.question, gone=self._gone)
@@ -354,11 +309,11 @@ class SharedState:
             commands.append(more)
             expected += count
         try:
-            async with asyncio.timeout(self._settings.beat_seconds):
+            async with asyncio.timeout(self.settings.beat_seconds):
                 replies = await self._link.request(b"".join(commands), replies=expected)
         except (IndexUnavailableError, TimeoutError) as error:
             self._placements.put_back(placements)
-            return self._judge(str(error) or f"no answer within {self._settings.beat_seconds:g} s")
+            return self._judge(str(error) or f"no answer within {self.settings.beat_seconds:g} s")
         refusal = next((str(reply) for reply in replies[:checked] if isinstance(reply, Exception)), None)
         if beat:
             names, loads = replies[checked - 2 : checked]
@@ -394,32 +349,43 @@ class PoolShare:
         self.facts = state.facts
 
     def command(self, session: str | None = None, adapter: str | None = None) -> tuple[bytes, int]:
-        """Return the commands that ask what a request of the pool has to know, and the number of their replies."""
-        return self._state.command(session, adapter, names=self._names)
+        """Return the commands that ask what a request needs to know, and the number of their replies, for `take`."""
+        return self._state.command(*self._keys(session, adapter))
 
     async def read(self, session: str | None = None, adapter: str | None = None) -> SharedView:
         """Ask in a round trip of its own, for a request without a lookup; never raises."""
-        return await self._state.read(session, adapter, names=self._names)
+        return await self._state.read(*self._keys(session, adapter))
 
     def placed(
         self, *, endpoint: str, session: str | None = None, adapter: str | None = None, session_moved: bool = False
     ) -> None:
-        """Have all replicas know soon where one of the pool's sessions or adapters is."""
-        self._state.placed(
-            endpoint=endpoint,
-            session=session,
-            adapter=adapter,
-            session_moved=session_moved,
-            names=self._names,
-            session_ttl_seconds=self.session_ttl_seconds,
+        """Send all replicas where a session or an adapter is; what they have already is not repeated.
+
+        `session_moved`: the request has read another endpoint than was last written here: another replica did since.
+        """
+        now = self._state.unix_clock()
+        session_key, adapter_key = self._keys(session, adapter)
+        if session_key is not None:
+            placement = Placement(
+                key=session_key,
+                endpoint=endpoint,
+                placed_at=now,
+                ttl_seconds=self.session_ttl_seconds,
+                is_one_of_several=False,
+            )
+            self._state.place(placement, moved=session_moved)
+        if adapter_key is not None:
+            placement = Placement(
+                key=adapter_key,
+                endpoint=endpoint,
+                placed_at=now,
+                ttl_seconds=self._state.settings.adapter_ttl_seconds,
+                is_one_of_several=True,
+            )
+            self._state.place(placement)
+
+    def _keys(self, session: str | None, adapter: str | None) -> tuple[bytes | None, bytes | None]:
+        return (
+            None if session is None else self._names.session(session),
+            None if adapter is None else self._names.adapter(adapter),
         )
-
-    @property
-    def others(self) -> Mapping[str, EndpointBookings]:
-        """What all other replicas have booked, as last heard within the lease."""
-        return self._state.others
-
-    @property
-    def replicas(self) -> int:
-        """How many other replicas were heard last."""
-        return self._state.replicas

@@ -1,6 +1,6 @@
 """What is to be done with a response: decided with the pick, carried out when the response comes.
 
-Values only. A plan may travel through Envoy (`ext_proc.messages`), because the response may reach another picker.
+A plan may travel through Envoy (`ext_proc.messages`), because the response may reach another picker.
 """
 
 from enum import IntEnum
@@ -28,7 +28,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int
     matched_tokens: int  # on the chosen endpoint
     best_matched_tokens: int  # on the endpoint that holds most
-    sent_at: float = 0.0  # unix seconds of the pick: another picker's clock may read it; 0: not told
+    sent_at: float = 0.0  # unix seconds of the pick: another picker's clock may read it; 0: not known
 
 
 class ResponsePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,7 +43,7 @@ class ResponsePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def wants_body(self) -> bool:
-        """Tell whether any response could be read."""
+        """Whether any response could be read."""
         return (
             self.requested_model is not None
             or self.quota is not None

@@ -1,14 +1,13 @@
-"""Reads the usage object of a response, as its bytes pass: OpenAI's APIs, Anthropic's, plain and streamed; no I/O.
+"""Reads a response's usage object and rewrites its model name, as its bytes pass: plain and streamed; no I/O.
 
-Only the few lines of a stream that have a usage object are decoded, and only at its end; where a quota wants it, what
-the events bring is counted, for streams that end without one. What is too long to be kept is searched for a usage
+Only the few lines of a stream that have a usage object are decoded, and only at its end. Where a quota needs it, the
+tokens of the events are counted, for streams that end without one. What is too long to be kept is searched for a usage
 object.
 """
 
 import json
 import re
 from collections.abc import Iterable
-from typing import Protocol
 
 import msgspec
 
@@ -71,7 +70,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """The data of one event, as far as it tells whether tokens came."""
+    """The data of one event: what shows whether it brought tokens."""
 
     type: str = ""  # Responses API, Anthropic
     choices: list[_Choice] = []  # chat, completions
@@ -82,22 +81,9 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 _decode_beginning = json.JSONDecoder().raw_decode
 
 
-class UsageReader(Protocol):
-    """One response's usage."""
-
-    gave_up: bool  # it, or a line of it, was too long to be kept: `usage` has at most the output tokens of that part
-    generated_tokens: int  # that events have brought, at least; 0 unless they are counted
-
-    def feed(self, chunk: bytes) -> None:
-        """Take a part of the body."""
-
-    def usage(self) -> Usage | None:
-        """Return what the whole body says, or None where it does not."""
-
-
 def usage_reader_for(
     content_type: str, *, most_bytes: int = MOST_KEPT_BYTES, count_events: bool = False
-) -> UsageReader | None:
+) -> "UsageReader | None":
     """Return what reads a body of this type, or None for types without usage.
 
     `count_events`: also count what a stream's events bring, at some microseconds each.
@@ -116,15 +102,15 @@ class JsonUsage:
     __slots__ = ("_kept", "_long", "_most_bytes", "_size", "gave_up", "generated_tokens")
 
     def __init__(self, *, most_bytes: int) -> None:
-        self.gave_up = False
-        self.generated_tokens = 0
+        self.gave_up = False  # the body was too long to be kept: `usage` has at most the output tokens
+        self.generated_tokens = 0  # not counted
         self._most_bytes = most_bytes
         self._kept: list[bytes] = []
         self._size = 0
         self._long = _LongText()
 
     def feed(self, chunk: bytes) -> None:
-        """See UsageReader."""
+        """Take a part of the body."""
         self._size += len(chunk)
         if self._size <= self._most_bytes:
             self._kept.append(chunk)
@@ -136,7 +122,7 @@ class JsonUsage:
         self._long.feed(chunk)
 
     def usage(self) -> Usage | None:
-        """See UsageReader."""
+        """Return what the whole body says, or None where it does not."""
         return self._long.usage() if self.gave_up else _usage_of(b"".join(self._kept))
 
 
@@ -149,8 +135,8 @@ class EventStreamUsage:
     )
 
     def __init__(self, *, most_bytes: int, count_events: bool = False) -> None:
-        self.gave_up = False
-        self.generated_tokens = 0
+        self.gave_up = False  # a line was too long to be kept: at most its output tokens are in `usage`
+        self.generated_tokens = 0  # that events have brought, at least; 0 unless they are counted
         self._counts_events = count_events
         self._most_bytes = most_bytes
         self._held = bytearray()  # the line that has not ended
@@ -160,7 +146,7 @@ class EventStreamUsage:
         self._last = b""
 
     def feed(self, chunk: bytes) -> None:
-        """See UsageReader."""
+        """Take a part of the body."""
         if self._skips:
             line, ended, chunk = chunk.partition(b"\n")
             self._long.feed(line)
@@ -180,7 +166,7 @@ class EventStreamUsage:
         self._note(whole)
 
     def usage(self) -> Usage | None:
-        """See UsageReader."""
+        """Return what the whole body says, or None where it does not."""
         self._note(bytes(self._held))
         self._held.clear()
         found = [usage for usage in (_usage_of(self._first), _usage_of(self._last), self._long.usage()) if usage]
@@ -202,6 +188,9 @@ class EventStreamUsage:
                 data = line[len(b"data:") :]
                 self._first = self._first or data
                 self._last = data
+
+
+UsageReader = JsonUsage | EventStreamUsage
 
 
 class _LongText:
@@ -226,8 +215,8 @@ class _LongText:
             if at < 0:
                 return
             if (found := _STREAMED_USAGE.match(window, at)) is not None:
-                told = _output_tokens(window[found.end() - 1 : found.end() + USAGE_BYTES])
-                self._output_tokens = _largest((self._output_tokens, told))
+                tokens = _output_tokens(window[found.end() - 1 : found.end() + USAGE_BYTES])
+                self._output_tokens = _largest((self._output_tokens, tokens))
 
     def usage(self) -> Usage | None:
         """Return what was found."""
@@ -301,20 +290,7 @@ def _usage_of(document: bytes) -> Usage | None:
 MOST_HELD_BACK_BYTES = 4 << 20
 
 
-class ModelRewriter(Protocol):
-    """One response's rewriting."""
-
-    gave_up: bool  # something passed unchanged because it was too large
-
-    def feed(self, chunk: bytes, *, end_of_stream: bool) -> bytes:
-        """Take a part of the body and return what can go to the client; by the end, all of it."""
-
-    @property
-    def holds_back(self) -> bool:
-        """Tell whether bytes were taken that have not been given back."""
-
-
-def rewriter_for(content_type: str, *, model: str, most_bytes: int = MOST_HELD_BACK_BYTES) -> ModelRewriter | None:
+def rewriter_for(content_type: str, *, model: str, most_bytes: int = MOST_HELD_BACK_BYTES) -> "ModelRewriter | None":
     """Return what rewrites a body of this type to say `model`, or None for types that name no model."""
     media_type = content_type.partition(";")[0].strip().lower()
     name = msgspec.json.encode(model)
@@ -331,14 +307,14 @@ class JsonRewriter:
     __slots__ = ("_held", "_most_bytes", "_name", "_search", "gave_up")
 
     def __init__(self, name: bytes, *, most_bytes: int) -> None:
-        self.gave_up = False
+        self.gave_up = False  # the body passed unchanged because it was too large
         self._name = name
         self._most_bytes = most_bytes
         self._held = bytearray()
         self._search = ModelFieldSearch()
 
     def feed(self, chunk: bytes, *, end_of_stream: bool) -> bytes:
-        """See ModelRewriter."""
+        """Take a part of the body and return what can go to the client; by the end, all of it."""
         if self._search.done or self.gave_up:
             return chunk
         held = self._held
@@ -355,7 +331,7 @@ class JsonRewriter:
 
     @property
     def holds_back(self) -> bool:
-        """See ModelRewriter."""
+        """Whether bytes were taken that have not been given back."""
         return bool(self._held)
 
 
@@ -365,14 +341,14 @@ class EventStreamRewriter:
     __slots__ = ("_held", "_held_bytes", "_most_bytes", "_name", "gave_up")
 
     def __init__(self, name: bytes, *, most_bytes: int) -> None:
-        self.gave_up = False
+        self.gave_up = False  # a line passed unchanged because it was too large
         self._name = name
         self._most_bytes = most_bytes
         self._held: list[bytes] = []  # of the line that has not ended
         self._held_bytes = 0
 
     def feed(self, chunk: bytes, *, end_of_stream: bool) -> bytes:
-        """See ModelRewriter."""
+        """Take a part of the body and return what can go to the client; by the end, all of it."""
         end = len(chunk) if end_of_stream else chunk.rfind(b"\n") + 1
         if not end and not end_of_stream:
             self._held.append(chunk)
@@ -386,7 +362,7 @@ class EventStreamRewriter:
 
     @property
     def holds_back(self) -> bool:
-        """See ModelRewriter."""
+        """Whether bytes were taken that have not been given back."""
         return bool(self._held)
 
     def _line(self, line: bytes) -> bytes:
@@ -400,3 +376,6 @@ class EventStreamRewriter:
         self.gave_up = True  # the rest of the line is taken for a line, which has no `data:`
         passed, self._held, self._held_bytes = b"".join(self._held), [], 0
         return passed
+
+
+ModelRewriter = JsonRewriter | EventStreamRewriter

@@ -309,7 +309,7 @@ async def test_a_stopping_server_serves_what_is_open_and_takes_nothing_new() -> 
         await call.write(headers(BodyMode.NONE))
         await eventually(lambda: stage.picks.started == 1)
         stopping = asyncio.create_task(stage.server.stop(grace_seconds=DEADLINE_SECONDS))
-        await eventually(lambda: not stage.server.listening)
+        await eventually(lambda: stage.server._listener is not None and not stage.server._listener.is_serving())
         with pytest.raises(OSError):
             await asyncio.open_connection(HOST, stage.port)
         stage.picks.gate.set()
@@ -478,7 +478,7 @@ async def test_a_peer_that_reads_nothing_is_not_read_from_and_holds_nobody_up() 
                     for start in range(0, len(message), 16_384)
                 )
             )
-        await eventually(lambda: stage.server.paused_connections == 1)
+        await eventually(lambda: [each.session.outbound.paused for each in stage.server._connections].count(True) == 1)
         assert await whole_exchange(stage, b"abc", 3) == b"abc"
         peer.reader._transport.resume_reading()  # type: ignore[attr-defined]
         got = 0

@@ -13,7 +13,7 @@ import pytest
 from extproc.errors import ConfigError
 from extproc.replicas.shared_load import EndpointBookings, SharedView
 from extproc.replicas.shared_records import PlacementNames
-from extproc.replicas.shared_state import SharedState, SharedStateSettings
+from extproc.replicas.shared_state import PoolShare, SharedState, SharedStateSettings
 from kvmesh.blocks.block_keys import root_key
 from kvmesh.index.redis_reader import PrefixIndexReader
 from tests.integration.kv_fake_redis import array, error, fake_redis, replica_of
@@ -31,6 +31,7 @@ class Replica:
     """A picker, as far as the others notice: its bookings, and a task that may be killed."""
 
     state: SharedState
+    pool: PoolShare
     bookings: dict[str, EndpointBookings]
     running: "asyncio.Task[None]"
     reader: PrefixIndexReader
@@ -48,9 +49,9 @@ class Replica:
 
     async def look(self, session: str | None = None, adapter: str | None = None) -> SharedView:
         """What a request with a lookup learns."""
-        also, replies = self.state.command(session, adapter)
+        also, replies = self.pool.command(session, adapter)
         lookup = await self.reader.lookup(bytes(400), root=ROOT, also=also, also_replies=replies)
-        return self.state.take(lookup.also)
+        return self.pool.take(lookup.also)
 
     async def sees(self, holds: Callable[[SharedView], bool]) -> SharedView:
         return await eventually(self.look, holds)
@@ -63,12 +64,15 @@ class Replicas:
     url: str
     started: list[Replica] = field(default_factory=list)
 
-    def start(self, *, settings: SharedStateSettings = QUICK, hash_seed: str = "seed") -> Replica:
+    def start(
+        self, *, settings: SharedStateSettings = QUICK, hash_seed: str = "seed", session_ttl_seconds: float = 1800.0
+    ) -> Replica:
         bookings: dict[str, EndpointBookings] = {}
-        state = SharedState(url=self.url, hash_seed=hash_seed, bookings=lambda: bookings, settings=settings)
+        state = SharedState(url=self.url, bookings=lambda: bookings, settings=settings)
+        pool = PoolShare(state, hash_seed=hash_seed, session_ttl_seconds=session_ttl_seconds)
         running = asyncio.create_task(state.run(), name="share")
         reader = PrefixIndexReader(url=self.url, hash_seed=hash_seed)
-        replica = Replica(state=state, bookings=bookings, running=running, reader=reader)
+        replica = Replica(state=state, pool=pool, bookings=bookings, running=running, reader=reader)
         self.started.append(replica)
         return replica
 
@@ -139,7 +143,7 @@ async def test_a_request_without_a_lookup_hears_the_same(replicas: Replicas) -> 
     one.book(a=EndpointBookings(1, 10, 100))
     await two.sees(lambda view: A in view.others)
 
-    assert await two.state.read() == SharedView(others={A: EndpointBookings(1, 10, 100)}, replicas=1)
+    assert await two.pool.read() == SharedView(others={A: EndpointBookings(1, 10, 100)}, replicas=1)
 
 
 async def test_a_change_is_heard_long_before_the_next_beat(replicas: Replicas, redis_server: RedisServer) -> None:
@@ -232,11 +236,11 @@ async def test_a_replica_that_ends_in_order_takes_its_bookings_back_at_once(
 
 async def test_a_session_is_known_to_all_replicas_where_it_was_placed_last(replicas: Replicas) -> None:
     one, two = replicas.start(), replicas.start()
-    one.state.placed(endpoint=A, session="alice")
+    one.pool.placed(endpoint=A, session="alice")
     await two.sees(lambda view: True)
     assert (await eventually(lambda: two.look("alice"), lambda view: bool(view.session_endpoint))).session_endpoint == A
 
-    two.state.placed(endpoint=B, session="alice")
+    two.pool.placed(endpoint=B, session="alice")
     assert (await eventually(lambda: one.look("alice"), lambda view: view.session_endpoint == B)).session_endpoint == B
     assert (await one.look("bob")).session_endpoint is None
     assert (await one.look()).session_endpoint is None
@@ -249,7 +253,7 @@ async def test_a_session_that_two_replicas_move_in_turn_stays_where_it_was_place
         """Place it as a pick does that has read where it was, and wait until that can be read."""
         before = await replica.look("alice")
         moved = before.session_read and before.session_endpoint != endpoint
-        replica.state.placed(endpoint=endpoint, session="alice", session_moved=moved)
+        replica.pool.placed(endpoint=endpoint, session="alice", session_moved=moved)
         await eventually(lambda: replica.look("alice"), lambda view: view.session_endpoint == endpoint)
 
     for replica, endpoint in ((one, A), (two, B), (one, A), (two, B)):
@@ -258,8 +262,8 @@ async def test_a_session_that_two_replicas_move_in_turn_stays_where_it_was_place
 
 async def test_an_adapter_is_known_to_all_replicas_wherever_it_was_placed_of_late(replicas: Replicas) -> None:
     one, two, three = (replicas.start() for _ in range(3))
-    one.state.placed(endpoint=A, adapter="sql")
-    two.state.placed(endpoint=B, adapter="sql", session="alice")
+    one.pool.placed(endpoint=A, adapter="sql")
+    two.pool.placed(endpoint=B, adapter="sql", session="alice")
 
     view = await eventually(
         lambda: three.look("alice", "sql"), lambda view: len(view.adapter_endpoints) == 2 and view.replicas == 2
@@ -269,17 +273,17 @@ async def test_an_adapter_is_known_to_all_replicas_wherever_it_was_placed_of_lat
 
 async def test_a_lonely_replica_knows_its_sessions_and_adapters(replicas: Replicas) -> None:
     one = replicas.start()
-    one.state.placed(endpoint=A, session="alice", adapter="sql")
+    one.pool.placed(endpoint=A, session="alice", adapter="sql")
 
     assert await eventually(lambda: one.look("alice", "sql"), lambda view: bool(view.session_endpoint)) == SharedView(
         session_endpoint=A, session_read=True, adapter_endpoints=frozenset((A,))
     )
-    assert one.state.command() == (b"", 0)
+    assert one.pool.command() == (b"", 0)
 
 
 async def test_placements_end_after_their_time(replicas: Replicas, redis_server: RedisServer) -> None:
-    one = replicas.start(settings=replace(QUICK, session_ttl_seconds=0.2, adapter_ttl_seconds=0.2))
-    one.state.placed(endpoint=A, session="alice", adapter="sql")
+    one = replicas.start(settings=replace(QUICK, adapter_ttl_seconds=0.2), session_ttl_seconds=0.2)
+    one.pool.placed(endpoint=A, session="alice", adapter="sql")
     await eventually(lambda: one.look("alice"), lambda view: view.session_endpoint == A)
 
     assert await eventually(
@@ -290,7 +294,7 @@ async def test_placements_end_after_their_time(replicas: Replicas, redis_server:
 
 async def test_no_word_of_a_client_is_in_redis(replicas: Replicas, redis_server: RedisServer) -> None:
     one = replicas.start()
-    one.state.placed(endpoint=A, session="alice@example.org", adapter="secret-adapter")
+    one.pool.placed(endpoint=A, session="alice@example.org", adapter="secret-adapter")
     await eventually(lambda: one.look("alice@example.org"), lambda view: view.session_endpoint == A)
     client: Any = redis_server.client()
     everything = b"\n".join(bytes(name) + (client.dump(name) or b"") for name in client.keys("*"))
@@ -308,12 +312,12 @@ async def test_a_redis_that_dies_leaves_each_its_own_view_and_is_taken_up_again(
     redis_server.kill()
 
     # within the lease the last word counts, then only one's own
-    stale = two.state.alone("no answer")
+    stale = two.pool.alone("no answer")
     assert (stale.others, "up to 0.4 s old: no answer" in (stale.degraded or "")) == (
         {A: EndpointBookings(1, 10, 100)},
         True,
     )
-    view = await eventually(two.state.read, lambda view: not view.others)
+    view = await eventually(two.pool.read, lambda view: not view.others)
     assert (view.degraded or "").startswith("own bookings only: ")
     await until(lambda: two.state.problem is not None and one.state.problem is not None)
 
@@ -330,7 +334,7 @@ async def test_a_frozen_redis_delays_no_request_beyond_the_deadline(
     redis_server.freeze()
     try:
         started = asyncio.get_running_loop().time()
-        view = await one.state.read()
+        view = await one.pool.read()
         assert asyncio.get_running_loop().time() - started < 10.0
         assert "no answer within 20 ms" in (view.degraded or "")
         one.state.changed()
@@ -381,7 +385,7 @@ async def test_what_others_have_left_under_our_names_ends_nothing(
 
 async def test_pickers_of_different_deployments_share_loads_and_no_sessions(replicas: Replicas) -> None:
     one, two = replicas.start(hash_seed="one"), replicas.start(hash_seed="two")
-    one.state.placed(endpoint=A, session="alice")
+    one.pool.placed(endpoint=A, session="alice")
     await eventually(lambda: one.look("alice"), lambda view: view.session_endpoint == A)
 
     assert (await two.look("alice")).session_endpoint is None
@@ -405,12 +409,12 @@ async def test_a_user_without_rights_is_told_which_command_is_missing() -> None:
 
     async with fake_redis(answer) as fake, one_replica(fake.url) as one:
         await until(lambda: one.state.problem is not None)
-        assert "'set' command" in (one.state.take(()).degraded or "")
+        assert "'set' command" in (one.pool.take(()).degraded or "")
 
 
 def test_an_address_that_cannot_be_read_is_a_mistake_of_the_settings() -> None:
     async def make() -> None:
-        SharedState(url="http://example", hash_seed="seed", bookings=dict)
+        SharedState(url="http://example", bookings=dict)
 
     with pytest.raises(ConfigError, match="--redis: "):
         asyncio.run(make())
@@ -437,7 +441,7 @@ async def test_a_redis_cluster_serves_all_of_it_from_the_server_that_has_the_ind
         await group.formed()
         one, two = started.start(), started.start()
         one.book(a=EndpointBookings(1, 10, 100))
-        one.state.placed(endpoint=A, session="alice", adapter="sql")
+        one.pool.placed(endpoint=A, session="alice", adapter="sql")
 
         view = await eventually(
             lambda: two.look("alice", "sql"), lambda view: bool(view.others and view.session_endpoint)
@@ -461,7 +465,7 @@ async def test_the_documented_rights_suffice(redis_server: RedisServer) -> None:
     try:
         one, two = started.start(), started.start()
         one.book(a=EndpointBookings(1, 10, 100))
-        one.state.placed(endpoint=A, session="alice", adapter="sql")
+        one.pool.placed(endpoint=A, session="alice", adapter="sql")
 
         view = await eventually(
             lambda: two.look("alice", "sql"), lambda view: bool(view.others and view.session_endpoint)

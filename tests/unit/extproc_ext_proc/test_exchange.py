@@ -17,7 +17,7 @@ from extproc.ext_proc.exchange import (
     HeadersWithPick,
     Pick,
     RequestFacts,
-    TellClient,
+    SetResponseHeaders,
 )
 from extproc.responses.response_plan import ResponseHandling, ResponsePlan
 
@@ -209,10 +209,10 @@ def test_the_client_is_told_in_every_mode_with_the_answer_to_the_response_header
     told = {"x-kvmesh-degraded": "cap-output"}
     exchange, _ = picked(mode)
     elsewhere = mode is BodyMode.FULL_DUPLEX_STREAMED  # the body comes to the second filter
-    step = TellClient(told) if handling is PASS or elsewhere else AskForResponse(changes=False, headers=told)
-    assert list(exchange.response_headers(handling, end_of_stream=False, told=told)) == [step]
+    step = SetResponseHeaders(told) if handling is PASS or elsewhere else AskForResponse(changes=False, headers=told)
+    assert list(exchange.response_headers(handling, end_of_stream=False, headers=told)) == [step]
     exchange, _ = picked(mode)
-    assert list(exchange.response_headers(handling, end_of_stream=True, told=told)) == [TellClient(told)]
+    assert list(exchange.response_headers(handling, end_of_stream=True, headers=told)) == [SetResponseHeaders(told)]
 
 
 def test_request_headers_are_taken_away_also_where_the_body_is_not_seen() -> None:

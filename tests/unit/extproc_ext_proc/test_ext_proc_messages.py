@@ -24,8 +24,8 @@ from extproc.ext_proc.exchange import (
     ChangedResponse,
     HeadersWithPick,
     RequestFacts,
+    SetResponseHeaders,
     Step,
-    TellClient,
 )
 from extproc.responses.response_plan import Prediction, ResponsePlan
 from tests.unit.extproc_ext_proc.envoy_message import read_headers, read_response
@@ -113,7 +113,7 @@ TOLD = {"x-kvmesh-degraded": "cap-output, smaller-model", "x-kvmesh-priority": "
 
 @pytest.mark.parametrize(
     "step",
-    [TellClient(TOLD), AskForResponse(changes=False, headers=TOLD), AskForResponse(changes=True, headers=TOLD)],
+    [SetResponseHeaders(TOLD), AskForResponse(changes=False, headers=TOLD), AskForResponse(changes=True, headers=TOLD)],
 )
 def test_what_the_client_is_told_is_set_on_the_response_beside_all_else(step: Step) -> None:
     answer = decoded(step)

@@ -92,17 +92,17 @@ def test_an_answer_whose_details_are_no_text_is_not_a_pod_s() -> None:
 
 
 def test_attributes_that_clients_fill_are_read_and_not_kept() -> None:
-    ext_proc_messages._usual_about.cache_clear()
+    ext_proc_messages._cached_about.cache_clear()
     for number in range(3):
         message = headers_message()
         message.attributes[FILTER].update({"request.path": f"/{number}" + "x" * 1000})
         read = read_message(message.SerializeToString(), WANTED)
         assert isinstance(read, HeadersMessage)
         assert read.attributes == {"request.path": f"/{number}" + "x" * 1000}
-    assert ext_proc_messages._usual_about.cache_info().currsize == 0
+    assert ext_proc_messages._cached_about.cache_info().currsize == 0
     for _ in range(2):
         read_message(headers_message().SerializeToString(), WANTED)
-    assert ext_proc_messages._usual_about.cache_info().currsize == 1
+    assert ext_proc_messages._cached_about.cache_info().currsize == 1
 
 
 def test_a_wanted_name_that_no_header_can_have_is_never_found() -> None:

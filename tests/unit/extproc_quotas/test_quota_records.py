@@ -7,7 +7,7 @@ import pytest
 
 from extproc.policy.priority import Quota
 from extproc.quotas.quota import QuotaAsk, quota_key
-from extproc.quotas.quota_records import QuotaNames, QuotaScript, Taken, read_taken
+from extproc.quotas.quota_records import SCRIPT, Taken, pack_settle, pack_take, quota_name, read_taken
 
 KEY = quota_key(Quota(requests_per_minute=60, concurrent_requests=3), name=b"abc")
 ASK = QuotaAsk(key=KEY, prompt_tokens=1234, reserved_tokens=56, member=b"me.1", asked_at=0.0)
@@ -24,18 +24,15 @@ def read(command: bytes) -> list[bytes]:
 
 
 def test_a_script_that_is_known_is_called_by_its_name() -> None:
-    script = QuotaScript("return 1")
-    by_text = read(script.take(ASK, lease_ms=4000, is_known=False))
-    by_name = read(script.take(ASK, lease_ms=4000, is_known=True))
+    by_text = read(pack_take(ASK, lease_ms=4000, is_known=False))
+    by_name = read(pack_take(ASK, lease_ms=4000, is_known=True))
 
-    assert by_text == [b"EVAL", b"return 1", *FIXED, *TERMS, b"take", b"1", b"1234", b"56", b"me.1"]
-    assert by_name == [b"EVALSHA", b"e0e1f9fabfc9d4800c877a703b823ac0578ff8db", *by_text[2:]]
+    assert by_text == [b"EVAL", SCRIPT.source.encode(), *FIXED, *TERMS, b"take", b"1", b"1234", b"56", b"me.1"]
+    assert by_name == [b"EVALSHA", SCRIPT.sha.encode(), *by_text[2:]]
 
 
 def test_what_ends_and_what_goes_on_is_one_command() -> None:
-    command = QuotaScript("return 1").settle(
-        KEY, (0.0, -5.0, 7.5), ended=[b"a", b"b"], renewed=[b"c"], lease_ms=4000, is_known=False
-    )
+    command = pack_settle(KEY, (0.0, -5.0, 7.5), ended=[b"a", b"b"], renewed=[b"c"], lease_ms=4000, is_known=False)
     assert read(command)[13:] == [b"settle", b"0.0", b"-5.0", b"7.5", b"2", b"a", b"b", b"c"]
 
 
@@ -59,14 +56,13 @@ def test_an_answer_is_read_or_told_why_not(reply: Any, expected: Taken | str) ->
 
 
 def test_names_differ_by_tenant_model_and_seed_and_do_not_show_them() -> None:
-    names = QuotaNames(hash_seed="seed")
     made = [
-        names.name(tenant="a", model="bc"),
-        names.name(tenant="ab", model="c"),
-        names.name(tenant="", model="1:abc"),
-        names.name(tenant="\udcff", model="bc"),
-        QuotaNames(hash_seed="other").name(tenant="a", model="bc"),
+        quota_name("seed", tenant="a", model="bc"),
+        quota_name("seed", tenant="ab", model="c"),
+        quota_name("seed", tenant="", model="1:abc"),
+        quota_name("seed", tenant="\udcff", model="bc"),
+        quota_name("other", tenant="a", model="bc"),
     ]
     assert len(set(made)) == 5
-    assert made[0] == QuotaNames(hash_seed="seed").name(tenant="a", model="bc")
+    assert made[0] == quota_name("seed", tenant="a", model="bc")
     assert all(len(name) == 24 for name in made)

@@ -31,5 +31,5 @@ def test_what_is_usual_stays_between_the_first_guess_and_what_was_seen(seen: lis
         if tokens is not None:
             share.generated(tokens)
     tokens_seen = [256, *(tokens for _, tokens in seen if tokens is not None)]
-    assert min(tokens_seen) - 1e-6 <= share.usual_generated <= max(tokens_seen) + 1e-6
+    assert min(tokens_seen) - 1e-6 <= share.mean_generated <= max(tokens_seen) + 1e-6
     assert 0.0 <= share.wait_for_an_end() < math.inf

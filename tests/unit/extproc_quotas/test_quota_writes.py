@@ -39,9 +39,9 @@ def test_who_used_what_was_taken_is_not_written() -> None:
 def test_leases_are_renewed_when_they_are_old_and_as_long_as_they_are_open() -> None:
     one, writes = key(), QuotaWrites()
     young, old, ended = ask(one, b"young"), ask(one, b"old"), ask(one, b"ended")
-    writes.opened(young, told_at=10.0)
-    writes.opened(old, told_at=1.0)
-    writes.opened(ended, told_at=1.0)
+    writes.opened(young, renewed_at=10.0)
+    writes.opened(old, renewed_at=1.0)
+    writes.opened(ended, renewed_at=1.0)
     writes.ended(ended, NOTHING, has_lease=True)
     taken = writes.take(renew_before=5.0, most_members=10)
 
@@ -53,7 +53,7 @@ def test_leases_are_renewed_when_they_are_old_and_as_long_as_they_are_open() -> 
 
 def test_what_ends_while_its_renewal_is_written_is_not_open_again() -> None:
     one, writes = key(), QuotaWrites()
-    writes.opened(ask(one), told_at=1.0)
+    writes.opened(ask(one), renewed_at=1.0)
     taken = writes.take(renew_before=5.0, most_members=10)
     writes.ended(ask(one), NOTHING, has_lease=True)
     writes.written(taken, now=6.0)

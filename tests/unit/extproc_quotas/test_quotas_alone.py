@@ -10,6 +10,7 @@ from extproc.quotas.quota import Limit, QuotaAsk, QuotaKey, QuotaNote, QuotaVerd
 from extproc.quotas.shared_quotas import ELSEWHERE_SECONDS, MOST_KEYS, Quotas
 from extproc.telemetry.process_telemetry import show_quotas
 from kvmesh.metrics.registry import Registry
+from kvmesh.redis.link import RedisLink
 
 FULL = [0, 0, 9000, 900_000, 90_000]
 ALL = Quota(
@@ -32,7 +33,7 @@ class Alone:
         self.clock = Clock()
         self.others = others
         self.quotas = Quotas(
-            url="redis://127.0.0.1:1",
+            RedisLink("redis://127.0.0.1:1"),
             hash_seed="seed",
             quotas=quotas,
             others=lambda: self.others,
@@ -230,9 +231,9 @@ def test_a_forgotten_script_is_sent_as_text_once() -> None:
 def test_after_a_server_without_writes_asks_take_a_way_of_their_own_for_a_while() -> None:
     one = Alone(ALL)
     one.answered([-1, b"READONLY You can't write against a read only replica."])
-    assert not one.quotas.rides
+    assert not one.quotas.goes_with_lookups
     one.clock.now += ELSEWHERE_SECONDS
-    assert one.quotas.rides
+    assert one.quotas.goes_with_lookups
 
 
 def test_what_is_reserved_is_bounded_by_what_the_client_and_the_bucket_allow() -> None:

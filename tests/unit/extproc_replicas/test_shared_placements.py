@@ -1,6 +1,6 @@
 """Which placements are written: what is new, and what would end before it is used again."""
 
-from extproc.replicas.shared_placements import MAX_PENDING, Placement, PlacementBook
+from extproc.replicas.shared_records import MAX_PENDING, Placement, PlacementBook
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 

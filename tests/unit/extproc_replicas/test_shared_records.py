@@ -5,10 +5,10 @@ import pytest
 from redis.crc import key_slot
 
 from extproc.replicas.shared_load import EndpointBookings
-from extproc.replicas.shared_placements import Placement
 from extproc.replicas.shared_records import (
     MAX_NAME,
     REPLICAS,
+    Placement,
     PlacementNames,
     load_key,
     pack_placement,

@@ -17,6 +17,7 @@ from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
 from extproc.telemetry.process_telemetry import show_lookups, show_quotas, show_records
 from kvmesh.index.redis_reader import PrefixIndexReader
+from kvmesh.redis.link import RedisLink
 
 REQUESTS = st.lists(
     st.tuples(
@@ -117,7 +118,9 @@ def test_a_picker_shows_what_is_declared_and_no_more() -> None:
             index_problem=lambda: None,
         )
     )
-    show_quotas(telemetry.registry, Quotas(url="redis://127.0.0.1:1", hash_seed="s", quotas=(), others=lambda: 0))
+    show_quotas(
+        telemetry.registry, Quotas(RedisLink("redis://127.0.0.1:1"), hash_seed="s", quotas=(), others=lambda: 0)
+    )
     show_records(telemetry.registry, targets=(), traces=None)
     show_lookups(telemetry.registry, PrefixIndexReader(url="redis://127.0.0.1:1", hash_seed="s"))
     telemetry.registry.values(UNROUTED)  # of `Pools`, in a registry of its own
