@@ -1,6 +1,6 @@
 """The models that a picker routes: what each is called, how its prompts become tokens, and what stands behind a name.
 
-Values only, made from the section `models` of a policy; `models.model_rules` applies the rules.
+Values only; `models.model_rules` applies the rules.
 """
 
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ class ModelTable:
     _rule_for: Mapping[str, ModelRule] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # the first one that claims a name has it; a policy with doubles is refused
+        # of models with one name the first counts; a policy with doubles is refused
         models = self.served[::-1]
         by_name = {name: model for model in models for name in (*model.aliases, model.name)}
         by_adapter = {adapter: model for model in models for adapter in model.adapters}

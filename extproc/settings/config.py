@@ -214,8 +214,8 @@ class PolicyFlags:
     )
     priorities: str | None = setting(
         None,
-        "The policy's section `priorities` by itself (docs/guides/priorities.md): classes, rules, tenants. Takes "
-        "precedence over --policy. Default: classes critical, standard (for all requests) and sheddable.",
+        "The policy's section `priorities` by itself (docs/guides/priorities.md): classes, rules, tenants. "
+        "Takes precedence over --policy. Default: classes critical, standard (for all requests) and sheddable.",
         metavar="FILE|JSON",
     )
     overload: bool | None = setting(
@@ -266,6 +266,17 @@ class PolicyFlags:
         )
 
 
+def parse_roles(text: str) -> dict[str, Role]:
+    """Read `endpoint=role,…`. Raise ConfigError for an unknown role."""
+    roles: dict[str, Role] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        endpoint, _, role = entry.rpartition("=")
+        if not endpoint or role not in list(Role):
+            raise ConfigError(f"--roles: {entry!r} is not IP:PORT=ROLE; roles are {', '.join(Role)}")
+        roles[endpoint] = Role(role)
+    return roles
+
+
 def parse_weights(text: str) -> dict[str, float]:
     """Read `scorer=weight,…`; scorers left out get weight 0. Raise ConfigError for an unknown scorer."""
     weights: dict[str, float] = {}
@@ -280,17 +291,6 @@ def parse_weights(text: str) -> dict[str, float]:
         if not separator or not 0 <= weights[name] < float("inf"):
             raise ConfigError(f"the weight of {name!r} must be a number >= 0, not {value!r}")
     return weights
-
-
-def parse_roles(text: str) -> dict[str, Role]:
-    """Read `endpoint=role,…`. Raise ConfigError for an unknown role."""
-    roles: dict[str, Role] = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        endpoint, _, role = entry.rpartition("=")
-        if not endpoint or role not in list(Role):
-            raise ConfigError(f"--roles: {entry!r} is not IP:PORT=ROLE; roles are {', '.join(Role)}")
-        roles[endpoint] = Role(role)
-    return roles
 
 
 def read_policy(
