@@ -10,7 +10,10 @@ import pytest
 from tests.e2e.stack import Stack, eventually, running_stack
 
 RULES = {
-    "rules": [{"model": "gpt-x", "targets": ["tiny"]}, {"model": "gone", "targets": ["no-such"], "fallbacks": ["tiny"]}]
+    "rules": [
+        {"model": "gpt-x", "targets": [{"model": "tiny"}]},
+        {"model": "gone", "targets": [{"model": "no-such"}], "fallbacks": ["tiny"]},
+    ]
 }
 
 
