@@ -1,4 +1,4 @@
-"""docs/policy.md shows the default policy, with every field."""
+"""docs/reference/policy.md shows the default policy, with every field."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from extproc.policy.schema import Record, kind_of
 from extproc.policy.spec import Spec
 from extproc.policy.values import PickPolicy
 
-PAGE = Path(__file__).parents[3] / "docs" / "policy.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "policy.md"
 
 
 def test_the_page_explains_every_field_and_its_example_is_the_default() -> None:

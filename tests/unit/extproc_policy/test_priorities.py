@@ -328,7 +328,7 @@ def test_a_quota_may_allow_nothing(limit: str) -> None:
 
 
 HEAD = {"apiVersion": "kvmesh.io/v1alpha1", "kind": "InferencePolicy"}
-PAGE = Path(__file__).parents[3] / "docs" / "priorities.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "priorities.md"
 
 
 def test_the_page_s_first_example_is_the_default_and_names_every_field() -> None:
