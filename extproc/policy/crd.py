@@ -14,7 +14,7 @@ from extproc.policy.schema import Choice, Flag, Kind, ListOf, Number, Property, 
 from extproc.policy.spec import Spec
 
 PLURAL, SINGULAR, SHORT_NAME, CATEGORY = "inferencepolicies", "inferencepolicy", "infpol", "kvmesh"
-HEADER = "# Written by `python -m extproc.policy.crd`; docs/inference-policy.md explains the fields.\n"
+HEADER = "# Written by `python -m extproc.policy.crd`; docs/reference/inference-policy.md explains the fields.\n"
 INT32 = 2**31 - 1
 CONDITION_COLUMN = '.status.conditions[?(@.type=="{}")].{}'
 COLUMNS: Mapping[str, str] = {

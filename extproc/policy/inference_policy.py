@@ -1,7 +1,7 @@
 """InferencePolicy documents (kvmesh.io/v1alpha1), and files of the picker's own settings -> the fields that they give.
 
-docs/inference-policy.md has the fields. What a document gives is kept as plain values under the names of `policy.spec`,
-so that several can be merged field by field and every message names the field as people write it.
+docs/reference/inference-policy.md has the fields. What a document gives is kept as plain values under the names of
+`policy.spec`, so that several can be merged field by field and every message names the field as people write it.
 """
 
 import re
@@ -125,7 +125,7 @@ def _read_settings(document: object) -> dict[str, Any]:
         message = (
             f"{', '.join(former[:MOST_FORMER])}: a policy file is an InferencePolicy or its spec now, in camel case"
         )
-        raise PolicyDocumentError("spec", f"{message} (docs/policy.md has the new names): {error}") from None
+        raise PolicyDocumentError("spec", f"{message} (docs/reference/policy.md has the new names): {error}") from None
 
 
 def _snake_case_keys(value: object) -> Iterator[str]:

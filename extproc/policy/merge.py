@@ -1,6 +1,6 @@
 """Which policy says what for a pool: layers in their order of precedence -> merged fields with their origins. Pure.
 
-docs/policy-precedence.md has the rules in prose.
+docs/reference/policy-precedence.md has the rules in prose.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

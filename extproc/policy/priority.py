@@ -1,8 +1,8 @@
 """Priority classes, tenants, quotas and what happens under load, as the operator declares them.
 
-Values, and at once the declaration of their fields in an InferencePolicy, as in `policy.values`; docs/priorities.md
-explains them. Seconds, tokens and shares (0..1) throughout. A higher priority is more important, as in
-InferenceObjective.
+Values, and at once the declaration of their fields in an InferencePolicy, as in `policy.values`;
+docs/guides/priorities.md explains them. Seconds, tokens and shares (0..1) throughout. A higher priority is more
+important, as in InferenceObjective.
 """
 
 from collections.abc import Mapping

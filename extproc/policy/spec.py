@@ -1,7 +1,7 @@
 """The `spec` of an InferencePolicy: its sections put together, and those that only documents have.
 
 This declaration, with `policy.values` and `policy.priority`, is the only one: documents are read by it, `policy.crd`
-writes the definition and `policy.table` the table in docs/inference-policy.md.
+writes the definition and `policy.table` the table in docs/reference/inference-policy.md.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The fields of an InferencePolicy as tables for docs/inference-policy.md.
+"""The fields of an InferencePolicy as tables for docs/reference/inference-policy.md.
 
 `python -m extproc.policy.table` prints them; a test compares the page with what this writes.
 """

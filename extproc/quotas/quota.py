@@ -1,6 +1,6 @@
 """Quotas: which one a request falls under, what it asks for, and what the answer tells the client. Values, no clock.
 
-`docs/quotas.md`.
+`docs/guides/quotas.md`.
 """
 
 from collections.abc import Mapping, Sequence

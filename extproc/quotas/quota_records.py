@@ -1,4 +1,4 @@
-"""Quotas in Redis: names, the script's commands, and how its replies read. `docs/quotas.md` lists the keys.
+"""Quotas in Redis: names, the script's commands, and how its replies read. `docs/guides/quotas.md` lists the keys.
 
 Names are keyed hashes: no client's text is in Redis, and none can be guessed without the seed. What is not ours to read
 is told as such and never raises.

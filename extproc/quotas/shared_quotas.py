@@ -1,7 +1,7 @@
 """Quotas that all replicas share: asked in the lookup's round trip, settled at the end, decided here without Redis.
 
 The use case makes an ask, `prefixes.prefix_index` sends it, whoever made it settles or cancels it; `run` writes. No
-request ever waits for a write. `docs/quotas.md`.
+request ever waits for a write. `docs/guides/quotas.md`.
 """
 
 import asyncio

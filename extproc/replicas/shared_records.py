@@ -1,4 +1,6 @@
-"""The pickers' own keys in Redis: names, records, commands and how their replies read. `docs/replicas.md` lists them.
+"""The pickers' own keys in Redis: names, records, commands and how their replies read.
+
+`docs/explanation/replicas.md` lists them.
 
 Everything that is read may have been written by anyone: what is not ours to read is left out and never raises. Names of
 sessions and adapters are keyed hashes, so that no client's text is in Redis.

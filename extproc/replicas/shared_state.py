@@ -1,7 +1,7 @@
 """What this replica has booked, told to the others through Redis, and what the others have booked, heard from there.
 
 The service hands `command` to the index lookup, so that hearing costs no round trip of its own, and calls `changed`,
-`ended` and `placed` when it books; `run` writes. No request ever waits for a write. `docs/replicas.md`.
+`ended` and `placed` when it books; `run` writes. No request ever waits for a write. `docs/explanation/replicas.md`.
 """
 
 import asyncio
