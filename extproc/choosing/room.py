@@ -1,7 +1,7 @@
 """Which endpoints have room for one more request of a class, and what TTFT it would have there. Pure.
 
-An endpoint without a recent report is neither idle nor full: it gets a few requests at a time. `docs/estimates.md` has
-the rules in words.
+An endpoint without a recent report is neither idle nor full: it gets a few requests at a time.
+`docs/explanation/estimates.md` has the rules in words.
 """
 
 from collections.abc import Mapping, Sequence

@@ -126,7 +126,7 @@ class TrialFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerFinding:
-    """One finding of the indexers themselves (docs/findings.md)."""
+    """One finding of the indexers themselves (docs/reference/findings.md)."""
 
     endpoint: str
     reason: str

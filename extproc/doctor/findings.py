@@ -23,7 +23,7 @@ ERRORS_FOUND, NOT_ALL_CHECKED = 1, 2  # exit codes
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the report; the field names are those of `--json`."""
 
-    check: str  # a name of `checks.CHECKS`, and a section of docs/doctor.md
+    check: str  # a name of `checks.CHECKS`, and a section of docs/reference/doctor.md
     severity: Severity
     subject: str  # HOST:PORT of a pod, a model, `redis`, `envoy`, …
     seen: str

@@ -90,7 +90,7 @@ def _buffered(envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterator[Finding]:
         yield warning(
             envoy.url,
             f"{BUFFERED} bodies with the default message_timeout of 200 ms: a slow pick is answered 504",
-            fix="set message_timeout: 360s: longer than any request may wait in the picker (docs/priorities.md)",
+            fix="set message_timeout: 360s: longer than any request may wait in the picker (docs/guides/priorities.md)",
         )
     limit = picking.listener.get("per_connection_buffer_limit_bytes", DEFAULT_BUFFER_BYTES)
     if isinstance(limit, int) and limit <= DEFAULT_BUFFER_BYTES:

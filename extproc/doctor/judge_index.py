@@ -31,8 +31,8 @@ def redis_answers(facts: Facts) -> Iterator[Finding]:
         yield error(
             redis.label,
             f"cannot be used: {redis.problem}",
-            fix="check --redis and the other --redis-… settings (docs/redis-connection.md) and that Redis runs; until "
-            "then requests are routed on load alone",
+            fix="check --redis and the other --redis-… settings (docs/guides/redis-connection.md) and that Redis runs; "
+            "until then requests are routed on load alone",
         )
         return
     version = _VERSION.match(redis.version)
@@ -46,7 +46,7 @@ def redis_answers(facts: Facts) -> Iterator[Finding]:
         yield warning(
             redis.label,
             "is a replica: the index may be late, and replicas of the picker cannot share their load",
-            fix="name the master in --redis, or use redis+sentinel:// (docs/redis-connection.md)",
+            fix="name the master in --redis, or use redis+sentinel:// (docs/guides/redis-connection.md)",
         )
 
 
@@ -65,7 +65,7 @@ def redis_memory(facts: Facts) -> Iterator[Finding]:
         yield warning(
             redis.label,
             f"uses {redis.used_bytes / redis.maxmemory_bytes:.0%} of its maxmemory ({redis.maxmemory_bytes:,} bytes)",
-            fix="raise maxmemory: docs/redis.md, Size, says how much the index needs",
+            fix="raise maxmemory: docs/reference/redis.md, Size, says how much the index needs",
         )
 
 
@@ -168,7 +168,9 @@ def index_follows(facts: Facts) -> Iterator[Finding]:
     index = facts.index
     if index.problem:
         if not facts.redis.problem:
-            yield error("index", f"cannot be read: {index.problem}", fix="see docs/redis.md, What others have written")
+            yield error(
+                "index", f"cannot be read: {index.problem}", fix="see docs/reference/redis.md, What others have written"
+            )
         return
     if not index.indexer_alive:
         yield error(
@@ -180,7 +182,8 @@ def index_follows(facts: Facts) -> Iterator[Finding]:
         yield error(
             "index",
             f"{len(index.unreadable)} records are not believed, the first: {index.unreadable[0]}",
-            fix="see docs/redis.md, What others have written; give kvmesh a Redis database that nobody else writes to",
+            fix="see docs/reference/redis.md, What others have written; give kvmesh a Redis database that nobody else "
+            "writes to",
         )
     yield from _states(facts)
 
@@ -212,7 +215,7 @@ def _states(facts: Facts) -> Iterator[Finding]:
                 yield warning(
                     subject,
                     f"is {source.state.value} ({source.reason or 'catching up'}): part of its cache is not known",
-                    fix="see docs/findings.md and the indexer's log for this reason; a replay ends by itself",
+                    fix="see docs/reference/findings.md and the indexer's log for this reason; a replay ends by itself",
                 )
 
 
@@ -228,14 +231,14 @@ def events_flow(facts: Facts) -> Iterator[Finding]:
             yield error(
                 pod.endpoint,
                 f"has served {pod.prompt_tokens} prompt tokens, and no event has ever come",
-                fix="check that the events address is this pod's own and that its port is open (docs/findings.md, "
-                "no-events)",
+                fix="check that the events address is this pod's own and that its port is open "
+                "(docs/reference/findings.md, no-events)",
             )
         elif ever and pod.running and facts.now - last > SILENT_SECONDS:
             yield warning(
                 pod.endpoint,
                 f"runs {pod.running} requests, and its last event is {facts.now - last:.0f} s old",
-                fix="see docs/findings.md, no-events and short-prompts",
+                fix="see docs/reference/findings.md, no-events and short-prompts",
             )
 
 
@@ -305,7 +308,7 @@ def _not_found(facts: Facts, trial: TrialFacts) -> Iterator[Finding]:
             f"a prompt of {trial.model} ({trial.tokens} tokens) was served, and no event came within "
             f"{trial.waited_seconds:.1f} s",
             fix="check --kv-events-config, prefix caching and that the events address is this pod's own "
-            "(docs/findings.md, no-events)",
+            "(docs/reference/findings.md, no-events)",
         )
 
 
@@ -319,7 +322,7 @@ def indexer_findings(facts: Facts) -> Iterator[Finding]:
         yield error(
             finding.endpoint,
             f"{finding.reason}: {finding.message}",
-            fix=f"see docs/findings.md, {finding.reason}",
+            fix=f"see docs/reference/findings.md, {finding.reason}",
         )
 
 

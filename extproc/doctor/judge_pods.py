@@ -37,7 +37,7 @@ def models_served(facts: Facts) -> Iterator[Finding]:
         yield warning(
             "models",
             "no model is configured: prompts are not tokenized, only balanced and predicted from their text",
-            fix="give --model and --tokenizer, or a `models` document (docs/models.md)",
+            fix="give --model and --tokenizer, or a `models` document (docs/guides/models.md)",
         )
         return
     for pod in facts.answering:
@@ -69,7 +69,7 @@ def _other_names(pod: PodFacts, known: set[str]) -> Iterator[Finding]:
         yield warning(
             pod.endpoint,
             f"also answers to {_names(further)}, which the picker does not know: such requests match no prefix",
-            fix="list these names as `aliases` of the model in `models` (docs/models.md)",
+            fix="list these names as `aliases` of the model in `models` (docs/guides/models.md)",
         )
 
 
@@ -81,8 +81,8 @@ def _lengths(facts: Facts, pod: PodFacts) -> Iterator[Finding]:
         if model.max_model_len is not None and model.max_model_len != served.max_model_len:
             yield warning(
                 pod.endpoint,
-                f"takes {served.max_model_len} tokens of {model.name}, and `max_model_len` says {model.max_model_len}",
-                fix=f"set max_model_len to {served.max_model_len} in `models`, or leave it out: pods are asked",
+                f"takes {served.max_model_len} tokens of {model.name}, and `maxModelLen` says {model.max_model_len}",
+                fix=f"set maxModelLen to {served.max_model_len} in `models`, or leave it out: pods are asked",
             )
 
 
@@ -320,7 +320,7 @@ def pool_documents(facts: Facts) -> Iterator[Finding]:
         yield error(
             problem.where,
             f"{problem.words} ({problem.reason})",
-            fix="correct the document; docs/discovery.md has a line for each of these reasons",
+            fix="correct the document; docs/guides/discovery.md has a line for each of these reasons",
         )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 32  # of randomness
 LEFT_OUT = (
     "Not among these: the Secret kvmesh-admin-token, key token, without which nobody sees the admin pages "
-    "(docs/admin-access.md)"
+    "(docs/guides/admin-access.md)"
 )
 
 app = typer.Typer(add_completion=False)
@@ -66,7 +66,8 @@ def install(
         list[str] | None,
         typer.Option(
             metavar="NAMESPACE/NAME=LABEL=VALUE,…",
-            help="Labels of a pool's pods: lets picker and indexer reach them under STRICT mTLS (docs/security.md).",
+            help="Labels of a pool's pods: lets picker and indexer reach them under STRICT mTLS "
+            "(docs/guides/security.md).",
         ),
     ] = None,
     pools_in_mesh: Annotated[
@@ -125,7 +126,7 @@ def install(
         str | None,
         typer.Option(
             help="Secret with the token of the admin pages, key token. Default: kvmesh-admin-token, made once with a "
-            "random token that is never shown (docs/admin-access.md)."
+            "random token that is never shown (docs/guides/admin-access.md)."
         ),
     ] = None,
     hash_seed: Annotated[str, typer.Option(help="Seed of the block keys.")] = "kvmesh",

@@ -168,7 +168,7 @@ class InstallPlan:
     picker_replicas_max: int = 10
     indexer_replicas: int = 2
     drain_seconds: int = 60  # above the longest time to a pod's first byte: what waits for it ends with the picker
-    longest_queue_seconds: int = 300  # `queue_seconds` of the most patient class
+    longest_queue_seconds: int = 300  # `queueSeconds` of the most patient class
     longest_stream_seconds: int = 900  # one answer, from its pick on
     log_level: str = "info"
     tokenizers_claim: str | None = None  # a PersistentVolumeClaim with the models' tokenizer folders, seen at /models

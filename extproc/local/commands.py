@@ -72,7 +72,7 @@ def explain(
         ),
     ] = None,
     for_host: Annotated[
-        str | None, typer.Option(help="Host that the request is for, where it tells the pool (docs/pools.md).")
+        str | None, typer.Option(help="Host that the request is for, where it tells the pool (docs/guides/pools.md).")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the picker's JSON as it is.")] = False,
     timeout_ms: Annotated[float, typer.Option(min=1, help="Milliseconds to wait for the picker.")] = 5000,

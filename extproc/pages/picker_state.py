@@ -2,7 +2,7 @@
 
 Numbers that are not known are None, times are unix seconds, shares are 0..1. Everything but what identifies a value
 has a default, so that answers of older pickers can be read; fields that a newer picker adds are ignored. Whatever
-clients have written is shortened before it gets here. docs/live-feed.md says when which of them is sent.
+clients have written is shortened before it gets here. docs/reference/live-feed.md says when which of them is sent.
 """
 
 from collections.abc import Mapping, Sequence

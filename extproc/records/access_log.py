@@ -23,7 +23,7 @@ MICROSECONDS = 1_000_000
 
 
 class AccessRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """What is written of one request; tokens, microseconds, unix seconds. docs/audit.md has each field."""
+    """What is written of one request; tokens, microseconds, unix seconds. docs/guides/audit.md has each field."""
 
     kind: str
     at: float  # unix seconds of the decision

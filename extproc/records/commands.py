@@ -9,7 +9,7 @@ from kvmesh.options import takes_settings
 from kvmesh.redis.address import RedisAccess
 
 app = typer.Typer(add_completion=False)
-audit = typer.Typer(help="Check and read what pickers have written of their requests (docs/audit.md).")
+audit = typer.Typer(help="Check and read what pickers have written of their requests (docs/guides/audit.md).")
 app.add_typer(audit, name="audit")
 
 

@@ -66,7 +66,7 @@ class PickerSettings:
     policies_folder: Path | None = setting(
         None,
         "Follow the same documents in a folder of YAML and JSON files instead: Pods, Services, InferencePools, "
-        "InferencePolicies (docs/pools.md).",
+        "InferencePolicies (docs/guides/pools.md).",
         "policies",
         metavar="FOLDER",
     )

@@ -29,7 +29,7 @@ class ObservationSettings:
         most=1,
     )
     access_log: bool = setting(
-        False, "Write one JSON line for each request and its outcome to standard output (docs/audit.md)."
+        False, "Write one JSON line for each request and its outcome to standard output (docs/guides/audit.md)."
     )
     access_log_file: Path | None = setting(None, "Write these lines to a file instead; rotated by size.")
     access_log_stream: str | None = setting(

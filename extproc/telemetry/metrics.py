@@ -1,6 +1,7 @@
 """The picker's metrics: names, types, labels and meanings. `python -m extproc.telemetry.metrics` prints the table.
 
-The values of labels are closed sets of ours or configured names. A test holds the table in docs/metrics.md to this.
+The values of labels are closed sets of ours or configured names. A test holds the table in
+docs/reference/metrics.md to this.
 """
 
 import sys
@@ -100,14 +101,14 @@ ENDPOINT_FAILURES = counter(
 ENDPOINT_FULL = counter("kvmesh_endpoint_full_answers_total", "503 of an endpoint itself: it has no room.", "endpoint")
 FINDING = gauge(
     "kvmesh_extproc_finding",
-    "1 while something is wrong with an endpoint although nothing has failed (docs/findings.md).",
+    "1 while something is wrong with an endpoint although nothing has failed (docs/reference/findings.md).",
     "reason",
     "endpoint",
     over=Over.EACH,
 )
 MODEL_FINDING = gauge(
     "kvmesh_extproc_model_finding",
-    "1 while predictions for a model do not come true (docs/findings.md).",
+    "1 while predictions for a model do not come true (docs/reference/findings.md).",
     "reason",
     "model",
     over=Over.EACH,

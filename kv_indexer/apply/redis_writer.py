@@ -1,6 +1,7 @@
 """Writes the index in Redis: implements `ports.IndexWriter` with one script a change.
 
-Atomicity, order, claims and slots are in the Lua files of `kvmesh.redis`; `docs/redis.md` says what they store.
+Atomicity, order, claims and slots are in the Lua files of `kvmesh.redis`; `docs/reference/redis.md` says what they
+store.
 """
 
 import secrets

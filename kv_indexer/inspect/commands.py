@@ -82,7 +82,7 @@ def verify(
 @index.command("size")
 @takes_settings
 def size(access: RedisAccess, json: Json = False, timeout_ms: TimeoutMs = 5000) -> None:
-    """Show what each source takes in Redis: estimated from samples, and by the formula of docs/redis.md."""
+    """Show what each source takes in Redis: estimated from samples, and by the formula of docs/reference/redis.md."""
     from kv_indexer.inspect.index_pages import show_sizes
     from kv_indexer.inspect.inspect_index import inspect_sizes
 

@@ -2,7 +2,7 @@
 
 A block key in Redis names the slots that hold it, and a slot's hash names the blocks that it holds: each must be the
 other's mirror. A lookup believes the first, the indexer removes by the second. `redis.keys` writes and reads the same
-format for the hot paths; this is a second reading of `docs/redis.md`.
+format for the hot paths; this is a second reading of `docs/reference/redis.md`.
 """
 
 import json

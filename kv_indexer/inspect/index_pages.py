@@ -84,7 +84,7 @@ def _size_remarks(report: SizeReport) -> Iterable[str]:
         free = _bytes(sum(line.bytes for line in waiting))
         yield f"of these wait for their sweep: {len(waiting)}, which will free {free}"
     yield (
-        f"in all {_bytes(report.bytes)}, by the formula of docs/redis.md {_bytes(report.formula_bytes)}; "
+        f"in all {_bytes(report.bytes)}, by the formula of docs/reference/redis.md {_bytes(report.formula_bytes)}; "
         f"this Redis uses {_bytes(report.redis_bytes)}, for data of anyone"
     )
 

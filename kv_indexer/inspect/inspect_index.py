@@ -13,7 +13,8 @@ from kvmesh.blocks.findings import Finding
 from kvmesh.blocks.source import Registry, SourceStatus
 from kvmesh.errors import UnknownSourceError
 
-# Bytes by the formula of docs/redis.md: an entry of a source, a block key, and its value once it has several holders.
+# Bytes by the formula of docs/reference/redis.md: an entry of a source, a block key, and its value once it has several
+# holders.
 HELD_BYTES = 85
 BLOCK_KEY_BYTES = 66
 BITMAP_BYTES = 40
@@ -68,7 +69,7 @@ class SlotSize:
     blocks: int
     holders: float  # sources that hold one of its blocks, on average
     bytes: int  # estimated from samples
-    formula_bytes: int  # by the formula of docs/redis.md
+    formula_bytes: int  # by the formula of docs/reference/redis.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

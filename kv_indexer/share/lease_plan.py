@@ -1,6 +1,6 @@
 """Which streams an indexer takes and gives back, from the records of all indexers. Pure.
 
-`docs/redis.md` states the rule. Names of streams are bytes as in Redis: thousands are compared at every beat.
+`docs/reference/redis.md` states the rule. Names of streams are bytes as in Redis: thousands are compared at every beat.
 """
 
 from collections import Counter

@@ -2,7 +2,7 @@
 
 `share.lease_plan` decides who takes what, from the records of all indexers in Redis and by Redis' clock; each
 change is one atomic step that looks again. A beat is cut into pieces of a few milliseconds, because Redis serves no
-other client meanwhile and there may be thousands of streams. `docs/redis.md` states the rule.
+other client meanwhile and there may be thousands of streams. `docs/reference/redis.md` states the rule.
 """
 
 import secrets

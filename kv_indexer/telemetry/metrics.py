@@ -1,6 +1,6 @@
 """The indexer's metrics: names, types, labels and meanings. `python -m kv_indexer.telemetry.metrics` prints the table.
 
-The table in docs/metrics.md is held to this by a test.
+The table in docs/reference/metrics.md is held to this by a test.
 """
 
 import sys
@@ -59,7 +59,7 @@ READY = gauge("kvmesh_indexer_ready", "1 while the indexer is ready.", over=Over
 STREAMS_HELD = gauge("kvmesh_indexer_streams_held", "Streams that this indexer follows.")
 FINDING = gauge(
     "kvmesh_indexer_finding",
-    "1 while something is wrong with a pod although nothing has failed; docs/findings.md says what to do.",
+    "1 while something is wrong with a pod although nothing has failed; docs/reference/findings.md says what to do.",
     "reason",
     "endpoint",
     over=Over.ONE,

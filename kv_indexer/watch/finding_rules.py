@@ -112,7 +112,8 @@ class Absence:
         if now - self._hit_since < self._policy.silent_seconds:
             return None
         reasons = name_spells(facts.activity.not_indexed.lasting(now=now))
-        why = f"events were left out: {reasons} (see docs/findings.md)" if reasons else "its stores never came"
+        left_out = f"events were left out: {reasons} (see docs/reference/findings.md)"
+        why = left_out if reasons else "its stores never came"
         message = (
             f"has found {hits} prompt tokens in its own cache, but the index holds none of its blocks; {why}. Compare "
             "its model kind, KV connector and vLLM version with the supported ones; restart the pod if its first "

@@ -189,7 +189,7 @@ class EvictionWatch:
         else:
             log.warning(
                 "Redis evicts keys when its memory is full (maxmemory-policy %s), which would make the index wrong: "
-                "CONFIG SET maxmemory-policy %s, and give it enough memory (docs/redis.md says how much)",
+                "CONFIG SET maxmemory-policy %s, and give it enough memory (docs/reference/redis.md says how much)",
                 policy,
                 NO_EVICTION,
             )

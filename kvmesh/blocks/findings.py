@@ -1,6 +1,7 @@
 """What is wrong although nothing has failed: findings, and a record of when each appears and heals.
 
-What amounts to a finding is decided in `watch.finding_rules`; `docs/findings.md` says for each reason what to do.
+What amounts to a finding is decided in `watch.finding_rules`; `docs/reference/findings.md` says for each reason what to
+do.
 """
 
 from collections.abc import Iterable

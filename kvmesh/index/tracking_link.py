@@ -25,7 +25,7 @@ from kvmesh.redis.snapshot import ASK_VERSION
 
 CHUNK_BLOCKS = 64
 CHUNK_BYTES = CHUNK_BLOCKS * KEY_BYTES
-LIMIT = 1_024  # chunks: a million tokens at 16 a block, some 8 MB here and 9 MB of Redis (docs/redis.md)
+LIMIT = 1_024  # chunks: a million tokens at 16 a block, some 8 MB here and 9 MB of Redis (docs/reference/redis.md)
 SEEN_LIMIT = 16_384  # chunks that were held once
 NEW_AT_ONCE = 16  # chunks of a lookup that are begun with: each of them costs 20 us
 MOST_RUNS = 256  # of a prompt that are kept together; values that alternate would take memory by the square

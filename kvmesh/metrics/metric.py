@@ -1,4 +1,4 @@
-"""Declarations of metrics, and the table of them in docs/metrics.md.
+"""Declarations of metrics, and the table of them in docs/reference/metrics.md.
 
 Each process declares its metrics in one module; a registry shows nothing that is not declared.
 """

@@ -1,4 +1,4 @@
-"""Names and encodings of everything in Redis; `docs/redis.md` describes them. Pure.
+"""Names and encodings of everything in Redis; `docs/reference/redis.md` describes them. Pure.
 
 One versioned prefix that is one hash tag: all keys live in one Redis Cluster slot, so scripts may touch them together.
 A change of any encoding, block keys included, is a new prefix. It is short because every block pays for it.

@@ -21,12 +21,12 @@ SHOWN_LIMIT = 300  # characters of a reply that a message repeats
 _IN_SCRIPT = re.compile(r"-([A-Z]{3,}) ")
 ADVICE = {
     "LOADING": "it reads its data from disk; it will answer when that is done",
-    "OOM": "its memory is full: raise maxmemory (docs/redis.md says how much the index takes)",
+    "OOM": "its memory is full: raise maxmemory (docs/reference/redis.md says how much the index takes)",
     "READONLY": "it is a replica: looking for the master",
     "MASTERDOWN": "it is a replica that has lost its master: looking for the master",
     "NOAUTH": "it wants a password: give --redis-password-file",
     "WRONGPASS": "user or password is wrong: see --redis-username and --redis-password-file",
-    "NOPERM": "the user may not do this: docs/redis-connection.md lists what it needs",
+    "NOPERM": "the user may not do this: docs/guides/redis-connection.md lists what it needs",
     "MISCONF": "it cannot save to disk and so refuses writes: mend that, or switch saving off (CONFIG SET save ''), "
     "which the index does not need",
     "NOREPLICAS": "too few replicas are connected to it (min-replicas-to-write)",

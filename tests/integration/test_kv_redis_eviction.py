@@ -34,7 +34,8 @@ async def test_a_policy_that_evicts_is_said_once_with_the_remedy_and_once_more_w
         (
             "WARNING",
             "Redis evicts keys when its memory is full (maxmemory-policy volatile-ttl), which would make the index "
-            "wrong: CONFIG SET maxmemory-policy noeviction, and give it enough memory (docs/redis.md says how much)",
+            "wrong: CONFIG SET maxmemory-policy noeviction, and give it enough memory (docs/reference/redis.md says "
+            "how much)",
         ),
         ("INFO", "Redis evicts no keys any more"),
     ]

@@ -6,7 +6,8 @@ import { SCORERS, clock, count, exact, milliseconds, plural, share } from "./wor
 
 const HUES = 8; // classes hue-0 … hue-7 of the style sheet
 const TELLING = 0.005; // points: less is no reason
-const UNREAD = new Set(["prefix-index-unavailable", "prefix-index-timeout"]); // docs/picking.md: the index was not read
+// the index was not read: docs/explanation/picking.md
+const UNREAD = new Set(["prefix-index-unavailable", "prefix-index-timeout"]);
 const isUnread = (decision) => !decision.best_matched_tokens && (decision.degraded ?? []).some((word) => UNREAD.has(word));
 
 export const tokensOf = (decision) => {
@@ -64,7 +65,7 @@ export function sentences(decision, names) {
   return said.concat((decision.notes ?? []).map((note) => `${note}${/[.!?]$/.test(note) ? "" : "."}`));
 }
 
-/** Why a request did not get the class that it asked for (docs/priorities.md). */
+/** Why a request did not get the class that it asked for (docs/guides/priorities.md). */
 function unheard(decision, asked) {
   const { class: got, class_by: by } = decision.request ?? {};
   if (!asked || !got || got === asked || by === "objective") return [];

@@ -1,4 +1,5 @@
-// What the indexer's and the picker's findings mean and what to do: the table of docs/findings.md (a test keeps it equal).
+// What the indexer's and the picker's findings mean and what to do: the table of docs/reference/findings.md (a test keeps
+// it equal).
 
 export const FINDINGS = {
   "no-events": ["The pod fills blocks, and for 30 s no event has come of it.", "Check --kv-events-config and the events address."],

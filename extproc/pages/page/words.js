@@ -45,7 +45,7 @@ export function shortNames(addresses) {
   return names;
 }
 
-// what each scorer looks at; docs/policy.md has the formulas
+// what each scorer looks at; docs/reference/policy.md has the formulas
 export const SCORERS = {
   prefix: "tokens found in its cache",
   "recent-prefix": "sent there lately, not yet in the index",

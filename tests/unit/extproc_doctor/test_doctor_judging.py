@@ -111,7 +111,7 @@ def test_a_context_length_that_differs_from_the_pods_is_found() -> None:
     longer = ModelTable(served=(replace(TINY, max_model_len=8192),))
 
     assert lines("models-served", replace(seen, expected=replace(seen.expected, models=longer))) == [
-        ("warning", POD, "takes 4096 tokens of tiny, and `max_model_len` says 8192")
+        ("warning", POD, "takes 4096 tokens of tiny, and `maxModelLen` says 8192")
     ]
 
 
@@ -316,7 +316,7 @@ def test_what_the_indexers_have_found_is_passed_on_with_its_page() -> None:
         f"{POD}#0",
         "no-events: nothing comes",
     )
-    assert finding.fix == "see docs/findings.md, no-events"
+    assert finding.fix == "see docs/reference/findings.md, no-events"
 
 
 # clocks and redis -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from tests.unit.extproc_policy.policy_mutations import mutated
 
 SEEDS, MUTATIONS = (6, 7, 8, 9), 2_500  # 10,000 together
 COMPARED = 1_000  # of the same kind: the schema takes longer
-# what one document's own checks refuse and a schema cannot say; docs/inference-policy.md lists them
+# what one document's own checks refuse and a schema cannot say; docs/reference/inference-policy.md lists them
 ONLY_HERE = ("never counts: ", "is already that of ")
 
 

@@ -156,7 +156,8 @@ def test_sizes_are_shown_with_what_a_sweep_will_free() -> None:
         "10.0.0.1:8000#0 GPU     0  1,000    1.50 136.7 KiB   140 B 147.5 KiB",
         "10.0.0.1:8000#0 GPU     1      0    1.50   2.0 KiB       - 147.5 KiB",
         "of these wait for their sweep: 1, which will free 2.0 KiB",
-        "in all 138.7 KiB, by the formula of docs/redis.md 294.9 KiB; this Redis uses 5.0 MiB, for data of anyone",
+        "in all 138.7 KiB, by the formula of docs/reference/redis.md 294.9 KiB; this Redis uses 5.0 MiB, for data of "
+        "anyone",
     ]
 
 

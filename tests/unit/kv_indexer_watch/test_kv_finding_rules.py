@@ -272,8 +272,8 @@ def test_a_pod_whose_cache_is_hit_while_the_index_holds_nothing_is_found_with_th
     assert finding.reason == "nothing-indexed"
     assert finding.message == (
         "has found 992 prompt tokens in its own cache, but the index holds none of its blocks; events were left out: "
-        "not-full-attention ×7 (see docs/findings.md). Compare its model kind, KV connector and vLLM version with the "
-        "supported ones; restart the pod if its first events are lost for good (no replay endpoint)"
+        "not-full-attention ×7 (see docs/reference/findings.md). Compare its model kind, KV connector and vLLM version "
+        "with the supported ones; restart the pod if its first events are lost for good (no replay endpoint)"
     )
     pod.blocks = 1
     assert pod.watch(1) == []
