@@ -1,0 +1,178 @@
+"""`kvmesh install` and `kvmesh uninstall` as they are called, against an API server that speaks the real protocol."""
+
+import asyncio
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lightkube import Client
+from lightkube.resources.core_v1 import Service
+from typer.testing import CliRunner, Result
+
+from extproc.install.commands import app
+from extproc.install.istio_release import parse_release
+from extproc.install.objects import PART_OF
+from extproc.install.render import render
+from extproc.install.shipped_files import read_crds
+from tests.kube_api import KubeApi, kube_api
+from tools.kustomize_tree import SAMPLE
+
+CRDS = Path(__file__).parents[2] / "data" / "crds" / "istio.yaml"
+FLAGS = (
+    "--pool=llm/vllm-llama",
+    "--pool-selector=llm/vllm-llama=app=vllm-llama",
+    "--gateway=istio-ingress/inference-gateway",
+    "--hostname=llm.example.com",
+)
+
+
+@pytest.fixture
+async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeApi]:
+    async with kube_api(tmp_path) as server:
+        for name in ("llm", "istio-ingress"):
+            server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        for crd in yaml.safe_load_all(CRDS.read_text(encoding="utf-8")):
+            server.install_crd(crd)
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig()))
+        yield server
+
+
+async def call(*arguments: str) -> Result:
+    """Run a command in a thread: the server needs the loop."""
+    return await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+
+
+def edit_service(change: dict[str, Any]) -> None:
+    """Change the picker's Service as `kubectl edit` would."""
+    Client().patch(Service, "kvmesh-picker", change, namespace="kvmesh-system", field_manager="kubectl-edit")
+
+
+def keys(documents: list[Any]) -> set[tuple[str, str, str]]:
+    return {(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]) for each in documents}
+
+
+def ours(api: KubeApi) -> set[tuple[str, str, str]]:
+    """Everything in the server that carries our label, CRDs included."""
+    kinds = {each["kind"] for each in render(SAMPLE, crds=read_crds())}
+    found = [
+        {**each, "kind": kind}
+        for kind in kinds
+        if kind != "InferencePolicy"
+        for each in api.documents(kind)
+        if each["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by") == "kvmesh-install"
+    ]
+    return keys(found)
+
+
+async def test_a_dry_run_prints_what_is_rendered_and_needs_no_cluster() -> None:
+    done = await call("install", *FLAGS, "--istio-version=1.27", "--image=kvmesh:0.1.0", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert list(yaml.safe_load_all(done.stdout)) == render(SAMPLE, crds=read_crds())
+    assert "kvmesh-admin-token" in done.stderr
+
+
+async def test_installing_puts_everything_into_the_cluster_and_uninstalling_leaves_nothing(api: KubeApi) -> None:
+    before = keys([{**each, "kind": "Namespace"} for each in api.documents("Namespace")])
+    done = await call("install", *FLAGS, "--wait-seconds=0")
+    assert done.exit_code == 0, done.output
+    assert ours(api) == keys(render(SAMPLE, crds=read_crds()))
+    gone = await call("uninstall", "--yes", "--settle-seconds=0")
+    assert gone.exit_code == 0, gone.output
+    assert ours(api) == set()
+    assert keys([{**each, "kind": "Namespace"} for each in api.documents("Namespace")]) == before
+
+
+async def test_the_admin_token_is_made_once_never_shown_and_goes_with_the_installation(api: KubeApi) -> None:
+    first = await call("install", *FLAGS, "--wait-seconds=0")
+    [secret] = [each for each in api.documents("Secret") if each["metadata"]["name"] == "kvmesh-admin-token"]
+    token = b64decode(secret["data"]["token"]).decode()
+    assert len(token) >= 40
+    again = await call("install", *FLAGS, "--wait-seconds=0", "--istio-version=1.30", "--force-conflicts")
+    assert (again.exit_code, api.documents("Secret")) == (0, [secret])
+    mounts = {
+        volume["secret"]["secretName"]
+        for deployment in api.documents("Deployment")
+        for volume in deployment["spec"]["template"]["spec"]["volumes"]
+        if "secret" in volume
+    }
+    assert mounts == {"kvmesh-admin-token"}
+    gone = await call("uninstall", "--yes", "--settle-seconds=0")
+    assert (gone.exit_code, api.documents("Secret")) == (0, [])
+    printed = "".join(each.output + each.stderr for each in (first, again, gone))
+    assert "Secret kvmesh-system/kvmesh-admin-token" in printed
+    assert token not in printed
+    assert secret["data"]["token"] not in printed
+
+
+async def test_a_secret_of_ones_own_is_mounted_and_none_is_made(api: KubeApi) -> None:
+    done = await call("install", *FLAGS, "--wait-seconds=0", "--admin-token-secret=ours")
+    assert (done.exit_code, api.documents("Secret")) == (0, [])
+    for deployment in api.documents("Deployment"):
+        [volume] = [each for each in deployment["spec"]["template"]["spec"]["volumes"] if "secret" in each]
+        assert volume["secret"] == {"secretName": "ours", "defaultMode": 0o440, "optional": True}
+
+
+async def test_installing_again_changes_nothing_and_another_release_changes_what_differs(api: KubeApi) -> None:
+    await call("install", *FLAGS, "--wait-seconds=0", "--istio-version=1.25")
+    first = {each["metadata"]["name"]: each for each in api.documents("Deployment")}
+    again = await call("install", *FLAGS, "--wait-seconds=0", "--istio-version=1.25")
+    assert again.exit_code == 0, again.output
+    second = {each["metadata"]["name"]: each for each in api.documents("Deployment")}
+    assert {name: each["metadata"]["generation"] for name, each in second.items()} == {
+        name: each["metadata"]["generation"] for name, each in first.items()
+    }
+    upgraded = await call("install", *FLAGS, "--wait-seconds=0", "--istio-version=1.30")
+    assert upgraded.exit_code == 0, upgraded.output
+    [stored] = api.documents("EnvoyFilter")
+    [expected] = [each for each in render(SAMPLE_1_30) if each["kind"] == "EnvoyFilter"]
+    assert stored["spec"] == expected["spec"]
+
+
+async def test_what_somebody_else_has_changed_is_not_overwritten_unawares(api: KubeApi) -> None:
+    await call("install", *FLAGS, "--wait-seconds=0")
+    change = {"spec": {"sessionAffinity": "ClientIP", "type": "NodePort"}, "metadata": {"labels": {PART_OF: "theirs"}}}
+    await asyncio.to_thread(edit_service, change)
+    refused = await call("install", *FLAGS, "--wait-seconds=0")
+    assert refused.exit_code == 1
+    assert str(refused.exception).endswith("--force-conflicts takes them over. Nothing was changed")
+    taken = await call("install", *FLAGS, "--wait-seconds=0", "--force-conflicts")
+    assert taken.exit_code == 0, taken.output
+
+
+async def test_without_rights_the_answer_says_so(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = api.user("nobody", [])
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(token)))
+    done = await call("install", *FLAGS, "--wait-seconds=0")
+    assert done.exit_code == 1
+    assert "needs the rights of a cluster's administrator" in str(done.exception)
+    assert ours(api) == set()
+
+
+async def test_a_namespace_that_is_not_there_is_found_before_anything_is_changed(api: KubeApi) -> None:
+    refused = await call("install", *FLAGS, "--gateway=nowhere/gateway", "--wait-seconds=0")
+    assert refused.exit_code == 1
+    assert 'namespaces "nowhere" not found. Nothing was changed' in str(refused.exception)
+    assert ours(api) == set()
+
+
+async def test_a_cluster_without_istio_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with kube_api(tmp_path) as server:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig()))
+        done = await call("install", *FLAGS, "--wait-seconds=0")
+        assert "the cluster has no AuthorizationPolicy, DestinationRule, EnvoyFilter" in str(done.exception)
+        assert server.documents("Deployment") == []
+
+
+async def test_uninstalling_asks_first_where_nobody_can_answer(api: KubeApi) -> None:
+    await call("install", *FLAGS, "--wait-seconds=0")
+    refused = await call("uninstall")
+    assert "say --yes to remove the installation of namespace kvmesh-system" in str(refused.exception)
+    assert ours(api)
+
+
+SAMPLE_1_30 = SAMPLE.__class__(
+    istio=parse_release("1.30"), pools=SAMPLE.pools, gateways=SAMPLE.gateways, routes=SAMPLE.routes
+)
