@@ -1,7 +1,7 @@
 """Verifies audit chains: finds every line that was changed, left out, added, moved, cut off or taken from elsewhere.
 
-Pure: lines in, a verdict out; `audit_commands` reads the files. What the writer itself owned up to (`gap`) and what an
-earlier end shows (a process that was killed) are notes; what nobody but a hand from outside can have done is a finding.
+Pure: lines in, a verdict out. What the writer itself reported (`gap`) and an end without `close` (a process that was
+killed) are notes; what only a manipulation can have caused is a finding.
 """
 
 import re
@@ -17,7 +17,7 @@ import msgspec
 from extproc.records.audit_chain import CLOSE, CONTINUED, FIRST_PREV, GAP, HEAD, AuditKey, ChainEnd, line_hash
 
 _LINE = re.compile(rb'(\{.*),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
-STALE_HEARTBEATS = 3  # without a sign of life for so many: nobody writes any more
+STALE_HEARTBEATS = 3  # without a heartbeat for so many the chain is not written any more
 CLOSED, OPEN, ENDED, UNENDED = "closed", "open", "ended", "unended"  # states of a chain
 
 
@@ -38,7 +38,7 @@ class Wrong(StrEnum):
 
 
 class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that only a hand from outside can have done."""
+    """Something that only a manipulation can have caused."""
 
     wrong: Wrong
     where: str  # file:line
@@ -55,7 +55,7 @@ class ChainSummary(msgspec.Struct, frozen=True, kw_only=True):
     last_hash: str
     last_at: float  # unix seconds
     decisions: int
-    dropped: int  # as the writer owned up to
+    dropped: int  # as the writer reported
     state: str  # closed, open (still written), ended (without `close`, and the next process found it so), unended
 
 
@@ -79,11 +79,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MissingKeyError(Exception):
-    """A chain is keyed and the key of its id was not given: nothing can be said of it."""
+    """A chain is keyed and the key of its id was not given: it cannot be verified."""
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """What of a line is looked at; whoever has changed the file may have written anything there."""
+    """The fields of a line that are read; a manipulated file may have anything there."""
 
     chain: str
     seq: Annotated[int, msgspec.Meta(ge=0)]
@@ -102,7 +102,7 @@ _DECODER = msgspec.json.Decoder(_Record)
 
 @dataclass(slots=True, kw_only=True)
 class _Link:
-    """One line of a chain. What its hash does not bear out is a finding by now."""
+    """One line of a chain; if its hash was wrong, that is a finding already."""
 
     where: str
     record: _Record
@@ -206,7 +206,7 @@ def _read_file(reading: _Reading, name: str, lines: Iterable[bytes], looked_for:
         if interleaved := reading.interleaved:
             run = in_chain.get(link.chain)
             if (link.seq, link.hash) in seen.setdefault(link.chain, set()):
-                continue  # sent again, because nobody knew whether it was there
+                continue  # sent again, because its first answer was lost
             seen[link.chain].add((link.seq, link.hash))
         run = _follow(reading, run, link, name, is_begin=is_begin or interleaved)
         in_chain[link.chain] = run
