@@ -166,7 +166,7 @@ class ExtProcServer:
         self._connections: set[Http2Connection] = set()
 
     def want(self, *, further_headers: frozenset[str], claims: frozenset[str]) -> None:
-        """Hand these to the picks from now on: a policy has changed what it looks at."""
+        """Hand these to the picks from now on: the policy has changed."""
         self._calls.wanted_headers = ext_proc.wanted_headers(ext_proc.FURTHER_HEADERS | further_headers)
         self._calls.claims = claims
 

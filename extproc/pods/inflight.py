@@ -20,7 +20,7 @@ class Booking(msgspec.Struct, kw_only=True, eq=False):
     booked_at: float  # monotonic seconds
     uncached_tokens: int = 0  # of its prompt, expected to be computed there
     context_tokens: int = 0  # of its prompt altogether
-    queued_tokens: float = 0.0  # of the uncached ones, those not computed yet as far as we can tell
+    queued_tokens: float = 0.0  # of the uncached ones, those not computed yet, by estimate
 
 
 class EndpointTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -136,7 +136,7 @@ class Bookings:
         if booked is None:
             return 0
         count = 0
-        for booking in reversed(booked.open):  # newest first: only those few are looked at
+        for booking in reversed(booked.open):  # newest first: these are few
             if booking.booked_at < since:
                 break
             count += 1
@@ -257,7 +257,7 @@ class _EndpointBookings:
         return self.filled_tokens * exp(min(self.filled_at - now, 0.0) / fill_seconds)
 
     def drain(self, now: float) -> None:
-        """Let the oldest prompts be computed at the endpoint's rate: pods tell no token counts of their queue."""
+        """Take the oldest prompts for computed at the endpoint's rate: pods report no token counts of their queue."""
         computed = (now - self.drained_at) * self.tokens_per_second
         self.drained_at = max(now, self.drained_at)
         if self.others_tokens > 0 and self.queued_tokens > 0 and computed > 0:

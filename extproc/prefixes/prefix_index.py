@@ -147,7 +147,7 @@ class RedisPrefixIndex:
         session: str | None = None,
         quota: QuotaAsk | None = None,
     ) -> IndexHits:
-        """Find who holds the leading blocks of each prompt; what fails is in the answer, nothing is raised."""
+        """Find the holders of each prompt's leading blocks; a failure is in the answer, nothing is raised."""
         if quota is not None and not (prompts and self._quotas.goes_with_lookups):
             return await self._quota_apart(quota, prompts, model, adapter, cache_salt, session)
         if not prompts:

@@ -62,7 +62,7 @@ class QuotaSettings:
 
     @property
     def beat_seconds(self) -> float:
-        """Return the time between two looks at the leases."""
+        """Return the time between two renewals of the leases."""
         return self.lease_seconds / 4
 
     @property

@@ -137,7 +137,7 @@ class RecordLines:
 
 
 MODE = 0o640
-LAST_BYTES = 1 << 16  # of a file that are looked at for its last line
+LAST_BYTES = 1 << 16  # of a file, in which its last line is searched
 
 
 class RecordFile:

@@ -61,7 +61,7 @@ def parse_traceparent(text: str | None) -> Parent | None:
 
 
 def passed_on(tracestate: str | None) -> str:
-    """Return the vendors' part as the pod gets it, "" where it cannot be passed on whole."""
+    """Return the `tracestate` for the pod, "" if it cannot be passed on whole."""
     if not tracestate or len(tracestate) > LONGEST_TRACESTATE or not _TRACESTATE.fullmatch(tracestate):
         return ""
     return tracestate

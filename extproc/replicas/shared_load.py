@@ -1,6 +1,6 @@
-"""What the picker replicas tell each other: how much each has booked on every endpoint, and where things were placed.
+"""What picker replicas share: how much each has booked on every endpoint, and where sessions and adapters were placed.
 
-Values and sums only. `replicas.shared_state` reads and writes them, the decision uses them as one load.
+Values and sums only; `replicas.shared_state` reads and writes them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ class SharedView(msgspec.Struct, frozen=True, kw_only=True):
     session_read: bool = False  # that Redis has said so: no place is then an answer, too
     adapter_endpoints: frozenset[str] = frozenset()  # where the request's adapter was placed of late, by any replica
     replicas: int = 0  # other replicas whose bookings are in `others`
-    degraded: str | None = None  # why this is less than all there is, for people
+    degraded: str | None = None  # why this is incomplete, for people
 
 
 def add_bookings(records: Iterable[Mapping[str, EndpointBookings]]) -> dict[str, EndpointBookings]:

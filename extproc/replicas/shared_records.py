@@ -18,7 +18,7 @@ from kvmesh.redis.keys import PICKERS
 from kvmesh.redis.link import pack
 
 REPLICAS = PICKERS + b"replicas"  # set of names
-REPLICAS_TTL_SECONDS = 60  # nothing of us is left a minute after the last picker has gone
+REPLICAS_TTL_SECONDS = 60  # after the last picker's end the list is gone
 MAX_REPLICAS = 64  # whose bookings are read; a foreign writer that fills the set must not make lookups slow
 MAX_RECORD_BYTES = 1 << 20
 DIGEST_BYTES = 12

@@ -182,7 +182,7 @@ def test_the_least_asked_for_is_forgotten_first_and_the_memory_is_bounded() -> N
     for at in range(5000):
         note(one, 1, 2, now=at / 100)
         note(one, random.getrandbits(63), random.getrandbits(63), now=at / 100)
-        assert one.memory_bytes <= most + NODE_BYTES + 16
+        assert one._bytes <= most + NODE_BYTES + 16
 
     view = one.view(limit=1, now=50.0)
     assert view.edges[0].keys == keys(1, 2)
@@ -242,4 +242,4 @@ def test_a_large_tree_that_is_to_be_small_shrinks_in_steps_that_hold_up_nobody()
     assert before - len(one) == FORGOTTEN_AT_ONCE
     for number in range(20):
         note(one, number + before)
-    assert one.memory_bytes <= 1 << 20
+    assert one._bytes <= 1 << 20

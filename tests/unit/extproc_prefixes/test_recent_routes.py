@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.prefixes.recent_routes import POSITIONS, RecentRoutes, checkpoints
+from extproc.prefixes.routing_memory import POSITIONS, RecentRoutes, checkpoints
 from kvmesh.blocks.block_keys import block_keys
 
 ROOT = b"r" * 8
