@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 from math import exp2
+from operator import attrgetter
 
 import msgspec
 
@@ -237,7 +238,7 @@ class PrefixTree:
                 return
             leaves = self._leaves
             self._hand = hand = (self._hand + SAMPLED_LEAVES) % len(leaves)
-            self._remove(min(leaves[hand : hand + SAMPLED_LEAVES], key=_weight))
+            self._remove(min(leaves[hand : hand + SAMPLED_LEAVES], key=attrgetter("weight")))
 
     def _remove(self, leaf: _Node) -> None:
         parent = leaf.parent
@@ -274,10 +275,6 @@ class PrefixTree:
                 waiting.extend(node.children.values())
             if node is not self._root:
                 yield node
-
-
-def _weight(node: _Node) -> float:
-    return node.weight
 
 
 def _unbranched(node: _Node) -> tuple[_Node, bytes, float, int]:

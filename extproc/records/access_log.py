@@ -194,8 +194,8 @@ class RecordBuffer:
     def __init__(self, target: str, *, most: int = MOST_WAITING, unix_seconds: Callable[[], float] = time.time) -> None:
         """`target` is for metrics and the log: stdout, file, stream."""
         self.target = target
-        self.written = 0
-        self.dropped = 0
+        self.written = 0  # counted by its writer
+        self.dropped = 0  # here, or by its writer at the end
         self._most = most
         self._unix_seconds = unix_seconds
         self._waiting: deque[Record] = deque()  # its two ends may be used by two threads
@@ -223,14 +223,6 @@ class RecordBuffer:
         if self._missing:
             rest.append(self._gap())
         return rest
-
-    def count_written(self, records: int) -> None:
-        """Count what its target has."""
-        self.written += records
-
-    def lost(self, records: int) -> None:
-        """Count what was taken and could not be written by the end."""
-        self.dropped += records
 
     def _gap(self) -> GapRecord:
         missing, self._missing = self._missing, 0

@@ -131,8 +131,6 @@ class _Run:
 
     first: _Link
     last: _Link
-    file: str
-    is_file_begin: bool
     decisions: int = 0
     dropped: int = 0
 
@@ -208,7 +206,7 @@ def _read_file(reading: _Reading, name: str, lines: Iterable[bytes], looked_for:
             if (link.seq, link.hash) in seen.setdefault(link.chain, set()):
                 continue  # sent again, because its first answer was lost
             seen[link.chain].add((link.seq, link.hash))
-        run = _follow(reading, run, link, name, is_begin=is_begin or interleaved)
+        run = _follow(reading, run, link, is_begin=is_begin or interleaved)
         in_chain[link.chain] = run
         is_begin = False
     if torn is not None:
@@ -271,7 +269,7 @@ def _enter(reading: _Reading, record: _Record, chain: str, where: str) -> None:
         reading.known_ends.add((record.after.chain, record.after.seq, record.after.hash))
 
 
-def _follow(reading: _Reading, run: _Run | None, link: _Link, name: str, *, is_begin: bool) -> _Run:
+def _follow(reading: _Reading, run: _Run | None, link: _Link, *, is_begin: bool) -> _Run:
     """Hang the line on the one before it in its file, or begin another run."""
     if run is not None and link.chain == run.last.chain and link.kind != HEAD:
         _judge_step(reading, run.last, link)
@@ -284,13 +282,9 @@ def _follow(reading: _Reading, run: _Run | None, link: _Link, name: str, *, is_b
     elif not is_begin:
         reading.find(Wrong.SPLICED, link.where, f"lines of chain {link.chain} stand among those of another one")
     elif link.kind != CONTINUED and not reading.interleaved:
-        reading.find(
-            Wrong.CUT_BEGINNING,
-            link.where,
-            f"the file begins with line {link.seq} of chain {link.chain}: neither its "
-            "head nor the mark of a rotated file",
-        )
-    run = _Run(link, link, name, is_begin)
+        begin = f"the file begins with line {link.seq} of chain {link.chain}"
+        reading.find(Wrong.CUT_BEGINNING, link.where, f"{begin}: neither its head nor the mark of a rotated file")
+    run = _Run(link, link)
     run.add(link)
     reading.runs.append(run)
     return run
@@ -299,9 +293,8 @@ def _follow(reading: _Reading, run: _Run | None, link: _Link, name: str, *, is_b
 def _judge_step(reading: _Reading, before: _Link, link: _Link) -> None:
     if link.seq == before.seq + 1:
         if link.record.prev != before.hash:
-            reading.find(
-                Wrong.SPLICED, link.where, f"line {link.seq} does not follow the line before it: other history"
-            )
+            words = f"line {link.seq} does not follow the line before it: other history"
+            reading.find(Wrong.SPLICED, link.where, words)
         elif before.kind == CLOSE:
             reading.find(Wrong.AFTER_CLOSE, link.where, f"line {link.seq} comes after the chain was closed")
     elif link.seq == before.seq:
@@ -315,16 +308,10 @@ def _judge_step(reading: _Reading, before: _Link, link: _Link) -> None:
 
 def _judge_head(reading: _Reading, before: _Run | None, link: _Link) -> None:
     """A process that appends to a file has seen how it ended; that must still be its end."""
-    seen = link.record.after
-    if reading.interleaved:
-        return
-    end = before.last.end if before is not None else None
-    if seen != end:
-        reading.find(
-            Wrong.CUT_END,
-            link.where,
-            f"the next process saw {_at(seen)} at the end, and now it is {_at(end)}",
-        )
+    seen, end = link.record.after, before.last.end if before is not None else None
+    if seen != end and not reading.interleaved:
+        words = f"the next process saw {_at(seen)} at the end, and now it is {_at(end)}"
+        reading.find(Wrong.CUT_END, link.where, words)
 
 
 def _at(end: ChainEnd | None) -> str:

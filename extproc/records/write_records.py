@@ -166,12 +166,12 @@ class WriterThread:
             except (OSError, ValueError) as error:  # ValueError: standard output was closed
                 self._complaint.say(error)
                 if time.monotonic() >= self._give_up_at:
-                    self._lines.buffer.lost(len(lines))
+                    self._lines.buffer.dropped += len(lines)
                     return False
                 if self._ending.wait(RETRY_SECONDS):
                     time.sleep(self._pause_seconds)
             else:
-                self._lines.buffer.count_written(len(lines))
+                self._lines.buffer.written += len(lines)
                 return True
         return True
 
@@ -200,7 +200,7 @@ class StreamWriter:
             self._pending = self._lines.last()
             await self._is_written()
         if self._pending:
-            self._lines.buffer.lost(len(self._pending))
+            self._lines.buffer.dropped += len(self._pending)
         await self._stream.close()
 
     def _next(self) -> bool:
@@ -216,7 +216,7 @@ class StreamWriter:
         except IndexUnavailableError as error:
             self._complaint.say(error)
             return False
-        self._lines.buffer.count_written(len(pending))
+        self._lines.buffer.written += len(pending)
         self._pending = ()
         return True
 
