@@ -169,10 +169,10 @@ class Quotas:
         """Whether asks may go with a lookup: not where lookups lead to a replica."""
         return self._clock() >= self._elsewhere_until
 
-    def command(self, ask: QuotaAsk) -> tuple[bytes, int]:
-        """Return the command that goes with a lookup, and the number of its replies, for `take`."""
+    def command(self, ask: QuotaAsk) -> bytes:
+        """Return the command that goes with a lookup; one reply, for `take`."""
         ask.is_sent = True
-        return pack_take(ask, lease_ms=self._settings.lease_ms, is_known=self._known_to_lookups), 1
+        return pack_take(ask, lease_ms=self._settings.lease_ms, is_known=self._known_to_lookups)
 
     def take(self, ask: QuotaAsk, replies: Sequence[Any]) -> QuotaVerdict:
         """Read the replies to `command`."""

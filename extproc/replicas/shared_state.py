@@ -69,8 +69,8 @@ class HeardReplicas:
             return
         records: dict[bytes, Record] = {}
         for value in values:
-            record = self._records.get(value) if value is not None else None
-            if record is None and value is not None:
+            record = self._records.get(value)
+            if record is None:
                 record = read_load(value)
             if record is not None:
                 records[value] = record
