@@ -86,7 +86,7 @@ class PickerService:
         resources = self.resources
         self.live = LiveFeed(self.pages, watch=resources.watch, view=IndexView(url=self.settings.redis_url))
         resources.watch.on_picked = self.live.picked
-        targets = resources.records.buffers if resources.records is not None else ()
+        targets = resources.records.log.buffers if resources.records is not None else ()
         show_records(registry, targets=targets, traces=resources.tracing)
         show_lookups(registry, resources.reader)
 

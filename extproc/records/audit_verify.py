@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Annotated
 
 import msgspec
+from msgspec import structs
 
 from extproc.records.audit_chain import CLOSE, CONTINUED, FIRST_PREV, GAP, HEAD, AuditKey, ChainEnd, line_hash
 
@@ -100,25 +101,11 @@ class _Record(msgspec.Struct, frozen=True):
 _DECODER = msgspec.json.Decoder(_Record)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Link:
+class _Link(_Record, frozen=True):
     """One line of a chain; if its hash was wrong, that is a finding already."""
 
-    where: str
-    record: _Record
-    hash: str
-
-    @property
-    def kind(self) -> str:
-        return self.record.kind
-
-    @property
-    def chain(self) -> str:
-        return self.record.chain
-
-    @property
-    def seq(self) -> int:
-        return self.record.seq
+    where: str = ""
+    hash: str = ""
 
     @property
     def end(self) -> ChainEnd:
@@ -137,7 +124,7 @@ class _Run:
     def add(self, link: _Link) -> None:
         self.last = link
         self.decisions += link.kind == "decision"
-        self.dropped += link.record.dropped if link.kind == GAP else 0
+        self.dropped += link.dropped if link.kind == GAP else 0
 
 
 @dataclass(slots=True)
@@ -230,7 +217,7 @@ def _link(reading: _Reading, raw: bytes, where: str) -> _Link | None:
         reading.find(Wrong.CHANGED, where, f"line {seq} of chain {chain} is not what its hash says under any given key")
     elif not compare_digest(line_hash(linked, _key_of(reading, chain, where)), own_hash):
         reading.find(Wrong.CHANGED, where, f"line {seq} of chain {chain} is not what its hash says")
-    return _Link(where=where, record=record, hash=own_hash)
+    return _Link(**structs.asdict(record), where=where, hash=own_hash)
 
 
 def _key_of(reading: _Reading, chain: str, where: str) -> AuditKey | None:
@@ -276,7 +263,7 @@ def _follow(reading: _Reading, run: _Run | None, link: _Link, *, is_begin: bool)
         run.add(link)
         return run
     if link.kind == HEAD:
-        if link.seq != 0 or link.record.prev != FIRST_PREV:
+        if link.seq != 0 or link.prev != FIRST_PREV:
             reading.find(Wrong.SPLICED, link.where, f"a head with the number {link.seq} begins no chain")
         _judge_head(reading, run, link)
     elif not is_begin:
@@ -292,7 +279,7 @@ def _follow(reading: _Reading, run: _Run | None, link: _Link, *, is_begin: bool)
 
 def _judge_step(reading: _Reading, before: _Link, link: _Link) -> None:
     if link.seq == before.seq + 1:
-        if link.record.prev != before.hash:
+        if link.prev != before.hash:
             words = f"line {link.seq} does not follow the line before it: other history"
             reading.find(Wrong.SPLICED, link.where, words)
         elif before.kind == CLOSE:
@@ -308,7 +295,7 @@ def _judge_step(reading: _Reading, before: _Link, link: _Link) -> None:
 
 def _judge_head(reading: _Reading, before: _Run | None, link: _Link) -> None:
     """A process that appends to a file has seen how it ended; that must still be its end."""
-    seen, end = link.record.after, before.last.end if before is not None else None
+    seen, end = link.after, before.last.end if before is not None else None
     if seen != end and not reading.interleaved:
         words = f"the next process saw {_at(seen)} at the end, and now it is {_at(end)}"
         reading.find(Wrong.CUT_END, link.where, words)
@@ -352,7 +339,7 @@ def _join(reading: _Reading, *, whole: bool, now: float) -> Sequence[ChainSummar
                 first_seq=first.first.seq,
                 last_seq=last.seq,
                 last_hash=last.hash,
-                last_at=last.record.at,
+                last_at=last.at,
                 decisions=sum(run.decisions for run in runs),
                 dropped=dropped,
                 state=state,
@@ -366,5 +353,5 @@ def _state(reading: _Reading, last: _Link, *, now: float) -> str:
         return CLOSED
     if (last.chain, last.seq, last.hash) in reading.known_ends:
         return ENDED
-    silent = now - last.record.at
+    silent = now - last.at
     return OPEN if silent <= STALE_HEARTBEATS * reading.heartbeats.get(last.chain, 60.0) else UNENDED

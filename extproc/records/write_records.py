@@ -68,11 +68,6 @@ class RequestRecords:
             newest_key=self._keys.newest,
         )
 
-    @property
-    def buffers(self) -> Sequence[RecordBuffer]:
-        """Return what counts, one for each target."""
-        return self.log.buffers
-
     async def run(self) -> None:
         """Write to the stream until cancelled; nothing to do where there is none."""
         if self._stream is not None:
