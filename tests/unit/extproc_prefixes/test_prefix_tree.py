@@ -226,7 +226,7 @@ def test_it_counts_as_a_plain_count_of_all_prefixes_does(seed: int) -> None:
     by_last = {path[-1]: path for path in counted}
     for edge in one.view(limit=10_000, now=0.0).edges:
         own = [int.from_bytes(edge.keys[at : at + 8], "little") for at in range(0, len(edge.keys), 8)]
-        # an edge is cut where prompts end, and put together only where nearly nobody stops
+        # an edge is cut where prompts end, and put together only where nearly no prompt ends
         assert edge.requests == pytest.approx(counted[by_last[own[0]]], rel=0.002)
         assert all(len(by_last[after]) == len(by_last[before]) + 1 for before, after in pairwise(own))
     assert one.view(limit=1, now=0.0).hit_tokens == pytest.approx(16 * sum(matched.values()))
