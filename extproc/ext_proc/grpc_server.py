@@ -150,24 +150,24 @@ class ExtProcServer:
         """
         self._limits = limits or Http2Limits()
         self._max_message_bytes = MAX_MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes + MESSAGE_OVERHEAD_BYTES
-        self._calls = ExtProcCalls(picks=picks, max_body_bytes=max_body_bytes)
+        self.calls = ExtProcCalls(picks=picks, max_body_bytes=max_body_bytes)
         self.want(further_headers=further_headers, claims=claims)
         self._health = Health(HEALTH_SERVICES)
         self._health.set("liveness", serving=True)
         process = f"/{ext_proc.PROCESSOR_SERVICE}/Process".encode()
-        self._methods = {process: self._calls.serve, **self._health.methods()}
+        self._methods = {process: self.calls.serve, **self._health.methods()}
         self._listener: asyncio.Server | None = None
         self._connections: set[Http2Connection] = set()
 
     def want(self, *, further_headers: frozenset[str], claims: frozenset[str]) -> None:
         """Hand these to the picks from now on: the policy has changed."""
-        self._calls.wanted_headers = ext_proc.wanted_headers(ext_proc.FURTHER_HEADERS | further_headers)
-        self._calls.claims = claims
+        self.calls.wanted_headers = ext_proc.wanted_headers(ext_proc.FURTHER_HEADERS | further_headers)
+        self.calls.claims = claims
 
     @property
     def open_streams(self) -> int:
         """How many ext_proc streams are open."""
-        return len(self._calls.open)
+        return len(self.calls.open)
 
     async def start(self, *, host: str, port: int) -> int:
         """Listen and return the port; raise ConfigError naming it when it is taken."""
@@ -211,8 +211,8 @@ class ExtProcServer:
         await self._all_closed(within_seconds=CLOSE_SECONDS)
         for connection in list(self._connections):
             connection.abort()
-        if self._calls.tasks:
-            await asyncio.wait(self._calls.tasks, timeout=CLOSE_SECONDS)
+        if self.calls.tasks:
+            await asyncio.wait(self.calls.tasks, timeout=CLOSE_SECONDS)
 
     async def _all_closed(self, *, within_seconds: float) -> None:
         if self._connections and within_seconds > 0:
@@ -223,4 +223,4 @@ class ExtProcServer:
 
         Cutting these streams instead would cut the answers of all their clients.
         """
-        self._calls.release_answered()
+        self.calls.release_answered()

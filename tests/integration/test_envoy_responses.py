@@ -490,7 +490,7 @@ async def test_a_picker_that_stops_does_not_cut_a_stream_that_it_rewrites(file: 
             async with asyncio.timeout(DEADLINE_SECONDS):
                 await half_way.wait()
             # the beginning of an event is with the picker
-            await until(lambda: any(call._holds_back() for call in running.server._calls.open))
+            await until(lambda: any(call._holds_back() for call in running.server.calls.open))
             running.server.release_answered()
             go_on.set()
             content = await response.read()
