@@ -83,7 +83,7 @@ class PickerService:
         self.pages = PickerPages(self.pools, view=IndexView(url=self.settings.redis_url), policies=policies)
         self.live = LiveFeed(self.pages, watch=resources.watch)
         resources.watch.on_picked = self.live.picked
-        targets = resources.records.buffers if resources.records is not None else ()
+        targets = resources.records.log.buffers if resources.records is not None else ()
         show_records(registry, targets=targets, traces=resources.tracing)
         show_lookups(registry, resources.reader)
 

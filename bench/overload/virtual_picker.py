@@ -5,8 +5,7 @@ Put together as a `Pool` does it, without gRPC, Redis and HTTP.
 
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from bench.overload.load import PATH, TENANT_HEADER, body_of
@@ -37,6 +36,8 @@ from extproc.requests.request import InferenceRequest
 from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
+from kvmesh.blocks.source import Registry
+from kvmesh.index.prefix_match import PrefixLookup
 
 REQUEST_NUMBER = "x-request-number"
 TOKEN_BYTES = 4
@@ -131,13 +132,6 @@ class VirtualPicker:
             exchange.finish()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Hits:
-    matched_blocks: Mapping[str, int]
-    block_size: Mapping[str, int]
-    tiers: Mapping[str, Mapping[str, int]]
-
-
 class _Caches:
     """The index: it looks into the pods' caches, and is never late."""
 
@@ -149,10 +143,13 @@ class _Caches:
         (prompt,) = prompts
         tokens = list(memoryview(prompt.tokens).cast("I"))
         held, keys = self._pods.cached_blocks(tokens), block_keys(tokens)
-        hits = _Hits(
+        hits = PrefixLookup(
             matched_blocks=held,
             block_size=dict.fromkeys(held, BLOCK_TOKENS),
             tiers={address: {"GPU": blocks} for address, blocks in held.items()},
+            endpoints={},
+            registry=Registry(version=b""),
+            indexer_alive=True,
         )
         packed = b"".join(key.to_bytes(8, "little") for key in keys)
         return IndexHits(

@@ -13,7 +13,7 @@ from bench.overload.script import Request
 from bench.routing.one_cache import BLOCK_TOKENS
 from bench.routing.plan import PodSettings
 from extproc.pods.endpoint import EndpointStatus, EndpointTrend, Reachability
-from extproc.pods.prefill_rate import TrendWatch
+from extproc.pods.endpoint_samples import TrendWatch
 from kvmesh.pods.pod_report import EndpointLoad
 from kvmesh.pods.vllm_metrics import parse_load
 from podsim.core.block_hash import extend_chain

@@ -6,7 +6,6 @@ The index is never late, and the replicas hear of each other at once.
 import random
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from bench.routing.one_cache import BLOCK_TOKENS, block_keys
 from bench.routing.virtual_world import Arrival, Pod
@@ -20,13 +19,8 @@ from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import LIVE, IndexHits, PromptKeys
 from extproc.prefixes.routing_memory import RoutingMemory
 from extproc.replicas.shared_load import EndpointBookings, SharedView
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Hits:
-    matched_blocks: Mapping[str, int]
-    block_size: Mapping[str, int]
-    tiers: Mapping[str, Mapping[str, int]]
+from kvmesh.blocks.source import Registry
+from kvmesh.index.prefix_match import PrefixLookup
 
 
 class Picker:
@@ -100,17 +94,20 @@ class Picker:
                     status.address, tokens_per_second=status.trend.prefill_tokens_per_second, now=now
                 )
 
-    def _held(self, hashes: Sequence[bytes], count: int) -> _Hits:
+    def _held(self, hashes: Sequence[bytes], count: int) -> PrefixLookup:
         most = (count - 1) // BLOCK_TOKENS
         held = {
             pod.address: len(blocks)
             for pod in self._pods
             if (blocks := pod.scheduler.pool.cached_prefix(list(hashes), max_blocks=most))
         }
-        return _Hits(
+        return PrefixLookup(
             matched_blocks=held,
             block_size=dict.fromkeys(held, BLOCK_TOKENS),
             tiers={address: {"GPU": blocks} for address, blocks in held.items()},
+            endpoints={},
+            registry=Registry(version=b""),
+            indexer_alive=True,
         )
 
     def _shared(self, now: float) -> SharedView:

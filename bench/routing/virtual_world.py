@@ -16,7 +16,7 @@ from bench.routing.pod_counters import PodCounts
 from bench.routing.script import Record, Session, Workload
 from bench.routing.workloads import Texts
 from extproc.pods.endpoint import EndpointStatus, Reachability
-from extproc.pods.prefill_rate import TrendWatch
+from extproc.pods.endpoint_samples import TrendWatch
 from kvmesh.pods.pod_report import EndpointLoad
 from podsim.core.block_hash import extend_chain
 from podsim.core.scheduler import EngineSettings, Generation, Scheduler, State, Step

@@ -20,8 +20,7 @@ from extproc.pods.inflight import Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import NO_HITS, IndexHits, PromptKeys, PromptMatch, indexed_tokens, match_prompts
-from extproc.prefixes.recent_routes import NOTHING_HELD
-from extproc.prefixes.routing_memory import RecentHits, RoutingMemory
+from extproc.prefixes.routing_memory import NOTHING_HELD, RecentHits, RoutingMemory
 from extproc.replicas.shared_load import EndpointBookings, SharedView
 
 MOST_FILL = 3.0  # of an endpoint that is still the best place for what it holds

@@ -73,8 +73,8 @@ def room(
     started = 1.0
     if candidate.ready_since is not None:
         started = _started_share(candidate.ready_since, policy=policy, now=now)
-        few = max(started * ceiling * estimates.usual_running, 1.0)
-        if started < 1.0 and estimates.usual_running > 0.0 and candidate.open_requests >= few:
+        few = max(started * ceiling * estimates.most_running, 1.0)
+        if started < 1.0 and estimates.most_running > 0.0 and candidate.open_requests >= few:
             return Room(candidate.open_requests / few, f"it is new, with {candidate.open_requests} requests open")
     if load is None:
         return _unknown(candidate, pace, policy=policy, share=started * ceiling, blind=blind)
@@ -133,7 +133,7 @@ def _waiting(candidate: Candidate, load: EndpointLoad, pace: EndpointPace, now: 
         return reported, 0.0
     return reported, min(
         reported + candidate.booked_requests,
-        candidate.open_requests - max(pace.usual_running, load.running_requests),
+        candidate.open_requests - max(pace.most_running, load.running_requests),
     )
 
 
@@ -160,7 +160,7 @@ def _unknown(candidate: Candidate, pace: EndpointPace, *, policy: OverloadPolicy
     """
     most = float(policy.unknown_requests)
     if blind:
-        most = max(most, max(pace.usual_running, BLIND_REQUESTS) * share)
+        most = max(most, max(pace.most_running, BLIND_REQUESTS) * share)
     most = max(most, 1.0)
     fill = max(candidate.open_requests, 0.5) / most
     if fill < 1.0:

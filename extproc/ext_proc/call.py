@@ -95,18 +95,11 @@ class Picks(Protocol):
 class ExtProcCalls:
     """What all ext_proc streams of a server share."""
 
-    def __init__(
-        self,
-        *,
-        picks: Picks,
-        max_body_bytes: int,
-        further_headers: frozenset[str] = ext_proc.FURTHER_HEADERS,
-        claims: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, *, picks: Picks, max_body_bytes: int) -> None:
         self.picks = picks
         self.max_body_bytes = max_body_bytes
-        self.wanted_headers = ext_proc.wanted_headers(further_headers)  # of a request, handed to the pick
-        self.claims = claims  # of a verified JWT, handed to the pick
+        self.wanted_headers = ext_proc.wanted_headers()  # of a request, handed to the pick
+        self.claims: frozenset[str] = frozenset()  # of a verified JWT, handed to the pick
         self.releasing = False  # streams whose response has begun are ended
         self._unseen = 0  # responses meant to come on a stream of their own since the last one that did
         self.open: set[ExtProcCall] = set()

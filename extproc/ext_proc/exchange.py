@@ -201,9 +201,9 @@ class Exchange:
         if self._mode is BodyMode.BUFFERED:
             self._chunks = []
             return (BodyWithPick(endpoints, removed_headers, body, set_headers),)
-        if body is not None:
-            self._chunks = [body]
-        steps: list[Step] = [HeadersWithPick(endpoints, removed_headers, note, set_headers), *self._held_body()]
+        chunks = chunks_of(self._chunks[0] if body is None else body, end_of_stream=not self._ended_by_trailers)
+        self._chunks = []
+        steps: list[Step] = [HeadersWithPick(endpoints, removed_headers, note, set_headers), *chunks]
         if self._ended_by_trailers:
             steps.append(Answer.REQUEST_TRAILERS)
         return steps
@@ -243,11 +243,6 @@ class Exchange:
         body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks = [body]
         return (Pick(self._facts, body),)
-
-    def _held_body(self) -> Sequence[BodyChunk]:
-        body = self._chunks[0]
-        self._chunks = []
-        return chunks_of(body, end_of_stream=not self._ended_by_trailers)
 
 
 def chunks_of(body: bytes, *, end_of_stream: bool, response: bool = False) -> Sequence[BodyChunk]:

@@ -150,23 +150,17 @@ class ExtProcServer:
         """
         self._limits = limits or Http2Limits()
         self._max_message_bytes = MAX_MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes + MESSAGE_OVERHEAD_BYTES
-        self.calls = ExtProcCalls(
-            picks=picks,
-            max_body_bytes=max_body_bytes,
-            further_headers=ext_proc.FURTHER_HEADERS | further_headers,
-            claims=claims,
-        )
+        self.calls = ExtProcCalls(picks=picks, max_body_bytes=max_body_bytes)
+        self.want(further_headers=further_headers, claims=claims)
         self._health = Health(HEALTH_SERVICES)
         self._health.set("liveness", serving=True)
-        self._methods = {
-            f"/{ext_proc.PROCESSOR_SERVICE}/Process".encode(): self.calls.serve,
-            **self._health.methods(),
-        }
+        process = f"/{ext_proc.PROCESSOR_SERVICE}/Process".encode()
+        self._methods = {process: self.calls.serve, **self._health.methods()}
         self._listener: asyncio.Server | None = None
         self._connections: set[Http2Connection] = set()
 
     def want(self, *, further_headers: frozenset[str], claims: frozenset[str]) -> None:
-        """Hand these to the picks from now on: a policy has changed what it looks at."""
+        """Hand these to the picks from now on: the policy has changed."""
         self.calls.wanted_headers = ext_proc.wanted_headers(ext_proc.FURTHER_HEADERS | further_headers)
         self.calls.claims = claims
 

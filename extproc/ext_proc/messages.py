@@ -1,4 +1,4 @@
-"""What Envoy sends on an ext_proc stream, read: headers, parts of bodies, trailers.
+"""Reads what Envoy sends on an ext_proc stream: headers, chunks of bodies, trailers.
 
 The messages of every exchange are read by hand: one request at a time finds the library's code in no cache of the
 processor, and reading a request's headers with it takes 110 us then, by hand 45 (docs/decisions/0005-hot-path.md).
@@ -43,7 +43,7 @@ _AROUND_RESPONSE = (*_AROUND, b"\x22")  # ProcessingResponse.response_body
 
 
 def body_chunk(chunk: BodyChunk) -> tuple[bytes, bytes]:
-    """Encode a part of a body: four messages, one in the other, around bytes. Return what stands before them, and them.
+    """Encode a chunk of a body: four nested messages around bytes. Return what comes before the bytes, and the bytes.
 
     They are tens of kilobytes of each request, so they are not copied, and come last: the order of fields is free.
     """
@@ -141,7 +141,7 @@ class HeadersMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BodyPart(msgspec.Struct, frozen=True):
-    """A part of a body as it came."""
+    """A chunk of a body as it came."""
 
     content: bytes
     end_of_stream: bool
@@ -289,7 +289,7 @@ def _mode(number: int) -> BodyMode:
 
 
 def _body(message: bytes) -> BodyPart | None:
-    """Read a part of a body; None for another form. Most of the bytes that come are these."""
+    """Read a chunk of a body; None for another form. Most of the bytes that come are these."""
     size, at = _length(message, 1)
     stop = at + size
     if message[stop:] != _NO_METADATA and not _is_all(message, stop):

@@ -1,4 +1,4 @@
-"""Endpoints as the picker knows them: what each pod reported, what was booked since, what of the prompt it holds."""
+"""Endpoints as the picker knows them: what each pod reported, what was booked since, how much of a prompt it holds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointTrend:
-    """How two reports of one pod differ: rates, which a single report cannot tell."""
+    """Rates, which follow from the difference of two reports of one pod."""
 
     inter_token_seconds: float | None = None  # mean of the last window; None: too few tokens to say
     memory_bytes_per_second: float | None = None
@@ -107,7 +107,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     models: EndpointModels | None = None
     role: Role = Role.BOTH
     cordoned: bool = False  # the operator keeps new requests away
-    unhealthy: str | None = None  # why it is avoided, in a few words
+    unhealthy: str | None = None  # why it is avoided
     session: bool = False  # this session's last request went there
     adapter_placed: bool = False  # the request's LoRA adapter was sent there lately
     ready_since: float | None = None  # monotonic seconds since when it serves; None: it is not new
@@ -132,7 +132,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a request the filters and scorers look at."""
+    """The facts of a request that filters and scorers use."""
 
     model: str | None = None  # the name that the pod gets
     adapter: str | None = None  # the same name where it is a LoRA adapter's

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from extproc.pods.prefill_rate import restarted
+from extproc.pods.endpoint import NO_TREND, EndpointTrend
 from kvmesh.pods.pod_report import EndpointLoad
 
 SCALE_TOKENS = 4096.0  # a prompt of so many tokens teaches as much of the time a token as of the base
@@ -125,7 +125,7 @@ class RunningLimit:
     def report(self, load: EndpointLoad, *, seconds: float, starts: int) -> None:
         """Take a report, the time since the last one and the requests that got their first token in it.
 
-        A pod that has never counted any tells nothing of how fast its queue moves: other servers than vLLM.
+        A pod that counts none (another server than vLLM) does not show how fast its queue moves.
         """
         share = 0.5 ** (seconds / FADING_SECONDS)
         running = float(load.running_requests)
@@ -160,8 +160,8 @@ TYPICAL_TOKENS = 512.0  # of a request, before any was seen
 LEAST_TOKENS, LEAST_WALL_SECONDS = 1.0, 1.0  # computed in so long, from which that is a rate
 LEAST_PEAK_SECONDS, LEAST_PEAK_TOKENS = 3.0, 1000.0  # computed in so long, from which that may be the best
 PEAK_SECONDS = 10.0  # half-life, in busy seconds, of the best that it has computed in one
-# of the time, in which some prompt is being computed, from which its own throughput begins to tell what it can compute,
-# and from which nothing else does
+# busy share of the time from which an endpoint's throughput begins to show what it can compute, and from which only it
+# counts
 BUSY_SHARE, FULLY_BUSY_SHARE = 0.85, 1.0
 LEAST_GENERATED = 32.0  # tokens, from which their mean time means something
 MOST_PROMISES = 1000  # remembered until their first tokens come
@@ -183,7 +183,7 @@ class EndpointPace(msgspec.Struct, frozen=True, kw_only=True):
     seen_starts_a_second: float  # that it made of late: while others waited, or at all if that was more; no guess
     queue_starts_a_second: float | None  # the same as seen while others waited; None: not seen of late
     running_limit: float | None  # requests that it runs when others wait; None: none was seen to wait
-    usual_running: float  # the most that it ran of late
+    most_running: float  # the most that it ran of late
     inter_token_seconds: float | None
     first_token_seconds: float  # mean of what the endpoint itself counted of late; 0: nothing
 
@@ -219,14 +219,14 @@ class EndpointSamples:
 
     @property
     def busy_share(self) -> float:
-        """How much (0..1) what it has computed of late tells what it can compute: prompts were there all the time."""
+        """How far (0..1) its recent throughput shows what it can compute: it had prompts all the time."""
         if self.peak <= 0.0:
             return 0.0
         share = (self.prefill_seconds / self.wall_seconds - BUSY_SHARE) / (FULLY_BUSY_SHARE - BUSY_SHARE)
         return min(max(share, 0.0), 1.0)
 
     def report(self, load: EndpointLoad, *, prior: Pace) -> None:
-        """Take what was counted since the last report; counters that begin anew tell nothing yet."""
+        """Take what was counted since the last report; counters that begin anew are a new start."""
         last = self.last
         if last is None or restarted(last, load) or load.first_token_count < last.first_token_count:
             self.last = self.compared_to = load
@@ -333,7 +333,7 @@ class EndpointSamples:
         return self.fit.pace(prior)
 
     def _backlog_seconds_a_token(self, prefill: Pace) -> float:
-        """Return what a token costs among many: the busier the pod is, the more its own throughput tells."""
+        """Return what a token costs among many: the busier the pod is, the more its own throughput counts."""
         alone = prefill.seconds_a_token * self.ahead_share
         if self.prefill_tokens < LEAST_WEIGHT or self.wall_seconds <= 0.0:
             return alone
@@ -345,7 +345,7 @@ class EndpointSamples:
             # with ten times the tokens: taken for what a token costs they would keep the pod half idle, and right
             each = min(each, self.wall_seconds / self.prefill_tokens)
         if (busy := self.busy_share) > 0.0:
-            # times of prompts that share their steps tell how long these take, and not how much is done in them
+            # times of prompts that share their steps show how long these take, and not how much is done in them
             each += busy * (1.0 / self.peak - each)
         return min(max(each, LEAST_SECONDS_A_TOKEN), MOST_SECONDS_A_TOKEN)
 
@@ -365,7 +365,7 @@ class EndpointSamples:
             seen_starts_a_second=max(queue_starts or 0.0, self.running.starts_a_second),
             queue_starts_a_second=queue_starts,
             running_limit=self.running.limit,
-            usual_running=self.running.most_running,
+            most_running=self.running.most_running,
             inter_token_seconds=self.generation_seconds / self.generated if self.generated >= LEAST_GENERATED else None,
             first_token_seconds=(
                 min(self.first_token_seconds / self.first_tokens, MOST_SECONDS)
@@ -373,3 +373,80 @@ class EndpointSamples:
                 else 0.0
             ),
         )
+
+
+# of reports with waiting requests all along: pods count a prompt as a whole when they begin with it, so that a shorter
+# time mostly shows how the prompts fell into it
+LEAST_WAITED_SECONDS, MOST_WAITED_SECONDS = 0.5, 10.0
+MEANS_SECONDS = 2.0  # of reports compared for means; counts of shorter ones are too small
+RATE_FADING = 0.01  # a second: a period shows at most what the pod can do, so the best one counts, and fades
+
+
+class TrendWatch:
+    """One endpoint's trend, from one report to the next."""
+
+    def __init__(self) -> None:
+        self._previous: EndpointLoad | None = None
+        self._waiting_since: EndpointLoad | None = None  # where requests began to wait
+        self._rate_then: float | None = None
+        self._base: EndpointLoad | None = None  # where the window of the means began
+        self.trend = NO_TREND
+
+    def report(self, load: EndpointLoad) -> EndpointTrend:
+        """Take a report and return the trend up to it."""
+        previous, self._previous = self._previous, load
+        if previous is None or restarted(previous, load):
+            self._base, self._waiting_since, self.trend = load, None, NO_TREND
+            self._prefill_rate(load)
+            return self.trend
+        base = self._base or previous
+        rate = self._prefill_rate(load)
+        inter_token, moved = self.trend.inter_token_seconds, self.trend.memory_bytes_per_second
+        seconds = load.reported_at - base.reported_at
+        if seconds >= MEANS_SECONDS:
+            tokens = load.inter_token_count - base.inter_token_count
+            inter_token = (
+                (load.inter_token_seconds_sum - base.inter_token_seconds_sum) / tokens
+                if tokens >= LEAST_GENERATED
+                else None
+            )
+            if load.memory_bytes_moved is not None and base.memory_bytes_moved is not None:
+                moved = (load.memory_bytes_moved - base.memory_bytes_moved) / seconds
+            self._base = load
+        if (rate, inter_token, moved) != (
+            self.trend.prefill_tokens_per_second,
+            self.trend.inter_token_seconds,
+            self.trend.memory_bytes_per_second,
+        ):
+            self.trend = EndpointTrend(
+                inter_token_seconds=inter_token, memory_bytes_per_second=moved, prefill_tokens_per_second=rate
+            )
+        return self.trend
+
+    def _prefill_rate(self, load: EndpointLoad) -> float | None:
+        """Return the most computed tokens a second of the periods in which requests waited all along.
+
+        A mean of all time would be lower for pods with little to do, and a pod that looks slow is given less.
+        """
+        known, start = self.trend.prefill_tokens_per_second, self._waiting_since
+        if not load.waiting_requests:
+            self._waiting_since = None
+            return known
+        if start is None or load.reported_at - start.reported_at > MOST_WAITED_SECONDS:
+            self._waiting_since, self._rate_then = load, known
+            return known
+        seconds = load.reported_at - start.reported_at
+        computed = (load.prefix_query_tokens - load.prefix_hit_tokens) - (
+            start.prefix_query_tokens - start.prefix_hit_tokens
+        )
+        if seconds < LEAST_WAITED_SECONDS or computed <= 0:  # none: it waits for memory, not for its turn
+            return known
+        sample, earlier = computed / seconds, self._rate_then
+        return sample if earlier is None else max(sample, earlier * (1.0 - RATE_FADING * seconds))
+
+
+def restarted(previous: EndpointLoad, load: EndpointLoad) -> bool:
+    """Tell whether another process reports: its counters have begun anew, its cache is empty."""
+    return (
+        load.prefix_query_tokens < previous.prefix_query_tokens or load.inter_token_count < previous.inter_token_count
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp
+from operator import attrgetter
 from statistics import median
 
 import msgspec
@@ -20,7 +21,7 @@ class Booking(msgspec.Struct, kw_only=True, eq=False):
     booked_at: float  # monotonic seconds
     uncached_tokens: int = 0  # of its prompt, expected to be computed there
     context_tokens: int = 0  # of its prompt altogether
-    queued_tokens: float = 0.0  # of the uncached ones, those not computed yet as far as we can tell
+    queued_tokens: float = 0.0  # of the uncached ones, those not computed yet, by estimate
 
 
 class EndpointTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -125,7 +126,7 @@ class Bookings:
         at = load.reported_at - max(ARRIVAL_SECONDS, first_token_seconds)
         before = [booking for booking in booked.queued if booking.booked_at < at]
         begun = before[: max(len(before) - load.waiting_requests, 0)]
-        largest = max(begun, key=_queued_tokens, default=None)
+        largest = max(begun, key=attrgetter("queued_tokens"), default=None)
         for booking in begun:
             if booking is not largest:
                 booked.computed(booking)
@@ -136,7 +137,7 @@ class Bookings:
         if booked is None:
             return 0
         count = 0
-        for booking in reversed(booked.open):  # newest first: only those few are looked at
+        for booking in reversed(booked.open):  # newest first: these are few
             if booking.booked_at < since:
                 break
             count += 1
@@ -191,10 +192,6 @@ class Bookings:
             booked.tokens_per_second = self._tokens_per_second
 
 
-def _queued_tokens(booking: Booking) -> float:
-    return booking.queued_tokens
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class _EndpointBookings:
     """One endpoint: its open bookings, oldest first, and the prompts among them that wait to be computed."""
@@ -242,7 +239,7 @@ class _EndpointBookings:
             queued = {booking: None for booking in self.open if booking.queued_tokens > 0.0}
             self.early = max(self.early - (len(queued) - len(self.queued)), 0.0)
             self.queued = queued
-            self.queued_tokens = sum(map(_queued_tokens, queued))
+            self.queued_tokens = sum(booking.queued_tokens for booking in queued)
 
     def computed(self, booking: Booking) -> None:
         """Take a prompt for computed, which that of a request that has ended is."""
@@ -257,7 +254,7 @@ class _EndpointBookings:
         return self.filled_tokens * exp(min(self.filled_at - now, 0.0) / fill_seconds)
 
     def drain(self, now: float) -> None:
-        """Let the oldest prompts be computed at the endpoint's rate: pods tell no token counts of their queue."""
+        """Take the oldest prompts for computed at the endpoint's rate: pods report no token counts of their queue."""
         computed = (now - self.drained_at) * self.tokens_per_second
         self.drained_at = max(now, self.drained_at)
         if self.others_tokens > 0 and self.queued_tokens > 0 and computed > 0:

@@ -43,7 +43,7 @@ class LatencyEstimates:
         self._paces: dict[str, EndpointPace] = {}
         self._unseen = _unseen(self._policy)
         self._aged_at: float | None = None
-        self.usual_running = 0.0  # at an endpoint of the pool: the median of the most that each ran of late
+        self.most_running = 0.0  # at an endpoint of the pool: the median of the most that each ran of late
 
     def reconfigure(self, *, tokens_per_second: float) -> None:
         """Expect another rate of endpoints of which nothing is known; what was measured stays."""
@@ -153,7 +153,7 @@ class LatencyEstimates:
         running = [
             samples.running.most_running for samples in self._samples.values() if samples.running.most_running > 0.0
         ]
-        self.usual_running = median(running) if running else 0.0
+        self.most_running = median(running) if running else 0.0
 
     def forget(self, endpoint: str) -> None:
         """Forget the endpoint: it is gone, or another process."""

@@ -25,7 +25,7 @@ from extproc.pods.endpoint import (
     Reachability,
     parse_served_models,
 )
-from extproc.pods.prefill_rate import TrendWatch, restarted
+from extproc.pods.endpoint_samples import TrendWatch, restarted
 from extproc.pods.scrape_pace import IDLE_AFTER_SECONDS, ScrapePace
 from kvmesh.pods.pod_http import PodHttp
 from kvmesh.pods.pod_report import EndpointLoad

@@ -1,6 +1,6 @@
-"""How often endpoints are scraped: as often as is asked for, until that would cost too much CPU. Pure.
+"""How often endpoints are scraped: as often as configured, until that would cost too much CPU. Pure.
 
-One for all pools of a picker, asked by each `pods.metrics_scraper`. A scrape costs about 0.2 ms of CPU, so that
+One `ScrapePace` serves all pools of a picker. A scrape costs about 0.2 ms of CPU, so that
 `BUSY_A_SECOND` is a fifth of a core: 200 endpoints five times a second, 2,000 every two seconds.
 """
 
@@ -31,12 +31,12 @@ class ScrapePace:
         return max(wanted_seconds, count / BUSY_A_SECOND)
 
     def models_interval(self, wanted_seconds: float, *, idle: bool = False) -> float:
-        """Return the seconds between two looks at one endpoint's models."""
+        """Return the seconds between two reads of one endpoint's models."""
         if idle and self.rests:
             return min(max(wanted_seconds, self.endpoints / IDLE_MODELS_A_SECOND), LONGEST_MODELS_SECONDS)
         count = self.busy if self.rests else self.endpoints
         return max(wanted_seconds, count / MODELS_A_SECOND)
 
     def stale_after(self, wanted_seconds: float, *, interval_seconds: float) -> float:
-        """Return after how many seconds a report says nothing any more."""
+        """Return after how many seconds a report is stale."""
         return max(wanted_seconds, STALE_INTERVALS * interval_seconds)

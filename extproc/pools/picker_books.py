@@ -15,8 +15,7 @@ from extproc.policy.values import PickPolicy
 from extproc.pools.booked_exchange import GATEWAY_TIMEOUT, NO_RESPONSE_FILTER, NOT_DELIVERED
 from extproc.prefixes.match_watch import MatchWatch
 from extproc.prefixes.prompt_match import PromptKeys
-from extproc.prefixes.recent_routes import KEY_BYTES
-from extproc.prefixes.routing_memory import RoutingMemory
+from extproc.prefixes.routing_memory import KEY_BYTES, RoutingMemory
 from extproc.quotas.quota import QuotaAsk, QuotaNote
 from extproc.quotas.shared_quotas import Quotas
 from extproc.replicas.shared_load import EndpointBookings

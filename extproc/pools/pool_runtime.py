@@ -24,7 +24,7 @@ from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.picker_books import PickerBooks
 from extproc.pools.plan_response import Pace, plan_response
 from extproc.pools.request_watch import RequestTrace, RequestWatch
-from extproc.prefixes.recent_routes import KEY_BYTES
+from extproc.prefixes.routing_memory import KEY_BYTES
 from extproc.quotas.quota import QuotaAsk
 from extproc.quotas.shared_quotas import Quotas
 from extproc.records.request_events import ClientLeftError, DecisionRecord, RequestOutcome

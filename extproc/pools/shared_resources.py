@@ -16,7 +16,7 @@ from extproc.pools.plan_response import Pace
 from extproc.pools.request_watch import RequestWatch
 from extproc.prompts.prompt_tokens import LargePrompts, TokenSettings
 from extproc.prompts.tokenizer_cache import TokenizerCache
-from extproc.replicas.shared_load import EndpointBookings
+from extproc.replicas.shared_load import EndpointBookings, add_bookings
 from extproc.replicas.shared_state import PoolShare, SharedState
 from extproc.settings.config import PickerSettings
 from extproc.telemetry.degradation_log import DegradationLog
@@ -91,12 +91,7 @@ class SharedResources:
 
     def own_bookings(self) -> Mapping[str, EndpointBookings]:
         """Return what is open here by endpoint, of all pools."""
-        total: dict[str, EndpointBookings] = {}
-        for books in self.books.values():
-            if books.open_requests:
-                for endpoint, own in books.own_bookings().items():
-                    total[endpoint] = _sum(total[endpoint], own) if endpoint in total else own
-        return total
+        return add_bookings(books.own_bookings() for books in self.books.values() if books.open_requests)
 
     async def close(self) -> None:
         """Close what is shared, once all pools are closed."""
@@ -113,15 +108,6 @@ class SharedResources:
     def _heard(self) -> None:
         for books in self.books.values():
             books.changed()
-
-
-def _sum(one: EndpointBookings, other: EndpointBookings) -> EndpointBookings:
-    """Return what a pod that is in two pools has of both."""
-    return EndpointBookings(
-        one.requests + other.requests,
-        one.uncached_tokens + other.uncached_tokens,
-        one.context_tokens + other.context_tokens,
-    )
 
 
 def _records(settings: PickerSettings) -> "RequestRecords | None":

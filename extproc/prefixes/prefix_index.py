@@ -147,17 +147,20 @@ class RedisPrefixIndex:
         session: str | None = None,
         quota: QuotaAsk | None = None,
     ) -> IndexHits:
-        """Find who holds the leading blocks of each prompt; what fails is in the answer, nothing is raised."""
+        """Find the holders of each prompt's leading blocks; a failure is in the answer, nothing is raised."""
         if quota is not None and not (prompts and self._quotas.goes_with_lookups):
-            return await self._quota_apart(quota, prompts, model, adapter, cache_salt, session)
+            # there is no lookup, or it leads to a server that takes no writes
+            lookup = self.lookup(prompts, model=model, adapter=adapter, cache_salt=cache_salt, session=session)
+            hits, apart = await asyncio.gather(lookup, self._quotas.read(quota))
+            return structs.replace(hits, quota=apart, degraded={**hits.degraded, **_local(apart)})
         if not prompts:
             return await self._nothing_to_look_up(session, adapter)
         root = self._root(model, adapter, cache_salt)
         also, shared_replies = self._shared.command(session, adapter) if self._shared is not None else (b"", 0)
         quota_replies = 0
         if quota is not None:
-            command, quota_replies = self._quotas.command(quota)
-            also += command
+            also += self._quotas.command(quota)
+            quota_replies = 1
         replies: list[Any] = []
         try:
             with self._deadlines():
@@ -214,22 +217,6 @@ class RedisPrefixIndex:
         view = await self._shared.read(session, adapter)
         degraded = {SHARED_LOAD: view.degraded} if view.degraded else {}
         return IndexHits(states=self._states[1], view=view, degraded=degraded)
-
-    async def _quota_apart(
-        self,
-        ask: QuotaAsk,
-        prompts: Sequence[TokenizedPrompt],
-        model: str,
-        adapter: str | None,
-        cache_salt: str | None,
-        session: str | None,
-    ) -> IndexHits:
-        """Ask for the quota beside the lookup: there is none, or it leads to a server that takes no writes."""
-        hits, verdict = await asyncio.gather(
-            self.lookup(prompts, model=model, adapter=adapter, cache_salt=cache_salt, session=session),
-            self._quotas.read(ask),
-        )
-        return structs.replace(hits, quota=verdict, degraded={**hits.degraded, **_local(verdict)})
 
     def _hits(
         self,

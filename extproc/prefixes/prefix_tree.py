@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 from math import exp2
+from operator import attrgetter
 
 import msgspec
 
 KEY_BYTES = 8
-MOST_KEYS = 2048  # of one prompt: 32,768 tokens in blocks of 16; what is beyond is not told apart
+MOST_KEYS = 2048  # of one prompt: 32,768 tokens in blocks of 16; what is beyond is not distinguished
 NODE_BYTES = 400  # of memory, beside its keys
-FORGOTTEN_AT_ONCE = 250  # about a millisecond; who has far too much gets there with the next prompts
-LOOKED_AT = 8  # leaves, of which the least asked for goes
+FORGOTTEN_AT_ONCE = 250  # about a millisecond; a tree that is far too large shrinks with the next prompts
+SAMPLED_LEAVES = 8  # of which the least asked for is removed
 MOST_HALF_LIVES = 40.0  # after which all counts are brought down, long before they overflow
 HEAD_TOKENS = 32  # of an edge's beginning, where text may be shown
 TOKEN_BYTES = 4
@@ -29,12 +30,12 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     adapter: str | None = None
     tokens_each: int  # of one key
-    indexed: bool = True  # the keys are block keys; False: of text chunks, which no event tells of
+    indexed: bool = True  # the keys are block keys; False: of text chunks, for which there are no events
     private: bool = False  # salted: its text is never kept
 
 
 class TreeEdge(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the tree without a branch, for pages."""
+    """A path of the tree without a branch, for pages."""
 
     key: bytes  # the last of `keys`: stands for all tokens up to its end
     parent: bytes | None
@@ -96,11 +97,6 @@ class PrefixTree:
     def __len__(self) -> int:
         """Return the nodes."""
         return self._nodes
-
-    @property
-    def memory_bytes(self) -> int:
-        """About the memory that it takes."""
-        return self._bytes
 
     def reconfigure(self, *, most_bytes: int) -> None:
         """Take so much memory from now on, or soon: a large tree shrinks in steps, with each prompt and each call."""
@@ -242,8 +238,8 @@ class PrefixTree:
             if self._bytes <= self._most_bytes or not self._leaves:
                 return
             leaves = self._leaves
-            self._hand = hand = (self._hand + LOOKED_AT) % len(leaves)
-            self._remove(min(leaves[hand : hand + LOOKED_AT], key=_weight))
+            self._hand = hand = (self._hand + SAMPLED_LEAVES) % len(leaves)
+            self._remove(min(leaves[hand : hand + SAMPLED_LEAVES], key=attrgetter("weight")))
 
     def _remove(self, leaf: _Node) -> None:
         parent = leaf.parent
@@ -280,10 +276,6 @@ class PrefixTree:
                 waiting.extend(node.children.values())
             if node is not self._root:
                 yield node
-
-
-def _weight(node: _Node) -> float:
-    return node.weight
 
 
 def _unbranched(node: _Node) -> tuple[_Node, bytes, float, int]:

@@ -1,35 +1,20 @@
 """How many of a request's prompt tokens each endpoint is expected to find in its cache.
 
-The index tells what is cached; what was just routed somewhere is expected to be cached there until the event comes.
-Of both the longer counts, never their sum.
+The index knows what is cached; what was just routed somewhere is expected to be cached there until its event comes. Of
+both the longer counts, never their sum.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from extproc.policy.values import tier_worth
 from extproc.quotas.quota import QuotaVerdict
 from extproc.replicas.shared_load import SharedView
+from kvmesh.index.prefix_match import PrefixLookup
 
 _Tokens = TypeVar("_Tokens", int, float)
-
-
-class BlockHits(Protocol):
-    """What the index knows of one prompt."""
-
-    @property
-    def matched_blocks(self) -> Mapping[str, int]:
-        """Leading blocks that vLLM will find, by endpoint: the prompt's last token is never among them."""
-
-    @property
-    def block_size(self) -> Mapping[str, int]:
-        """Tokens a block, by endpoint."""
-
-    @property
-    def tiers(self) -> Mapping[str, Mapping[str, int]]:
-        """Endpoint -> tier -> blocks of its match."""
 
 
 class PromptKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,12 +27,12 @@ class PromptKeys(msgspec.Struct, frozen=True, kw_only=True):
 class IndexHits(msgspec.Struct, frozen=True, kw_only=True):
     """What the index knows of a request's prompts, in order; hits of the last ones may be missing."""
 
-    prompts: Sequence[BlockHits] = ()
+    prompts: Sequence[PrefixLookup] = ()
     keys: Sequence[PromptKeys] = ()
     states: Mapping[str, str] = {}  # endpoint -> state of its events; absent: the index does not know it
     view: SharedView | None = None  # what the other replicas have booked, read in the same round trip
     quota: QuotaVerdict | None = None  # the answer to the ask that went along; None: there was none
-    degraded: Mapping[str, str] = {}  # word -> what happened
+    degraded: Mapping[str, str] = {}  # degradation -> what happened
 
 
 NO_HITS = IndexHits()
@@ -69,7 +54,7 @@ NO_MATCH = PromptMatch(prompt_tokens=0)
 
 def match_prompts(
     prompt_tokens: int,
-    hits: Sequence[BlockHits],
+    hits: Sequence[PrefixLookup],
     *,
     recent: Sequence[tuple[Mapping[str, int], int]] = (),
     tier_weights: Mapping[str, float] | None = None,
@@ -78,7 +63,7 @@ def match_prompts(
     """Sum up the hits of the prompts, which have `prompt_tokens` tokens together.
 
     `recent`: for each prompt endpoint -> leading keys that were routed there lately, and the tokens of a key.
-    `indexed`: what `indexed_tokens` makes of the one prompt's hits, for a caller who has asked for it.
+    `indexed`: the result of `indexed_tokens` for the one prompt's hits, if the caller has it already.
     """
     weights = tier_weights or {}
     if len(hits) <= 1 and len(recent) <= 1:  # nearly always
@@ -125,14 +110,14 @@ def _with_recent(one: PromptMatch, prompt_tokens: int, recent: tuple[Mapping[str
     )
 
 
-def indexed_tokens(hit: BlockHits) -> dict[str, int]:
+def indexed_tokens(hit: PrefixLookup) -> dict[str, int]:
     """Return endpoint -> leading tokens of the prompt that the index knows there."""
     sizes = hit.block_size
     return {endpoint: blocks * sizes[endpoint] for endpoint, blocks in hit.matched_blocks.items() if blocks}
 
 
 def _match_one(
-    hit: BlockHits, tier_weights: Mapping[str, float], indexed: Mapping[str, int] | None = None
+    hit: PrefixLookup, tier_weights: Mapping[str, float], indexed: Mapping[str, int] | None = None
 ) -> PromptMatch:
     sizes: Mapping[str, int] = hit.block_size
     tiers: Mapping[str, Mapping[str, int]] = hit.tiers

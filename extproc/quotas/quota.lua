@@ -82,7 +82,7 @@ if op == 'take' then
   end
   if most_open >= 0 and refused == 0 then
     on_open('ZREMRANGEBYSCORE', OPEN, '-inf', now)
-    -- nobody's lease is longer: somebody else's member, or one by a clock that was ahead, which its picker renews
+    -- no picker's lease is longer: a foreign member, or one by a clock that was ahead, which its picker renews
     on_open('ZREMRANGEBYSCORE', OPEN, string.format('(%.0f', now + lease), '+inf')
     if not fault and (redis.call('ZCARD', OPEN)) >= most_open then
       refused = 4

@@ -154,7 +154,7 @@ class QuotaKey(msgspec.Struct, eq=False, kw_only=True):
     terms: tuple[BucketTerms, BucketTerms, BucketTerms]  # as `Amounts`; WITHOUT_LIMIT where there is none
     limit_texts: tuple[str, str, str]  # what a minute gives, for headers; "" where there is no limit
     share: QuotaShare
-    # the parts of its commands that never change; `quotas.quota_records` makes them
+    # what never changes in its commands; `quotas.quota_records` makes them
     fixed: tuple[bytes, ...] = ()
     packed_take: bytes = b""
 
@@ -173,7 +173,7 @@ class QuotaNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class QuotaAsk(msgspec.Struct, eq=False, kw_only=True):
-    """One request's part, from the question until it is settled or cancelled. Changed by `shared_quotas` only."""
+    """What one request asks for, until it is settled or cancelled. Changed by `shared_quotas` only."""
 
     key: QuotaKey
     prompt_tokens: int

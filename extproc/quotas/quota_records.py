@@ -109,7 +109,7 @@ MOST_KEYS = 10_000  # of which writes wait while Redis is away
 
 
 class QuotaWrite(msgspec.Struct, eq=False):
-    """One key's part, written by one command."""
+    """What one command writes of one key."""
 
     key: QuotaKey
     amounts: Amounts = NOTHING  # to be taken; negative: to be given back

@@ -36,6 +36,7 @@ from extproc.quotas.quota_records import (
     quota_name,
     read_taken,
 )
+from extproc.replicas.shared_state import write_on_beats
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.redis.keys import PICKERS
 from kvmesh.redis.link import RedisLink, pack
@@ -62,7 +63,7 @@ class QuotaSettings:
 
     @property
     def beat_seconds(self) -> float:
-        """Return the time between two looks at the leases."""
+        """Return the time between two renewals of the leases."""
         return self.lease_seconds / 4
 
     @property
@@ -168,10 +169,10 @@ class Quotas:
         """Whether asks may go with a lookup: not where lookups lead to a replica."""
         return self._clock() >= self._elsewhere_until
 
-    def command(self, ask: QuotaAsk) -> tuple[bytes, int]:
-        """Return the command that goes with a lookup, and the number of its replies, for `take`."""
+    def command(self, ask: QuotaAsk) -> bytes:
+        """Return the command that goes with a lookup; one reply, for `take`."""
         ask.is_sent = True
-        return pack_take(ask, lease_ms=self._settings.lease_ms, is_known=self._known_to_lookups), 1
+        return pack_take(ask, lease_ms=self._settings.lease_ms, is_known=self._known_to_lookups)
 
     def take(self, ask: QuotaAsk, replies: Sequence[Any]) -> QuotaVerdict:
         """Read the replies to `command`."""
@@ -269,27 +270,16 @@ class Quotas:
 
     async def run(self) -> None:
         """Write what ends, and renew leases once a beat, for good."""
-        loop = asyncio.get_running_loop()
-        while True:
-            beat_at = loop.time() + self._settings.beat_seconds
-            is_well = await self._flush(renew_before=self._clock() - self._settings.lease_seconds / 2)
-            while (left := beat_at - loop.time()) > 0:
-                if not is_well:  # a Redis in trouble is not asked at every change
-                    await asyncio.sleep(left)
-                    break
-                try:
-                    async with asyncio.timeout(left):
-                        await self._wake.wait()
-                except TimeoutError:
-                    break
-                await asyncio.sleep(self._settings.write_delay_seconds)
-                is_well = await self._flush(renew_before=0.0)
+        settings = self._settings
+        await write_on_beats(
+            self._flush, self._wake, beat_seconds=settings.beat_seconds, delay_seconds=settings.write_delay_seconds
+        )
 
     async def close(self) -> None:
         """Write what is due; call it when `run` has ended and all asks are over."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await self._flush(renew_before=0.0)
+                await self._flush(False)
         except TimeoutError:
             log.debug("could not settle the last requests: their leases will end")
 
@@ -360,16 +350,17 @@ class Quotas:
         if len(self._writes):
             self._wake.set()
 
-    async def _flush(self, *, renew_before: float) -> bool:
+    async def _flush(self, beat: bool) -> bool:
         """Write what is due; return whether it worked."""
         self._wake.clear()
+        renew_before = self._clock() - self._settings.lease_seconds / 2 if beat else 0.0
         writes = self._writes.take(renew_before=renew_before, most_members=MOST_MEMBERS)
         while writes:
             portion, writes = writes[:WRITES_AT_ONCE], writes[WRITES_AT_ONCE:]
             if not await self._write(portion):
                 self._writes.put_back(writes, soon=False)
                 return False
-        if renew_before and self.problem is not None:
+        if beat and self.problem is not None:
             return await self._is_back()
         return True
 

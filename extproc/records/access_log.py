@@ -1,7 +1,7 @@
-"""The access log: one line for each request and its outcome, kept for its writers, which never hold up a pick.
+"""The access log: one line for each request and its outcome, buffered for its writers, which never delay a pick.
 
-Observes requests (`records.request_events`). On the event loop a line is noted and put into each target's buffer; what
-does not fit there is dropped, counted, and owned up to in the log itself. `write_records` writes the buffers.
+It observes requests (`records.request_events`). On the event loop a line is put into each target's buffer; what does
+not fit there is dropped, counted, and reported in the log itself. `write_records` writes the buffers.
 """
 
 import logging
@@ -57,7 +57,7 @@ class AccessRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     queued_us: int | None = None  # of these, waiting for room
     trace_id: str | None = None
     share: float | None = None  # of the requests that are written, where not all are
-    # from here on what came of it
+    # from here on the outcome
     served_by: str | None = None
     status: int | None = None  # the client's answer; 0: none came
     unserved: bool = False
@@ -69,21 +69,21 @@ class AccessRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
 
 class NameHashes:
-    """Hashes that stand for names: the same for the same name and key, and without the key nobody's."""
+    """Keyed hashes in place of names: equal for equal names, and not computable without the key."""
 
     def __init__(self, key: bytes) -> None:
         self._hasher = blake2b(digest_size=NAME_HASH_BYTES, key=key)
         self._sampler = blake2b(digest_size=8, key=key, person=b"kvmesh-sample")
-        self.tenant = lru_cache(maxsize=4096)(self._tenant)  # tenants come again and again
+        self.tenant = lru_cache(maxsize=4096)(self._tenant)  # tenants recur
 
     def prompt(self, key: bytes) -> str:
-        """Return what stands for a prompt."""
+        """Return the hash of a prompt's key."""
         hasher = self._hasher.copy()
         hasher.update(key)
         return hasher.hexdigest()
 
     def is_written(self, request_id: str, *, share: float) -> bool:
-        """Tell whether a request is among the share; the same for the same id, and no client can choose it."""
+        """Return whether a request is among the share: by its id's keyed hash, which no client can choose."""
         hasher = self._sampler.copy()
         hasher.update(request_id.encode("utf-8", "surrogatepass"))
         return int.from_bytes(hasher.digest(), "big") < share * 2**64
@@ -114,12 +114,8 @@ def record_of_decision(decided: Decided, names: NameHashes) -> AccessRecord:
     )
     if asked is not None:
         request_class = asked.request_class
-        line.api, line.model, line.served_model, line.adapter = (
-            asked.api,
-            asked.model,
-            asked.served_model,
-            asked.adapter,
-        )
+        line.api, line.model = asked.api, asked.model
+        line.served_model, line.adapter = asked.served_model, asked.adapter
         line.arm, line.stream, line.max_tokens, line.steps = asked.arm, asked.stream, asked.max_tokens, asked.steps
         line.class_, line.class_by = request_class.class_name, request_class.why
         if request_class.tenant:
@@ -134,7 +130,7 @@ def record_of_decision(decided: Decided, names: NameHashes) -> AccessRecord:
 
 
 def add_end(line: AccessRecord, ended: Ended) -> None:
-    """Add what came of it."""
+    """Add the outcome."""
     line.status, line.served_by, line.unserved = ended.status, ended.served_by, ended.unserved
     line.ended_us = int(ended.seconds * MICROSECONDS)
     if ended.seconds_to_headers is not None:
@@ -177,19 +173,34 @@ class GapRecord(msgspec.Struct, frozen=True, kw_only=True):
 Record = AccessRecord | GapRecord
 
 
+class Throttle:
+    """Passes once every `COMPLAINT_SECONDS`, so that a lasting problem does not fill the log."""
+
+    def __init__(self) -> None:
+        self._passed_at = float("-inf")
+
+    def passes(self) -> bool:
+        """Return whether the last time was long enough ago."""
+        now = time.monotonic()
+        if now - self._passed_at < COMPLAINT_SECONDS:
+            return False
+        self._passed_at = now
+        return True
+
+
 class RecordBuffer:
-    """What waits for one target. The event loop puts, one writer takes; both at any time."""
+    """The records that wait for one target. The event loop puts, one writer takes; both at any time."""
 
     def __init__(self, target: str, *, most: int = MOST_WAITING, unix_seconds: Callable[[], float] = time.time) -> None:
         """`target` is for metrics and the log: stdout, file, stream."""
         self.target = target
-        self.written = 0
-        self.dropped = 0
+        self.written = 0  # counted by its writer
+        self.dropped = 0  # here, or by its writer at the end
         self._most = most
         self._unix_seconds = unix_seconds
         self._waiting: deque[Record] = deque()  # its two ends may be used by two threads
         self._missing = 0  # dropped since the last one that fitted
-        self._complained_at = float("-inf")
+        self._throttle = Throttle()
 
     def put(self, record: AccessRecord) -> None:
         """Keep it, or drop and count it."""
@@ -202,24 +213,16 @@ class RecordBuffer:
         waiting.append(record)
 
     def take(self, most: int) -> Sequence[Record]:
-        """Return the oldest ones and let go of them."""
+        """Remove and return the oldest ones."""
         waiting = self._waiting
         return [waiting.popleft() for _ in range(min(most, len(waiting)))]
 
     def rest(self) -> Sequence[Record]:
-        """Return all that is left, and at the end what is missing. Nothing may be put any more."""
+        """Return all that is left, and a gap for what was dropped last. Nothing may be put any more."""
         rest = list(self.take(len(self._waiting)))
         if self._missing:
             rest.append(self._gap())
         return rest
-
-    def count_written(self, records: int) -> None:
-        """Count what its target has."""
-        self.written += records
-
-    def lost(self, records: int) -> None:
-        """Count what was taken and could not be written by the end."""
-        self.dropped += records
 
     def _gap(self) -> GapRecord:
         missing, self._missing = self._missing, 0
@@ -228,18 +231,16 @@ class RecordBuffer:
     def _drop(self) -> None:
         self._missing += 1
         self.dropped += 1
-        now = time.monotonic()
-        if now - self._complained_at >= COMPLAINT_SECONDS:
-            self._complained_at = now
+        if self._throttle.passes():
             log.error("the access log drops records", extra={"target": self.target, "dropped": self.dropped})
 
 
 class AccessLog:
     """Implements `request_events.RequestObserver`."""
 
-    def __init__(self, buffers: Sequence[RecordBuffer], *, names_key: bytes) -> None:
-        """`names_key` is the key of the hashes that stand for tenants and prompts."""
-        self.buffers: Sequence[RecordBuffer] = tuple(buffers)
+    def __init__(self, *, names_key: bytes) -> None:
+        """`names_key` is the key of the hashes of tenants and prompts."""
+        self.buffers: list[RecordBuffer] = []  # one for each target
         self._names = NameHashes(names_key)
         self._open: dict[int, AccessRecord] = {}  # as many as exchanges
 
@@ -253,20 +254,20 @@ class AccessLog:
         if share < 1.0 and not self._is_written(decided, share):
             return
         line = record_of_decision(decided, self._names)
-        if decided.outcome_kind is RequestOutcome.ROUTED or decided.outcome_kind is RequestOutcome.FAILED_OPEN:
+        if decided.outcome_kind in (RequestOutcome.ROUTED, RequestOutcome.FAILED_OPEN):
             self._open[decided.number] = line
         else:
             self._put(line)
 
     def ended(self, ended: Ended, /) -> None:
-        """Write the whole line; one that began before this log did, or is not of its share, has none."""
+        """Write the whole line, unless its request began before this log did or is not of its share."""
         line = self._open.pop(ended.number, None)
         if line is not None:
             add_end(line, ended)
             self._put(line)
 
     def close(self) -> None:
-        """Write what is known of exchanges that go on: another picker will never tell of them."""
+        """Write what is known of exchanges that go on: no other picker will report their end."""
         lines, self._open = self._open, {}
         for line in lines.values():
             self._put(line)

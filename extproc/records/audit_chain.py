@@ -3,9 +3,9 @@
     {…the record…,"chain":"<id>","seq":7,"prev":"<hash of line 6>","hash":"<hash of all before this comma>"}
 
 A chain belongs to one process and one target. It begins with `head` (seq 0), goes on over rotated files with
-`continued`, tells every `heartbeat_seconds` that it is `alive`, owns up to what was dropped with `gap`, and ends with
-`close`. With a key the hash is keyed (BLAKE2b's own key, RFC 7693): who can write the file but has no key cannot
-rebuild it. Pure; `access_log` writes chains, `records.audit_verify` reads them.
+`continued`, has a heartbeat `alive` every `heartbeat_seconds`, reports what was dropped with `gap`, and ends with
+`close`. With a key the hash is keyed (BLAKE2b's own key, RFC 7693): without the key no writer of the file can rebuild
+it. Pure; `records.record_targets` writes chains, `records.audit_verify` reads them.
 """
 
 import re
@@ -20,7 +20,7 @@ FORMAT = 1
 HASH_BYTES = 32
 LEAST_KEY_BYTES, MOST_KEY_BYTES = 16, 1024
 FIRST_PREV = "0" * (2 * HASH_BYTES)  # before seq 0
-_CHAIN_USE, _NAMES_USE = b"kvmesh-chain", b"kvmesh-names"  # one key, two uses that tell nothing of each other
+_CHAIN_USE, _NAMES_USE = b"kvmesh-chain", b"kvmesh-names"  # one key, two uses that reveal nothing of each other
 _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 HEAD, CONTINUED, DECISION, GAP, ALIVE, CLOSE = "head", "continued", "decision", "gap", "alive", "close"
@@ -48,7 +48,7 @@ class AuditKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChainEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a chain stands: its last line."""
+    """The last line of a chain."""
 
     chain: str
     seq: int
@@ -59,7 +59,7 @@ class AuditChain:
     """Writes one chain: numbers the lines and links them."""
 
     def __init__(self, chain: str, *, key: AuditKey | None) -> None:
-        """`chain` is new for every process and target; key None: whoever can write the file can rebuild it."""
+        """`chain` is new for every process and target; key None: any writer of the file can rebuild it."""
         self.chain = chain
         self.seq = -1  # of the last line
         self._hash = FIRST_PREV.encode()
@@ -77,7 +77,7 @@ class AuditChain:
 
     @property
     def end(self) -> ChainEnd:
-        """Return where it stands."""
+        """Return its last line."""
         return ChainEnd(chain=self.chain, seq=self.seq, hash=self._hash.decode())
 
 

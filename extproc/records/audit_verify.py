@@ -1,7 +1,7 @@
 """Verifies audit chains: finds every line that was changed, left out, added, moved, cut off or taken from elsewhere.
 
-Pure: lines in, a verdict out; `audit_commands` reads the files. What the writer itself owned up to (`gap`) and what an
-earlier end shows (a process that was killed) are notes; what nobody but a hand from outside can have done is a finding.
+Pure: lines in, a verdict out. What the writer itself reported (`gap`) and an end without `close` (a process that was
+killed) are notes; what only a manipulation can have caused is a finding.
 """
 
 import re
@@ -13,11 +13,12 @@ from itertools import pairwise
 from typing import Annotated
 
 import msgspec
+from msgspec import structs
 
 from extproc.records.audit_chain import CLOSE, CONTINUED, FIRST_PREV, GAP, HEAD, AuditKey, ChainEnd, line_hash
 
 _LINE = re.compile(rb'(\{.*),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
-STALE_HEARTBEATS = 3  # without a sign of life for so many: nobody writes any more
+STALE_HEARTBEATS = 3  # without a heartbeat for so many the chain is not written any more
 CLOSED, OPEN, ENDED, UNENDED = "closed", "open", "ended", "unended"  # states of a chain
 
 
@@ -38,7 +39,7 @@ class Wrong(StrEnum):
 
 
 class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that only a hand from outside can have done."""
+    """Something that only a manipulation can have caused."""
 
     wrong: Wrong
     where: str  # file:line
@@ -55,7 +56,7 @@ class ChainSummary(msgspec.Struct, frozen=True, kw_only=True):
     last_hash: str
     last_at: float  # unix seconds
     decisions: int
-    dropped: int  # as the writer owned up to
+    dropped: int  # as the writer reported
     state: str  # closed, open (still written), ended (without `close`, and the next process found it so), unended
 
 
@@ -79,11 +80,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MissingKeyError(Exception):
-    """A chain is keyed and the key of its id was not given: nothing can be said of it."""
+    """A chain is keyed and the key of its id was not given: it cannot be verified."""
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """What of a line is looked at; whoever has changed the file may have written anything there."""
+    """The fields of a line that are read; a manipulated file may have anything there."""
 
     chain: str
     seq: Annotated[int, msgspec.Meta(ge=0)]
@@ -100,25 +101,11 @@ class _Record(msgspec.Struct, frozen=True):
 _DECODER = msgspec.json.Decoder(_Record)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Link:
-    """One line of a chain. What its hash does not bear out is a finding by now."""
+class _Link(_Record, frozen=True):
+    """One line of a chain; if its hash was wrong, that is a finding already."""
 
-    where: str
-    record: _Record
-    hash: str
-
-    @property
-    def kind(self) -> str:
-        return self.record.kind
-
-    @property
-    def chain(self) -> str:
-        return self.record.chain
-
-    @property
-    def seq(self) -> int:
-        return self.record.seq
+    where: str = ""
+    hash: str = ""
 
     @property
     def end(self) -> ChainEnd:
@@ -131,15 +118,13 @@ class _Run:
 
     first: _Link
     last: _Link
-    file: str
-    is_file_begin: bool
     decisions: int = 0
     dropped: int = 0
 
     def add(self, link: _Link) -> None:
         self.last = link
         self.decisions += link.kind == "decision"
-        self.dropped += link.record.dropped if link.kind == GAP else 0
+        self.dropped += link.dropped if link.kind == GAP else 0
 
 
 @dataclass(slots=True)
@@ -206,9 +191,9 @@ def _read_file(reading: _Reading, name: str, lines: Iterable[bytes], looked_for:
         if interleaved := reading.interleaved:
             run = in_chain.get(link.chain)
             if (link.seq, link.hash) in seen.setdefault(link.chain, set()):
-                continue  # sent again, because nobody knew whether it was there
+                continue  # sent again, because its first answer was lost
             seen[link.chain].add((link.seq, link.hash))
-        run = _follow(reading, run, link, name, is_begin=is_begin or interleaved)
+        run = _follow(reading, run, link, is_begin=is_begin or interleaved)
         in_chain[link.chain] = run
         is_begin = False
     if torn is not None:
@@ -232,7 +217,7 @@ def _link(reading: _Reading, raw: bytes, where: str) -> _Link | None:
         reading.find(Wrong.CHANGED, where, f"line {seq} of chain {chain} is not what its hash says under any given key")
     elif not compare_digest(line_hash(linked, _key_of(reading, chain, where)), own_hash):
         reading.find(Wrong.CHANGED, where, f"line {seq} of chain {chain} is not what its hash says")
-    return _Link(where=where, record=record, hash=own_hash)
+    return _Link(**structs.asdict(record), where=where, hash=own_hash)
 
 
 def _key_of(reading: _Reading, chain: str, where: str) -> AuditKey | None:
@@ -271,26 +256,22 @@ def _enter(reading: _Reading, record: _Record, chain: str, where: str) -> None:
         reading.known_ends.add((record.after.chain, record.after.seq, record.after.hash))
 
 
-def _follow(reading: _Reading, run: _Run | None, link: _Link, name: str, *, is_begin: bool) -> _Run:
+def _follow(reading: _Reading, run: _Run | None, link: _Link, *, is_begin: bool) -> _Run:
     """Hang the line on the one before it in its file, or begin another run."""
     if run is not None and link.chain == run.last.chain and link.kind != HEAD:
         _judge_step(reading, run.last, link)
         run.add(link)
         return run
     if link.kind == HEAD:
-        if link.seq != 0 or link.record.prev != FIRST_PREV:
+        if link.seq != 0 or link.prev != FIRST_PREV:
             reading.find(Wrong.SPLICED, link.where, f"a head with the number {link.seq} begins no chain")
         _judge_head(reading, run, link)
     elif not is_begin:
         reading.find(Wrong.SPLICED, link.where, f"lines of chain {link.chain} stand among those of another one")
     elif link.kind != CONTINUED and not reading.interleaved:
-        reading.find(
-            Wrong.CUT_BEGINNING,
-            link.where,
-            f"the file begins with line {link.seq} of chain {link.chain}: neither its "
-            "head nor the mark of a rotated file",
-        )
-    run = _Run(link, link, name, is_begin)
+        begin = f"the file begins with line {link.seq} of chain {link.chain}"
+        reading.find(Wrong.CUT_BEGINNING, link.where, f"{begin}: neither its head nor the mark of a rotated file")
+    run = _Run(link, link)
     run.add(link)
     reading.runs.append(run)
     return run
@@ -298,10 +279,9 @@ def _follow(reading: _Reading, run: _Run | None, link: _Link, name: str, *, is_b
 
 def _judge_step(reading: _Reading, before: _Link, link: _Link) -> None:
     if link.seq == before.seq + 1:
-        if link.record.prev != before.hash:
-            reading.find(
-                Wrong.SPLICED, link.where, f"line {link.seq} does not follow the line before it: other history"
-            )
+        if link.prev != before.hash:
+            words = f"line {link.seq} does not follow the line before it: other history"
+            reading.find(Wrong.SPLICED, link.where, words)
         elif before.kind == CLOSE:
             reading.find(Wrong.AFTER_CLOSE, link.where, f"line {link.seq} comes after the chain was closed")
     elif link.seq == before.seq:
@@ -315,16 +295,10 @@ def _judge_step(reading: _Reading, before: _Link, link: _Link) -> None:
 
 def _judge_head(reading: _Reading, before: _Run | None, link: _Link) -> None:
     """A process that appends to a file has seen how it ended; that must still be its end."""
-    seen = link.record.after
-    if reading.interleaved:
-        return
-    end = before.last.end if before is not None else None
-    if seen != end:
-        reading.find(
-            Wrong.CUT_END,
-            link.where,
-            f"the next process saw {_at(seen)} at the end, and now it is {_at(end)}",
-        )
+    seen, end = link.after, before.last.end if before is not None else None
+    if seen != end and not reading.interleaved:
+        words = f"the next process saw {_at(seen)} at the end, and now it is {_at(end)}"
+        reading.find(Wrong.CUT_END, link.where, words)
 
 
 def _at(end: ChainEnd | None) -> str:
@@ -365,7 +339,7 @@ def _join(reading: _Reading, *, whole: bool, now: float) -> Sequence[ChainSummar
                 first_seq=first.first.seq,
                 last_seq=last.seq,
                 last_hash=last.hash,
-                last_at=last.record.at,
+                last_at=last.at,
                 decisions=sum(run.decisions for run in runs),
                 dropped=dropped,
                 state=state,
@@ -379,5 +353,5 @@ def _state(reading: _Reading, last: _Link, *, now: float) -> str:
         return CLOSED
     if (last.chain, last.seq, last.hash) in reading.known_ends:
         return ENDED
-    silent = now - last.record.at
+    silent = now - last.at
     return OPEN if silent <= STALE_HEARTBEATS * reading.heartbeats.get(last.chain, 60.0) else UNENDED

@@ -1,6 +1,6 @@
-"""What becomes of one request, for those who observe: `Decided` when it has been dealt with, `Ended` when it is over.
+"""The events of one request, for observers: `Decided` with its outcome, `Ended` when its exchange is over.
 
-Values, and the protocol of an observer; `request_watch` makes them and hands them out. No part of a prompt is in them.
+`pools.request_watch` makes them and calls the observers. No part of a prompt is in them.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from extproc.responses.realised import Usage
 
 
 class ClientLeftError(PickError):
-    """The client has left while its request waited. Never answered, since nobody is there; 499 as proxies write it."""
+    """The client has left while its request waited. Never sent; 499 as proxies write it."""
 
     http_status = 499
     reason = "client-left"
 
 
 class RequestOutcome(StrEnum):
-    """What the picker has done about a request."""
+    """What the picker has done with a request."""
 
     ROUTED = "routed"
     REFUSED = "refused"  # answered by the picker itself
@@ -55,7 +55,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     facts: RequestFacts
     model: str | None
     outcome: Decision | PickError
-    asked: AskedFor | None = None  # None: it was refused; who it was is known where it was read
+    asked: AskedFor | None = None  # None: it was refused before it was read
 
 
 class SpanContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,14 +68,14 @@ class SpanContext(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def traceparent(self) -> str:
-        """Return what the pod is told, so that its spans are children of this one."""
+        """Return the header for the pod, so that its spans are children of this one."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-01"
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
-    """A request has been dealt with. Where it is refused or abandoned, no `Ended` follows."""
+    """A request has its outcome. If that is refused or abandoned, no `Ended` follows."""
 
-    number: int  # of this picker process; the same in `Ended`. Request ids may come twice: clients choose them
+    number: int  # unique in this picker process; the same in `Ended`. Clients may reuse request ids
     pool: str  # "namespace/name", "" for the static pool
     outcome_kind: RequestOutcome
     record: DecisionRecord  # where it failed open, `outcome` is the error that made it so
@@ -86,17 +86,17 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     phases: Mapping[str, float]  # parse, tokenize, lookup, decide: seconds; those that it went through
     span: SpanContext | None = None
     audit_share: float = 1.0  # of the pool's requests that are to be written down, by its policy
-    prompt_key: bytes = b""  # of the prompt's last whole block; to be hashed with a key before anybody sees it
+    prompt_key: bytes = b""  # of the prompt's last whole block; to be hashed with a key before it is shown
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """The exchange of a request that was sent to an endpoint is over, however that came about."""
+    """The exchange of a request that was sent to an endpoint is over, for whatever reason."""
 
     number: int
     pool: str
     request_id: str
     endpoint: str  # as picked
-    served_by: str | None  # who answered: another one after a retry; None: nobody, or it is not known who
+    served_by: str | None  # the endpoint that answered, another one after a retry; None: none, or not known
     status: int  # 0: no answer came
     unserved: bool  # Envoy answered in a pod's place, or the pod had no room
     seconds_to_headers: float | None  # from the request's arrival here; None: no answer came
@@ -106,10 +106,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestObserver(Protocol):
-    """Whoever wants to know; called on the event loop, must not wait. What it raises is logged and harms nobody."""
+    """Called on the event loop; must not wait. What it raises is logged and affects no request."""
 
     def decided(self, decided: Decided, /) -> None:
-        """Take what has become of a request."""
+        """Take the outcome of a request."""
 
     def ended(self, ended: Ended, /) -> None:
         """Take the end of an exchange. It may have begun before this observer was there."""

@@ -1,8 +1,8 @@
 """OpenTelemetry spans of each traced exchange, sent to one OTLP/HTTP address; loaded only with the flag for it.
 
-`request_watch` asks for a request's span and tells how it went. The event loop only notes that: spans are made and
+`request_watch` asks for a request's span and reports its events. The event loop only queues them: spans are made and
 exported in a thread of this module, from a bounded queue. A collector that is gone costs spans, which are counted and
-said loudly, and never a pick. Spans carry no prompt, no generated text, no tenant.
+logged, and never a pick. Spans carry no prompt, no generated text, no tenant.
 
     <operation> <model>       SERVER: from the request's arrival here to the end of its exchange
     ├── kvmesh.pick           from its arrival to the decision
@@ -15,7 +15,6 @@ import logging
 import random
 import re
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -32,12 +31,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from extproc.choosing.decision import Decision
 from extproc.ext_proc.exchange import RequestFacts
+from extproc.records.access_log import Throttle
 from extproc.records.request_events import Decided, Ended, RequestOutcome, SpanContext
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _INVALID_VERSION, _CURRENT_VERSION = "ff", "00"
 _SAMPLED = 0x01
-LONGEST_TRACESTATE = 512  # characters: what everybody must pass on; a longer one is left out
+LONGEST_TRACESTATE = 512  # characters that the standard requires to be passed on; a longer one is left out
 _TRACESTATE = re.compile(r"[\x20-\x7e]*", re.ASCII)
 
 
@@ -61,14 +61,14 @@ def parse_traceparent(text: str | None) -> Parent | None:
 
 
 def passed_on(tracestate: str | None) -> str:
-    """Return the vendors' part as the pod gets it, "" where it cannot be passed on whole."""
+    """Return the `tracestate` for the pod, "" if it cannot be passed on whole."""
     if not tracestate or len(tracestate) > LONGEST_TRACESTATE or not _TRACESTATE.fullmatch(tracestate):
         return ""
     return tracestate
 
 
 def is_chosen(trace_id: int, *, share: float) -> bool:
-    """Tell whether a trace without a parent's decision is recorded: the same everywhere, by the id's random half.
+    """Return whether a trace without a parent's decision is recorded: the same everywhere, by the id's random half.
 
     As OpenTelemetry's TraceIdRatioBased, so that services with the same share record the same traces.
     """
@@ -80,8 +80,7 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 4096  # exchanges that are over and not exported; more are dropped
 BATCH = 256  # exchanges
 PAUSE_SECONDS = 1.0  # between two exports
-EXPORT_SECONDS = 5.0  # until a batch is given up
-COMPLAINT_SECONDS = 60.0
+EXPORT_SECONDS = 5.0  # until a batch is dropped
 END_SECONDS = 2.0  # for what is left when the picker stops
 LONGEST_TEXT = 200  # characters of what clients write
 PICK, LOOKUP, QUEUE = "kvmesh.pick", "kvmesh.lookup", "kvmesh.queue"
@@ -116,7 +115,7 @@ class _Pick(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExchangeTraces:
-    """Implements `request_watch.Traces`. Made on the event loop; `close` is called from anywhere and waits."""
+    """Implements `request_watch.Traces`, on the event loop; `close` waits, and may be called from any thread."""
 
     def __init__(
         self,
@@ -138,12 +137,10 @@ class ExchangeTraces:
         self._endpoint = otlp_endpoint
         self._spans = _Spans()
         self._pause_seconds = pause_seconds
-        self._complained_at = float("-inf")
+        self._throttle = Throttle()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="export spans", daemon=True)
         self._thread.start()
-
-    # --- request_watch.Traces -------------------------------------------------------------------------------------
 
     def open(self, facts: RequestFacts) -> SpanContext | None:
         """Return the span of a request that has come now, None where it is not traced."""
@@ -184,8 +181,6 @@ class ExchangeTraces:
         self._thread.join(END_SECONDS)
         self._exporter.shutdown()
 
-    # --- in the thread --------------------------------------------------------------------------------------------
-
     def _is_over(self, pick: _Pick, ended: Ended | None) -> None:
         if len(self._over) >= MOST_WAITING:
             self._dropped(2, "more exchanges end than can be exported")
@@ -215,14 +210,12 @@ class ExchangeTraces:
 
     def _dropped(self, spans: int, why: str) -> None:
         self.dropped_spans += spans
-        now = time.monotonic()
-        if now - self._complained_at >= COMPLAINT_SECONDS:
-            self._complained_at = now
+        if self._throttle.passes():
             log.warning("spans are dropped", extra={"why": why, "dropped_spans": self.dropped_spans})
 
 
 class _Spans:
-    """Makes spans of notes, with the ids that were given out before. One thread's."""
+    """Makes the spans of exchanges, with ids that were given out before. Used by one thread."""
 
     def __init__(self) -> None:
         self._ids = _Ids()
@@ -261,11 +254,11 @@ class _Spans:
         decision = self._tracer.start_span(PICK, context=within, start_time=began, attributes=pick.attributes)
         if pick.error is not None:
             decision.set_status(trace.Status(trace.StatusCode.ERROR, pick.error))
-        self._parts(pick, trace.set_span_in_context(decision), decided_at=decided_at)
+        self._inner(pick, trace.set_span_in_context(decision), decided_at=decided_at)
         decision.end(end_time=decided_at)
         exchange.end(end_time=max(over_at, decided_at))
 
-    def _parts(self, pick: _Pick, within: Context, *, decided_at: int) -> None:
+    def _inner(self, pick: _Pick, within: Context, *, decided_at: int) -> None:
         if pick.lookup_seconds is not None:
             began = pick.started_unix_ns + int(pick.before_lookup_seconds * 1e9)
             lookup = self._tracer.start_span(LOOKUP, context=within, kind=CLIENT, start_time=began)
@@ -278,7 +271,7 @@ class _Spans:
 
 
 class _Ids(IdGenerator):
-    """The next span's ids where they are given out already, else new ones."""
+    """The next span's ids if they were given out already, else new ones."""
 
     def __init__(self) -> None:
         self.next: tuple[int, int] | None = None

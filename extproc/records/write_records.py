@@ -1,7 +1,7 @@
 """Writes the access log: to standard output and a file in threads, to a Redis Stream in a task.
 
-A target that fails keeps what it was given until it works again; meanwhile its buffer fills, and what does not fit is
-dropped and owned up to. Nothing here is waited for by a request.
+A write that fails is repeated until it works; meanwhile the target's buffer fills, and what does not fit is dropped and
+reported. No request waits for any of it.
 """
 
 import asyncio
@@ -14,13 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
 
 from extproc.errors import ConfigError
-from extproc.records.access_log import AccessLog, RecordBuffer
+from extproc.records.access_log import AccessLog, RecordBuffer, Throttle
 from extproc.records.audit_chain import AuditChain, AuditKey, ChainEnd, parse_keys
-from extproc.records.audit_file import RecordFile, RecordLines, StandardOutput, new_chain
-from extproc.records.audit_redis_stream import RecordStream
+from extproc.records.record_targets import RecordFile, RecordLines, RecordStream, StandardOutput, Target, new_chain
 from extproc.settings.observation_settings import ObservationSettings
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.redis.address import RedisAccess
@@ -32,40 +30,16 @@ PAUSE_SECONDS = 0.25  # between two looks for records
 RETRY_SECONDS = 1.0
 BATCH = 256  # records
 END_SECONDS = 5.0  # for what is left when the picker stops
-COMPLAINT_SECONDS = 60.0
-
-
-class Target(Protocol):
-    """Where lines go. All but `is_full` may raise OSError."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it is time to rotate."""
-
-    def last_end(self) -> ChainEnd | None:
-        """Return how it ends now."""
-
-    def write(self, lines: Sequence[bytes]) -> None:
-        """Write all of them or none."""
-
-    def rotate(self) -> None:
-        """Begin the next file."""
-
-    def close(self) -> None:
-        """Have it on the disk."""
 
 
 class RequestRecords:
-    """The access log of one picker and all that writes it."""
+    """The access log of one picker, and its writers."""
 
     def __init__(self, settings: ObservationSettings, *, redis_url: RedisAccess | str) -> None:
         """Begin to write. Raise ConfigError for a key or a file that cannot be used."""
-        self._keys = KeyFile(settings.audit_key_file, changed=self._key_changed)
+        self._keys = KeyFile(settings.audit_key_file, changed=lambda key: self.log.use_names_key(key.for_names))
         key = self._keys.key
         names_key = key.for_names if key is not None else secrets.token_bytes(32)  # for this process only
-        buffers: list[RecordBuffer] = []
-        self._threads: list[WriterThread] = []
-        self._stream: StreamWriter | None = None
         targets: list[tuple[str, Target]] = []
         if settings.access_log_file is not None:
             file = RecordFile(
@@ -75,25 +49,24 @@ class RequestRecords:
         if settings.access_log:
             targets.append((STDOUT, StandardOutput()))
         # before any thread begins, which may find another key
-        self.log = AccessLog((), names_key=names_key)
-        for name, target in targets:
-            lines = _lines(name, settings, self._keys)
-            buffers.append(lines.buffer)
-            self._threads.append(WriterThread(lines, target))
+        self.log = AccessLog(names_key=names_key)
+        self._threads = [WriterThread(self._lines(name, settings), target) for name, target in targets]
+        self._stream: StreamWriter | None = None
         if settings.access_log_stream is not None:
-            lines = _lines(STREAM, settings, self._keys)
-            buffers.append(lines.buffer)
             stream = RecordStream(redis_url, name=settings.access_log_stream, length=settings.access_log_stream_length)
-            self._stream = StreamWriter(lines, stream)
-        self.log.buffers = tuple(buffers)
+            self._stream = StreamWriter(self._lines(STREAM, settings), stream)
 
-    def _key_changed(self, key: AuditKey) -> None:
-        self.log.use_names_key(key.for_names)
-
-    @property
-    def buffers(self) -> Sequence[RecordBuffer]:
-        """Return what counts, one for each target."""
-        return self.log.buffers
+    def _lines(self, target: str, settings: ObservationSettings) -> RecordLines:
+        key, buffer = self._keys.key, RecordBuffer(target)
+        self.log.buffers.append(buffer)
+        return RecordLines(
+            buffer,
+            chain=AuditChain(new_chain(), key=key) if settings.audit else None,
+            key=key,
+            process=f"{socket.gethostname()}/{os.getpid()}",
+            version=version("kvmesh"),
+            newest_key=self._keys.newest,
+        )
 
     async def run(self) -> None:
         """Write to the stream until cancelled; nothing to do where there is none."""
@@ -111,8 +84,22 @@ class RequestRecords:
             await asyncio.to_thread(thread.join)
 
 
+class _Complaint:
+    """Logs what is wrong with a target, now and then."""
+
+    def __init__(self, buffer: RecordBuffer) -> None:
+        self._buffer = buffer
+        self._throttle = Throttle()
+
+    def say(self, error: Exception) -> None:
+        """Log it, unless that was done just now."""
+        if self._throttle.passes():
+            facts = {"target": self._buffer.target, "why": f"{type(error).__name__}: {error}"}
+            log.error("the access log cannot be written", extra=facts)
+
+
 class WriterThread:
-    """Writes one target's lines. A thread of its own that nobody need wait for: standard output may block for ever."""
+    """Writes one target's lines, in a daemon thread: standard output may block for ever."""
 
     def __init__(self, lines: RecordLines, target: Target, *, pause_seconds: float = PAUSE_SECONDS) -> None:
         """Start."""
@@ -126,12 +113,12 @@ class WriterThread:
         self._thread.start()
 
     def end(self) -> None:
-        """Tell it to write what is left and to stop."""
+        """Have it write what is left and stop."""
         self._give_up_at = time.monotonic() + END_SECONDS
         self._ending.set()
 
     def join(self) -> None:
-        """Wait until it has; not longer than a few seconds."""
+        """Wait for its end, a few seconds at most."""
         self._thread.join(END_SECONDS + RETRY_SECONDS)
 
     def _run(self) -> None:
@@ -167,19 +154,19 @@ class WriterThread:
         return self._written(self._lines.continued())
 
     def _written(self, lines: Sequence[bytes]) -> bool:
-        """Write until it works; False where it did not until the time was over."""
+        """Write until it works; return False if it did not before the time was over."""
         while lines:
             try:
                 self._target.write(lines)
             except (OSError, ValueError) as error:  # ValueError: standard output was closed
                 self._complaint.say(error)
                 if time.monotonic() >= self._give_up_at:
-                    self._lines.buffer.lost(len(lines))
+                    self._lines.buffer.dropped += len(lines)
                     return False
                 if self._ending.wait(RETRY_SECONDS):
                     time.sleep(self._pause_seconds)
             else:
-                self._lines.buffer.count_written(len(lines))
+                self._lines.buffer.written += len(lines)
                 return True
         return True
 
@@ -208,7 +195,7 @@ class StreamWriter:
             self._pending = self._lines.last()
             await self._is_written()
         if self._pending:
-            self._lines.buffer.lost(len(self._pending))
+            self._lines.buffer.dropped += len(self._pending)
         await self._stream.close()
 
     def _next(self) -> bool:
@@ -224,25 +211,9 @@ class StreamWriter:
         except IndexUnavailableError as error:
             self._complaint.say(error)
             return False
-        self._lines.buffer.count_written(len(pending))
+        self._lines.buffer.written += len(pending)
         self._pending = ()
         return True
-
-
-class _Complaint:
-    """Says what is wrong with a target, once in a while."""
-
-    def __init__(self, buffer: RecordBuffer) -> None:
-        self._buffer = buffer
-        self._said_at = float("-inf")
-
-    def say(self, error: Exception) -> None:
-        """Say it, unless it was said just now."""
-        now = time.monotonic()
-        if now - self._said_at >= COMPLAINT_SECONDS:
-            self._said_at = now
-            facts = {"target": self._buffer.target, "why": f"{type(error).__name__}: {error}"}
-            log.error("the access log cannot be written", extra=facts)
 
 
 def read_key(path: Path | None) -> AuditKey | None:
@@ -258,10 +229,10 @@ def read_key(path: Path | None) -> AuditKey | None:
 
 
 class KeyFile:
-    """The file of keys, looked at again now and then. What cannot be read or used leaves the key as it was."""
+    """The file of keys, read again with each heartbeat. An unreadable or invalid file leaves the key as it was."""
 
     def __init__(self, path: Path | None, *, changed: Callable[[AuditKey], None]) -> None:
-        """Raise ConfigError. `changed` is told of another key, in whatever thread has found it."""
+        """Raise ConfigError. `changed` is called with another key, in the thread that has found it."""
         self.key = read_key(path)
         self._path = path
         self._changed = changed
@@ -282,17 +253,3 @@ class KeyFile:
             self._changed(key)
             log.info("another audit key is in use", extra={"key_id": key.id})
         return self.key
-
-
-def _lines(target: str, settings: ObservationSettings, keys: KeyFile) -> RecordLines:
-    key = keys.key
-    chain = AuditChain(new_chain(), key=key) if settings.audit else None
-    process = f"{socket.gethostname()}/{os.getpid()}"
-    return RecordLines(
-        RecordBuffer(target),
-        chain=chain,
-        key=key,
-        process=process,
-        version=version("kvmesh"),
-        newest_key=keys.newest,
-    )

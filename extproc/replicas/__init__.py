@@ -1,1 +1,1 @@
-"""What the pickers of one deployment tell each other through Redis."""
+"""What the pickers of one deployment share through Redis."""

@@ -18,7 +18,7 @@ from kvmesh.redis.keys import PICKERS
 from kvmesh.redis.link import pack
 
 REPLICAS = PICKERS + b"replicas"  # set of names
-REPLICAS_TTL_SECONDS = 60  # nothing of us is left a minute after the last picker has gone
+REPLICAS_TTL_SECONDS = 60  # after the last picker's end the list is gone
 MAX_REPLICAS = 64  # whose bookings are read; a foreign writer that fills the set must not make lookups slow
 MAX_RECORD_BYTES = 1 << 20
 DIGEST_BYTES = 12
@@ -193,18 +193,14 @@ def read_load(value: Any) -> Record | None:
 
 def read_session(reply: Any) -> str | None:
     """Return a session's endpoint; the caller checks whether it exists."""
-    return _text(reply)
+    try:
+        return str(reply, "utf-8") if isinstance(reply, bytes) else None
+    except UnicodeDecodeError:
+        return None
 
 
 def read_adapter(reply: Any) -> frozenset[str]:
     """Return an adapter's endpoints; the caller checks whether they exist."""
     if not isinstance(reply, list):
         return frozenset()
-    return frozenset(text for text in map(_text, reply) if text is not None)
-
-
-def _text(value: Any) -> str | None:
-    try:
-        return str(value, "utf-8") if isinstance(value, bytes) else None
-    except UnicodeDecodeError:
-        return None
+    return frozenset(text for text in map(read_session, reply) if text is not None)

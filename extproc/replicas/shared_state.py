@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +69,8 @@ class HeardReplicas:
             return
         records: dict[bytes, Record] = {}
         for value in values:
-            record = self._records.get(value) if value is not None else None
-            if record is None and value is not None:
+            record = self._records.get(value)
+            if record is None:
                 record = read_load(value)
             if record is not None:
                 records[value] = record
@@ -125,6 +125,31 @@ class SharedStateSettings:
     def beat_seconds(self) -> float:
         """Return the longest time between two writes: three may fail within a lease."""
         return self.lease_seconds / 4
+
+
+async def write_on_beats(
+    write: Callable[[bool], Awaitable[bool]], changed: asyncio.Event, *, beat_seconds: float, delay_seconds: float = 0.0
+) -> None:
+    """Write once a beat, and `delay_seconds` after each change, for good. A change during a write is the next one's.
+
+    `write` takes whether a beat is due, and returns whether it worked; after a failure only the next beat writes.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        beat_at = loop.time() + beat_seconds
+        is_well = await write(True)
+        while (left := beat_at - loop.time()) > 0:
+            if not is_well:
+                await asyncio.sleep(left)
+                break
+            try:
+                async with asyncio.timeout(left):
+                    await changed.wait()
+            except TimeoutError:
+                break
+            if delay_seconds:
+                await asyncio.sleep(delay_seconds)
+            is_well = await write(False)
 
 
 class SharedState:
@@ -243,21 +268,8 @@ class SharedState:
             self._wake.set()
 
     async def run(self) -> None:
-        """Write after each change and once a beat, for good. What changes during a write is the next one."""
-        loop = asyncio.get_running_loop()
-        while True:
-            beat_at = loop.time() + self.settings.beat_seconds
-            is_well = await self._write(beat=True)
-            while (left := beat_at - loop.time()) > 0:
-                if not is_well:  # a Redis in trouble is not asked at every change
-                    await asyncio.sleep(left)
-                    break
-                try:
-                    async with asyncio.timeout(left):
-                        await self._wake.wait()
-                except TimeoutError:
-                    break
-                is_well = await self._write(beat=False)
+        """Write after each change and once a beat, for good."""
+        await write_on_beats(self._write, self._wake, beat_seconds=self.settings.beat_seconds)
 
     async def close(self) -> None:
         """Take our bookings back and close the connection; call it when `run` has ended."""
@@ -290,7 +302,7 @@ class SharedState:
             "problem": self.problem,
         }
 
-    async def _write(self, *, beat: bool) -> bool:
+    async def _write(self, beat: bool) -> bool:
         """Write what is new; return whether it worked."""
         self._wake.clear()
         if self._later is not None:

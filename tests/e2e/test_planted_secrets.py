@@ -20,7 +20,7 @@ from aiohttp import web
 
 from extproc.local.service import simulated_tokenizer
 from extproc.prompts.tokenizer import ModelTokenizer
-from extproc.records.audit_redis_stream import stream_key
+from extproc.records.record_targets import stream_key
 from extproc.requests.openai import parse_request
 from tests.e2e.planted import Secrets, leaks, token_traces, traces_of
 from tests.e2e.stack import Stack, eventually, running_stack

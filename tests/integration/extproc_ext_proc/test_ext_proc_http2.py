@@ -466,7 +466,7 @@ async def test_a_peer_that_reads_nothing_is_not_read_from_and_holds_nobody_up() 
             http2.settings_frame({http2.Setting.INITIAL_WINDOW_SIZE: 1 << 30}) + http2.window_frame(0, 1 << 30)
         )
         peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        # pings whose answers nobody takes: far more than the kernel's buffers hold, far less than the flood's limit
+        # pings whose answers are not read: far more than the kernel's buffers hold, far less than the flood's limit
         big = body(b"x" * 1_000_000, end_of_stream=True)
         content = big.SerializeToString()
         message = b"\0" + len(content).to_bytes(4, "big") + content

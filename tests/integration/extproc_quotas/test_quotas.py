@@ -1,4 +1,4 @@
-"""Quotas of several replicas over one real Redis: nobody gets more than is allowed, and everything comes back."""
+"""Quotas of several replicas over one real Redis: no tenant gets more than is allowed, and everything comes back."""
 
 import asyncio
 import contextlib

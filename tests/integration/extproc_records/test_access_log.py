@@ -12,8 +12,8 @@ from extproc.ext_proc.exchange import BodyMode
 from extproc.policy.merged_policy import pick_policy
 from extproc.records import tracing
 from extproc.records.audit_chain import parse_keys
-from extproc.records.audit_redis_stream import stream_key
 from extproc.records.audit_verify import verify_chains
+from extproc.records.record_targets import stream_key
 from extproc.settings.observation_settings import ObservationSettings
 from podsim.model_folder import TINY_MODEL
 from tests.integration.hermetic_envoy import Envoy, HttpExchange, Refused, Routed
@@ -172,7 +172,7 @@ async def test_who_was_refused_by_a_quota_is_in_its_line(tmp_path: Path) -> None
 
 async def test_a_second_picker_with_the_same_file_is_told_so(tmp_path: Path) -> None:
     from extproc.errors import ConfigError
-    from extproc.records.audit_file import RecordFile
+    from extproc.records.record_targets import RecordFile
 
     first = RecordFile(tmp_path / "log", max_bytes=100, files=2)
     with pytest.raises(ConfigError, match="a file of its own"):

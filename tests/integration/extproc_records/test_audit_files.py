@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from extproc.records import audit_file
+from extproc.records import record_targets
 from extproc.records.access_log import AccessRecord, RecordBuffer
 from extproc.records.audit_chain import AuditChain, AuditKey
-from extproc.records.audit_file import RecordFile, RecordLines
-from extproc.records.audit_redis_stream import RecordStream
 from extproc.records.commands import app
+from extproc.records.record_targets import RecordFile, RecordLines, RecordStream, StandardOutput
 from extproc.records.write_records import RequestRecords, StreamWriter, WriterThread
 from extproc.settings.observation_settings import ObservationSettings
 from tests.integration.kv_redis import RedisServer
@@ -59,19 +58,8 @@ class Process:
         self.file.close()
 
 
-class _Gone:
-    is_full = False
-
-    def last_end(self) -> None:
-        return None
-
+class _Gone(StandardOutput):
     def write(self, lines: Sequence[bytes]) -> None:
-        pass
-
-    def rotate(self) -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
 
@@ -117,7 +105,7 @@ def test_a_restart_and_a_crash_go_on_in_the_same_file(tmp_path: Path, keys: Path
     third = Process(log, chain="c3")
     third.close()
     code, words = verify(log, keys=keys)
-    assert code == 3, words  # nobody can tell whether the crash or a hand has left no `close`
+    assert code == 3, words  # a crash and a manipulation look the same where there is no `close`
     assert words.count(", closed;") == 2
     assert words.count(", ended;") == 1
 
@@ -166,18 +154,18 @@ def test_a_file_that_cannot_be_opened_for_a_while_costs_none_of_the_older_ones(
             file.rotate()
     before = {path.name: path.read_text().split()[0] for path in tmp_path.iterdir()}
     assert before == {"audit.log.2": "one", "audit.log.1": "two", "audit.log": "three"}
-    opened = audit_file._opened
+    opened = record_targets._opened
 
     def no_more_files(path: Path) -> int:
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr(audit_file, "_opened", no_more_files)
+    monkeypatch.setattr(record_targets, "_opened", no_more_files)
     for _ in range(5):
         with pytest.raises(OSError, match="too many open files"):
             file.rotate()
     left = {path.read_text().split()[0] for path in tmp_path.iterdir()}
     assert (left, log.read_text().split()[0]) == ({"one", "two", "three"}, "three")
-    monkeypatch.setattr(audit_file, "_opened", opened)
+    monkeypatch.setattr(record_targets, "_opened", opened)
     file.rotate()
     after = {path.name: path.read_text().split()[:1] for path in tmp_path.iterdir()}
     assert after == {"audit.log.2": ["two"], "audit.log.1": ["three"], "audit.log": []}
@@ -187,7 +175,7 @@ def test_a_file_that_cannot_be_opened_for_a_while_costs_none_of_the_older_ones(
 def test_a_new_key_in_the_file_begins_a_chain_of_its_own_and_a_broken_file_changes_nothing(
     tmp_path: Path, keys: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extproc.records.audit_file.HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr("extproc.records.record_targets.HEARTBEAT_SECONDS", 0.02)
     log = tmp_path / "audit.log"
     settings = ObservationSettings(access_log_file=log, audit=True, audit_key_file=keys)
     records = RequestRecords(settings, redis_url="redis://127.0.0.1:1/0")
@@ -274,7 +262,7 @@ def test_the_command_tells_by_its_exit_code(tmp_path: Path, keys: Path) -> None:
 
     long_ago = [line for line in content.splitlines(keepends=True) if b'"close"' not in line]
     log.write_bytes(b"".join(long_ago))
-    assert verify(log, keys=keys)[0] == 0  # still written, for all anybody knows
+    assert verify(log, keys=keys)[0] == 0  # it may still be written
     assert verify(log, keys=keys, options=["--expect", anchor])[0] == 1
 
     log.write_text("")

@@ -1,4 +1,4 @@
-"""Traces that are on: which requests have a span, what is dropped when nobody takes it, and the extra they need."""
+"""Traces that are on: which requests have a span, what is dropped without a collector, and the extra they need."""
 
 from collections.abc import Sequence
 from typing import Any

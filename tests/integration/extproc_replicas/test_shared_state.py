@@ -1,4 +1,4 @@
-"""Several replicas over one real Redis: what each hears of the others, and what remains when somebody is gone."""
+"""Several replicas over one real Redis: what each reads of the others, and what remains when one is gone."""
 
 import asyncio
 import contextlib

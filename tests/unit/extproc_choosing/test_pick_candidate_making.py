@@ -11,8 +11,7 @@ from extproc.pods.endpoint import Candidate, EndpointStatus, EndpointTrend, Reac
 from extproc.pods.inflight import Bookings
 from extproc.policy.values import HealthPolicy, PickPolicy
 from extproc.prefixes.prompt_match import NO_HITS, NO_MATCH, IndexHits, PromptKeys, PromptMatch
-from extproc.prefixes.recent_routes import RecentRoutes
-from extproc.prefixes.routing_memory import UNFOLLOWED_LIMIT, RoutingMemory
+from extproc.prefixes.routing_memory import UNFOLLOWED_LIMIT, RecentRoutes, RoutingMemory
 from extproc.replicas.shared_load import EndpointBookings, SharedView
 from tests.unit.extproc_choosing.pick_candidates import load
 

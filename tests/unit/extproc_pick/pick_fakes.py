@@ -31,6 +31,8 @@ from extproc.requests.request import InferenceRequest
 from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
+from kvmesh.blocks.source import Registry
+from kvmesh.index.prefix_match import PrefixLookup
 from tests.unit.extproc_choosing.pick_candidates import load
 
 TINY = ServedModel(name="tiny", adapters=frozenset({"lora"}), tokens_from=TokensFrom.RENDER)
@@ -78,11 +80,17 @@ class FakePrompts:
         return self.answer
 
 
-@dataclass(frozen=True)
-class Hits:
-    matched_blocks: dict[str, int]
-    block_size: dict[str, int] = field(default_factory=lambda: {"a": 16, "b": 16, "c": 16})
-    tiers: dict[str, dict[str, int]] = field(default_factory=dict)
+def Hits(  # noqa: N802 - reads as the value that it makes
+    matched_blocks: dict[str, int], *, tiers: dict[str, dict[str, int]] | None = None
+) -> PrefixLookup:
+    return PrefixLookup(
+        matched_blocks=matched_blocks,
+        block_size={"a": 16, "b": 16, "c": 16},
+        tiers=tiers or {},
+        endpoints={},
+        registry=Registry(version=b""),
+        indexer_alive=True,
+    )
 
 
 def pod(address: str, *models: str, reachability: Reachability = Reachability.READY, **reported: Any) -> EndpointStatus:

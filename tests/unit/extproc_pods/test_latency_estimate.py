@@ -131,7 +131,7 @@ def test_a_queue_is_worked_off_as_fast_as_requests_started_while_others_waited()
     assert ttft(estimates, 10.0, waiting_requests=20.0) == pytest.approx(4.0, rel=0.1)
     assert estimates.drain_seconds(100.0, 50) == pytest.approx(10.0, rel=0.1)
     pace = estimates.pace("a")
-    assert (pace.running_limit, pace.usual_running, estimates.usual_running) == (4.0, 4.0, 4.0)
+    assert (pace.running_limit, pace.most_running, estimates.most_running) == (4.0, 4.0, 4.0)
 
 
 def test_the_pool_drains_by_all_its_endpoints_or_by_those_that_may_serve() -> None:

@@ -182,7 +182,7 @@ def test_the_least_asked_for_is_forgotten_first_and_the_memory_is_bounded() -> N
     for at in range(5000):
         note(one, 1, 2, now=at / 100)
         note(one, random.getrandbits(63), random.getrandbits(63), now=at / 100)
-        assert one.memory_bytes <= most + NODE_BYTES + 16
+        assert one._bytes <= most + NODE_BYTES + 16
 
     view = one.view(limit=1, now=50.0)
     assert view.edges[0].keys == keys(1, 2)
@@ -226,7 +226,7 @@ def test_it_counts_as_a_plain_count_of_all_prefixes_does(seed: int) -> None:
     by_last = {path[-1]: path for path in counted}
     for edge in one.view(limit=10_000, now=0.0).edges:
         own = [int.from_bytes(edge.keys[at : at + 8], "little") for at in range(0, len(edge.keys), 8)]
-        # an edge is cut where prompts end, and put together only where nearly nobody stops
+        # an edge is cut where prompts end, and put together only where nearly no prompt ends
         assert edge.requests == pytest.approx(counted[by_last[own[0]]], rel=0.002)
         assert all(len(by_last[after]) == len(by_last[before]) + 1 for before, after in pairwise(own))
     assert one.view(limit=1, now=0.0).hit_tokens == pytest.approx(16 * sum(matched.values()))
@@ -242,4 +242,4 @@ def test_a_large_tree_that_is_to_be_small_shrinks_in_steps_that_hold_up_nobody()
     assert before - len(one) == FORGOTTEN_AT_ONCE
     for number in range(20):
         note(one, number + before)
-    assert one.memory_bytes <= 1 << 20
+    assert one._bytes <= 1 << 20

@@ -1,15 +1,21 @@
 """Expected hits of all prompts of one request, summed up: of index and recent routing the longer."""
 
-from dataclasses import dataclass, field
-
 from extproc.prefixes.prompt_match import PromptMatch, match_prompts
+from kvmesh.blocks.source import Registry
+from kvmesh.index.prefix_match import PrefixLookup
 
 
-@dataclass(frozen=True)
-class Hits:
-    matched_blocks: dict[str, int]
-    block_size: dict[str, int]
-    tiers: dict[str, dict[str, int]] = field(default_factory=dict)
+def Hits(  # noqa: N802 - reads as the value that it makes
+    matched_blocks: dict[str, int], block_size: dict[str, int], tiers: dict[str, dict[str, int]] | None = None
+) -> PrefixLookup:
+    return PrefixLookup(
+        matched_blocks=matched_blocks,
+        block_size=block_size,
+        tiers=tiers or {},
+        endpoints={},
+        registry=Registry(version=b""),
+        indexer_alive=True,
+    )
 
 
 SIZES = {"a": 16, "b": 32}

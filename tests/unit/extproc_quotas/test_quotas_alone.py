@@ -220,12 +220,12 @@ def test_alone_what_is_given_back_can_be_had_again() -> None:
 def test_a_forgotten_script_is_sent_as_text_once() -> None:
     one = Alone(ALL)
     one.answered(FULL)
-    assert b"EVALSHA" in one.quotas.command(one.ask())[0]
+    assert b"EVALSHA" in one.quotas.command(one.ask())
     _, verdict = one.answered(hiredis.ReplyError("NOSCRIPT No matching script"))
     assert "NOSCRIPT" in (verdict.degraded or "")
-    assert b"EVALSHA" not in one.quotas.command(one.ask())[0]
+    assert b"EVALSHA" not in one.quotas.command(one.ask())
     one.answered(FULL)
-    assert (b"EVALSHA" in one.quotas.command(one.ask())[0], one.quotas.problem) == (True, None)
+    assert (b"EVALSHA" in one.quotas.command(one.ask()), one.quotas.problem) == (True, None)
 
 
 def test_after_a_server_without_writes_asks_take_a_way_of_their_own_for_a_while() -> None:

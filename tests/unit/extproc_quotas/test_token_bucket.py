@@ -17,7 +17,7 @@ def full(per_second: float, capacity: float) -> TokenBucket:
     ("per_minute", "burst_seconds", "expected"),
     [
         (600.0, 10.0, BucketTerms(10.0, 100.0)),
-        (6.0, 1.0, BucketTerms(0.1, 1.0)),  # at least one at once, or nobody could ever pass
+        (6.0, 1.0, BucketTerms(0.1, 1.0)),  # at least one at once, or no request could ever pass
         (0.0, 10.0, BucketTerms(0.0, 0.0)),  # nothing is allowed
     ],
 )

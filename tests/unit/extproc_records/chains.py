@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from extproc.records.access_log import AccessRecord, RecordBuffer
 from extproc.records.audit_chain import AuditChain, AuditKey, ChainEnd
-from extproc.records.audit_file import RecordLines
 from extproc.records.audit_verify import Verdict, verify_chains
+from extproc.records.record_targets import RecordLines
 
 NOW = 1_000_000.0
 KEY = AuditKey(id="k1", secret=b"sixteen bytes at least")

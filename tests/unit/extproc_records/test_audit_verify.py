@@ -182,7 +182,7 @@ def test_a_chain_that_somebody_has_written_without_the_key_is_found() -> None:
 
 
 def forged(*records: str, chain: str = "c1") -> list[bytes]:
-    """Lines that somebody without a key has made."""
+    """Lines that were made without the key."""
     writer = AuditChain(chain, key=None)
     return [writer.line(record.encode()) for record in records]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.prefixes.recent_routes import POSITIONS, RecentRoutes, checkpoints
+from extproc.prefixes.routing_memory import POSITIONS, LastPlaces, RecentRoutes, checkpoints
 from kvmesh.blocks.block_keys import block_keys
 
 ROOT = b"r" * 8
@@ -228,3 +228,10 @@ def test_keys_cut_by_the_caller_are_noted_as_those_cut_here(steps: list[tuple[li
 
         assert recent.match(keys, now=0.0) == other.match(keys, now=0.0)
     assert len(recent) == len(other)
+
+
+def test_the_last_place_counts_and_the_oldest_names_make_room() -> None:
+    places = LastPlaces(ttl_seconds=10.0, limit=2)
+    for name, endpoint in [("a", "1"), ("b", "1"), ("a", "2"), ("c", "3")]:
+        places.note(name, endpoint=endpoint, now=0.0)
+    assert [places.get(name, now=1.0) for name in "abc"] == ["2", None, "3"]

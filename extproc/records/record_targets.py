@@ -1,8 +1,10 @@
-"""Files of records: appended to by one process, rotated by size; and standard output in a file's place.
+"""Where records go: a file that one process appends to and that is rotated by size, standard output, a Redis Stream.
 
-`write_records` calls them in its thread; what goes wrong is an OSError, after which nothing of the lines is there.
+`RecordLines` makes the lines. A write that fails leaves none of them in a file; a batch whose answer from Redis was
+lost is sent again, so that a line may be there twice: its chain and number show it.
 """
 
+import asyncio
 import fcntl
 import os
 import secrets
@@ -17,6 +19,10 @@ import msgspec
 from extproc.errors import ConfigError
 from extproc.records.access_log import Record, RecordBuffer
 from extproc.records.audit_chain import ALIVE, CLOSE, CONTINUED, FORMAT, HEAD, AuditChain, AuditKey, ChainEnd
+from kvmesh.errors import IndexUnavailableError
+from kvmesh.redis.address import RedisAccess
+from kvmesh.redis.keys import PICKERS
+from kvmesh.redis.link import RedisLink, pack
 
 HEARTBEAT_SECONDS = 60.0
 
@@ -27,7 +33,7 @@ def new_chain() -> str:
 
 
 class _Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of the chain that is no request's."""
+    """A line of the chain that belongs to no request."""
 
     kind: str
     at: float
@@ -54,9 +60,9 @@ class RecordLines:
         newest_key: Callable[[], AuditKey | None] | None = None,
         unix_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """`chain` None: plain lines, without a head and all that belongs to it.
+        """`chain` None: plain lines, without head, heartbeat and close.
 
-        `newest_key` is asked as often as there are signs of life: another key begins another chain.
+        `newest_key` is asked with each heartbeat: another key begins another chain.
         """
         self.buffer = buffer
         self.chain = chain
@@ -77,7 +83,7 @@ class RecordLines:
         return self._mark(CONTINUED, is_full=True)
 
     def alive(self) -> Sequence[bytes]:
-        """Return the sign of life, once it is time for one."""
+        """Return the heartbeat, once it is due."""
         now = self._unix_seconds()
         if now < self._beat_at:
             return ()
@@ -94,7 +100,7 @@ class RecordLines:
         return (*self._lines(self.buffer.rest()), *self._mark(CLOSE))
 
     def _with_key(self, key: AuditKey | None) -> Sequence[bytes]:
-        """Return the close of this chain and the head of the next one, which is there in its place from now on."""
+        """Return the close of this chain and the head of the next one, which replaces it."""
         self._key = key
         if self.chain is None:
             return ()
@@ -131,7 +137,7 @@ class RecordLines:
 
 
 MODE = 0o640
-LAST_BYTES = 1 << 16  # of a file that are looked at for its last line
+LAST_BYTES = 1 << 16  # of a file, in which its last line is searched
 
 
 class RecordFile:
@@ -169,11 +175,11 @@ class RecordFile:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time for the next file, or somebody has taken this one away."""
+        """Whether it is time for the next file, or this one was moved away."""
         return self._size >= self._max_bytes or not self._is_there()
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Append. Raise OSError, and then take back what of it is there."""
+        """Append all lines, or none of them and raise OSError."""
         content = memoryview(b"".join(lines))
         try:
             while content:
@@ -186,7 +192,7 @@ class RecordFile:
     def rotate(self) -> None:
         """Begin the next file; the oldest one goes. Raise OSError, and then nothing of what was written is gone.
 
-        A file that somebody else has moved or removed is let go of.
+        A file that was moved or removed is left alone.
         """
         is_ours = self._is_there()
         if is_ours:
@@ -197,7 +203,7 @@ class RecordFile:
             if is_ours:
                 self._numbered(1).rename(self.path)
             raise
-        with suppress(OSError):  # it has all of it; whether the disk is well shows with the next line
+        with suppress(OSError):  # a failing disk shows with the next line
             os.fsync(self._descriptor)
         os.close(self._descriptor)
         self._descriptor, self._size = descriptor, os.fstat(descriptor).st_size
@@ -205,7 +211,7 @@ class RecordFile:
             self._numbered(self._files).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Have it on the disk."""
+        """Flush it to the disk and close it."""
         os.fsync(self._descriptor)
         os.close(self._descriptor)
 
@@ -214,7 +220,7 @@ class RecordFile:
             return os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
         except FileNotFoundError:
             return False
-        except OSError:  # nobody knows
+        except OSError:  # not known
             return True
 
     def _make_way(self) -> None:
@@ -231,7 +237,7 @@ class RecordFile:
 
 
 class StandardOutput:
-    """Standard output in a file's place: nothing is known of what was there before, and it is never full."""
+    """Standard output in a file's place: its earlier content is not known, and it is never full."""
 
     is_full = False
 
@@ -240,7 +246,7 @@ class StandardOutput:
         return None
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Write all of it; this may block for as long as nobody reads."""
+        """Write all lines; blocks until its reader takes them."""
         sys.stdout.buffer.write(b"".join(lines))
         sys.stdout.buffer.flush()
 
@@ -259,3 +265,46 @@ def _opened(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+Target = RecordFile | StandardOutput
+
+WRITE_SECONDS = 5.0
+FIELD = b"line"  # of each entry
+
+
+def stream_key(name: str) -> bytes:
+    """Return the stream's key, in the hash slot of all our keys: the connection leads to its server."""
+    return PICKERS + b"log:" + name.encode()
+
+
+class RecordStream:
+    """Adds lines to one stream, of which about `length` are kept."""
+
+    def __init__(self, url: RedisAccess | str, *, name: str, length: int) -> None:
+        """Raise RedisUrlError for an address that cannot be read."""
+        self.key = stream_key(name)
+        self._length = str(length).encode()
+        self._link = RedisLink(url)
+
+    async def write(self, lines: Sequence[bytes]) -> None:
+        """Add the lines. Raise IndexUnavailableError: none was added, or it is not known."""
+        commands = [
+            pack(b"MULTI"),
+            *(pack(b"XADD", self.key, b"MAXLEN", b"~", self._length, b"*", FIELD, line.rstrip()) for line in lines),
+            pack(b"EXEC"),
+        ]
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                replies = await self._link.request(b"".join(commands), replies=len(commands))
+        except TimeoutError:
+            raise IndexUnavailableError(f"Redis did not take records within {WRITE_SECONDS:g} s") from None
+        done = replies[-1]
+        answers = (*replies, *(done if isinstance(done, list) else ()))
+        refusals = [answer for answer in answers if isinstance(answer, Exception)]
+        if refusals or not isinstance(done, list):
+            raise IndexUnavailableError(f"Redis does not take records: {refusals[0] if refusals else done}")
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.close()
