@@ -1,7 +1,8 @@
-"""What the numbers were measured on: the machine's name plate and the versions of what matters."""
+"""What the numbers were measured on: the machine's name plate, the versions of what matters, and the commit."""
 
 import os
 import platform
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,3 +25,12 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """The packages that matter for the numbers."""
     return {name: version(name) for name in PACKAGES}
+
+
+def revision(checkout: Path) -> str:
+    """Return the commit of a checkout, with `-dirty` where the tree differs from it; "unknown" outside of git."""
+    asked = subprocess.run(
+        ("git", "describe", "--always", "--dirty", "--abbrev=12"),
+        cwd=checkout, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return asked.stdout.strip() or "unknown"

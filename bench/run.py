@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.cpu_time import machine_ticks
-from bench.machine import machine, versions
+from bench.machine import machine, revision, versions
 from bench.plan import QUICK, SIMULATOR, Plan
 from bench.report import facts, verdicts
 from bench.stage import measure
@@ -68,6 +68,7 @@ async def whole_result(plan: Plan, *, date: datetime) -> dict[str, Any]:
         "load_average": {"before": round(load_before, 2), "after": round(load_after, 2)},
         "stolen_cpu_percent": round(100 * (stolen - ticks_before[1]) / max(1, ticks - ticks_before[0]), 2),
         "versions": versions(),
+        "kvmesh": revision(RESULTS.parent),
         "plan": asdict(plan),
         "simulator": dict(SIMULATOR),
         **measured,

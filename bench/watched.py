@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 
 from bench.load import LoadProcess
-from bench.machine import machine, versions
+from bench.machine import machine, revision, versions
 from bench.plan import QUICK, SEED, SIMULATOR, Plan
 from bench.prompts import chat_body, make_prompt_set, vocabulary_words
 from bench.report import Case, cpu_ms_per_request, spread
@@ -56,6 +56,7 @@ def main() -> None:
         "date": began.isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions(),
+        "kvmesh": revision(RESULTS.parent),
         "audit_share": arguments.audit_share,
         "scrape_seconds": SCRAPE_SECONDS,
         "prompt_tokens": SIZE_TOKENS,

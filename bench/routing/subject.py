@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from bench.machine import revision
 from bench.routing.former_policy import former_policy
 
 HERE = Path(__file__).resolve().parents[2]
@@ -63,9 +64,5 @@ class Subject:
         return parsed
 
     def revision(self) -> str:
-        """The commit, and whether the tree differs from it."""
-        asked = subprocess.run(
-            ("git", "describe", "--always", "--dirty", "--abbrev=12"),
-            cwd=self.checkout, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        return asked.stdout.strip() or "unknown"
+        """Return the commit, and whether the tree differs from it."""
+        return revision(self.checkout)
