@@ -13,11 +13,9 @@ from extproc.admission.prepared_request import Picked, Prepared, Preview, prefix
 from extproc.choosing.choose import Choice, Full, Snapshot, choose, look
 from extproc.errors import NoReadyEndpointError, QuotaExceededError, TokenQuotaExceededError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.pools.booked_exchange import BookedExchange, ReadResponse
+from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.pool_runtime import PendingPick, PoolRuntime
-from extproc.pools.pools import Pools
 from extproc.quotas.quota import QuotaVerdict
-from extproc.responses.response_plan import ResponsePlan
 
 
 async def pick(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) -> BookedExchange:
@@ -140,21 +138,6 @@ async def _seat(prepared: Prepared, pool: PoolRuntime, pending: PendingPick) -> 
         return pool.book(Picked(prepared=prepared, choice=found), pending)
 
     return await pool.admission.seat(prepared, snapshot, look=look_again, attempt=attempt, undo=BookedExchange.finish)
-
-
-class PoolPicks:
-    """Implements `ext_proc.call.Picks`: the pool of each request picks."""
-
-    def __init__(self, pools: Pools) -> None:
-        self._pools = pools
-
-    async def pick(self, facts: RequestFacts, body: bytes | None) -> BookedExchange:
-        """Decide and book; raise PickError with the answer for the client."""
-        return await pick(facts, body, self._pools.of_request(facts).runtime)
-
-    def response(self, plan: ResponsePlan) -> ReadResponse:
-        """Open a response whose pick, here or on another picker, made this plan."""
-        return self._pools.response(plan)
 
 
 def _quota_exceeded(verdict: QuotaVerdict) -> QuotaExceededError:

@@ -10,15 +10,18 @@ from typing import Any
 
 from extproc.doctor.examine import run_startup_checks
 from extproc.errors import ConfigError, first_error
+from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
 from extproc.pages.admin_http import AdminServer
 from extproc.pages.admin_pages import ExplainPolicies, PickerPages
 from extproc.pages.live_feed import LiveFeed
-from extproc.pick import PoolPicks
+from extproc.pick import pick
 from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
+from extproc.pools.booked_exchange import BookedExchange, ReadResponse
 from extproc.pools.mesh import MeshFollower, follow_source, mesh_policy
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
+from extproc.responses.response_plan import ResponsePlan
 from extproc.settings.config import PickerSettings
 from extproc.telemetry.process_telemetry import show_lookups, show_records
 from kvmesh.documents.documents import DocumentSource
@@ -108,6 +111,21 @@ class PickerService:
         """Look for what is wrong though everything runs, once the pods have had time to start."""
         pool = self.pools.all[STATIC]
         self.pages.findings = await run_startup_checks(self.settings, tokenizers=pool.prompts.tokenizers)
+
+
+class PoolPicks:
+    """Implements `ext_proc.call.Picks`: the pool of each request picks."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+
+    def pick(self, facts: RequestFacts, body: bytes | None) -> Coroutine[Any, Any, BookedExchange]:
+        """Decide and book, once awaited. Raise PickError with the answer for the client."""
+        return pick(facts, body, self._pools.of_request(facts).runtime)
+
+    def response(self, plan: ResponsePlan) -> ReadResponse:
+        """Open a response whose pick, here or on another picker, made this plan."""
+        return self._pools.response(plan)
 
 
 def static_config(settings: PickerSettings) -> PoolConfig:

@@ -19,7 +19,7 @@ from extproc.quotas.quota import QUOTA_LOCAL, QuotaAsk, QuotaVerdict
 from extproc.quotas.shared_quotas import Quotas
 from extproc.replicas.shared_state import PoolShare
 from kvmesh.blocks.block_keys import block_keys, root_key
-from kvmesh.blocks.source import EndpointCache, IndexStatus
+from kvmesh.blocks.source import EndpointCache
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.prefix_match import PrefixLookup
 from kvmesh.index.redis_reader import PrefixIndexReader
@@ -180,13 +180,6 @@ class RedisPrefixIndex:
             is_late = reason == PrefixIndexTimeoutError.reason
             verdict = self._quotas.alone(quota, problem, was_done=is_late)
         return self._failed(prompts, root, reason, problem, verdict)
-
-    async def status(self) -> IndexStatus:
-        """Return how the index stands, source by source. Raise PrefixIndexUnavailableError."""
-        try:
-            return await self._reader.status()
-        except IndexUnavailableError as error:
-            raise PrefixIndexUnavailableError(str(error)) from error
 
     def _look(
         self, prompt: TokenizedPrompt, root: bytes, also: bytes, also_replies: int, replies: list[Any]

@@ -20,13 +20,6 @@ SECONDS_AN_HOUR = 3600.0
 PHASES = ("parse", "tokenize", "lookup", "decide", QUEUE)
 
 
-class NoTelemetry:
-    """Records nothing: for decisions that are explained and not carried out."""
-
-    def phase(self, name: str, seconds: float) -> None:
-        """Forget it."""
-
-
 class PickerTelemetry:
     """One registry for one picker."""
 

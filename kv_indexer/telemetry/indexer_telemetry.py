@@ -93,7 +93,7 @@ class PrometheusTelemetry:
     def state(self, stream: Stream, *, state: SourceState, reason: str) -> None:
         """See `ports.IndexerTelemetry`."""
         self.states[stream] = (state, reason)
-        self._activity(stream).became(state, reason, now=self._clock())
+        self._activity(stream).became(state, now=self._clock())
         for known in SourceState:
             self._state.of(*_labels(stream), known.value).value = known is state
 

@@ -53,7 +53,6 @@ class StreamActivity:
     """One stream since its follower began. All times in monotonic seconds."""
 
     state: SourceState | None = None
-    state_reason: str = ""
     state_since: float = 0.0
     batches: int = 0  # live or replayed, readable or not
     last_batch_at: float | None = None
@@ -65,11 +64,11 @@ class StreamActivity:
         self.batches += batches
         self.last_batch_at = now
 
-    def became(self, state: SourceState, reason: str, *, now: float) -> None:
+    def became(self, state: SourceState, *, now: float) -> None:
         """Note a state; the same state again does not restart `state_since`."""
         if state is not self.state:
             self.state_since = now
-        self.state, self.state_reason = state, reason
+        self.state = state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Pools and their endpoints. Values; the indexer follows the endpoints' events, the picker picks among them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvmesh.blocks.source import EventAddresses
@@ -63,12 +63,6 @@ class ResolvedPools:
 def pool_seed(hash_seed: str, pool: str) -> str:
     """Return the seed of a pool's index namespace, so that no pool finds another's blocks; the plain seed for ""."""
     return f"{hash_seed}/{pool}" if pool else hash_seed
-
-
-def static_pool(addresses: Iterable[str], *, model: str | None = None) -> Pool:
-    """Return the pool of `--endpoints`: always ready, no pods, order kept."""
-    endpoints = tuple(PoolEndpoint(address=each) for each in dict.fromkeys(addresses))
-    return Pool(name="", kind="static", model=model, endpoints=endpoints)
 
 
 def _of_rank(template: str, host: str, rank: int) -> str:

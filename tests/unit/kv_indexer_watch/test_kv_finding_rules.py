@@ -36,7 +36,7 @@ class Pod:
         self.report = PodReport(scraped_at=0.0, **{"block_size": 16, "caches_prefixes": True, **report})  # type: ignore[arg-type]
         self._rules = StreamRules(FindingPolicy())
         if state is not None:
-            self.activity.became(state, "", now=self.now)
+            self.activity.became(state, now=self.now)
 
     def settled(self) -> "Pod":
         """Look until there is a scrape to compare with."""
@@ -420,7 +420,7 @@ def test_a_replay_without_progress_is_found_with_what_to_check_and_heals_by_a_ba
     pod.activity.received(5, now=pod.now)
     assert pod.watch(29) == []
     assert pod.watch(1) == ["stuck-in-replay"]
-    pod.activity.became(SourceState.LIVE, "", now=pod.now)
+    pod.activity.became(SourceState.LIVE, now=pod.now)
     assert pod.watch(1) == []
 
 

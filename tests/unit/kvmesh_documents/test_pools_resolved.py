@@ -7,7 +7,7 @@ import pytest
 from kvmesh.blocks.source import EventAddresses
 from kvmesh.documents.documents import Document
 from kvmesh.documents.pool_resolver import PoolResolver, resolve_pools
-from kvmesh.documents.pools import EventTemplates, Pool, PoolEndpoint, pool_seed, static_pool
+from kvmesh.documents.pools import EventTemplates, Pool, PoolEndpoint, pool_seed
 
 
 def _pod(name: str, ip: str | None, namespace: str = "llm", labels: Any = None, **status: Any) -> Document:
@@ -255,12 +255,6 @@ def test_a_pool_that_has_not_changed_is_the_same_object() -> None:
     moved = (*pods[:-1], _pod("p9", "10.0.0.99", labels={"app": "a1"}))
     after = resolver.resolve({"Pod": moved, "InferencePool": pools}).pools
     assert [after[name] is before[name] for name in ("llm/q0", "llm/q1")] == [True, False]
-
-
-def test_the_static_pool_has_no_name_and_keeps_the_order_of_its_addresses() -> None:
-    pool = static_pool(["10.0.0.2:8000", "10.0.0.1:8000", "10.0.0.2:8000"], model="m")
-    assert (pool.name, pool.kind, pool.model) == ("", "static", "m")
-    assert [each.address for each in pool.endpoints] == ["10.0.0.2:8000", "10.0.0.1:8000"]
 
 
 def test_each_pool_has_a_seed_of_its_own_and_the_static_pool_the_plain_one() -> None:
