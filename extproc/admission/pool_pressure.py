@@ -314,7 +314,7 @@ class PoolPressure:
             http_status=priority_class.refusal_status,
             headers={
                 PRIORITY_HEADER: request_class.class_name,
-                # the openai SDKs read it first; whole seconds would bring everybody back on the same beat
+                # the openai SDKs read it first; whole seconds would bring all of them back at once
                 "retry-after-ms": str(int(seconds * 1000)),
             },
         )

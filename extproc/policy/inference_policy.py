@@ -117,7 +117,7 @@ def read_section(name: str, document: object) -> dict[str, Any]:
 def _read_settings(document: object) -> dict[str, Any]:
     try:
         return read_spec(document)
-    except PolicyDocumentError as error:
+    except PolicyDocumentError:
         top = set(document) & FORMER_FIELDS if isinstance(document, Mapping) else set()
         former = sorted({*top, *_snake_case_keys(document)})
         if not former:
@@ -125,7 +125,7 @@ def _read_settings(document: object) -> dict[str, Any]:
         message = (
             f"{', '.join(former[:MOST_FORMER])}: a policy file is an InferencePolicy or its spec now, in camel case"
         )
-        raise PolicyDocumentError("spec", f"{message} (docs/reference/policy.md has the new names): {error}") from None
+        raise PolicyDocumentError("spec", f"{message} (docs/reference/policy.md has the new names)") from None
 
 
 def _snake_case_keys(value: object) -> Iterator[str]:
