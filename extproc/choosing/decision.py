@@ -123,16 +123,13 @@ def apply_filters(
     """
     kept: Sequence[Candidate] = candidates
     rejected: dict[str, str] = {}
-    for name, keep in FILTERS.items():
-        objections = [keep(candidate, ask) for candidate in kept]
-        if not any(objections):
+    for name, dropped_by in FILTERS.items():
+        dropped = dropped_by(kept, ask)
+        if not dropped or (len(dropped) == len(kept) and name in LENIENT and name not in strict):
             continue
-        if all(objections) and name in LENIENT and name not in strict:
-            continue
-        for candidate, objection in zip(kept, objections, strict=True):
-            if objection is not None:
-                rejected[candidate.address] = f"{name}: {objection}"
-        kept = [candidate for candidate, objection in zip(kept, objections, strict=True) if objection is None]
+        for address, why in dropped.items():
+            rejected[address] = f"{name}: {why}"
+        kept = [candidate for candidate in kept if candidate.address not in dropped]
     return kept, rejected
 
 
