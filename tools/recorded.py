@@ -15,6 +15,8 @@ ROUTERS = {
     "round-robin": "round robin",
     "least-request": "least request",
     "kvmesh": "kvmesh",
+    "kvmesh:prefix-aware": "`prefix-aware`",
+    "kvmesh:latency-cost": "`latency-cost`",
     "vllm-router": "vllm-router",
     "smg": "smg",
 }
@@ -29,11 +31,13 @@ OVERLOADS = {
 }
 
 
-def newest(kind: str) -> Facts:
-    """Return the newest result of a benchmark: picker, watched, routing, overload."""
-    path = max(REPOSITORY.glob(f"bench/results/*-{kind}.json"))
-    found: Facts = json.loads(path.read_text(encoding="utf-8"))
-    return found
+def newest(kind: str, *, arm: str | None = None) -> Facts:
+    """Return the newest result of a benchmark (picker, watched, routing, overload), of those that measured this arm."""
+    for path in sorted(REPOSITORY.glob(f"bench/results/*-{kind}.json"), reverse=True):
+        found: Facts = json.loads(path.read_text(encoding="utf-8"))
+        if arm is None or arm in found["arms"]:
+            return found
+    raise FileNotFoundError(f"bench/results has no result of {kind} with the arm {arm}")
 
 
 def case(tokens: int, concurrency: int) -> Facts:
@@ -77,11 +81,21 @@ def budgets() -> str:
 
 def routing() -> str:
     """Return mean / p95 TTFT, and the hit rate as a share of one cache's, by workload and router."""
-    runs = {(each["arm"], each["workload"]): each for each in newest("routing")["runs"]}
-    rows = [["", *ROUTERS.values()]]
+    return _routing(newest("routing"))
+
+
+def peers() -> str:
+    """Return the same of the newest run beside other routers."""
+    return _routing(newest("routing", arm="vllm-router"))
+
+
+def _routing(result: Facts) -> str:
+    runs = {(each["arm"], each["workload"]): each for each in result["runs"]}
+    arms = [arm for arm in ROUTERS if arm in result["arms"]]
+    rows = [["", *(ROUTERS[arm] for arm in arms)]]
     for workload in WORKLOADS:
-        rows.append([f"`{workload}`", *(_ttft(runs[arm, workload]) for arm in ROUTERS)])
-    shares = (f"{runs[arm, 'churn']['success_rate']:.1%}".replace("%", " %") for arm in ROUTERS)
+        rows.append([f"`{workload}`", *(_ttft(runs[arm, workload]) for arm in arms)])
+    shares = (f"{runs[arm, 'churn']['success_rate']:.1%}".replace("%", " %") for arm in arms)
     rows.append(["`churn`, answered", *shares])
     return _table(rows)
 
@@ -112,7 +126,7 @@ def _table(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
 
 
-TABLES = {each.__name__: each for each in (picker, budgets, routing, overload)}
+TABLES = {each.__name__: each for each in (picker, budgets, routing, peers, overload)}
 
 if __name__ == "__main__":
     sys.stdout.write(TABLES[sys.argv[1]]())

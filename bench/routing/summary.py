@@ -131,6 +131,7 @@ def _most_over_mean(values: Sequence[float]) -> float:
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One target, and what was measured of it."""
 
+    arm: str = "kvmesh"
     target: str
     measured: str
     met: bool
@@ -158,6 +159,7 @@ def verdicts(runs: Sequence[RunSummary], *, arm: str, baseline: str = "round-rob
 def _mean_ttft(ours: RunSummary, theirs: RunSummary) -> Verdict:
     factor = theirs.ttft_mean / ours.ttft_mean
     return Verdict(
+        arm=ours.arm,
         target=f"multi-round QA: mean TTFT at least {TTFT_FACTOR:g} times lower than {theirs.arm}'s at the same rate",
         measured=f"{factor:.1f} times ({ours.ttft_mean:.0f} against {theirs.ttft_mean:.0f} ms)",
         met=factor >= TTFT_FACTOR and ours.success_rate >= theirs.success_rate,
@@ -166,6 +168,7 @@ def _mean_ttft(ours: RunSummary, theirs: RunSummary) -> Verdict:
 
 def _twice_the_rate(ours: RunSummary, theirs: RunSummary) -> Verdict:
     return Verdict(
+        arm=ours.arm,
         target=f"multi-round QA: at twice the rate p95 TTFT is not above {theirs.arm}'s at the single rate",
         measured=f"{ours.ttft_p95:.0f} against {theirs.ttft_p95:.0f} ms",
         met=ours.ttft_p95 <= theirs.ttft_p95 and ours.success_rate >= theirs.success_rate,
@@ -174,6 +177,7 @@ def _twice_the_rate(ours: RunSummary, theirs: RunSummary) -> Verdict:
 
 def _hit_share(run: RunSummary) -> Verdict:
     return Verdict(
+        arm=run.arm,
         target=f"{run.workload}: hit rate at least {HIT_SHARE:.0%} of one unlimited cache",
         measured=f"{run.hit_share:.1%} ({run.hit_rate:.3f} of {run.one_cache_hit_rate:.3f})",
         met=run.hit_share >= HIT_SHARE,
@@ -182,6 +186,7 @@ def _hit_share(run: RunSummary) -> Verdict:
 
 def _no_worse(ours: RunSummary, theirs: RunSummary) -> Verdict:
     return Verdict(
+        arm=ours.arm,
         target=f"no shared prefixes: mean TTFT no worse than {theirs.arm}'s (within {UNIFORM_TOLERANCE - 1:.0%})",
         measured=f"{ours.ttft_mean:.0f} against {theirs.ttft_mean:.0f} ms",
         met=ours.ttft_mean <= UNIFORM_TOLERANCE * theirs.ttft_mean and ours.success_rate >= theirs.success_rate,

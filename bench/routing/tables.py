@@ -74,5 +74,5 @@ def _conditions(runs: Sequence[RunSummary]) -> Text:
 
 
 def _verdict_line(verdict: Verdict) -> Text:
-    style = "green" if verdict.met else "red"
-    return Text(f"{'MET   ' if verdict.met else 'MISSED'} {verdict.target}: {verdict.measured}", style=style)
+    style, word = ("green", "MET   ") if verdict.met else ("red", "MISSED")
+    return Text(f"{word} {verdict.arm}, {verdict.target}: {verdict.measured}", style=style)

@@ -83,4 +83,4 @@ def test_watching_costs_what_the_page_says() -> None:
     text = PAGES["benchmarks"].read_text(encoding="utf-8")
     for each in newest("watched")["cases"]:
         assert f"{short(each['off_cpu_ms']['median'])}" in text
-        assert f"+{100 * each['above']['median']:.1f} %" in text
+        assert f"{100 * each['above']['median']:+.1f} %" in text
