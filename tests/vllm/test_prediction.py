@@ -35,7 +35,7 @@ async def error_buckets(stack: Stack) -> dict[str, float]:
     """Return the histogram of prediction errors: upper bound in tokens -> requests with that error or less."""
     async with stack.http.get(f"{stack.ready['admin']}/metrics") as response:
         page = await response.text()
-    found = re.findall(r'^kvmesh_prediction_error_tokens_bucket\{le="([^"]+)",.*\} (\S+)$', page, re.MULTILINE)
+    found = re.findall(r'^kvmesh_prediction_error_tokens_bucket\{.*le="([^"]+)"\} (\S+)$', page, re.MULTILINE)
     return {bound: float(count) for bound, count in found}
 
 
