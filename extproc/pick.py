@@ -9,7 +9,15 @@ path without that place. Each input but the endpoints may be missing: the pick i
 from math import ceil
 
 from extproc.admission.asked_request import AskedRequest, most_generated, require_within_limit
-from extproc.admission.prepared_request import Picked, Prepared, Preview, prefix_hits, prompt_tokens, query_of
+from extproc.admission.prepared_request import (
+    Picked,
+    Prepared,
+    Preview,
+    prefix_hits,
+    prompt_tokens,
+    query_of,
+    session_of,
+)
 from extproc.choosing.choose import Choice, Full, Snapshot, choose, look
 from extproc.errors import NoReadyEndpointError, QuotaExceededError, TokenQuotaExceededError
 from extproc.ext_proc.exchange import RequestFacts
@@ -96,7 +104,8 @@ async def _look_up(
             most = most_generated(asked, sent)
             quota = pool.quotas.ask(key, prompt_tokens=tokens.estimated_tokens, most_generated=most)
             pending.quota = quota
-    hits = await prefix_hits(asked, tokens, pool.index, quota=quota if before is None else None)
+    session = session_of(asked.facts, asked.resolved)
+    hits = await prefix_hits(asked, tokens, pool.index, session=session, quota=quota if before is None else None)
     verdict = hits.quota if before is None else before.verdict
     if verdict is not None and not verdict.allowed:
         raise _quota_exceeded(verdict)
@@ -104,7 +113,7 @@ async def _look_up(
         asked=asked,
         sent=sent,
         tokens=tokens,
-        query=query_of(asked, tokens, hits, degraded=degraded),
+        query=query_of(asked, tokens, hits, session=session, degraded=degraded),
         quota=quota,
         verdict=verdict,
     )

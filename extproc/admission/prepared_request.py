@@ -167,7 +167,7 @@ async def prompt_tokens(
 
 
 async def prefix_hits(
-    asked: AskedRequest, tokens: PromptTokens, index: PrefixIndex, *, quota: QuotaAsk | None
+    asked: AskedRequest, tokens: PromptTokens, index: PrefixIndex, *, session: str | None, quota: QuotaAsk | None
 ) -> IndexHits:
     """Return who holds the prompts' beginnings, and in the same round trip the replicas' bookings and the quota."""
     base = asked.resolved.base
@@ -176,12 +176,14 @@ async def prefix_hits(
         model=base.name if base is not None else "",
         adapter=asked.resolved.adapter,
         cache_salt=asked.request.cache_salt,
-        session=session_of(asked.facts, asked.resolved),
+        session=session,
         quota=quota,
     )
 
 
-def query_of(asked: AskedRequest, tokens: PromptTokens, hits: IndexHits, *, degraded: Mapping[str, str]) -> Query:
+def query_of(
+    asked: AskedRequest, tokens: PromptTokens, hits: IndexHits, *, session: str | None, degraded: Mapping[str, str]
+) -> Query:
     """Return what a choice reads of the request."""
     resolved = asked.resolved
     prompts = hits.keys
@@ -199,7 +201,7 @@ def query_of(asked: AskedRequest, tokens: PromptTokens, hits: IndexHits, *, degr
         prompts=prompts,
         are_chunks=bool(tokens.chunks),
         estimated_tokens=tokens.estimated_tokens,
-        session=session_of(asked.facts, resolved),
+        session=session,
         degraded={**degraded, **hits.degraded} if hits.degraded else degraded,
         notes=asked.notes,
         strict=MODEL_FILTER if resolved.fallbacks else NO_FILTER,

@@ -122,7 +122,7 @@ class PoolRuntime:
             is_sampled=random.random() < self.sample_share,  # noqa: S311
             read_below_bytes=self.read_below_bytes,
             reads=self.reads,
-            now=time.monotonic(),
+            now=self.clock(),
             label=label,
             sent_at=time.time(),
         )
@@ -211,7 +211,7 @@ class PoolRuntime:
         endpoints = [address for address in self.anywhere() if subset is None or address in subset]
         if not endpoints:
             return None
-        self.picked_at, self.has_failed_open = time.monotonic(), True
+        self.picked_at, self.has_failed_open = self.clock(), True
         self.telemetry.refused(FAILED_OPEN)
         most = self.most_endpoints or 1 + self.view.policy.fallbacks
         chosen = random.sample(endpoints, min(most, len(endpoints)))
@@ -237,7 +237,7 @@ class PoolRuntime:
 
     def _remember(self, picked: Picked, trace: RequestTrace | None, label: str) -> None:
         decision, asked = picked.decision, picked.prepared.asked
-        self.picked_at = now = time.monotonic()
+        self.picked_at = now = self.clock()
         if decision.degraded:
             self.degradations.note(decision.degraded, now=now)
         self.books.remember(picked, label=label)
