@@ -76,6 +76,11 @@ def test_every_field_of_a_chat_that_changes_its_tokens_is_kept() -> None:
     )
 
 
+@pytest.mark.parametrize("number", [2**53, 2**64, 10**400])
+def test_a_limit_beyond_any_context_is_as_much_as_records_take(number: int) -> None:
+    assert parse(CHAT, messages=[HELLO], max_tokens=number).max_tokens == 2**53 - 1
+
+
 def test_max_completion_tokens_wins_over_max_tokens() -> None:
     assert parse(CHAT, messages=[HELLO], max_tokens=5, max_completion_tokens=7).max_tokens == 7
 
