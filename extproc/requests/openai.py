@@ -14,10 +14,10 @@ from extproc.requests import openai_bodies as openai
 from extproc.requests.anthropic_messages import MessagesBody, read_messages
 from extproc.requests.json_body import (
     BodyNotReadError,
+    ClientBody,
     MalformedFieldError,
     UnknownContentEncodingError,
     decode_body,
-    decoded_body,
     may_be_object,
 )
 from extproc.requests.request import ApiKind, InferenceRequest
@@ -103,6 +103,7 @@ def parse_request(
     content_encoding: str | None = None,
     max_decoded_bytes: int = MAX_DECODED_BYTES,
     require_readable: bool = False,
+    coded: ClientBody | None = None,
 ) -> InferenceRequest:
     """Return the facts of a request; `path` may carry a prefix and a query string, `body` is None if it is not known.
 
@@ -110,7 +111,8 @@ def parse_request(
     MalformedRequestError when the body of a known API is not a JSON object or a field has a type that no pod can
     serve, BodyTooLargeError when it unpacks to more than `max_decoded_bytes`. A prompt whose tokens cannot be known
     leaves `prompts` empty and sets `unsupported_reason`. With `require_readable` no body passes unread that vLLM may
-    be able to read: raise UnsupportedEncodingError, or BodyTooLargeError for one with too many parts.
+    be able to read: raise UnsupportedEncodingError, or BodyTooLargeError for one with too many parts. `coded` is the
+    same body, whose encoding may have been undone already.
     """
     path = path.partition("?")[0]
     if body is not None and type(body) is not bytes:
@@ -126,7 +128,8 @@ def parse_request(
     try:
         plain = body
         if content_encoding:
-            plain = decoded_body(body, content_encoding=content_encoding, max_bytes=max_decoded_bytes)
+            coded = coded or ClientBody(body, content_encoding=content_encoding, max_bytes=max_decoded_bytes)
+            plain = coded.plain()
         if known is None:
             return _other_request(kind, path, plain, why)
         if known.strict:
