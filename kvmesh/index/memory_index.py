@@ -192,7 +192,8 @@ class MemoryPrefixIndex:
     async def apply(self, claim: Claim, change: IndexChange) -> Applied | None:
         """See `ports.IndexWriter`."""
         entry = self.held_by(claim)
-        if (entry.position.epoch, entry.position.last_seq) != (change.epoch, change.previous_seq):
+        at = entry.position
+        if (at.epoch, at.last_seq, at.part) != (change.epoch, change.previous_seq, change.previous_part):
             return None
         left_out: dict[str, int] = {}
         doubt = ""
@@ -205,6 +206,7 @@ class MemoryPrefixIndex:
         entry.position = replace(
             entry.position,
             last_seq=change.last_seq,
+            part=change.part,
             last_ts=change.last_ts,
             last_crc=change.last_crc,
             groups=entry.position.groups if change.groups is None else dict(change.groups),

@@ -2,7 +2,7 @@
 
 from array import array
 
-from kv_indexer.apply.change_plan import OrphanTable
+from kv_indexer.apply.orphans import OrphanShares, OrphanTable
 from kvmesh.blocks.events import BlockStored
 
 
@@ -47,7 +47,7 @@ def test_the_oldest_go_first_when_there_are_too_many() -> None:
 
 
 def test_the_oldest_go_first_when_they_are_too_large() -> None:
-    table = OrphanTable(max_bytes=2000)
+    table = OrphanTable(shares=OrphanShares(pod_bytes=3500))
 
     assert [table.add(child(number)) for number in (2, 3, 4)] == [0, 0, 1]
     assert table.add(child(*range(100))) == 1  # alone too large: it pushes nobody out
@@ -55,7 +55,7 @@ def test_the_oldest_go_first_when_they_are_too_large() -> None:
 
 
 def test_a_clear_empties_the_table_for_good() -> None:
-    table = OrphanTable(max_bytes=2000)
+    table = OrphanTable(shares=OrphanShares(pod_bytes=3500))
     table.add(child(2))
     table.clear()
 

@@ -7,6 +7,7 @@ import pytest
 
 from kv_indexer.events.event_fields import FEATURES_LIMIT, NAME_LIMIT
 from kv_indexer.events.vllm_events import decode_batch
+from kvmesh.blocks.block_keys import held_name
 from kvmesh.blocks.events import AllBlocksCleared, BlockStored
 
 pack = msgspec.msgpack.encode
@@ -33,7 +34,7 @@ def decode_one(event: Any) -> Any:
         (stored(block_size=0), {"block_size": 0}),
         (stored(token_ids=[2**32 - 1]), {"tokens": b"\xff" * 4}),
         (stored(medium=LONGEST_NAME), {"medium": LONGEST_NAME}),
-        (stored(extra_keys=[[LONGEST_KEY]]), {"extra_keys": ((LONGEST_KEY,),)}),
+        (stored(extra_keys=[[LONGEST_KEY]]), {"extra_keys": ((held_name(LONGEST_KEY),),)}),
         (stored(mm_keys=[{"hash": "a"}]), {"extra_keys": ((("a", 0),),)}),
         (stored(mm_keys=[{"hash": "a", "start_offset": 2**63 - 1}]), {"extra_keys": ((("a", 2**63 - 1),),)}),
     ],
