@@ -1,0 +1,14 @@
+"""What one client of the gateway can do to the others."""
+
+import pytest
+
+from tests.attack.mesh import Mesh
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.mark.parametrize(
+    "program", ["small_frames", "many_streams_left", "uploads_given_up", "uploads_held", "gzip_bombs"]
+)
+async def test_a_client_hurts_no_other(mesh: Mesh, program: str) -> None:
+    await mesh.survives(program)
