@@ -196,11 +196,15 @@ class EventApplier:
         return None
 
     async def adopt_orphans(self) -> bool:
-        """Ask other streams for the parents that ours never reported; tell whether any was found."""
-        orphans, witnesses = self._orphans, self._witnesses()
-        if not len(orphans) or not witnesses or self.position.last_crc is None:
+        """Ask other streams for the parents that ours never reported; tell whether any was found.
+
+        Where another stream is asking for its own, nothing is done: events wait for this one.
+        """
+        orphans, witnesses, search = self._orphans, self._witnesses(), self._shares.search
+        if not len(orphans) or not witnesses or self.position.last_crc is None or search.locked():
             return False
-        self._context.keys.update(await self._parents.find(orphans.some_parents(PARENTS_LIMIT), witnesses))
+        async with search:
+            self._context.keys.update(await self._parents.find(orphans.some_parents(PARENTS_LIMIT), witnesses))
         plan = plan_adoption(self._context)
         if not plan.operations:
             return False

@@ -28,6 +28,7 @@ class PodShares:
 
     def __init__(self) -> None:
         self.orphans = OrphanShares()
+        self.search = asyncio.Lock()  # for lost parents; one at a time, since each asks Redis a great deal
         self._pods: dict[str, PodShare] = {}
 
     def join(self, pod: str) -> PodShare:

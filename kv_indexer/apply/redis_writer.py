@@ -5,6 +5,7 @@ store.
 """
 
 import asyncio
+import random
 import secrets
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -25,7 +26,8 @@ MAX_BLOCKS_PER_SOURCE = 4_000_000
 TIER_TTL_SECONDS = 3600.0
 # of a search among other streams: 16 sources times 32 hashes hold Redis for about a millisecond
 SLOTS_A_CALL, HASHES_A_CALL = 16, 32
-SEARCH_PAUSE = 2  # times as long as the call before took: lookups come first
+SLOTS_A_SEARCH = 256  # of a large index; the next search looks at others
+SEARCH_PAUSE = 4  # times as long as the call before took: lookups come first
 FIELDS_A_CALL = 1000  # of one source: half a millisecond
 
 Name = TypeVar("Name")
@@ -79,6 +81,8 @@ class RedisIndexWriter:
         found: dict[Stream, dict[int, bytes]] = {}
         every = sorted(hashes)
         slots = live_slots(await self._redis.call("HGETALL", PREFIX + b"slots")) if every else []
+        if len(slots) > SLOTS_A_SEARCH:
+            slots = random.sample(slots, SLOTS_A_SEARCH)
         clock = asyncio.get_running_loop().time
         for first, at in product(range(0, len(slots), SLOTS_A_CALL), range(0, len(every), HASHES_A_CALL)):
             wanted, where = every[at : at + HASHES_A_CALL], slots[first : first + SLOTS_A_CALL]

@@ -15,7 +15,7 @@ from zmq.utils.monitor import parse_monitor_message
 from kv_indexer.events.sequence import Frame, ReplayAnswer, is_replay_end, parse_live, parse_replay, replay_request
 from kvmesh.errors import FeedLostError
 
-RECEIVE_LIMIT = 64  # batches handed over at once
+RECEIVE_LIMIT, RECEIVE_BYTES = 64, 4 << 20  # batches handed over at once, and their bytes
 DRAIN_LIMIT = 1024  # messages looked at in one go, malformed ones included
 QUEUE_LIMIT = 10_000  # batches that may wait unread, as many as a publisher's replay buffer has by default
 MESSAGE_LIMIT = 32 << 20  # bytes of one message; a step of 8,192 tokens has 40 kB
@@ -189,6 +189,7 @@ class ZmqLiveEvents:
         """Return what has come, up to the limits, and whether that was all."""
         assert self._socket is not None
         frames: list[Frame] = []
+        size = 0
         for _ in range(DRAIN_LIMIT):
             if not _is_readable(self._socket):
                 return frames, True
@@ -197,7 +198,8 @@ class ZmqLiveEvents:
                 self._on_malformed()
             else:
                 frames.append(frame)
-            if len(frames) == RECEIVE_LIMIT:
+                size += len(frame.payload)
+            if len(frames) == RECEIVE_LIMIT or size >= RECEIVE_BYTES:
                 break
         return frames, False
 
