@@ -187,6 +187,8 @@ class EventApplier:
         the batch is skipped, and what the stream claims is voided: nobody knows what the batch would have removed.
         Raise IndexUnavailableError, LeaseLostError, or StreamForgottenError if the index has lost the stream.
         """
+        if len(frames) == 1:
+            return await self._apply(frames)
         done = 0
         for group in frame_groups(frames):
             halt = await self._apply(group)
@@ -249,8 +251,8 @@ class EventApplier:
         self._parents.forget()
 
     async def _apply(self, frames: Sequence[Frame]) -> Halt | None:
-        if is_long(frames[0]):  # takes its turns by itself
-            return await self._apply_batches([self._open(frames[0])])
+        if is_long(frames[0]) or self._share.streams == 1:  # takes its turns by itself; or there is nobody to wait for
+            return await self._apply_batches([self._open(frame) for frame in frames])
         async with self._share.turn:
             return await self._apply_batches([self._open(frame) for frame in frames])
 
@@ -385,7 +387,7 @@ class EventApplier:
             last_ts=max([at.last_ts, *(batch.ts for batch in fresh)]),
             last_crc=last.crc if last else at.last_crc or 0,
             operations=tuple(plan.operations),
-            events=sum(sum(batch.kinds.values()) for batch in fresh),
+            events=sum([batch.count for batch in fresh]),
             groups=context.groups if context.groups is not groups else None,
             degraded=doubt_of(fresh, plan),
         )
@@ -460,10 +462,10 @@ class EventApplier:
 
     def _count(self, fresh: Sequence[Batch], plan: Plan) -> None:
         # once a batch: a Counter that stays empty costs as much as the rest
-        events: dict[str, int] = {}
+        events = fresh[0].kinds if len(fresh) == 1 else {}
         undecodable = plan.not_understood
         for batch in fresh:
-            for kind, count in batch.kinds.items():
+            for kind, count in batch.kinds.items() if len(fresh) > 1 else ():
                 events[kind] = events.get(kind, 0) + count
             if batch.skipped:
                 undecodable = undecodable + Counter(batch.skipped)

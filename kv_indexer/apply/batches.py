@@ -4,7 +4,7 @@ A pod decides how much it says at once, so nothing may be in proportion to it: n
 nor how long Redis is, nor the memory that decoded events take.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from zlib import crc32
 
 import msgspec
@@ -50,22 +50,26 @@ class Batch(msgspec.Struct, kw_only=True):
     rest: OpenBatch | None = None  # of a long batch: what is read in turns
     is_readable: bool = True
     kinds: dict[str, int] = {}  # type -> events read
-    skipped: dict[str, int] = {}  # reason -> events that cannot be read
-    cost: int = 0  # of its change, in blocks
+    count: int = 0  # of these
+    skipped: Mapping[str, int] = {}  # reason -> events that cannot be read
+
+    @property
+    def cost(self) -> int:
+        """Return how long its change will hold Redis, in blocks."""
+        return sum(map(_cost, self.events))
 
     def note(self, events: Sequence[Event]) -> None:
         """Take note of events that were read."""
-        kinds, blocks = self.kinds, 0
+        kinds = self.kinds
         for event in events:
             kind = type(event).__name__
             kinds[kind] = kinds.get(kind, 0) + 1
-            blocks += 0 if isinstance(event, AllBlocksCleared) else len(event.block_hashes)
-        self.cost += blocks + OPERATION_BLOCKS * len(events)
+        self.count += len(events)
 
     def turns(self) -> Iterator[Sequence[Event]]:
         """Yield a long batch's events, in pieces of TURN_BLOCKS at most, about as many blocks at a time."""
         assert self.rest is not None
-        self.kinds = {}
+        self.kinds, self.count = {}, 0
         self.rest.skipped.clear()
         for events in self.rest.turns(size=TURN_BYTES):
             self.note(events)
@@ -125,6 +129,9 @@ def portions(batches: Sequence[Batch], *, alone: Collection[int] = ()) -> Iterat
 
     Those whose number is in `alone` are portions of their own.
     """
+    if len(batches) == 1:  # as most come
+        yield batches
+        return
     first, total = 0, 0
     for number, batch in enumerate(batches):
         more = batch.cost if batch.frame.seq not in alone else BLOCKS_A_CHANGE
@@ -136,13 +143,17 @@ def portions(batches: Sequence[Batch], *, alone: Collection[int] = ()) -> Iterat
         yield batches[first:]
 
 
+def _cost(event: Event) -> int:
+    return OPERATION_BLOCKS + (0 if isinstance(event, AllBlocksCleared) else len(event.block_hashes))
+
+
 def _turns(events: Iterable[Event]) -> Iterator[Sequence[Event]]:
     """Cut events, and put the pieces together to turns of one change."""
     turn: list[Event] = []
     total = 0
     for event in events:
         for piece in _pieces(event):
-            more = OPERATION_BLOCKS + (0 if isinstance(piece, AllBlocksCleared) else len(piece.block_hashes))
+            more = _cost(piece)
             if turn and total + more > TURN_BLOCKS:
                 yield turn
                 turn, total = [], 0

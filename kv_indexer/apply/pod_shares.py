@@ -15,12 +15,13 @@ class PodShare:
     """One pod's."""
 
     streams: int = 0  # that are followed here
+    known_keys: int = KNOWN_KEYS_LIMIT  # engine hashes that one of its ranks may remember
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one of its ranks at a time is decoded, planned, written
 
-    @property
-    def known_keys(self) -> int:
-        """Return how many engine hashes one of its ranks may remember."""
-        return max(KNOWN_KEYS_LIMIT * FULL_RANKS // max(self.streams, FULL_RANKS), LEAST_KNOWN_KEYS)
+    def add(self, streams: int) -> None:
+        """Count more streams, or fewer."""
+        self.streams += streams
+        self.known_keys = max(KNOWN_KEYS_LIMIT * FULL_RANKS // max(self.streams, FULL_RANKS), LEAST_KNOWN_KEYS)
 
 
 class PodShares:
@@ -34,12 +35,12 @@ class PodShares:
     def join(self, pod: str) -> PodShare:
         """Return a pod's share for one more stream; `leave` gives it back."""
         share = self._pods.setdefault(pod, PodShare())
-        share.streams += 1
+        share.add(1)
         return share
 
     def leave(self, pod: str) -> None:
         """Take note that one of a pod's streams is not followed any more."""
         share = self._pods[pod]
-        share.streams -= 1
+        share.add(-1)
         if not share.streams:
             del self._pods[pod]
