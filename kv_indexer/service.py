@@ -234,7 +234,12 @@ class IndexerService:
         feed = addresses if isinstance(addresses, PoolFeed) else None
         roots = self._roots(feed)
         on_malformed = partial(self._telemetry.undecodable, stream, reasons={"malformed-message": 1})
-        source = ZmqReplaySource(context=self._context, address=replay, on_malformed=on_malformed) if replay else None
+        ranks = len(answer.ranks) if (answer := self._finder.answers.get(stream.endpoint)) else 1
+        source = (
+            ZmqReplaySource(context=self._context, address=replay, on_malformed=on_malformed, ranks=ranks)
+            if replay
+            else None
+        )
         applier = EventApplier(
             claim=claim,
             roots=roots,
@@ -250,6 +255,7 @@ class IndexerService:
                 address=addresses.events,
                 on_malformed=on_malformed,
                 heartbeat_seconds=HEARTBEAT_SECONDS * min(self._slowdown(), SLOWEST_HEARTBEAT),
+                ranks=ranks,
             ),
             replay=source.replay if source else None,
             applier=applier,

@@ -26,7 +26,7 @@ async def busy_mesh(mesh: Mesh) -> Mesh:
     return mesh
 
 
-@pytest.mark.parametrize("program", ["long_batches", "orphans_of_many_ranks", "long_salts"])
+@pytest.mark.parametrize("program", ["long_batches", "flood_of_events", "orphans_with_long_names", "long_salts"])
 async def test_a_pods_events_hurt_no_other(busy_mesh: Mesh, program: str) -> None:
     await busy_mesh.survives(program)
 
@@ -42,7 +42,7 @@ async def test_a_pod_that_asks_for_slots_all_the_time_leaves_others_half_of_them
 
     async with redis.asyncio.from_url(busy_mesh.stack.ready["redis"]) as index:
         watching = asyncio.create_task(watch(index))
-        await busy_mesh.survives("slots_of_many_ranks")
+        await busy_mesh.survives("slots_of_all_tiers")
         watching.cancel()
     print(f"slots taken: {most}")
     assert 32 < most <= SLOTS // 2 + 4

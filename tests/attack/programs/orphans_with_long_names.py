@@ -1,4 +1,4 @@
-"""A pod of many ranks whose blocks have no parents, and adapters and salts of megabytes."""
+"""A pod whose blocks have no parents, and adapters and salts of megabytes."""
 
 import asyncio
 from itertools import count
