@@ -257,6 +257,8 @@ class EventApplier:
             return await self._apply_batches([self._open(frame) for frame in frames])
 
     async def _apply_batches(self, batches: Sequence[Batch]) -> Halt | None:
+        if self.position.part:  # a size that changed within a long batch has left it so
+            await self._settle()
         for _ in range(OUT_OF_STEP_LIMIT):
             fresh, halt = self._judge(batches)
             fresh, halt = self._stop_at_other_size(fresh, halt)
@@ -339,15 +341,16 @@ class EventApplier:
                 raise _SizeChangedError
             async with self._share.turn:
                 await self._plan(events, plan)
-                if not await self._write_parts(plan):
+                # all of it: what the next turn looks up must be in the index
+                if not await self._write_parts(plan, within=0):
                     return False
             await asyncio.sleep(0)  # also where nothing was to be written
         async with self._share.turn:
             return await self._write_rest(plan, (batch,), groups)
 
-    async def _write_parts(self, plan: Plan) -> bool:
-        """Apply what the plan has too much for one change; False if the index is elsewhere."""
-        while plan.cost > BLOCKS_A_CHANGE:
+    async def _write_parts(self, plan: Plan, *, within: int) -> bool:
+        """Apply the plan until what is left is `within` so many blocks; False if the index is elsewhere."""
+        while plan.cost > within:
             operations = plan.cut(TURN_BLOCKS)
             at = self.position
             change = IndexChange(
@@ -376,7 +379,7 @@ class EventApplier:
 
     async def _write_rest(self, plan: Plan, fresh: Sequence[Batch], groups: Mapping[int, CacheGroup]) -> bool:
         """Apply the plan of these batches (none: what became known since); False if the index is elsewhere."""
-        if plan.cost > BLOCKS_A_CHANGE and not await self._write_parts(plan):
+        if plan.cost > BLOCKS_A_CHANGE and not await self._write_parts(plan, within=BLOCKS_A_CHANGE):
             return False
         at, context, last = self.position, self._context, fresh[-1] if fresh else None
         change = IndexChange(

@@ -94,10 +94,10 @@ class Plan:
         return total
 
     def cut(self, blocks: int) -> list[Operation]:
-        """Take out the first operations, which cost so many blocks; the plan must cost more."""
+        """Take out the first operations, which cost so many blocks at most."""
         taken: list[Operation] = []
         left = blocks
-        while left > OPERATION_BLOCKS:
+        while self.operations and left > OPERATION_BLOCKS:
             operation = self.operations[0]
             if (cost := _cost(operation)) > left and not isinstance(operation, Clear):
                 first, self.operations[0] = _split(operation, (left - OPERATION_BLOCKS) * KEY_BYTES)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from kvmesh.blocks.events import BlockStored
 
-_EVENT_BYTES, _HASH_BYTES = 1024, 640  # what an entry costs beside its tokens, measured
+_EVENT_BYTES, _HASH_BYTES = 1024, 448  # what an entry costs beside its tokens, measured
 MAX_EVENTS = 4096  # of one stream
 POD_BYTES, ALL_BYTES = 16 << 20, 128 << 20
 
@@ -107,7 +107,7 @@ class OrphanTable:
 
     def take(self, parents: Iterable[int]) -> list[Orphan]:
         """Take out what waits for these, in order of arrival."""
-        numbers = sorted(number for parent in parents for number in self._children.get(parent, ()))
+        numbers = sorted(number for parent in set(parents) for number in self._children.get(parent, ()))
         return [self._drop(number) for number in numbers]
 
     def remove(self, *, tier: str, group: int, engine_hash: int) -> bool:

@@ -102,3 +102,10 @@ def test_what_waits_is_asked_for_in_turn() -> None:
 def test_what_a_pod_chose_counts_by_its_length() -> None:
     folded = (b"x" * 5000,)
     assert Orphan(event=child(2), folded=folded).size == Orphan(event=child(2)).size + 5000
+
+
+def test_a_parent_that_is_named_twice_hands_its_children_out_once() -> None:
+    table = OrphanTable()
+    table.add(child(3, parent=2))
+
+    assert taken(table, 2, 2) == [((3,), set())]

@@ -8,7 +8,7 @@ import pytest
 from kv_indexer.apply.apply_events import BATCH_SKIPPED, EventApplier, root_keys
 from kv_indexer.apply.batches import FRAME_BYTES, LONG_BATCH_BYTES
 from kv_indexer.apply.pod_shares import PodShares
-from kv_indexer.events.sequence import Frame
+from kv_indexer.events.sequence import BatchAction, Frame
 from kvmesh.blocks.block_keys import root_key
 from kvmesh.blocks.index_changes import Applied, IndexChange, pack_hashes
 from kvmesh.blocks.source import Claim, Stream, StreamPosition
@@ -203,3 +203,21 @@ async def test_a_long_batch_yields_to_others_again_and_again() -> None:
 
     assert len(long.payload) > FRAME_BYTES
     assert turns >= len(long.payload) // (64 << 10)
+
+
+async def test_a_long_batch_whose_block_size_changes_within_is_not_applied_twice() -> None:
+    index = MemoryPrefixIndex()
+    applier, _ = await follow(index)
+    first = [stored(each, parent=each - 1 or None) for each in range(1, LONG_BATCH_BYTES // 32)]
+    long = frame(0, *first, stored(99_999, token_ids=list(range(16)), block_size=16, group_idx=0))
+    assert len(long.payload) > LONG_BATCH_BYTES
+    halt = await applier.apply([long, frame(1, stored(1))])
+
+    assert halt is not None
+    assert (halt.action, [each.seq for each in halt.frames]) == (BatchAction.RESTART, [0, 1])
+    assert applier.position.part > 0
+    applier.accept_block_sizes()  # as after a look at the publisher's history
+    assert await applier.apply([long]) is None
+    assert await held(index, 3) == 3
+    await applier.apply([frame(1, removed(*range(1, len(first) + 1)))])
+    assert await held(index, 3) == 0
