@@ -22,6 +22,7 @@ from extproc.requests.json_body import (
 )
 from extproc.requests.request import ApiKind, InferenceRequest
 from extproc.requests.request_fields import Body, ReadPrompts, UnsupportedPromptError, count, flag, unicode_text
+from kvmesh.blocks.block_keys import held_name
 
 MAX_DECODED_BYTES = 16 << 20
 NOT_OF_THE_API = "the body is not what this API takes"
@@ -214,13 +215,18 @@ def _read(api: _Api, path: str, body: bytes) -> InferenceRequest:
         prompts=found.prompts,
         stream=flag(fields.stream, default=False),
         max_tokens=count(fields.output_limit),
-        cache_salt=unicode_text(fields.cache_salt),
+        cache_salt=_held_salt(unicode_text(fields.cache_salt)),
         truncation=found.truncation,
         user=fields.sender,
         has_media=found.has_media,
         unsupported_reason=reason,
         body_bytes=len(body),
     )
+
+
+def _held_salt(salt: str | None) -> str | None:
+    """Return what stands for a salt in block keys; the pod still gets the client's own, in the body."""
+    return held_name(salt) if salt else salt
 
 
 def _other_request(kind: ApiKind, path: str, body: bytes, unsupported_reason: str | None = None) -> InferenceRequest:
