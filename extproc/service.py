@@ -1,6 +1,7 @@
 """Connects the picker: its pools, the gRPC server and the admin pages; runs them until told to stop."""
 
 import asyncio
+import ctypes
 import gc
 import logging
 import resource
@@ -12,6 +13,7 @@ from extproc.doctor.examine import run_startup_checks
 from extproc.errors import ConfigError, first_error
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
+from extproc.ext_proc.uploads import Uploads
 from extproc.pages.admin_http import AdminServer
 from extproc.pages.admin_pages import ExplainPolicies, PickerPages
 from extproc.pages.live_feed import LiveFeed
@@ -23,7 +25,7 @@ from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
 from extproc.responses.response_plan import ResponsePlan
 from extproc.settings.config import PickerSettings
-from extproc.telemetry.process_telemetry import show_lookups, show_records
+from extproc.telemetry.process_telemetry import show_lookups, show_records, show_uploads
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.documents.pools import PoolEndpoint
 from kvmesh.index.index_view import IndexView
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0  # for exchanges that are being picked, or wait for their pod's first byte
 TRACESTATE = "tracestate"  # https://www.w3.org/TR/trace-context/
 GC_THRESHOLDS = (5_000, 20, 20)
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # mallopt(3)
+RETURNED_BYTES = 256 << 10  # what is as long is returned to the system when it is freed
 STATIC = ""  # the pool of --endpoints
 
 
@@ -46,6 +50,7 @@ class PickerService:
         self._source = source
         self.resources = SharedResources(settings)
         self.pools = Pools(self.resources, changed=self._wants_change)
+        self.uploads = Uploads(most_bytes=settings.max_unfinished_body_bytes)
         self.server: ExtProcServer | None = None
         self.follower: MeshFollower | None = None
         self.pages: PickerPages
@@ -89,11 +94,13 @@ class PickerService:
         targets = resources.records.log.buffers if resources.records is not None else ()
         show_records(registry, targets=targets, traces=resources.tracing)
         show_lookups(registry, resources.reader)
+        show_uploads(registry, self.uploads)
 
     def _server(self) -> ExtProcServer:
         return ExtProcServer(
             picks=PoolPicks(self.pools),
             max_body_bytes=self.settings.max_body_bytes,
+            uploads=self.uploads,
             further_headers=self._wanted_headers(),
             claims=self.pools.wanted_claims(),
         )
@@ -145,6 +152,7 @@ async def serve(settings: PickerSettings, *, stop: asyncio.Event, source: Docume
     """Run the picker until `stop` is set. Raise ConfigError where a port is taken or a tokenizer cannot be used."""
     if settings.follows_mesh:
         _allow_open_files()
+    _give_memory_back()
     service = PickerService(settings, source=source)
     await service.start()
     server = service.server
@@ -187,6 +195,19 @@ def _spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+
+
+def _give_memory_back() -> None:
+    """Have glibc return long buffers to the system when they are freed: bodies of megabytes, and their texts.
+
+    By itself it raises the size from which it does so to that of the largest buffer seen, up to 32 MiB, and what is
+    below stays with the process: one attack by large uploads would cost its memory for ever. Other systems' allocators
+    have no such call.
+    """
+    with suppress(OSError, AttributeError, TypeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, RETURNED_BYTES)
+        libc.mallopt(M_ARENA_MAX, 1)  # threads do not run beside each other, and each would keep its own
 
 
 async def _is_known(pools: Pools, *, stop: asyncio.Event) -> bool:

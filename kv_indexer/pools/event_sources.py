@@ -19,7 +19,6 @@ from kvmesh.pods.served_models import ModelCard, first_base_model, model_cards
 
 MAX_SOURCES_BYTES = 256 << 10
 MAX_RANKS = 1024  # a rank is below
-MOST_STREAMS = 256  # of one pod: each has sockets and a task here
 LONGEST_NAME = 256  # characters of a model's name, which enters every block key
 SHOWN_CHARACTERS = 100  # of what a pod says, in an error
 ANY_PORT = range(1024, 65536)
@@ -78,8 +77,6 @@ class EventSourceDirectory:
 
     def _own(self, endpoint: str, publishers: Mapping[int, "_Publisher"]) -> Mapping[int, EventAddresses]:
         """Return the addresses by rank. Raise NoEventSourceError for any that is not the pod's own to announce."""
-        if len(publishers) > MOST_STREAMS:
-            raise NoEventSourceError(f"{endpoint} announces {len(publishers)} streams, more than {MOST_STREAMS}")
         ranks = {}
         for rank, publisher in publishers.items():
             events, replay = publisher.endpoint, publisher.replay_endpoint

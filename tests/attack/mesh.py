@@ -5,6 +5,7 @@ picker and the indexer as they ship.
 """
 
 import asyncio
+import gzip
 import json
 import re
 import subprocess
@@ -22,6 +23,8 @@ from tests.e2e.stack import Stack, eventually, free_ports, running_stack, simula
 CALM_SECONDS = 2.0
 ATTACK_SECONDS = 3.0
 END_SECONDS = 10.0
+ROUNDS = 3
+LONG_PROMPT_WORDS = 3_000_000
 # what an attack may cost the innocents
 MOST_TIMES, MOST_MORE_SECONDS = 3.0, 0.02
 MEMORY_SHARE, MEMORY_SECONDS = 1.2, 10.0
@@ -40,6 +43,11 @@ class Judgement:
     most: dict[str, int]  # during the attack
     after: dict[str, int]
 
+    @property
+    def is_hardly_felt(self) -> bool:
+        """Whether the innocents were hardly slower than without the attack."""
+        return self.attacked.p99 <= MOST_TIMES * self.usual.p99 + MOST_MORE_SECONDS
+
     def __str__(self) -> str:
         sizes = (self.before, self.most, self.after)
         grown = {name: " > ".join(str(size[name] >> 20) for size in sizes) for name in WATCHED}
@@ -55,7 +63,25 @@ class Mesh:
         self.innocents = Innocents(gateway=stack.ready["gateway"], http=stack.http)
 
     async def survives(self, program: str, *, seconds: float = ATTACK_SECONDS) -> Judgement:
-        """Run a program of `programs/` beside the innocents; fail where they feel it or memory stays taken."""
+        """Run a program of `programs/` beside the innocents; fail where they feel it or memory stays taken.
+
+        Another process of this machine may take a core for a moment, with the attack and without it. Delays count where
+        each of ROUNDS shows them; an innocent that fails once, or memory that stays taken once, counts.
+        """
+        for left in reversed(range(ROUNDS)):
+            judgement = await self._round(program, seconds=seconds)
+            print(f"\n{program}: {judgement}")
+            assert judgement.done > 0, f"{program} did nothing"
+            assert not judgement.usual.failures, f"the mesh was ill before: {judgement.usual.failures[:3]}"
+            assert not judgement.attacked.failures, f"{judgement}\n{judgement.attacked.failures[:3]}"
+            for name in OURS:
+                assert judgement.after[name] <= MEMORY_SHARE * judgement.before[name], judgement
+            if judgement.is_hardly_felt:
+                return judgement
+            assert left, judgement
+        raise AssertionError("a round returns or fails")
+
+    async def _round(self, program: str, *, seconds: float) -> Judgement:
         usual = await self.innocents.during(CALM_SECONDS)
         before = self.memory()
         most = dict(before)
@@ -65,15 +91,15 @@ class Mesh:
             watching.cancel()
             done = await asyncio.to_thread(ended_attack, attack)
         after = await self._settled(before)
-        judgement = Judgement(usual=usual, attacked=attacked, done=done, before=before, most=most, after=after)
-        print(f"\n{program}: {judgement}")
-        assert done > 0, f"{program} did nothing"
-        assert not usual.failures, f"the mesh was ill before: {usual.failures[:3]}"
-        assert not attacked.failures, f"{judgement}\n{attacked.failures[:3]}"
-        assert attacked.p99 <= MOST_TIMES * usual.p99 + MOST_MORE_SECONDS, judgement
-        for name in OURS:
-            assert after[name] <= MEMORY_SHARE * before[name], judgement
-        return judgement
+        return Judgement(usual=usual, attacked=attacked, done=done, before=before, most=most, after=after)
+
+    async def warm_up(self) -> None:
+        """Send what ordinary users send, and the longest body there is: caches and buffers fill once."""
+        await self.innocents.during(CALM_SECONDS)
+        body = gzip.compress(json.dumps({"model": "tiny", "prompt": "word " * LONG_PROMPT_WORDS}).encode())
+        headers = {"content-type": "application/json", "content-encoding": "gzip"}
+        answer = await self.stack.send("POST", "/v1/completions", data=body, headers=headers)
+        assert answer.status == 400, answer.body  # a pod reads no packed bodies
 
     def memory(self) -> dict[str, int]:
         """Return each process' resident bytes."""
@@ -143,5 +169,5 @@ async def attacked_mesh(tmp_path: Path, **settings: Any) -> AsyncIterator[Mesh]:
             await eventually(
                 stack.state, lambda state: sum(each["state"] == "ready" for each in state["endpoints"]) == len(pods)
             )
-            await mesh.innocents.during(CALM_SECONDS)
+            await mesh.warm_up()
             yield mesh
