@@ -1,7 +1,6 @@
 """Connects the picker: its pools, the gRPC server and the admin pages; runs them until told to stop."""
 
 import asyncio
-import ctypes
 import gc
 import logging
 import resource
@@ -23,11 +22,13 @@ from extproc.pools.booked_exchange import BookedExchange, ReadResponse
 from extproc.pools.mesh import MeshFollower, follow_source, mesh_policy
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
+from extproc.requests.json_body import LONG_BODY_BYTES
 from extproc.responses.response_plan import ResponsePlan
 from extproc.settings.config import PickerSettings
 from extproc.telemetry.process_telemetry import show_lookups, show_records, show_uploads
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.documents.pools import PoolEndpoint
+from kvmesh.heap import return_free_pages, return_large_blocks
 from kvmesh.index.index_view import IndexView
 from kvmesh.metrics.registry import Registry
 
@@ -36,8 +37,8 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0  # for exchanges that are being picked, or wait for their pod's first byte
 TRACESTATE = "tracestate"  # https://www.w3.org/TR/trace-context/
 GC_THRESHOLDS = (5_000, 20, 20)
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # mallopt(3)
-RETURNED_BYTES = 256 << 10  # what is as long is returned to the system when it is freed
+RETURN_SECONDS = 3.0
+MUCH_BYTES = 16 << 20  # of bodies, after which it is worth the while
 STATIC = ""  # the pool of --endpoints
 
 
@@ -71,7 +72,7 @@ class PickerService:
 
     def background(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return what runs beside the requests, by name."""
-        tasks = {"pools": self.pools.run(), "live feed": self.live.run()}
+        tasks = {"pools": self.pools.run(), "live feed": self.live.run(), "memory": self._return_memory()}
         if self.resources.records is not None:
             tasks["access log"] = self.resources.records.run()
         if self.follower is not None:
@@ -104,6 +105,18 @@ class PickerService:
             further_headers=self._wanted_headers(),
             claims=self.pools.wanted_claims(),
         )
+
+    async def _return_memory(self) -> None:
+        """Give back to the system what long bodies have used, as soon as none has come for a while."""
+        uploads, work = self.uploads, self.resources.long_work
+        returned = seen = (0, 0)
+        while True:
+            await asyncio.sleep(RETURN_SECONDS)
+            now = (uploads.received_bytes // MUCH_BYTES, work.done)
+            if now == seen != returned:
+                await asyncio.to_thread(return_free_pages)
+                returned = now
+            seen = now
 
     def _wants_change(self) -> None:
         if self.server is not None:
@@ -152,7 +165,7 @@ async def serve(settings: PickerSettings, *, stop: asyncio.Event, source: Docume
     """Run the picker until `stop` is set. Raise ConfigError where a port is taken or a tokenizer cannot be used."""
     if settings.follows_mesh:
         _allow_open_files()
-    _give_memory_back()
+    return_large_blocks(from_bytes=LONG_BODY_BYTES)  # what clients send, and what is made of it
     service = PickerService(settings, source=source)
     await service.start()
     server = service.server
@@ -195,19 +208,6 @@ def _spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-
-
-def _give_memory_back() -> None:
-    """Have glibc return long buffers to the system when they are freed: bodies of megabytes, and their texts.
-
-    By itself it raises the size from which it does so to that of the largest buffer seen, up to 32 MiB, and what is
-    below stays with the process: one attack by large uploads would cost its memory for ever. Other systems' allocators
-    have no such call.
-    """
-    with suppress(OSError, AttributeError, TypeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, RETURNED_BYTES)
-        libc.mallopt(M_ARENA_MAX, 1)  # threads do not run beside each other, and each would keep its own
 
 
 async def _is_known(pools: Pools, *, stop: asyncio.Event) -> bool:

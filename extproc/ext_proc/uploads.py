@@ -26,6 +26,7 @@ class Uploads:
     def __init__(self, *, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.held_bytes = 0
+        self.received_bytes = 0  # of all bodies ever, as far as they did not end at once
         self.gave_way = 0
         self._sizes: dict[Upload, int] = {}
         self._alike: list[dict[Upload, None]] = [{} for _ in range(_SIZES)]  # in the order in which they grew so large
@@ -40,6 +41,7 @@ class Uploads:
             del self._alike[before.bit_length()][upload]
             self._alike[size.bit_length()][upload] = None
         self.held_bytes += size - (before or 0)
+        self.received_bytes += size - (before or 0)
         while self.held_bytes > self.most_bytes:
             self.gave_way += 1
             self._largest().give_way()

@@ -16,11 +16,15 @@ class Http2Limits:
     # resets all streams of a client that leaves at once, and closes the connection, everybody's, when more than 1,000
     # resets wait to be written (its max_outbound_control_frames): four times as many as there can be.
     max_concurrent_streams: int = 256
+    # Only more than this many are refused: what an Envoy opens before it has read our SETTINGS is no fault of its
+    # clients, who would get a 503. Envoy's own default for one connection is 1,024; a stream costs us about 3 KB.
+    most_streams: int = 4096
     # gRPC's own hard limit for metadata is 16 KiB, and Envoy sends less than 1 KiB.
     max_header_list_bytes: int = 16_384
     # A block of this many frames would be 128 KiB from an Envoy, which fills them (CVE-2024-27316).
     max_continuations: int = 8
-    # How far a peer may run ahead of us, on one stream (a prompt of 250,000 tokens) and on all of them.
+    # How far a peer may run ahead of us, on one stream (a prompt of 125,000 tokens) and on all of them: what of long
+    # bodies is on its way goes before everybody's next headers, some 4 ms at 2 MiB.
     stream_window_bytes: int = 1 << 19
     connection_window_bytes: int = 2 << 20
     # Streams that the peer resets before we answered, and those we must reset for a fault of its (CVE-2023-44487 and

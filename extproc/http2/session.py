@@ -241,7 +241,7 @@ class Http2Session:
             self._late_stream()
             return
         request = self._headers.request(block)
-        if len(self.streams) >= limits.max_concurrent_streams:
+        if len(self.streams) >= limits.most_streams:
             raise Http2StreamError(ErrorCode.REFUSED_STREAM, "too many streams")
         stream = GrpcStream(
             stream_id,

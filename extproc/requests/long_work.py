@@ -42,6 +42,7 @@ class LongWork:
         self._waiting: dict[str, deque[_Job]] = {}  # tenant -> its works; the first tenant is the next one
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="long-work")
         self._is_busy = False  # or in a pause
+        self.done = 0  # works ever
 
     async def run(
         self,
@@ -102,6 +103,7 @@ class LongWork:
 
     def _done(self, job: _Job, finished: "Future[tuple[Any, BaseException | None, float]]") -> None:
         result, error, seconds = finished.result()
+        self.done += 1
         if not job.result.done():
             if error is None:
                 job.result.set_result(result)

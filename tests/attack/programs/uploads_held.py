@@ -17,6 +17,7 @@ async def attack(target: Target) -> None:
     async with asyncio.TaskGroup() as tasks:
         for _ in range(UPLOADS):
             tasks.create_task(_upload(target))
+            await asyncio.sleep(len(PIECE) / BYTES_PER_SECOND)  # not all of them at the same moment
 
 
 async def _upload(target: Target) -> None:

@@ -309,7 +309,7 @@ def test_unknown_frames_and_settings_are_ignored() -> None:
 
 
 def test_streams_over_the_limit_are_refused() -> None:
-    peer = Peer(limits=Http2Limits(max_concurrent_streams=2))
+    peer = Peer(limits=Http2Limits(max_concurrent_streams=1, most_streams=2))
     assert peer.reply(peer.headers(1), peer.headers(3), peer.headers(5)) == [("reset", 5, "REFUSED_STREAM")]
     peer.send(peer.reset(1))
     assert peer.reply(peer.headers(7), peer.messages(7, b"a", end=True)) == answer_of(7, b"a")
@@ -360,8 +360,8 @@ def test_cancelled_streams_are_no_abuse_when_time_passes_or_work_is_done() -> No
 def test_all_streams_of_an_envoy_may_be_cancelled_at_once_and_again() -> None:
     limits = Http2Limits()
     peer = Peer(limits=limits)
-    for first in (1, 2 * limits.max_concurrent_streams + 1):
-        ids = range(first, first + 2 * limits.max_concurrent_streams, 2)
+    for first in (1, 2 * limits.most_streams + 1):
+        ids = range(first, first + 2 * limits.most_streams, 2)
         assert peer.reply(*map(peer.headers, ids)) == []
         assert peer.reply(*map(peer.reset, ids)) == []
     assert not peer.session.retiring
