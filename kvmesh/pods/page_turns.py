@@ -23,12 +23,14 @@ class PageTurns:
 
     async def read(self, steps: Steps[T]) -> T:
         """Return what the steps return. The caller sets the deadline. Raise what they raise."""
-        began = self._cpu_seconds()
-        while self._cpu_seconds() - began < FREE_SECONDS:
+        began: float | None = None  # the usual page has one step or two, and is not worth a look at the clock
+        while began is None or self._cpu_seconds() - began < FREE_SECONDS:
             try:
                 next(steps)
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]
+            if began is None:
+                began = self._cpu_seconds()
         while True:
             async with self._long:
                 began = self._cpu_seconds()

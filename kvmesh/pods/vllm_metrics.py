@@ -54,7 +54,8 @@ MOST_BUCKETS = 100  # of one histogram
 MOST_MODELS = 8  # of one pod; vLLM names one
 MOST_ENGINES = 1024
 MOST_SERIES = 1 << 14  # of those that one function reads: a hundred for each engine, of as many as a page has room for
-MAX_LINE_BYTES = STEP_BYTES = 1 << 15
+MAX_LINE_BYTES = PIECE_BYTES = 1 << 16  # of whole lines, searched in one step: the usual page is one or two
+STEP_BYTES = 1 << 15  # of labels read in one step
 LABELS_BYTES = 256  # what reading a line's labels takes beside their length, in bytes of a step
 LONGEST_NUMBER = 15  # digits, of a label
 LARGEST_COUNT = 10**15  # what no pod reaches, and what sums of which are exact
@@ -194,8 +195,8 @@ def _read(lines: re.Pattern[bytes], text: bytes) -> Steps[dict[bytes, list[Serie
 def _pieces(text: bytes) -> Iterator[tuple[int, int]]:
     """Return where pieces of whole lines begin and end."""
     begin, size = 0, len(text)
-    while size - begin > STEP_BYTES:
-        end = text.rfind(b"\n", begin, begin + STEP_BYTES)
+    while size - begin > PIECE_BYTES:
+        end = text.rfind(b"\n", begin, begin + PIECE_BYTES)
         if end < 0:
             raise UnreadablePageError(f"/metrics has a line of more than {MAX_LINE_BYTES} bytes")
         yield begin, end
