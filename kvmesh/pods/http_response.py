@@ -13,7 +13,7 @@ MAX_HEAD_BYTES = 16 << 10
 MAX_HEAD_LINES = 128
 MAX_INTERIM_RESPONSES = 8  # 1xx, before the answer
 MAX_SIZE_LINE_BYTES = 1 << 10  # of a chunk: its size in hex, and perhaps extensions, which are not used
-MAX_CHUNKS = 2048  # and one more for each KiB: servers send what they have, or a few KiB at a time
+MAX_CHUNKS = 1024  # and one more for each KiB: servers send what they have, or a few KiB at a time
 BYTES_A_CHUNK = 1 << 10
 LINE_END = b"\r\n"
 
