@@ -183,10 +183,13 @@ def _summary(left_out: LeftOut) -> logging.LogRecord:
 
 
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    facts = {name: value for name, value in vars(record).items() if name not in _STANDARD}
-    return {
-        name: cut_end(value, limit=LONGEST_TEXT) if isinstance(value, str) else value for name, value in facts.items()
-    }
+    return {name: _cut(value) for name, value in vars(record).items() if name not in _STANDARD}
+
+
+def _cut(value: Any) -> Any:
+    """Return a fact as it is, or the beginning of its text where that is long: a pod's models are a long table."""
+    text = str(value)
+    return value if len(text) <= LONGEST_TEXT else cut_end(text, limit=LONGEST_TEXT)
 
 
 def _message(record: logging.LogRecord) -> str:
