@@ -16,8 +16,7 @@ from extproc.errors import BodyTooLargeError, KvmeshError, MalformedRequestError
 
 _T = TypeVar("_T")
 
-BODY_BYTES_WITHOUT_LIMIT = 256 << 10
-LONG_BODY_BYTES = 256 << 10  # more is read in a thread: it may take some milliseconds
+LONG_BODY_BYTES = 256 << 10  # more may take some milliseconds: it is read in a thread, and its parts are counted first
 # What a thread holds Python's lock for, and with it every other request: about 20 ms each.
 MAX_CONTAINERS = 100_000  # objects and lists
 MAX_ELEMENTS = 600_000  # token ids and their like; more than are looked up of one request
@@ -51,7 +50,7 @@ def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
 
     Raise MalformedRequestError for what vLLM would not parse either, BodyNotReadError for what would take too long.
     """
-    if len(body) > BODY_BYTES_WITHOUT_LIMIT and has_too_many_parts(body):
+    if len(body) > LONG_BODY_BYTES and has_too_many_parts(body):
         raise BodyNotReadError("the body has too many parts to be read")
     try:
         return decoder.decode(body)
@@ -89,7 +88,7 @@ def has_too_many_parts(body: bytes) -> bool:
 
     Counts what separates parts, also inside texts, so a very large text full of brackets is routed on load.
     """
-    if len(body) <= BODY_BYTES_WITHOUT_LIMIT:
+    if len(body) <= LONG_BODY_BYTES:
         return False
     return body.count(b"{") + body.count(b"[") > MAX_CONTAINERS or body.count(b",") > MAX_ELEMENTS
 

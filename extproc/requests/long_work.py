@@ -19,6 +19,7 @@ _T = TypeVar("_T")
 MOST_BYTES = 256 << 20  # of the bodies that wait
 MOST_BYTES_OF_TENANT = 64 << 20
 MOST_OF_TENANT = 64
+MOST_WAITING = 256  # of all tenants, whose names clients may invent
 SHORT_WORK_SECONDS = 0.005  # of CPU; what takes no longer is followed by no pause
 LONGEST_PAUSE_SECONDS = 0.1
 
@@ -76,11 +77,12 @@ class LongWork:
     def _check_room(self, tenant: str, size: int, most_waiting: int) -> None:
         own = self._waiting.get(tenant, ())
         of_tenant = sum(job.size for job in own)
-        in_all = sum(job.size for jobs in self._waiting.values() for job in jobs)
-        if len(own) >= most_waiting or (own and of_tenant + size > MOST_BYTES_OF_TENANT) or in_all + size > MOST_BYTES:
+        sizes = [job.size for jobs in self._waiting.values() for job in jobs]
+        is_own_share_full = len(own) >= most_waiting or (own and of_tenant + size > MOST_BYTES_OF_TENANT)
+        if is_own_share_full or len(sizes) >= MOST_WAITING or sum(sizes) + size > MOST_BYTES:
             raise LongWorkError(
                 f"{len(own)} long requests of the tenant wait already, with {of_tenant >> 20} MiB; of all tenants "
-                f"{in_all >> 20} MiB"
+                f"{len(sizes)}, with {sum(sizes) >> 20} MiB"
             )
 
     def close(self) -> None:

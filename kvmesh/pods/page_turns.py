@@ -28,7 +28,8 @@ class PageTurns:
             try:
                 next(steps)
             except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]
+                whole: T = done.value
+                return whole
             if began is None:
                 began = self._cpu_seconds()
         while True:
@@ -37,5 +38,6 @@ class PageTurns:
                 try:
                     next(steps)
                 except StopIteration as done:
-                    return done.value  # type: ignore[no-any-return]
+                    result: T = done.value
+                    return result
                 await asyncio.sleep((self._cpu_seconds() - began) / self._share)

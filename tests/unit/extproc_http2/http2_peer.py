@@ -72,8 +72,10 @@ class EchoCall:
 @dataclass
 class Clock:
     now: float = 0.0
+    step: float = 0.0  # that each look takes
 
     def __call__(self) -> float:
+        self.now += self.step
         return self.now
 
 

@@ -55,6 +55,17 @@ async def test_a_tenant_s_share_is_bounded_and_others_still_wait() -> None:
     lane.close()
 
 
+async def test_tenants_who_are_invented_one_by_one_are_bounded_together() -> None:
+    lane, held = LongWork(), Held()
+    tasks = [asyncio.create_task(lane.run(held(""), size=1, tenant=str(i))) for i in range(long_work.MOST_WAITING + 1)]
+    await asyncio.sleep(0)
+    with pytest.raises(LongWorkError, match="of all tenants 256"):
+        await lane.run(held("one more"), size=1, tenant="new")
+    held.go_on.set()
+    await asyncio.gather(*tasks)
+    lane.close()
+
+
 async def test_who_leaves_is_not_worked_for_and_errors_come_to_who_waits() -> None:
     lane, held = LongWork(), Held()
     first = asyncio.create_task(lane.run(held("first"), size=1))
