@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-vllm test-cluster check unit fuzz bench bench-routing bench-routing-peers bench-overload docs reference lock clean
+.PHONY: help install demo test test-vllm test-cluster check unit fuzz attack bench bench-routing bench-routing-peers bench-overload docs reference lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -48,6 +48,10 @@ test: check ## everything that needs no vLLM: unit, integration, end to end, bro
 	@$(BIN)/python -m pytest tests/unit -m thorough --numprocesses=$(TEST_WORKERS)
 	@$(BIN)/python -m pytest tests/integration tests/e2e tests/browser tests/chaos --durations=15 \
 		--numprocesses=$(TEST_WORKERS) --dist=loadfile
+	@$(BIN)/python -m pytest tests/attack --durations=5  # alone: it compares times
+
+attack: install ## what one client or one pod can do to the others: attacks on a whole mesh, innocents beside them
+	@$(BIN)/python -m pytest tests/attack --durations=5
 
 test-vllm: install ## two real vLLM servers on the CPU behind the real stack (builds a cached environment)
 	@$(BIN)/python -m tests.vllm.environment  # outside of any test's time
@@ -80,6 +84,9 @@ bench-routing-peers: install ## install vllm-router and smg for bench-routing, i
 
 bench-overload: install ## who keeps their latency under overload: 0.5 to 3 times capacity, with priorities and without
 	@$(BIN)/python -m bench.overload.run $(ARGS)
+
+bench-faults: install ## for how long the index claims blocks that are gone, fault by fault; about 3 min
+	@$(BIN)/python -m bench.faults.run $(ARGS)
 
 docs: install ## build the site of docs/ into build/site; a broken link or anchor is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

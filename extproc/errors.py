@@ -48,6 +48,9 @@ class PickError(KvmeshError):
         self.status = self.http_status if http_status is None else http_status
 
 
+DEFECT = "kvmesh failed to route this request; its log says why"
+
+
 class InternalPickError(PickError):
     """A defect of ours: the request is answered, the process lives on, the log has the traceback."""
 
@@ -68,6 +71,31 @@ class BodyTooLargeError(PickError):
     reason = "body-too-large"
     error_type = "invalid_request_error"
     error_code = "body_too_large"
+
+
+class BodyInPiecesError(PickError):
+    """The body comes in pieces of a few bytes, each of which costs as much as a large one."""
+
+    http_status = 413
+    reason = "body-in-pieces"
+    error_type = "invalid_request_error"
+    error_code = "body_in_pieces"
+
+
+class UploadsLimitedError(PickError):
+    """The bodies that are on their way hold as much memory as they may, and this one is among the largest."""
+
+    http_status = 503
+    reason = "uploads-limited"
+    error_code = "uploads_limited"
+
+
+class LongBodiesLimitedError(PickError):
+    """The body takes long to read, and as many of its tenant's wait to be read as may."""
+
+    http_status = 503
+    reason = "long-bodies-limited"
+    error_code = "long_bodies_limited"
 
 
 class UnsupportedEncodingError(PickError):

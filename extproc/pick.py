@@ -9,6 +9,7 @@ path without that place. Each input but the endpoints may be missing: the pick i
 from math import ceil
 
 from extproc.admission.asked_request import AskedRequest, most_generated, require_within_limit
+from extproc.admission.long_bodies import edit, read
 from extproc.admission.prepared_request import (
     Picked,
     Prepared,
@@ -19,7 +20,14 @@ from extproc.admission.prepared_request import (
     session_of,
 )
 from extproc.choosing.choose import Choice, Full, Snapshot, choose, look
-from extproc.errors import NoReadyEndpointError, QuotaExceededError, TokenQuotaExceededError
+from extproc.errors import (
+    DEFECT,
+    InternalPickError,
+    NoReadyEndpointError,
+    PickError,
+    QuotaExceededError,
+    TokenQuotaExceededError,
+)
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.pool_runtime import PendingPick, PoolRuntime
@@ -40,7 +48,12 @@ async def pick(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) -> Bo
             except NoReadyEndpointError as refusal:
                 prepared = await _fall_back(prepared, refusal, pool, pending)
     except BaseException as error:  # a client that leaves, too
-        return pool.without_decision(pending, error)
+        if (exchange := pool.without_decision(pending, error)) is not None:
+            return exchange
+        # raised here and not where it was in hand: a frame of its traceback that has it would keep the body with it
+        if isinstance(error, Exception) and not isinstance(error, PickError):
+            raise InternalPickError(DEFECT) from error
+        raise
     finally:
         pool.end(pending)
 
@@ -73,7 +86,7 @@ async def prepare(facts: RequestFacts, body: bytes | None, pool: PoolRuntime, pe
     """
     began = pool.clock()
     adapters = pool.view.endpoints.learned_adapters
-    asked = pool.reader.read(facts, body, draw=pool.view.random(), adapters=adapters)
+    asked = await read(facts, body, pool.reader, pool.long_work, draw=pool.view.random(), adapters=adapters)
     if pending is None:
         measures = pool.pressure.in_force(asked.request_class, pool=asked.pool)
         return await _look_up(pool.reader.under(asked, measures, adapters=adapters), pool, None)
@@ -91,7 +104,7 @@ async def _look_up(
     """Edit the body and look the prompt up for one model; `before`: for another one, which has asked the quota."""
     began = pool.clock()
     degraded: dict[str, str] = {}
-    sent = pool.reader.edit(asked, degraded=degraded)
+    sent = await edit(asked, pool.reader, pool.long_work, degraded=degraded)
     tokens = await prompt_tokens(asked, sent, pool.prompts, models=pool.reader.models, degraded=degraded)
     tokenized = pool.clock()
     if pending is not None:

@@ -12,6 +12,7 @@ from extproc.doctor.examine import run_startup_checks
 from extproc.errors import ConfigError, first_error
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
+from extproc.ext_proc.uploads import Uploads
 from extproc.pages.admin_http import AdminServer
 from extproc.pages.admin_pages import ExplainPolicies, PickerPages
 from extproc.pages.live_feed import LiveFeed
@@ -21,11 +22,13 @@ from extproc.pools.booked_exchange import BookedExchange, ReadResponse
 from extproc.pools.mesh import MeshFollower, follow_source, mesh_policy
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
+from extproc.requests.json_body import LONG_BODY_BYTES
 from extproc.responses.response_plan import ResponsePlan
 from extproc.settings.config import PickerSettings
-from extproc.telemetry.process_telemetry import show_lookups, show_records
+from extproc.telemetry.process_telemetry import show_lookups, show_records, show_uploads
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.documents.pools import PoolEndpoint
+from kvmesh.heap import return_free_pages, return_large_blocks
 from kvmesh.index.index_view import IndexView
 from kvmesh.metrics.registry import Registry
 
@@ -34,6 +37,8 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0  # for exchanges that are being picked, or wait for their pod's first byte
 TRACESTATE = "tracestate"  # https://www.w3.org/TR/trace-context/
 GC_THRESHOLDS = (5_000, 20, 20)
+RETURN_SECONDS = 3.0
+MUCH_BYTES = 16 << 20  # of bodies, after which it is worth the while
 STATIC = ""  # the pool of --endpoints
 
 
@@ -46,6 +51,7 @@ class PickerService:
         self._source = source
         self.resources = SharedResources(settings)
         self.pools = Pools(self.resources, changed=self._wants_change)
+        self.uploads = Uploads(most_bytes=settings.max_unfinished_body_bytes)
         self.server: ExtProcServer | None = None
         self.follower: MeshFollower | None = None
         self.pages: PickerPages
@@ -66,7 +72,7 @@ class PickerService:
 
     def background(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return what runs beside the requests, by name."""
-        tasks = {"pools": self.pools.run(), "live feed": self.live.run()}
+        tasks = {"pools": self.pools.run(), "live feed": self.live.run(), "memory": self._return_memory()}
         if self.resources.records is not None:
             tasks["access log"] = self.resources.records.run()
         if self.follower is not None:
@@ -89,14 +95,28 @@ class PickerService:
         targets = resources.records.log.buffers if resources.records is not None else ()
         show_records(registry, targets=targets, traces=resources.tracing)
         show_lookups(registry, resources.reader)
+        show_uploads(registry, self.uploads)
 
     def _server(self) -> ExtProcServer:
         return ExtProcServer(
             picks=PoolPicks(self.pools),
             max_body_bytes=self.settings.max_body_bytes,
+            uploads=self.uploads,
             further_headers=self._wanted_headers(),
             claims=self.pools.wanted_claims(),
         )
+
+    async def _return_memory(self) -> None:
+        """Give back to the system what long bodies have used, as soon as none has come for a while."""
+        uploads, work = self.uploads, self.resources.long_work
+        returned = seen = (0, 0)
+        while True:
+            await asyncio.sleep(RETURN_SECONDS)
+            now = (uploads.received_bytes // MUCH_BYTES, work.done)
+            if now == seen != returned:
+                await asyncio.to_thread(return_free_pages)
+                returned = now
+            seen = now
 
     def _wants_change(self) -> None:
         if self.server is not None:
@@ -145,6 +165,7 @@ async def serve(settings: PickerSettings, *, stop: asyncio.Event, source: Docume
     """Run the picker until `stop` is set. Raise ConfigError where a port is taken or a tokenizer cannot be used."""
     if settings.follows_mesh:
         _allow_open_files()
+    return_large_blocks(from_bytes=LONG_BODY_BYTES)  # what clients send, and what is made of it
     service = PickerService(settings, source=source)
     await service.start()
     server = service.server

@@ -8,6 +8,7 @@ import typer
 from kv_indexer.config import IndexerSettings
 from kvmesh.documents.documents import KubernetesConfigError
 from kvmesh.errors import ListenError, SettingError
+from kvmesh.heap import return_large_blocks
 from kvmesh.options import fails_in_one_line, takes_settings
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def indexer(settings: IndexerSettings) -> None:
         raise SettingError("--kubernetes and --pools find endpoints and models; leave out --endpoints and --model")
     else:
         _allow_files()
+    return_large_blocks()  # a pod's events may be long
     uvloop.run(_until_signalled(replace(settings, documents=documents)))
 
 

@@ -18,6 +18,7 @@ import zmq
 from kv_indexer.admin_http import AdminPages, serve_admin
 from kv_indexer.apply.apply_events import EventApplier, root_keys
 from kv_indexer.apply.change_plan import RootKeys
+from kv_indexer.apply.pod_shares import PodShares
 from kv_indexer.apply.redis_writer import RedisIndexWriter
 from kv_indexer.config import IndexerSettings
 from kv_indexer.events.zmq_sockets import HEARTBEAT_SECONDS, ZmqLiveEvents, ZmqReplaySource
@@ -81,6 +82,7 @@ class IndexerService:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.max_sockets = MAX_SOCKETS
         self._roots = _roots(settings)
+        self._shares = PodShares()
         self._was_ready = self._is_frozen = False
         self._found = asyncio.Event()  # discovery has news, or another indexer has died
         self._is_heir = False  # the latter
@@ -236,7 +238,20 @@ class IndexerService:
         feed = addresses if isinstance(addresses, PoolFeed) else None
         roots = self._roots(feed)
         on_malformed = partial(self._telemetry.undecodable, stream, reasons={"malformed-message": 1})
-        source = ZmqReplaySource(context=self._context, address=replay, on_malformed=on_malformed) if replay else None
+        ranks = len(answer.ranks) if (answer := self._finder.answers.get(stream.endpoint)) else 1
+        source = (
+            ZmqReplaySource(context=self._context, address=replay, on_malformed=on_malformed, ranks=ranks)
+            if replay
+            else None
+        )
+        applier = EventApplier(
+            claim=claim,
+            roots=roots,
+            writer=self._writer,
+            telemetry=self._telemetry,
+            namespace=roots(None, None).hex() if feed else "",
+            shares=self._shares,
+        )
         follower = StreamFollower(
             claim=claim,
             live=ZmqLiveEvents(
@@ -244,18 +259,13 @@ class IndexerService:
                 address=addresses.events,
                 on_malformed=on_malformed,
                 heartbeat_seconds=HEARTBEAT_SECONDS * min(self._slowdown(), SLOWEST_HEARTBEAT),
+                ranks=ranks,
             ),
             replay=source.replay if source else None,
-            applier=EventApplier(
-                claim=claim,
-                roots=roots,
-                writer=self._writer,
-                telemetry=self._telemetry,
-                namespace=roots(None, None).hex() if feed else "",
-            ),
+            applier=applier,
             writer=self._writer,
             telemetry=self._telemetry,
-            policy=self._settings.recovery,
+            policy=replace(self._settings.recovery, unconfirmed_seconds=self._settings.unconfirmed_seconds),
             started_at=partial(self._pods.started_at, stream.endpoint),
             slowdown=self._slowdown,
             start_limit=self._start_limit,
@@ -264,7 +274,10 @@ class IndexerService:
             on_lost=partial(self._ask_again, stream),
             quiet_limit_seconds=lambda: len(self._sharer.held) / PROBES_A_SECOND,
         )
-        await follower.run()
+        try:
+            await follower.run()
+        finally:
+            applier.close()
 
     def _ask_again(self, stream: Stream) -> None:
         """Ask a pod at once whose stream was lost: its next question may be a quarter of an hour off."""

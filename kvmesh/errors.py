@@ -21,6 +21,10 @@ class IndexUnavailableError(KvIndexerError):
     reason = "index-unavailable"
 
 
+class IndexRefusesError(IndexUnavailableError):
+    """Redis is in a state in which it refuses such requests from everyone: loading, full, read-only, …"""
+
+
 class StreamForgottenError(KvIndexerError):
     """Redis no longer knows a stream that we follow: it was emptied, or the endpoint was dropped."""
 

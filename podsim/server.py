@@ -114,6 +114,7 @@ async def _start_pod(
         PodApi(pod).handle,
         request_factory=_make_request,
         handler_cancellation=True,  # a client that goes away ends its handler
+        auto_decompress=False,  # vLLM reads a body as it comes, whatever its content-encoding says
         access_log=None,
     )
     runner = web.ServerRunner(server, shutdown_timeout=_SHUTDOWN_SECONDS)

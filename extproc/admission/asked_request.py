@@ -19,7 +19,7 @@ from extproc.policy.priority import PriorityPolicy, StepKind
 from extproc.policy.request_class import RequestClass
 from extproc.prompts.token_ids import PromptTokens
 from extproc.records.request_events import AskedFor
-from extproc.requests.json_body import UnknownContentEncodingError, decoded_body
+from extproc.requests.json_body import ClientBody, UnknownContentEncodingError
 from extproc.requests.json_edit import JsonObject
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind, InferenceRequest
@@ -34,7 +34,7 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request for one model."""
 
     facts: RequestFacts
-    body: bytes | None  # the client's; None: Envoy does not send it
+    body: ClientBody | None  # None: Envoy does not send it
     request: InferenceRequest
     resolved: ResolvedModel
     request_class: RequestClass
@@ -101,22 +101,38 @@ class RequestReader:
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs_bodies", policy_needs_bodies(self.policy, self.models))
 
-    def read(
-        self, facts: RequestFacts, body: bytes | None, *, draw: float, adapters: Mapping[str, str]
-    ) -> AskedRequest:
-        """Return the request. Raise PickError with the answer for the client where it cannot be served.
+    def body_of(self, facts: RequestFacts, raw: bytes | None) -> ClientBody | None:
+        """Return a request's body; None: Envoy does not send it."""
+        if raw is None:
+            return None
+        return ClientBody(raw, content_encoding=facts.headers.get(CONTENT_ENCODING), max_bytes=self.max_body_bytes)
 
-        `draw`: uniform in [0, 1), for weighted models. `adapters`: LoRA adapter -> its base model, as the pods tell.
-        """
-        request = parse_request(
+    def parse(self, facts: RequestFacts, body: ClientBody | None) -> InferenceRequest:
+        """Return what the body says. Raise PickError with the answer for the client where no pod could answer it."""
+        return parse_request(
             method=facts.method,
             path=facts.path,
-            body=body,
+            body=body.raw if body is not None else None,
             content_type=facts.headers.get("content-type"),
             content_encoding=facts.headers.get(CONTENT_ENCODING),
             max_decoded_bytes=self.max_body_bytes,
             require_readable=self.needs_bodies,
+            coded=body,
         )
+
+    def ask(
+        self,
+        facts: RequestFacts,
+        body: ClientBody | None,
+        request: InferenceRequest,
+        *,
+        draw: float,
+        adapters: Mapping[str, str],
+    ) -> AskedRequest:
+        """Return the request with its class and its model. Raise PickError where it cannot be served.
+
+        `draw`: uniform in [0, 1), for weighted models. `adapters`: LoRA adapter -> its base model, as the pods tell.
+        """
         model = request.model
         if self.known_models and model is not None and model not in self.known_models:
             raise UnknownModelError(
@@ -168,15 +184,21 @@ class RequestReader:
             has_smaller_model=False,
         )
 
+    def changes(self, asked: AskedRequest) -> bool:
+        """Tell whether the pod gets other bytes than the client's, if they can be changed."""
+        is_measured = asked.measures is not NO_MEASURES
+        return asked.resolved.is_rewritten or self.policy.engine_priority or is_measured
+
     def edit(self, asked: AskedRequest, *, degraded: dict[str, str]) -> SentBody:
         """Return what the pod gets: the client's bytes, but for what a rule, a step or the class changes.
 
         Say in `degraded` what could not be changed. Raise MalformedRequestError for a body in which something has to be
         changed and cannot.
         """
-        request, resolved, measures, body = asked.request, asked.resolved, asked.measures, asked.body
+        request, resolved, measures = asked.request, asked.resolved, asked.measures
+        body = asked.body.raw if asked.body is not None else None
         engine_priority = self.policy.engine_priority
-        is_changed = resolved.is_rewritten or engine_priority or measures is not NO_MEASURES
+        is_changed = self.changes(asked)
         removed = removed_headers(measures)
         plain = self._plain_body(asked, is_changed=is_changed)
         if body and plain is None:
@@ -205,13 +227,12 @@ class RequestReader:
     def _plain_body(self, asked: AskedRequest, *, is_changed: bool) -> bytes | None:
         """Return the body without content-encoding, None where it is not needed or cannot be read."""
         body, request = asked.body, asked.request
-        encoding = asked.facts.headers.get(CONTENT_ENCODING)
-        if not body or encoding is None:
-            return body
+        if body is None or not body.raw or CONTENT_ENCODING not in asked.facts.headers:
+            return None if body is None else body.raw
         if not request.prompts and not request.has_media and not is_changed:
             return None
         try:
-            return decoded_body(body, content_encoding=encoding, max_bytes=self.max_body_bytes)
+            return body.plain()
         except UnknownContentEncodingError:
             return None
         except PickError:

@@ -46,7 +46,7 @@ def classify(facts: RequestFacts, *, model: str | None, policy: PriorityPolicy) 
     return RequestClass(
         class_name=class_name,
         priority_class=priority_class,
-        tenant=_tenant(facts, policy),
+        tenant=tenant_of(facts, policy),
         why=why,
         ignored_objective=ignored,
     )
@@ -133,7 +133,8 @@ def _is_among(value: str, entries: str) -> bool:
     return value in entries and value in entries.split(CLAIM_SEPARATOR)
 
 
-def _tenant(facts: RequestFacts, policy: PriorityPolicy) -> str:
+def tenant_of(facts: RequestFacts, policy: PriorityPolicy) -> str:
+    """Return who the request is charged to; "" for all who do not say."""
     if policy.tenant_claim:
         claimed = facts.claims.get(policy.tenant_claim)
         if claimed and CLAIM_SEPARATOR not in claimed:  # of several, none is the tenant

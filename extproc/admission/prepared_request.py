@@ -47,6 +47,7 @@ class PromptSource(Protocol):
         model: ServedModel,
         limit: int,
         adapter: str | None = None,
+        tenant: str = "",
     ) -> PromptTokens:
         """Return the tokens of the first `limit` prompts, or what else predicts a shared prefix.
 
@@ -157,6 +158,7 @@ async def prompt_tokens(
             model=resolved.base or ANY_MODEL,
             limit=MAX_PROMPTS_LOOKED_UP,
             adapter=resolved.adapter if resolved.base is not None else resolved.model,
+            tenant=asked.request_class.tenant,
         )
     except PromptTokensError as error:
         degraded[error.reason] = str(error)

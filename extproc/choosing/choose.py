@@ -12,6 +12,7 @@ import msgspec
 
 from extproc.choosing.candidates import candidates_of
 from extproc.choosing.decision import Decision, decide, require_some
+from extproc.choosing.filters import context_limit
 from extproc.choosing.health import EndpointHealth
 from extproc.choosing.hot_prefixes import HotPrefixes, WarmWait, copy_of_hot_prefix
 from extproc.choosing.room import Room, expected_ttft, rooms_of
@@ -19,10 +20,19 @@ from extproc.pods.endpoint import NOTHING_ASKED, Ask, Candidate, EndpointStatus
 from extproc.pods.inflight import Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.values import PickPolicy
-from extproc.prefixes.prompt_match import NO_HITS, IndexHits, PromptKeys, PromptMatch, indexed_tokens, match_prompts
+from extproc.prefixes.prompt_match import (
+    NO_HITS,
+    NO_MATCH,
+    IndexHits,
+    PromptKeys,
+    PromptMatch,
+    indexed_tokens,
+    match_prompts,
+)
 from extproc.prefixes.routing_memory import NOTHING_HELD, RecentHits, RoutingMemory
 from extproc.replicas.shared_load import EndpointBookings, SharedView
 
+SURELY_TOO_LONG = 4  # times a context, by an estimate from the text: no tokenizer makes so much less of it
 MOST_FILL = 3.0  # of an endpoint that is still the best place for what it holds
 
 
@@ -132,6 +142,10 @@ def look(view: PoolView, query: Query, *, now: float, others: Mapping[str, Endpo
     if unknown:
         degraded = {**degraded, "load-unknown": f"no recent report of {', '.join(unknown)}"}
     kept, rejected = require_some(candidates, ask=ask, strict=query.strict)
+    if _will_be_refused(kept, query):
+        match = NO_MATCH
+        candidates = _candidates(view, query, hits, statuses, match, now=now)
+        kept, rejected = require_some(candidates, ask=ask, strict=query.strict)
     return Snapshot(kept=kept, rejected=rejected, ask=ask, prompt_tokens=match.prompt_tokens, degraded=degraded, at=now)
 
 
@@ -233,6 +247,25 @@ def _match(
     return match_prompts(
         query.estimated_tokens, hits.prompts, recent=recent, tier_weights=view.policy.tier_weights, indexed=indexed
     )
+
+
+def _will_be_refused(kept: Sequence[Candidate], query: Query) -> bool:
+    """Tell whether every endpoint will refuse the prompt at once, because it takes no prompt so long.
+
+    It costs them nothing then. Booked as it is, one such prompt would make every endpoint look full.
+    """
+    for candidate in kept:
+        limit = context_limit(candidate, query.ask)
+        if limit is None or query.ask.prompt_tokens < limit:
+            return False
+        if query.ask.prompt_tokens < SURELY_TOO_LONG * limit and _keyed_tokens(query) < limit:
+            return False
+    return True
+
+
+def _keyed_tokens(query: Query) -> int:
+    """Return the tokens that the longest prompt has for certain; where only its text is known, none are."""
+    return 0 if query.are_chunks else max([prompt.tokens for prompt in query.prompts], default=0)
 
 
 def _candidates(

@@ -60,11 +60,16 @@ def context_length(candidates: Sequence[Candidate], ask: Ask) -> Mapping[str, st
     """Keep endpoints whose context takes the prompt and one token more; what the client allows beyond is cut there."""
     dropped = {}
     for candidate in candidates:
-        limit = candidate.models.max_model_len if candidate.models is not None else None
-        limit = limit if limit is not None else ask.max_model_len
+        limit = context_limit(candidate, ask)
         if limit is not None and ask.prompt_tokens >= limit:
             dropped[candidate.address] = f"takes {limit} tokens, the prompt has {ask.prompt_tokens}"
     return dropped
+
+
+def context_limit(candidate: Candidate, ask: Ask) -> int | None:
+    """Return the tokens of prompt and output that an endpoint takes; None where nobody says."""
+    limit = candidate.models.max_model_len if candidate.models is not None else None
+    return limit if limit is not None else ask.max_model_len
 
 
 def healthy(candidates: Sequence[Candidate], _: Ask) -> Mapping[str, str]:

@@ -17,6 +17,7 @@ NAMESPACE = "envoy.lb"
 EXAMPLES = "see envoy/local.yaml (override_host), envoy/buffered.yaml, envoy/original-dst.yaml"
 DUPLEX, BUFFERED = "FULL_DUPLEX_STREAMED", "BUFFERED"
 DEFAULT_BUFFER_BYTES = 1 << 20
+DEFAULT_OUTBOUND_FRAMES = 10_000  # Envoy's
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
@@ -288,12 +289,20 @@ def envoy_picker(_: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterato
 
 def _picker_cluster(envoy: EnvoyFacts, cluster: EnvoyCluster) -> Iterator[Finding]:
     options = cluster.config.get("typed_extension_protocol_options", {}).get(_HTTP_OPTIONS, {})
-    http2 = "http2_protocol_options" in options.get("explicit_http_config", {})
-    if not http2 and "http2_protocol_options" not in cluster.config:
+    explicit = options.get("explicit_http_config", {})
+    http2 = explicit.get("http2_protocol_options", cluster.config.get("http2_protocol_options"))
+    if http2 is None:
         yield error(
             envoy.url,
             f"cluster {cluster.name!r} of the picker does not speak HTTP/2, which gRPC needs",
             fix="set explicit_http_config: {http2_protocol_options: {}} in its typed_extension_protocol_options",
+        )
+    elif (frames := int(http2.get("max_outbound_frames", DEFAULT_OUTBOUND_FRAMES))) <= DEFAULT_OUTBOUND_FRAMES:
+        yield warning(
+            envoy.url,
+            f"cluster {cluster.name!r} of the picker lets {frames} frames wait: one client with a body in small pieces "
+            "has Envoy close the connection that all share",
+            fix="set max_outbound_frames: 1000000 in its http2_protocol_options",
         )
     thresholds = cluster.config.get("circuit_breakers", {}).get("thresholds", [])
     most = max((int(each.get("max_requests", 1024)) for each in thresholds), default=1024)

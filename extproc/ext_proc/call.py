@@ -11,10 +11,11 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from extproc.errors import InternalPickError, PickError
+from extproc.errors import DEFECT, InternalPickError, PickError, UploadsLimitedError
 from extproc.ext_proc import answers as ext_proc
-from extproc.ext_proc.exchange import Answer, BodyChunk, Exchange, Pick, RequestFacts, Step
+from extproc.ext_proc.exchange import Answer, BodyChunk, Exchange, OutOfOrderError, Pick, RequestFacts, Step
 from extproc.ext_proc.messages import BodyPart, HeadersMessage, Message, body_chunk, read_message
+from extproc.ext_proc.uploads import UNFINISHED_BODY_BYTES, Uploads
 from extproc.http2.grpc_messages import GrpcError, GrpcStatus
 from extproc.http2.grpc_stream import GrpcStream
 from extproc.responses.response_plan import ResponseHandling, ResponsePlan
@@ -95,9 +96,10 @@ class Picks(Protocol):
 class ExtProcCalls:
     """What all ext_proc streams of a server share."""
 
-    def __init__(self, *, picks: Picks, max_body_bytes: int) -> None:
+    def __init__(self, *, picks: Picks, max_body_bytes: int, uploads: Uploads | None = None) -> None:
         self.picks = picks
         self.max_body_bytes = max_body_bytes
+        self.uploads = uploads or Uploads(most_bytes=UNFINISHED_BODY_BYTES)
         self.wanted_headers = ext_proc.wanted_headers()  # of a request, handed to the pick
         self.claims: frozenset[str] = frozenset()  # of a verified JWT, handed to the pick
         self.releasing = False  # streams whose response has begun are ended
@@ -158,12 +160,19 @@ class ExtProcCall:
             self._carry_out(steps)
         except DecodeError as error:
             raise GrpcError(GrpcStatus.INTERNAL, "the message cannot be decoded as a ProcessingRequest") from error
+        except OutOfOrderError as error:
+            raise GrpcError(GrpcStatus.INTERNAL, str(error)) from error
         except PickError as refusal:
             self._refuse(refusal)
         except Exception:
             self._fail()
         if self._answered and self._calls.releasing and not self._holds_back():
             self._stream.finish()
+
+    def partial(self, size: int) -> None:
+        """Take note of a message that has not come whole; it is a body's part, as nothing else is so long."""
+        if self._task is None and self._picked is None:
+            self._calls.uploads.hold(self, self._exchange.received_bytes + size)
 
     def half_closed(self) -> None:
         """End the stream: Envoy says nothing more."""
@@ -173,6 +182,8 @@ class ExtProcCall:
         """Release the pick, or give it up."""
         self._over = True
         self._calls.open.discard(self)
+        self._calls.uploads.release(self)
+        self._exchange.forget_body()
         if self._task is not None:
             self._task.cancel()
         try:
@@ -182,6 +193,18 @@ class ExtProcCall:
         finally:
             if self._picked is not None:
                 self._picked.finish()
+
+    def give_way(self) -> None:
+        """Refuse a body that has not ended: all of them hold too much."""
+        most = self._calls.uploads.most_bytes >> 20
+        self._refuse(
+            UploadsLimitedError(
+                f"the request bodies that are on their way hold more than {most} MiB, and this one is among the "
+                "largest; try again later",
+                retry_after_seconds=1,
+            )
+        )
+        self._stream.flush()
 
     def release_if_answered(self) -> None:
         """End the stream if the response has begun: Envoy finishes the exchange without us."""
@@ -193,7 +216,10 @@ class ExtProcCall:
         if isinstance(message, BodyPart):
             if message.is_response:
                 return self._response_body(message.content, end_of_stream=message.end_of_stream)
-            return self._exchange.request_body(message.content, end_of_stream=message.end_of_stream)
+            steps = self._exchange.request_body(message.content, end_of_stream=message.end_of_stream)
+            if not steps:
+                self._calls.uploads.hold(self, self._exchange.received_bytes)
+            return steps
         if isinstance(message, HeadersMessage):
             if message.is_response:
                 return self._response_headers(message)
@@ -206,6 +232,7 @@ class ExtProcCall:
         return (Answer.RESPONSE_TRAILERS,) if message.is_response else self._exchange.request_trailers()
 
     def _start(self, pick: Pick) -> None:
+        self._calls.uploads.release(self)
         self._stream.hold()
         task = asyncio.get_running_loop().create_task(self._pick(pick), name=f"pick {pick.facts.request_id}")
         self._task = task
@@ -314,4 +341,4 @@ class ExtProcCall:
 
     def _fail(self) -> None:
         log.exception("an exchange failed; the client gets a 500")
-        self._refuse(InternalPickError("kvmesh failed to route this request; its log says why"))
+        self._refuse(InternalPickError(DEFECT))

@@ -19,11 +19,17 @@ from types import MappingProxyType
 
 import msgspec
 
-from extproc.errors import BodyTooLargeError
+from extproc.errors import BodyInPiecesError, BodyTooLargeError, KvmeshError
+from extproc.ext_proc.uploads import BYTES_PER_FURTHER_PIECE, PIECES_OF_ANY_BODY
 from extproc.responses.response_plan import ResponseHandling, ResponsePlan
 
 # Envoy recommends at most 64 KiB a message in full-duplex mode; a little room is left for the message's own fields
 BODY_CHUNK_BYTES = 62_000
+MOST_CHUNKS = 8  # of a body, before they become one
+
+
+class OutOfOrderError(KvmeshError):
+    """The peer sends what no Envoy sends: the stream ends."""
 
 
 class BodyMode(IntEnum):
@@ -137,8 +143,10 @@ class Exchange:
         self._mode = BodyMode.NONE
         self._response_mode = BodyMode.NONE
         self._facts: RequestFacts | None = None
-        self._chunks: list[bytes] = []
-        self._received_bytes = 0
+        self._chunks: list[bytes | bytearray] = []
+        self._pieces = 0
+        self._body = b""  # whole, from the time when a pick is asked for until it is made
+        self.received_bytes = 0  # of the request body
         self._header_only = False
         self._ended_by_trailers = False
         self._picked = False
@@ -158,17 +166,19 @@ class Exchange:
         return (Answer.REQUEST_HEADERS,) if mode is BodyMode.BUFFERED else NOTHING
 
     def request_body(self, chunk: bytes, *, end_of_stream: bool) -> Sequence[Step]:
-        """Take a part of the request body. Raise BodyTooLargeError as soon as the limit is passed."""
+        """Take a part of the request body. Raise PickError as soon as it is too large or in too many pieces."""
         if self._header_only or self._picked:
             return (Answer.REQUEST_BODY,)
-        self._received_bytes += len(chunk)
-        if self._received_bytes > self._max_body_bytes:
+        if self._facts is None:
+            raise OutOfOrderError("a request body before its headers")
+        self.received_bytes += len(chunk)
+        if self.received_bytes > self._max_body_bytes:
             raise BodyTooLargeError(
                 f"the request body is larger than {self._max_body_bytes} bytes; shorten the prompt "
                 "or ask the operator to raise max_body_bytes"
             )
-        if chunk:  # the last one is empty, mostly, and a single chunk need not be copied
-            self._chunks.append(chunk)
+        if chunk:  # the last one is empty, mostly
+            self._take(chunk)
         if end_of_stream or self._mode is BodyMode.BUFFERED:
             return self._ask()
         return NOTHING
@@ -198,15 +208,19 @@ class Exchange:
         if self._header_only:
             # a body that is not seen is not changed, nor are the headers that describe it
             return (HeadersWithPick(endpoints, removed_headers if body is None else (), note, set_headers),)
+        asked, self._body = self._body, b""
         if self._mode is BodyMode.BUFFERED:
-            self._chunks = []
             return (BodyWithPick(endpoints, removed_headers, body, set_headers),)
-        chunks = chunks_of(self._chunks[0] if body is None else body, end_of_stream=not self._ended_by_trailers)
-        self._chunks = []
+        chunks = chunks_of(asked if body is None else body, end_of_stream=not self._ended_by_trailers)
         steps: list[Step] = [HeadersWithPick(endpoints, removed_headers, note, set_headers), *chunks]
         if self._ended_by_trailers:
             steps.append(Answer.REQUEST_TRAILERS)
         return steps
+
+    def forget_body(self) -> None:
+        """Let go of what has come of the request body: nobody will ask for it."""
+        self._chunks = []
+        self._body = b""
 
     @property
     def is_response_alone(self) -> bool:
@@ -237,12 +251,30 @@ class Exchange:
             return NOTHING
         return chunks_of(body, end_of_stream=end_of_stream, response=True)
 
+    def _take(self, chunk: bytes) -> None:
+        chunks = self._chunks
+        chunks.append(chunk)
+        self._pieces += 1
+        most = PIECES_OF_ANY_BODY + self.received_bytes // BYTES_PER_FURTHER_PIECE
+        if self._pieces > most:
+            raise BodyInPiecesError(
+                f"the first {self.received_bytes} bytes of the request body come in more than {most} pieces; "
+                "send it in larger ones"
+            )
+        if len(chunks) > MOST_CHUNKS:
+            # what is as large as this is given back to the system when it is freed, and pieces are not
+            whole = chunks[0] if isinstance(chunks[0], bytearray) else bytearray(chunks[0])
+            for each in chunks[1:]:
+                whole += each
+            self._chunks = [whole]
+
     def _ask(self) -> Sequence[Step]:
-        assert self._facts is not None, "Envoy sends the headers first"
+        assert self._facts is not None, "no body is taken before the headers"
         # mostly one chunk, which must not be copied
-        body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks = [body]
-        return (Pick(self._facts, body),)
+        first = self._chunks[0] if self._chunks else b""
+        self._body = first if len(self._chunks) == 1 and isinstance(first, bytes) else b"".join(self._chunks)
+        self._chunks = []
+        return (Pick(self._facts, self._body),)
 
 
 def chunks_of(body: bytes, *, end_of_stream: bool, response: bool = False) -> Sequence[BodyChunk]:

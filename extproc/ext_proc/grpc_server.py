@@ -11,7 +11,8 @@ from grpc_health.v1 import health_pb2
 from extproc.errors import ConfigError
 from extproc.ext_proc import answers as ext_proc
 from extproc.ext_proc.call import ExtProcCalls, Picks
-from extproc.http2.connection import Http2Connection
+from extproc.ext_proc.uploads import Uploads
+from extproc.http2.connection import Http2Connection, Turns
 from extproc.http2.grpc_messages import GrpcError, GrpcStatus
 from extproc.http2.grpc_stream import Call, GrpcStream, Methods
 from extproc.http2.limits import Http2Limits
@@ -19,6 +20,7 @@ from extproc.http2.limits import Http2Limits
 SERVICE = "grpc.health.v1.Health"
 SERVING: int = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING: int = health_pb2.HealthCheckResponse.NOT_SERVING
+LONGEST_HEALTH_REQUEST = 4_096  # bytes: a service's name
 SERVICE_UNKNOWN: int = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
@@ -78,6 +80,9 @@ class _Unary(Call):
         self._stream.send(self._answer(data))
         self._stream.finish()
 
+    def partial(self, size: int) -> None:
+        _refuse_long(size)
+
     def half_closed(self) -> None:
         raise GrpcError(GrpcStatus.INTERNAL, "the client ended without a request")
 
@@ -100,6 +105,9 @@ class _Watch(Call):
         self._health.watches.add(self)
         self._stream.send(encoded(self._health.states.get(self.service, SERVICE_UNKNOWN)))
 
+    def partial(self, size: int) -> None:
+        _refuse_long(size)
+
     def half_closed(self) -> None:
         if self.service is None:
             raise GrpcError(GrpcStatus.INTERNAL, "the client ended without a request")
@@ -111,6 +119,11 @@ class _Watch(Call):
         """Send the new state."""
         self._stream.send(encoded(state))
         self._stream.flush()
+
+
+def _refuse_long(size: int) -> None:
+    if size > LONGEST_HEALTH_REQUEST:
+        raise GrpcError(GrpcStatus.RESOURCE_EXHAUSTED, "no request for health is so long")
 
 
 def _service(data: bytes) -> str:
@@ -140,6 +153,7 @@ class ExtProcServer:
         *,
         picks: Picks,
         max_body_bytes: int,
+        uploads: Uploads | None = None,
         further_headers: frozenset[str] = frozenset(),
         claims: frozenset[str] = frozenset(),
         limits: Http2Limits | None = None,
@@ -150,7 +164,7 @@ class ExtProcServer:
         """
         self._limits = limits or Http2Limits()
         self._max_message_bytes = MAX_MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes + MESSAGE_OVERHEAD_BYTES
-        self.calls = ExtProcCalls(picks=picks, max_body_bytes=max_body_bytes)
+        self.calls = ExtProcCalls(picks=picks, max_body_bytes=max_body_bytes, uploads=uploads)
         self.want(further_headers=further_headers, claims=claims)
         self._health = Health(HEALTH_SERVICES)
         self._health.set("liveness", serving=True)
@@ -158,6 +172,7 @@ class ExtProcServer:
         self._methods = {process: self.calls.serve, **self._health.methods()}
         self._listener: asyncio.Server | None = None
         self._connections: set[Http2Connection] = set()
+        self._turns = Turns()
 
     def want(self, *, further_headers: frozenset[str], claims: frozenset[str]) -> None:
         """Hand these to the picks from now on: the policy has changed."""
@@ -192,6 +207,7 @@ class ExtProcServer:
             limits=self._limits,
             max_message_bytes=self._max_message_bytes,
             connections=self._connections,
+            turns=self._turns,
         )
 
     async def set_serving(self, serving: bool) -> None:

@@ -5,6 +5,7 @@ The session knows the frames. There is no task here, and one write carries all t
 
 import asyncio
 import logging
+from collections import deque
 from typing import cast
 
 from extproc.http2 import frames as http2
@@ -19,6 +20,32 @@ log = logging.getLogger(__name__)
 KEEPALIVE_PING = b"kvmalive"
 
 
+class Turns:
+    """The connections that had more to be done than one turn allows: one turn of one of them, then whatever else waits.
+
+    Without it fifty hostile connections would take fifty turns between two events of an innocent one.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Http2Connection] = deque()
+        self._is_due = False
+
+    def wait(self, connection: "Http2Connection") -> None:
+        """Give the connection another turn, behind those that wait already."""
+        self._waiting.append(connection)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._waiting and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._is_due = False
+        self._waiting.popleft().go_on()
+        self._schedule()
+
+
 class Http2Connection(asyncio.Protocol):
     """One connection. Time comes from the running loop."""
 
@@ -29,8 +56,9 @@ class Http2Connection(asyncio.Protocol):
         limits: Http2Limits,
         max_message_bytes: int,
         connections: set["Http2Connection"],
+        turns: Turns,
     ) -> None:
-        """`connections` has this connection in it for as long as it lives."""
+        """`connections` has this connection in it for as long as it lives; it shares `turns` with all of them."""
         self._loop = asyncio.get_running_loop()
         self.session = Http2Session(
             methods=methods,
@@ -47,7 +75,8 @@ class Http2Connection(asyncio.Protocol):
         self._opened_at = self._received_at = self._loop.time()
         self._pinged_at: float | None = None
         self._paused_at: float | None = None
-        self._turn: asyncio.Handle | None = None  # the rest of a read that opened many streams
+        self._turns = turns
+        self._awaits_turn = False  # for the rest of a read that brought much
         self._timer: asyncio.TimerHandle | None = None
 
     # --- asyncio.Protocol ---------------------------------------------------------------------------------------
@@ -67,9 +96,8 @@ class Http2Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (whatever it was)
         """End every stream."""
         self._over = True
-        for handle in (self._timer, self._turn):
-            if handle is not None:
-                handle.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self.session.cut_streams()
         self._connections.discard(self)
         if not self.closed.done():
@@ -138,6 +166,13 @@ class Http2Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def go_on(self) -> None:
+        """Take the next turn."""
+        self._awaits_turn = False
+        self._receive(b"")
+        if not self._awaits_turn:
+            self._read_or_not()
+
     # ----------------------------------------------------------------------------------------------------------------
 
     def _receive(self, data: bytes) -> None:
@@ -157,20 +192,16 @@ class Http2Connection(asyncio.Protocol):
         else:
             if self.session.has_more:
                 # others first; meanwhile nothing is read
-                self._turn = self._loop.call_soon(self._next_turn)
+                self._awaits_turn = True
+                self._turns.wait(self)
                 self._read_or_not()
             self.flush()
-
-    def _next_turn(self) -> None:
-        self._turn = None
-        self._read_or_not()
-        self._receive(b"")
 
     def _read_or_not(self) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._turn is not None or self.session.outbound.paused:
+        if self._awaits_turn or self.session.outbound.paused:
             transport.pause_reading()
         else:
             transport.resume_reading()

@@ -65,9 +65,15 @@ class MessageReader:
         self._missing = 0  # bytes that have to come before it is worth looking again
 
     @property
-    def has_rest(self) -> bool:
-        """Whether bytes were fed that no message has taken."""
-        return self._position < len(self._buffer) or bool(self._following)
+    def rest_bytes(self) -> int:
+        """How many bytes were fed that no message has taken."""
+        return len(self._buffer) - self._position + sum(map(len, self._following))
+
+    def clear(self) -> None:
+        """Forget what no message has taken."""
+        self._buffer = b""
+        self._following = []
+        self._position = 0
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes. A frame that brings whole messages, as most do, is not copied."""

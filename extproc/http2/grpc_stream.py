@@ -22,6 +22,9 @@ class Call(Protocol):
     def message(self, data: bytes) -> None:
         """Take one message; raise GrpcError to end the stream with its status."""
 
+    def partial(self, size: int) -> None:
+        """Take note that `size` bytes of a message have come and more are to come. May end the stream."""
+
     def half_closed(self) -> None:
         """Take note that the client sends no more."""
 
@@ -142,19 +145,18 @@ class GrpcStream:
     def _deliver(self) -> None:
         """Hand the messages that are complete to the call, then the client's end."""
         call, reader = self._call, self._reader
-        assert call is not None, "opened before anything is received"
+        if call is None:
+            return  # it has ended
         try:
             while not (self._held or self.ended) and (message := reader.next_message()) is not None:
                 call.message(message)
             if self._held or self.ended:
                 return
-            if self.unconsumed:
-                self._connection_window.give_back(self.unconsumed)
-                if not self.half_closed:
-                    self.window.give_back(self.unconsumed)
-                self.unconsumed = 0
-            if self.half_closed:
-                if reader.has_rest:
+            self._widen()
+            if rest := reader.rest_bytes:
+                call.partial(rest)
+            if self.half_closed and not self.ended:
+                if reader.rest_bytes:
                     raise GrpcError(GrpcStatus.INTERNAL, "the client ended in the middle of a message")
                 call.half_closed()
         except GrpcError as error:
@@ -162,6 +164,14 @@ class GrpcStream:
         except Exception:
             log.exception("a stream failed; the others go on")
             self.finish(GrpcStatus.INTERNAL, "the server failed; its log says why")
+
+    def _widen(self) -> None:
+        """Let the peer send as much again as was delivered."""
+        if self.unconsumed:
+            self._connection_window.give_back(self.unconsumed)
+            if not self.half_closed:
+                self.window.give_back(self.unconsumed)
+            self.unconsumed = 0
 
     def _deadline_passed(self) -> None:
         self.finish(GrpcStatus.DEADLINE_EXCEEDED, "the client's grpc-timeout has passed")
@@ -176,3 +186,6 @@ class GrpcStream:
                 self._call.ended()
             except Exception:
                 log.exception("a stream's end failed; the others go on")
+            # the call has the stream and the body: what refers to it must not keep them until the collector comes
+            self._call = None
+        self._reader.clear()

@@ -12,16 +12,21 @@ from dataclasses import dataclass
 class Http2Limits:
     """Limits of one connection."""
 
-    # Each request in flight holds a stream until its last token, so an Envoy needs as many as it has requests. It opens
-    # a second connection beyond this. Envoy itself advertises 1024; a stream costs us about 3 KB after its pick.
-    max_concurrent_streams: int = 4096
+    # Each request in flight holds a stream until its last token; an Envoy opens another connection beyond this. It
+    # resets all streams of a client that leaves at once, and closes the connection, everybody's, when more than 1,000
+    # resets wait to be written (its max_outbound_control_frames): four times as many as there can be.
+    max_concurrent_streams: int = 256
+    # Only more than this many are refused: what an Envoy opens before it has read our SETTINGS is no fault of its
+    # clients, who would get a 503. Envoy's own default for one connection is 1,024; a stream costs us about 3 KB.
+    most_streams: int = 4096
     # gRPC's own hard limit for metadata is 16 KiB, and Envoy sends less than 1 KiB.
     max_header_list_bytes: int = 16_384
     # A block of this many frames would be 128 KiB from an Envoy, which fills them (CVE-2024-27316).
     max_continuations: int = 8
-    # How far a peer may run ahead of us, on one stream (a prompt of 250,000 tokens) and on all of them.
-    stream_window_bytes: int = 1 << 20
-    connection_window_bytes: int = 32 << 20
+    # How far a peer may run ahead of us, on one stream (a prompt of 125,000 tokens) and on all of them: what of long
+    # bodies is on its way goes before everybody's next headers, some 4 ms at 2 MiB.
+    stream_window_bytes: int = 1 << 19
+    connection_window_bytes: int = 2 << 20
     # Streams that the peer resets before we answered, and those we must reset for a fault of its (CVE-2023-44487 and
     # the "made you reset" of 2025). All streams of a connection ending at once, as when a gateway's clients are cut
     # off, must not exhaust it, twice in a row; 1000 a second are 5-10 % of a core.
@@ -35,9 +40,11 @@ class Http2Limits:
     idle_frames: int = 10_000
     idle_frames_per_second: float = 1_000
     idle_frames_per_answer: int = 10
-    # Streams that are opened from one read of the socket; then the event loop serves others first (as Envoy's
-    # max_requests_per_io_cycle).
+    # What one connection may do before the event loop serves the others (as Envoy's max_requests_per_io_cycle): streams
+    # to open, each of them a pick that begins, and the time that its frames may take. A frame takes 3 to 8 µs, however
+    # few bytes it brings, and a header block that is packed to hurt 2 ms.
     streams_per_turn: int = 128
+    turn_seconds: float = 0.002
     # nginx's client_header_timeout is 60 s for people on slow lines; our peer is in the same cluster.
     preface_seconds: float = 10.0
     # An Envoy whose machine has failed closes nothing: without this its streams and bookings would stay.

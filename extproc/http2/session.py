@@ -17,6 +17,7 @@ from extproc.http2.outbound import Outbound, ReceiveWindow
 log = logging.getLogger(__name__)
 
 DRAIN_PING = b"kvmdrain"
+FRAMES_PER_LOOK = 64  # at the clock, where none of them has headers
 _UNKNOWN_METHOD = RESPONSE_HEADERS + trailers(GrpcStatus.UNIMPLEMENTED, "no such method")
 _SETTINGS_ACK = http2.frame(http2.SETTINGS, http2.ACK, 0)
 
@@ -37,7 +38,7 @@ class Http2Session:
         self.streams: dict[int, GrpcStream] = {}
         self.settled = False  # the peer's preface and SETTINGS have come
         self.retiring = False  # our GOAWAY is out: streams in flight go on, new ones are ignored
-        self.has_more = False  # a turn's worth of streams was opened; `receive(b"")` goes on
+        self.has_more = False  # a turn is over and frames are left; `receive(b"")` goes on
         self.block_since: float | None = None  # a header block is incomplete since then
         self._methods = methods
         self._limits = limits
@@ -85,6 +86,7 @@ class Http2Session:
             position = len(preface)
         unpack = http2.FRAME_HEADER.unpack_from
         turn_ends = self._last_stream_id + 2 * self._limits.streams_per_turn - 1
+        turn_over_at, frames = self._clock() + self._limits.turn_seconds, 0
         while end - position >= http2.FRAME_HEADER_BYTES:
             high, low, kind, flags, stream_id = unpack(data, position)
             length = high << 16 | low
@@ -96,7 +98,9 @@ class Http2Session:
             position = start + length
             # the highest bit of a stream's number is reserved
             self._frame(kind, flags, stream_id & http2.LAST_STREAM_ID, data[start:position])
-            if self._last_stream_id >= turn_ends and position < end:
+            frames += 1
+            is_late = (kind == http2.HEADERS or not frames % FRAMES_PER_LOOK) and self._clock() >= turn_over_at
+            if (is_late or self._last_stream_id >= turn_ends) and position < end:
                 self.has_more = True
                 break
         self._rest = data[position:]
@@ -237,7 +241,7 @@ class Http2Session:
             self._late_stream()
             return
         request = self._headers.request(block)
-        if len(self.streams) >= limits.max_concurrent_streams:
+        if len(self.streams) >= limits.most_streams:
             raise Http2StreamError(ErrorCode.REFUSED_STREAM, "too many streams")
         stream = GrpcStream(
             stream_id,

@@ -11,6 +11,7 @@ from extproc.install.objects import Document, kube_object
 from extproc.install.plan import (
     GRPC_PORT,
     PICKER,
+    PICKER_IDLE_TIMEOUT,
     POOL_METADATA_KEY,
     BodyMode,
     ClientsTarget,
@@ -39,6 +40,7 @@ RESPONSE_TIMEOUT = "10s"  # per message; at the default of 200 ms a picker held 
 HCM = "envoy.filters.network.http_connection_manager"
 ROUTER = "envoy.filters.http.router"
 BUFFER_BYTES = 32 << 20  # above the picker's own limit, which answers 413 with a JSON error
+HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 PRIORITY = 100  # after whatever else is inserted before the router: the pick comes last, close to it
 ENDPOINT_KEY = {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint"}]}
 SERVED_KEY = {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint-served"}]}
@@ -66,6 +68,7 @@ def _patches(plan: InstallPlan, wired: Wiring) -> list[dict[str, Any]]:
         routes = sorted(plan.routes, key=lambda each: each.route is not None)  # a route's own pool over its host's
         routed = [_route(plan, wired, context, _gateway_match(wired, route), route.pool) for route in routes]
         routed += [_cluster(wired, context, pool) for pool in plan.pools]
+    routed.append(_picker_cluster(plan, wired, context))
     patches = [patch for listener in listeners for patch in _filters(plan, wired, context, listener=listener)]
     buffers = [] if wired.route_buffer_limit else [_listener(wired, context, listener=each) for each in listeners]
     return [*patches, *routed, *buffers]
@@ -160,6 +163,28 @@ def _cluster(wired: Wiring, context: str, pool: PoolTarget) -> dict[str, Any]:
         value["original_dst_lb_config"] = {"metadata_key": ENDPOINT_KEY}
         value["cleanup_interval"] = "60s"  # hosts appear by being dialled; 5 s would drop and re-create those in use
     where = {"cluster": {"service": pool.host, "portNumber": pool.port}}
+    return _patch("CLUSTER", wired, context, where, "MERGE", value)
+
+
+def _picker_cluster(plan: InstallPlan, wired: Wiring, context: str) -> dict[str, Any]:
+    """Return the patch that lets no client cut the connections that all share, as in the files; the reasons are there.
+
+    istiod replaces the protocol options as a whole, so what the DestinationRule says of them is said again.
+    """
+    options = {
+        "@type": f"{TYPES}.extensions.upstreams.http.v3.HttpProtocolOptions",
+        "common_http_protocol_options": {"idle_timeout": PICKER_IDLE_TIMEOUT},
+        "explicit_http_config": {
+            "http2_protocol_options": {
+                "connection_keepalive": {"interval": "30s", "timeout": "20s"},
+                "max_outbound_frames": 1000000,
+                "max_outbound_control_frames": 10000,
+                "max_concurrent_streams": 256,
+            }
+        },
+    }
+    value = {"typed_extension_protocol_options": {HTTP_OPTIONS: options}}
+    where = {"cluster": {"service": plan.picker_host, "portNumber": GRPC_PORT}}
     return _patch("CLUSTER", wired, context, where, "MERGE", value)
 
 

@@ -16,6 +16,7 @@ from extproc.install.plan import (
     INDEXER_ADMIN_PORT,
     PICKER,
     PICKER_ADMIN_PORT,
+    PICKER_IDLE_TIMEOUT,
     REDIS,
     REDIS_PORT,
     InstallPlan,
@@ -109,7 +110,7 @@ def _picker_rule(plan: InstallPlan) -> Document:
         "connectionPool": {
             # requests wait in the picker without a byte moving: only keepalives notice that its machine is gone
             "tcp": {"connectTimeout": "1s", "tcpKeepalive": {"time": "30s", "interval": "10s", "probes": 2}},
-            "http": {"http2MaxRequests": 1000000, "maxRequestsPerConnection": 0, "idleTimeout": "3600s"},
+            "http": {"http2MaxRequests": 1000000, "maxRequestsPerConnection": 0, "idleTimeout": PICKER_IDLE_TIMEOUT},
         },
         # a picker that is gone without a word; not its answers, which say what is wrong with requests
         "outlierDetection": {

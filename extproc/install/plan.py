@@ -17,6 +17,7 @@ POOL_METADATA_KEY = "x-kvmesh-pool"  # gRPC initial metadata: tells the picker w
 CLUSTER_DOMAIN = "cluster.local"
 GRPC_PORT = 9002  # of the picker, for Envoy
 PICKER_ADMIN_PORT = 9090
+PICKER_IDLE_TIMEOUT = "3600s"  # of a gateway's connection to it
 INDEXER_ADMIN_PORT = 9091
 REDIS_PORT = 6379
 GATEWAY_LABEL = "gateway.networking.k8s.io/gateway-name"  # Istio puts it on the pods of a Gateway API gateway

@@ -15,7 +15,7 @@ from extproc.policy.values import PickPolicy
 from extproc.pools.booked_exchange import GATEWAY_TIMEOUT, NO_RESPONSE_FILTER, NOT_DELIVERED
 from extproc.prefixes.match_watch import MatchWatch
 from extproc.prefixes.prompt_match import PromptKeys
-from extproc.prefixes.routing_memory import KEY_BYTES, RoutingMemory
+from extproc.prefixes.routing_memory import RoutingMemory
 from extproc.quotas.quota import QuotaAsk, QuotaNote
 from extproc.quotas.shared_quotas import Quotas
 from extproc.replicas.shared_load import EndpointBookings
@@ -152,7 +152,7 @@ class PickerBooks:
             session=session,
             adapter=adapter,
             now=now,
-            indexed=chosen.indexed_tokens >= _keyed_tokens(prompts),
+            indexed=chosen.indexed_tokens >= sum([prompt.tokens for prompt in prompts]),
         )
         if session is not None or adapter is not None:
             self._tell_place(winner, session, adapter, session_moved=picked.session_moved)
@@ -314,11 +314,3 @@ def _generated(status: int, *, is_stream: bool) -> int | None:
 
 def _no_request_waits() -> None:
     pass
-
-
-def _keyed_tokens(prompts: Sequence[PromptKeys]) -> int:
-    """Return the tokens of all that can be indexed of these prompts."""
-    tokens = 0
-    for prompt in prompts:
-        tokens += len(prompt.keys) // KEY_BYTES * prompt.tokens_each
-    return tokens

@@ -221,6 +221,7 @@ class Pool:
                 policy=priorities,
                 max_body_bytes=settings.max_body_bytes,
             ),
+            long_work=resources.long_work,
             view=PoolView(
                 endpoints=self.endpoints,
                 bookings=books.bookings,
@@ -322,7 +323,7 @@ class Pool:
                 render=self.render,
                 settings=resources.token_settings,
                 load=resources.tokenizers.get,
-                large=resources.large_prompts,
+                long_work=resources.long_work,
             )
         except PromptTokensError as error:
             raise ConfigError(str(error)) from error

@@ -18,7 +18,7 @@ from extproc.admission.asked_request import AskedRequest, RequestReader
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.prepared_request import Picked, PrefixIndex, Prepared, PromptSource
 from extproc.choosing.choose import Choice, Full, PoolView, Snapshot
-from extproc.errors import InternalPickError, NoReadyEndpointError, PickError, RequestShedError
+from extproc.errors import DEFECT, InternalPickError, NoReadyEndpointError, PickError, RequestShedError
 from extproc.ext_proc.exchange import NO_HEADERS, RequestFacts
 from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.picker_books import PickerBooks
@@ -29,6 +29,7 @@ from extproc.quotas.quota import QuotaAsk
 from extproc.quotas.shared_quotas import Quotas
 from extproc.records.request_events import ClientLeftError, DecisionRecord, RequestOutcome
 from extproc.replicas.shared_load import EndpointBookings
+from extproc.requests.long_work import LongWork
 from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
@@ -75,6 +76,7 @@ class PoolRuntime:
     degradations: DegradationLog
     reads: Pace  # of responses that are read although they are not sampled
     full: Callable[[float], None]  # told when the pool will have room though nothing happens: monotonic seconds
+    long_work: LongWork = field(default_factory=LongWork)
     quotas: Quotas | None = None
     others: Callable[[], Mapping[str, EndpointBookings] | None] = lambda: None  # what other replicas have booked
     clock: Callable[[], float] = time.monotonic
@@ -155,10 +157,10 @@ class PoolRuntime:
         if found.opens_in_seconds is not None:
             self.full(now + found.opens_in_seconds)
 
-    def without_decision(self, pending: PendingPick, error: BaseException) -> BookedExchange:
-        """Give back what a pick has taken that failed, and raise the answer for the client.
+    def without_decision(self, pending: PendingPick, error: BaseException) -> BookedExchange | None:
+        """Give back what a pick has taken that failed, and count it; `error` is then the answer for the client.
 
-        Where the pool fails open, return an exchange with an endpoint taken by chance instead.
+        Where the pool fails open, return an exchange with an endpoint taken by chance in its place.
         """
         if pending.quota is not None and self.quotas is not None:
             self.quotas.cancel(pending.quota)
@@ -168,12 +170,11 @@ class PoolRuntime:
             if pending.trace is not None and isinstance(error, asyncio.CancelledError):
                 left = ClientLeftError("the client left while it waited")
                 self._tell(pending, RequestOutcome.ABANDONED, _refusal_record(pending, left))
-            raise error
-        refusal = error if isinstance(error, PickError) else None
-        if refusal is None:
+            return None
+        refusal = error if isinstance(error, PickError) else InternalPickError(DEFECT)
+        if refusal is not error:
             request_id = pending.facts.request_id
             log.error("a pick failed; the client gets a 500", exc_info=error, extra={"request_id": request_id})
-            refusal = InternalPickError("kvmesh failed to route this request; its log says why")
         if isinstance(refusal, NoReadyEndpointError | InternalPickError):
             exchange = self._anywhere(pending, refusal)
             if exchange is not None:
@@ -182,9 +183,7 @@ class PoolRuntime:
         record = _refusal_record(pending, refusal)
         self.recent.appendleft(record)
         self._tell(pending, RequestOutcome.REFUSED, record)
-        if refusal is error:
-            raise refusal
-        raise refusal from error
+        return None
 
     def _count_admitted(self, choice: Choice, asked: AskedRequest) -> None:
         decision, snapshot, request_class = choice.decision, choice.snapshot, asked.request_class

@@ -14,10 +14,11 @@ from extproc.pods.scrape_pace import ScrapePace
 from extproc.pools.picker_books import PickerBooks
 from extproc.pools.plan_response import Pace
 from extproc.pools.request_watch import RequestWatch
-from extproc.prompts.prompt_tokens import LargePrompts, TokenSettings
+from extproc.prompts.prompt_tokens import TokenSettings
 from extproc.prompts.tokenizer_cache import TokenizerCache
 from extproc.replicas.shared_load import EndpointBookings, add_bookings
 from extproc.replicas.shared_state import PoolShare, SharedState
+from extproc.requests.long_work import LongWork
 from extproc.settings.config import PickerSettings
 from extproc.telemetry.degradation_log import DegradationLog
 from kvmesh.documents.pools import pool_seed
@@ -42,7 +43,7 @@ class SharedResources:
         self.books: dict[str, PickerBooks] = {}  # pool -> its books
         self.degradations = DegradationLog()
         self.token_settings = TokenSettings(budget_tokens=settings.token_budget)
-        self.large_prompts = LargePrompts(self.token_settings)
+        self.long_work = LongWork()
         self.tokenizers = TokenizerCache()
         self.scrape_pace = ScrapePace(rests=settings.follows_mesh)
         self.watch = RequestWatch()
@@ -101,7 +102,7 @@ class SharedResources:
         await self.reader.close()
         if self.shared is not None:
             await self.shared.close()
-        self.large_prompts.close()
+        self.long_work.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)  # its last export may take a while
 

@@ -201,7 +201,10 @@ class RedisPrefixIndex:
         others = (self._look(prompt, root, b"", 0, []) for prompt in prompts)
         found = await asyncio.gather(first, *others, return_exceptions=True)
         if (error := next((one for one in found if isinstance(one, BaseException)), None)) is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error, found  # its traceback has this frame: they would keep each other, and the prompts
         return found  # type: ignore[return-value]  # no exceptions
 
     async def _nothing_to_look_up(self, session: str | None, adapter: str | None) -> IndexHits:

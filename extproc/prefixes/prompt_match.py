@@ -12,6 +12,7 @@ import msgspec
 from extproc.policy.values import tier_worth
 from extproc.quotas.quota import QuotaVerdict
 from extproc.replicas.shared_load import SharedView
+from kvmesh.blocks.block_keys import KEY_BYTES
 from kvmesh.index.prefix_match import PrefixLookup
 
 _Tokens = TypeVar("_Tokens", int, float)
@@ -22,6 +23,11 @@ class PromptKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     keys: bytes  # packed 8-byte keys: of blocks, or of text chunks where tokens are unknown
     tokens_each: int
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens these keys are of."""
+        return len(self.keys) // KEY_BYTES * self.tokens_each
 
 
 class IndexHits(msgspec.Struct, frozen=True, kw_only=True):

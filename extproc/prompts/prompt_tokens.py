@@ -4,9 +4,7 @@ Small prompts are tokenized at once, large ones one after another in one thread.
 cannot be known is named in the answer.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -23,6 +21,7 @@ from extproc.prompts.token_ids import (
     kept_tokens,
 )
 from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.requests.long_work import LongWork, LongWorkError
 from extproc.requests.request import InferenceRequest, TokenPrompt
 from kvmesh.blocks.block_keys import root_key
 
@@ -49,7 +48,7 @@ class TokenSettings:
     budget_tokens: int = 500_000  # of one request: what is beyond is not looked up
     # a million tokens take fastokens some 50 ms; only a body made to hurt takes longer than this
     timeout_seconds: float = 2.0
-    max_waiting: int = 8  # large prompts
+    max_waiting: int = 8  # large prompts of a tenant
 
 
 class PromptTokenSource:
@@ -62,18 +61,18 @@ class PromptTokenSource:
         render: PodRender | None = None,
         settings: TokenSettings | None = None,
         load: Callable[[ServedModel], ModelTokenizer] | None = None,
-        large: "LargePrompts | None" = None,
+        long_work: LongWork | None = None,
     ) -> None:
         """Load the tokenizers; raise TokenizerError or ChatTemplateError naming the file that is unusable.
 
-        `load` may have them already. `large` is a thread that others share; who made it closes it.
+        `load` may have them already. `long_work` is a thread that others share; who made it closes it.
         """
         self._settings = settings or TokenSettings()
         self._render = render
         load = load or load_tokenizer
         self._tokenizers = {model.name: load(model) for model in models if model.tokens_from is TokensFrom.TOKENIZER}
-        self._owns_large = large is None
-        self._large = large or LargePrompts(self._settings)
+        self._owns_long_work = long_work is None
+        self._long_work = long_work or LongWork()
 
     async def prompts(
         self,
@@ -83,8 +82,9 @@ class PromptTokenSource:
         model: ServedModel,
         limit: int,
         adapter: str | None = None,
+        tenant: str = "",
     ) -> PromptTokens:
-        """Return what can be known of the first `limit` prompts.
+        """Return what can be known of the first `limit` prompts; `tenant` waits for the thread, if it is needed.
 
         `body` is what the pod will get, its content encoding undone: a render endpoint is asked with it. `adapter` (a
         LoRA name) keeps text chunks apart; block keys get it from their root. Raise TokenizerError for a model with a
@@ -96,7 +96,7 @@ class PromptTokenSource:
         reason, why = UNSUPPORTED, request.unsupported_reason or ""
         if request.prompts:
             try:
-                return await self._tokenized(request, tokenizer, model, limit)
+                return await self._tokenized(request, tokenizer, model, limit=limit, tenant=tenant)
             except PromptTokensError as error:
                 reason, why = error.reason, str(error)
         if body is not None and self._render and reason in POD_MAY_KNOW and model.tokens_from is not TokensFrom.TEXT:
@@ -110,8 +110,8 @@ class PromptTokenSource:
 
     def close(self) -> None:
         """Take nothing new; what is under way ends by itself."""
-        if self._owns_large:
-            self._large.close()
+        if self._owns_long_work:
+            self._long_work.close()
 
     @property
     def tokenizers(self) -> Mapping[str, ModelTokenizer]:
@@ -122,6 +122,20 @@ class PromptTokenSource:
         """Return the tokenizer library by model, for pages and logs."""
         return {name: tokenizer.engine for name, tokenizer in self._tokenizers.items()}
 
+    async def _away(self, request: InferenceRequest, tokenize: Callable[[], _T], tenant: str) -> _T:
+        """Tokenize in the thread; raise PromptTooLargeError when it takes too long or too many wait."""
+        settings = self._settings
+        try:
+            return await self._long_work.run(
+                tokenize,
+                size=request.body_bytes,
+                tenant=tenant,
+                most_waiting=settings.max_waiting,
+                timeout_seconds=settings.timeout_seconds,
+            )
+        except LongWorkError as error:
+            raise PromptTooLargeError(f"the prompt is too long to be tokenized now: {error}") from None
+
     def _tokenizer(self, model: ServedModel) -> ModelTokenizer | None:
         if model.tokens_from is not TokensFrom.TOKENIZER:
             return None
@@ -131,7 +145,13 @@ class PromptTokenSource:
             raise TokenizerError(f"the tokenizer of {model.name!r} was not loaded at start-up") from None
 
     async def _tokenized(
-        self, request: InferenceRequest, tokenizer: ModelTokenizer | None, model: ServedModel, limit: int
+        self,
+        request: InferenceRequest,
+        tokenizer: ModelTokenizer | None,
+        model: ServedModel,
+        *,
+        limit: int,
+        tenant: str,
     ) -> PromptTokens:
         """Return the tokens that this process can make, as many as the budget allows. Raise PromptTokensError."""
         budget, left_out, max_len = self._settings.budget_tokens, 0, model.max_model_len
@@ -140,12 +160,12 @@ class PromptTokenSource:
         elif request.body_bytes <= tokenizer.thread_above_bytes:  # nearly all: nothing to wait for
             buffers = tokenizer.token_buffers(request, limit=limit, max_model_len=max_len)
         elif request.body_bytes <= budget * BYTES_PER_TOKEN or request.truncation is not None:
-            buffers = await self._large.run(
-                lambda: tokenizer.token_buffers(request, limit=limit, max_model_len=max_len)
+            buffers = await self._away(
+                request, lambda: tokenizer.token_buffers(request, limit=limit, max_model_len=max_len), tenant
             )
         else:
-            buffers, left_out = await self._large.run(
-                lambda: tokenizer.leading_tokens(request, limit=limit, budget_tokens=budget)
+            buffers, left_out = await self._away(
+                request, lambda: tokenizer.leading_tokens(request, limit=limit, budget_tokens=budget), tenant
             )
         known = _count(buffers)
         if known > budget:
@@ -176,38 +196,6 @@ def load_tokenizer(model: ServedModel) -> ModelTokenizer:
         chat_template=model.chat_template,
         chat_template_kwargs=model.chat_template_kwargs,
     )
-
-
-class LargePrompts:
-    """One thread for what would hold up other requests, bounded in number and time."""
-
-    def __init__(self, settings: TokenSettings) -> None:
-        self._timeout_seconds = settings.timeout_seconds
-        self._max_waiting = settings.max_waiting
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-prompts")
-        self._under_way = 0
-
-    async def run(self, tokenize: Callable[[], _T]) -> _T:
-        """Return the result of `tokenize`; raise PromptTooLargeError when it takes too long or too many wait."""
-        if self._under_way >= self._max_waiting:
-            raise PromptTooLargeError(f"{self._under_way} other large prompts wait to be tokenized")
-        work = self._thread.submit(tokenize)
-        self._under_way += 1
-        loop = asyncio.get_running_loop()
-        # also when the wait was given up: the thread is busy until the work is done
-        work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                return await asyncio.wrap_future(work)
-        except TimeoutError:
-            raise PromptTooLargeError(f"tokenizing took longer than {self._timeout_seconds:g} s") from None
-
-    def close(self) -> None:
-        """Take nothing new."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _done(self) -> None:
-        self._under_way -= 1
 
 
 def _count(buffers: Sequence[bytes]) -> int:

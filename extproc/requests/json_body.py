@@ -17,8 +17,10 @@ from extproc.errors import BodyTooLargeError, KvmeshError, MalformedRequestError
 _T = TypeVar("_T")
 
 BODY_BYTES_WITHOUT_LIMIT = 256 << 10
-MAX_CONTAINERS = 100_000  # objects and lists: about 0.1 s
-MAX_ELEMENTS = 1_500_000  # a million token ids and their like: about 0.1 s
+LONG_BODY_BYTES = 256 << 10  # more is read in a thread: it may take some milliseconds
+# What a thread holds Python's lock for, and with it every other request: about 20 ms each.
+MAX_CONTAINERS = 100_000  # objects and lists
+MAX_ELEMENTS = 600_000  # token ids and their like; more than are looked up of one request
 MAX_LENIENT_BYTES = 1 << 20  # Python's parser takes some ten times as long: about 10 ms
 OUT_OF_RANGE = "Number out of range"
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib finds out which
@@ -124,6 +126,51 @@ def decoded_body(body: bytes, *, content_encoding: str | None, max_bytes: int) -
             return body
         raise
     return plain
+
+
+class ClientBody:
+    """A request's body as the client sent it; its content encoding is undone once, whoever asks first."""
+
+    __slots__ = ("_coding", "_max_bytes", "_plain", "_refusal", "raw")
+
+    def __init__(self, raw: bytes, *, content_encoding: str | None, max_bytes: int) -> None:
+        """`content_encoding`: the header's value; `max_bytes`: of the body without it."""
+        self.raw = raw
+        self._coding = content_encoding
+        self._max_bytes = max_bytes
+        self._plain = None if content_encoding else raw
+        # no exception, whose traceback would hold this very body until the collector comes
+        self._refusal: tuple[type[KvmeshError], str] | None = None
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is worth a thread. A short body is unpacked for that, as far as a short one goes."""
+        if self._plain is None and self._refusal is None and len(self.raw) <= LONG_BODY_BYTES < self._max_bytes:
+            try:
+                self._unpack(max_bytes=LONG_BODY_BYTES)
+            except BodyTooLargeError:
+                return True
+        return len(self.raw if self._plain is None else self._plain) > LONG_BODY_BYTES
+
+    def plain(self) -> bytes:
+        """Return the body without its codings; raise as `decoded_body`."""
+        if self._plain is None and self._refusal is None:
+            try:
+                self._unpack(max_bytes=self._max_bytes)
+            except BodyTooLargeError as error:
+                self._refusal = BodyTooLargeError, str(error)
+        if self._refusal is not None:
+            kind, words = self._refusal
+            raise kind(words)
+        assert self._plain is not None, "it was unpacked, or refused"
+        return self._plain
+
+    def _unpack(self, *, max_bytes: int) -> None:
+        """Keep the result; raise BodyTooLargeError where it is longer."""
+        try:
+            self._plain = decoded_body(self.raw, content_encoding=self._coding, max_bytes=max_bytes)
+        except (UnknownContentEncodingError, MalformedRequestError) as error:
+            self._refusal = type(error), str(error)
 
 
 def _unpacked(body: bytes, *, max_bytes: int) -> bytes:

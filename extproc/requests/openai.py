@@ -14,14 +14,15 @@ from extproc.requests import openai_bodies as openai
 from extproc.requests.anthropic_messages import MessagesBody, read_messages
 from extproc.requests.json_body import (
     BodyNotReadError,
+    ClientBody,
     MalformedFieldError,
     UnknownContentEncodingError,
     decode_body,
-    decoded_body,
     may_be_object,
 )
 from extproc.requests.request import ApiKind, InferenceRequest
 from extproc.requests.request_fields import Body, ReadPrompts, UnsupportedPromptError, count, flag, unicode_text
+from kvmesh.blocks.block_keys import held_name
 
 MAX_DECODED_BYTES = 16 << 20
 NOT_OF_THE_API = "the body is not what this API takes"
@@ -103,6 +104,7 @@ def parse_request(
     content_encoding: str | None = None,
     max_decoded_bytes: int = MAX_DECODED_BYTES,
     require_readable: bool = False,
+    coded: ClientBody | None = None,
 ) -> InferenceRequest:
     """Return the facts of a request; `path` may carry a prefix and a query string, `body` is None if it is not known.
 
@@ -110,7 +112,8 @@ def parse_request(
     MalformedRequestError when the body of a known API is not a JSON object or a field has a type that no pod can
     serve, BodyTooLargeError when it unpacks to more than `max_decoded_bytes`. A prompt whose tokens cannot be known
     leaves `prompts` empty and sets `unsupported_reason`. With `require_readable` no body passes unread that vLLM may
-    be able to read: raise UnsupportedEncodingError, or BodyTooLargeError for one with too many parts.
+    be able to read: raise UnsupportedEncodingError, or BodyTooLargeError for one with too many parts. `coded` is the
+    same body, whose encoding may have been undone already.
     """
     path = path.partition("?")[0]
     if body is not None and type(body) is not bytes:
@@ -126,7 +129,8 @@ def parse_request(
     try:
         plain = body
         if content_encoding:
-            plain = decoded_body(body, content_encoding=content_encoding, max_bytes=max_decoded_bytes)
+            coded = coded or ClientBody(body, content_encoding=content_encoding, max_bytes=max_decoded_bytes)
+            plain = coded.plain()
         if known is None:
             return _other_request(kind, path, plain, why)
         if known.strict:
@@ -211,13 +215,18 @@ def _read(api: _Api, path: str, body: bytes) -> InferenceRequest:
         prompts=found.prompts,
         stream=flag(fields.stream, default=False),
         max_tokens=count(fields.output_limit),
-        cache_salt=unicode_text(fields.cache_salt),
+        cache_salt=_held_salt(unicode_text(fields.cache_salt)),
         truncation=found.truncation,
         user=fields.sender,
         has_media=found.has_media,
         unsupported_reason=reason,
         body_bytes=len(body),
     )
+
+
+def _held_salt(salt: str | None) -> str | None:
+    """Return what stands for a salt in block keys; the pod still gets the client's own, in the body."""
+    return held_name(salt) if salt else salt
 
 
 def _other_request(kind: ApiKind, path: str, body: bytes, unsupported_reason: str | None = None) -> InferenceRequest:

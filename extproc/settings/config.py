@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from extproc.errors import ConfigError
+from extproc.ext_proc.uploads import UNFINISHED_BODY_BYTES
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pods.endpoint import Role
 from extproc.policy.inference_policy import RESETS, read_policy_file, read_section, read_spec
@@ -104,6 +105,11 @@ class PickerSettings:
         1.0, "Milliseconds until a scrape is given up.", "scrape_timeout_ms", least=10
     )
     max_body_bytes: int = setting(16 << 20, "Bytes of the largest request body; more is answered 413.", least=1)
+    max_unfinished_body_bytes: int = setting(
+        UNFINISHED_BODY_BYTES,
+        "Bytes that all request bodies may hold that have not ended; beyond, the largest is answered 503.",
+        least=1 << 20,
+    )
     steering: Steering = setting(
         Steering.OVERRIDE_HOST, "override-host: a list that retries walk; original-dst: exactly one address."
     )

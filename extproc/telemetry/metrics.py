@@ -43,6 +43,12 @@ REGRET_TOKENS = counter(
     "Cached prompt tokens that were given up: held by the best endpoint and not by the one picked.",
 )
 UNROUTED = counter("kvmesh_unrouted_requests_total", "Requests that belong to no pool, by reason.", "reason")
+UNFINISHED_BODY_BYTES = gauge(
+    "kvmesh_unfinished_body_bytes", "Bytes held of request bodies that have not ended (max_unfinished_body_bytes)."
+)
+UPLOADS_GAVE_WAY = counter(
+    "kvmesh_uploads_gave_way_total", "Request bodies that were answered 503 because all of them held too much."
+)
 RESPONSES_MISSED = counter(
     "kvmesh_responses_missed_total", "Responses that were to be read or changed and were not.", "why"
 )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
+from extproc.ext_proc.uploads import Uploads
 from extproc.quotas.shared_quotas import Quotas
 from extproc.records.access_log import RecordBuffer
 from extproc.telemetry import metrics
@@ -43,6 +44,16 @@ def show_lookups(registry: Registry, reader: PrefixIndexReader) -> None:
         lambda: (
             (metrics.LOOKUP_BLOCKS, [(("redis",), reader.asked_blocks), (("known",), reader.known_blocks)]),
             (metrics.TRACKED_BLOCKS, [((), reader.tracked_blocks)]),
+        )
+    )
+
+
+def show_uploads(registry: Registry, uploads: Uploads) -> None:
+    """Show what the request bodies of the process hold that have not ended."""
+    registry.read(
+        lambda: (
+            (metrics.UNFINISHED_BODY_BYTES, [((), uploads.held_bytes)]),
+            (metrics.UPLOADS_GAVE_WAY, [((), uploads.gave_way)]),
         )
     )
 

@@ -4,17 +4,27 @@
 only as `ports.IndexWriter`.
 """
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from zlib import crc32
 
-import msgspec
 from msgspec.structs import replace
 
+from kv_indexer.apply.batches import (
+    BLOCKS_A_CHANGE,
+    TURN_BLOCKS,
+    Batch,
+    doubt_of,
+    frame_groups,
+    is_long,
+    open_batch,
+    portions,
+    unreadable_batch,
+)
 from kv_indexer.apply.change_plan import (
     SIZE_CHANGED,
     Plan,
@@ -26,38 +36,35 @@ from kv_indexer.apply.change_plan import (
     plan_adoption,
     plan_change,
 )
-from kv_indexer.events.event_fields import Fault
+from kv_indexer.apply.failed_batches import FailedBatches
+from kv_indexer.apply.orphan_parents import ParentSearch
+from kv_indexer.apply.orphans import OrphanTable
+from kv_indexer.apply.pod_shares import PodShares
 from kv_indexer.events.sequence import BatchAction, Frame, judge
-from kv_indexer.events.vllm_events import decode_batch
 from kv_indexer.ports import IndexerTelemetry, IndexWriter
 from kvmesh.blocks.block_keys import root_key
-from kvmesh.blocks.events import AllBlocksCleared, CacheGroup, Event, EventBatch
+from kvmesh.blocks.events import CacheGroup, Event
 from kvmesh.blocks.index_changes import Clear, IndexChange
-from kvmesh.blocks.source import Claim, Stream, StreamPosition
-from kvmesh.errors import DecodeError, IndexUnavailableError, StreamForgottenError
+from kvmesh.blocks.source import Claim, StreamPosition
+from kvmesh.errors import (
+    DecodeError,
+    IndexRefusesError,
+    IndexUnavailableError,
+    LeaseLostError,
+    StreamForgottenError,
+)
 
 log = logging.getLogger(__name__)
 
 OUT_OF_STEP_LIMIT = 5  # another writer that overtakes us this often in a row is not coming to rest
-BLOCKS_A_CHANGE = 2000  # named by one change, if it holds several batches; Redis serves no other client meanwhile
 RECENT_LIMIT = 1024  # batches whose checksum is remembered
 WITNESS_LIMIT = 64  # of our own blocks, to compare with another stream's
-# reasons of skipped events that may have been removals: without those the index would claim too much
-MAY_BE_REMOVALS: frozenset[Fault] = frozenset(
-    {
-        "bad-block-hash",
-        "bad-medium",
-        "bad-group",
-        "bad-locality",
-        "bad-ownership",
-        "too-few-fields",
-        "undecodable-event",
-    }
-)
-LOST_EVENT = "undecodable-event"  # why a source is degraded then
+PARENTS_LIMIT = 64  # asked for at a time
 OLD_NUMBER = "an old number with a later time"
 OTHER_CONTENT = "an old number with other content"
 OTHER_SIZE = "another block size"
+BATCH_SKIPPED = "batch-skipped"  # why a source is degraded whose batch could not be applied twice
+SHOWN_LIMIT = 300  # characters of an error that the log repeats
 
 
 def root_keys(*, hash_seed: str, model: str) -> RootKeys:
@@ -79,10 +86,8 @@ class Halt:
     sign: str = ""  # what showed a restart
 
 
-class _Batch(msgspec.Struct, frozen=True, kw_only=True):
-    frame: Frame
-    decoded: EventBatch
-    readable: bool
+class _SizeChangedError(Exception):
+    """A long batch turns out to be another process's."""
 
 
 class EventApplier:
@@ -94,24 +99,43 @@ class EventApplier:
     """
 
     def __init__(
-        self, *, claim: Claim, roots: RootKeys, writer: IndexWriter, telemetry: IndexerTelemetry, namespace: str = ""
+        self,
+        *,
+        claim: Claim,
+        roots: RootKeys,
+        writer: IndexWriter,
+        telemetry: IndexerTelemetry,
+        namespace: str = "",
+        shares: PodShares | None = None,
     ) -> None:
-        """Take the pool's `namespace` (see `StreamPosition`) if the stream belongs to one."""
+        """Take the pool's `namespace` (see `StreamPosition`) if the stream belongs to one; `shares` are the process's.
+
+        `close` gives back what the stream has of them.
+        """
         self._claim = claim
         self._namespace = namespace
         self._stream = claim.stream
         self._roots = roots
         self._writer = writer
         self._telemetry = telemetry
-        self._context = StreamContext()
+        self._shares = shares or PodShares()
+        self._share = self._shares.join(self._stream.endpoint)
+        self._orphans = OrphanTable(pod=self._stream.endpoint, shares=self._shares.orphans)
+        self._context = StreamContext(orphans=self._orphans)
         self._recent: dict[int, int] = {}  # number -> checksum of what we applied under it
-        self._verdicts: dict[Stream, tuple[int, bool]] = {}  # other stream -> (its epoch, whether its hashes are ours)
+        self._failed = FailedBatches()
+        self._parents = ParentSearch(stream=self._stream, writer=writer)
         self.position = StreamPosition(epoch=0)
 
     @property
     def orphans(self) -> int:
         """How many stores wait for their parents."""
-        return len(self._context.orphans)
+        return len(self._orphans)
+
+    def close(self) -> None:
+        """Give back what the stream takes of its pod's share."""
+        self._orphans.clear()
+        self._shares.leave(self._stream.endpoint)
 
     async def resume(self) -> None:
         """Take up the stream where the index has it. Raise StreamForgottenError, IndexUnavailableError.
@@ -119,8 +143,7 @@ class EventApplier:
         What it holds under the keys of another pool or model is voided: no lookup would find it, and what is stored
         next would be chained to it.
         """
-        self._adopt(await self._writer.read_position(self._stream))
-        self._forget()
+        await self._find_place()
         before = self.position.namespace
         if before == self._namespace:
             return
@@ -138,9 +161,10 @@ class EventApplier:
         """
         before = self.position
         self._adopt(await self._writer.read_position(self._stream))
-        if (self.position.epoch, self.position.last_seq) == (before.epoch, before.last_seq):
+        now = self.position
+        if (now.epoch, now.last_seq, now.part) == (before.epoch, before.last_seq, 0):
             return True
-        self._forget()
+        await self._settle()
         return False
 
     async def begin_epoch(self, *, last_seq: int = -1, degraded: str = "") -> None:
@@ -159,57 +183,54 @@ class EventApplier:
     async def apply(self, frames: Sequence[Frame]) -> Halt | None:
         """Apply what follows, drop what is known, and stop at the first gap or restart.
 
+        A batch that cannot be applied raises what happened. When that was no outage of the index and it happens again,
+        the batch is skipped, and what the stream claims is voided: nobody knows what the batch would have removed.
         Raise IndexUnavailableError, LeaseLostError, or StreamForgottenError if the index has lost the stream.
         """
-        batches = [self._decode(frame) for frame in frames]
-        for _ in range(OUT_OF_STEP_LIMIT):
-            fresh, halt = self._judge(batches)
-            fresh, halt = self._stop_at_other_size(fresh, halt)
-            if await self._write_all(fresh):
-                return halt
-            # Redis lost its last writes, or the stream was cleared by hand: judge the same frames again
-            self._adopt(await self._writer.read_position(self._stream))
-            self._forget()
-        raise IndexUnavailableError(f"{self._stream.name}: something keeps changing this stream")
+        if len(frames) == 1:
+            return await self._apply(frames)
+        done = 0
+        for group in frame_groups(frames):
+            halt = await self._apply(group)
+            done += len(group)
+            if halt is not None:
+                return Halt(action=halt.action, frames=[*halt.frames, *frames[done:]], sign=halt.sign)
+        return None
 
     async def adopt_orphans(self) -> bool:
         """Ask other streams for the parents that ours never reported; tell whether any was found.
 
-        Where engine hashes are content-addressed (vLLM >= 0.29 by default) another pod's block of the same hash has
-        the same key. That is believed of a stream only if it has at least one of our own blocks under the same key,
-        and none under another.
+        Where another stream is asking for its own, nothing is done: events wait for this one.
         """
-        orphans, witnesses = self._context.orphans, self._witnesses()
-        if not len(orphans) or not witnesses or self.position.last_crc is None:
+        orphans, witnesses, search = self._orphans, self._witnesses(), self._shares.search
+        if not len(orphans) or not witnesses or self.position.last_crc is None or search.locked():
             return False
-        wanted = set(islice(orphans.parents(), RECENT_LIMIT))
-        elsewhere = await self._writer.find_block_keys_elsewhere(self._stream, wanted | witnesses.keys())
-        for other, keys in elsewhere.items():
-            found = {parent: keys[parent] for parent in wanted & keys.keys()}
-            if found and await self._agrees(other, keys, witnesses):
-                self._context.keys.update(found)
-        plan = plan_adoption(context=self._context, roots=self._roots)
+        async with search:
+            self._context.keys.update(await self._parents.find(orphans.some_parents(PARENTS_LIMIT), witnesses))
+        plan = plan_adoption(self._context)
         if not plan.operations:
             return False
-        if not await self._write(plan, (), self._context.groups):
-            self._context.orphans.clear()  # out of step; the next look at the position shows it
+        if not await self._write_rest(plan, (), self._context.groups):
+            orphans.clear()  # out of step; the next look at the position shows it
             return False
         return True
-
-    async def _agrees(self, other: Stream, keys: Mapping[int, bytes], witnesses: Mapping[int, bytes]) -> bool:
-        position = await self._writer.read_position(other)
-        if position is None:
-            return False
-        common = keys.keys() & witnesses.keys()
-        if common:
-            self._verdicts[other] = (position.epoch, all(keys[each] == witnesses[each] for each in common))
-        epoch, verdict = self._verdicts.get(other, (None, False))
-        return verdict and epoch == position.epoch
 
     def _witnesses(self) -> dict[int, bytes]:
         """Return blocks whose keys we have computed from their own tokens: the newest first blocks."""
         keys, newest = self._context.keys, reversed(self._context.first_blocks)
         return dict(islice(((each, keys[each]) for each in newest if each in keys), WITNESS_LIMIT))
+
+    async def _find_place(self) -> None:
+        """Go on from where the index has the stream."""
+        self._adopt(await self._writer.read_position(self._stream))
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """Start anew from the position; what the rest of a batch means that is applied in part, nobody knows."""
+        self._forget()
+        if self.position.part:
+            log.warning("%s: a long batch was applied in part; beginning anew", self._stream.name)
+            await self.begin_epoch()
 
     def _adopt(self, position: StreamPosition | None) -> None:
         if position is None:
@@ -219,29 +240,55 @@ class EventApplier:
     def _forget(self) -> None:
         """Start with a new context, from the index's position."""
         position = self.position
+        self._orphans.clear()
         self._context = StreamContext(
-            block_sizes=dict(position.block_sizes), groups=position.groups, mixes_sizes=self._context.mixes_sizes
+            block_sizes=dict(position.block_sizes),
+            groups=position.groups,
+            orphans=self._orphans,
+            mixes_sizes=self._context.mixes_sizes,
         )
         self._recent.clear()
-        self._verdicts.clear()
+        self._parents.forget()
 
-    def _decode(self, frame: Frame) -> _Batch:
+    async def _apply(self, frames: Sequence[Frame]) -> Halt | None:
+        if is_long(frames[0]) or self._share.streams == 1:  # takes its turns by itself; or there is nobody to wait for
+            return await self._apply_batches([self._open(frame) for frame in frames])
+        async with self._share.turn:
+            return await self._apply_batches([self._open(frame) for frame in frames])
+
+    async def _apply_batches(self, batches: Sequence[Batch]) -> Halt | None:
+        if self.position.part:  # a size that changed within a long batch has left it so
+            await self._settle()
+        for _ in range(OUT_OF_STEP_LIMIT):
+            fresh, halt = self._judge(batches)
+            fresh, halt = self._stop_at_other_size(fresh, halt)
+            try:
+                if await self._write_all(fresh):
+                    return halt
+            except _SizeChangedError:
+                return self._other_size(fresh, halt)
+            # Redis lost its last writes, or the stream was cleared by hand: judge the same frames again
+            await self._find_place()
+        raise IndexUnavailableError(f"{self._stream.name}: something keeps changing this stream")
+
+    def _open(self, frame: Frame) -> Batch:
         try:
-            return _Batch(frame=frame, decoded=decode_batch(frame.payload), readable=True)
+            return open_batch(frame)
         except DecodeError as error:
-            self._telemetry.undecodable(self._stream, reasons={error.reason: 1})
             log.warning("batch %d of %s cannot be read: %s", frame.seq, self._stream.name, error)
-            # its number is used up all the same; no time, so that it cannot look like a restart
-            return _Batch(frame=frame, decoded=EventBatch(ts=0.0, events=()), readable=False)
+        except Exception:  # a defect would meet the same batch in each replay
+            log.exception("batch %d of %s cannot be read", frame.seq, self._stream.name)
+        self._telemetry.undecodable(self._stream, reasons={DecodeError.reason: 1})
+        return unreadable_batch(frame)
 
-    def _judge(self, batches: Sequence[_Batch]) -> tuple[list[_Batch], Halt | None]:
+    def _judge(self, batches: Sequence[Batch]) -> tuple[list[Batch], Halt | None]:
         last_seq, last_ts = self.position.last_seq, self.position.last_ts
-        fresh: list[_Batch] = []
+        fresh: list[Batch] = []
         for index, batch in enumerate(batches):
-            seq, ts = batch.frame.seq, batch.decoded.ts
+            seq, ts = batch.frame.seq, batch.ts
             verdict = judge(seq=seq, ts=ts, last_seq=last_seq, last_ts=last_ts)
             sign = OLD_NUMBER if verdict is BatchAction.RESTART else ""
-            if verdict is BatchAction.DUPLICATE and self._recent.get(seq) not in (None, crc32(batch.frame.payload)):
+            if verdict is BatchAction.DUPLICATE and self._recent.get(seq) not in (None, batch.crc):
                 verdict, sign = BatchAction.RESTART, OTHER_CONTENT
             if verdict is BatchAction.APPLY:
                 fresh.append(batch)
@@ -250,27 +297,77 @@ class EventApplier:
                 return fresh, Halt(action=verdict, frames=_frames(batches[index:]), sign=sign)
         return fresh, None
 
-    def _stop_at_other_size(self, fresh: list[_Batch], halt: Halt | None) -> tuple[list[_Batch], Halt | None]:
+    def _stop_at_other_size(self, fresh: list[Batch], halt: Halt | None) -> tuple[list[Batch], Halt | None]:
         if self._context.mixes_sizes:
             return fresh, halt
-        index = first_size_change((batch.decoded.events for batch in fresh), self._context)
+        index = first_size_change((batch.events for batch in fresh), self._context)
         if index is None:
             return fresh, halt
-        self._telemetry.not_indexed(self._stream, reasons={SIZE_CHANGED: 1})
-        later = _frames(fresh[index:]) + (list(halt.frames) if halt else [])
-        return fresh[:index], Halt(action=BatchAction.RESTART, frames=later, sign=OTHER_SIZE)
+        return fresh[:index], self._other_size(fresh[index:], halt)
 
-    async def _write_all(self, fresh: Sequence[_Batch]) -> bool:
+    def _other_size(self, later: Sequence[Batch], halt: Halt | None) -> Halt:
+        self._telemetry.not_indexed(self._stream, reasons={SIZE_CHANGED: 1})
+        frames = _frames(later) + (list(halt.frames) if halt else [])
+        return Halt(action=BatchAction.RESTART, frames=frames, sign=OTHER_SIZE)
+
+    async def _write_all(self, fresh: Sequence[Batch]) -> bool:
         """Apply these batches in as many changes as keep each short; False if the index is elsewhere."""
-        for portion in _portions(fresh):
-            groups = self._context.groups
-            plan = await self._plan(portion)
-            if not await self._write(plan, portion, groups):
+        for portion in portions(fresh, alone=self._failed.numbers):
+            try:
+                is_applied = await self._write(portion)
+            except (LeaseLostError, StreamForgottenError, _SizeChangedError):
+                raise
+            except Exception as error:  # whatever it was, it will be so again when the batch is replayed
+                await self._note_failure(portion, error)
+                continue
+            if not is_applied:
+                return False
+            self._failed.forgive(portion)
+        return True
+
+    async def _write(self, batches: Sequence[Batch]) -> bool:
+        """Apply these batches; False if the index is elsewhere."""
+        groups, plan = self._context.groups, Plan()
+        if batches[0].rest is not None:
+            return await self._write_long(batches[0], plan)
+        events = batches[0].events if len(batches) == 1 else [event for batch in batches for event in batch.events]
+        await self._plan(events, plan)
+        return await self._write_rest(plan, batches, groups)
+
+    async def _write_long(self, batch: Batch, plan: Plan) -> bool:
+        groups = self._context.groups
+        for events in batch.turns():
+            if not self._context.mixes_sizes and first_size_change((events,), self._context) is not None:
+                raise _SizeChangedError
+            async with self._share.turn:
+                await self._plan(events, plan)
+                # all of it: what the next turn looks up must be in the index
+                if not await self._write_parts(plan, within=0):
+                    return False
+            await asyncio.sleep(0)  # also where nothing was to be written
+        async with self._share.turn:
+            return await self._write_rest(plan, (batch,), groups)
+
+    async def _write_parts(self, plan: Plan, *, within: int) -> bool:
+        """Apply the plan until what is left is `within` so many blocks; False if the index is elsewhere."""
+        while plan.cost > within:
+            operations = plan.cut(TURN_BLOCKS)
+            at = self.position
+            change = IndexChange(
+                epoch=at.epoch,
+                previous_seq=at.last_seq,
+                last_seq=at.last_seq,
+                previous_part=at.part,
+                part=at.part + 1,
+                last_ts=at.last_ts,
+                last_crc=at.last_crc or 0,
+                operations=tuple(operations),
+            )
+            if not await self._change(change, plan):
                 return False
         return True
 
-    async def _plan(self, fresh: Sequence[_Batch]) -> Plan:
-        events: list[Event] = [event for batch in fresh for event in batch.decoded.events]
+    async def _plan(self, events: Sequence[Event], plan: Plan) -> None:
         context = self._context
         context.is_exact = not self.position.degraded
         unknown, first_blocks = hashes_to_look_up(events, context), first_blocks_to_look_up(events, context)
@@ -278,49 +375,87 @@ class EventApplier:
             found = await self._writer.find_block_keys(self._stream, unknown | first_blocks)
             context.keys.update(found)
             context.first_blocks.update({each: 1 for each, _ in first_blocks if each in found})
-        return plan_change(events, context=context, roots=self._roots)
+        plan_change(events, context=context, roots=self._roots, plan=plan)
 
-    async def _write(self, plan: Plan, fresh: Sequence[_Batch], groups: Mapping[int, CacheGroup]) -> bool:
+    async def _write_rest(self, plan: Plan, fresh: Sequence[Batch], groups: Mapping[int, CacheGroup]) -> bool:
         """Apply the plan of these batches (none: what became known since); False if the index is elsewhere."""
-        position, context = self.position, self._context
-        checksums = {batch.frame.seq: crc32(batch.frame.payload) for batch in fresh}
-        last_seq = fresh[-1].frame.seq if fresh else position.last_seq
+        if plan.cost > BLOCKS_A_CHANGE and not await self._write_parts(plan, within=BLOCKS_A_CHANGE):
+            return False
+        at, context, last = self.position, self._context, fresh[-1] if fresh else None
         change = IndexChange(
-            epoch=position.epoch,
-            previous_seq=position.last_seq,
-            last_seq=last_seq,
-            last_ts=max([position.last_ts, *(batch.decoded.ts for batch in fresh)]),
-            last_crc=checksums[last_seq] if fresh else position.last_crc or 0,
+            epoch=at.epoch,
+            previous_seq=at.last_seq,
+            last_seq=last.frame.seq if last else at.last_seq,
+            previous_part=at.part,
+            last_ts=max([at.last_ts, *(batch.ts for batch in fresh)]),
+            last_crc=last.crc if last else at.last_crc or 0,
             operations=tuple(plan.operations),
-            events=sum(len(batch.decoded.events) for batch in fresh),
+            events=sum([batch.count for batch in fresh]),
             groups=context.groups if context.groups is not groups else None,
-            degraded=_doubt(fresh, plan),
+            degraded=doubt_of(fresh, plan),
         )
+        if not await self._change(change, plan):
+            return False
+        for batch in fresh:
+            self._recent[batch.frame.seq] = batch.crc
+        context.forget_oldest(known_keys=self._share.known_keys)
+        for seq in list(islice(self._recent, max(len(self._recent) - RECENT_LIMIT, 0))):
+            del self._recent[seq]
+        self._count(fresh, plan)
+        if plan.left_out and not self.position.degraded:
+            await self._read_doubt()
+        return True
+
+    async def _change(self, change: IndexChange, plan: Plan) -> bool:
+        position = self.position
         applied = await self._writer.apply(self._claim, change)
         if applied is None:
             return False
         if applied.epoch != position.epoch:
-            self._verdicts.clear()
-        cleared = any(isinstance(operation, Clear) for operation in plan.operations)
+            self._parents.forget()
+        for reason, count in applied.left_out.items():
+            plan.left_out[reason] = plan.left_out.get(reason, 0) + count
+        cleared = any(isinstance(operation, Clear) for operation in change.operations)
         self.position = replace(
             position,
             epoch=applied.epoch,
             last_seq=change.last_seq,
+            part=change.part,
             last_ts=change.last_ts,
             last_crc=change.last_crc,
             # from a reset on we know all there is
             degraded=("" if cleared else position.degraded) or change.degraded,
-            block_sizes=dict(context.block_sizes),
-            groups=context.groups,
+            block_sizes=dict(self._context.block_sizes),
+            groups=self._context.groups,
         )
-        self._recent.update(checksums)
-        context.forget_oldest()
-        for seq in list(islice(self._recent, max(len(self._recent) - RECENT_LIMIT, 0))):
-            del self._recent[seq]
-        self._count(fresh, plan, left_out=applied.left_out)
-        if applied.left_out and not self.position.degraded:
-            await self._read_doubt()
         return True
+
+    async def _note_failure(self, portion: Sequence[Batch], error: Exception) -> None:
+        """Raise the error, or skip the batch if it is what cannot be applied."""
+        if isinstance(error, IndexUnavailableError) and not await self._is_index_well(error):
+            raise error
+        if not self._failed.is_poison(portion):
+            raise error
+        (batch,) = portion
+        log.error(
+            "%s: batch %d could not be applied again and is skipped; all blocks of the stream are let go: %s",
+            self._stream.name,
+            batch.frame.seq,
+            repr(error)[:SHOWN_LIMIT],
+        )
+        await self.begin_epoch(last_seq=batch.frame.seq - 1, degraded=BATCH_SKIPPED)
+        plan = Plan(skipped=Counter({BATCH_SKIPPED: 1}))
+        if not await self._write_rest(plan, portion, self._context.groups):
+            raise error
+
+    async def _is_index_well(self, error: IndexUnavailableError) -> bool:
+        """Tell whether the index serves others than the change that has just failed."""
+        if isinstance(error, IndexRefusesError):
+            return False
+        try:
+            return await self._writer.read_position(self._stream) is not None
+        except IndexUnavailableError:
+            return False
 
     async def _read_doubt(self) -> None:
         """Read how the index has marked what it left out: it alone knows what a clear has repaired."""
@@ -328,17 +463,16 @@ class EventApplier:
         if now is not None and now.epoch == self.position.epoch:
             self.position = replace(self.position, degraded=now.degraded)
 
-    def _count(self, fresh: Sequence[_Batch], plan: Plan, *, left_out: Mapping[str, int]) -> None:
+    def _count(self, fresh: Sequence[Batch], plan: Plan) -> None:
         # once a batch: a Counter that stays empty costs as much as the rest
-        events: dict[str, int] = {}
+        events = fresh[0].kinds if len(fresh) == 1 else {}
         undecodable = plan.not_understood
         for batch in fresh:
-            for event in batch.decoded.events:
-                kind = type(event).__name__
-                events[kind] = events.get(kind, 0) + 1
-            if batch.decoded.skipped:
-                undecodable = undecodable + Counter(batch.decoded.skipped)
-        not_indexed = plan.skipped + Counter(left_out) if left_out else plan.skipped
+            for kind, count in batch.kinds.items() if len(fresh) > 1 else ():
+                events[kind] = events.get(kind, 0) + count
+            if batch.skipped:
+                undecodable = undecodable + Counter(batch.skipped)
+        not_indexed = plan.skipped + Counter(plan.left_out) if plan.left_out else plan.skipped
         self._telemetry.applied(self._stream, batches=len(fresh), events=events, last_ts=self.position.last_ts)
         if not_indexed:
             self._telemetry.not_indexed(self._stream, reasons=not_indexed)
@@ -346,37 +480,5 @@ class EventApplier:
             self._telemetry.undecodable(self._stream, reasons=undecodable)
 
 
-def _frames(batches: Sequence[_Batch]) -> list[Frame]:
+def _frames(batches: Sequence[Batch]) -> list[Frame]:
     return [batch.frame for batch in batches]
-
-
-def _portions(batches: Sequence[_Batch]) -> Iterator[Sequence[_Batch]]:
-    """Cut between batches, so that each portion names BLOCKS_A_CHANGE blocks at most, or is one batch.
-
-    Never within a batch: the index knows its place by batches, and what the second half of one means (is it a report,
-    what is its parent) is decided from the first half, which a successor would not know.
-    """
-    first, blocks = 0, 0
-    for number, batch in enumerate(batches):
-        more = sum(
-            0 if isinstance(event, AllBlocksCleared) else len(event.block_hashes) for event in batch.decoded.events
-        )
-        if number > first and blocks + more > BLOCKS_A_CHANGE:
-            yield batches[first:number]
-            first, blocks = number, 0
-        blocks += more
-    if batches:
-        yield batches[first:]
-
-
-def _doubt(fresh: Sequence[_Batch], plan: Plan) -> str:
-    """Return why the index is no longer exact after these batches, or ""; what came before a clear does not count."""
-    doubt = SIZE_CHANGED if plan.skipped[SIZE_CHANGED] else ""
-    for batch in fresh:
-        if any(isinstance(event, AllBlocksCleared) for event in batch.decoded.events):
-            doubt = ""
-        if not batch.readable:
-            doubt = DecodeError.reason
-        elif not MAY_BE_REMOVALS.isdisjoint(batch.decoded.skipped):  # on which side of the clear is unknown
-            doubt = doubt or LOST_EVENT
-    return doubt

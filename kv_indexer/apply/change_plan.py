@@ -9,9 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
-from kvmesh.blocks.block_keys import UnknownExtraKeyError, block_keys, separate_extra_keys, split_keys
+from msgspec.structs import replace
+
+from kv_indexer.apply.orphans import Orphan, OrphanTable
+from kvmesh.blocks.block_keys import (
+    KEY_BYTES,
+    ExtraKeys,
+    UnknownExtraKeyError,
+    block_keys,
+    separate_extra_keys,
+    split_keys,
+)
 from kvmesh.blocks.events import (
     MAX_GROUP,
     AllBlocksCleared,
@@ -19,6 +29,7 @@ from kvmesh.blocks.events import (
     BlockStored,
     CacheGroup,
     Event,
+    MoreStored,
     is_dense,
     is_indexed,
     learn,
@@ -26,112 +37,14 @@ from kvmesh.blocks.events import (
 )
 from kvmesh.blocks.index_changes import TIERS, Clear, Operation, Remove, Store, pack_hashes
 
-_EVENT_BYTES, _HASH_BYTES = 512, 256  # what an entry costs beside its tokens, roughly
-
-Place = tuple[str, int, int]  # (tier, group, engine hash)
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 NOT_UNDERSTOOD = frozenset({"extra-keys-mismatch"})  # of `skip_reason`; the others are blocks of no use here
+ORPHAN_DROPPED = "orphan-dropped"  # of `Plan.skipped`: the pod has its share of those that wait
 SIZE_CHANGED = "block-size-changed"  # counted and, where no restart explains it, why a source is degraded
 KNOWN_KEYS_LIMIT = 65_536  # engine hashes remembered a stream; Redis has them all
 FIRST_BLOCKS_LIMIT = 4096
+OPERATION_BLOCKS = 3  # what an operation takes Redis beside its blocks, in blocks
+_NO_EXTRA_KEYS = ExtraKeys(cache_salt=None, folded=None)
 RootKeys = Callable[[str | None, str | None], bytes]  # (lora, cache_salt) -> root key
-
-
-@dataclass(slots=True, kw_only=True)
-class Orphan:
-    """One store that waits."""
-
-    event: BlockStored
-    gone: set[int] = field(default_factory=set)  # positions of blocks removed since; their children need their keys
-
-    @property
-    def size(self) -> int:
-        """Bytes that it takes, roughly."""
-        return _EVENT_BYTES + len(self.event.tokens) + _HASH_BYTES * len(self.event.block_hashes)
-
-
-class OrphanTable:
-    """The stores of one stream that wait for their parents, by the parents' engine hashes."""
-
-    def __init__(self, *, max_events: int = 4096, max_bytes: int = 16 << 20) -> None:
-        self._max_events = max_events
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._next = 0
-        self._waiting: dict[int, Orphan] = {}  # by arrival
-        self._children: dict[int, dict[int, None]] = {}  # parent's hash -> arrivals
-        self._places: dict[Place, dict[tuple[int, int], None]] = {}  # -> (arrival, position in the event)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def parents(self) -> set[int]:
-        """Return the engine hashes that are waited for."""
-        return set(self._children)
-
-    def add(self, event: BlockStored) -> int:
-        """Let a store with a parent wait; return how many had to go for it, itself included if it is too large."""
-        orphan = Orphan(event=event)
-        if event.parent_block_hash is None or orphan.size > self._max_bytes:
-            return 1
-        number, self._next = self._next, self._next + 1
-        self._waiting[number] = orphan
-        self._bytes += orphan.size
-        self._children.setdefault(event.parent_block_hash, {})[number] = None
-        for position, engine_hash in enumerate(event.block_hashes):
-            self._places.setdefault(_place(event, engine_hash), {})[number, position] = None
-        dropped = 0
-        while len(self._waiting) > self._max_events or self._bytes > self._max_bytes:
-            self._drop(next(iter(self._waiting)))
-            dropped += 1
-        return dropped
-
-    def take(self, parents: Iterable[int]) -> list[Orphan]:
-        """Take out what waits for these, in order of arrival."""
-        numbers = sorted(number for parent in parents for number in self._children.get(parent, ()))
-        return [self._drop(number) for number in numbers]
-
-    def remove(self, *, tier: str, group: int, engine_hash: int) -> bool:
-        """Take one reference to a block back; False if none of it waits here."""
-        places = self._places.get((tier, group, engine_hash))
-        if not places:
-            return False
-        (number, position), _ = places.popitem()
-        if not places:
-            del self._places[tier, group, engine_hash]
-        self._waiting[number].gone.add(position)
-        return True
-
-    def clear(self) -> None:
-        """Forget all of them: the blocks are gone."""
-        self._waiting.clear()
-        self._children.clear()
-        self._places.clear()
-        self._bytes = 0
-
-    def _drop(self, number: int) -> Orphan:
-        orphan = self._waiting.pop(number)
-        self._bytes -= orphan.size
-        event = orphan.event
-        parent = event.parent_block_hash
-        assert parent is not None
-        _take_from(self._children, parent, number)
-        for position, engine_hash in enumerate(event.block_hashes):
-            if position not in orphan.gone:
-                _take_from(self._places, _place(event, engine_hash), (number, position))
-        return orphan
-
-
-def _place(event: BlockStored, engine_hash: int) -> Place:
-    return event.medium, event.group_idx or 0, engine_hash
-
-
-def _take_from(entries: dict[Key, dict[Value, None]], key: Key, value: Value) -> None:
-    of_key = entries[key]
-    del of_key[value]
-    if not of_key:
-        del entries[key]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,11 +61,12 @@ class StreamContext:
     is_exact: bool = True  # the index has all that the publisher has
     mixes_sizes: bool = False  # it was seen to change its block size without a restart
     reports_anew: bool = False  # it was seen to store a prompt's beginning that it holds: kv_cache_report_mode=full
+    more_is_report: bool = False  # of the store whose first piece was planned last
 
-    def forget_oldest(self) -> None:
+    def forget_oldest(self, *, known_keys: int = KNOWN_KEYS_LIMIT) -> None:
         """Keep within bounds."""
-        _drop_oldest(self.keys, KNOWN_KEYS_LIMIT)
-        _drop_oldest(self.first_blocks, FIRST_BLOCKS_LIMIT)
+        _drop_oldest(self.keys, known_keys)
+        _drop_oldest(self.first_blocks, min(FIRST_BLOCKS_LIMIT, known_keys))
 
 
 def _drop_oldest(entries: dict[int, Any], limit: int) -> None:
@@ -168,6 +82,44 @@ class Plan:
     operations: list[Operation] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)  # reason -> events that are not indexed, or not yet
     not_understood: Counter[str] = field(default_factory=Counter)  # reason -> events that contradict the context
+
+    left_out: dict[str, int] = field(default_factory=dict)  # reason -> operations that the index had no room for
+
+    @property
+    def cost(self) -> int:
+        """Return how long the operations will hold Redis, in blocks."""
+        total = OPERATION_BLOCKS * len(self.operations)
+        for operation in self.operations:
+            total += 0 if isinstance(operation, Clear) else len(operation.hashes) // KEY_BYTES
+        return total
+
+    def cut(self, blocks: int) -> list[Operation]:
+        """Take out the first operations, which cost so many blocks at most."""
+        taken: list[Operation] = []
+        left = blocks
+        while self.operations and left > OPERATION_BLOCKS:
+            operation = self.operations[0]
+            if (cost := _cost(operation)) > left and not isinstance(operation, Clear):
+                first, self.operations[0] = _split(operation, (left - OPERATION_BLOCKS) * KEY_BYTES)
+                return [*taken, first]
+            taken.append(self.operations.pop(0))
+            left -= cost
+        return taken
+
+
+def _cost(operation: Operation) -> int:
+    return OPERATION_BLOCKS + (0 if isinstance(operation, Clear) else len(operation.hashes) // KEY_BYTES)
+
+
+def _split(operation: Store | Remove, size: int) -> tuple[Operation, Operation]:
+    hashes = operation.hashes
+    if isinstance(operation, Remove):
+        return replace(operation, hashes=hashes[:size]), replace(operation, hashes=hashes[size:])
+    keys = operation.keys
+    return (
+        replace(operation, hashes=hashes[:size], keys=keys[:size]),
+        replace(operation, hashes=hashes[size:], keys=keys[size:]),
+    )
 
 
 def hashes_to_look_up(events: Iterable[Event], context: StreamContext) -> set[tuple[int, int]]:
@@ -201,9 +153,9 @@ def first_blocks_to_look_up(events: Iterable[Event], context: StreamContext) -> 
     }
 
 
-def plan_change(events: Iterable[Event], *, context: StreamContext, roots: RootKeys) -> Plan:
-    """Turn events into operations, learning from them."""
-    plan = Plan()
+def plan_change(events: Iterable[Event], *, context: StreamContext, roots: RootKeys, plan: Plan | None = None) -> Plan:
+    """Turn events into operations, learning from them; they come after those of `plan`, if it is given."""
+    plan = plan or Plan()
     for event in events:
         match event:
             case BlockStored():
@@ -216,10 +168,10 @@ def plan_change(events: Iterable[Event], *, context: StreamContext, roots: RootK
     return plan
 
 
-def plan_adoption(*, context: StreamContext, roots: RootKeys) -> Plan:
+def plan_adoption(context: StreamContext) -> Plan:
     """Plan the stores of all orphans whose parents are known by now."""
     plan = Plan()
-    _adopt(plan, [parent for parent in context.orphans.parents() if parent in context.keys], context, roots)
+    _adopt(plan, [parent for parent in context.orphans.parents() if parent in context.keys], context)
     return plan
 
 
@@ -297,7 +249,7 @@ def _learn_group(plan: Plan, event: BlockStored, context: StreamContext) -> None
 
 
 def _clear(plan: Plan, context: StreamContext) -> None:
-    plan.operations.append(Clear())
+    plan.operations[:] = [Clear()]  # what was stored before is gone again, and would take a slot until it is swept
     context.block_sizes.clear()
     context.orphans.clear()
     context.first_blocks.clear()
@@ -318,20 +270,17 @@ def _store(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKe
     if keys is None:
         return
     context.block_sizes[event.medium] = event.block_size
-    is_report = _is_report(event, context)
+    is_report = context.more_is_report if isinstance(event, MoreStored) else _is_report(event, context)
+    context.more_is_report = is_report
     _append_store(plan, event, event.block_hashes, keys, set_only=is_report)
     _note_first_block(event, context, is_report=is_report)
-    _adopt(plan, event.block_hashes, context, roots)
+    _adopt(plan, event.block_hashes, context)
 
 
 def _keys(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKeys) -> bytes | None:
     """Return the block keys, remembered by engine hash; None if they cannot be computed, now or ever."""
-    starts_prompt = event.parent_block_hash is None
-    entries = event.extra_keys if event.extra_keys and any(event.extra_keys) else None  # hardly any block has some
-    try:
-        extra = separate_extra_keys(entries, lora_name=event.lora_name, starts_prompt=starts_prompt)
-    except UnknownExtraKeyError:
-        plan.not_understood["unknown-extra-key"] += 1
+    extra = _extra_keys(plan, event)
+    if extra is None:
         return None
     if event.parent_block_hash is None:
         parent: bytes | None = roots(event.lora_name, event.cache_salt or extra.cache_salt)
@@ -339,11 +288,27 @@ def _keys(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKey
         parent = context.keys.get(event.parent_block_hash)
     if parent is None:
         plan.skipped["unknown-parent"] += 1  # a root it is not: its keys would match other prompts
-        dropped = context.orphans.add(event)
+        bare = replace(event, extra_keys=None, lora_name=None, cache_salt=None, session_id=None)
+        dropped = context.orphans.add(bare, extra.folded)
         if dropped:
-            plan.skipped["orphan-dropped"] += dropped
+            plan.skipped[ORPHAN_DROPPED] += dropped
         return None
-    keys = block_keys(event.tokens, block_size=event.block_size, parent=parent, extra=extra.folded)
+    return _chain(event, parent, extra.folded, context)
+
+
+def _extra_keys(plan: Plan, event: BlockStored) -> ExtraKeys | None:
+    if not event.extra_keys or not any(event.extra_keys):  # hardly any block has some
+        return _NO_EXTRA_KEYS
+    starts_prompt = event.parent_block_hash is None
+    try:
+        return separate_extra_keys(event.extra_keys, lora_name=event.lora_name, starts_prompt=starts_prompt)
+    except UnknownExtraKeyError:
+        plan.not_understood["unknown-extra-key"] += 1
+        return None
+
+
+def _chain(event: BlockStored, parent: bytes, folded: Sequence[bytes | None] | None, context: StreamContext) -> bytes:
+    keys = block_keys(event.tokens, block_size=event.block_size, parent=parent, extra=folded)
     context.keys.update(zip(event.block_hashes, split_keys(keys), strict=True))
     return keys
 
@@ -379,21 +344,20 @@ def _note_first_block(event: BlockStored, context: StreamContext, *, is_report: 
         context.first_blocks[event.block_hashes[0]] = held or 1 if is_report else held + 1
 
 
-def _adopt(plan: Plan, parents: Sequence[int], context: StreamContext, roots: RootKeys) -> None:
+def _adopt(plan: Plan, parents: Sequence[int], context: StreamContext) -> None:
     """Store what waited for these parents, and what waited for that, in order."""
     while parents and len(context.orphans):
         orphans = context.orphans.take(parents)
-        parents = [each for orphan in orphans for each in _store_orphan(plan, orphan, context, roots)]
+        parents = [each for orphan in orphans for each in _store_orphan(plan, orphan, context)]
 
 
-def _store_orphan(plan: Plan, orphan: Orphan, context: StreamContext, roots: RootKeys) -> tuple[int, ...]:
+def _store_orphan(plan: Plan, orphan: Orphan, context: StreamContext) -> tuple[int, ...]:
     event = orphan.event
     if context.block_sizes.setdefault(event.medium, event.block_size) != event.block_size:
         plan.skipped[_other_size(event, context.block_sizes[event.medium], context)] += 1
         return ()
-    keys = _keys(plan, event, context, roots)
-    if keys is None:
-        return ()
+    assert event.parent_block_hash is not None
+    keys = _chain(event, context.keys[event.parent_block_hash], orphan.folded, context)
     held = [place for place in range(len(event.block_hashes)) if place not in orphan.gone]
     if held:
         hashes = tuple(event.block_hashes[place] for place in held)
@@ -441,5 +405,11 @@ def _remove(plan: Plan, event: BlockRemoved, context: StreamContext) -> None:
                 context.first_blocks[engine_hash] = references - 1
     if len(orphans):
         hashes = tuple(each for each in hashes if not orphans.remove(tier=tier, group=group, engine_hash=each))
-    if hashes:
-        plan.operations.append(Remove(tier=tier, group=group, hashes=pack_hashes(hashes)))
+    if not hashes:
+        return
+    packed = pack_hashes(hashes)
+    last = plan.operations[-1] if plan.operations else None
+    if isinstance(last, Remove) and (last.tier, last.group) == (tier, group):
+        packed = last.hashes + packed  # as in `_append_store`: most publishers name one block an event
+        plan.operations.pop()
+    plan.operations.append(Remove(tier=tier, group=group, hashes=packed))

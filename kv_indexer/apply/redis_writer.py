@@ -4,6 +4,8 @@ Atomicity, order, claims and slots are in the Lua files of `kvmesh.redis`; `docs
 store.
 """
 
+import asyncio
+import random
 import secrets
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -24,6 +26,9 @@ MAX_BLOCKS_PER_SOURCE = 4_000_000
 TIER_TTL_SECONDS = 3600.0
 # of a search among other streams: 16 sources times 32 hashes hold Redis for about a millisecond
 SLOTS_A_CALL, HASHES_A_CALL = 16, 32
+SLOTS_A_SEARCH = 256  # of a large index; the next search looks at others
+SEARCH_PAUSE = 4  # times as long as the call before took: lookups come first
+FIELDS_A_CALL = 1000  # of one source: half a millisecond
 
 Name = TypeVar("Name")
 
@@ -63,9 +68,9 @@ class RedisIndexWriter:
         slots = [slot for name, slot in zip(fields[::2], fields[1::2], strict=True) if name.startswith(is_slot)]
         names = [engine_field(engine_hash, group) for engine_hash, group in wanted]
         found: dict[int, bytes] = {}
-        for slot in slots if names else ():
-            values = await self._redis.call("HMGET", PREFIX + b"h" + slot, *names)
-            for (engine_hash, _), key in _block_keys(wanted, values):
+        for slot, at in product(slots, range(0, len(names), FIELDS_A_CALL)):
+            values = await self._redis.call("HMGET", PREFIX + b"h" + slot, *names[at : at + FIELDS_A_CALL])
+            for (engine_hash, _), key in _block_keys(wanted[at : at + FIELDS_A_CALL], values):
                 found.setdefault(engine_hash, key)
         return found
 
@@ -76,13 +81,18 @@ class RedisIndexWriter:
         found: dict[Stream, dict[int, bytes]] = {}
         every = sorted(hashes)
         slots = live_slots(await self._redis.call("HGETALL", PREFIX + b"slots")) if every else []
+        if len(slots) > SLOTS_A_SEARCH:
+            slots = random.sample(slots, SLOTS_A_SEARCH)
+        clock = asyncio.get_running_loop().time
         for first, at in product(range(0, len(slots), SLOTS_A_CALL), range(0, len(every), HASHES_A_CALL)):
             wanted, where = every[at : at + HASHES_A_CALL], slots[first : first + SLOTS_A_CALL]
+            began = clock()
             reply = await self._redis.run(FIND_ELSEWHERE, stream.name, pack_hashes(wanted), *where)
             for endpoint, rank, values in reply:
                 holder = Stream(endpoint=str(endpoint, "utf-8", "replace"), dp_rank=rank)
                 for engine_hash, key in _block_keys(wanted, values):
                     found.setdefault(holder, {}).setdefault(engine_hash, key)
+            await asyncio.sleep((clock() - began) * SEARCH_PAUSE)
         return found
 
     async def apply(self, claim: Claim, change: IndexChange) -> Applied | None:

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec.msgpack import Decoder
 
+from kvmesh.blocks.block_keys import held_digest, held_name
+
 UINT64 = 0xFFFF_FFFF_FFFF_FFFF
 UINT32 = 0xFFFF_FFFF
 NAME_LIMIT = 256  # characters of a tier, a group's kind and the like
@@ -154,39 +156,41 @@ def medium(raw: Raw) -> str:
 
 def integer(raw: Raw, reason: Fault) -> int | None:
     """Read a whole number."""
-    return _read(_integer, raw, reason)
+    return None if raw is ABSENT else _read(_integer, raw, reason)
 
 
 def unsigned(raw: Raw, reason: Fault) -> int | None:
     """Read a whole number that is not negative."""
-    return _read(_unsigned, raw, reason)
+    return None if raw is ABSENT else _read(_unsigned, raw, reason)
 
 
 def short_name(raw: Raw, reason: Fault) -> str | None:
     """Read a text that is one of a few."""
-    return _read(_short_name, raw, reason)
+    return None if raw is ABSENT else _read(_short_name, raw, reason)
 
 
-def text(raw: Raw, reason: Fault) -> str | None:
-    """Read a text that a user chose."""
-    return _read(_text, raw, reason)
+def name(raw: Raw, reason: Fault) -> str | None:
+    """Read a name that a user chose, as it is held (see `held_name`)."""
+    chosen = None if raw is ABSENT else _read(_text, raw, reason)
+    return held_name(chosen) if chosen else chosen
 
 
 def session(raw: Raw) -> str | None:
     """Read the session, which identifies no block: what is no text is no reason to lose the event."""
     try:
-        return _text.decode(raw)
+        chosen = None if raw is ABSENT else _text.decode(raw)
     except UNREADABLE:
         return None
+    return held_name(chosen) if chosen else chosen
 
 
-def adapter(name: Raw, number: Raw) -> tuple[str | None, int | None]:
+def adapter(chosen: Raw, number: Raw) -> tuple[str | None, int | None]:
     """Read the adapter's name and number.
 
     Before vLLM 0.14 adapters have a number alone. It gets a name that no request can have, because taking such a block
     for the base model's would be wrong; so these blocks match no request.
     """
-    lora_name, lora_id = _read(_text, name, "bad-lora"), _read(_integer, number, "bad-lora")
+    lora_name, lora_id = name(chosen, "bad-lora"), _read(_integer, number, "bad-lora")
     if not lora_name and lora_id:
         lora_name = f"\0lora-id:{lora_id}"
     return lora_name, lora_id
@@ -218,10 +222,17 @@ def _entry(entry: Any) -> tuple[Any, ...] | None:
     if entry is None:
         return None
     if isinstance(entry, list):
-        return tuple(tuple(part) if isinstance(part, list) else part for part in entry)
+        return tuple(tuple(map(_short, part)) if isinstance(part, list) else _short(part) for part in entry)
     if isinstance(entry, str | bytes):
-        return (entry,)
+        return (_short(entry),)
     raise BadEventError("bad-extra-keys")
+
+
+def _short(part: Any) -> Any:
+    """Return what is held of a name or a digest; numbers, and what cannot be folded anyway, as they are."""
+    if isinstance(part, str):
+        return held_name(part)
+    return held_digest(part) if isinstance(part, bytes) else part
 
 
 def items(raw: Raw, *, blocks: int) -> Features | None:
@@ -245,4 +256,4 @@ def _feature(item: _Item) -> tuple[str, int]:
     offset = _read(_integer, item.get("start_offset", ABSENT), "bad-mm-keys")
     if identifier is None or abs(offset or 0) >> 63:
         raise BadEventError("bad-mm-keys")
-    return str(identifier), offset or 0
+    return held_name(str(identifier)), offset or 0

@@ -4,8 +4,7 @@ It is liberal on purpose: unknown fields are ignored; an event that cannot be re
 its batch is kept. Only a payload that is no batch at all raises. Format: vllm/distributed/kv_events.py.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Annotated, Any
 
@@ -45,24 +44,53 @@ _number = msgspec.msgpack.Decoder(float)
 _word = msgspec.msgpack.Decoder(str)
 
 
+class OpenBatch:
+    """One payload, of which the events are yet to be read."""
+
+    def __init__(self, payload: bytes) -> None:
+        """Raise DecodeError if it is no event batch, or larger than MAX_PAYLOAD_BYTES."""
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise DecodeError(f"payload of {len(payload)} bytes: more than {MAX_PAYLOAD_BYTES} are not read")
+        try:
+            self.ts, self._raw_events, self.rank = _split_batch(payload)
+        except UNREADABLE as error:
+            raise DecodeError(f"payload of {len(payload)} bytes is no event batch: {error}") from error
+        self.skipped: dict[str, int] = {}  # reason -> events that could not be read so far
+
+    def read(self) -> list[Event]:
+        """Return all events that can be read."""
+        return self._read(self._raw_events)
+
+    def turns(self, *, size: int) -> Iterator[list[Event]]:
+        """Yield all events that can be read, of about so many bytes at a time; one event may be larger."""
+        first, so_far = 0, 0
+        for number, raw in enumerate(self._raw_events, 1):
+            so_far += len(memoryview(raw))
+            if so_far >= size:
+                yield self._read(self._raw_events[first:number])
+                first, so_far = number, 0
+        yield self._read(self._raw_events[first:])
+
+    def _read(self, raw_events: Sequence[msgspec.Raw]) -> list[Event]:
+        events: list[Event] = []
+        for raw in raw_events:
+            try:
+                events.append(_event(raw))
+            except BadEventError as error:
+                self._skip(error.reason)
+            except UNREADABLE:
+                self._skip("undecodable-event")
+        return events
+
+    def _skip(self, reason: str) -> None:
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+
 def decode_batch(payload: bytes) -> EventBatch:
     """Decode one payload frame. Raise DecodeError if it is no event batch, or larger than MAX_PAYLOAD_BYTES."""
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise DecodeError(f"payload of {len(payload)} bytes: more than {MAX_PAYLOAD_BYTES} are not read")
-    try:
-        ts, raw_events, rank = _split_batch(payload)
-    except UNREADABLE as error:
-        raise DecodeError(f"payload of {len(payload)} bytes is no event batch: {error}") from error
-    events: list[Event] = []
-    skipped: Counter[str] = Counter()
-    for raw in raw_events:
-        try:
-            events.append(_event(raw))
-        except BadEventError as error:
-            skipped[error.reason] += 1
-        except UNREADABLE:
-            skipped["undecodable-event"] += 1
-    return EventBatch(ts=ts, events=tuple(events), data_parallel_rank=rank, skipped=dict(skipped))
+    batch = OpenBatch(payload)
+    events = tuple(batch.read())
+    return EventBatch(ts=batch.ts, events=events, data_parallel_rank=batch.rank, skipped=batch.skipped)
 
 
 def _split_batch(payload: bytes) -> tuple[float, list[msgspec.Raw], int | None]:
@@ -143,7 +171,7 @@ def _stored(fields: Mapping[str, msgspec.Raw]) -> BlockStored:
         locality=read.short_name(fields.get("locality", ABSENT), "bad-locality"),
         ownership=read.short_name(fields.get("ownership", ABSENT), "bad-ownership"),
         session_id=read.session(fields.get("session_id", ABSENT)),
-        cache_salt=read.text(fields.get("cache_salt", ABSENT), "bad-cache-salt"),
+        cache_salt=read.name(fields.get("cache_salt", ABSENT), "bad-cache-salt"),
     )
 
 

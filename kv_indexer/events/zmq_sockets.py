@@ -7,6 +7,7 @@ through is kept while the rest is asked for again.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -15,10 +16,12 @@ from zmq.utils.monitor import parse_monitor_message
 from kv_indexer.events.sequence import Frame, ReplayAnswer, is_replay_end, parse_live, parse_replay, replay_request
 from kvmesh.errors import FeedLostError
 
-RECEIVE_LIMIT = 64  # batches handed over at once
+RECEIVE_LIMIT, RECEIVE_BYTES = 64, 4 << 20  # batches handed over at once, and their bytes
 DRAIN_LIMIT = 1024  # messages looked at in one go, malformed ones included
-QUEUE_LIMIT = 10_000  # batches that may wait unread, as many as a publisher's replay buffer has by default
+QUEUE_LIMIT = 10_000  # batches that may wait, as many as a publisher's replay buffer has by default
+QUEUE_BYTES, LEAST_QUEUE_BYTES = 16 << 20, 1 << 20  # that these may take; shared by a pod's ranks
 MESSAGE_LIMIT = 32 << 20  # bytes of one message; a step of 8,192 tokens has 40 kB
+LEAST_MESSAGE_LIMIT = 6 << 20  # likewise, of each of many ranks; a step that fills a cache of a million tokens
 HEARTBEAT_SECONDS = 5.0
 KEEPALIVE_SECONDS = 5
 ANSWER_SECONDS = 15  # that a heartbeat may take to be answered, however rare heartbeats are
@@ -33,10 +36,19 @@ PATIENCE_LIMIT = 4  # times the default silence, for a publisher that is slow to
 YIELD_EVERY = 256  # messages, so that other streams are served meanwhile
 
 
-class SocketSignals:
-    """Wakes one waiter when something may have come on any of these sockets. Close it before the sockets."""
+def limits(ranks: int) -> tuple[int, int]:
+    """Return how many bytes one message may have, and those that wait, of each of a pod's ranks."""
+    return max(MESSAGE_LIMIT // ranks, LEAST_MESSAGE_LIMIT), max(QUEUE_BYTES // ranks, LEAST_QUEUE_BYTES)
 
-    def __init__(self, *sockets: "zmq.Socket[bytes]") -> None:
+
+class SocketSignals:
+    """Wakes one waiter when something may have come on any of these sockets. Close it before the sockets.
+
+    `on_signal` is called first.
+    """
+
+    def __init__(self, *sockets: "zmq.Socket[bytes]", on_signal: Callable[[], object] = lambda: None) -> None:
+        self._on_signal = on_signal
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._descriptors: list[int] = []
@@ -76,6 +88,8 @@ class SocketSignals:
             socket.getsockopt(zmq.EVENTS)
         except zmq.ZMQError:
             self._loop.remove_reader(descriptor)  # closed meanwhile; the next read fails
+        else:
+            self._on_signal()
         _wake(self._waiter)
 
 
@@ -85,7 +99,12 @@ def _wake(waiter: "asyncio.Future[None] | None") -> None:
 
 
 class ZmqLiveEvents:
-    """Subscribes to everything that one publisher sends."""
+    """Subscribes to everything that one publisher sends.
+
+    What has come is taken from the socket at once, and dropped where too much waits already: then there is a gap, and
+    the replay has it. libzmq must not keep it: it bounds the number of messages, not their bytes, and it aborts the
+    process (`!_io_error`, 4.3.5) if a heartbeat is due while it has stopped reading and the peer is gone.
+    """
 
     def __init__(
         self,
@@ -95,7 +114,13 @@ class ZmqLiveEvents:
         on_malformed: Callable[[], None],
         connect_timeout_seconds: float = 2.0,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        ranks: int = 1,
     ) -> None:
+        """Take the number of `ranks` that share what their pod may send."""
+        self._message_limit, self._queue_bytes = limits(ranks)
+        self._waiting: deque[Frame] = deque()
+        self._waiting_bytes = 0
+        self._more: asyncio.Handle | None = None  # to take later what is left in the socket
         self._context = context
         self._address = address
         self._on_malformed = on_malformed
@@ -111,8 +136,8 @@ class ZmqLiveEvents:
         self.close()
         self._socket = socket = self._context.socket(zmq.SUB)
         socket.linger = 0
-        socket.rcvhwm = QUEUE_LIMIT
-        socket.maxmsgsize = MESSAGE_LIMIT
+        socket.rcvhwm = 0  # none: see the class's docstring
+        socket.maxmsgsize = self._message_limit
         socket.ipv6 = True
         socket.reconnect_ivl = -1  # see the module's docstring
         # a peer that vanished silently (power, network) leaves a connection that looks merely quiet; the kernel
@@ -126,7 +151,7 @@ class ZmqLiveEvents:
         socket.heartbeat_timeout = min(self._heartbeat_ms * HEARTBEATS_MISSED, ANSWER_SECONDS * 1000)
         socket.subscribe(b"")
         self._monitor = socket.get_monitor_socket(_WATCHED)
-        self._signals = signals = SocketSignals(socket, self._monitor)
+        self._signals = signals = SocketSignals(socket, self._monitor, on_signal=self._fill)
         try:
             socket.connect(self._address)
             async with asyncio.timeout(self._connect_timeout):
@@ -141,17 +166,22 @@ class ZmqLiveEvents:
         deadline = clock() + timeout_seconds
         self._is_interrupted = False
         while True:
-            frames, is_empty = self._drain()
-            if frames:
-                return frames
+            self._fill()
+            if self._waiting:
+                return self._take()
             self.check()
             left = deadline - clock()
             if left <= 0 or self._is_interrupted:
                 return []
-            if is_empty and self._signals is not None:
+            if self._more is None and self._signals is not None:
                 await self._signals.wait(timeout_seconds=left)
             else:
                 await asyncio.sleep(0)  # more has come already, so nothing would be signalled
+
+    @property
+    def waiting(self) -> int:
+        """See `catch_up.LiveEvents`."""
+        return len(self._waiting)
 
     def interrupt(self) -> None:
         """See `catch_up.LiveEvents`."""
@@ -172,6 +202,11 @@ class ZmqLiveEvents:
             self._socket.disable_monitor()
             self._socket.close(linger=0)
             self._socket = self._monitor = None
+        if self._more is not None:
+            self._more.cancel()
+            self._more = None
+        self._waiting.clear()
+        self._waiting_bytes = 0
 
     def _shook_hands(self) -> bool:
         """Read the monitor's events; raise FeedLostError if the connection is gone."""
@@ -185,21 +220,34 @@ class ZmqLiveEvents:
             shook = shook or event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         return shook
 
-    def _drain(self) -> tuple[list[Frame], bool]:
-        """Return what has come, up to the limits, and whether that was all."""
-        assert self._socket is not None
-        frames: list[Frame] = []
+    def _fill(self) -> None:
+        """Empty the socket, or begin to: others come first after DRAIN_LIMIT messages."""
+        if self._more is not None:
+            self._more.cancel()
+            self._more = None
+        if self._socket is None:
+            return
         for _ in range(DRAIN_LIMIT):
             if not _is_readable(self._socket):
-                return frames, True
+                return
             frame = parse_live(self._socket.recv_multipart(zmq.NOBLOCK))
             if frame is None:
                 self._on_malformed()
-            else:
-                frames.append(frame)
-            if len(frames) == RECEIVE_LIMIT:
-                break
-        return frames, False
+            elif len(self._waiting) < QUEUE_LIMIT and self._waiting_bytes < self._queue_bytes:
+                self._waiting.append(frame)
+                self._waiting_bytes += len(frame.payload)
+        # what is left is not signalled again
+        self._more = asyncio.get_running_loop().call_soon(self._fill)
+
+    def _take(self) -> Sequence[Frame]:
+        frames: list[Frame] = []
+        size = 0
+        while self._waiting and len(frames) < RECEIVE_LIMIT and size < RECEIVE_BYTES:
+            frame = self._waiting.popleft()
+            frames.append(frame)
+            size += len(frame.payload)
+        self._waiting_bytes -= size
+        return frames
 
 
 def _is_readable(socket: "zmq.Socket[bytes]") -> bool:
@@ -285,7 +333,10 @@ class ZmqReplaySource:
         on_malformed: Callable[[], None],
         first_answer_seconds: float = 2.0,
         silence_seconds: float = 0.5,
+        ranks: int = 1,
     ) -> None:
+        """Take the number of `ranks` that share what their pod may send."""
+        self._message_limit, _ = limits(ranks)
         self._context = context
         self._address = address
         self._on_malformed = on_malformed
@@ -313,7 +364,7 @@ class ZmqReplaySource:
         try:
             socket.linger = 0
             socket.rcvhwm = BATCH_LIMIT
-            socket.maxmsgsize = MESSAGE_LIMIT
+            socket.maxmsgsize = self._message_limit
             socket.ipv6 = True
             socket.reconnect_ivl = -1  # one request, one connection, one process
             socket.connect(self._address)

@@ -37,6 +37,10 @@ class LiveEvents(Protocol):
     async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
         """Return what has arrived, at most a few dozen batches; empty on timeout. Raise FeedLostError."""
 
+    @property
+    def waiting(self) -> int:
+        """How many batches have come and can be received at once."""
+
     def interrupt(self) -> None:
         """Have a `receive` that waits return at once, with what has arrived or with nothing."""
 

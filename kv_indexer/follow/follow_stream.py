@@ -294,7 +294,7 @@ class StreamFollower:
         """
         last_ts = self._applier.position.last_ts
         offset = self._clock() - last_ts
-        if len(frames) <= FEW or self._offset is None or not last_ts:
+        if len(frames) + self._live.waiting <= FEW or self._offset is None or not last_ts:
             self._offset, self._is_behind = (offset if last_ts else None), False
         elif offset - self._offset > self._policy.behind_seconds:
             self._is_behind = True

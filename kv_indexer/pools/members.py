@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from kvmesh.blocks.source import EventAddresses, Stream
 from kvmesh.documents.pools import Pool, PoolEndpoint
 
+RANKS_A_POD = 128  # data-parallel ranks that are followed of one: each has a follower, sockets and slots of its own
 _FIRST_KINDS = ("InferencePool",)  # before any other: a Service beside it is most often the older way to the same pods
 
 
@@ -93,11 +94,14 @@ class PodAnswer:
 
 
 def known_streams(answers: Mapping[str, PodAnswer]) -> dict[Stream, EventAddresses]:
-    """Return every stream that its pod says it has, and where it is published; `answers` is by endpoint."""
+    """Return the streams that pods say they have, and where each is published; `answers` is by endpoint.
+
+    Of one pod, the first RANKS_A_POD are followed.
+    """
     return {
-        Stream(endpoint=endpoint, dp_rank=rank): addresses
+        Stream(endpoint=endpoint, dp_rank=rank): answer.ranks[rank]
         for endpoint, answer in answers.items()
-        for rank, addresses in answer.ranks.items()
+        for rank in (answer.ranks if len(answer.ranks) <= RANKS_A_POD else sorted(answer.ranks)[:RANKS_A_POD])
     }
 
 

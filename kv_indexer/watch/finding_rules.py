@@ -17,7 +17,10 @@ from kvmesh.blocks.findings import Finding, FindingReason
 from kvmesh.blocks.source import SourceState
 from kvmesh.pods.pod_report import EngineCounters, PodReport, is_restart, least_new_blocks
 
-BLOCK_SIZE_CHANGED = "block-size-changed"  # the applier's reason for stores of another size within one epoch
+# reasons of the applier
+BLOCK_SIZE_CHANGED = "block-size-changed"  # of stores of another size within one epoch
+BATCH_SKIPPED = "batch-skipped"
+SHARES = frozenset({"slot-share", "no-free-slot", "source-full", "orphan-dropped"})
 
 
 class Silence:
@@ -155,6 +158,8 @@ class StreamRules:
             self._sizes.judge(facts, now=now),
             _decode_errors(facts, now=now),
             _stuck_in_replay(facts, now=now, policy=self._policy),
+            _share_reached(facts, now=now),
+            _batch_skipped(facts, now=now),
         ]
         return [
             Finding(
@@ -227,6 +232,39 @@ class _BlockSizes:
             "more. If that was not meant, compare its --block-size, model and vLLM version with the other pods'"
         )
         return Diagnosis(reason=FindingReason.BLOCK_SIZE_CHANGED, message=message, began_at=changed_at)
+
+
+def _share_reached(facts: StreamFacts, *, now: float) -> Diagnosis | None:
+    if facts.ranks_left_out:
+        message = (
+            f"announces more data-parallel ranks than are followed of one pod: the last {facts.ranks_left_out} are not "
+            "in the index. If it really has as many, give its engines ports of their own (targetPorts of the pool)"
+        )
+        return Diagnosis(reason=FindingReason.SHARE_REACHED, message=message, began_at=now)
+    spells = {
+        reason: spell for reason, spell in facts.activity.not_indexed.lasting(now=now).items() if reason in SHARES
+    }
+    if not spells:
+        return None
+    message = (
+        f"wants more of the index than one pod may have ({name_spells(spells)}): what is beyond its share is left out. "
+        "docs/reference/redis.md names the shares; look for a pod that clears its cache all the time, has many ranks "
+        "and tiers, or has lost the beginning of its history (buffer_steps in --kv-events-config)"
+    )
+    began_at = min(spell.began_at for spell in spells.values())
+    return Diagnosis(reason=FindingReason.SHARE_REACHED, message=message, began_at=began_at)
+
+
+def _batch_skipped(facts: StreamFacts, *, now: float) -> Diagnosis | None:
+    spell = facts.activity.not_indexed.lasting(now=now).get(BATCH_SKIPPED)
+    if spell is None:
+        return None
+    message = (
+        f"{spell.count} batches could not be applied, twice each, while the index served others: they were skipped, "
+        "and the blocks of the stream before them were let go. The indexer's log has the errors: report them with the "
+        "pod's version. `kvmesh index clear` for this source begins anew"
+    )
+    return Diagnosis(reason=FindingReason.BATCH_SKIPPED, message=message, began_at=spell.began_at)
 
 
 def _decode_errors(facts: StreamFacts, *, now: float) -> Diagnosis | None:

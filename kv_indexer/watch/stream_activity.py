@@ -95,6 +95,7 @@ class StreamFacts:
     counters: EngineCounters | None = None  # of the engine behind the stream
     blocks: int = 0  # that the index holds of it, over all tiers
     gpu_block_size: int | None = None  # as the index has it
+    ranks_left_out: int = 0  # of a pod: beyond those that are followed of one pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
-from kv_indexer.pools.members import PodAnswer
+from kv_indexer.pools.members import RANKS_A_POD, PodAnswer
 from kv_indexer.ports import IndexerTelemetry
 from kv_indexer.watch.finding_rules import StreamRules
 from kv_indexer.watch.pod_metrics import PodMetrics
@@ -129,11 +129,23 @@ class PodWatch:
             self._slots_of, self._slots = registry, registry.slots_by_stream()
         slots = self._slots
         facts = [self._stream_facts(stream, slots.get(stream, ())) for stream in self._held()]
-        return facts + [
-            StreamFacts(endpoint=endpoint, dp_rank=None, activity=StreamActivity(), report=report, counters=counters)
-            for endpoint in self._endpoints
-            if (report := self._pods.latest(endpoint)) and (counters := self._unheard(endpoint, report))
-        ]
+        return facts + [found for endpoint in self._endpoints if (found := self._pod_facts(endpoint))]
+
+    def _pod_facts(self, endpoint: str) -> StreamFacts | None:
+        """Return what concerns a pod as a whole, or None."""
+        report = self._pods.latest(endpoint)
+        counters = self._unheard(endpoint, report) if report else None
+        left_out = max(len(self._ranks(endpoint)) - RANKS_A_POD, 0)
+        if counters is None and not left_out:
+            return None
+        return StreamFacts(
+            endpoint=endpoint,
+            dp_rank=None,
+            activity=StreamActivity(),
+            report=report,
+            counters=counters,
+            ranks_left_out=left_out,
+        )
 
     def _stream_facts(self, stream: Stream, slots: Collection[SlotRecord]) -> StreamFacts:
         report = self._pods.latest(stream.endpoint)

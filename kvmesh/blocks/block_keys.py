@@ -15,12 +15,15 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 
 import xxhash
 
 KEY_BYTES = 8
 TOKEN_BYTES = 4
+NAME_LIMIT = 256  # characters of a salt, an adapter or an identifier that are kept as they are
+NAME_DIGEST_BYTES = 16
 FEW_BLOCKS = 64  # that are cut by a layout made before: 2 kB each
 
 # block size -> what enters each full block's key beside its tokens (see `fold_features`); None: nothing anywhere
@@ -31,13 +34,29 @@ def root_key(*, hash_seed: str, model: str, lora: str | None = None, cache_salt:
     """Return the 8 bytes that precede the first block of a prompt.
 
     vLLM folds `cache_salt` into block 0 alone, which changes the whole chain; here it is part of the root, to the same
-    effect. `None` and "" differ for no field: vLLM refuses an empty salt, and an empty adapter name means none.
+    effect. `None` and "" differ for no field: vLLM refuses an empty salt, and an empty adapter name means none. An
+    adapter or salt and its `held_name` give the same key.
     """
     digest = xxhash.xxh3_64(b"kvmesh-root-1")
-    for part in (hash_seed, model, lora or "", cache_salt or ""):
+    for part in (hash_seed, model, held_name(lora or ""), held_name(cache_salt or "")):
         text = part.encode()
         digest.update(struct.pack("<I", len(text)) + text)  # length first: ("a", "bc") is not ("ab", "c")
     return digest.digest()
+
+
+def held_name(text: str) -> str:
+    """Return what stands for a name that others chose, wherever it is held: itself, or a digest where it is long.
+
+    Pods and clients may choose megabytes. The digest is cryptographic, and the result is its own.
+    """
+    if len(text) <= NAME_LIMIT:
+        return text
+    return f"\0blake2b:{blake2b(text.encode(), digest_size=NAME_DIGEST_BYTES).hexdigest()}"
+
+
+def held_digest(value: bytes) -> bytes:
+    """Return what stands for an embedding's digest, as `held_name` does for a text."""
+    return value if len(value) <= NAME_LIMIT else blake2b(value, digest_size=NAME_DIGEST_BYTES).digest()
 
 
 def block_keys(
@@ -149,11 +168,12 @@ def _fold(feature: Any) -> bytes:
         case ["prompt_embeds", bytes() as digest]:
             return _fold(digest)
         case [str() as identifier, int() as offset] if not isinstance(offset, bool) and abs(offset) < 1 << 63:
-            text = identifier.encode()
+            text = held_name(identifier).encode()
             return b"m" + struct.pack("<Iq", len(text), offset) + text
         case str():
-            text = feature.encode()
+            text = held_name(feature).encode()
             return b"s" + struct.pack("<I", len(text)) + text
         case bytes():
-            return b"e" + struct.pack("<I", len(feature)) + feature
+            digest = held_digest(feature)
+            return b"e" + struct.pack("<I", len(digest)) + digest
     raise UnknownExtraKeyError(f"extra key of type {type(feature).__name__}")

@@ -37,6 +37,10 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None  # SGLang names it; vLLM hides it in extra_keys
 
 
+class MoreStored(BlockStored, frozen=True, kw_only=True):
+    """Our own: what was cut off a long store; it comes right after the piece before it."""
+
+
 class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True):
     """One physical copy of each of these blocks is gone."""
 

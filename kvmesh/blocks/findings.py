@@ -20,6 +20,8 @@ class FindingReason(StrEnum):
     BLOCK_SIZE_CHANGED = "block-size-changed"
     DECODE_ERRORS = "decode-errors"
     STUCK_IN_REPLAY = "stuck-in-replay"
+    SHARE_REACHED = "share-reached"  # a pod wants more of the index than one pod may have
+    BATCH_SKIPPED = "batch-skipped"  # it could not be applied, and its stream's blocks were let go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,11 +62,17 @@ Operation = Store | Remove | Clear
 
 
 class IndexChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of the batches `previous_seq + 1 … last_seq`, applied as a whole or not at all."""
+    """The effect of the batches `previous_seq + 1 … last_seq`, applied as a whole or not at all.
+
+    A batch that is too long for one change is spread over several: all but the last of these are its parts, number 1,
+    2, …, and leave `last_seq` where it was.
+    """
 
     epoch: int
     previous_seq: int
     last_seq: int
+    previous_part: int = 0  # of the next batch, that is in the index already
+    part: int = 0  # of the next batch, that this change is; 0: it completes all that it names
     last_ts: float
     last_crc: int
     operations: tuple[Operation, ...] = ()
@@ -80,7 +86,8 @@ class Applied:
     """A change is in the index."""
 
     epoch: int  # of the stream after the change: a clear begins a new one
-    left_out: Mapping[str, int]  # reason (`no-free-slot`, `source-full`) -> operations not applied, or applied in part
+    # reason (`no-free-slot`, `slot-share`, `source-full`) -> operations not applied, or applied in part
+    left_out: Mapping[str, int]
 
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:

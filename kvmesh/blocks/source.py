@@ -82,6 +82,7 @@ class StreamPosition(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: int
     last_seq: int = -1  # -1: nothing applied yet
+    part: int = 0  # of the batch after it, up to which that is applied; 0: nothing of it
     last_ts: float = 0.0  # the publisher's unix seconds
     last_crc: int | None = None  # crc32 of the payload of `last_seq`; None if never seen
     degraded: str = ""  # why this epoch is not exact, or ""

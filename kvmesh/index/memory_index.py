@@ -32,7 +32,7 @@ from kvmesh.index.prefix_match import PrefixLookup, match_prompt, match_table, u
 
 Field = tuple[bytes, int]  # (engine hash, group)
 FOR_GOOD = float("inf")
-SOURCE_FULL = "source-full"
+SOURCE_FULL, NO_FREE_SLOT, SLOT_SHARE = "source-full", "no-free-slot", "slot-share"
 PULSE_OF_LEASE = 0.3
 UNOWNED_SECONDS = 1.0  # a stream that was free for so long is taken by any indexer that could follow it, share or not
 
@@ -91,8 +91,13 @@ class MemoryPrefixIndex:
         clock: Callable[[], float] = lambda: 0.0,
         max_blocks_per_source: int = 4_000_000,
         tier_ttl_seconds: float = 3600.0,
+        max_slots: int = 4096,
+        slots_a_pod: int = 64,
     ) -> None:
-        """Take the `clock` (seconds) that stands for Redis': it decides about leases and generations."""
+        """Take the `clock` (seconds) that stands for Redis': it decides about leases and generations.
+
+        Once half of the slots are taken, a pod that has `slots_a_pod` gets no more.
+        """
         self.hash_seed = hash_seed
         self.indexer_alive = indexer_alive
         self.swept = 0  # blocks of retired slots that were cleaned, in all
@@ -102,6 +107,8 @@ class MemoryPrefixIndex:
         self.pulses: dict[str, float] = {}  # indexer -> until when it counts as alive; one without lives on
         self._max_blocks = max_blocks_per_source
         self._tier_ttl = tier_ttl_seconds
+        self._max_slots = max_slots
+        self._slots_a_pod = slots_a_pod
         self._slots: dict[int, _Slot] = {}
         self._holders: dict[bytes, set[int]] = {}  # block key -> slots
         self._epochs = self._fences = self._version = 0
@@ -206,7 +213,8 @@ class MemoryPrefixIndex:
     async def apply(self, claim: Claim, change: IndexChange) -> Applied | None:
         """See `ports.IndexWriter`."""
         entry = self.held_by(claim)
-        if (entry.position.epoch, entry.position.last_seq) != (change.epoch, change.previous_seq):
+        at = entry.position
+        if (at.epoch, at.last_seq, at.part) != (change.epoch, change.previous_seq, change.previous_part):
             return None
         left_out: dict[str, int] = {}
         doubt = ""
@@ -219,6 +227,7 @@ class MemoryPrefixIndex:
         entry.position = replace(
             entry.position,
             last_seq=change.last_seq,
+            part=change.part,
             last_ts=change.last_ts,
             last_crc=change.last_crc,
             groups=entry.position.groups if change.groups is None else dict(change.groups),
@@ -296,6 +305,8 @@ class MemoryPrefixIndex:
                 tier = entry.tiers.setdefault(operation.tier, _Tier())
                 self._rotate_if_due(tier, operation.tier)
                 if tier.slot is None:
+                    if reason := self._refuse_slot(stream):
+                        return reason
                     tier.slot, tier.since = self._take_slot(stream, entry, operation), self.clock()
                 return self._store(tier.slot, operation)
             case Remove():
@@ -303,6 +314,13 @@ class MemoryPrefixIndex:
             case Clear():
                 self._new_epoch(entry, last_seq=change.previous_seq)
         return ""
+
+    def _refuse_slot(self, stream: Stream) -> str:
+        """Return why a stream gets no more slots, or ''; Redis need not be asked again within a second."""
+        if len(self._slots) >= self._max_slots:
+            return NO_FREE_SLOT
+        own = sum(slot.stream.endpoint == stream.endpoint for slot in self._slots.values())
+        return SLOT_SHARE if len(self._slots) >= self._max_slots // 2 and own >= self._slots_a_pod else ""
 
     def _take_slot(self, stream: Stream, entry: _Entry, operation: Store) -> int:
         number = next(free for free in range(len(self._slots) + 1) if free not in self._slots)

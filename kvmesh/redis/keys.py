@@ -89,6 +89,8 @@ def change_arguments(change: IndexChange, *, max_blocks: int, tier_ttl_seconds: 
         max_blocks,
         repr(tier_ttl_seconds),
         change.degraded,
+        change.previous_part,
+        change.part,
     ]
     for operation in change.operations:
         arguments += _operation_arguments(operation)
@@ -119,6 +121,7 @@ def parse_position(reply: Sequence[Any]) -> StreamPosition | None:
     return StreamPosition(
         epoch=int(fields[b"epoch"]),
         last_seq=int(fields[b"last_seq"]),
+        part=int(fields.get(b"part", b"0")),
         last_ts=_finite(fields[b"last_ts"]),
         last_crc=int(crc) if crc else None,
         degraded=fields[b"degraded"].decode(),

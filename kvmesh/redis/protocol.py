@@ -15,7 +15,7 @@ from typing import Any
 import hiredis
 from hiredis import PushNotification, ReplyError
 
-from kvmesh.errors import IndexUnavailableError
+from kvmesh.errors import IndexRefusesError, IndexUnavailableError
 
 SHOWN_LIMIT = 300  # characters of a reply that a message repeats
 _IN_SCRIPT = re.compile(r"-([A-Z]{3,}) ")
@@ -96,9 +96,14 @@ def pack(*arguments: Argument) -> bytes:
 
 
 def checked(reply: Any) -> Any:
-    """Return the reply, or raise IndexUnavailableError if it is an error (LOADING, READONLY, OOM, NOAUTH, …)."""
+    """Return the reply, or raise IndexUnavailableError if it is an error.
+
+    It is an IndexRefusesError if the error is about the server, not about the request (LOADING, READONLY, OOM, …).
+    """
     if isinstance(reply, ReplyError):
-        raise IndexUnavailableError(f"Redis refuses: {explained(str(reply))}")
+        text = str(reply)
+        is_about_server = refusal_word(text) in ADVICE or any(part in text for part, _ in _BY_TEXT)
+        raise (IndexRefusesError if is_about_server else IndexUnavailableError)(f"Redis refuses: {explained(text)}")
     return reply
 
 

@@ -133,6 +133,17 @@ class HttpExchange:
             return await self._buffered(b"".join(chunks))
         return await self._streamed(chunks)
 
+    async def give_up(self, *chunks: bytes, path: str = "/v1/completions") -> None:
+        """Begin a request and leave before its body has ended."""
+        first = ProcessingRequest()
+        self._envoy.put(first.request_headers, {":method": "POST", ":path": path})
+        first.protocol_config.request_body_mode = self._envoy.mode
+        await self._stream.send(first)
+        for chunk in chunks:
+            await self._stream.send(_request_body(chunk, end_of_stream=False))
+        self._streams.remove(self._stream)
+        self._stream.cancel()
+
     async def response(self, *chunks: bytes, status: int = 200, content_type: str = "application/json") -> Returned:
         """Let the pod that was picked answer so; the last chunk ends the body."""
         headers = ProcessingRequest()
@@ -251,6 +262,9 @@ class _Stream:
             answer = await self._call.read()
         assert answer is not grpc.aio.EOF, "the picker ended the stream without an answer"
         return answer
+
+    def cancel(self) -> None:
+        self._call.cancel()
 
     async def close(self) -> None:
         async with asyncio.timeout(DEADLINE_SECONDS):

@@ -65,7 +65,8 @@ class Index:
             self.claims = dict(await book.tick({*self.claims, stream}))
             if self.redis is not None:
                 await book.close()
-            await self.believe(self.claims[stream])
+            for claim in self.claims.values():  # others may have been taken anew
+                await self.believe(claim)
         return self.claims[stream]
 
     async def believe(self, claim: Claim) -> None:

@@ -8,6 +8,8 @@ export const FINDINGS = {
   "block-size-changed": ["Events, index and pod disagree on the block size, or it has changed.", "Look for two pods at one address; clear the source."],
   "decode-errors": ["Events could not be understood in the last 5 minutes.", "Update kvmesh, or check the address."],
   "stuck-in-replay": ["30 s of replay without a batch.", "Check the replay address."],
+  "share-reached": ["A pod wants more of the index than one pod may have.", "Look for cleared caches, many ranks, a lost history."],
+  "batch-skipped": ["A batch could not be applied twice; the stream's blocks were let go.", "Report the errors in the log; kvmesh index clear."],
   "never-matches": ["The picker: a pod hits our prompts, we never predict it.", "Compare model, seed, tokenizer, template."],
   "cache-overpredicted": ["The picker, of a model: much of what it expected in caches was not there.", "kvmesh index verify; look for missed events."],
   "cache-underpredicted": ["The picker, of a model: much was in caches that it did not expect.", "Compare tokens and block size; look for events."],

@@ -1,14 +1,17 @@
 -- Apply one index change if it follows what is applied, and advance the stream in the same step.
 -- ARGV: stream, fence, epoch, previous seq, last seq, last ts, last crc, events, groups (JSON or ''),
---   blocks a source may hold, seconds a generation lasts, why the epoch is not exact after it or '', then per operation:
+--   blocks a source may hold, seconds a generation lasts, why the epoch is not exact after it or '', the part of the next
+--   batch that is applied and the one that this is (0: none, the change completes its batches), then per operation:
 --   kind (S store, F store of what may be held already, R remove, C clear), tier, block size, group suffix,
 --   packed engine hashes, packed block keys
 -- Returns {1, epoch, {reason, operations left out, …}}, {0}: does not follow, re-read the position, or {-1}: not yours.
 -- A stream whose slots are not on record any more does not follow either: it has begun a new epoch by then.
-local CHUNK, FIRST = 1000, 13 -- Lua can pass a few thousand arguments at once
+local REFUSED_MS = 1000 -- before a slot is asked for again
+local CHUNK, FIRST = 1000, 15 -- Lua can pass a few thousand arguments at once
 local stream, now, cap = stream_key(ARGV[1]), now_ms(), tonumber(ARGV[10])
 
-local names, tiers = {'fence', 'lease_until', 'epoch', 'last_seq', 'events', 'degraded', 'state', 'endpoint', 'rank'}, {}
+local names = {'fence', 'lease_until', 'epoch', 'last_seq', 'events', 'degraded', 'state', 'endpoint', 'rank', 'part'}
+local tiers = {}
 for i = FIRST, #ARGV, 6 do
   local tier = ARGV[i + 1]
   if tier ~= '' and not tiers[tier] then
@@ -20,8 +23,8 @@ for i = FIRST, #ARGV, 6 do
 end
 local at = call('HMGET', stream, unpack(names))
 if not is_held(ARGV[2], at[1], at[2], now) then return {-1} end
-if at[3] ~= ARGV[3] or at[4] ~= ARGV[4] then return {0} end
-local epoch, full, no_slot, doubt = tonumber(at[3]), 0, 0, ''
+if at[3] ~= ARGV[3] or at[4] ~= ARGV[4] or (at[10] or '0') ~= ARGV[13] then return {0} end
+local epoch, doubt, left_out = tonumber(at[3]), '', {}
 
 -- What each tier has, read before anything is written: a key of another type must not stop us half way.
 local sources = {}
@@ -145,15 +148,19 @@ local function mark_removing(source, tier)
   end
 end
 
+-- Returns why nothing can be stored, or nil. A refusal holds for a second, because asking again is what costs.
 local function ready_to_store(source, tier, block_size)
   if source.slot and not source.removes and tier ~= 'GPU' and now - source.since * 1000 >= ARGV[11] * 1000 then
     rotate(stream, tier, source.slot, source.old)
     source.old, source.slot = source.slot, nil
   end
-  if not source.slot then
-    source.slot, source.since, source.blocks = take_slot(stream, tier, block_size, epoch, now), now / 1000, 0
-  end
-  return source.slot
+  if source.slot then return end
+  local ends, reason = string.match(call('HGET', stream, 'refused:' .. tier) or '', '^(%d+) (.+)$')
+  if ends and tonumber(ends) > now then return reason end
+  source.slot, reason = take_slot(stream, tier, block_size, epoch, now)
+  source.since, source.blocks = now / 1000, 0
+  if reason then call('HSET', stream, 'refused:' .. tier, format('%.0f %s', now + REFUSED_MS, reason)) end
+  return reason
 end
 
 for i = FIRST, #ARGV, 6 do
@@ -169,19 +176,22 @@ for i = FIRST, #ARGV, 6 do
     if source.slot then
       for first = 1, count, CHUNK do remove(source, suffix, hashes, first, math.min(first + CHUNK - 1, count)) end
     end
-  elseif ready_to_store(sources[tier], tier, ARGV[i + 2]) then
-    local left_out = false
-    for first = 1, count, CHUNK do
-      local last = math.min(first + CHUNK - 1, count)
-      left_out = store(sources[tier], kind == 'F', suffix, hashes, keys, first, last) or left_out
-    end
-    if left_out then full, doubt = full + 1, doubt ~= '' and doubt or 'source-full' end
   else
-    no_slot, doubt = no_slot + 1, doubt ~= '' and doubt or 'no-free-slot'
+    local reason, is_full = ready_to_store(sources[tier], tier, ARGV[i + 2]), false
+    for first = 1, reason and 0 or count, CHUNK do
+      local last = math.min(first + CHUNK - 1, count)
+      is_full = store(sources[tier], kind == 'F', suffix, hashes, keys, first, last) or is_full
+    end
+    if reason or is_full then
+      reason = reason or 'source-full'
+      left_out[reason] = (left_out[reason] or 0) + 1
+      if doubt == '' then doubt = reason end
+    end
   end
 end
 local more = {}
 if ARGV[9] ~= '' then more = {'groups', ARGV[9]} end
+if ARGV[13] ~= ARGV[14] then more[#more + 1] = 'part'; more[#more + 1] = ARGV[14] end
 if ARGV[12] ~= '' then doubt = ARGV[12] end
 if doubt ~= '' and (at[6] or '') == '' then
   more[#more + 1] = 'degraded'; more[#more + 1] = doubt
@@ -192,7 +202,6 @@ if doubt ~= '' and (at[6] or '') == '' then
 end
 call('HSET', stream, 'last_seq', ARGV[5], 'last_ts', ARGV[6], 'last_crc', ARGV[7],
   'applied_at', format('%.3f', now / 1000), 'events', (tonumber(at[5]) or 0) + ARGV[8], unpack(more))
-local left_out = {}
-if no_slot > 0 then left_out = {'no-free-slot', no_slot} end
-if full > 0 then left_out[#left_out + 1] = 'source-full'; left_out[#left_out + 1] = full end
-return {1, epoch, left_out}
+local reasons = {}
+for reason, count in pairs(left_out) do reasons[#reasons + 1] = reason; reasons[#reasons + 1] = count end
+return {1, epoch, reasons}

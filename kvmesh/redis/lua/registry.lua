@@ -4,6 +4,7 @@ local REGISTRY, SLOTS, STREAMS, INDEXERS = P .. 'registry', P .. 'slots', P .. '
 local PULSES = P .. 'pulses'
 local BLOCKS = P .. 'b'
 local MAX_SLOTS = 4096 -- a bitmap is at most 512 bytes long
+local PLENTY, SLOTS_A_POD = 2048, 64 -- while fewer are used, any pod may take any number; then a pod with its share, none
 local call, sub, rep, char, byte, format = redis.call, string.sub, string.rep, string.char, string.byte, string.format
 
 -- readers compare versions: any change of what a slot means must come through here
@@ -87,7 +88,7 @@ local function retire(key)
       local slot = slot_number(record[i + 1])
       if slot then retire_slot(key, slot, tier) end
     end
-    if kind then gone[#gone + 1] = record[i] end
+    if kind and kind ~= 'refused' then gone[#gone + 1] = record[i] end
   end
   if #gone > 0 then call('HDEL', key, unpack(gone)) end
   bump()
@@ -96,7 +97,7 @@ end
 local function new_epoch(key, last_seq)
   retire(key)
   local epoch = call('HINCRBY', REGISTRY, 'epochs', 1)
-  call('HSET', key, 'epoch', epoch, 'last_seq', last_seq, 'last_ts', '0.0', 'last_crc', '', 'degraded', '')
+  call('HSET', key, 'epoch', epoch, 'last_seq', last_seq, 'part', 0, 'last_ts', '0.0', 'last_crc', '', 'degraded', '')
   return epoch
 end
 
@@ -115,13 +116,22 @@ local function is_leftover(slot)
   return true
 end
 
--- The lowest number that no source uses and no sweep is still cleaning.
+-- The lowest number that no source uses and no sweep is still cleaning; or nil and the reason. A pod's share counts its
+-- slots that wait for their sweep.
 local function take_slot(key, tier, block_size, epoch, now)
+  local who, taken = call('HMGET', key, 'endpoint', 'rank'), call('HLEN', SLOTS)
+  if taken >= MAX_SLOTS then return nil, 'no-free-slot' end
+  if taken >= PLENTY then
+    local mine, own = '"endpoint":' .. cjson.encode(who[1]), 0
+    for _, record in ipairs(call('HVALS', SLOTS)) do
+      if string.find(record, mine, 1, true) then own = own + 1 end
+    end
+    if own >= SLOTS_A_POD then return nil, 'slot-share' end
+  end
   local used, slot = {}, 0
   for _, number in ipairs(call('HKEYS', SLOTS)) do used[number] = true end
   while slot < MAX_SLOTS and (used[tostring(slot)] or is_leftover(slot)) do slot = slot + 1 end
-  if slot >= MAX_SLOTS then return nil end
-  local who = call('HMGET', key, 'endpoint', 'rank')
+  if slot >= MAX_SLOTS then return nil, 'no-free-slot' end
   put_slot(slot, who[1], who[2], tier, epoch, block_size, 'live')
   call('HSET', key, 'slot:' .. tier, slot, 'size:' .. tier, block_size, 'since:' .. tier, format('%.3f', now / 1000))
   bump()

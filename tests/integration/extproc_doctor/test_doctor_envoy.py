@@ -108,6 +108,12 @@ def plain_http_to_picker(config: dict[str, Any]) -> None:
     del picker_cluster["circuit_breakers"]
 
 
+def few_frames(config: dict[str, Any]) -> None:
+    _, _, picker_cluster, _ = parts(config)
+    [options] = picker_cluster["typed_extension_protocol_options"].values()
+    del options["explicit_http_config"]["http2_protocol_options"]["max_outbound_frames"]
+
+
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 PLANTED = {
     "no ext_proc filter": (no_filter, [("envoy-filter", ERROR, "envoy/local.yaml")]),
@@ -132,6 +138,10 @@ PLANTED = {
     "the picker's cluster speaks HTTP/1": (
         plain_http_to_picker,
         [("envoy-picker", ERROR, "http2_protocol_options"), ("envoy-picker", WARNING, "circuit_breakers")],
+    ),
+    "one client may end the connection of all": (
+        few_frames,
+        [("envoy-picker", WARNING, "max_outbound_frames: 1000000")],
     ),
 }
 

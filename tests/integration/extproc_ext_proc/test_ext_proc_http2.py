@@ -19,6 +19,7 @@ from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStr
 from extproc.ext_proc.call import OpenResponse
 from extproc.ext_proc.exchange import BodyMode, RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
+from extproc.ext_proc.uploads import Uploads
 from extproc.http2 import frames as http2
 from extproc.http2.limits import Http2Limits
 from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
@@ -118,13 +119,17 @@ class Serving:
 
 @asynccontextmanager
 async def serving(
-    *, open_gate: bool = True, max_body_bytes: int = 16 << 20, limits: Http2Limits | None = None
+    *,
+    open_gate: bool = True,
+    max_body_bytes: int = 16 << 20,
+    limits: Http2Limits | None = None,
+    uploads: Uploads | None = None,
 ) -> AsyncIterator[Serving]:
     """A server and a gRPC channel to it; afterwards nothing may be left of either."""
     picks = FakePicks()
     if open_gate:
         picks.gate.set()
-    server = ExtProcServer(picks=picks, max_body_bytes=max_body_bytes, limits=limits)
+    server = ExtProcServer(picks=picks, max_body_bytes=max_body_bytes, limits=limits, uploads=uploads)
     port = await server.start(host=HOST, port=0)
     await server.set_serving(True)
     try:
@@ -171,6 +176,13 @@ def response_headers() -> ProcessingRequest:
     return message
 
 
+async def refused_for(call: Any) -> tuple[int, str]:
+    """The status and the reason of the answer that comes in a pod's place."""
+    response = (await read(call)).immediate_response
+    values = {each.header.key: each.header.raw_value.decode() for each in response.headers.set_headers}
+    return response.status.code, values["x-kvmesh-reason"]
+
+
 # --- gRPC's own client ---
 
 
@@ -208,6 +220,33 @@ async def test_a_large_body_passes_through_all_windows_unchanged() -> None:
     async with serving() as stage:
         content = bytes(range(251)) * 50_000  # 12.5 MB, many times any window
         assert await whole_exchange(stage, content, 64_000) == content
+
+
+@on_both_loops
+async def test_the_largest_of_too_many_unfinished_bodies_gives_way_on_whatever_connection() -> None:
+    uploads = Uploads(most_bytes=1 << 20)
+    async with serving(uploads=uploads) as stage, raw_peer(stage) as peer:
+        # one whose single message, a buffered body's, has not come whole
+        message = body(bytes(900_000), end_of_stream=True)
+        frames = sent(1, message)[9:]
+        peer.writer.write(opened(1) + sent(1, headers(BodyMode.BUFFERED)))
+        for start in range(0, 400_000, 16_000):
+            peer.writer.write(http2.frame(http2.DATA, 0, 1, frames[start : start + 16_000]))
+        await eventually(lambda: uploads.held_bytes == 400_000)
+        large, small = stage.call(), stage.call()
+        for call, size in ((large, 600_000), (small, 100)):
+            await call.write(headers(BodyMode.FULL_DUPLEX_STREAMED))
+            await call.write(body(bytes(size), end_of_stream=False))
+        await eventually(lambda: uploads.held_bytes == 1_000_100)
+        peer.writer.write(http2.frame(http2.DATA, 0, 1, frames[400_000:416_000]))
+        await eventually(lambda: uploads.held_bytes == 1_016_100)
+        await small.write(body(bytes(100_000), end_of_stream=False))
+        assert await refused_for(large) == (503, "uploads-limited")
+        await small.write(body(b"", end_of_stream=True))
+        assert (await read(small)).WhichOneof("response") == "request_headers"
+        assert (uploads.held_bytes, uploads.gave_way) == (416_000, 1)
+        small.cancel()
+    assert uploads.held_bytes == 0
 
 
 @on_both_loops

@@ -143,7 +143,8 @@ def test_clusters_of_other_services_are_left_alone_and_mutual_tls_stays_as_it_wa
     after = {each.name: to_json(each) for each in applied(name).proxy.clusters}
     tls = ("transport_socket", "transport_socket_matches")
 
-    assert {part for part in before if before[part] != after[part]} == {PODS.cluster}
+    assert {part for part in before if before[part] != after[part]} == {PODS.cluster, PICKER.cluster}
+    assert {key: before[PICKER.cluster].get(key) for key in tls} == {key: after[PICKER.cluster].get(key) for key in tls}
     assert {key: before[PODS.cluster].get(key) for key in tls} == {key: after[PODS.cluster].get(key) for key in tls}
     assert any(key in after[PODS.cluster] for key in tls)
 

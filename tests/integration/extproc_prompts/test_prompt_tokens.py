@@ -93,24 +93,25 @@ def stuck_source(
 async def test_a_prompt_that_takes_too_long_is_predicted_from_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck, source = stuck_source(monkeypatch, timeout_seconds=0.01)
     known = await source.prompts(completion("x" * 600), None, model=TINY, limit=1)
-    assert (known.degraded, known.degraded_why) == ("prompt-too-large", "tokenizing took longer than 0.01 s")
+    assert known.degraded == "prompt-too-large"
+    assert known.degraded_why == "the prompt is too long to be tokenized now: it took longer than 0.01 s"
     assert (len(known.chunks), known.estimated_tokens) == (2 * 8, 150)
     stuck.go_on.set()
     source.close()
 
 
 async def test_too_many_large_prompts_are_predicted_and_tokenized_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    stuck, source = stuck_source(monkeypatch, max_waiting=2)
+    stuck, source = stuck_source(monkeypatch, max_waiting=1)
     large = completion("x" * 200)
     waiting = [asyncio.create_task(source.prompts(large, None, model=TINY, limit=1)) for _ in range(2)]
     await asyncio.sleep(0)
     known = await source.prompts(large, None, model=TINY, limit=1)
-    assert known.degraded_why == "2 other large prompts wait to be tokenized"
+    assert "1 long requests of the tenant wait already" in known.degraded_why
     stuck.go_on.set()
     expected = PromptTokens(prompts=(TokenizedPrompt(tokens=b"abcd"),), estimated_tokens=1)
     assert await asyncio.gather(*waiting) == [expected] * 2
     assert await source.prompts(large, None, model=TINY, limit=1) == expected
-    assert all(name.startswith("large-prompts") for name in stuck.threads)
+    assert all(name.startswith("long-work") for name in stuck.threads)
     source.close()
 
 

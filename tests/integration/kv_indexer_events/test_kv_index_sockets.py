@@ -9,11 +9,13 @@ import zmq
 import zmq.asyncio
 
 from kv_indexer.events.sequence import Frame, ReplayAnswer
-from kv_indexer.events.zmq_sockets import History, ZmqLiveEvents, ZmqReplaySource
+from kv_indexer.events.zmq_sockets import History, ZmqLiveEvents, ZmqReplaySource, limits
 from kvmesh.errors import FeedLostError
 from tests.integration.kv_publisher import ScriptedPod, running_pod
 from tests.integration.kv_redis import free_port
 from tests.unit.kv_indexer_follow.kv_fakes import stored
+
+RANKS = 128
 
 
 @pytest.fixture
@@ -214,6 +216,44 @@ async def test_live_batches_are_received_and_malformed_messages_counted(context:
     assert (frames, malformed.count) == ([Frame(seq=1, payload=b"x"), Frame(seq=1, payload=b"y")], 2)
     live.close()
     publisher.close(linger=0)
+
+
+async def test_what_waits_unread_is_bounded_in_bytes_and_later_batches_still_come(context: Any) -> None:
+    publisher = zmq.asyncio.Context().socket(zmq.XPUB)
+    publisher.linger, publisher.sndhwm = 0, 0
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    malformed = Malformed()
+    address = f"tcp://127.0.0.1:{port}"
+    live = ZmqLiveEvents(context=context, address=address, on_malformed=malformed, ranks=RANKS)
+    await live.connect()
+    assert await asyncio.wait_for(publisher.recv(), 5) == b"\x01"
+    _, queue_bytes = limits(RANKS)
+    part = bytes(queue_bytes // 8)
+
+    for seq in range(40):
+        await publisher.send_multipart([b"", seq.to_bytes(8, "big"), part])
+    await publisher.send_multipart([b"no batch"])
+    async with asyncio.timeout(10):
+        while malformed.count == 0:  # all has been taken from the socket, though nobody has received
+            await asyncio.sleep(0.01)
+    frames: list[Frame] = []
+    while more := await live.receive(timeout_seconds=0.0):
+        frames += more
+    assert [frame.seq for frame in frames] == list(range(8))  # the oldest; then there is a gap
+
+    await publisher.send_multipart([b"", (40).to_bytes(8, "big"), b"x"])
+    async with asyncio.timeout(10):
+        while not (more := await live.receive(timeout_seconds=0.5)):
+            pass
+    assert more == [Frame(seq=40, payload=b"x")]
+    live.close()
+    publisher.close(linger=0)
+
+
+def test_ranks_of_a_pod_share_what_it_may_send() -> None:
+    (message, queue), (each_message, each_queue) = limits(1), limits(RANKS)
+    assert (each_message < message, each_queue * RANKS <= 8 * queue) == (True, True)
+    assert each_message >= 5 << 20  # a step that fills a cache of a million tokens
 
 
 async def test_a_publisher_that_goes_away_is_noticed(pod: ScriptedPod, context: Any) -> None:

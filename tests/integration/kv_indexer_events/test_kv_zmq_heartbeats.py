@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -95,3 +96,42 @@ async def test_a_publisher_that_has_nothing_to_say_is_kept(context: "zmq.Context
     finally:
         live.close()
         quiet.close(linger=0)
+
+
+# in a process of its own, because libzmq would abort it
+CROWDED = """
+import asyncio, zmq
+from kv_indexer.events.zmq_sockets import ZmqLiveEvents
+
+async def main():
+    ours, theirs = zmq.Context(), zmq.Context()
+    publisher = theirs.socket(zmq.XPUB)
+    publisher.sndhwm = 0
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    address = f"tcp://127.0.0.1:{port}"
+    live = ZmqLiveEvents(context=ours, address=address, on_malformed=lambda: None, heartbeat_seconds=1.0)
+    await live.connect()
+    publisher.recv()
+    for seq in range(60_000):
+        publisher.send_multipart([b"", seq.to_bytes(8, "big"), bytes(100)])
+    await asyncio.sleep(0.3)  # unread, less than a heartbeat
+    theirs.destroy(linger=0)
+    await asyncio.sleep(2.5)  # one heartbeat is refused, another is due
+    try:
+        while True:
+            await live.receive(timeout_seconds=5)
+    except Exception as error:
+        print(type(error).__name__)
+    live.close()
+    ours.destroy(linger=0)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_crowd_of_batches_whose_publisher_goes_does_not_end_the_process() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CROWDED, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    said, errors = await asyncio.wait_for(process.communicate(), 30)
+    assert (process.returncode, said) == (0, b"FeedLostError\n"), errors.decode()

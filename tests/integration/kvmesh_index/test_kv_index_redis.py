@@ -1,6 +1,7 @@
 """What only a real Redis can show: leftovers, lost connections, deadlines, restarts, forgotten scripts."""
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable
@@ -15,7 +16,7 @@ from kvmesh.blocks.index_changes import Clear, Operation
 from kvmesh.blocks.source import SourceStatus, Stream
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.redis.link import RedisLink, Script, pack
-from tests.integration.kv_index import A, B, Index, P, blocks, change, memory_index, redis_index, without
+from tests.integration.kv_index import A1, A, B, Index, P, blocks, change, memory_index, redis_index, without
 from tests.integration.kv_redis import RedisServer, free_port
 
 
@@ -304,6 +305,48 @@ async def test_without_a_free_slot_a_source_is_left_out_and_its_stream_goes_on(
     assert (applied.left_out, (await index.position(A)).last_seq) == ({"no-free-slot": 1}, 0)
     assert (await index.position(A)).degraded == "no-free-slot"
     assert await index.matched() == {}
+
+
+def take_slots(server: RedisServer, first: int, last: int, *, endpoint: str) -> None:
+    """Have a pod hold these slots."""
+    record = json.dumps({"endpoint": endpoint, "rank": 0, "tier": "GPU", "epoch": 1, "block_size": 4, "state": "live"})
+    taken: dict[Any, Any] = dict.fromkeys(map(str, range(first, last)), record.replace(" ", ""))
+    server.client().hset(f"{P}slots", mapping=taken)
+
+
+async def test_a_pod_with_its_share_gets_no_more_slots_once_half_are_taken(
+    index: Index, redis_server: RedisServer
+) -> None:
+    take_slots(redis_server, 0, 1900, endpoint="x:1")
+    take_slots(redis_server, 1900, 2047, endpoint=A.endpoint)
+    await index.apply(A, blocks(1, 2))  # there is plenty still
+
+    claim = await index.claim(A1)
+    refused = await index.writer.apply(claim, change(await index.position(A1), blocks(1, 1), blocks(1, 1, tier="CPU")))
+    assert refused.left_out == {"slot-share": 2}
+    assert (await index.position(A1)).degraded == "slot-share"
+    await index.apply(B, blocks(1, 1))  # another pod has its own share
+    assert await index.matched() == {A.endpoint: 2, B.endpoint: 1}
+
+    redis_server.client().hdel(f"{P}slots", *range(1900, 2047))
+    again = change(await index.position(A1), blocks(1, 1), Clear(), blocks(1, 1))
+    assert (await index.writer.apply(claim, again)).left_out == {"slot-share": 2}  # not asked for again so soon
+    client: Any = redis_server.client()
+    stream = f"{P}stream:{A1.name}"
+    assert client.hkeys(stream).count(b"refused:GPU") == 1
+    client.hset(stream, "refused:GPU", "1 slot-share")  # a second later
+    applied = await index.writer.apply(claim, change(await index.position(A1), blocks(1, 1)))
+    assert applied.left_out == {}
+
+
+async def test_one_call_of_the_sweep_frees_many_slots_that_hold_next_to_nothing(
+    index: Index, redis_server: RedisServer
+) -> None:
+    for _ in range(100):  # a pod that clears its cache after each block
+        await index.apply(A, Clear(), blocks(1, 1))
+    assert await index.sweep(fields=150) == 2
+    assert redis_server.client().hlen(f"{P}slots") == 1
+    assert await index.matched() == {A.endpoint: 1}
 
 
 async def test_everything_works_on_a_redis_cluster_node(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extproc.errors import BodyTooLargeError
+from extproc.errors import BodyInPiecesError, BodyTooLargeError
 from extproc.ext_proc.exchange import (
     BODY_CHUNK_BYTES,
     Answer,
@@ -15,10 +15,12 @@ from extproc.ext_proc.exchange import (
     ChangedResponse,
     Exchange,
     HeadersWithPick,
+    OutOfOrderError,
     Pick,
     RequestFacts,
     SetResponseHeaders,
 )
+from extproc.ext_proc.uploads import PIECES_OF_ANY_BODY
 from extproc.responses.response_plan import ResponseHandling, ResponsePlan
 
 FACTS = RequestFacts(method="POST", path="/v1/completions", objective=None, request_id="r1")
@@ -116,6 +118,26 @@ def test_the_body_limit_is_enforced_on_the_chunk_that_passes_it() -> None:
     exchange.request_body(b"abcd", end_of_stream=False)
     with pytest.raises(BodyTooLargeError, match="larger than 4 bytes"):
         exchange.request_body(b"e", end_of_stream=False)
+
+
+def test_a_body_in_pieces_of_a_few_bytes_is_refused_and_a_long_one_in_frames_is_not() -> None:
+    exchange, _ = opened(BodyMode.FULL_DUPLEX_STREAMED, max_body_bytes=1 << 24)
+    for _ in range(PIECES_OF_ANY_BODY):
+        assert not exchange.request_body(b"four", end_of_stream=False)
+    with pytest.raises(BodyInPiecesError):
+        for _ in range(PIECES_OF_ANY_BODY):
+            exchange.request_body(b"four", end_of_stream=False)
+    exchange, _ = opened(BodyMode.FULL_DUPLEX_STREAMED, max_body_bytes=1 << 24)
+    frame = bytes(range(256)) * 16
+    for _ in range(4095):
+        assert not exchange.request_body(frame, end_of_stream=False)
+    assert list(exchange.request_body(frame, end_of_stream=True)) == [Pick(FACTS, frame * 4096)]
+
+
+@pytest.mark.parametrize("end_of_stream", [True, False])
+def test_a_body_before_the_headers_is_no_envoy_s(end_of_stream: bool) -> None:
+    with pytest.raises(OutOfOrderError, match="a request body before its headers"):
+        Exchange(max_body_bytes=10).request_body(b"ab", end_of_stream=end_of_stream)
 
 
 def test_a_duplex_response_body_is_echoed() -> None:

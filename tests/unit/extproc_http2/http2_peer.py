@@ -46,6 +46,7 @@ class EchoCall:
     ends: int = 0
     half_closes: int = 0
     messages: list[bytes] = field(default_factory=list)
+    partials: list[int] = field(default_factory=list)
 
     def message(self, data: bytes) -> None:
         self.messages.append(data)
@@ -54,6 +55,9 @@ class EchoCall:
         if data == b"boom":
             raise ZeroDivisionError
         self.stream.send(data)
+
+    def partial(self, size: int) -> None:
+        self.partials.append(size)
 
     def half_closed(self) -> None:
         self.half_closes += 1

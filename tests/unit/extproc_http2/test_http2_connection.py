@@ -14,7 +14,7 @@ from extproc.errors import MalformedRequestError
 from extproc.ext_proc.call import ExtProcCalls, OpenResponse
 from extproc.ext_proc.exchange import BodyMode, RequestFacts
 from extproc.http2 import frames as http2
-from extproc.http2.connection import Http2Connection
+from extproc.http2.connection import Http2Connection, Turns
 from extproc.http2.limits import Http2Limits
 from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
 from tests.unit.extproc_http2.http2_peer import framed
@@ -130,6 +130,7 @@ class Rig:
             limits=limits or Http2Limits(),
             max_message_bytes=200_000,
             connections=self.connections,
+            turns=Turns(),
         )
         self.connection.connection_made(self.transport)
 

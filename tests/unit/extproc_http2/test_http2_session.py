@@ -6,6 +6,7 @@ from hyperframe.frame import HeadersFrame
 from extproc.http2 import frames as http2
 from extproc.http2.frames import ErrorCode
 from extproc.http2.limits import Http2Limits
+from extproc.http2.session import FRAMES_PER_LOOK
 from tests.unit.extproc_http2.http2_peer import EchoCall, Peer, answer_of, framed
 
 
@@ -160,7 +161,7 @@ def test_frames_split_anywhere_mean_the_same(piece: int) -> None:
         peer.session.receive(data[start : start + piece])
     assert [peer.in_short(frame) for frame in peer.answers()] == [
         ("settings", False),
-        ("window", 0, (32 << 20) - 65_535),
+        ("window", 0, (2 << 20) - 65_535),
         ("settings", True),
         *answer_of(1, b"a" * 50, b"", ended=False),
         ("ping", b"12345678", True),
@@ -308,7 +309,7 @@ def test_unknown_frames_and_settings_are_ignored() -> None:
 
 
 def test_streams_over_the_limit_are_refused() -> None:
-    peer = Peer(limits=Http2Limits(max_concurrent_streams=2))
+    peer = Peer(limits=Http2Limits(max_concurrent_streams=1, most_streams=2))
     assert peer.reply(peer.headers(1), peer.headers(3), peer.headers(5)) == [("reset", 5, "REFUSED_STREAM")]
     peer.send(peer.reset(1))
     assert peer.reply(peer.headers(7), peer.messages(7, b"a", end=True)) == answer_of(7, b"a")
@@ -359,8 +360,8 @@ def test_cancelled_streams_are_no_abuse_when_time_passes_or_work_is_done() -> No
 def test_all_streams_of_an_envoy_may_be_cancelled_at_once_and_again() -> None:
     limits = Http2Limits()
     peer = Peer(limits=limits)
-    for first in (1, 2 * limits.max_concurrent_streams + 1):
-        ids = range(first, first + 2 * limits.max_concurrent_streams, 2)
+    for first in (1, 2 * limits.most_streams + 1):
+        ids = range(first, first + 2 * limits.most_streams, 2)
         assert peer.reply(*map(peer.headers, ids)) == []
         assert peer.reply(*map(peer.reset, ids)) == []
     assert not peer.session.retiring
@@ -436,6 +437,24 @@ def test_a_read_that_opens_many_streams_is_handled_in_turns() -> None:
     assert (len(peer.calls), peer.session.has_more) == (8, True)
     peer.session.receive(b"")
     assert (len(peer.calls), peer.session.has_more) == (10, False)
+
+
+def test_a_read_that_takes_long_is_handled_in_turns_of_time() -> None:
+    peer = Peer(limits=Http2Limits(turn_seconds=0.002))
+    peer.session.receive(peer.headers(1))
+    serve = peer.calls[0].message
+
+    def slow(data: bytes) -> None:
+        serve(data)
+        peer.clock.now += 0.001 / FRAMES_PER_LOOK
+
+    peer.calls[0].message = slow  # type: ignore[method-assign]
+    peer.session.receive(b"".join(peer.messages(1, b"x") for _ in range(5 * FRAMES_PER_LOOK)))
+    assert (len(peer.calls[0].messages), peer.session.has_more) == (2 * FRAMES_PER_LOOK, True)
+    peer.session.receive(b"")
+    assert (len(peer.calls[0].messages), peer.session.has_more) == (4 * FRAMES_PER_LOOK, True)
+    peer.session.receive(b"")
+    assert (len(peer.calls[0].messages), peer.session.has_more) == (5 * FRAMES_PER_LOOK, False)
 
 
 # --- goodbye -------------------------------------------------------------------------------------------------------

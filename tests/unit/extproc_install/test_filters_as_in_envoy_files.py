@@ -38,8 +38,8 @@ def local_filters(name: str) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in manager["http_filters"]}
 
 
-def local_cluster(name: str) -> dict[str, Any]:
-    return next(each for each in local(name)["clusters"] if each["name"] == "pods")
+def local_cluster(name: str, cluster: str = "pods") -> dict[str, Any]:
+    return next(each for each in local(name)["clusters"] if each["name"] == cluster)
 
 
 def local_route(name: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def test_the_response_filter_is_the_one_of_the_file_but_for_its_cluster() -> Non
 def test_the_pool_s_cluster_obeys_the_pick_as_in_the_file(mode: Mode) -> None:
     cluster = local_cluster("local.yaml")
     expected = {name: cluster[name] for name in ("per_connection_buffer_limit_bytes", "load_balancing_policy")}
-    [patch] = patches(plan(30, mode), "CLUSTER")
+    patch, _ = patches(plan(30, mode), "CLUSTER")
     assert patch["patch"] == {"operation": "MERGE", "value": expected}
     assert patch["match"]["cluster"] == {"service": "vllm-llama.llm.svc.cluster.local", "portNumber": 8000}
 
@@ -89,8 +89,21 @@ def test_the_pool_s_cluster_obeys_the_pick_as_in_the_file(mode: Mode) -> None:
 def test_without_override_host_the_cluster_dials_the_one_address_of_the_metadata() -> None:
     cluster = local_cluster("original-dst.yaml")
     names = ("per_connection_buffer_limit_bytes", "original_dst_lb_config", "cleanup_interval")
-    [patch] = patches(plan(26), "CLUSTER")
+    patch, _ = patches(plan(26), "CLUSTER")
     assert patch["patch"]["value"] == {name: cluster[name] for name in names}
+
+
+@pytest.mark.parametrize("name", ["local.yaml", "buffered.yaml", "original-dst.yaml"])
+def test_the_connections_to_the_picker_have_the_limits_of_the_files(name: str) -> None:
+    [of_file] = local_cluster(name, "picker")["typed_extension_protocol_options"].values()
+    install = plan(30)
+    _, patch = patches(install, "CLUSTER")
+    [options] = patch["patch"]["value"]["typed_extension_protocol_options"].values()
+    rule = next(each for each in mesh_objects(install) if each["metadata"]["name"] == "kvmesh-picker")
+    # istiod replaces the options: what the rule says of them must be in the patch, too
+    idle = {"idle_timeout": rule["spec"]["trafficPolicy"]["connectionPool"]["http"]["idleTimeout"]}
+    assert options == of_file | {"common_http_protocol_options": idle}
+    assert patch["match"]["cluster"] == {"service": "kvmesh-picker.kvmesh-system.svc.cluster.local", "portNumber": 9002}
 
 
 def test_the_connections_of_the_pool_are_those_of_the_file() -> None:

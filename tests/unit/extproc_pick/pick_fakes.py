@@ -64,6 +64,7 @@ class FakeIndex:
 class FakePrompts:
     answer: PromptTokens | Exception = field(default_factory=PromptTokens)
     asked: list[dict[str, Any]] = field(default_factory=list)
+    tenants: list[str] = field(default_factory=list)
 
     async def prompts(
         self,
@@ -73,8 +74,10 @@ class FakePrompts:
         model: ServedModel,
         limit: int,
         adapter: str | None = None,
+        tenant: str = "",
     ) -> PromptTokens:
         self.asked.append({"body": body, "model": model.name, "adapter": adapter})
+        self.tenants.append(tenant)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer

@@ -347,6 +347,26 @@ async def test_each_prompt_of_a_batch_has_the_model_s_context_for_itself() -> No
     assert (picked.decision.endpoints, picked.decision.rejected) == (("a", "b"), {})
 
 
+@pytest.mark.parametrize(
+    ("tokens", "counted"),
+    [
+        (PromptTokens(prompts=(TokenizedPrompt(tokens=bytes(4 * 399)),), estimated_tokens=399), 399),
+        (PromptTokens(prompts=(TokenizedPrompt(tokens=bytes(4 * 400)),), estimated_tokens=400), 0),
+        (PromptTokens(chunks=b"12345678", chunk_tokens=64, estimated_tokens=1500), 1500),
+        (PromptTokens(chunks=b"12345678", chunk_tokens=64, estimated_tokens=1600), 0),
+    ],
+    ids=["fits", "known to be too long", "may be too long", "surely too long"],
+)
+async def test_a_prompt_that_every_pod_will_refuse_at_once_is_not_booked_as_work(
+    tokens: PromptTokens, counted: int
+) -> None:
+    small = EndpointModels(models=frozenset({"tiny"}), adapters={}, max_model_len=400)
+    keys = tuple([PromptKeys(keys=bytes(8 * 25), tokens_each=16)] if tokens.prompts else ())
+    index = FakeIndex(IndexHits(keys=keys))
+    a_pool = runtime(replace(pod("a"), models=small), prompts=FakePrompts(tokens), index=index)
+    assert (await explained(a_pool, facts(), chat())).decision.prompt_tokens == counted
+
+
 async def test_what_cannot_be_read_is_balanced_and_refused_only_where_the_policy_depends_on_it() -> None:
     limited = PickPolicy(priorities=PriorityPolicy(quotas=(Quota(requests_per_minute=1),)))
     coded = facts(headers={"content-encoding": "br"})

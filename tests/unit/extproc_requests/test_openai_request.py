@@ -17,6 +17,7 @@ from extproc.requests.request import (
     Truncation,
     TruncationSide,
 )
+from kvmesh.blocks.block_keys import held_name
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -74,6 +75,11 @@ def test_every_field_of_a_chat_that_changes_its_tokens_is_kept() -> None:
         max_tokens=5,
         cache_salt="salt",
     )
+
+
+def test_a_long_salt_is_held_as_its_digest_alone() -> None:
+    salt = "s" * 900_000
+    assert parse(CHAT, messages=[HELLO], cache_salt=salt).cache_salt == held_name(salt)
 
 
 def test_max_completion_tokens_wins_over_max_tokens() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_indexer.apply.apply_events import BLOCKS_A_CHANGE, EventApplier, Halt, root_keys
+from kv_indexer.apply.apply_events import EventApplier, Halt, root_keys
+from kv_indexer.apply.batches import BLOCKS_A_CHANGE
+from kv_indexer.apply.change_plan import OPERATION_BLOCKS
 from kv_indexer.events.sequence import BatchAction, Frame
 from kvmesh.blocks.block_keys import root_key
 from kvmesh.blocks.events import CacheGroup
@@ -170,7 +172,8 @@ async def test_positional_and_map_forms_give_the_same_keys(bench: Bench) -> None
     assert await bench.matched(1) == 0
 
 
-OTHER = Stream(endpoint="10.0.0.2:8000")
+OTHER, THIRD = Stream(endpoint="10.0.0.2:8000"), Stream(endpoint="10.0.0.3:8000")
+SECOND_PORT, SECOND_RANK = Stream(endpoint="10.0.0.2:8001"), Stream(endpoint="10.0.0.1:8000", dp_rank=1)
 # as elsewhere, engine hashes are the blocks' places in the prompt; 101 … is the same prompt under another hash seed
 
 
@@ -181,9 +184,19 @@ async def orphans_of(bench: Bench) -> EventApplier:
     return bench.applier
 
 
-async def test_a_lost_parent_is_taken_from_a_pod_whose_hashes_agree_with_ours(bench: Bench) -> None:
-    other = await bench.take(OTHER)
-    await other.apply([frame(0, stored(1, 2, 3))])
+async def holds(bench: Bench, stream: Stream, *events: Mapping[str, Any]) -> EventApplier:
+    """Another stream that has stored this."""
+    other = await bench.take(stream)
+    await other.apply([frame(0, *events)])
+    return other
+
+
+@pytest.mark.parametrize("streams", [(OTHER, THIRD), (SECOND_RANK,)], ids=["two-pods", "the-pod-itself"])
+async def test_a_lost_parent_is_taken_from_pods_that_agree_or_from_the_pod_itself(
+    bench: Bench, streams: tuple[Stream, ...]
+) -> None:
+    for stream in streams:
+        await holds(bench, stream, stored(1, 2, 3))
     applier = await orphans_of(bench)
 
     assert await applier.adopt_orphans()
@@ -192,17 +205,38 @@ async def test_a_lost_parent_is_taken_from_a_pod_whose_hashes_agree_with_ours(be
     assert (await bench.matched(9), applier.position.last_seq) == (4, 2)
 
 
-async def test_a_pod_that_shares_none_of_our_blocks_is_not_believed(bench: Bench) -> None:
-    other = await bench.take(OTHER)
-    await other.apply([frame(0, stored(11, 2, 3, first_block=1))])
+@pytest.mark.parametrize("streams", [(OTHER,), (OTHER, SECOND_PORT)], ids=["one", "two-ports-of-one"])
+async def test_one_pods_word_is_not_enough_for_another(bench: Bench, streams: tuple[Stream, ...]) -> None:
+    for stream in streams:
+        await holds(bench, stream, stored(1, 2, 3))
+    applier = await orphans_of(bench)
+
+    assert (await applier.adopt_orphans(), applier.orphans) == (False, 1)
+
+
+@pytest.mark.parametrize("liar", [OTHER, Stream(endpoint="10.0.0.4:8000")])
+async def test_a_parent_about_which_pods_disagree_is_not_taken(bench: Bench, liar: Stream) -> None:
+    lie = stored(3, first_block=9)  # a block that begins a prompt, under the hash of one that does not
+    for stream in (OTHER, THIRD, SECOND_RANK):
+        await holds(bench, stream, stored(1, 2), lie if stream is liar else stored(3, parent=2))
+    if liar is not OTHER:
+        await holds(bench, liar, stored(1, 2), lie)
+    applier = await orphans_of(bench)
+
+    assert (await applier.adopt_orphans(), applier.orphans) == (False, 1)
+
+
+async def test_pods_that_share_none_of_our_blocks_are_not_believed(bench: Bench) -> None:
+    for stream in (OTHER, THIRD):
+        await holds(bench, stream, stored(11, 2, 3, first_block=1))
     applier = await orphans_of(bench)
 
     assert (await applier.adopt_orphans(), applier.orphans) == (False, 1)
 
 
 async def test_a_pod_that_contradicts_us_once_is_not_believed(bench: Bench) -> None:
-    other = await bench.take(OTHER)
-    await other.apply([frame(0, stored(1, 2, 3)), frame(1, stored(50, first_block=7))])
+    await holds(bench, THIRD, stored(1, 2, 3))
+    await holds(bench, OTHER, stored(1, 2, 3), stored(50, first_block=7))
     applier = await orphans_of(bench)
     await applier.apply([frame(2, stored(50, first_block=8))])
 
@@ -210,8 +244,8 @@ async def test_a_pod_that_contradicts_us_once_is_not_believed(bench: Bench) -> N
 
 
 async def test_a_verdict_on_another_pod_holds_until_its_epoch_ends(bench: Bench) -> None:
-    other = await bench.take(OTHER)
-    await other.apply([frame(0, stored(1, 2, 3))])
+    await holds(bench, THIRD, stored(1, 2, 3), stored(70, 71, 72, first_block=1))
+    other = await holds(bench, OTHER, stored(1, 2, 3))
     applier = await orphans_of(bench)
     assert await applier.adopt_orphans()
     await other.apply([frame(1, removed(1))])  # nothing in common any more
@@ -227,8 +261,7 @@ async def test_a_verdict_on_another_pod_holds_until_its_epoch_ends(bench: Bench)
 
 
 async def test_an_orphan_that_was_removed_meanwhile_never_appears(bench: Bench) -> None:
-    other = await bench.take(OTHER)
-    await other.apply([frame(0, stored(1, 2, 3))])
+    await holds(bench, SECOND_RANK, stored(1, 2, 3))
     applier = await orphans_of(bench)
     await applier.apply([frame(2, removed(4))])
     await applier.adopt_orphans()
@@ -369,7 +402,7 @@ async def test_what_the_index_had_no_room_for_before_a_clear_does_not_count(benc
 
     assert (await bench.matched(3), bench.applier.position.degraded) == (1, "")
     assert (await bench.take()).position.degraded == ""
-    assert bench.telemetry.unindexed == {"source-full": 1}
+    assert bench.telemetry.unindexed == {}
 
 
 async def test_a_removal_of_a_block_that_is_not_there_changes_nothing(bench: Bench) -> None:
@@ -389,7 +422,7 @@ async def test_one_change_holds_no_more_batches_than_keep_it_short(
         return await apply(claim, change)
 
     monkeypatch.setattr(bench.index, "apply", noting)
-    half = BLOCKS_A_CHANGE // 2
+    half = BLOCKS_A_CHANGE // 2 - OPERATION_BLOCKS
     long = [stored(*range(first, first + half)) for first in (1, half + 1, 2 * half + 1)]
     first_two = [frame(0, long[0]), frame(1, removed(*range(1, half + 1)))]  # removals take their time, too
     await bench.applier.apply([*first_two, frame(2, long[1]), frame(3), frame(4, long[2], stored(1), stored(2))])

@@ -100,14 +100,12 @@ def test_hashes_to_look_up_are_those_that_nothing_explains() -> None:
     assert hashes_to_look_up(events, context) == {(60, 2), (70, 0)}
 
 
-def test_order_is_kept_and_a_clear_forgets_block_sizes() -> None:
+def test_a_clear_voids_what_came_before_it_in_the_change_and_forgets_block_sizes() -> None:
     context = StreamContext()
     events = (stored(1), BlockRemoved(block_hashes=(1,), group_idx=0), AllBlocksCleared(), stored(1, medium="CPU"))
 
     assert plan(*events, context=context).operations == [
-        gpu_store((1,), keys(1)),
-        Remove(tier="GPU", group=0, hashes=pack_hashes((1,))),
-        Clear(),
+        Clear(),  # which voids all before it
         gpu_store((1,), keys(1), tier="CPU"),
     ]
     assert context.block_sizes == {"CPU": 4}
@@ -312,7 +310,7 @@ def test_orphans_whose_parent_became_known_otherwise_are_adopted() -> None:
     plan(stored(2, first_token=4, parent=1), context=context)
     context.keys[1] = keys(1)
 
-    assert plan_adoption(context=context, roots=roots) == Plan(operations=[gpu_store((2,), keys(2)[8:])])
+    assert plan_adoption(context) == Plan(operations=[gpu_store((2,), keys(2)[8:])])
 
 
 def test_orphans_that_had_to_go_are_counted() -> None:

@@ -2,7 +2,7 @@
 
 from array import array
 
-from kv_indexer.apply.change_plan import OrphanTable
+from kv_indexer.apply.orphans import Orphan, OrphanShares, OrphanTable
 from kvmesh.blocks.events import BlockStored
 
 
@@ -47,7 +47,7 @@ def test_the_oldest_go_first_when_there_are_too_many() -> None:
 
 
 def test_the_oldest_go_first_when_they_are_too_large() -> None:
-    table = OrphanTable(max_bytes=2000)
+    table = OrphanTable(shares=OrphanShares(pod_bytes=3500))
 
     assert [table.add(child(number)) for number in (2, 3, 4)] == [0, 0, 1]
     assert table.add(child(*range(100))) == 1  # alone too large: it pushes nobody out
@@ -55,7 +55,7 @@ def test_the_oldest_go_first_when_they_are_too_large() -> None:
 
 
 def test_a_clear_empties_the_table_for_good() -> None:
-    table = OrphanTable(max_bytes=2000)
+    table = OrphanTable(shares=OrphanShares(pod_bytes=3500))
     table.add(child(2))
     table.clear()
 
@@ -68,3 +68,44 @@ def test_a_hash_that_is_twice_in_one_event_is_two_references() -> None:
     table.add(child(2, 2))
 
     assert [table.remove(tier="GPU", group=0, engine_hash=2) for _ in range(3)] == [True, True, False]
+
+
+def test_all_ranks_of_a_pod_share_what_one_pod_may_keep() -> None:
+    shares = OrphanShares(pod_bytes=3500)
+    ranks = [OrphanTable(pod="a", shares=shares) for _ in range(3)]
+
+    assert [table.add(child(2)) for table in ranks] == [0, 0, 1]
+    assert [len(table) for table in ranks] == [1, 1, 0]
+    ranks[0].clear()
+    assert ranks[2].add(child(2)) == 0
+
+
+def test_many_pods_share_what_all_may_keep_and_none_pushes_another_out() -> None:
+    shares = OrphanShares(pod_bytes=4000, all_bytes=7000)
+    greedy, modest = (OrphanTable(pod=pod, shares=shares) for pod in "ab")
+    assert [greedy.add(child(number)) for number in (2, 3, 4)] == [0, 0, 1]
+
+    assert modest.add(child(2)) == 0
+    assert (len(greedy), len(modest)) == (2, 1)
+    assert greedy.add(child(5)) == 1
+    assert (len(greedy), len(modest)) == (2, 1)
+
+
+def test_what_waits_is_asked_for_in_turn() -> None:
+    table = OrphanTable()
+    for number in range(5):
+        table.add(child(100 + number, parent=number))
+
+    assert [table.some_parents(2) for _ in range(3)] == [{0, 1}, {2, 3}, {4, 0}]
+
+
+def test_what_a_pod_chose_counts_by_its_length() -> None:
+    folded = (b"x" * 5000,)
+    assert Orphan(event=child(2), folded=folded).size == Orphan(event=child(2)).size + 5000
+
+
+def test_a_parent_that_is_named_twice_hands_its_children_out_once() -> None:
+    table = OrphanTable()
+    table.add(child(3, parent=2))
+
+    assert taken(table, 2, 2) == [((3,), set())]

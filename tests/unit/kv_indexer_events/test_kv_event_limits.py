@@ -7,6 +7,7 @@ import pytest
 
 from kv_indexer.events.event_fields import FEATURES_LIMIT, NAME_LIMIT
 from kv_indexer.events.vllm_events import decode_batch
+from kvmesh.blocks.block_keys import held_digest, held_name
 from kvmesh.blocks.events import AllBlocksCleared, BlockStored
 
 pack = msgspec.msgpack.encode
@@ -33,7 +34,7 @@ def decode_one(event: Any) -> Any:
         (stored(block_size=0), {"block_size": 0}),
         (stored(token_ids=[2**32 - 1]), {"tokens": b"\xff" * 4}),
         (stored(medium=LONGEST_NAME), {"medium": LONGEST_NAME}),
-        (stored(extra_keys=[[LONGEST_KEY]]), {"extra_keys": ((LONGEST_KEY,),)}),
+        (stored(extra_keys=[[LONGEST_KEY]]), {"extra_keys": ((held_name(LONGEST_KEY),),)}),
         (stored(mm_keys=[{"hash": "a"}]), {"extra_keys": ((("a", 0),),)}),
         (stored(mm_keys=[{"hash": "a", "start_offset": 2**63 - 1}]), {"extra_keys": ((("a", 2**63 - 1),),)}),
     ],
@@ -89,3 +90,14 @@ def test_sglangs_metadata_may_say_nothing_that_concerns_us(size: int) -> None:
 
 def test_a_map_that_says_that_all_is_cleared_needs_no_further_field() -> None:
     assert decode_one({"type": "AllBlocksCleared"}) == AllBlocksCleared()
+
+
+def test_nothing_long_that_a_pod_chose_is_held() -> None:
+    name, digest = "n" * 300_000, b"d" * 300_000
+    plain = stored(lora_name=name, cache_salt=name, session_id=name, extra_keys=[[name, [name, 1], digest]])
+    event = decode_one(plain)
+
+    short = held_name(name)
+    assert (event.lora_name, event.cache_salt, event.session_id) == (short, short, short)
+    assert event.extra_keys == ((short, (short, 1), held_digest(digest)),)
+    assert decode_one(stored(mm_keys=[{"hash": name}])).extra_keys == (((short, 0),),)

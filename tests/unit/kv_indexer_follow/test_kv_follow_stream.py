@@ -663,9 +663,9 @@ async def test_a_publisher_that_does_change_its_block_size_is_degraded_and_not_r
     assert bench.states()[-1] == (DEGRADED, "block-size-changed")
 
 
-async def test_orphans_of_a_truncated_history_are_completed_from_another_pod_with_the_same_hashes(bench: Bench) -> None:
-    other = Stream(endpoint="10.0.0.2:8000")
-    await bench.tell(other, frame(0, stored(1, 2, 3)))
+async def test_orphans_of_a_truncated_history_are_completed_from_pods_that_agree(bench: Bench) -> None:
+    for other in (Stream(endpoint="10.0.0.2:8000"), Stream(endpoint="10.0.0.3:8000")):
+        await bench.tell(other, frame(0, stored(1, 2, 3)))
     pod = FakePod(buffer=[frame(5, stored(4, parent=3)), frame(6, stored(1, 2))], live=[[]])
 
     await bench.follow(pod)

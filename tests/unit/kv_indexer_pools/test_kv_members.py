@@ -3,7 +3,15 @@
 import pytest
 
 from kv_indexer.pools.follow_pools import slowdown
-from kv_indexer.pools.members import PoolFeed, is_other_feed, membership, own_rank
+from kv_indexer.pools.members import (
+    RANKS_A_POD,
+    PodAnswer,
+    PoolFeed,
+    is_other_feed,
+    known_streams,
+    membership,
+    own_rank,
+)
 from kvmesh.blocks.source import EventAddresses
 from kvmesh.documents.pools import EventTemplates, Pool, PoolEndpoint
 from kvmesh.pods.served_models import first_base_model, model_cards
@@ -99,3 +107,12 @@ def test_what_is_no_list_of_models_is_refused(body: bytes) -> None:
 
 def test_a_few_pods_are_looked_at_at_full_pace_and_thousands_ten_times_slower() -> None:
     assert [slowdown(pods) for pods in (0, 1, 200, 400, 2000, 100_000)] == [1.0, 1.0, 1.0, 2.0, 10.0, 20.0]
+
+
+def test_of_a_pod_with_too_many_ranks_the_first_are_followed() -> None:
+    many = PodAnswer(asked_at=0.0, ranks=dict.fromkeys(reversed(range(1024)), HERE))
+    few = PodAnswer(asked_at=0.0, ranks=dict.fromkeys((3, 1), HERE))
+    streams = known_streams({"a:1": many, "b:1": few})
+
+    assert sorted(each.dp_rank for each in streams if each.endpoint == "a:1") == list(range(RANKS_A_POD))
+    assert sorted(each.dp_rank for each in streams if each.endpoint == "b:1") == [1, 3]

@@ -33,6 +33,7 @@ class Pod:
         self.counters = IDLE
         self.blocks = 10
         self.gpu_block_size: int | None = 16
+        self.ranks_left_out = 0
         self.report = PodReport(scraped_at=0.0, **{"block_size": 16, "caches_prefixes": True, **report})  # type: ignore[arg-type]
         self._rules = StreamRules(FindingPolicy())
         if state is not None:
@@ -55,6 +56,7 @@ class Pod:
             counters=self.counters if answers else None,
             blocks=self.blocks,
             gpu_block_size=self.gpu_block_size,
+            ranks_left_out=self.ranks_left_out,
         )
         return self._rules.judge(facts, now=self.now, unix_now=UNIX + self.now)
 
@@ -429,3 +431,33 @@ def test_a_long_replay_that_makes_progress_is_no_finding() -> None:
     for _ in range(50):
         assert pod.watch(20) == []
         pod.activity.received(1, now=pod.now)
+
+
+@pytest.mark.parametrize("reason", ["slot-share", "no-free-slot", "source-full", "orphan-dropped"])
+def test_a_pod_that_wants_more_than_its_share_is_named_with_what_it_wants_too_much_of(reason: str) -> None:
+    pod = Pod()
+    pod.activity.not_indexed.add(reason, 3, now=pod.now)
+
+    (finding,) = pod.look()
+    assert finding.reason is FindingReason.SHARE_REACHED
+    assert f"{reason} ×3" in finding.message
+    assert pod.look(seconds=RECENT_SECONDS + 1) == []
+
+
+def test_a_pod_with_more_ranks_than_are_followed_of_one_is_named_while_it_has_them() -> None:
+    pod = Pod(rank=None)
+    pod.ranks_left_out = 896
+
+    (finding,) = pod.look()
+    assert (finding.reason, "last 896 are not" in finding.message) == (FindingReason.SHARE_REACHED, True)
+    pod.ranks_left_out = 0
+    assert pod.look() == []
+
+
+def test_a_skipped_batch_is_named() -> None:
+    pod = Pod()
+    pod.activity.not_indexed.add("batch-skipped", 1, now=pod.now)
+
+    (finding,) = pod.look()
+    assert finding.reason is FindingReason.BATCH_SKIPPED
+    assert "kvmesh index clear" in finding.message

@@ -5,7 +5,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmesh.blocks.block_keys import FEW_BLOCKS, block_keys, root_key, split_keys
+from kvmesh.blocks.block_keys import FEW_BLOCKS, NAME_LIMIT, block_keys, held_digest, held_name, root_key, split_keys
 
 ROOT = root_key(hash_seed="kvmesh", model="tiny")
 FOUR_BLOCKS = bytes(range(256))  # 64 tokens of 4 bytes
@@ -87,3 +87,23 @@ def test_any_number_of_blocks_is_chained_alike(count: int, block_size: int) -> N
         keys.append(key)
 
     assert block_keys(tokens + bytes(3), block_size=block_size, parent=ROOT) == b"".join(keys)
+
+
+def test_a_name_is_held_as_it_is_or_as_a_short_digest_with_the_same_root() -> None:
+    names = ["x" * NAME_LIMIT, "x" * (NAME_LIMIT + 1), "y" * 900_000, "é" * 900_000]
+    held = [held_name(name) for name in names]
+
+    assert held[0] == names[0]
+    assert all(len(each) < NAME_LIMIT for each in held[1:])
+    assert len({*held}) == len(names)
+    assert [held_name(each) for each in held] == held
+    for name, short in zip(names, held, strict=True):
+        for field in ("lora", "cache_salt"):
+            of_name, of_short = ({field: each} for each in (name, short))
+            assert root_key(hash_seed="s", model="m", **of_name) == root_key(hash_seed="s", model="m", **of_short)
+
+
+def test_a_digest_is_held_as_it_is_or_as_a_shorter_one() -> None:
+    assert held_digest(b"d" * 32) == b"d" * 32
+    assert len(held_digest(b"d" * 900_000)) == 16
+    assert held_digest(b"d" * 900_000) != held_digest(b"e" * 900_000)

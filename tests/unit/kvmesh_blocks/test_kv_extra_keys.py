@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from kvmesh.blocks.block_keys import ExtraKeys, UnknownExtraKeyError, fold_features, separate_extra_keys
+from kvmesh.blocks.block_keys import (
+    ExtraKeys,
+    UnknownExtraKeyError,
+    fold_features,
+    held_digest,
+    held_name,
+    separate_extra_keys,
+)
 
 IMAGE = ("mm-1", 0)
 
@@ -70,3 +77,17 @@ def test_a_salt_belongs_to_the_first_block_alone() -> None:
 def test_an_unknown_feature_is_refused_rather_than_ignored(feature: object) -> None:
     with pytest.raises(UnknownExtraKeyError):
         fold_features([feature])
+
+
+def test_long_features_fold_to_what_their_held_forms_do() -> None:
+    name, digest = "i" * 900_000, b"d" * 900_000
+    for long, held in [
+        ((name, 3), (held_name(name), 3)),
+        (("mm", name, 3), ("mm", held_name(name), 3)),
+        (name, held_name(name)),
+        (digest, held_digest(digest)),
+    ]:
+        folded = fold_features([long])
+        assert folded == fold_features([held])
+        assert folded is not None
+        assert len(folded) < 300

@@ -61,7 +61,7 @@ def test_a_change_becomes_script_arguments_in_order() -> None:
     )
 
     assert change_arguments(change, max_blocks=9, tier_ttl_seconds=1.5) == [
-        *(3, -1, 1, "1.1", 5, 4, b"", 9, "1.5", "undecodable-event"),
+        *(3, -1, 1, "1.1", 5, 4, b"", 9, "1.5", "undecodable-event", 0, 0),
         *("S", "GPU", 16, b"", b"h" * 8, b"k" * 8),
         *("C", "", 0, b"", b"", b""),
         *("R", "CPU", 0, b"\2", b"r" * 8, b""),

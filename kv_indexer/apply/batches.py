@@ -1,0 +1,192 @@
+"""Batches, opened, and cut where they are too much for one turn: frames, portions of batches, events. Pure.
+
+A pod decides how much it says at once, so nothing may be in proportion to it: neither how long the event loop is held,
+nor how long Redis is, nor the memory that decoded events take.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from zlib import crc32
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from kv_indexer.apply.change_plan import OPERATION_BLOCKS, SIZE_CHANGED, Plan
+from kv_indexer.events.event_fields import Fault
+from kv_indexer.events.sequence import Frame
+from kv_indexer.events.vllm_events import OpenBatch
+from kvmesh.blocks.block_keys import TOKEN_BYTES
+from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, MoreStored, is_dense
+from kvmesh.errors import DecodeError
+
+BLOCKS_A_CHANGE = 2000  # named by one change; Redis serves no other client meanwhile
+FRAME_BYTES = 256 << 10  # decoded in one go
+LONG_BATCH_BYTES = 128 << 10  # a step of 8,192 tokens has 40 kB
+TURN_BYTES, TURN_BLOCKS = 32 << 10, 1000  # of a long batch; others are served in between
+
+
+# reasons of skipped events that may have been removals: without those the index would claim too much
+MAY_BE_REMOVALS: frozenset[Fault] = frozenset(
+    {
+        "bad-block-hash",
+        "bad-medium",
+        "bad-group",
+        "bad-locality",
+        "bad-ownership",
+        "too-few-fields",
+        "undecodable-event",
+    }
+)
+LOST_EVENT = "undecodable-event"  # why a source is degraded then
+CLEARED = AllBlocksCleared.__name__
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """One frame, opened."""
+
+    frame: Frame
+    crc: int  # of its payload
+    ts: float  # the publisher's unix seconds
+    events: Sequence[Event] = ()  # none of a long batch
+    rest: OpenBatch | None = None  # of a long batch: what is read in turns
+    is_readable: bool = True
+    kinds: dict[str, int] = {}  # type -> events read
+    count: int = 0  # of these
+    skipped: Mapping[str, int] = {}  # reason -> events that cannot be read
+
+    @property
+    def cost(self) -> int:
+        """Return how long its change will hold Redis, in blocks."""
+        return sum(map(_cost, self.events))
+
+    def note(self, events: Sequence[Event]) -> None:
+        """Take note of events that were read."""
+        kinds = self.kinds
+        for event in events:
+            kind = type(event).__name__
+            kinds[kind] = kinds.get(kind, 0) + 1
+        self.count += len(events)
+
+    def turns(self) -> Iterator[Sequence[Event]]:
+        """Yield a long batch's events, in pieces of TURN_BLOCKS at most, about as many blocks at a time."""
+        assert self.rest is not None
+        self.kinds, self.count = {}, 0
+        self.rest.skipped.clear()
+        for events in self.rest.turns(size=TURN_BYTES):
+            self.note(events)
+            yield from _turns(events)
+        self.skipped = self.rest.skipped
+
+
+def is_long(frame: Frame) -> bool:
+    """Tell whether a batch is read and applied in turns."""
+    return len(frame.payload) > LONG_BATCH_BYTES
+
+
+def open_batch(frame: Frame) -> Batch:
+    """Read a frame, a long one as far as its time. Raise DecodeError."""
+    opened, crc = OpenBatch(frame.payload), crc32(frame.payload)
+    if is_long(frame):
+        return Batch(frame=frame, crc=crc, ts=opened.ts, rest=opened)
+    events = opened.read()
+    batch = Batch(frame=frame, crc=crc, ts=opened.ts, events=events, skipped=opened.skipped)
+    batch.note(events)
+    return batch
+
+
+def unreadable_batch(frame: Frame) -> Batch:
+    """Return what stands for a frame that is no batch: its number is used up all the same."""
+    return Batch(frame=frame, crc=crc32(frame.payload), ts=0.0, is_readable=False)  # no time: no sign of a restart
+
+
+def doubt_of(batches: Sequence[Batch], plan: Plan) -> str:
+    """Return why the index is no longer exact after these batches, or ""; what came before a clear does not count."""
+    doubt = SIZE_CHANGED if plan.skipped[SIZE_CHANGED] else ""
+    for batch in batches:
+        if CLEARED in batch.kinds:
+            doubt = ""
+        if not batch.is_readable:
+            doubt = DecodeError.reason
+        elif not MAY_BE_REMOVALS.isdisjoint(batch.skipped):  # on which side of the clear is unknown
+            doubt = doubt or LOST_EVENT
+    return doubt
+
+
+def frame_groups(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
+    """Cut between frames, so that each group has FRAME_BYTES at most; a long batch is one of its own."""
+    first, size = 0, 0
+    for number, frame in enumerate(frames):
+        more = len(frame.payload) if not is_long(frame) else FRAME_BYTES
+        size += more
+        if number > first and size > FRAME_BYTES:
+            yield frames[first:number]
+            first, size = number, more
+    if frames:
+        yield frames[first:]
+
+
+def portions(batches: Sequence[Batch], *, alone: Collection[int] = ()) -> Iterator[Sequence[Batch]]:
+    """Cut between batches, so that each portion costs BLOCKS_A_CHANGE at most, or is one batch.
+
+    Those whose number is in `alone` are portions of their own.
+    """
+    if len(batches) == 1:  # as most come
+        yield batches
+        return
+    first, total = 0, 0
+    for number, batch in enumerate(batches):
+        more = batch.cost if batch.frame.seq not in alone else BLOCKS_A_CHANGE
+        if number > first and total + more > BLOCKS_A_CHANGE:
+            yield batches[first:number]
+            first, total = number, 0
+        total += more
+    if batches:
+        yield batches[first:]
+
+
+def _cost(event: Event) -> int:
+    return OPERATION_BLOCKS + (0 if isinstance(event, AllBlocksCleared) else len(event.block_hashes))
+
+
+def _turns(events: Iterable[Event]) -> Iterator[Sequence[Event]]:
+    """Cut events, and put the pieces together to turns of one change."""
+    turn: list[Event] = []
+    total = 0
+    for event in events:
+        for piece in _pieces(event):
+            more = _cost(piece)
+            if turn and total + more > TURN_BLOCKS:
+                yield turn
+                turn, total = [], 0
+            turn.append(piece)
+            total += more
+    yield turn
+
+
+def _pieces(event: Event) -> Iterator[Event]:
+    """Cut an event into consecutive ones that mean the same; one that is left out anyway stays whole."""
+    if isinstance(event, AllBlocksCleared) or len(event.block_hashes) <= TURN_BLOCKS:
+        yield event
+        return
+    starts = range(0, len(event.block_hashes), TURN_BLOCKS)
+    if isinstance(event, BlockRemoved):
+        for at in starts:
+            yield replace(event, block_hashes=event.block_hashes[at : at + TURN_BLOCKS])
+        return
+    extra = event.extra_keys
+    if (event.tokens and not is_dense(event)) or (extra is not None and len(extra) != len(event.block_hashes)):
+        yield event
+        return
+    for at in starts:
+        yield _piece(event, at, at + TURN_BLOCKS)
+
+
+def _piece(event: BlockStored, first: int, last: int) -> BlockStored:
+    size = event.block_size * TOKEN_BYTES
+    changes = {
+        "block_hashes": event.block_hashes[first:last],
+        "tokens": event.tokens[first * size : last * size],
+        "extra_keys": event.extra_keys[first:last] if event.extra_keys is not None else None,
+    }
+    if not first:
+        return replace(event, **changes)
+    return MoreStored(**asdict(event) | changes | {"parent_block_hash": event.block_hashes[first - 1]})

@@ -1,0 +1,48 @@
+"""What one pod's KV events can do to the others, and a tenant's salts."""
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+import redis.asyncio
+
+from tests.attack.mesh import Mesh, ended_attack, running_attack
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+BUSY_MEMORY = 24 << 20  # of Redis, for some 150,000 blocks
+BUSY_SECONDS = 20.0
+SLOTS = 4096
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def busy_mesh(mesh: Mesh) -> Mesh:
+    """A mesh in which a pod has filled its cache once and is gone: processes do not give all of that back."""
+    most = mesh.memory()["redis"] + BUSY_MEMORY
+    with running_attack("busy_pod", mesh.target) as pod:
+        async with asyncio.timeout(BUSY_SECONDS):
+            while mesh.memory()["redis"] < most:
+                await asyncio.sleep(0.05)
+        await asyncio.to_thread(ended_attack, pod)
+    return mesh
+
+
+@pytest.mark.parametrize("program", ["long_batches", "flood_of_events", "orphans_with_long_names", "long_salts"])
+async def test_a_pods_events_hurt_no_other(busy_mesh: Mesh, program: str) -> None:
+    await busy_mesh.survives(program)
+
+
+async def test_a_pod_that_asks_for_slots_all_the_time_leaves_others_half_of_them(busy_mesh: Mesh) -> None:
+    most = 0
+
+    async def watch(index: redis.asyncio.Redis) -> None:
+        nonlocal most
+        while True:
+            most = max(most, await index.hlen("{kv2}slots"))
+            await asyncio.sleep(0.01)
+
+    async with redis.asyncio.from_url(busy_mesh.stack.ready["redis"]) as index:
+        watching = asyncio.create_task(watch(index))
+        await busy_mesh.survives("slots_of_all_tiers")
+        watching.cancel()
+    print(f"slots taken: {most}")
+    assert 32 < most <= SLOTS // 2 + 4
