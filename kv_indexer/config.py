@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_indexer.follow.catch_up import RecoveryPolicy
+from kv_indexer.pools.event_sources import ANY_PORT
 from kv_indexer.watch.stream_activity import FindingPolicy
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.blocks.source import EventAddresses, reachable
@@ -64,6 +65,17 @@ def parse_event_sources(value: str | Mapping[str, Any] | None) -> dict[str, tupl
         ranks = entry if isinstance(entry, list) else [entry]
         parsed[endpoint] = tuple(_addresses(endpoint, rank) for rank in ranks)
     return parsed
+
+
+def parse_ports(value: str) -> range:
+    """Read `LOW-HIGH`, or one port. Raise SettingError."""
+    low, _, high = value.partition("-")
+    ends = [end.strip() for end in (low, high or low)]
+    if all(end.isascii() and end.isdigit() and len(end) <= 5 for end in ends):
+        first, last = map(int, ends)
+        if 0 < first <= last < 65536:
+            return range(first, last + 1)
+    raise SettingError(f"event ports {value!r} are not LOW-HIGH, such as 5557-5700")
 
 
 def _addresses(endpoint: str, entry: Any) -> EventAddresses:
@@ -125,6 +137,15 @@ class IndexerSettings:
         shown="{}",
         read=parse_event_sources,
         metavar="JSON",
+    )
+    event_ports: range = setting(
+        ANY_PORT,
+        "Ports at which pods may announce that they publish; always on the host that they are reached at. What "
+        "--event-sources names is not limited.",
+        given=str,
+        shown="1024-65535",
+        read=parse_ports,
+        metavar="LOW-HIGH",
     )
     indexer_id: str = setting(  # differs between any two processes
         "",

@@ -100,6 +100,7 @@ class IndexerService:
                 lost_a_second=LOST_PODS_A_SECOND if settings.documents else inf,
             ),
             slowdown=self._slowdown,
+            is_registered=lambda stream: self._watch.record(stream, inf) is not None,
         )
         self._sharer = StreamSharer(
             leases=self._leases,
@@ -149,7 +150,9 @@ class IndexerService:
                     serve_admin(pages, host=settings.host, port=settings.admin_port, access=settings.admin_access)
                 )
                 log.info("this indexer is %s", settings.indexer_id)
-                directory = EventSourceDirectory(pages=self._pages, configured=settings.event_sources)
+                directory = EventSourceDirectory(
+                    pages=self._pages, configured=settings.event_sources, ports=settings.event_ports
+                )
                 stack.push_async_callback(self._sharer.release)  # once all tasks have ended
                 group = await stack.enter_async_context(asyncio.TaskGroup())
                 group.create_task(self._pods.run(), name="scrape-pods")  # first: followers ask it who a pod is

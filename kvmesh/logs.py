@@ -3,23 +3,35 @@
 The message of a defect may hold anything that the code had at hand: a KeyError names the key, a ValueError the text
 that is no number. In a picker these come from requests, and prompts are never logged. Where a defect happened is
 shown in full.
+
+Every line of a process passes one limit (`log_limit`), so that no pod and no client can fill the log.
 """
 
 import enum
 import json
 import logging
+import math
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
+
+from kvmesh.log_limit import LeftOut, LineLimit
+from kvmesh.plain_text import cut_end
 
 # whose messages are about connections, addresses, files and settings, never about a request's content
 DISCREET = frozenset({"extproc", "kv_indexer", "kvmesh", "podsim", "redis", "grpc", "zmq", "lightkube", "httpx2"})
 LEFT_OUT = "(its message is left out: it may hold what a client sent)"
+SUBJECTS = ("endpoint", "pool")  # by which facts lines are limited; without them, by their first text
+STREAM_MARK = "#"  # HOST:PORT#RANK: all streams of a pod are one subject
+LONGEST_SUBJECT = 100  # characters
+LONGEST_TEXT = 4096  # characters of a message or a fact: pods may write any number
 DEEPEST = 8  # causes and groups in one another
 # where commands that start others find what was chosen: keys of the command line's context
 LOG_FORMAT, LOG_LEVEL = "log_format", "log_level"
@@ -88,7 +100,7 @@ class LogLevel(enum.StrEnum):
 
 def configure_logging(*, level: LogLevel, form: LogFormat) -> None:
     """Send all loggers to standard error in one form, replacing what was configured before."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LimitedHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if form is LogFormat.JSON else _TextFormatter())
     logging.basicConfig(level=level.value.upper(), handlers=[handler], force=True)
     for name in CHATTY:
@@ -96,8 +108,88 @@ def configure_logging(*, level: LogLevel, form: LogFormat) -> None:
         logging.getLogger(name).setLevel(least)
 
 
+class LimitedHandler(logging.StreamHandler[TextIO]):
+    """Writes lines within a limit, and how many were left out; those for debugging are not limited."""
+
+    def __init__(
+        self, stream: TextIO, *, limit: LineLimit | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(stream)
+        self._limit = limit or LineLimit()
+        self._clock = clock
+        self._timer: threading.Timer | None = None  # runs while something was left out and not told
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Write the record if its place and its subject have room."""
+        if record.levelno <= logging.DEBUG:
+            return super().handle(record)
+        place, subject = f"{record.name}:{record.lineno}", _subject(record)
+        with self._locked():
+            now = self._clock()
+            self._tell(now)
+            if self._limit.passes(place, subject, now=now):
+                return super().handle(record)
+            self._limit.leave_out(place, subject, text=_message(record))
+            self._watch()
+        return False
+
+    def close(self) -> None:
+        """Tell what was left out and not told yet."""
+        with self._locked():
+            self._tell(math.inf)
+            if self._timer is not None:
+                self._timer.cancel()
+        super().close()
+
+    def _tell(self, now: float) -> None:
+        for left_out in self._limit.ended(now=now):
+            self.emit(_summary(left_out))
+
+    def _watch(self) -> None:
+        """Tell also where no further line comes."""
+        if self._timer is None:
+            self._timer = threading.Timer(self._limit.window_seconds, self._time_is_over)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _time_is_over(self) -> None:
+        with self._locked():
+            self._timer = None
+            self._tell(self._clock())
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+
+def _subject(record: logging.LogRecord) -> str:
+    for name in SUBJECTS:
+        if name in vars(record):
+            return str(vars(record)[name])[:LONGEST_SUBJECT]
+    args = record.args if isinstance(record.args, tuple) else ()
+    first = next((each for each in args if isinstance(each, str)), "")
+    return first.partition(STREAM_MARK)[0][:LONGEST_SUBJECT]
+
+
+def _summary(left_out: LeftOut) -> logging.LogRecord:
+    logger, _, _ = left_out.place.rpartition(":")
+    message = f"{left_out.count} more lines like this were left out in {left_out.seconds:g} s: {left_out.last}"
+    level = logging.WARNING
+    return logging.makeLogRecord({"name": logger, "msg": message, "levelno": level, "levelname": "WARNING"})
+
+
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    return {name: _cut(value) for name, value in vars(record).items() if name not in _STANDARD}
+
+
+def _cut(value: Any) -> Any:
+    """Return a fact as it is, or the beginning of its text where that is long: a pod's models are a long table."""
+    text = str(value)
+    return value if len(text) <= LONGEST_TEXT else cut_end(text, limit=LONGEST_TEXT)
 
 
 def _message(record: logging.LogRecord) -> str:
@@ -105,7 +197,7 @@ def _message(record: logging.LogRecord) -> str:
 
     An exception's own message comes with its traceback, as far as they may be shown.
     """
-    message = record.getMessage()
+    message = cut_end(record.getMessage(), limit=LONGEST_TEXT)
     if record.name != "asyncio":
         return message
     first = message.partition("\n")[0]

@@ -14,6 +14,7 @@ from bench.routing.one_cache import BLOCK_TOKENS
 from bench.routing.plan import PodSettings
 from extproc.pods.endpoint import EndpointStatus, EndpointTrend, Reachability
 from extproc.pods.endpoint_samples import TrendWatch
+from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import EndpointLoad
 from kvmesh.pods.vllm_metrics import parse_load
 from podsim.core.block_hash import extend_chain
@@ -85,7 +86,7 @@ class VirtualPods:
     def scrape(self, address: str) -> EndpointStatus:
         """Read one pod's metrics now."""
         pod = self.pods[address]
-        load = parse_load(pod.metrics.render(pod.engine_state()), reported_at=self.clock())
+        load = at_once(parse_load(pod.metrics.render(pod.engine_state()), reported_at=self.clock()))
         assert load is not None, "podsim reports its load"
         status = EndpointStatus(
             address=address, reachability=Reachability.READY, load=load, trend=self._trends[address].report(load)

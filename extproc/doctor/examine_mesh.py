@@ -24,6 +24,7 @@ from extproc.policy.pool_config import PoolConfig
 from extproc.pools.pool_models import declared_models
 from kvmesh.documents.documents import Snapshot
 from kvmesh.documents.pools import pool_seed
+from kvmesh.pods.pod_http import MAX_MODELS_BYTES
 
 
 async def examine_mesh(
@@ -128,6 +129,6 @@ async def _gather_pool(
 
 async def _learned(client: Client, settings: DoctorSettings, addresses: Sequence[str]) -> tuple[ServedModel, ...]:
     """Return what a picker learns of the pods' models."""
-    pages = [await client.ask(f"http://{address}/v1/models") for address in addresses]
+    pages = [await client.ask_pod(each, "/v1/models", limit_bytes=MAX_MODELS_BYTES) for each in addresses]
     listed = [parse_served_models(page.body) if page.status == 200 else None for page in pages]
     return learned_models(listed, folders=settings.picker.tokenizer_folders)

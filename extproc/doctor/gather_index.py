@@ -160,7 +160,7 @@ class Trials:
         """Return token ids that the model has and no request had before: random words, as the pod tokenizes them."""
         words = " ".join(f"{random.getrandbits(32):08x}" for _ in range(_prompt_tokens(pod)))
         body = msgspec.json.encode({"model": name, "prompt": words})
-        page = await self.client.ask(f"http://{pod.endpoint}/tokenize", post=body)
+        page = await self.client.ask_pod(pod.endpoint, "/tokenize", post=body)
         tokens = page.field("tokens")
         if not isinstance(tokens, list) or not all(type(each) is int and 0 <= each < 1 << 32 for each in tokens):
             return f"/tokenize: {page.problem or page.status}"
@@ -169,7 +169,7 @@ class Trials:
     async def _send(self, pod: PodFacts, name: str, ids: Sequence[int]) -> str:
         """Return why the pod did not serve the prompt, or ''."""
         body = msgspec.json.encode({"model": name, "prompt": ids, "max_tokens": 1, "temperature": 0})
-        page = await self.client.ask(f"http://{pod.endpoint}/v1/completions", post=body)
+        page = await self.client.ask_pod(pod.endpoint, "/v1/completions", post=body)
         said = page.body[:200].decode("utf-8", "replace")
         return "" if page.status == 200 else page.problem or f"/v1/completions answers {page.status}: {said}"
 

@@ -8,6 +8,7 @@ import asyncio
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,11 +21,14 @@ from extproc.pods.endpoint import EndpointModels, parse_served_models
 from extproc.prompts.prompt_tokens import load_tokenizer
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.openai import parse_request
+from kvmesh.pods.page_steps import UnreadablePageError
+from kvmesh.pods.page_turns import PageTurns
+from kvmesh.pods.pod_http import MAX_MODELS_BYTES, MAX_PAGE_BYTES
 from kvmesh.pods.pod_report import sum_counters
 from kvmesh.pods.vllm_metrics import parse_load, parse_pod_report
 
 PODS_AT_A_TIME = 16
-POD_ANSWER_BYTES = 8 << 20
+MOST_RANKS = 1024  # of one pod
 SHOWN_CHARACTERS = 200  # of what a pod says to a request that it refuses
 Tokens = tuple[int, ...] | str  # a text says why there are none
 TokensByProbe = Mapping[str, Tokens]
@@ -94,11 +98,11 @@ PROBES = (
 
 async def gather_pods(client: Client, expected: Expected, own: Mapping[str, TokensByProbe]) -> tuple[PodFacts, ...]:
     """Ask all pods, so many at a time; `own` are the picker's tokens by model."""
-    slots = asyncio.Semaphore(PODS_AT_A_TIME)
+    slots, turns = asyncio.Semaphore(PODS_AT_A_TIME), PageTurns()
 
     async def ask_one(endpoint: str) -> PodFacts:
         async with slots:
-            return await _gather_pod(client, endpoint, models=expected.models.served, own=own)
+            return await _gather_pod(client, endpoint, models=expected.models.served, own=own, turns=turns)
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(ask_one(each), name=f"ask {each}") for each in expected.endpoints]
@@ -106,20 +110,30 @@ async def gather_pods(client: Client, expected: Expected, own: Mapping[str, Toke
 
 
 async def _gather_pod(
-    client: Client, endpoint: str, *, models: Sequence[ServedModel], own: Mapping[str, TokensByProbe]
+    client: Client,
+    endpoint: str,
+    *,
+    models: Sequence[ServedModel],
+    own: Mapping[str, TokensByProbe],
+    turns: PageTurns,
 ) -> PodFacts:
-    async def ask(path: str, *, post: bytes | None = None) -> Page:
-        return await client.ask(f"http://{endpoint}{path}", post=post, limit_bytes=POD_ANSWER_BYTES)
-
+    ask = partial(client.ask_pod, endpoint)
     metrics, listed, version, sources = await asyncio.gather(
-        *(ask(path) for path in ("/metrics", "/v1/models", "/version", "/kv_event_sources"))
+        ask("/metrics", limit_bytes=MAX_PAGE_BYTES),
+        ask("/v1/models", limit_bytes=MAX_MODELS_BYTES),
+        ask("/version"),
+        ask("/kv_event_sources"),
     )
     if metrics.status != 200:
         return PodFacts(endpoint=endpoint, problem=metrics.problem or f"/metrics answers {metrics.status}")
     if b"\nvllm:" not in b"\n" + metrics.body:
         return PodFacts(endpoint=endpoint, problem="/metrics has no vLLM metrics: something else answers there")
-    load = parse_load(metrics.body, reported_at=0.0)
-    report = parse_pod_report(metrics.body, scraped_at=0.0)
+    try:
+        async with asyncio.timeout(client.timeout_seconds):
+            load = await turns.read(parse_load(metrics.body, reported_at=0.0))
+            report = await turns.read(parse_pod_report(metrics.body, scraped_at=0.0))
+    except (UnreadablePageError, TimeoutError) as error:
+        return PodFacts(endpoint=endpoint, problem=str(error) or "/metrics takes too long to be read")
     engines = sum_counters((report.engines or {}).values())
     served = parse_served_models(listed.body) if listed.status == 200 else None
     names = {model.name: name for model in models if (name := served_name(model, served)) is not None}
@@ -172,7 +186,7 @@ def _publishers(page: Page) -> tuple[Publisher, ...]:
     content = page.content
     if not isinstance(content, Mapping):
         return ()
-    return tuple(_publisher(str(rank), said) for rank, said in sorted(content.items()))
+    return tuple(_publisher(str(rank), said) for rank, said in sorted(content.items())[:MOST_RANKS])
 
 
 def _publisher(rank: str, said: object) -> Publisher:

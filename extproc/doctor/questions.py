@@ -14,10 +14,14 @@ import msgspec
 
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.errors import SettingError
+from kvmesh.pods.http_response import HttpResponseError
+from kvmesh.pods.pod_http import PodPages
 
 ANSWER_LIMIT_BYTES = 64 << 20  # Envoy's configuration in a large mesh
+POD_ANSWER_BYTES = 256 << 10  # decoding a list of so many bytes takes a millisecond
 HALF_A_SECOND = 0.5  # a Date header is cut to whole seconds
 CONNECTIONS = 64  # at one time
+CONNECTIONS_TO_A_POD = 4  # kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,7 @@ class Client:
     """Asks by HTTP, each question with the same deadline. Never raises for what the other side does."""
 
     http: aiohttp.ClientSession
+    pods: PodPages
     timeout_seconds: float
     login: AdminLogin  # shown to the admin pages of picker and indexer alone
 
@@ -66,9 +71,27 @@ class Client:
         """Ask an admin page of picker or indexer and show it the login; redirects are not followed with it."""
         return await self.ask(url, post=post, shows_login=True)
 
-    async def ask(
-        self, url: str, *, post: bytes | None = None, limit_bytes: int = ANSWER_LIMIT_BYTES, shows_login: bool = False
+    async def ask_pod(
+        self, endpoint: str, path: str, *, post: bytes | None = None, limit_bytes: int = POD_ANSWER_BYTES
     ) -> Page:
+        """GET a page of a pod, or POST JSON to it; a picker may do so beside its requests."""
+        began, seconds = time.time(), self.timeout_seconds
+        try:
+            if post is None:
+                answer = await self.pods.get(endpoint, path, timeout_seconds=seconds, max_body_bytes=limit_bytes)
+            else:
+                answer = await self.pods.post(endpoint, path, post, timeout_seconds=seconds, max_body_bytes=limit_bytes)
+        except TimeoutError:
+            return Page(problem=f"no answer within {seconds:g} s")
+        except HttpResponseError as error:
+            return Page(problem=str(error))
+        except OSError as error:
+            return Page(problem=f"cannot connect: {error.strerror}" if error.strerror else str(error))
+        date = answer.date.decode("ascii", "replace")
+        ahead = _clock_ahead(date, began=began, ended=time.time())
+        return Page(status=answer.status, body=answer.body, clock_ahead_seconds=ahead)
+
+    async def ask(self, url: str, *, post: bytes | None = None, shows_login: bool = False) -> Page:
         """GET the URL, or POST JSON to it."""
         began = time.time()
         try:
@@ -82,8 +105,8 @@ class Client:
                     body = bytearray()
                     async for chunk in answer.content.iter_any():
                         body += chunk
-                        if len(body) > limit_bytes:
-                            return Page(problem=f"its answer is longer than {limit_bytes} bytes")
+                        if len(body) > ANSWER_LIMIT_BYTES:
+                            return Page(problem=f"its answer is longer than {ANSWER_LIMIT_BYTES} bytes")
                     return Page(status=answer.status, body=bytes(body), clock_ahead_seconds=ahead)
         except TimeoutError:
             return Page(problem=f"no answer within {self.timeout_seconds:g} s")
@@ -100,7 +123,11 @@ async def open_client(*, timeout_seconds: float, login: AdminLogin) -> AsyncIter
     """Open the client's session, and close it at the end."""
     connector = aiohttp.TCPConnector(limit=CONNECTIONS)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=True, trust_env=False) as http:
-        yield Client(http=http, timeout_seconds=timeout_seconds, login=login)
+        pods = PodPages(most_kept=CONNECTIONS_TO_A_POD)
+        try:
+            yield Client(http=http, pods=pods, timeout_seconds=timeout_seconds, login=login)
+        finally:
+            pods.close()
 
 
 def _field(content: Any, name: str) -> Any:

@@ -60,7 +60,7 @@ def parse_served_models(body: bytes) -> EndpointModels | None:
         cards = model_cards(body)
     except ValueError:
         return None
-    lengths = [card.max_model_len for card in cards if card.max_model_len is not None and card.max_model_len > 0]
+    lengths = [length for card in cards if (length := card.context_tokens) is not None]
     names = [card.id for card in cards if card.parent is None]
     if not names:
         return None

@@ -6,7 +6,7 @@ Now and then its /v1/models is read as well: which models and LoRA adapters it s
 A report that stays the same although it says that requests run or wait is no report: its engine is stuck or dead.
 An endpoint that refused connections, is another process, or came later is new from its first report on (`ready_since`).
 Endpoints come and go while it runs (`set_endpoints`); those that may get no new requests are scraped until they are
-gone.
+gone. A page that takes long to read waits for its turns (`page_turns`), within the same deadline as its pod.
 """
 
 import asyncio
@@ -27,7 +27,9 @@ from extproc.pods.endpoint import (
 )
 from extproc.pods.endpoint_samples import TrendWatch, restarted
 from extproc.pods.scrape_pace import IDLE_AFTER_SECONDS, ScrapePace
-from kvmesh.pods.pod_http import PodHttp
+from kvmesh.pods.page_steps import Steps
+from kvmesh.pods.page_turns import PageTurns
+from kvmesh.pods.pod_http import MAX_MODELS_BYTES, PodHttp
 from kvmesh.pods.pod_report import EndpointLoad
 from kvmesh.pods.vllm_metrics import parse_load
 
@@ -38,14 +40,15 @@ PAUSE_FACTOR = 2.0
 MOST_PAUSE_SECONDS = 10.0  # no step takes longer
 FROZEN = "/metrics stands still with {load.running_requests} requests running and {load.waiting_requests} waiting"
 CATCH_UP_SECONDS = 2.0  # until the endpoints of a pool that was idle have all been scraped again
+KEPT_PAGE_BYTES = 1 << 18  # of a page, to know it again; a longer one is read each time
 MODELS_INTERVAL_SECONDS = 5.0  # an adapter that a pod has just loaded is known this much later at most
 
 
 class PageReader(Protocol):
     """Reads more of the pages than the load; see `endpoint_telemetry.LatencyTelemetry`."""
 
-    def page(self, endpoint: str, text: bytes, *, load: EndpointLoad) -> None:
-        """Take a page and the load that it says."""
+    def page(self, endpoint: str, text: bytes, *, load: EndpointLoad) -> Steps[None]:
+        """Take a page and the load that it says. Raise UnreadablePageError."""
 
     def restarted(self, endpoint: str) -> None:
         """Take note that the endpoint is another process: its counters begin anew."""
@@ -93,9 +96,10 @@ class MetricsScraper:
         reported: Callable[[str, EndpointLoad, EndpointTrend], None] | None = None,
         changed: Callable[[], None] | None = None,
         pace: ScrapePace | None = None,
+        turns: PageTurns | None = None,
         pages: PageReader | None = None,
     ) -> None:
-        """`pace` is shared with the other pools' scrapers; `pages` gets all good pages.
+        """`pace` and `turns` are shared with the other pools' scrapers; `pages` gets all good pages.
 
         `restarted` is called for each endpoint that is another process now, `reported` for each report, and `changed`
         for each scrape that gave none: the endpoint may be unknown or unreachable now.
@@ -110,6 +114,7 @@ class MetricsScraper:
         self._timeout_seconds = timeout_seconds
         self._wanted_stale_seconds = stale_after_seconds
         self._pace = pace or ScrapePace()
+        self._turns = turns or PageTurns()
         self._pace.endpoints += len(self._targets)
         self._is_idle = self._pace.rests
         if not self._is_idle:
@@ -257,7 +262,7 @@ class MetricsScraper:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 response = await target.http.get("/metrics")
-            load = _load(target, response.body, asked_at) if response.status == 200 else None
+                load = await self._load(target, response.body, asked_at) if response.status == 200 else None
             _refuses(target, refused=False)
             if load is not None and target.load is not None and restarted(target.load, load):
                 self._is_another(target, began_anew=True)
@@ -272,10 +277,11 @@ class MetricsScraper:
                 if target.is_new:
                     target.is_new, target.ready_since = False, asked_at
                     target.unknown = replace(target.unknown, ready_since=asked_at)
-                target.load, target.text = load, response.body
+                target.load, target.text = load, response.body if len(response.body) <= KEPT_PAGE_BYTES else b""
                 self._ready(target, load)
                 if self._pages is not None:
-                    self._pages.page(target.address, response.body, load=load)
+                    async with asyncio.timeout(self._timeout_seconds):
+                        await self._turns.read(self._pages.page(target.address, response.body, load=load))
                 self._problem(target, None)
         except Exception as error:  # whatever one pod answers must not end the scraping of all
             # nothing listens there; names that do not resolve or routes that fail say nothing of the pod
@@ -288,6 +294,12 @@ class MetricsScraper:
         target.scraped.set()
         if self._changed is not None and target.last_problem is not None:
             self._changed()
+
+    async def _load(self, target: _Target, text: bytes, asked_at: float) -> EndpointLoad | None:
+        """Read the load; a page that says what the last report said is not read again."""
+        if target.load is not None and text == target.text:
+            return replace(target.load, reported_at=asked_at)
+        return await self._turns.read(parse_load(text, reported_at=asked_at))
 
     def _most_still_seconds(self, target: _Target) -> float:
         return max(self._stale_after_seconds, PAUSE_FACTOR * target.longest_pause_seconds)
@@ -327,7 +339,7 @@ class MetricsScraper:
         """Keep what was known where the pod does not answer; where it does not say, every model may be there."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                response = await target.http.get("/v1/models")
+                response = await target.http.get("/v1/models", max_body_bytes=MAX_MODELS_BYTES)
         except Exception as error:  # whatever one pod answers must not end the scraping of all
             log.debug("no models from /v1/models: %s", error, extra={"endpoint": target.address})
             return
@@ -380,13 +392,6 @@ def _refuses(target: _Target, *, refused: bool) -> None:
     """Note whether it refuses connections, and what a pick sees of it."""
     target.refused = refused
     target.out = target.closed or (target.unreachable if refused else None)
-
-
-def _load(target: _Target, text: bytes, asked_at: float) -> EndpointLoad | None:
-    """Read the load; a page that says what the last report said is not read again."""
-    if target.load is not None and text == target.text:
-        return replace(target.load, reported_at=asked_at)
-    return parse_load(text, reported_at=asked_at)
 
 
 def _still_seconds(target: _Target, load: EndpointLoad) -> float:

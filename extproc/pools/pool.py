@@ -125,6 +125,7 @@ class Pool:
             if config.endpoints != before.endpoints:
                 self.endpoints.set_endpoints(closed_endpoints(config.endpoints))
                 self.books.set_endpoints(endpoint.address for endpoint in config.endpoints)
+                self.render.keep(endpoint.address for endpoint in config.endpoints)
             self.runtime.sample_share = self._sample_share()
             if config.policy != before.policy or models != self._models:
                 self._models, self.prompts = models, prompts
@@ -177,7 +178,7 @@ class Pool:
             del self._resources.books[self.name]
         self.endpoints.close()
         await self.quotas.close()
-        await self.render.close()
+        self.render.close()
 
     def _reconfigure(self, before: PriorityPolicy) -> None:
         policy, priorities = self.config.policy, self.config.policy.priorities
@@ -280,6 +281,7 @@ class Pool:
             reported=books.reported,
             changed=books.changed,
             pace=self._resources.scrape_pace,
+            turns=self._resources.page_turns,
             pages=self.telemetry.latencies,
         )
         scraper.set_endpoints(closed_endpoints(self.config.endpoints))

@@ -48,7 +48,7 @@ class MatchReporter:
         standing = dict(self._watch.findings)
         for endpoint, finding in standing.items():
             if endpoint not in self._said:
-                log.error("%s: %s", finding.reason, finding.message)
+                log.error("%s: %s", finding.reason, finding.message, extra={"endpoint": endpoint})
                 self._show(endpoint=endpoint, reason=finding.reason, stands=True)
         for endpoint, finding in self._said.items():
             if endpoint not in standing:

@@ -24,6 +24,7 @@ from extproc.telemetry.degradation_log import DegradationLog
 from kvmesh.documents.pools import pool_seed
 from kvmesh.errors import RedisUrlError
 from kvmesh.index.redis_reader import PrefixIndexReader
+from kvmesh.pods.page_turns import PageTurns
 from kvmesh.redis.link import RedisLink
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class SharedResources:
         self.long_work = LongWork()
         self.tokenizers = TokenizerCache()
         self.scrape_pace = ScrapePace(rests=settings.follows_mesh)
+        self.page_turns = PageTurns()
         self.watch = RequestWatch()
         self.observers = self.watch.observers  # of requests; each enters and leaves
         self.watch.traces = self.tracing = _tracing(settings.otlp_endpoint, share=settings.observation.trace_share)

@@ -3,25 +3,30 @@
 Every question has a deadline, so a slow pod costs a prediction, never a request. Pods that refuse, are away or too slow
 are left alone for a while. Answers are cached by the body's digest. Their format is `GenerateRequest` of vLLM 0.32
 (vllm/entrypoints/scale_out/token_in_token_out/protocol.py); completions answer a list, one for each prompt.
+
+A pod may answer anything: an answer is as long as its request can make it, and it is read in steps (`page_turns`).
 """
 
 import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import aiohttp
 import msgspec
 import xxhash
 
 from extproc.errors import MalformedRequestError, PromptTokensError
 from extproc.models.models import ServedModel
-from extproc.prompts.token_ids import Feature, TokenizedPrompt
+from extproc.prompts.token_ids import TOKEN_BYTES, Feature, TokenizedPrompt
 from extproc.requests.json_edit import replace_top_level
 from extproc.requests.request import ApiKind, InferenceRequest, TokenPrompt
+from kvmesh.pods.http_response import HttpResponseError
+from kvmesh.pods.page_steps import Steps
+from kvmesh.pods.page_turns import PageTurns
+from kvmesh.pods.pod_http import PodPages
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +40,14 @@ RENDER_PATHS = {
 NO_PIXELS = {"mm_payload": b'"none"', "return_mm_kwargs": b"false"}
 PODS_TRIED = 2  # one that has just gone away must not cost the tokens
 MAX_ANSWER_BYTES = 8 << 20  # about a million tokens
+# of a prompt without media: what templates add, and the digits of a token for each byte of the request
+ANSWER_BYTES, ANSWER_BYTES_A_BYTE = 1 << 19, 12
+MAX_PARTS = 1 << 14  # objects in an answer: prompts, and places of media
+STEP_BYTES = 1 << 16  # of token ids read between two turns of the event loop
+TURNS_SHARE = 0.5  # of a core, for reading long answers: clients wait for them
+MAX_IDENTIFIER_CHARACTERS = 256  # of a medium: vLLM's are 64 hex digits, clients may give others
+MAX_COVER = 4  # times, that media may cover a prompt: sound and video share their places
+CONNECTIONS_KEPT = 4  # to each pod
 
 
 class RenderUnavailableError(PromptTokensError):
@@ -95,7 +108,8 @@ class PodRender:
         self._endpoints = endpoints
         self._settings = settings or RenderSettings()
         self._clock = clock
-        self._session: aiohttp.ClientSession | None = None
+        self._pages = PodPages(most_kept=CONNECTIONS_KEPT)
+        self._turns = PageTurns(share=TURNS_SHARE)
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
         self._cached_bytes = 0
         self._resting: dict[tuple[str, str], _Resting] = {}  # by address and path
@@ -126,10 +140,13 @@ class PodRender:
         now = self._clock()
         return {address: rest.why for (address, _), rest in self._resting.items() if rest.until > now}
 
-    async def close(self) -> None:
+    def keep(self, endpoints: Iterable[str]) -> None:
+        """Let go of all other endpoints: they are gone."""
+        self._pages.keep(endpoints)
+
+    def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
+        self._pages.close()
 
     async def _asked(
         self, path: str, body: bytes, model: ServedModel, request: InferenceRequest
@@ -144,7 +161,7 @@ class PodRender:
         try:
             async with asyncio.timeout(seconds):
                 for asked in addresses[:PODS_TRIED]:  # at the deadline, the last one asked is the slow one
-                    prompts = await self._ask(asked, path, body)
+                    prompts = await self._ask(asked, path, body, has_media=request.has_media)
                     if prompts is not None:
                         return prompts
         except TimeoutError:
@@ -169,16 +186,21 @@ class PodRender:
         first = self._turn % len(awake)
         return awake[first:] + awake[:first]
 
-    async def _ask(self, address: str, path: str, body: bytes) -> tuple[TokenizedPrompt, ...] | None:
+    async def _ask(
+        self, address: str, path: str, body: bytes, *, has_media: bool
+    ) -> tuple[TokenizedPrompt, ...] | None:
         """Return what one pod says; None if another should be asked. Raise RenderRefusedError."""
         soon, late = self._settings.retry_seconds, self._settings.disabled_seconds
+        most = MAX_ANSWER_BYTES if has_media else min(ANSWER_BYTES + ANSWER_BYTES_A_BYTE * len(body), MAX_ANSWER_BYTES)
         try:
-            status, answer = await self._post(f"http://{address}{path}", body)
+            # our caller sets the deadline
+            answer = await self._pages.post(address, path, body, timeout_seconds=None, max_body_bytes=most)
+            status = answer.status
             if status == 200:
-                return read_render_answer(answer)
-            if status == 404 and "does not exist" in read_refusal(answer):
+                return await self._turns.read(read_render_answer(answer.body))
+            if status == 404 and "does not exist" in read_refusal(answer.body):
                 return None  # it knows the path, not the model: an adapter that another pod may have
-        except (aiohttp.ClientError, OSError) as error:
+        except (HttpResponseError, OSError) as error:
             rest = soon, f"not reached: {str(error) or type(error).__name__}"
         except RenderAnswerError as error:
             rest = late, str(error)
@@ -196,23 +218,6 @@ class PodRender:
                 raise RenderRefusedError(f"{address} answered {path} with status {status}")
         self._rest((address, path), *rest)
         return None
-
-    async def _post(self, url: str, body: bytes) -> tuple[int, bytes]:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._settings.max_under_way),
-                timeout=aiohttp.ClientTimeout(total=None),  # the caller's deadline counts
-                headers={"content-type": "application/json", "user-agent": "kvmesh"},
-            )
-        async with self._session.post(url, data=body, allow_redirects=False) as response:
-            parts: list[bytes] = []
-            size = 0
-            async for part in response.content.iter_any():
-                parts.append(part)
-                size += len(part)
-                if size > MAX_ANSWER_BYTES:
-                    raise aiohttp.ClientPayloadError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
-            return response.status, b"".join(parts)
 
     def _rest(self, asked: tuple[str, str], seconds: float, why: str) -> None:
         """Leave a pod alone; logged once for each reason, not for each request."""
@@ -268,7 +273,7 @@ class _Features(msgspec.Struct):
 
 
 class _Rendered(msgspec.Struct):
-    token_ids: list[int]
+    token_ids: msgspec.Raw  # a list of numbers
     features: _Features | None = None
 
 
@@ -283,13 +288,24 @@ class _Refusal(msgspec.Struct):
 
 _ANSWER = msgspec.json.Decoder(_Rendered | list[_Rendered])
 _REFUSAL = msgspec.json.Decoder(_Refusal)
+_IDS = msgspec.json.Decoder(list[int])
 
 
-def read_render_answer(body: bytes) -> tuple[TokenizedPrompt, ...]:
+def read_render_answer(body: bytes) -> Steps[tuple[TokenizedPrompt, ...]]:
     """Return the prompts of a 200 answer. Raise RenderAnswerError."""
+    if body.count(b"{") > MAX_PARTS:
+        raise RenderAnswerError(f"its answer has more than {MAX_PARTS} parts")
     try:
         answer = _ANSWER.decode(body)
-        return tuple(_prompt(rendered) for rendered in (answer if isinstance(answer, list) else [answer]))
+        yield
+        prompts: list[TokenizedPrompt] = []
+        for rendered in answer if isinstance(answer, list) else [answer]:
+            tokens = yield from _packed(bytes(rendered.token_ids))
+            features = () if rendered.features is None else _features(rendered.features, len(tokens) // TOKEN_BYTES)
+            prompts.append(TokenizedPrompt(tokens=tokens, features=features))
+        return tuple(prompts)
+    except RenderAnswerError:
+        raise
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as error:
         raise RenderAnswerError(f"not an answer of vLLM's render endpoint: {error}") from error
 
@@ -303,22 +319,36 @@ def read_refusal(body: bytes) -> str:
     return (refusal.error.message if refusal.error is not None else refusal.message)[:200]
 
 
-def _prompt(rendered: _Rendered) -> TokenizedPrompt:
-    tokens = TokenPrompt.of(rendered.token_ids).token_bytes
-    if rendered.features is None:
-        return TokenizedPrompt(tokens=tokens)
-    return TokenizedPrompt(tokens=tokens, features=_features(rendered.features))
+def _packed(ids: bytes) -> Steps[bytes]:
+    """Return a list of token ids as little-endian uint32, read piece by piece."""
+    if not ids.startswith(b"[") or len(ids) <= STEP_BYTES:
+        return TokenPrompt.of(_IDS.decode(ids)).token_bytes
+    packed: list[bytes] = []
+    begin, size = 1, len(ids) - 1  # between the brackets
+    while begin < size:
+        end = ids.find(b",", begin + STEP_BYTES, size)
+        end = size if end < 0 else end
+        packed.append(TokenPrompt.of(_IDS.decode(b"[%b]" % ids[begin:end])).token_bytes)
+        begin = end + 1
+        yield
+    return b"".join(packed)
 
 
-def _features(features: _Features) -> tuple[Feature, ...]:
+def _features(features: _Features, tokens: int) -> tuple[Feature, ...]:
+    """Return the media of a prompt of so many tokens, in the order of their places, as the engine hashes them."""
     found: list[Feature] = []
+    covered = 0
     for kind, identifiers in features.mm_hashes.items():
         places = features.mm_placeholders.get(kind, [])
         if len(places) != len(identifiers):
-            raise RenderAnswerError(f"{len(identifiers)} hashes but {len(places)} places of kind {kind!r}")
+            raise RenderAnswerError(f"{len(identifiers)} hashes but {len(places)} places of kind {kind[:40]!r}")
         for identifier, place in zip(identifiers, places, strict=True):
-            if place.offset < 0 or place.length < 0:
-                raise RenderAnswerError(f"an item of kind {kind!r} stands at {place.offset}+{place.length}")
+            if place.offset < 0 or place.length < 0 or place.offset + place.length > tokens:
+                raise RenderAnswerError(f"an item of kind {kind[:40]!r} stands beyond the prompt's {tokens} tokens")
+            if len(identifier) > MAX_IDENTIFIER_CHARACTERS:
+                raise RenderAnswerError(f"an item has a name of more than {MAX_IDENTIFIER_CHARACTERS} characters")
+            covered += place.length
             found.append(Feature(identifier=identifier, first_token=place.offset, length=place.length))
-    # the engine hashes them in the order of their places
+    if covered > MAX_COVER * tokens:
+        raise RenderAnswerError("its media cover the prompt again and again")
     return tuple(sorted(found, key=lambda feature: feature.first_token))

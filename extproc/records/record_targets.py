@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -25,6 +26,7 @@ from kvmesh.redis.keys import PICKERS
 from kvmesh.redis.link import RedisLink, pack
 
 HEARTBEAT_SECONDS = 60.0
+LARGEST_NUMBER = (1 << 63) - 1  # a larger one stands as this in a record
 
 
 def new_chain() -> str:
@@ -112,10 +114,18 @@ class RecordLines:
 
     def _lines(self, records: Sequence[Record]) -> Sequence[bytes]:
         self._records += len(records)
-        encode, chain = self._encode, self.chain
+        encode, chain = self._encoded, self.chain
         if chain is None:
             return [encode(record) + b"\n" for record in records]
         return [chain.line(encode(record)) for record in records]
+
+    def _encoded(self, record: Record) -> bytes:
+        """Return a record as JSON, whatever it holds: one that cannot be written must not cost the others."""
+        try:
+            return self._encode(record)
+        except (OverflowError, ValueError):  # a number of thousands of digits; half of a surrogate pair
+            fields = msgspec.structs.asdict(record)
+            return self._encode(type(record)(**{name: _writable(value) for name, value in fields.items()}))
 
     def _mark(self, kind: str, *, after: ChainEnd | None = None, is_full: bool = False) -> Sequence[bytes]:
         if self.chain is None:
@@ -134,6 +144,16 @@ class RecordLines:
                 after=after,
             )
         return (self.chain.line(self._encode(mark)),)
+
+
+def _writable(value: Any) -> Any:
+    if type(value) is int:
+        return min(max(value, -LARGEST_NUMBER), LARGEST_NUMBER)
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, tuple):
+        return tuple(map(_writable, value))
+    return value
 
 
 MODE = 0o640

@@ -10,6 +10,7 @@ from extproc.requests.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 # pydantic's spellings of booleans, which vLLM accepts for every boolean
 TRUE_TEXTS = frozenset(("1", "on", "t", "true", "y", "yes"))
 FALSE_TEXTS = frozenset(("0", "off", "f", "false", "n", "no"))
+LARGEST_COUNT = (1 << 53) - 1  # exact in any JSON reader; records and spans take no more than 64 bits
 MAX_PROMPTS = 4_096  # of one request: about 10 ms; OpenAI takes 2,048
 # content parts that become tokens only in the model's own processor
 MEDIA_PARTS = frozenset(
@@ -90,10 +91,15 @@ def flag(value: Any, *, default: bool) -> bool:
 
 
 def count(value: Any) -> int | None:
-    """Return a whole number of tokens, also from its text form, as pydantic takes it; None for anything else."""
+    """Return a whole number of tokens, also from its text form, as pydantic takes it; None for anything else.
+
+    More than LARGEST_COUNT is as much as that: no pod can tell the difference.
+    """
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        return None
+    return min(value, LARGEST_COUNT)
 
 
 def objects(value: Any, name: str) -> tuple[Any, ...] | None:

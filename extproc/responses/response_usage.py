@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from extproc.requests.json_edit import ModelFieldSearch
+from extproc.requests.request_fields import LARGEST_COUNT
 from extproc.responses.realised import Usage
 
 # as much of one response is kept at most
@@ -21,24 +22,28 @@ MOST_KEPT_BYTES = 1 << 20
 USAGE_BYTES = 4096
 TRIED_AT_ONCE = 4  # from the end: what a hostile text has in plenty costs little
 
+SHORTEST_EVENT = len('data:{"type":".delta"}')  # that may bring a token; shorter lines cost nothing
 _STREAMED_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 
 
+Number = float | None  # not int: a pod may write a thousand digits, which are read at once as a float
+
+
 class _TokenDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Number = None
 
 
 class _Usage(msgspec.Struct):
     """All spellings at once."""
 
-    prompt_tokens: int | None = None  # chat, completions, embeddings
-    completion_tokens: int | None = None
+    prompt_tokens: Number = None  # chat, completions, embeddings
+    completion_tokens: Number = None
     prompt_tokens_details: _TokenDetails | None = None
-    input_tokens: int | None = None  # Responses API; Anthropic's, where what was cached is not in it
-    output_tokens: int | None = None
+    input_tokens: Number = None  # Responses API; Anthropic's, where what was cached is not in it
+    output_tokens: Number = None
     input_tokens_details: _TokenDetails | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: Number = None
+    cache_creation_input_tokens: Number = None
 
 
 class _Envelope(msgspec.Struct):
@@ -180,7 +185,8 @@ class EventStreamUsage:
 
     def _note(self, lines: bytes) -> None:
         if self._counts_events:
-            self.generated_tokens += sum([_tokens_of(line) for line in lines.splitlines()])
+            events = [line for line in lines.splitlines() if len(line) >= SHORTEST_EVENT]
+            self.generated_tokens += sum(map(_tokens_of, events))
         if _STREAMED_USAGE.search(lines) is None:
             return
         for line in lines.splitlines():
@@ -227,9 +233,14 @@ def _output_tokens(beginning: bytes) -> int | None:
     """Return what the usage object says that these bytes begin with."""
     try:
         usage = msgspec.convert(_decode_beginning(beginning.decode("utf-8", "replace"))[0], _Usage)
-    except (ValueError, RecursionError):  # not wholly there yet, or another thing of that name
+    except (ValueError, RecursionError, OverflowError):  # not wholly there yet, or another thing of that name
         return None
-    return usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
+    return _tokens(usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens)
+
+
+def _tokens(number: Number) -> int | None:
+    """Return a count of tokens, None for what is none."""
+    return int(number) if number is not None and 0 <= number <= LARGEST_COUNT else None
 
 
 def _tokens_of(line: bytes) -> int:
@@ -271,18 +282,20 @@ def _usage_of(document: bytes) -> Usage | None:
         details = found.prompt_tokens_details or found.input_tokens_details
         prompt_tokens = found.input_tokens if found.prompt_tokens is None else found.prompt_tokens
         return Usage(
-            prompt_tokens=prompt_tokens,
-            cached_tokens=details.cached_tokens if details is not None else None,
-            output_tokens=found.completion_tokens if found.completion_tokens is not None else found.output_tokens,
+            prompt_tokens=_tokens(prompt_tokens),
+            cached_tokens=_tokens(details.cached_tokens if details is not None else None),
+            output_tokens=_tokens(
+                found.completion_tokens if found.completion_tokens is not None else found.output_tokens
+            ),
         )
     if found.input_tokens is None and found.output_tokens is None:
         return None
     # Anthropic: input_tokens + cache_read + cache_creation is the prompt
     parts = (found.input_tokens, found.cache_read_input_tokens, found.cache_creation_input_tokens)
     return Usage(
-        prompt_tokens=None if found.input_tokens is None else sum(part or 0 for part in parts),
-        cached_tokens=found.cache_read_input_tokens,
-        output_tokens=found.output_tokens,
+        prompt_tokens=None if found.input_tokens is None else _tokens(sum(part or 0 for part in parts)),
+        cached_tokens=_tokens(found.cache_read_input_tokens),
+        output_tokens=_tokens(found.output_tokens),
     )
 
 

@@ -15,6 +15,7 @@ from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.telemetry import metrics
 from kvmesh.metrics.metric import Metric
 from kvmesh.metrics.registry import Family, Histogram, Registry, Rows
+from kvmesh.pods.page_steps import Steps
 from kvmesh.pods.pod_report import EndpointLoad, PodHistogram
 from kvmesh.pods.vllm_metrics import parse_latencies, parse_started_at
 
@@ -83,8 +84,11 @@ class LatencyTelemetry:
         self._started: dict[str, float | None] = {}  # endpoint -> its start in unix seconds; None: it does not say
         self._read: dict[str, tuple[int, int]] = {}  # endpoint -> observations of both when its page was read
 
-    def page(self, endpoint: str, text: bytes, *, load: EndpointLoad) -> None:
-        """Take an endpoint's page and its load; most pages are not read, and none of an idle pod."""
+    def page(self, endpoint: str, text: bytes, *, load: EndpointLoad) -> Steps[None]:
+        """Take an endpoint's page and its load; most pages are not read, and none of an idle pod.
+
+        Raise UnreadablePageError.
+        """
         now = load.reported_at
         if now < self._due.get(endpoint, now):
             return
@@ -93,8 +97,8 @@ class LatencyTelemetry:
         if self._read.get(endpoint) == observed:
             return
         self._read[endpoint] = observed
-        self._note_start(endpoint, text)
-        ttft, inter_token = parse_latencies(text)
+        self._note_start(endpoint, (yield from parse_started_at(text)))
+        ttft, inter_token = yield from parse_latencies(text)
         role = self.role_of(endpoint)
         self._ttft.report(endpoint, ttft, role=role)
         self._inter_token.report(endpoint, inter_token, role=role)
@@ -114,9 +118,9 @@ class LatencyTelemetry:
         self._ttft.forget(endpoint)
         self._inter_token.forget(endpoint)
 
-    def _note_start(self, endpoint: str, text: bytes) -> None:
+    def _note_start(self, endpoint: str, started: float | None) -> None:
         """See whether it is another process, which may have counted more by now than the one before it."""
-        started, before = parse_started_at(text), self._started.get(endpoint)
+        before = self._started.get(endpoint)
         self._started[endpoint] = started
         if started is not None and before is not None and started != before:
             self._ttft.restarted(endpoint)

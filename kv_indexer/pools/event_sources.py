@@ -1,19 +1,27 @@
-"""Asks pods over HTTP where they publish KV events, and which models they serve."""
+"""Asks pods over HTTP where they publish KV events, and which models they serve.
+
+A pod is believed for itself alone: it may announce TCP ports of its own host, in a range that is configured.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import TypeGuard
 
 import msgspec
 
 from kv_indexer.pools.members import Member, PoolFeed, own_rank
 from kvmesh.blocks.source import EventAddresses, reachable
 from kvmesh.errors import FeedLostError, NoEventSourceError, UnknownModelError
-from kvmesh.pods.pod_http import PodPages
+from kvmesh.pods.pod_http import MAX_MODELS_BYTES, PodPages
 from kvmesh.pods.served_models import ModelCard, first_base_model, model_cards
 
-ANSWER_LIMIT_BYTES = 1 << 20
-MAX_RANKS = 1024
+MAX_SOURCES_BYTES = 256 << 10
+MAX_RANKS = 1024  # a rank is below
+LONGEST_NAME = 256  # characters of a model's name, which enters every block key
+SHOWN_CHARACTERS = 100  # of what a pod says, in an error
+ANY_PORT = range(1024, 65536)
 QUESTIONS_AT_ONCE = 64  # when thousands of pods appear at once, the others wait before their deadlines begin
 
 
@@ -33,32 +41,53 @@ class EventSourceDirectory:
     """Knows where pods publish: from the settings, else from `GET /kv_event_sources` (vLLM >= 0.31)."""
 
     def __init__(
-        self, *, pages: PodPages, configured: Mapping[str, tuple[EventAddresses, ...]], timeout_seconds: float = 2.0
+        self,
+        *,
+        pages: PodPages,
+        configured: Mapping[str, tuple[EventAddresses, ...]],
+        ports: range = ANY_PORT,
+        timeout_seconds: float = 2.0,
     ) -> None:
+        """Take `configured`, which is not questioned, and the `ports` that pods may announce."""
         self._pages = pages
         self._configured = configured
+        self._ports = ports
         self._timeout = timeout_seconds
 
     async def find(self, endpoint: str) -> Mapping[int, EventAddresses]:
         """Return data-parallel rank -> addresses. Raise FeedLostError, or NoEventSourceError if there are none."""
         if endpoint in self._configured:
             return dict(enumerate(self._configured[endpoint]))
-        status, body = await self._get(endpoint, "/kv_event_sources")
+        status, body = await self._get(endpoint, "/kv_event_sources", max_body_bytes=MAX_SOURCES_BYTES)
         if status == 404:
             raise NoEventSourceError(f"{endpoint} has no /kv_event_sources (vLLM < 0.31): name it in --event-sources")
         if status != 200:
             raise FeedLostError(f"{endpoint}/kv_event_sources answers {status}")
-        host = endpoint.rpartition(":")[0]
         try:
-            found = {_rank(name): _addresses(publisher, host) for name, publisher in _sources.decode(body).items()}
+            publishers = {_rank(name): each for name, each in _sources.decode(body).items() if _publishes(each)}
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise NoEventSourceError(f"{endpoint}/kv_event_sources is not what vLLM answers: {error}") from error
-        ranks = {rank: addresses for rank, addresses in found.items() if addresses is not None}
+        ranks = self._own(endpoint, publishers)
         if not ranks:
             raise NoEventSourceError(
                 f"{endpoint} publishes no KV events: start it with --kv-events-config "
                 '\'{"enable_kv_cache_events": true, "publisher": "zmq", …}\''
             )
+        return ranks
+
+    def _own(self, endpoint: str, publishers: Mapping[int, "_Publisher"]) -> Mapping[int, EventAddresses]:
+        """Return the addresses by rank. Raise NoEventSourceError for any that is not the pod's own to announce."""
+        ranks = {}
+        for rank, publisher in publishers.items():
+            events, replay = publisher.endpoint, publisher.replay_endpoint
+            ranks[rank] = EventAddresses(
+                events=own_address(events, endpoint=endpoint, ports=self._ports),
+                replay=own_address(replay, endpoint=endpoint, ports=self._ports) if replay else None,
+                announced=True,
+            )
+        given = [address for each in ranks.values() for address in (each.events, each.replay) if address]
+        if len(given) != len(set(given)):
+            raise NoEventSourceError(f"{endpoint} announces one address twice in /kv_event_sources")
         return ranks
 
     async def served_models(self, endpoint: str) -> AbstractSet[str]:
@@ -74,17 +103,15 @@ class EventSourceDirectory:
         return first_base_model(models)
 
     async def _list_models(self, endpoint: str) -> tuple[int, Sequence[ModelCard]]:
-        status, body = await self._get(endpoint, "/v1/models")
+        status, body = await self._get(endpoint, "/v1/models", max_body_bytes=MAX_MODELS_BYTES)
         try:
             return status, model_cards(body) if status == 200 else ()
         except ValueError as error:
             raise FeedLostError(f"{endpoint}/v1/models is not what vLLM answers: {error}") from error
 
-    async def _get(self, endpoint: str, path: str) -> tuple[int, bytes]:
+    async def _get(self, endpoint: str, path: str, *, max_body_bytes: int) -> tuple[int, bytes]:
         try:
-            answer = await self._pages.get(
-                endpoint, path, timeout_seconds=self._timeout, max_body_bytes=ANSWER_LIMIT_BYTES
-            )
+            answer = await self._pages.get(endpoint, path, timeout_seconds=self._timeout, max_body_bytes=max_body_bytes)
         except (OSError, ValueError) as error:  # TimeoutError and HttpResponseError among them
             raise FeedLostError(f"{endpoint}{path}: {str(error) or type(error).__name__}") from error
         return answer.status, answer.body
@@ -98,10 +125,46 @@ def _rank(name: str) -> int:
     return rank
 
 
-def _addresses(publisher: _Publisher | None, host: str) -> EventAddresses | None:
-    if publisher is None or not publisher.enable_kv_cache_events or publisher.publisher not in (None, "zmq"):
+def _publishes(publisher: _Publisher | None) -> TypeGuard[_Publisher]:
+    return publisher is not None and publisher.enable_kv_cache_events and publisher.publisher in (None, "zmq")
+
+
+def own_address(announced: str, *, endpoint: str, ports: range) -> str:
+    """Return the ZMQ address that a pod announces, at the host that we reach it at.
+
+    Raise NoEventSourceError where that is another host, no TCP port, or none of `ports`.
+    """
+    host = endpoint.rpartition(":")[0]
+    there, _, port = reachable(announced, None, host=host).events.rpartition(":")
+    shown = announced[:SHOWN_CHARACTERS]
+    if not there.startswith("tcp://") or not _is_same_host(there.removeprefix("tcp://"), host):
+        raise NoEventSourceError(
+            f"{endpoint} announces events at {shown!r}, which is no TCP port of {host}; have it announce tcp://*:PORT, "
+            "or name the address in --event-sources (of a pool: kvmesh.io/events-port)"
+        )
+    if not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) not in ports:
+        raise NoEventSourceError(
+            f"{endpoint} announces events at {shown!r}, and only ports from {ports.start} to {ports.stop - 1} are "
+            "followed: see --event-ports"
+        )
+    return f"tcp://{host}:{int(port)}"
+
+
+def _is_same_host(one: str, other: str) -> bool:
+    if one.lower() == other.lower():
+        return True
+    addresses = [_ip(each) for each in (one, other)]
+    if None not in addresses:
+        return addresses[0] == addresses[1]
+    names = {one.lower(), other.lower()}
+    return "localhost" in names and any(each is not None and each.is_loopback for each in addresses)
+
+
+def _ip(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
         return None
-    return reachable(publisher.endpoint, publisher.replay_endpoint, host=host)
 
 
 class MemberDirectory:
@@ -122,8 +185,10 @@ class MemberDirectory:
             ranks = await self._ranks(member)
             model = member.model or await self._model(endpoint)
         return {
-            rank: PoolFeed(events=addresses.events, replay=addresses.replay, pool=member.pool, model=model)
-            for rank, addresses in ranks.items()
+            rank: PoolFeed(
+                events=each.events, replay=each.replay, announced=each.announced, pool=member.pool, model=model
+            )
+            for rank, each in ranks.items()
         }
 
     async def served_models(self, endpoint: str) -> AbstractSet[str]:
@@ -154,4 +219,6 @@ class MemberDirectory:
             raise UnknownModelError(
                 f"{endpoint} names no model in /v1/models: declare it on the pool (annotation kvmesh.io/model)"
             )
+        if len(model) > LONGEST_NAME:
+            raise UnknownModelError(f"{endpoint} names a model of {len(model)} characters: no more than {LONGEST_NAME}")
         return model

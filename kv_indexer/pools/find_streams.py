@@ -1,6 +1,7 @@
 """Asks every configured pod, again and again, where it publishes its events; one task an endpoint.
 
 Every indexer asks every pod, so that it could take any stream over at once. `share_streams` decides which it follows.
+An address belongs to one endpoint: a pod that announces where another publishes gets nothing.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from kvmesh.errors import FeedLostError, NoEventSourceError
 log = logging.getLogger(__name__)
 
 NOT_ASKED = "not asked yet"
+NAMED_MODELS, NAMED_CHARACTERS = 5, 100  # that one log line names, of each
 DOUBLINGS = 16  # beyond these every limit is reached
 
 
@@ -57,11 +59,13 @@ class StreamFinder:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         slowdown: Callable[[], float] = lambda: 1.0,
+        is_registered: Callable[[Stream], bool] = lambda _: False,
     ) -> None:
         """Take `is_lost` to ask whether an endpoint's events are lost, and `changed` to call when an answer differs.
 
-        `model` is what every pod must serve, "" if that is not ours to compare; `slowdown` multiplies the time between
-        two questions to a pod that is well.
+        `is_registered` tells whether the index knows a stream: what it knows goes before what it does not. `model` is
+        what every pod must serve, "" if that is not ours to compare; `slowdown` multiplies the time between two
+        questions to a pod that is well.
         """
         self.answers: dict[str, PodAnswer] = {}
         self.waiting = dict.fromkeys(endpoints, NOT_ASKED)  # endpoints of which nothing is known yet -> why
@@ -74,6 +78,8 @@ class StreamFinder:
         self._sleep = sleep
         self._clock = clock
         self._slowdown = slowdown
+        self._is_registered = is_registered
+        self._owners: dict[str, str] = {}  # of addresses: the endpoint that publishes there
         self._trouble: dict[str, str] = {}  # endpoint -> what was logged last
         self._shown_lost: set[str] = set()  # endpoints without any stream to be shown lost under a name of its own
 
@@ -120,13 +126,16 @@ class StreamFinder:
         if endpoint in self._shown_lost:
             self._shown_lost.remove(endpoint)
             self._telemetry.forget(Stream(endpoint=endpoint))
-        if self.answers.pop(endpoint, None) is not None:
+        answer = self.answers.pop(endpoint, None)
+        if answer is not None:
+            self._give_up(endpoint, answer)
             self._news()
 
     async def _ask(self, endpoint: str, directory: EventDirectory) -> bool:
         asked_at = self._clock()
         try:
             answer = PodAnswer(asked_at=asked_at, ranks=await directory.find(endpoint))
+            self._settle(endpoint, answer)
             self._learn(endpoint, answer)
             if self._trouble.pop(endpoint, ""):
                 log.info("%s says where it publishes", endpoint)
@@ -147,7 +156,39 @@ class StreamFinder:
         known = self.answers.get(endpoint)
         self.answers[endpoint] = answer
         if known is None or known.ranks != answer.ranks:
+            if known is not None:
+                self._give_up(endpoint, known)
+            self._owners.update(dict.fromkeys(_addresses(answer), endpoint))
             self._news()
+
+    def _give_up(self, endpoint: str, answer: PodAnswer) -> None:
+        for address in _addresses(answer):
+            if self._owners.get(address) == endpoint:
+                del self._owners[address]
+
+    def _settle(self, endpoint: str, answer: PodAnswer) -> None:
+        """See that no other endpoint publishes where this one says it does. Raise NoEventSourceError if one does."""
+        for rank, addresses in answer.ranks.items():
+            stream = Stream(endpoint=endpoint, dp_rank=rank)
+            for address in _given(addresses):
+                owner = self._owners.get(address, endpoint)
+                if owner == endpoint:
+                    continue
+                is_named = not all(each.announced for each in self.answers[owner].ranks.values())
+                if is_named and not addresses.announced:
+                    continue  # whoever has configured both must know
+                if is_named or (addresses.announced and not self._goes_before(stream, owner)):
+                    raise NoEventSourceError(
+                        f"{endpoint} announces its events at {address}, where {owner} publishes: give each process "
+                        "ports of its own, or name the addresses in --event-sources"
+                    )
+                log.error("%s: %s publishes at %s, which it has announced as its own", owner, endpoint, address)
+                self._learn(owner, PodAnswer(asked_at=self.answers[owner].asked_at, ranks={}))
+
+    def _goes_before(self, stream: Stream, owner: str) -> bool:
+        """Tell whether the index knows this stream and none of the owner's."""
+        of_owner = (Stream(endpoint=owner, dp_rank=rank) for rank in self.answers[owner].ranks)
+        return self._is_registered(stream) and not any(map(self._is_registered, of_owner))
 
     def _news(self) -> None:
         self._streams = None
@@ -156,7 +197,7 @@ class StreamFinder:
     def _tell(self, endpoint: str, message: str, reason: str) -> None:
         """Log it once; streams that are known to exist show a state of their own."""
         if self._trouble.get(endpoint) != message:
-            log.error("%s", message)
+            log.error("%s", message, extra={"endpoint": endpoint})
         self._trouble[endpoint] = message
         answer = self.answers.get(endpoint)
         if answer is None or not answer.ranks:
@@ -167,8 +208,18 @@ class StreamFinder:
         try:
             served = await directory.served_models(endpoint)
         except FeedLostError as error:
-            log.warning("cannot compare the model name with what the pod serves: %s", error)
+            log.warning(
+                "cannot compare the model name with what the pod serves: %s", error, extra={"endpoint": endpoint}
+            )
             return
         if self._model not in served:
-            names = ", ".join(sorted(served)) or "none"
+            names = ", ".join(name[:NAMED_CHARACTERS] for name in sorted(served)[:NAMED_MODELS]) or "none"
             log.error("%s does not serve --model %s but %s: nothing will match", endpoint, self._model, names)
+
+
+def _given(addresses: EventAddresses) -> list[str]:
+    return [addresses.events, addresses.replay] if addresses.replay else [addresses.events]
+
+
+def _addresses(answer: PodAnswer) -> list[str]:
+    return [address for each in answer.ranks.values() for address in _given(each)]

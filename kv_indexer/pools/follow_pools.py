@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from operator import is_
 
 from kv_indexer.apply.apply_events import root_keys
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 FULL_PACE_PODS = 200  # up to so many, each is looked at as often as a single one
 SLOWEST = 20.0
+MOST_ROOTS = 4096  # pairs of pool and model: pods may name any model
 NAMED = 3  # addresses that one log line names
 
 
@@ -181,7 +182,7 @@ def _pool_news(before: Mapping[str, Pool], now: Mapping[str, Pool]) -> Iterator[
 def pool_roots(hash_seed: str) -> Callable[[PoolFeed], RootKeys]:
     """Return what gives the root keys of a pool's model; no two pools have any in common."""
 
-    @cache
+    @lru_cache(maxsize=MOST_ROOTS)
     def roots(pool: str, model: str) -> RootKeys:
         return root_keys(hash_seed=pool_seed(hash_seed, pool), model=model)
 

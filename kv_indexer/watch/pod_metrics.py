@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kvmesh.pods.pod_http import PodPages
+from kvmesh.pods.page_turns import PageTurns
+from kvmesh.pods.pod_http import MAX_PAGE_BYTES, PodPages
 from kvmesh.pods.pod_report import PodReport
 from kvmesh.pods.vllm_metrics import parse_pod_report
 
 log = logging.getLogger(__name__)
 
-MAX_PAGE_BYTES = 4 << 20
 START_TIMEOUT_SECONDS = 1.0  # a follower has better things to do than to wait for a start time
 
 
@@ -50,6 +50,7 @@ class PodMetrics:
         self._timeout_seconds = timeout_seconds
         self._slowdown = slowdown
         self._pages = pages or PodPages()
+        self._turns = PageTurns()
         self._tasks: asyncio.TaskGroup | None = None
 
     def add(self, endpoint: str) -> None:
@@ -130,18 +131,20 @@ class PodMetrics:
         asked_at = time.monotonic()
         if self._tasks is None:
             return
-        page = b""
+        problem = ""
         try:
-            answer = await self._pages.get(
-                target.endpoint, "/metrics", timeout_seconds=self._timeout_seconds, max_body_bytes=MAX_PAGE_BYTES
-            )
-            page = answer.body
-            problem = "" if answer.status == 200 else f"/metrics answers {answer.status}"
+            async with asyncio.timeout(self._timeout_seconds):
+                answer = await self._pages.get(
+                    target.endpoint, "/metrics", timeout_seconds=self._timeout_seconds, max_body_bytes=MAX_PAGE_BYTES
+                )
+                if answer.status == 200:
+                    target.report = await self._turns.read(parse_pod_report(answer.body, scraped_at=asked_at))
+                    if not target.report.engines:
+                        problem = "its /metrics has no request counters (--disable-log-stats?)"
+                else:
+                    problem = f"/metrics answers {answer.status}"
         except Exception as error:  # no answer of one pod may end the scraping of all
             problem = f"no /metrics: {str(error) or type(error).__name__}"
-        if not problem:
-            target.report = parse_pod_report(page, scraped_at=asked_at)
-            problem = "" if target.report.engines else "its /metrics has no request counters (--disable-log-stats?)"
         if problem and not target.is_ill:
             log.warning("%s: %s; a pod that sends no events cannot be told from an idle one", target.endpoint, problem)
         elif target.is_ill and not problem:

@@ -63,6 +63,7 @@ class EventAddresses:
 
     events: str
     replay: str | None = None
+    announced: bool = False  # by the pod itself, and not by whoever configures the mesh
 
 
 def reachable(events: str, replay: str | None, *, host: str) -> EventAddresses:

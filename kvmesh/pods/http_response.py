@@ -1,6 +1,7 @@
 """Reads one HTTP/1.1 response (RFC 9112) from bytes as they arrive. Pure.
 
-Enough for a plain GET over a kept connection: no encoding but identity, and trailers end the connection.
+Enough for a plain request over a kept connection: no encoding but identity, and trailers end the connection. A server
+may answer anything: what is beyond the limits is refused, and each byte is looked at once.
 """
 
 import re
@@ -8,8 +9,12 @@ from collections.abc import Generator
 
 import msgspec
 
-MAX_HEAD_BYTES = 32 << 10
+MAX_HEAD_BYTES = 16 << 10
+MAX_HEAD_LINES = 128
+MAX_INTERIM_RESPONSES = 8  # 1xx, before the answer
 MAX_SIZE_LINE_BYTES = 1 << 10  # of a chunk: its size in hex, and perhaps extensions, which are not used
+MAX_CHUNKS = 1024  # and one more for each KiB: servers send what they have, or a few KiB at a time
+BYTES_A_CHUNK = 1 << 10
 LINE_END = b"\r\n"
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: .*)?")
@@ -29,12 +34,14 @@ class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     body: bytes
     keep_alive: bool  # another request may follow on the connection
+    date: bytes = b""  # the server's clock, as it writes it
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     keep_alive: bool
     chunked: bool
+    date: bytes
     length: int | None  # of the body in bytes; None: it ends with the connection, or it is chunked
 
 
@@ -44,6 +51,7 @@ class ResponseReader:
     def __init__(self, *, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
         self._buffer = bytearray()  # received and not yet taken
+        self._searched = 0  # of these, that have no mark in them
         self._ended = False
         self._parser = self._response()
         self.began = False  # something was received
@@ -68,9 +76,12 @@ class ResponseReader:
         return None
 
     def _response(self) -> _Parser:
-        head = _read_head((yield from self._until(LINE_END * 2, limit=MAX_HEAD_BYTES)))
-        while head.status < 200:  # interim responses are of no interest
+        for _ in range(1 + MAX_INTERIM_RESPONSES):
             head = _read_head((yield from self._until(LINE_END * 2, limit=MAX_HEAD_BYTES)))
+            if head.status >= 200:  # interim responses are of no interest
+                break
+        else:
+            raise HttpResponseError(f"more than {MAX_INTERIM_RESPONSES} interim responses came before the answer")
         if head.chunked:
             body = yield from self._chunks()
         elif head.length is not None:
@@ -80,22 +91,24 @@ class ResponseReader:
             body = yield from self._rest()
         # whatever follows belongs to no request of ours
         keep_alive = head.keep_alive and not self._buffer and not self._ended
-        return HttpResponse(status=head.status, body=body, keep_alive=keep_alive)
+        return HttpResponse(status=head.status, body=body, keep_alive=keep_alive, date=head.date)
 
     def _chunks(self) -> Generator[None, None, bytes]:
-        chunks: list[bytes] = []
-        total = 0
+        body = bytearray()
+        count = 0
         while size := _chunk_size((yield from self._until(LINE_END, limit=MAX_SIZE_LINE_BYTES))):
-            total += size
-            self._require_small(total)
-            chunks.append((yield from self._exactly(size)))
+            count += 1
+            if count > MAX_CHUNKS + len(body) // BYTES_A_CHUNK:
+                raise HttpResponseError(f"the page comes in chunks of much less than {BYTES_A_CHUNK} bytes")
+            self._require_small(len(body) + size)
+            body += yield from self._exactly(size)
             if (yield from self._exactly(len(LINE_END))) != LINE_END:
                 raise HttpResponseError("a chunk is longer than its size says")
         while len(self._buffer) < len(LINE_END):
             yield from self._more()
         if self._buffer.startswith(LINE_END):  # else trailers follow: they stay, and the connection is not used again
             del self._buffer[: len(LINE_END)]
-        return b"".join(chunks)
+        return bytes(body)
 
     def _rest(self) -> Generator[None, None, bytes]:
         while not self._ended:
@@ -104,10 +117,12 @@ class ResponseReader:
         return self._take(len(self._buffer))
 
     def _until(self, mark: bytes, *, limit: int) -> Generator[None, None, bytes]:
-        while (end := self._buffer.find(mark, 0, limit)) < 0:
+        while (end := self._buffer.find(mark, self._searched, limit)) < 0:
             if len(self._buffer) >= limit:
                 raise HttpResponseError(f"no end of a line or of the headers within {limit} bytes")
+            self._searched = max(len(self._buffer) - len(mark) + 1, 0)
             yield from self._more()
+        self._searched = 0
         taken = self._take(end)
         del self._buffer[: len(mark)]
         return taken
@@ -134,7 +149,9 @@ class ResponseReader:
 
 
 def _read_head(head: bytes) -> _Head:
-    first, *lines = head.split(LINE_END)
+    first, *lines = head.split(LINE_END, MAX_HEAD_LINES)
+    if len(lines) == MAX_HEAD_LINES:
+        raise HttpResponseError(f"the answer has {MAX_HEAD_LINES} header lines or more")
     status_line = _STATUS_LINE.fullmatch(first)
     if status_line is None:
         raise HttpResponseError("the answer is not HTTP/1")
@@ -147,7 +164,13 @@ def _read_head(head: bytes) -> _Head:
         raise HttpResponseError("the answer is encoded, though this was not asked for")
     status, connection = int(status_line[2]), b",".join(fields.get(b"connection", []))
     kept = b"keep-alive" in connection if status_line[1] == b"0" else b"close" not in connection
-    return _Head(status=status, keep_alive=kept, chunked=bool(codings), length=_length(status, fields))
+    return _Head(
+        status=status,
+        keep_alive=kept,
+        chunked=bool(codings),
+        length=_length(status, fields),
+        date=fields.get(b"date", [b""])[0],
+    )
 
 
 def _length(status: int, fields: dict[bytes, list[bytes]]) -> int | None:

@@ -1,32 +1,38 @@
-"""GETs pages of pods over kept connections, one kept for each pod.
+"""Asks pods by HTTP over kept connections, one kept for each pod unless its caller wants more.
 
 A general HTTP client takes five times the CPU for this, even on an idle machine. The caller sets the deadline: a
-request that is given up closes its connection, so that its late answer is never taken for the next one.
+request that is given up closes its connection, so that its late answer is never taken for the next one. A pod that
+sends its answer in crumbs is read a hundred times a second at most.
 """
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 
 from kvmesh.pods.http_response import HttpResponse, HttpResponseError, ResponseReader
 
 MAX_PAGE_BYTES = 4 << 20
+MAX_MODELS_BYTES = 1 << 20  # of /v1/models: two thousand cards
 CONNECT_SECONDS = 2.0
+READS_AT_ONCE = 64  # of one answer, and one more for each KiB of it: networks bring more in one
+BYTES_A_READ = 1 << 10
+CRUMB_SECONDS = 0.01  # between two reads of an answer that comes in smaller ones
 
 
 class PodHttp:
-    """One pod; `address` is host:port, IPv6 bracketed. Requests at a time have a connection each, one is kept."""
+    """One pod; `address` is host:port, IPv6 bracketed. Requests at a time have a connection each, few are kept."""
 
-    def __init__(self, address: str, *, connect_seconds: float) -> None:
+    def __init__(self, address: str, *, connect_seconds: float, most_kept: int = 1) -> None:
         """Take the time that the attempts to connect to all addresses of a name have together."""
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._is_name = not _is_ip(self._host)
         self._rest = f" HTTP/1.1\r\nHost: {address}\r\nAccept: */*\r\nUser-Agent: kvmesh\r\n\r\n"
         self._connect_seconds = connect_seconds
-        self._kept: _Connection | None = None
+        self._kept: list[_Connection] = []
+        self._most_kept = most_kept
         self._closes = 0  # how often it was closed: what was asked before is not kept
 
     async def get(self, path: str, *, max_body_bytes: int = MAX_PAGE_BYTES) -> HttpResponse:
@@ -34,21 +40,29 @@ class PodHttp:
 
         ConnectionRefusedError: no process listens on any of the name's addresses.
         """
-        request = f"GET {path}{self._rest}".encode()
-        kept, self._kept = self._kept, None
-        closes = self._closes
-        if kept is not None and not kept.closed:
-            # the pod may close it while our request is on its way
-            with suppress(_NoAnswerError):
-                return await self._ask(kept, request, max_body_bytes, closes)
-        return await self._ask(await self._connect(), request, max_body_bytes, closes)
+        return await self._answer(f"GET {path}{self._rest}".encode(), max_body_bytes)
+
+    async def post(self, path: str, body: bytes, *, max_body_bytes: int) -> HttpResponse:
+        """Return what the pod answers to this JSON; it may be asked twice. Raise as `get` does."""
+        head = f"POST {path}{self._rest[:-2]}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        return await self._answer(head.encode() + body, max_body_bytes)
 
     def close(self) -> None:
-        """Close the connection that is kept, or will be when its answer has come; it may be opened again."""
+        """Close the connections that are kept, or will be when their answers have come; more may be opened."""
         self._closes += 1
-        if self._kept is not None:
-            self._kept.abort()
-            self._kept = None
+        kept, self._kept = self._kept, []
+        for connection in kept:
+            connection.abort()
+
+    async def _answer(self, request: bytes, max_body_bytes: int) -> HttpResponse:
+        closes = self._closes
+        while self._kept:
+            kept = self._kept.pop()
+            if not kept.closed:
+                # the pod may close it while our request is on its way
+                with suppress(_NoAnswerError):
+                    return await self._ask(kept, request, max_body_bytes, closes)
+        return await self._ask(await self._connect(), request, max_body_bytes, closes)
 
     async def _ask(self, connection: "_Connection", request: bytes, max_body_bytes: int, closes: int) -> HttpResponse:
         try:
@@ -56,8 +70,8 @@ class PodHttp:
         except BaseException:
             connection.abort()
             raise
-        if self._kept is None and closes == self._closes:
-            self._kept = connection
+        if len(self._kept) < self._most_kept and closes == self._closes:
+            self._kept.append(connection)
         else:
             connection.abort()
         return response
@@ -94,6 +108,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader: ResponseReader | None = None
         self._answer: asyncio.Future[HttpResponse] | None = None
+        self._reads = self._received = 0  # of this answer; bytes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -102,6 +117,7 @@ class _Connection(asyncio.Protocol):
         """Send a request; the future fails with HttpResponseError or _NoAnswerError."""
         assert self._transport is not None, "asked before it was connected"
         self._reader = ResponseReader(max_body_bytes=max_body_bytes)
+        self._reads = self._received = 0
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return self._answer
@@ -114,6 +130,16 @@ class _Connection(asyncio.Protocol):
             self._answered(self._reader.feed(data))
         except HttpResponseError as error:
             self._failed(error)
+        self._reads += 1
+        self._received += len(data)
+        if self._reads > READS_AT_ONCE + self._received // BYTES_A_READ and not self.closed:
+            assert self._transport is not None
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(CRUMB_SECONDS, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.closed and self._transport is not None:
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -138,7 +164,8 @@ class _Connection(asyncio.Protocol):
         if response is None:
             return
         self._reader = None
-        if not response.keep_alive:
+        # a request that was not sent whole before its answer came leaves its rest to the next one
+        if not response.keep_alive or (self._transport is not None and self._transport.get_write_buffer_size()):
             self.abort()
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(response)
@@ -165,16 +192,27 @@ def _is_ip(host: str) -> bool:
 class PodPages:
     """Asks pods, by endpoint. `forget` those that are gone, and `close` at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, most_kept: int = 1) -> None:
+        """Take how many connections to each pod may be kept."""
         self._pods: dict[str, PodHttp] = {}
+        self._most_kept = most_kept
 
     async def get(self, endpoint: str, path: str, *, timeout_seconds: float, max_body_bytes: int) -> HttpResponse:
         """Return what the pod answers. Raise HttpResponseError or OSError (TimeoutError is one)."""
-        pod = self._pods.get(endpoint)
-        if pod is None:
-            pod = self._pods[endpoint] = PodHttp(endpoint, connect_seconds=CONNECT_SECONDS)
         async with asyncio.timeout(timeout_seconds):
-            return await pod.get(path, max_body_bytes=max_body_bytes)
+            return await self._pod(endpoint).get(path, max_body_bytes=max_body_bytes)
+
+    async def post(
+        self, endpoint: str, path: str, body: bytes, *, timeout_seconds: float | None, max_body_bytes: int
+    ) -> HttpResponse:
+        """Return what the pod answers to this JSON. Raise HttpResponseError or OSError (TimeoutError is one)."""
+        async with asyncio.timeout(timeout_seconds):
+            return await self._pod(endpoint).post(path, body, max_body_bytes=max_body_bytes)
+
+    def keep(self, endpoints: Iterable[str]) -> None:
+        """Forget all others."""
+        for endpoint in self._pods.keys() - frozenset(endpoints):
+            self.forget(endpoint)
 
     def forget(self, endpoint: str) -> None:
         """Close what is kept of a pod."""
@@ -186,3 +224,9 @@ class PodPages:
         """Close what is kept of all."""
         for endpoint in tuple(self._pods):
             self.forget(endpoint)
+
+    def _pod(self, endpoint: str) -> PodHttp:
+        pod = self._pods.get(endpoint)
+        if pod is None:
+            pod = self._pods[endpoint] = PodHttp(endpoint, connect_seconds=CONNECT_SECONDS, most_kept=self._most_kept)
+        return pod

@@ -7,13 +7,23 @@ from collections.abc import Sequence
 
 import msgspec
 
+MOST_PARTS = 1 << 13  # objects of the page; vLLM's cards have two each
+LONGEST_PROMPTS = 1 << 31  # tokens: more is no context length
+
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """One entry; vLLM lists one for each served name of its base model, then one for each LoRA adapter."""
 
     id: str
     parent: str | None = None  # of an adapter: its base model
-    max_model_len: int | None = None  # tokens of prompt and output
+    # tokens of prompt and output; a float, because a pod may write a thousand digits, which would cost as an int
+    max_model_len: float | None = None
+
+    @property
+    def context_tokens(self) -> int | None:
+        """The context length, None where the pod says none that can be."""
+        length = self.max_model_len
+        return int(length) if length is not None and 1 <= length <= LONGEST_PROMPTS else None
 
 
 class _Models(msgspec.Struct):
@@ -25,6 +35,8 @@ _models = msgspec.json.Decoder(_Models)
 
 def model_cards(body: bytes) -> Sequence[ModelCard]:
     """Read the page. Raise ValueError if this is not what vLLM answers."""
+    if body.count(b"{") > MOST_PARTS:
+        raise ValueError(f"a list of models with more than {MOST_PARTS} parts is not read")
     try:
         return _models.decode(body).data
     except (msgspec.MsgspecError, RecursionError) as error:

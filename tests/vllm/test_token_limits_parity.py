@@ -120,4 +120,4 @@ async def test_a_real_pods_render_endpoint_is_read(pod: VllmPod, path: str, prom
                 parse_request(path=path, body=wrong), wrong, model=served(pod, TokensFrom.RENDER), limit=16
             )
     finally:
-        await render.close()
+        render.close()

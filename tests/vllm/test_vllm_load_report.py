@@ -2,6 +2,7 @@
 
 import time
 
+from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import EndpointLoad
 from kvmesh.pods.vllm_metrics import parse_load
 from tests.vllm.servers import BLOCK_SIZE, VllmPod
@@ -10,7 +11,7 @@ DEADLINE_SECONDS = 20.0
 
 
 def load_of(pod: VllmPod) -> EndpointLoad:
-    load = parse_load(pod.get_text("/metrics").encode(), reported_at=time.monotonic())
+    load = at_once(parse_load(pod.get_text("/metrics").encode(), reported_at=time.monotonic()))
     assert load is not None
     return load
 

@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 
+from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import EngineCounters, PodReport, least_new_blocks
 from kvmesh.pods.vllm_metrics import parse_pod_report
 from tests.vllm.servers import BLOCK_SIZE, VllmPod
@@ -11,7 +12,7 @@ DEADLINE_SECONDS = 20.0
 
 
 def report(pod: VllmPod) -> PodReport:
-    return parse_pod_report(pod.get_text("/metrics").encode(), scraped_at=time.monotonic())
+    return at_once(parse_pod_report(pod.get_text("/metrics").encode(), scraped_at=time.monotonic()))
 
 
 def counters(pod: VllmPod) -> EngineCounters:

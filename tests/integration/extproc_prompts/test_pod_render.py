@@ -107,7 +107,7 @@ async def rendering(
     try:
         yield render
     finally:
-        await render.close()
+        render.close()
 
 
 async def ask(

@@ -134,6 +134,32 @@ async def test_a_line_has_the_tokens_that_the_pod_counted(
     assert found == [90, 16, 5]
 
 
+@pytest.mark.parametrize("number", [2**64, 10**400])
+async def test_numbers_that_no_record_takes_cost_no_record(number: int, tmp_path: Path) -> None:
+    file, received = tmp_path / "access.log", list[Any]()
+    body = json.dumps({"model": BASE_MODEL, "prompt": "x", "max_tokens": number}).encode()
+    usage = {"prompt_tokens": number, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": -number}}
+    async with (
+        collector(received) as address,
+        running_picker(
+            [PodState()],
+            sample_share=1.0,
+            known_models=KNOWN,
+            otlp_endpoint=address,
+            observation=ObservationSettings(access_log_file=file),
+        ) as picker,
+        ENVOY.exchange(picker.grpc_address) as exchange,
+    ):
+        found = await exchange.request(body, path=PATH, headers=HEADERS | {"x-request-id": "large"})
+        assert isinstance(found, Routed)
+        await exchange.response(json.dumps({"choices": [], "usage": usage}).encode())
+    line = decisions(file.read_text().splitlines())["large"]
+    assert (line["fate"], line["max_tokens"]) == ("routed", 2**53 - 1)
+    assert "realised_prompt_tokens" not in line
+    (span,) = [span for span in spans_of(received) if span["kind"] == 2]
+    assert int(span["attributes"]["gen_ai.request.max_tokens"]) == 2**53 - 1
+
+
 async def test_who_was_refused_after_waiting_is_in_its_line(tmp_path: Path) -> None:
     file = tmp_path / "access.log"
     async with (

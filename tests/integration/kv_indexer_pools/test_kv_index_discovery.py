@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from kv_indexer.pools.event_sources import ANSWER_LIMIT_BYTES, EventSourceDirectory
+from kv_indexer.pools.event_sources import MAX_SOURCES_BYTES, EventSourceDirectory
 from kvmesh.blocks.source import EventAddresses
 from kvmesh.errors import FeedLostError, NoEventSourceError
 from kvmesh.pods.pod_http import PodPages
@@ -40,14 +40,14 @@ async def pod_that_answers(*pieces: bytes) -> AsyncIterator[tuple[EventSourceDir
 
 
 async def test_an_answer_in_many_pieces_is_read_to_its_end() -> None:
-    spaces = b" " * (ANSWER_LIMIT_BYTES // 2)
+    spaces = b" " * (MAX_SOURCES_BYTES // 2)
     async with pod_that_answers(b'{"0": {"endpoint"', spaces, b': "tcp://*:5557"}', b"}") as (directory, endpoint):
-        assert await directory.find(endpoint) == {0: EventAddresses(events="tcp://127.0.0.1:5557")}
+        assert await directory.find(endpoint) == {0: EventAddresses(events="tcp://127.0.0.1:5557", announced=True)}
 
 
 async def test_an_answer_beyond_the_limit_is_given_up_and_said_so() -> None:
-    async with pod_that_answers(*[b" " * PIECE] * (ANSWER_LIMIT_BYTES // PIECE + 1)) as (directory, endpoint):
-        with pytest.raises(FeedLostError, match=f"is larger than {ANSWER_LIMIT_BYTES} bytes"):
+    async with pod_that_answers(*[b" " * PIECE] * (MAX_SOURCES_BYTES // PIECE + 1)) as (directory, endpoint):
+        with pytest.raises(FeedLostError, match=f"is larger than {MAX_SOURCES_BYTES} bytes"):
             await directory.find(endpoint)
 
 
@@ -72,4 +72,20 @@ async def test_a_rank_that_cannot_be_is_refused(rank: str) -> None:
     body = b'{"%s": {"endpoint": "tcp://*:5557"}}' % rank.encode()
     async with pod_that_answers(body) as (directory, endpoint):
         with pytest.raises(NoEventSourceError, match="is not what vLLM answers"):
+            await directory.find(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"0": {"endpoint": "ipc:///tmp/x"}}', "no TCP port of 127.0.0.1"),
+        (b'{"0": {"endpoint": "tcp://10.0.0.9:5557"}}', "no TCP port of 127.0.0.1"),
+        (b'{"0": {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:22"}}', "only ports from 1024 to 65535"),
+        (b'{"0": {"endpoint": "tcp://*:5557"}, "1": {"endpoint": "tcp://*:5557"}}', "one address twice"),
+        (b'{"0": {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5557"}}', "one address twice"),
+    ],
+)
+async def test_a_pod_that_announces_what_is_not_its_own_has_no_events(body: bytes, why: str) -> None:
+    async with pod_that_answers(body) as (directory, endpoint):
+        with pytest.raises(NoEventSourceError, match=why):
             await directory.find(endpoint)

@@ -114,3 +114,19 @@ async def test_a_pod_that_says_it_publishes_no_more_attracts_nobody(
         announce(monkeypatch, pod)
         await mesh.becomes({})
         await eventually(blocks(mesh), {})
+
+
+async def test_a_pod_that_announces_anothers_stream_gets_no_blocks_and_the_other_keeps_its_own(
+    mesh: Mesh,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pod, thief = await mesh.pod(), await mesh.pod()
+    async with mesh.indexer(pod, thief):
+        await pod.publish(stored(1, 2, 3))
+        await thief.publish(stored(7))
+        await eventually(blocks(mesh), {f"{pod.endpoint}#0": 3, f"{thief.endpoint}#0": 1})
+
+        announce(monkeypatch, thief, pod)
+        await eventually(blocks(mesh), {f"{pod.endpoint}#0": 3})
+        await pod.publish(stored(4, parent=3))
+        await eventually(blocks(mesh), {f"{pod.endpoint}#0": 4})

@@ -9,6 +9,7 @@ import aiohttp
 import openai
 import pytest
 
+from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import EndpointLoad
 from kvmesh.pods.vllm_metrics import parse_load
 from podsim.core.scheduler import EngineSettings
@@ -48,7 +49,7 @@ async def metrics_page(pod: RunningPod) -> bytes:
 
 
 async def load_of(pod: RunningPod) -> EndpointLoad:
-    load = parse_load(await metrics_page(pod), reported_at=monotonic())
+    load = at_once(parse_load(await metrics_page(pod), reported_at=monotonic()))
     assert load is not None
     return load
 

@@ -14,7 +14,14 @@ from tools.kustomize_tree import AXES, OVERLAYS
 DOCS = Path(__file__).parents[3] / "docs"
 INSTALL = (DOCS / "guides" / "install.md").read_text(encoding="utf-8")
 SECURITY = (DOCS / "guides" / "security.md").read_text(encoding="utf-8")
-OTHERS = {"--server-side", "--tag", "--build-arg", "--redis-password-file"}  # of kubectl, docker, and the roles
+OTHERS = {
+    "--server-side",
+    "--tag",
+    "--build-arg",
+    "--redis-password-file",
+    "--event-ports",
+    "--event-sources",
+}  # of kubectl, docker, and the roles
 
 
 def flags() -> set[str]:

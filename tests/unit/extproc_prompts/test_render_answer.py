@@ -2,16 +2,18 @@
 
 import json
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from extproc.prompts.pod_render import RenderAnswerError, read_refusal, read_render_answer
 from extproc.prompts.token_ids import Feature, TokenizedPrompt
+from kvmesh.pods.page_steps import Steps, T, at_once
 
 
 def read(answer: Any) -> tuple[TokenizedPrompt, ...]:
-    return read_render_answer(json.dumps(answer).encode())
+    return at_once(read_render_answer(json.dumps(answer).encode()))
 
 
 def tokens(*ids: int) -> bytes:
@@ -36,9 +38,9 @@ def test_media_of_all_kinds_are_listed_in_the_order_of_their_places() -> None:
         },
         "kwargs_data": {"image": ["AAAA", None], "audio": [None]},
     }
-    assert read({"token_ids": [7], "features": features}) == (
+    assert read({"token_ids": [7] * 40, "features": features}) == (
         TokenizedPrompt(
-            tokens=tokens(7),
+            tokens=tokens(*[7] * 40),
             features=(
                 Feature(identifier="a", first_token=1, length=4),
                 Feature(identifier="b", first_token=5, length=3),
@@ -46,6 +48,37 @@ def test_media_of_all_kinds_are_listed_in_the_order_of_their_places() -> None:
             ),
         ),
     )
+
+
+def test_a_long_prompt_is_read_piece_by_piece_and_whole() -> None:
+    ids = list(range(100_000))
+    steps = read_render_answer(json.dumps({"token_ids": ids}).encode())
+    into: list[tuple[TokenizedPrompt, ...]] = []
+    assert len([*collected(steps, into)]) > 5
+    assert into == [(TokenizedPrompt(tokens=tokens(*ids)),)]
+
+
+def collected(steps: Steps[T], into: list[T]) -> Iterator[None]:
+    into.append((yield from steps))
+
+
+@pytest.mark.parametrize(
+    ("count", "features", "why"),
+    [
+        (100, {"image": ("a", 90, 11)}, "stands beyond the prompt's 100 tokens"),
+        (100, {"image": ("a" * 300, 0, 1)}, "a name of more than 256 characters"),
+        (100, {f"image{number}": ("a", 0, 100) for number in range(5)}, "cover the prompt again and again"),
+        (100, {f"image{number}": ("a", 0, 0) for number in range(20_000)}, "more than 16384 parts"),
+    ],
+    ids=["beyond-the-prompt", "long-name", "overlapping", "many"],
+)
+def test_media_that_would_cost_more_than_their_prompt_are_refused(
+    count: int, features: dict[str, tuple[str, int, int]], why: str
+) -> None:
+    hashes = {kind: [name] for kind, (name, _, _) in features.items()}
+    places = {kind: [{"offset": offset, "length": length}] for kind, (_, offset, length) in features.items()}
+    with pytest.raises(RenderAnswerError, match=why):
+        read({"token_ids": [7] * count, "features": {"mm_hashes": hashes, "mm_placeholders": places}})
 
 
 @pytest.mark.parametrize(
@@ -61,6 +94,9 @@ def test_media_of_all_kinds_are_listed_in_the_order_of_their_places() -> None:
         b'{"token_ids": [-1]}',
         b'{"token_ids": [4294967296]}',
         b'[{"token_ids": [1]}, 5]',
+        b'{"token_ids": {"1": 2}}',
+        b'{"token_ids": [' + b"[1,2]," * 20_000 + b"1]}",
+        b'{"token_ids": [' + b'"1,2",' * 20_000 + b"1]}",
         b'{"token_ids": [1], "features": {"mm_hashes": {"image": ["a"]}, "mm_placeholders": {}}}',
         b'{"token_ids": [1], "features": {"mm_hashes": {"image": ["a"]},'
         b' "mm_placeholders": {"image": [{"offset": -1, "length": 1}]}}}',
@@ -68,7 +104,7 @@ def test_media_of_all_kinds_are_listed_in_the_order_of_their_places() -> None:
 )
 def test_anything_else_is_refused(body: bytes) -> None:
     with pytest.raises(RenderAnswerError):
-        read_render_answer(body)
+        at_once(read_render_answer(body))
 
 
 @pytest.mark.parametrize(

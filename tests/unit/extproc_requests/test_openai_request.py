@@ -77,6 +77,11 @@ def test_every_field_of_a_chat_that_changes_its_tokens_is_kept() -> None:
     )
 
 
+@pytest.mark.parametrize("number", [2**53, 2**64, 10**400])
+def test_a_limit_beyond_any_context_is_as_much_as_records_take(number: int) -> None:
+    assert parse(CHAT, messages=[HELLO], max_tokens=number).max_tokens == 2**53 - 1
+
+
 def test_a_long_salt_is_held_as_its_digest_alone() -> None:
     salt = "s" * 900_000
     assert parse(CHAT, messages=[HELLO], cache_salt=salt).cache_salt == held_name(salt)

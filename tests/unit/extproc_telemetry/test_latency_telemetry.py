@@ -5,6 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from extproc.telemetry.endpoint_telemetry import LatencyTelemetry
 from extproc.telemetry.metrics import TTFT_SECONDS
 from kvmesh.metrics.registry import Registry
+from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.vllm_metrics import parse_load
 from podsim.wire.metrics_text import EngineState, PodMetrics
 
@@ -26,9 +27,9 @@ class Pod:
 
 
 def look(latencies: LatencyTelemetry, endpoint: str, text: bytes, *, now: float) -> None:
-    load = parse_load(text, reported_at=now)
+    load = at_once(parse_load(text, reported_at=now))
     assert load is not None
-    latencies.page(endpoint, text, load=load)
+    at_once(latencies.page(endpoint, text, load=load))
 
 
 def buckets(registry: Registry, *, role: str = "both") -> dict[float, float]:
@@ -97,8 +98,8 @@ def test_a_pod_that_has_answered_nothing_since_is_not_read_again() -> None:
     registry = Registry()
     latencies, pod = LatencyTelemetry(registry, read_every_seconds=5.0), Pod()
     look(latencies, "a", pod.first_token(1.0), now=0.0)
-    idle = parse_load(pod.first_token(), reported_at=5.0)
+    idle = at_once(parse_load(pod.first_token(), reported_at=5.0))
     assert idle is not None
-    latencies.page("a", b"never read", load=idle)
+    at_once(latencies.page("a", b"never read", load=idle))
     look(latencies, "a", pod.first_token(1.0), now=10.0)
     assert buckets(registry)[float("inf")] == 1.0

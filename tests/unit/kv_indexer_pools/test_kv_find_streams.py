@@ -36,6 +36,7 @@ class Bench:
         self.is_lost = False
         self.now = 0.0
         self.slowdown = 1.0
+        self.registered: set[str] = set()  # endpoints
         self.finder = StreamFinder(
             endpoints=(POD,),
             model="tiny",
@@ -46,11 +47,22 @@ class Bench:
             sleep=self._sleep,
             clock=lambda: self.now,
             slowdown=lambda: self.slowdown,
+            is_registered=lambda stream: stream.endpoint in self.registered,
         )
 
-    async def run(self) -> None:
+    async def run(self, endpoint: str = POD) -> None:
         with pytest.raises(EndOfTestError):
-            await self.finder.watch(POD, self)
+            await self.finder.watch(endpoint, self)
+
+    async def say(self, endpoint: str, answer: Mapping[int, EventAddresses]) -> None:
+        """Have a pod answer once."""
+        self.script = [answer]
+        await self.run(endpoint)
+
+    @property
+    def publishers(self) -> dict[str, list[str]]:
+        """Where each pod publishes, by endpoint."""
+        return {name: [each.events for each in answer.ranks.values()] for name, answer in self.finder.answers.items()}
 
     async def find(self, endpoint: str) -> Mapping[int, EventAddresses]:
         return _give(self.script.pop(0))
@@ -147,3 +159,61 @@ async def test_a_pod_of_a_large_fleet_is_asked_the_more_rarely_the_longer_it_say
     bench.slowdown = 10.0
     await bench.run()
     assert [slept / WELL_SECONDS for slept in bench.slept] == [10, 20, 40, 80, 100, 100, 10, 20, 0.05, 20]
+
+
+# --- an address belongs to one endpoint -------------------------------------------------------------------------------
+
+MINE = {0: EventAddresses(events="tcp://a:1", replay="tcp://a:2", announced=True)}
+
+
+@pytest.mark.parametrize(
+    "stolen",
+    [
+        {0: EventAddresses(events="tcp://a:1", announced=True)},
+        {0: EventAddresses(events="tcp://a:9", replay="tcp://a:2", announced=True)},
+        {7: EventAddresses(events="tcp://a:2", announced=True)},
+    ],
+    ids=["its events", "its replay", "its replay as events"],
+)
+async def test_a_pod_that_announces_where_another_publishes_gets_nothing(stolen: dict[int, EventAddresses]) -> None:
+    bench = Bench()
+    await bench.say("a:8000", MINE)
+    before = bench.changes
+    await bench.say("a:8001", stolen)
+    assert bench.publishers == {"a:8000": ["tcp://a:1"], "a:8001": []}
+    assert bench.changes == before + 1
+    assert list(bench.finder.streams.values()) == list(MINE.values())
+
+    await bench.say("a:8000", MINE)  # whatever the other one says
+    assert bench.publishers == {"a:8000": ["tcp://a:1"], "a:8001": []}
+
+
+async def test_what_the_index_knows_goes_before_what_has_only_come_first() -> None:
+    bench = Bench()
+    await bench.say("a:8001", MINE)
+    bench.registered = {"a:8000"}
+    await bench.say("a:8000", MINE)
+    assert bench.publishers == {"a:8001": [], "a:8000": ["tcp://a:1"]}
+    await bench.say("a:8001", MINE)
+    assert bench.publishers == {"a:8001": [], "a:8000": ["tcp://a:1"]}
+
+
+async def test_what_is_configured_goes_before_what_is_announced() -> None:
+    bench = Bench()
+    bench.registered = {"a:8001"}
+    await bench.say("a:8001", MINE)
+    configured = {0: EventAddresses(events="tcp://a:1")}
+    await bench.say("a:8000", configured)
+    assert bench.publishers == {"a:8001": [], "a:8000": ["tcp://a:1"]}
+    await bench.say("a:8002", configured)  # whoever has configured both must know
+    assert bench.publishers == {"a:8001": [], "a:8000": ["tcp://a:1"], "a:8002": ["tcp://a:1"]}
+
+
+async def test_an_address_that_its_pod_gives_up_may_be_anothers() -> None:
+    bench = Bench()
+    await bench.say("a:8000", MINE)
+    await bench.say("a:8000", {0: EventAddresses(events="tcp://a:5", announced=True)})
+    await bench.say("a:8001", MINE)
+    bench.finder.forget("a:8000")
+    await bench.say("a:8002", {0: EventAddresses(events="tcp://a:5", announced=True)})
+    assert bench.publishers == {"a:8001": ["tcp://a:1"], "a:8002": ["tcp://a:5"]}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmesh.pods.http_response import HttpResponse, HttpResponseError, ResponseReader
+from kvmesh.pods.http_response import MAX_CHUNKS, HttpResponse, HttpResponseError, ResponseReader
 
 LIMIT_BYTES = 1000
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -84,15 +84,39 @@ def test_a_status_that_has_no_body_waits_for_none() -> None:
         CHUNKED.replace(b"3\r\n", b"ffffff\r\n"),
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 40_000,
         b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1001,
+        b"HTTP/1.1 103 Early Hints\r\n\r\n" * 9 + PLAIN,
+        b"HTTP/1.1 200 OK\r\n" + b"a:\r\n" * 200 + b"\r\n",
     ],
     ids=[
         *("another-protocol", "http-2", "no-number", "two-lengths", "too-long", "compressed-transfer", "compressed"),
         *("negative-chunk", "longer-than-its-size", "chunk-too-long", "endless-head", "endless-body"),
+        *("interim-after-interim", "many-headers"),
     ],
 )
 def test_what_is_no_response_or_too_large_is_refused(whole: bytes) -> None:
     with pytest.raises(HttpResponseError):
         read(whole)
+
+
+def test_a_page_in_crumbs_is_refused_and_one_in_lines_is_read() -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    line = b"40\r\n" + b"x" * 64 + b"\r\n"
+    reader = ResponseReader(max_body_bytes=1 << 20)
+    response = reader.feed(head + line * MAX_CHUNKS + b"0\r\n\r\n")
+    assert response is not None
+    assert len(response.body) == 64 * MAX_CHUNKS
+
+    large = b"1000\r\n" + b"x" * 4096 + b"\r\n"
+    reader = ResponseReader(max_body_bytes=1 << 30)
+    assert reader.feed(head + large * (MAX_CHUNKS + 100)) is None
+    with pytest.raises(HttpResponseError, match="chunks of much less than"):
+        ResponseReader(max_body_bytes=1 << 20).feed(head + b"1\r\nx\r\n" * (MAX_CHUNKS + 10))
+
+
+def test_the_date_of_an_answer_is_kept() -> None:
+    response = read(PLAIN.replace(b"Content", b"Date: Tue, 15 Nov 1994 08:12:31 GMT\r\nContent"))
+    assert response is not None
+    assert response.date == b"tue, 15 nov 1994 08:12:31 gmt"
 
 
 @pytest.mark.parametrize("whole", [PLAIN, CHUNKED], ids=["plain", "chunked"])

@@ -4,6 +4,7 @@ from math import inf
 
 import pytest
 
+from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import PodHistogram
 from kvmesh.pods.vllm_metrics import MOST_BUCKETS, parse_latencies
 
@@ -23,7 +24,7 @@ def page(
 
 
 def read(*pages: str) -> tuple[object, object]:
-    return parse_latencies("".join(pages).encode())
+    return at_once(parse_latencies("".join(pages).encode()))
 
 
 FOUND = PodHistogram(bounds=(0.1, 1.0, inf), counts=(1.0, 3.0, 4.0), seconds=2.5)

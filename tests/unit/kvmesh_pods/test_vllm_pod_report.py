@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import EngineCounters, PodReport
 from kvmesh.pods.vllm_metrics import parse_pod_report
 
@@ -43,7 +44,7 @@ def test_all_that_matters_is_found_in_the_page_of_a_new_pod() -> None:
         queried_tokens=1000,
         hit_tokens=250,
     )
-    assert parse_pod_report(TODAY, scraped_at=5.0) == PodReport(
+    assert at_once(parse_pod_report(TODAY, scraped_at=5.0)) == PodReport(
         scraped_at=5.0,
         started_at=1795256035.66,
         block_size=32,
@@ -58,7 +59,7 @@ def test_all_that_matters_is_found_in_the_page_of_a_new_pod() -> None:
     [(b"blocks", 1600, 400), (b"tokens. DEPRECATED: Use vllm:prefix_cache_hits instead", 100, 25)],
 )
 def test_old_names_count_blocks_or_tokens_as_their_help_says(unit: bytes, queried: int, hit: int) -> None:
-    report = parse_pod_report(OF_0_8.replace(b"cached blocks", b"cached " + unit), scraped_at=5.0)
+    report = at_once(parse_pod_report(OF_0_8.replace(b"cached blocks", b"cached " + unit), scraped_at=5.0))
 
     engine = EngineCounters(
         prompt_tokens=900,
@@ -75,7 +76,7 @@ def test_old_names_count_blocks_or_tokens_as_their_help_says(unit: bytes, querie
 
 def test_each_engine_has_its_own_counters() -> None:
     second = TODAY.replace(b'engine="0"', b'engine="1"').replace(b"900.0", b"7.0")
-    engines = parse_pod_report(TODAY + second, scraped_at=5.0).engines
+    engines = at_once(parse_pod_report(TODAY + second, scraped_at=5.0)).engines
 
     assert engines is not None
     assert {engine: counters.prompt_tokens for engine, counters in engines.items()} == {0: 900, 1: 7}
@@ -94,10 +95,10 @@ def test_each_engine_has_its_own_counters() -> None:
     ],
 )
 def test_a_page_without_them_says_nothing(page: bytes) -> None:
-    assert parse_pod_report(page, scraped_at=5.0) == PodReport(scraped_at=5.0)
+    assert at_once(parse_pod_report(page, scraped_at=5.0)) == PodReport(scraped_at=5.0)
 
 
 def test_processes_that_share_the_page_have_no_common_start() -> None:
     twice = b"process_start_time_seconds 1e9\nprocess_start_time_seconds 2e9\n"
 
-    assert parse_pod_report(twice, scraped_at=5.0).started_at is None
+    assert at_once(parse_pod_report(twice, scraped_at=5.0)).started_at is None

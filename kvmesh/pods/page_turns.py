@@ -1,0 +1,41 @@
+"""Lets the event loop turn while pods' pages are read: a page that takes long waits, and nothing else does.
+
+One `PageTurns` serves all pods of a process.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from kvmesh.pods.page_steps import Steps, T
+
+FREE_SECONDS = 0.001  # of CPU that a page may take at once; the usual one takes a tenth of it
+SHARE = 0.1  # of a core, for all pages together that take more
+
+
+class PageTurns:
+    """Takes the steps of one page after the other; the pages that take long take turns."""
+
+    def __init__(self, *, share: float = SHARE, cpu_seconds: Callable[[], float] = time.thread_time) -> None:
+        self._share = share
+        self._cpu_seconds = cpu_seconds
+        self._long = asyncio.Lock()  # fair: a page waits for one step of each other
+
+    async def read(self, steps: Steps[T]) -> T:
+        """Return what the steps return. The caller sets the deadline. Raise what they raise."""
+        began: float | None = None  # the usual page has one step or two, and is not worth a look at the clock
+        while began is None or self._cpu_seconds() - began < FREE_SECONDS:
+            try:
+                next(steps)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+            if began is None:
+                began = self._cpu_seconds()
+        while True:
+            async with self._long:
+                began = self._cpu_seconds()
+                try:
+                    next(steps)
+                except StopIteration as done:
+                    return done.value  # type: ignore[no-any-return]
+                await asyncio.sleep((self._cpu_seconds() - began) / self._share)
