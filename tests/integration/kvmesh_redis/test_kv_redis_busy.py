@@ -151,8 +151,8 @@ async def test_a_refusal_in_the_middle_of_a_reading_is_none_of_a_record_that_can
             answer = [3]
         elif b"TIME" in commands:
             stream = [b"10.0.0.1:8000", b"0", b"2", b"0", b"0", b"live", b"", b"one", b"5", b"0", b"0", b"9"]
-            time, pulses = busy if refused == b"TIME" else [b"1", b"0"], busy if refused == b"pulses" else []
-            return [time, pulses, busy if refused == b"stream:" else stream]
+            usual = {b"TIME": [b"1", b"0"], b"pulses": [], b"stream:": stream}
+            return [busy if refused == name else reply for name, reply in usual.items()]
         else:
             answer = [[b"nonce", b"1"]]
         return [busy] if refused in commands[:20] or refused in commands[-12:] else answer
