@@ -14,8 +14,9 @@ class Http2Limits:
 
     # Each request in flight holds a stream until its last token; an Envoy opens another connection beyond this. It
     # resets all streams of a client that leaves at once, and closes the connection, everybody's, when more than 1,000
-    # resets wait to be written (its max_outbound_control_frames): four times as many as there can be.
-    max_concurrent_streams: int = 256
+    # resets wait to be written (its max_outbound_control_frames): twice as many as there can be. A gRPC library that
+    # keeps to one connection has no more requests in flight than this.
+    max_concurrent_streams: int = 512
     # Only more than this many are refused: what an Envoy opens before it has read our SETTINGS is no fault of its
     # clients, who would get a 503. Envoy's own default for one connection is 1,024; a stream costs us about 3 KB.
     most_streams: int = 4096
