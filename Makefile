@@ -85,6 +85,9 @@ bench-routing-peers: install ## install vllm-router and smg for bench-routing, i
 bench-overload: install ## who keeps their latency under overload: 0.5 to 3 times capacity, with priorities and without
 	@$(BIN)/python -m bench.overload.run $(ARGS)
 
+bench-faults: install ## for how long the index claims blocks that are gone, fault by fault; about 3 min
+	@$(BIN)/python -m bench.faults.run $(ARGS)
+
 docs: install ## build the site of docs/ into build/site; a broken link or anchor is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html"

@@ -158,7 +158,18 @@ class IndexerSettings:
         metavar="NAME",
     )
     lease_seconds: float = setting(
-        2.0, "Seconds of silence after which another indexer takes over what this one follows.", least=1.0, most=60.0
+        2.0,
+        "Seconds that a stream stays an indexer's without being renewed. After 0.3 times as long in silence another "
+        "indexer takes over what it follows.",
+        least=1.0,
+        most=60.0,
+    )
+    unconfirmed_seconds: float = setting(
+        30.0,
+        "Seconds without an event after which the blocks of a pod do not count until its next one, if it has no replay "
+        "endpoint or that does not answer: its last events may be lost.",
+        least=1.0,
+        most=86_400.0,
     )
     admin_access: AdminAccess = group(AdminAccess())
     redis_url: RedisAccess | str = group(RedisAccess())  # a plain address has no files beside it

@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 TICKS_A_LEASE = 4  # one or two may fail before others take over
 TICK_DEADLINES_A_LEASE = 2
+PULSES_A_TICK = 3  # in the time between two ticks; as many in a row may be late or lost before others take over
+PROBES_A_SECOND = 10.0  # of quiet streams, by one indexer: one takes it some 0.7 ms
 DEFECT_SECONDS = 0.5  # pause after a defect
 STREAMS_AT_ONCE = 64  # taken up for the first time
 SLOWEST_HEARTBEAT = 12.0  # times; TCP notices a vanished host as quickly as ever, a hung process is noticed later
@@ -82,7 +84,8 @@ class IndexerService:
         self._roots = _roots(settings)
         self._shares = PodShares()
         self._was_ready = self._is_frozen = False
-        self._found = asyncio.Event()  # discovery has news
+        self._found = asyncio.Event()  # discovery has news, or another indexer has died
+        self._is_heir = False  # the latter
         self._shown_pools = PoolsReport(synced=False)  # in the metrics
         self._rendering = asyncio.Lock()
         self._finder = StreamFinder(
@@ -158,6 +161,7 @@ class IndexerService:
                 group.create_task(_repeat(self._eviction.look), name="watch-eviction")
                 group.create_task(_repeat(self._redis_watch.look), name="watch-redis")
                 group.create_task(_repeat(partial(self._share, group)), name="share-streams")
+                group.create_task(_repeat(self._pulse), name="pulse")
                 group.create_task(_repeat(self._pod_watch.look), name="watch-pods")
                 for endpoint in settings.endpoints:
                     group.create_task(self._finder.watch(endpoint, directory), name=f"find-{endpoint}")
@@ -264,13 +268,14 @@ class IndexerService:
             applier=applier,
             writer=self._writer,
             telemetry=self._telemetry,
-            policy=self._settings.recovery,
+            policy=replace(self._settings.recovery, unconfirmed_seconds=self._settings.unconfirmed_seconds),
             started_at=partial(self._pods.started_at, stream.endpoint),
             slowdown=self._slowdown,
             start_limit=self._start_limit,
             registered=partial(self._watch.record, stream),
             subscribe=partial(self._watch.subscribe, stream),
             on_lost=partial(self._ask_again, stream),
+            quiet_limit_seconds=lambda: len(self._sharer.held) / PROBES_A_SECOND,
         )
         try:
             await follower.run()
@@ -290,11 +295,24 @@ class IndexerService:
         await self._sharer.tick(group, self._follow)
         self._telemetry.held(len(self._sharer.held))
         try:
-            async with asyncio.timeout(self._settings.lease_seconds * self._lease_slowdown() / TICKS_A_LEASE):
+            async with asyncio.timeout(self._tick_seconds()):
                 await self._found.wait()
         except TimeoutError:
             return 0  # nothing new, but the leases want to be renewed
+        if self._is_heir:
+            self._is_heir = False
+            return 0
         return NEWS_SECONDS * self._slowdown() if self._pools else 0
+
+    def _tick_seconds(self) -> float:
+        return self._settings.lease_seconds * self._lease_slowdown() / TICKS_A_LEASE
+
+    async def _pulse(self) -> float:
+        if not self._pools or self._pools.is_known:
+            self._is_heir = await self._sharer.pulse() or self._is_heir
+        if self._is_heir:
+            self._found.set()
+        return self._tick_seconds() / PULSES_A_TICK
 
     async def _watch_index(self) -> float:
         seconds = await self._watch.look()

@@ -55,7 +55,7 @@ class UnstablePublisherError(KvIndexerError):
     reason = "unstable-publisher"
 
     def __init__(self, message: str, *, wait_seconds: float) -> None:
-        super().__init__(f"{message}; trying again in {wait_seconds:g} s")
+        super().__init__(f"{message}; trying again in {wait_seconds:.1f} s")
         self.wait_seconds = wait_seconds
 
 

@@ -40,14 +40,13 @@ from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
 from extproc.prefixes.prefix_index import NO_INDEXER
 from extproc.records.request_events import DecisionRecord
-from kvmesh.blocks.source import IndexStatus, SourceState, SourceStatus
+from kvmesh.blocks.source import WORST_FIRST, IndexStatus, SourceStatus
 
 SHOWN_DECISIONS = 50  # in the state
 MOST_PODS = 1000
 MOST_SOURCES = 500
 MOST_FINDINGS = 200
 MOST_UNREADABLE = 20
-_LEAST_TRUSTED_FIRST = (SourceState.LOST, SourceState.REPLAYING, SourceState.DEGRADED, SourceState.LIVE)
 _SUMMED = ("cached_blocks", "cached_tokens", "running", "waiting", "bookings", "picks")
 
 
@@ -275,7 +274,7 @@ def _endpoint(status: EndpointStatus, sources: Sequence[SourceStatus], **known_h
     for source in sources:
         if source.tier is not None:
             tiers[source.tier] = tiers.get(source.tier, 0) + source.cached_blocks
-    worst = min(sources, key=lambda source: _LEAST_TRUSTED_FIRST.index(source.state), default=None)
+    worst = min(sources, key=lambda source: WORST_FIRST.index(source.state), default=None)
     return EndpointState(
         address=status.address,
         state=status.reachability.value,

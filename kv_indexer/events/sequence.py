@@ -11,6 +11,7 @@ from enum import Enum, auto
 
 SEQ_BYTES = 8
 END_SEQ = b"\xff" * SEQ_BYTES
+DOUBLINGS = 32  # of a wait; every limit is reached by then
 SAME_START_SECONDS = 1.0  # start times that differ by less are one: clocks and their texts are rounded
 
 
@@ -29,6 +30,7 @@ class ReplayAnswer:
     frames: tuple[Frame, ...]  # consecutive, the first is what was asked for
     ended: bool  # the publisher sent the end marker, and there was no hole
     next_seq: int | None = None  # the first batch behind the hole at which this attempt was cut
+    whole_from: int | None = None  # the first batch from which on nothing was missing, where that lies behind a hole
 
 
 def parse_live(parts: Sequence[bytes]) -> Frame | None:
@@ -109,20 +111,25 @@ def is_same_process(before: float | None, now: float | None) -> bool:
 class Restraint:
     """Limits what a publisher may make us do: some times are free, then each has to wait longer than the last.
 
-    Times are monotonic seconds, given by the caller.
+    What is free comes back evenly, so that whoever disturbs us for ever has to wait, and is never given up. Times are
+    monotonic seconds, given by the caller.
     """
 
-    free: int
+    free: int  # in `calm_seconds`
     first_seconds: float
     limit_seconds: float
-    calm_seconds: float  # without a disturbance, after which all is forgiven
-    _count: int = 0
-    _last: float = float("-inf")
+    calm_seconds: float
+    _level: float = 0.0  # disturbances that are not forgiven yet
+    _last: float = 0.0
 
     def disturb(self, *, now: float) -> float:
         """Take note of a disturbance; return how many seconds to wait for it."""
-        if now - self._last > self.calm_seconds:
-            self._count = 0
-        self._count, self._last = self._count + 1, now
-        surplus = self._count - self.free
-        return min(self.first_seconds * 2.0 ** min(surplus - 1, 32), self.limit_seconds) if surplus > 0 else 0.0
+        forgiven = (now - self._last) * self.free / self.calm_seconds
+        self._level, self._last = max(self._level - forgiven, 0.0) + 1.0, now
+        surplus = self._level - self.free
+        if surplus <= 0:
+            return 0.0
+        wait: float = self.first_seconds * 2.0 ** min(surplus - 1, DOUBLINGS)
+        if wait >= self.limit_seconds:  # to be ever deeper in debt would only delay the return
+            self._level -= 1.0
+        return min(wait, self.limit_seconds)

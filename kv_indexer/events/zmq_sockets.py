@@ -178,6 +178,11 @@ class ZmqLiveEvents:
             else:
                 await asyncio.sleep(0)  # more has come already, so nothing would be signalled
 
+    @property
+    def waiting(self) -> int:
+        """See `catch_up.LiveEvents`."""
+        return len(self._waiting)
+
     def interrupt(self) -> None:
         """See `catch_up.LiveEvents`."""
         self._is_interrupted = True
@@ -308,8 +313,12 @@ class History:
         """Return what is in front of the first hole."""
         if self.contradicts_itself:
             return ReplayAnswer(frames=(), ended=False)
+        last_hole = self.last_hole() if self._behind else None
         return ReplayAnswer(
-            frames=tuple(self._frames), ended=self.is_complete, next_seq=min(self._behind, default=None)
+            frames=tuple(self._frames),
+            ended=self.is_complete,
+            next_seq=min(self._behind, default=None),
+            whole_from=None if last_hole is None else last_hole + 1,
         )
 
 

@@ -4,6 +4,7 @@ It always ends, after a bounded number of requests without progress. What is mis
 begins, because without the removals among the lost batches nothing older may be believed.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from zlib import crc32
 from kv_indexer.apply.apply_events import OTHER_SIZE, EventApplier
 from kv_indexer.events.sequence import BatchAction, Frame, Probe, ReplayAnswer, judge_probe
 from kv_indexer.ports import IndexerTelemetry
-from kvmesh.blocks.source import Stream
+from kvmesh.blocks.source import Stream, StreamPosition
 
 log = logging.getLogger(__name__)
 
 NO_REPLAY = "no-replay-endpoint"
 UNANSWERED = "replay-unanswered"
 TRUNCATED = "history-truncated"
+LOOK_SECONDS = 1.0  # for live batches, at most, while a replay is under way
 
 
 # asks once for all batches from a number on; a publisher that cannot be reached gives an empty answer
@@ -34,6 +36,10 @@ class LiveEvents(Protocol):
 
     async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
         """Return what has arrived, at most a few dozen batches; empty on timeout. Raise FeedLostError."""
+
+    @property
+    def waiting(self) -> int:
+        """How many batches have come and can be received at once."""
 
     def interrupt(self) -> None:
         """Have a `receive` that waits return at once, with what has arrived or with nothing."""
@@ -52,8 +58,11 @@ class RecoveryPolicy:
     attempts_without_progress: int = 3  # replays that bring nothing new, before a batch counts as lost for good
     batches_per_change: int = 64  # applied in one atomic step, at most
     idle_seconds: float = 1.0  # without a batch; then the stored position is checked
-    idle_probes: int = 10  # idle spells before the publisher itself is asked for what we may have missed
-    quiet_probe_limit: int = 8  # times as long, where it had nothing new; doubles up to this
+    idle_probes: int = 1  # idle spells before the publisher itself is asked for what we may have missed
+    quiet_probe_limit: int = 80  # times as long, where it had nothing new; doubles up to this
+    unknown_probe_limit: int = 10  # likewise, where it does not say since when it runs
+    unconfirmed_seconds: float = 30.0  # without a batch, where it cannot be asked for what we may have missed
+    behind_seconds: float = 1.0  # that batches may have waited before what they leave in doubt does not count
     retry_seconds: float = 0.25  # after a lost pod; doubles up to the limit
     retry_limit_seconds: float = 2.0
     identity_seconds: float = 5.0  # between questions for the publisher's start time
@@ -61,10 +70,19 @@ class RecoveryPolicy:
     orphan_limit_seconds: float = 30.0
     heal_seconds: float = 15.0  # before a degraded source asks for the whole history again; doubles up to the limit
     heal_limit_seconds: float = 600.0
-    free_restarts: int = 4  # new epochs that a publisher may cause before it has to wait
+    free_restarts: int = 4  # contradictions of a publisher in `calm_seconds`, before it has to wait
     free_gaps: int = 32  # likewise, gaps
-    unstable_limit_seconds: float = 30.0  # longest wait for a publisher that keeps contradicting itself
-    calm_seconds: float = 60.0  # after which that is forgiven
+    free_holes: int = 8  # likewise, gaps that cannot be filled, each of which voids what the stream claims
+    unstable_limit_seconds: float = 30.0  # the longest such wait
+    calm_seconds: float = 60.0
+
+
+class OvertakenError(Exception):
+    """A live batch that cannot be applied as it comes has to be dealt with before the replay that was under way."""
+
+    def __init__(self, frames: Sequence[Frame]) -> None:
+        super().__init__("a live batch comes first")
+        self.frames = frames  # from that batch on
 
 
 class CatchUp:
@@ -79,16 +97,24 @@ class CatchUp:
         applier: EventApplier,
         telemetry: IndexerTelemetry,
         policy: RecoveryPolicy,
-        on_epoch: Callable[[], Awaitable[None]],
+        on_doubt: Callable[[], Awaitable[None]],
+        on_restart: Callable[[], Awaitable[None]],
+        on_hole: Callable[[], Awaitable[None]],
     ) -> None:
-        """Call `on_epoch` after the publisher has made us begin a new epoch; it may raise to end the session."""
+        """Take what to call before what the stream claims is not its present, and after a new epoch.
+
+        `on_restart` is for another process, `on_hole` for batches that are lost for good. Both may raise to end the
+        session, or let batches pass.
+        """
         self._stream = stream
         self._live = live
         self._replay = replay
         self._applier = applier
         self._telemetry = telemetry
         self._policy = policy
-        self._on_epoch = on_epoch
+        self._on_doubt = on_doubt
+        self._on_restart = on_restart
+        self._on_hole = on_hole
         self.is_silent = False  # the replay socket did not answer when last asked
 
     @property
@@ -96,21 +122,29 @@ class CatchUp:
         """Why batches that are missed now could not be had again, or ""."""
         return NO_REPLAY if self._replay is None else UNANSWERED if self.is_silent else ""
 
-    async def complete(self, *, probe: bool, goal: int = -1, same_process: bool = False) -> None:
+    async def complete(
+        self, *, probe: bool, goal: int = -1, same_process: bool = False, beside_live: bool = False
+    ) -> None:
         """Replay until the publisher says that there is no more, `goal` included.
 
         A probe starts at our own last batch to see who is there; `same_process` says that this is known already.
+        `beside_live`: what we have counts meanwhile, so live batches are applied as they come. Raise OvertakenError.
         """
         if self._replay is None:
             return
         probe = probe and self._applier.position.last_seq >= 0
-        fruitless, answered = 0, False
+        fruitless = 0
+        answered, mute = False, self.is_silent  # of a publisher that was silent the last time one attempt is enough
         while fruitless < self._policy.attempts_without_progress:
-            last_seq = self._applier.position.last_seq
-            answer = await self._ask(self._replay, last_seq if probe else last_seq + 1)
+            asked = self._applier.position
+            answer = await self._ask(self._replay, asked.last_seq + (not probe), beside_live=beside_live)
+            if not answered and not _says_something(answer):
+                if mute:
+                    break
+                mute = True
             answered = answered or _says_something(answer)
             if probe and answer.ended | bool(answer.frames):
-                verdict = self._judge(answer)
+                verdict = _judge(asked, answer)
                 # all of an answer but its end may have been dropped on the way: an empty one is asked for again
                 is_sure = verdict is Probe.RESTARTED or fruitless + 1 == self._policy.attempts_without_progress
                 if verdict is Probe.RESTARTED or (verdict is Probe.EMPTY and is_sure and not same_process):
@@ -121,11 +155,12 @@ class CatchUp:
             position = self._applier.position
             if answer.ended and position.last_seq >= goal and not probe:
                 break
-            fruitless = 0 if position.last_seq > last_seq else fruitless + 1
-            if answer.next_seq == last_seq + 1 and same_process:
+            fruitless = 0 if position.last_seq > asked.last_seq else fruitless + 1
+            if answer.next_seq == asked.last_seq + 1 and same_process:
                 probe = False  # our last batch is just beyond its memory, the next is not
             elif fruitless == self._policy.attempts_without_progress and answer.next_seq is not None:
-                await self.give_up_before(answer.next_seq, TRUNCATED)
+                # behind the last hole, not the first: each voids all before it
+                await self.give_up_before(answer.whole_from or answer.next_seq, TRUNCATED)
                 fruitless, probe = 0, False
         self._note_answer(answered)
 
@@ -134,15 +169,17 @@ class CatchUp:
         self._telemetry.gap(self._stream)
         missing = self._applier.position.last_seq + 1
         log.warning("%s: batches %d to %d are missing", self._stream.name, missing, seq - 1)
-        await self.complete(probe=False, goal=seq - 1)
+        if not self.trouble:  # who did not answer is asked again by `heal`: live batches would wait here
+            await self.complete(probe=False, goal=seq - 1)
         if self._applier.position.last_seq < seq - 1:
             await self.give_up_before(seq, self.trouble or TRUNCATED)
 
     async def restart(self, sign: str) -> None:
         """Void what another process has published, and replay from the start."""
         log.warning("%s: the publisher has restarted (%s); its old blocks are void", self._stream.name, sign)
+        await self._on_doubt()
         await self._applier.begin_epoch()
-        await self._on_epoch()
+        await self._on_restart()
         await self.complete(probe=False)
 
     async def void(self, reason: str) -> None:
@@ -158,44 +195,63 @@ class CatchUp:
             seq - 1,
             reason,
         )
+        await self._on_doubt()
         await self._applier.begin_epoch(last_seq=seq - 1, degraded=reason)
-        await self._on_epoch()
+        await self._on_hole()
+
+    async def skip_to(self, seq: int) -> None:
+        """Begin anew behind batch `seq`, as if all up to it were lost."""
+        await self._applier.begin_epoch(last_seq=seq, degraded=self.trouble or TRUNCATED)
 
     async def heal(self) -> None:
-        """Make a source exact again if the publisher can give its whole history after all, else change nothing."""
+        """Make a source exact again if the publisher can give its whole history after all, else change nothing.
+
+        Live batches are applied as they come. Raise OvertakenError.
+        """
         if self._replay is None:
             return
         position = self._applier.position
         if position.degraded not in (TRUNCATED, UNANSWERED):
-            await self.complete(probe=True, same_process=True)
+            await self.complete(probe=True, same_process=True, beside_live=True)
             return
         seq, fruitless = 0, 0
         while seq <= position.last_seq and fruitless < self._policy.attempts_without_progress:
-            answer = await self._ask(self._replay, seq)
+            answer = await self._ask(self._replay, seq, beside_live=True)
             if _says_something(answer):
                 self.is_silent = False
+            elif self.is_silent:
+                return
             seq += len(answer.frames)
             fruitless = 0 if answer.frames else fruitless + 1
         if seq > position.last_seq:
             log.warning("%s: the whole history can be had after all; beginning anew", self._stream.name)
+            await self._on_doubt()
             await self._applier.begin_epoch()
             await self.complete(probe=False)
 
-    async def _ask(self, replay: Replay, start_seq: int) -> ReplayAnswer:
-        answer = await replay(start_seq)
+    async def _ask(self, replay: Replay, start_seq: int, *, beside_live: bool = False) -> ReplayAnswer:
+        answer = await (self._ask_beside_live(replay, start_seq) if beside_live else replay(start_seq))
         # another process may answer on the same address; the live connection would not have survived that
         self._live.check()
         return answer
 
-    def _judge(self, answer: ReplayAnswer) -> Probe:
-        position = self._applier.position
-        first = answer.frames[0] if answer.frames else None
-        return judge_probe(
-            last_seq=position.last_seq,
-            last_crc=position.last_crc,
-            first_seq=first.seq if first else None,
-            first_crc=crc32(first.payload) if first else None,
-        )
+    async def _ask_beside_live(self, replay: Replay, start_seq: int) -> ReplayAnswer:
+        async def ask() -> ReplayAnswer:
+            return await replay(start_seq)
+
+        asking = asyncio.create_task(ask(), name=f"replay-{self._stream.name}")
+        try:
+            await asyncio.wait([asking], timeout=0)
+            asking.add_done_callback(lambda _: self._live.interrupt())
+            while not asking.done():
+                frames = await self._live.receive(timeout_seconds=LOOK_SECONDS)
+                halt = await self._applier.apply(frames) if frames else None
+                if halt is not None:
+                    raise OvertakenError(halt.frames)
+            return await asking
+        finally:
+            asking.cancel()
+            await asyncio.wait([asking])
 
     async def _apply(self, frames: Sequence[Frame]) -> None:
         before = self._applier.position.last_seq
@@ -215,6 +271,17 @@ class CatchUp:
         if not answered and not self.is_silent:
             log.error("%s: the replay socket does not answer; relying on live batches alone", self._stream.name)
         self.is_silent = not answered
+
+
+def _judge(asked: StreamPosition, answer: ReplayAnswer) -> Probe:
+    """Judge the answer to a probe by where the stream stood when it was asked for."""
+    first = answer.frames[0] if answer.frames else None
+    return judge_probe(
+        last_seq=asked.last_seq,
+        last_crc=asked.last_crc,
+        first_seq=first.seq if first else None,
+        first_crc=crc32(first.payload) if first else None,
+    )
 
 
 def _says_something(answer: ReplayAnswer) -> bool:

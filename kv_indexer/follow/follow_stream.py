@@ -9,12 +9,22 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from math import inf
 from typing import Any
 from zlib import crc32
 
 from kv_indexer.apply.apply_events import EventApplier
 from kv_indexer.events.sequence import BatchAction, Frame, Restraint, is_another_process, is_same_process
-from kv_indexer.follow.catch_up import TRUNCATED, UNANSWERED, CatchUp, LiveEvents, RecoveryPolicy, Replay
+from kv_indexer.follow.catch_up import (
+    TRUNCATED,
+    UNANSWERED,
+    CatchUp,
+    LiveEvents,
+    OvertakenError,
+    RecoveryPolicy,
+    Replay,
+)
+from kv_indexer.follow.stream_state import StreamState
 from kv_indexer.ports import IndexerTelemetry, IndexWriter
 from kv_indexer.watch.watch_index import RecordCheck
 from kvmesh.blocks.source import Claim, SourceState, StreamPosition, StreamRecord
@@ -31,8 +41,9 @@ log = logging.getLogger(__name__)
 
 ASKED_AT_FIRST = 2  # probes that the replay of a new session counts for, in a large fleet
 DOUBLINGS = 16  # beyond these every limit is reached
-
-_Shown = tuple[int, SourceState, str]  # epoch, state, reason
+FEW = 8  # batches at once that show no backlog: what a publisher sends while we apply the ones before
+MISSING = "missing-batches"  # why a stream is lost that has gaps too often
+BEHIND = "behind"  # why a stream is replaying whose batches come faster than they are applied
 
 
 class StreamFollower:
@@ -56,6 +67,7 @@ class StreamFollower:
         registered: Callable[[float], StreamRecord | None] = lambda _: None,
         subscribe: Callable[[RecordCheck], AbstractContextManager[None]] | None = None,
         on_lost: Callable[[], None] = lambda: None,
+        quiet_limit_seconds: Callable[[], float] = lambda: inf,
     ) -> None:
         """Take what the follower asks and calls.
 
@@ -64,6 +76,8 @@ class StreamFollower:
         at. `registered` returns the registry's record of the stream, if it was read within so many seconds. With
         `subscribe` a changed record wakes the follower, so that a quiet stream sleeps until there is something to do;
         without, it looks every `idle_seconds`. `on_lost` is called when the publisher cannot be heard any more.
+        `quiet_limit_seconds` returns how long a quiet publisher may be left alone at most, if that is less than by the
+        policy: a few streams can all be asked often.
 
         `start_limit` is entered to take the stream up for the first time: when thousands begin at once, each would find
         all its deadlines passed.
@@ -82,9 +96,12 @@ class StreamFollower:
         self._start_limit = start_limit or nullcontext()
         self._registered = registered
         self._subscribe = subscribe
-        self._on_lost = on_lost
         self._waits_since: float | None = None  # for a batch
+        self._quiet_limit_seconds = quiet_limit_seconds
         self._quiet_probes = 0  # in a row that brought nothing
+        self._heard_at = -inf  # when a batch last showed that none before it is missing
+        self._offset: float | None = None  # of our clock to the publisher's, without a backlog between them
+        self._is_behind = False
         self._spread = crc32(self._name.encode()) / (1 << 32)
         self._catch_up = CatchUp(
             stream=claim.stream,
@@ -93,12 +110,17 @@ class StreamFollower:
             applier=applier,
             telemetry=telemetry,
             policy=policy,
-            on_epoch=self._restrain_restarts,
+            on_doubt=self._show_replaying,
+            on_restart=self._restrain_restarts,
+            on_hole=self._restrain_holes,
         )
-        self._said: _Shown | None = None  # in the log and the telemetry
-        self._recorded: _Shown | None = None  # in the index; None: unknown
+        self._state = StreamState(
+            claim=claim, writer=writer, telemetry=telemetry, position=lambda: applier.position, on_lost=on_lost
+        )
         self._delay = policy.retry_seconds
-        self._restarts, self._gaps = (self._restraint(free) for free in (policy.free_restarts, policy.free_gaps))
+        self._restarts, self._gaps, self._holes = (
+            self._restraint(free) for free in (policy.free_restarts, policy.free_gaps, policy.free_holes)
+        )
         self._started_at: float | None = None  # of the process whose blocks the index has
         self._seen_started_at: float | None = None  # as it is now
         self._asked_started_at: float | None = None  # as it was before the replay
@@ -128,18 +150,18 @@ class StreamFollower:
             raise
         except StreamForgottenError as error:
             # the lease book registers it again; then it is rebuilt by replay
-            await self._lost(str(error), error.reason)
+            await self._state.show_lost(str(error), error.reason)
         except IndexUnavailableError as error:
             # what the pod says meanwhile is replayed afterwards
-            await self._lost(f"cannot write the index, waiting: {error}", error.reason)
+            await self._state.show_lost(f"cannot write the index, waiting: {error}", error.reason)
         except UnstablePublisherError as error:
-            await self._lost(str(error), error.reason, is_unheard=True)
+            await self._state.show_lost(str(error), error.reason, is_unheard=True)
             return error.wait_seconds
         except FeedLostError as error:
-            await self._lost(str(error), error.reason, is_unheard=True)
+            await self._state.show_lost(str(error), error.reason, is_unheard=True)
         except Exception:  # a defect must not end the other streams
             log.exception("following %s failed; starting over", self._name)
-            await self._lost("a defect, see the traceback", KvIndexerError.reason)
+            await self._state.show_lost("a defect, see the traceback", KvIndexerError.reason)
         delay = self._delay
         self._delay = min(delay * 2, self._policy.retry_limit_seconds)
         return delay
@@ -151,6 +173,7 @@ class StreamFollower:
                 await self._begin()
             self._delay = self._policy.retry_seconds
             self._heal_at = self._clock() + self._heal_delay
+            self._offset, self._is_behind = None, False
             stale_since = self._clock()
             # of a large fleet all begin at once, and each has just been asked for what it has
             self._quiet_probes = ASKED_AT_FIRST if self._slowdown() > 1 and self._started_at is not None else 0
@@ -159,6 +182,7 @@ class StreamFollower:
                 frames = await self._receive(stale_since)
                 if frames:
                     await self._advance(frames)
+                    self._note_backlog(frames)
                 else:
                     await self._check_step()
                 stale_since = await self._check_progress(before, stale_since)
@@ -170,10 +194,11 @@ class StreamFollower:
 
     async def _begin(self) -> None:
         await self._applier.resume()
-        self._note_recorded()
+        self._state.note_recorded()
         await self._live.connect()
-        await self._show(SourceState.REPLAYING)
+        await self._show_replaying()
         await self._take_up()
+        self._heard_at = -inf if self._catch_up.trouble else self._clock()
         await self._show_caught_up()
 
     async def _receive(self, stale_since: float) -> Sequence[Frame]:
@@ -192,7 +217,10 @@ class StreamFollower:
             due = min(due, self._heal_at)
         if self._applier.orphans:
             due = min(due, self._orphans_at)
-        return max(due - self._clock(), 0.0)
+        now = self._clock()
+        if (unconfirmed_at := self._unconfirmed_at()) > now:
+            due = min(due, unconfirmed_at)
+        return max(due - now, 0.0)
 
     def _check_record(self, record: StreamRecord | None, asked_at: float) -> bool:
         """Wake up if the record, asked for while we wait, is not what we have written; tell whether it is.
@@ -208,8 +236,9 @@ class StreamFollower:
         if self._is_ours(self._registered(self._idle_seconds())):
             return  # thousands of quiet streams are read at once, not one by one
         is_in_step = await self._applier.is_in_step()
-        self._note_recorded()
+        self._state.note_recorded()
         if not is_in_step:
+            await self._show_replaying()  # what it has now may be older than what we had
             await self._catch_up.complete(probe=True)
 
     def _is_ours(self, record: StreamRecord | None) -> bool:
@@ -217,7 +246,7 @@ class StreamFollower:
         return (
             record is not None
             and (record.epoch, record.last_seq) == (position.epoch, position.last_seq)
-            and (record.epoch, record.state, record.reason) == self._recorded
+            and (record.epoch, record.state, record.reason) == self._state.recorded
         )
 
     async def _check_progress(self, before: StreamPosition, stale_since: float) -> float:
@@ -229,22 +258,46 @@ class StreamFollower:
         """
         now, position = self._clock(), self._applier.position
         if (position.epoch, position.last_seq) != (before.epoch, before.last_seq):
-            self._quiet_probes = 0
+            self._quiet_probes, self._heard_at = 0, now
             return now
         if now - stale_since < self._probe_seconds():
             return stale_since
-        await self._catch_up.complete(probe=True)
+        await self._beside_live(self._catch_up.complete(probe=True, beside_live=True))
         position = self._applier.position
-        is_quiet = (position.epoch, position.last_seq) == (before.epoch, before.last_seq) and not self._catch_up.trouble
-        self._quiet_probes = self._quiet_probes + 1 if is_quiet and self._started_at is not None else 0
+        is_quiet = (position.epoch, position.last_seq) == (before.epoch, before.last_seq)
+        self._quiet_probes = self._quiet_probes + 1 if is_quiet else 0
+        if not is_quiet or not self._catch_up.trouble:
+            self._heard_at = self._clock()
         return self._clock()
 
     def _probe_seconds(self) -> float:
         """Return after how long without a batch the publisher is asked."""
         # thousands that began at once must not ask at once: none later than it would, the more the more spread
         early = self._spread * (1 - 1 / self._slowdown()) / 2
-        rarer = (1 - early) * min(1 << min(self._quiet_probes, DOUBLINGS), self._policy.quiet_probe_limit)
-        return self._idle_seconds() * self._policy.idle_probes * rarer
+        first = self._idle_seconds() * self._policy.idle_probes
+        policy = self._policy
+        limit = policy.quiet_probe_limit if self._started_at is not None else policy.unknown_probe_limit
+        longest = max(min(first * limit, self._quiet_limit_seconds()), first)
+        return (1 - early) * min(first * (1 << min(self._quiet_probes, DOUBLINGS)), longest)
+
+    async def _beside_live(self, asking: Awaitable[None]) -> None:
+        """Ask the publisher while batches come; a gap or a restart that they show is dealt with first."""
+        try:
+            await asking
+        except OvertakenError as overtaken:
+            await self._advance(overtaken.frames)
+
+    def _note_backlog(self, frames: Sequence[Frame]) -> None:
+        """Find out by the publisher's own times whether its batches have to wait for us.
+
+        Clocks may differ: what a batch takes where nothing waits is compared with what it takes now.
+        """
+        last_ts = self._applier.position.last_ts
+        offset = self._clock() - last_ts
+        if len(frames) + self._live.waiting <= FEW or self._offset is None or not last_ts:
+            self._offset, self._is_behind = (offset if last_ts else None), False
+        elif offset - self._offset > self._policy.behind_seconds:
+            self._is_behind = True
 
     async def _take_up(self) -> None:
         """Find out whether the publisher is still the one whose blocks the index has, and get what is missing."""
@@ -268,23 +321,27 @@ class StreamFollower:
             if halt is None:
                 return
             frames = halt.frames
-            await self._show(SourceState.REPLAYING)  # what is claimed now may be gone
+            await self._show_replaying()  # what is claimed now may be gone
             if halt.action is BatchAction.RESTART:
                 await self._catch_up.restart(halt.sign)
-            else:
-                self._restrain(self._gaps)
-                await self._catch_up.close_gap(frames[0].seq)
+                continue
+            wait = self._gaps.disturb(now=self._clock())
+            if wait:  # what comes meanwhile waits in the socket: one replay may fill many gaps
+                await self._state.show(SourceState.LOST, MISSING)
+                await self._sleep(wait)
+            await self._catch_up.close_gap(frames[0].seq)
+            # what was let pass is older than where we are now, and would look like another process's
+            frames = [each for each in frames if each.seq > self._applier.position.last_seq]
 
     async def _look_after(self) -> None:
         """Do what is due beside the batches."""
         if is_another_process(self._started_at, self._seen_started_at):
-            await self._show(SourceState.REPLAYING)
             await self._catch_up.restart("its process has another start time")
         now = self._clock()
         if now >= self._orphans_at and self._applier.orphans:
             await self._adopt_orphans(now)
         if now >= self._heal_at and self._may_heal():
-            await self._catch_up.heal()
+            await self._beside_live(self._catch_up.heal())
             self._heal_delay = min(self._heal_delay * 2, self._policy.heal_limit_seconds)
             self._heal_at = self._clock() + self._heal_delay
 
@@ -326,15 +383,26 @@ class StreamFollower:
         self._started_at = seen if seen is not None else self._started_at
 
     async def _restrain_restarts(self) -> None:
-        await self._show(SourceState.REPLAYING)
+        await self._show_replaying()
         self._asked_started_at = self._seen_started_at
         await self._note_started_at()  # first, or else the same sign would begin the next epoch, too
-        self._restrain(self._restarts)
-
-    def _restrain(self, restraint: Restraint) -> None:
-        wait = restraint.disturb(now=self._clock())
+        wait = self._restarts.disturb(now=self._clock())
         if wait:
             raise UnstablePublisherError(f"{self._name} keeps contradicting itself", wait_seconds=wait)
+
+    async def _restrain_holes(self) -> None:
+        """Let batches pass where gaps void all that is claimed again and again: each costs all readers a look."""
+        await self._show_replaying()
+        wait = self._holes.disturb(now=self._clock())
+        if not wait:
+            return
+        await self._state.show(SourceState.LOST, MISSING)
+        until, last_seq = self._clock() + wait, self._applier.position.last_seq
+        while (left := until - self._clock()) > 0:
+            for frame in await self._live.receive(timeout_seconds=left):
+                last_seq = frame.seq
+        if last_seq != self._applier.position.last_seq:
+            await self._catch_up.skip_to(last_seq)
 
     def _restraint(self, free: int) -> Restraint:
         policy = self._policy
@@ -347,47 +415,24 @@ class StreamFollower:
 
     async def _show_caught_up(self) -> None:
         degraded = self._applier.position.degraded or self._catch_up.trouble
-        await self._show(SourceState.DEGRADED if degraded else SourceState.LIVE, degraded)
+        if self._is_behind:
+            await self._state.show(SourceState.REPLAYING, BEHIND)
+        elif self._unconfirmed_at() <= self._clock():
+            await self._state.show(SourceState.UNCONFIRMED, self._catch_up.trouble)
+        else:
+            await self._state.show(SourceState.DEGRADED if degraded else SourceState.LIVE, degraded)
 
-    async def _show(self, state: SourceState, reason: str = "") -> None:
-        shown = (self._applier.position.epoch, state, reason)
-        await self._record(shown)
-        if self._said == shown:
-            return
-        self._said = shown
-        self._telemetry.state(self._claim.stream, state=state, reason=reason)
-        level = logging.WARNING if state is SourceState.DEGRADED else logging.INFO
-        log.log(level, "%s is %s", self._name, f"{state} ({reason})" if reason else state)
+    def _unconfirmed_at(self) -> float:
+        """Return when what is claimed becomes unconfirmed unless a batch comes: its last ones may have been lost."""
+        if not self._catch_up.trouble or not self._applier.position.block_sizes:
+            return inf
+        return self._heard_at + self._policy.unconfirmed_seconds
+
+    async def _show_replaying(self) -> None:
+        await self._state.show(SourceState.REPLAYING)
 
     def _show_orphans(self) -> None:
         waiting = self._applier.orphans
         if waiting != self._said_orphans:
             self._said_orphans = waiting
             self._telemetry.orphans(self._claim.stream, waiting=waiting)
-
-    async def _lost(self, message: str, reason: str, *, is_unheard: bool = False) -> None:
-        shown = (self._applier.position.epoch, SourceState.LOST, reason)
-        if self._said != shown:  # logged once; the retries are silent
-            self._said = shown
-            log.error("%s is lost: %s", self._name, message)
-            self._telemetry.state(self._claim.stream, state=SourceState.LOST, reason=reason)
-            if is_unheard:  # not for a failure of Redis, which concerns all streams at once
-                self._on_lost()
-        try:
-            await self._record(shown)
-        except IndexUnavailableError as error:
-            log.debug("cannot record yet that %s is lost: %s", self._name, error)
-
-    async def _record(self, shown: _Shown) -> None:
-        """Record the state in the index, unless it is there; after a failure the next call tries again."""
-        if self._recorded == shown:
-            return
-        epoch, state, reason = shown
-        self._recorded = None  # until there is an answer
-        await self._writer.set_state(self._claim, epoch=epoch, state=state, reason=reason)
-        self._recorded = shown
-
-    def _note_recorded(self) -> None:
-        """Take note of what the index says now: what we recorded may have been overwritten, or lost in a failover."""
-        position = self._applier.position
-        self._recorded = (position.epoch, position.state, position.reason) if position.state is not None else None

@@ -21,7 +21,7 @@ STREAM = PREFIX + b"stream:"
 BITMAP = b"B"
 # everything else that we write
 FIXED_KEYS = frozenset(
-    PREFIX + name for name in (b"registry", b"slots", b"streams", b"heartbeat", b"indexers", b"findings")
+    PREFIX + name for name in (b"registry", b"slots", b"streams", b"heartbeat", b"indexers", b"pulses", b"findings")
 )
 KINDS = {
     "extra": "a block key names a source that does not hold the block: requests are sent there in vain",

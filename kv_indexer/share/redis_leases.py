@@ -9,7 +9,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -18,9 +18,10 @@ from kv_indexer.share.lease_plan import IndexerRecord, LeasePlan, LeaseView, por
 from kvmesh.blocks.source import Claim, Stream
 from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.link import RedisCalls
-from kvmesh.redis.scripts import BEAT, DROP_STREAM, RELEASE, SETTLE, SURVEY
+from kvmesh.redis.scripts import BEAT, DROP_STREAM, PULSE, RELEASE, SETTLE, SURVEY
 
-HEARTBEAT_SECONDS = 5  # without one for so long, readers take the indexer for dead
+HEARTBEAT_SECONDS = 2  # without one for so long, readers take all indexers for dead
+PULSE_OF_LEASE = 0.3  # a pulse lasts so much of a lease: cheap to renew often, so that a death is noticed soon
 LOOKED_AT_ONCE = 100  # streams: 2 to 3 ms of Redis; of one such portion a beat the slots are looked at, too
 SETTLED_AT_ONCE = 50  # a stream that is registered takes some 50 µs
 ADOPT, TAKE, GIVE, BURY, UNFOLLOW = b"adopt", b"take", b"give", b"bury", b"unfollow"
@@ -68,10 +69,13 @@ class RedisLeaseBook:
             self._asked = _asked(self._endpoints, candidates)
         asked = self._asked
         self._beats += 1
-        now, names, others = await self._beat()
+        now, names, others, silent = await self._beat()
         known = frozenset(names)
+        records = self._records.read(others)
+        for name in silent & records.keys():
+            records[name] = replace(records[name], until_ms=now)
         own = IndexerRecord(until_ms=now + 1, endpoints=asked.listed, streams=frozenset(asked.streams))
-        plan = LeasePlan(me=self._indexer, records=self._records.read(others) | {self._indexer: own}, now_ms=now)
+        plan = LeasePlan(me=self._indexer, records=records | {self._indexer: own}, now_ms=now)
         foreign = sorted(known - asked.streams.keys())
         await self._settle([(BURY, name) for name in plan.unlisted(foreign)])
         await self._settle([(ADOPT, name) for name in asked.names if name not in known])
@@ -84,6 +88,10 @@ class RedisLeaseBook:
                 asked.streams[name]: Claim(stream=asked.streams[name], fence=fence) for name, fence in held.items()
             }
         return self._claims
+
+    async def pulse(self) -> AbstractSet[str]:
+        """See `share_streams.LeaseBook`."""
+        return _texts(await self._redis.run(PULSE, self._indexer, self._pulse_ms))
 
     async def drop(self, claim: Claim) -> None:
         """See `share_streams.LeaseBook`."""
@@ -101,9 +109,16 @@ class RedisLeaseBook:
     def _lease_ms(self) -> int:
         return round(self._lease_seconds * self._slowdown() * 1000)
 
-    async def _beat(self) -> tuple[float, Sequence[bytes], Sequence[bytes]]:
-        """Write our heartbeat; return Redis' time in ms, the names of all streams, and the other indexers' records."""
-        now, names, others = await self._redis.run(
+    @property
+    def _pulse_ms(self) -> int:
+        return round(self._lease_ms * PULSE_OF_LEASE)
+
+    async def _beat(self) -> tuple[float, Sequence[bytes], Sequence[bytes], AbstractSet[str]]:
+        """Write our heartbeat.
+
+        Return Redis' time in ms, the names of all streams, the other indexers' records, and which of them are silent.
+        """
+        now, names, others, silent = await self._redis.run(
             BEAT,
             self._indexer,
             self._lease_ms,
@@ -112,8 +127,9 @@ class RedisLeaseBook:
             round(HEARTBEAT_SECONDS * self._slowdown()),
             self._asked.endpoints_json,
             self._asked.names_json,
+            self._pulse_ms,
         )
-        return float(now), names, others
+        return float(now), names, others, _texts(silent)
 
     async def _look(self, names: Sequence[bytes], *, checked: int | None = None) -> LeaseView:
         """Look at these streams; `checked` says which portion's slots, counted round and round."""
@@ -215,6 +231,10 @@ class _Records:
             self._known[name] = rest, record
             found[str(name, "utf-8", "replace")] = record
         return found
+
+
+def _texts(names: Sequence[bytes]) -> AbstractSet[str]:
+    return {str(name, "utf-8", "replace") for name in names}
 
 
 def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:

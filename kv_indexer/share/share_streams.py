@@ -34,6 +34,12 @@ class LeaseBook(Protocol):
         is taken. Raise IndexUnavailableError.
         """
 
+    async def pulse(self) -> AbstractSet[str]:
+        """Say that this indexer lives; return the names of those that have fallen silent. Raise IndexUnavailableError.
+
+        A tick says so, too, but costs too much to be taken as often.
+        """
+
     async def drop(self, claim: Claim) -> None:
         """Forget a stream that its pod no longer has, and void what it claims.
 
@@ -81,6 +87,7 @@ class StreamSharer:
         self._ending: dict[Stream, asyncio.Task[None]] = {}  # stopped, and not yet gone
         self._registered_at: dict[Stream, float] = {}  # when the registry first had it, as far as we have seen
         self._in_step_with: tuple[object, object] | None = None  # claims and addresses that the followers match
+        self._silent: AbstractSet[str] = frozenset()  # other indexers, at the last pulse
 
     @property
     def held(self) -> Collection[Stream]:
@@ -91,6 +98,16 @@ class StreamSharer:
         """Take note of the streams that the registry has now."""
         now = self._clock()
         self._registered_at = {stream: self._registered_at.get(stream, now) for stream in streams}
+
+    async def pulse(self) -> bool:
+        """Say that this indexer lives; tell whether another has just fallen silent: then a tick is due at once."""
+        try:
+            silent = await self._leases.pulse()
+        except IndexUnavailableError as error:
+            log.debug("no pulse: %s", error)
+            return False
+        before, self._silent = self._silent, silent
+        return bool(silent - before)
 
     async def tick(self, group: asyncio.TaskGroup, follow: Follow) -> None:
         """Renew the leases, then start and stop followers accordingly; call it several times within a lease."""

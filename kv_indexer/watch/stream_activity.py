@@ -12,7 +12,8 @@ OTHER = "other"
 RECENT_SECONDS = 300.0  # "the last minutes"
 ASSUMED_BLOCK_SIZE = 128  # of a pod that does not say; few have larger ones
 NAMED_REASONS = 3  # in one message
-JUDGED = (SourceState.LIVE, SourceState.DEGRADED)  # in other states the index is not expected to know
+# in other states the index is not expected to know
+JUDGED = (SourceState.LIVE, SourceState.DEGRADED, SourceState.UNCONFIRMED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

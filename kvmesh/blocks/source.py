@@ -18,14 +18,23 @@ from kvmesh.blocks.findings import Finding
 class SourceState(StrEnum):
     """How far a stream's sources can be trusted."""
 
-    REPLAYING = "replaying"  # catching up, blocks may be missing
+    REPLAYING = "replaying"  # catching up: what it claims is of the past
     LIVE = "live"  # exact
     DEGRADED = "degraded"  # true as far as it goes; the reason says what is missing
-    LOST = "lost"  # the pod's events cannot be reached
+    UNCONFIRMED = "unconfirmed"  # silent, and nobody can be asked for what was lost: it may have gone since
+    LOST = "lost"  # the pod's events cannot be reached, or nobody follows them
 
 
+COUNTED = frozenset({SourceState.LIVE, SourceState.DEGRADED})  # whose blocks a lookup believes in
+NOT_FOLLOWED = "not-followed"  # the reason of a stream that no living indexer holds
 # an endpoint with several streams is only as good as the worst of them
-_WORST_FIRST = (SourceState.LOST, SourceState.REPLAYING, SourceState.DEGRADED, SourceState.LIVE)
+WORST_FIRST = (
+    SourceState.LOST,
+    SourceState.UNCONFIRMED,
+    SourceState.REPLAYING,
+    SourceState.DEGRADED,
+    SourceState.LIVE,
+)
 
 
 # a struct, not a dataclass: thousands are hashed and compared again and again, in C
@@ -204,7 +213,7 @@ class Registry:
             lines.setdefault(line.endpoint, []).append(line)
         found = {}
         for endpoint, of_endpoint in lines.items():
-            worst = min(of_endpoint, key=lambda line: _WORST_FIRST.index(line.state))
+            worst = min(of_endpoint, key=lambda line: WORST_FIRST.index(line.state))
             found[endpoint] = EndpointCache(
                 cached_blocks=sum(line.cached_blocks for line in of_endpoint),
                 block_size=min((line.block_size for line in of_endpoint if line.block_size), default=None),

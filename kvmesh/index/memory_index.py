@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec.structs import replace
 
 from kvmesh.blocks.block_keys import TOKEN_BYTES, BlockExtras, block_keys, split_keys
 from kvmesh.blocks.index_changes import Applied, Clear, IndexChange, Operation, Remove, Store
 from kvmesh.blocks.source import (
+    NOT_FOLLOWED,
     Claim,
     IndexStatus,
     Registry,
@@ -31,6 +33,7 @@ from kvmesh.index.prefix_match import PrefixLookup, match_prompt, match_table, u
 Field = tuple[bytes, int]  # (engine hash, group)
 FOR_GOOD = float("inf")
 SOURCE_FULL, NO_FREE_SLOT, SLOT_SHARE = "source-full", "no-free-slot", "slot-share"
+PULSE_OF_LEASE = 0.3
 UNOWNED_SECONDS = 1.0  # a stream that was free for so long is taken by any indexer that could follow it, share or not
 
 
@@ -101,6 +104,7 @@ class MemoryPrefixIndex:
         self.clock = clock
         self.entries: dict[Stream, _Entry] = {}
         self.indexers: dict[str, _Indexer] = {}  # the lease books' own
+        self.pulses: dict[str, float] = {}  # indexer -> until when it counts as alive; one without lives on
         self._max_blocks = max_blocks_per_source
         self._tier_ttl = tier_ttl_seconds
         self._max_slots = max_slots
@@ -134,8 +138,10 @@ class MemoryPrefixIndex:
         """Do nothing."""
 
     async def claim(self, stream: Stream) -> Claim:
-        """Take a stream for ever, as a lease book does for two seconds; for tests and experiments."""
-        return self.take(stream, owner="memory", until=FOR_GOOD)
+        """Take a stream for ever and believe in it, as an indexer does for two seconds; for tests and experiments."""
+        claim = self.take(stream, owner="memory", until=FOR_GOOD)
+        self.entries[stream].state = SourceState.LIVE
+        return claim
 
     def register(self, stream: Stream) -> None:
         """Make the index know the stream."""
@@ -150,7 +156,15 @@ class MemoryPrefixIndex:
         entry = self.entries[stream]
         self._fences += 1
         entry.owner, entry.fence, entry.lease_until = owner, self._fences, until
+        if entry.state is not SourceState.LOST:  # what it claims is of the past until its new follower says otherwise
+            entry.state, entry.reason = SourceState.REPLAYING, ""
+            self._version += 1
         return Claim(stream=stream, fence=entry.fence)
+
+    def held_until(self, entry: _Entry, *, by_itself: str = "") -> float:
+        """Return until when a stream is its owner's: a lease ends with the pulse of who has it, unless that asks."""
+        beats_until = FOR_GOOD if entry.owner == by_itself else self.pulses.get(entry.owner, FOR_GOOD)
+        return min(entry.lease_until, beats_until)
 
     def lose(self, stream: Stream, reason: str) -> None:
         """Mark a stream that no indexer follows."""
@@ -268,7 +282,10 @@ class MemoryPrefixIndex:
         now = self.clock()
         return Registry(
             version=b"%d" % self._version,
-            streams=tuple(_stream_record(stream, entry, now=now) for stream, entry in self.entries.items()),
+            streams=tuple(
+                _stream_record(stream, entry, is_followed=self.held_until(entry) > now)
+                for stream, entry in self.entries.items()
+            ),
             slots=tuple(_slot_record(number, slot) for number, slot in sorted(self._slots.items()) if slot.live),
             indexer_alive=self.indexer_alive,
         )
@@ -403,16 +420,16 @@ def _position(entry: _Entry) -> StreamPosition:
     return replace(entry.position, state=entry.state, reason=entry.reason)
 
 
-def _stream_record(stream: Stream, entry: _Entry, *, now: float) -> StreamRecord:
+def _stream_record(stream: Stream, entry: _Entry, *, is_followed: bool) -> StreamRecord:
     return StreamRecord(
         endpoint=stream.endpoint,
         dp_rank=stream.dp_rank,
         epoch=entry.position.epoch,
         last_seq=entry.position.last_seq,
         last_ts=entry.position.last_ts,
-        state=entry.state,
-        reason=entry.reason,
-        owner=entry.owner if entry.lease_until > now else "",
+        state=entry.state if is_followed else SourceState.LOST,
+        reason=entry.reason if is_followed else NOT_FOLLOWED,
+        owner=entry.owner if is_followed else "",
         fence=entry.fence,
         applied_at=entry.applied_at,
         events=entry.events,
@@ -453,6 +470,7 @@ class MemoryLeaseBook:
         """See `share_streams.LeaseBook`."""
         index, now = self._index, self._index.clock()
         index.indexer_alive = True
+        index.pulses[self._indexer] = now + self._lease * PULSE_OF_LEASE
         endpoints = self._endpoints.union(stream.endpoint for stream in candidates)
         own = _Indexer(until=now + self._lease, endpoints=endpoints, streams=frozenset(candidates))
         self._index.indexers[self._indexer] = own
@@ -474,6 +492,12 @@ class MemoryLeaseBook:
             stream: Claim(stream=stream, fence=index.entries[stream].fence) for stream in sorted(held[self._indexer])
         }
 
+    async def pulse(self) -> AbstractSet[str]:
+        """See `share_streams.LeaseBook`."""
+        index, now = self._index, self._index.clock()
+        index.pulses[self._indexer] = now + self._lease * PULSE_OF_LEASE
+        return {name for name, until in index.pulses.items() if until <= now}
+
     async def drop(self, claim: Claim) -> None:
         """See `share_streams.LeaseBook`."""
         self._index.held_by(claim)
@@ -492,11 +516,14 @@ class MemoryLeaseBook:
         indexers = self._index.indexers
         for name in [name for name, each in indexers.items() if each.until + self._forget <= now]:
             del indexers[name]
-        return {name: each for name, each in indexers.items() if each.until > now}
+            self._index.pulses.pop(name, None)
+        pulses = self._index.pulses
+        return {name: each for name, each in indexers.items() if min(each.until, pulses.get(name, FOR_GOOD)) > now}
 
     def _held(self, indexer: str, now: float) -> set[Stream]:
         entries = self._index.entries.items()
-        return {stream for stream, entry in entries if entry.owner == indexer and entry.lease_until > now}
+        until = partial(self._index.held_until, by_itself=self._indexer)
+        return {stream for stream, entry in entries if entry.owner == indexer and until(entry) > now}
 
     def _drop_unlisted(self) -> None:
         listed = {endpoint for each in self._index.indexers.values() for endpoint in each.endpoints}
@@ -506,8 +533,9 @@ class MemoryLeaseBook:
     def _mark_unfollowed(self, live: Mapping[str, _Indexer], now: float) -> None:
         could_be = {stream for each in live.values() for stream in each.streams}
         for stream, entry in self._index.entries.items():
-            if stream not in could_be and entry.lease_until + UNOWNED_SECONDS < now and entry.state != "lost":
-                self._index.lose(stream, "not-followed")
+            free_since = self._index.held_until(entry, by_itself=self._indexer)
+            if stream not in could_be and free_since + UNOWNED_SECONDS < now and entry.state != "lost":
+                self._index.lose(stream, NOT_FOLLOWED)
 
     def _give_back(self, stream: Stream, now: float) -> None:
         entry = self._index.entries[stream]
@@ -532,8 +560,9 @@ class MemoryLeaseBook:
         share = _shares(live)[self._indexer]
         for stream in sorted(live[self._indexer].streams):
             entry = self._index.entries[stream]
-            is_free = entry.lease_until <= now
-            if is_free and (len(held[self._indexer]) < share or entry.lease_until + UNOWNED_SECONDS < now):
+            free_since = self._index.held_until(entry, by_itself=self._indexer)
+            is_free = free_since <= now
+            if is_free and (len(held[self._indexer]) < share or free_since + UNOWNED_SECONDS < now):
                 self._index.take(stream, owner=self._indexer, until=now + self._lease)
                 held[self._indexer].add(stream)
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from kvmesh.blocks.index_changes import tier_weight, weighted_blocks
-from kvmesh.blocks.source import EndpointCache, Registry, SourceState, Stream
+from kvmesh.blocks.source import COUNTED, EndpointCache, Registry, Stream
 
 SLOT_DIGITS = 4  # of the greatest slot, 4095
 
@@ -71,12 +71,12 @@ class Match:
 def match_table(registry: Registry) -> MatchTable:
     """Prepare a registry snapshot; once a registry version, not once a lookup."""
     width = max((slot.slot // 8 + 1 for slot in registry.slots), default=0)
-    lost = {record.stream for record in registry.streams if record.state is SourceState.LOST}
+    counted = {record.stream for record in registry.streams if record.state in COUNTED}
     masks: dict[int, dict[Stream, dict[str, int]]] = {}
     for slot in registry.slots:
         stream = slot.stream
-        if stream in lost:
-            continue  # its later evictions are unknown; its blocks count again once it is followed
+        if stream not in counted:
+            continue  # later evictions are unknown; its blocks count again once they are known
         tiers = masks.setdefault(slot.block_size, {}).setdefault(stream, {})
         # bitmaps count from the most significant bit of the first byte, as SETBIT does
         tiers[slot.tier] = tiers.get(slot.tier, 0) | 1 << (8 * width - 1 - slot.slot)

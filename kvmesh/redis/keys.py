@@ -14,11 +14,20 @@ import msgspec
 from kvmesh.blocks.block_keys import KEY_BYTES
 from kvmesh.blocks.events import CacheGroup
 from kvmesh.blocks.index_changes import Clear, IndexChange, Operation, Remove, Store
-from kvmesh.blocks.source import Registry, SlotRecord, SourceState, Stream, StreamPosition, StreamRecord
+from kvmesh.blocks.source import (
+    NOT_FOLLOWED,
+    Registry,
+    SlotRecord,
+    SourceState,
+    Stream,
+    StreamPosition,
+    StreamRecord,
+)
 
 PREFIX = b"{kv2}"
 KEY_SLOT = crc_hqx(PREFIX.strip(b"{}"), 0) % 16384  # of every key, by the Redis Cluster specification
 REGISTRY = PREFIX + b"registry"
+PULSES = PREFIX + b"pulses"
 PICKERS = PREFIX + b"picker:"  # shared by the picker replicas; the index neither reads nor writes it
 MAX_SLOTS = 4096  # registry.lua gives out no more
 SNAPSHOT_PARTS = 5  # of the answer of snapshot.lua; see `parse_registry`
@@ -226,7 +235,8 @@ def _parse_stream(name: bytes, *fields: Any) -> StreamRecord:
     stream = Stream(endpoint=str(endpoint, "utf-8"), dp_rank=int(rank))
     if stream.name.encode() != name:
         raise ValueError(f"describes {stream.name}")
-    known_state, known_reason = _parse_state(state, reason)
+    # states are written by who follows: of a stream that nobody does, the last one is of the past
+    known_state, known_reason = _parse_state(state, reason) if leased else (SourceState.LOST, NOT_FOLLOWED)
     return StreamRecord(
         endpoint=stream.endpoint,
         dp_rank=stream.dp_rank,

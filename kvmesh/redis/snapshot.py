@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from kvmesh.errors import IndexUnavailableError
-from kvmesh.redis.keys import PREFIX, REGISTRY, SNAPSHOT_PARTS
+from kvmesh.redis.keys import PREFIX, PULSES, REGISTRY, SNAPSHOT_PARTS
 from kvmesh.redis.link import pack
 from kvmesh.redis.protocol import checked, unless_other_type
 from kvmesh.redis.scripts import SNAPSHOT
@@ -24,7 +24,8 @@ Ask = Callable[[bytes, int], Awaitable[list[Any]]]  # packed commands and their 
 
 _HEAD = pack("EVAL", SNAPSHOT.source, 1, PREFIX, READ_AT_ONCE)
 ASK_VERSION = pack("HMGET", REGISTRY, "nonce", "version")
-_TIME = pack("TIME")
+_NOW = pack("TIME") + pack("HGETALL", PULSES)
+_OWNER = FIELDS.index(b"owner")
 _STREAM = b"*%d\r\n$5\r\nHMGET\r\n" % (len(FIELDS) + 2)
 _FIELDS = b"".join(b"$%d\r\n%s\r\n" % (len(each), each) for each in FIELDS)
 
@@ -69,14 +70,16 @@ async def _streams(ask: Ask, names: Sequence[bytes]) -> list[Any]:
     missing = [None] * len(FIELDS)
     for at in range(0, len(names), READ_AT_ONCE):
         portion = names[at : at + READ_AT_ONCE]
-        time, *records = await ask(_TIME + b"".join(map(_read_stream, portion)), len(portion) + 1)
+        time, beats, *records = await ask(_NOW + b"".join(map(_read_stream, portion)), len(portion) + 2)
         seconds, micros = checked(time)
         now_ms = int(seconds) * 1000 + int(micros) // 1000
+        pulses = unless_other_type(beats) or []
+        silent = {name for name, until in zip(pulses[::2], pulses[1::2], strict=True) if _number(until) <= now_ms}
         for name, record in zip(portion, records, strict=True):
             fields = unless_other_type(record) or missing
             flat.append(name)
             flat += fields[:-1]
-            flat.append(1 if _number(fields[-1]) > now_ms else 0)
+            flat.append(1 if _number(fields[-1]) > now_ms and fields[_OWNER] not in silent else 0)
     return flat
 
 

@@ -60,6 +60,7 @@ class HostilePod:
         self._routers = [self._context.socket(zmq.ROUTER) for _ in range(RANKS)]
         self._buffers: list[list[tuple[int, bytes]]] = [[] for _ in range(RANKS)]
         self._seqs = [0] * RANKS
+        self.answers_replay = True
         self._ports: list[tuple[int, int]] = []
         for rank, (live, router) in enumerate(zip(self._live, self._routers, strict=True)):
             live.sndhwm = 16
@@ -86,11 +87,17 @@ class HostilePod:
         del self._buffers[rank][:-BUFFER_STEPS]
         await self._live[rank].send_multipart([b"", seq.to_bytes(8, "big"), payload])
 
+    def skip(self, *, rank: int = 0) -> None:
+        """Use a number up for nothing, as vLLM does for a batch that it cannot encode."""
+        self._seqs[rank] += 1
+
     async def serve_replay(self, rank: int) -> None:
         """Answer replay requests for ever."""
         router = self._routers[rank]
         while True:
             client, _, start = await router.recv_multipart()
+            if not self.answers_replay:
+                continue
             for seq, payload in self._buffers[rank]:
                 if seq >= int.from_bytes(start, "big"):
                     await router.send_multipart([client, b"", b"", seq.to_bytes(8, "big"), payload])

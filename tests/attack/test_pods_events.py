@@ -12,6 +12,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 BUSY_MEMORY = 24 << 20  # of Redis, for some 150,000 blocks
 BUSY_SECONDS = 20.0
 SLOTS = 4096
+MOST_CHANGES = 300  # of the registry, by two ranks in at most three rounds; each has the pickers read it anew
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -26,7 +27,9 @@ async def busy_mesh(mesh: Mesh) -> Mesh:
     return mesh
 
 
-@pytest.mark.parametrize("program", ["long_batches", "flood_of_events", "orphans_with_long_names", "long_salts"])
+@pytest.mark.parametrize(
+    "program", ["long_batches", "flood_of_events", "orphans_with_long_names", "long_salts", "hanging_replay"]
+)
 async def test_a_pods_events_hurt_no_other(busy_mesh: Mesh, program: str) -> None:
     await busy_mesh.survives(program)
 
@@ -46,3 +49,14 @@ async def test_a_pod_that_asks_for_slots_all_the_time_leaves_others_half_of_them
         watching.cancel()
     print(f"slots taken: {most}")
     assert 32 < most <= SLOTS // 2 + 4
+
+
+async def test_a_pod_that_skips_numbers_all_the_time_does_not_have_all_pickers_read_the_registry_anew(
+    busy_mesh: Mesh,
+) -> None:
+    async with redis.asyncio.from_url(busy_mesh.stack.ready["redis"]) as index:
+        before = int(await index.hget("{kv2}registry", "version") or 0)
+        await busy_mesh.survives("skipped_numbers")
+        changes = int(await index.hget("{kv2}registry", "version") or 0) - before
+    print(f"changes of the registry: {changes}")
+    assert 0 < changes < MOST_CHANGES

@@ -10,7 +10,7 @@ from kv_indexer.apply.redis_writer import RedisIndexWriter
 from kv_indexer.share.redis_leases import RedisLeaseBook
 from kvmesh.blocks.block_keys import KEY_BYTES, block_keys, root_key
 from kvmesh.blocks.index_changes import IndexChange, Operation, Remove, Store, pack_hashes
-from kvmesh.blocks.source import Claim, Stream, StreamPosition
+from kvmesh.blocks.source import Claim, SourceState, Stream, StreamPosition
 from kvmesh.index.memory_index import MemoryLeaseBook, MemoryPrefixIndex
 from kvmesh.index.prefix_match import PrefixLookup
 from kvmesh.index.redis_reader import PrefixIndexReader
@@ -58,14 +58,21 @@ class Index:
             shift_times(self.redis, seconds)
 
     async def claim(self, stream: Stream) -> Claim:
-        """Take the stream for a day, beside those that this index has taken."""
+        """Take the stream for a day, beside those that this index has taken, and believe in it."""
         if stream not in self.claims:
             self.endpoints.add(stream.endpoint)
             book = self.lease_book("test", lease_seconds=ALL_DAY, endpoints=tuple(self.endpoints))
             self.claims = dict(await book.tick({*self.claims, stream}))
             if self.redis is not None:
                 await book.close()
+            for claim in self.claims.values():  # others may have been taken anew
+                await self.believe(claim)
         return self.claims[stream]
+
+    async def believe(self, claim: Claim) -> None:
+        """Say that what the stream claims is so, as who follows it does once it has caught up."""
+        epoch = (await self.writer.read_position(claim.stream)).epoch
+        await self.writer.set_state(claim, epoch=epoch, state=SourceState.LIVE)
 
     async def position(self, stream: Stream) -> StreamPosition:
         """Return where the stream stands, registered if it is new."""
@@ -140,6 +147,8 @@ def shift_times(server: RedisServer, seconds: float) -> None:
         told = json.loads(record)
         told["until_ms"] -= round(seconds * 1000)
         client.hset(f"{P}indexers", indexer, json.dumps(told))
+    for indexer, until in client.hgetall(f"{P}pulses").items():
+        client.hset(f"{P}pulses", indexer, b"%.0f" % (float(until) - seconds * 1000))
     client.hset(f"{P}registry", "aged_at", 0)
 
 

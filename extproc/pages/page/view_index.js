@@ -7,7 +7,7 @@ import { age, clock, count, exact, plural } from "./words.js";
 const SEVERITIES = { error: "bad", warning: "warn", unchecked: "", ok: "good" };
 const RANK = Object.keys(SEVERITIES);
 const FEW = 16; // event streams that are listed without being asked for
-const STATES = { live: "good", replaying: "warn", degraded: "warn", lost: "bad" };
+const STATES = { live: "good", replaying: "warn", degraded: "warn", unconfirmed: "warn", lost: "bad" };
 
 export function indexView(root, app) {
   const summary = el("p", { class: "lead" });

@@ -1,6 +1,7 @@
 -- Shared by all scripts that write: claims, slots, epochs, and who holds a block. Each script runs atomically.
 local P = KEYS[1]
 local REGISTRY, SLOTS, STREAMS, INDEXERS = P .. 'registry', P .. 'slots', P .. 'streams', P .. 'indexers'
+local PULSES = P .. 'pulses'
 local BLOCKS = P .. 'b'
 local MAX_SLOTS = 4096 -- a bitmap is at most 512 bytes long
 local PLENTY, SLOTS_A_POD = 2048, 64 -- while fewer are used, any pod may take any number; then a pod with its share, none
@@ -20,6 +21,22 @@ end
 -- Whoever took the stream later has another fence; whoever was silent for too long may not write, even if nobody has.
 local function is_held(fence, stored_fence, lease_until, now)
   return stored_fence == fence and (tonumber(lease_until) or 0) > now
+end
+
+-- Until which ms an indexer counts as alive; one of before this version has no pulse, and its leases speak for it.
+local function pulse(now, indexer, lasts) call('HSET', PULSES, indexer, format('%.0f', now + lasts)) end
+
+local function pulses()
+  local ends, flat = {}, call('HGETALL', PULSES)
+  for i = 1, #flat, 2 do ends[flat[i]] = tonumber(flat[i + 1]) end
+  return ends
+end
+
+-- Until which ms a stream is its owner's: a lease ends with the pulse of who has it, except for this one itself.
+local function lease_end(ends, owner, lease_until, me)
+  local till = tonumber(lease_until) or 0
+  local beats_till = owner ~= me and ends[owner or '']
+  return beats_till and math.min(till, beats_till) or till
 end
 
 local function may_write(key, fence)

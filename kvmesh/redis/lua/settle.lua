@@ -31,7 +31,7 @@ local function next_fence()
   return fence
 end
 
-local taken = {}
+local taken, beats = {}, pulses()
 for i = 3, #ARGV, 2 do
   local action, name, key = ARGV[i], ARGV[i + 1], stream_key(ARGV[i + 1])
   if action == 'adopt' then
@@ -39,11 +39,15 @@ for i = 3, #ARGV, 2 do
   else
     local record = redis.pcall('HMGET', key, 'endpoint', 'owner', 'lease_until', 'epoch', 'state')
     local is_readable = not record.err and record[1] and record[4]
-    local is_free = is_readable and (tonumber(record[3]) or 0) <= now
+    local is_free = is_readable and lease_end(beats, record[2], record[3], me) <= now
     local is_ours = is_readable and not is_free and record[2] == me
     if action == 'take' and is_free then
       local fence = next_fence()
       call('HSET', key, 'owner', me, 'fence', fence, 'lease_until', format('%.0f', now + lease))
+      if record[5] ~= 'lost' then -- what it claims is of the past until its new follower says otherwise
+        call('HSET', key, 'state', 'replaying', 'reason', '')
+        bump()
+      end
       taken[#taken + 1] = name
       taken[#taken + 1] = fence
     elseif action == 'give' and is_ours then

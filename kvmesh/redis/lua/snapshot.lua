@@ -1,5 +1,5 @@
 -- Read the whole registry at one instant: nonce, version, heartbeat (1 or 0), slots (number, record, blocks), streams
--- (name and 12 fields each, the last tells whether its lease holds). A single stream or slot of another type is told as
+-- (name and 12 fields each, the last tells whether who has its lease lives). A single stream or slot of another type is told as
 -- such (no fields, -1 blocks); what all readers need is an error that names the key.
 -- ARGV: how many slots and streams are read in one go, because Redis serves nobody else meanwhile (none: all). Of more,
 -- only slots with their records and the streams' names are given, and a sixth value.
@@ -29,12 +29,16 @@ for i = 1, #records, 2 do
   slots[#slots + 1] = records[i + 1]
   slots[#slots + 1] = failed(blocks) and -1 or blocks
 end
+local pulses, flat = {}, need('HGETALL', P .. 'pulses')
+for i = 1, #flat, 2 do pulses[flat[i]] = tonumber(flat[i + 1]) end
 for _, name in ipairs(names) do
   local fields = redis.pcall('HMGET', P .. 'stream:' .. name, 'endpoint', 'rank', 'epoch', 'last_seq', 'last_ts', 'state',
     'reason', 'owner', 'fence', 'applied_at', 'events', 'lease_until')
   if failed(fields) then fields = {} end
   streams[#streams + 1] = name
   for i = 1, 11 do streams[#streams + 1] = fields[i] or false end
-  streams[#streams + 1] = (tonumber(fields[12]) or 0) > now and 1 or 0
+  -- without a pulse (an indexer of before this version) the lease alone counts
+  local lives = (pulses[fields[8] or ''] or now + 1) > now
+  streams[#streams + 1] = lives and (tonumber(fields[12]) or 0) > now and 1 or 0
 end
 return broken or {head[1], head[2], redis.call('EXISTS', P .. 'heartbeat'), slots, streams}

@@ -3,6 +3,7 @@
 -- Returns {names and fences that it holds, names and ends of free ones, owners of the rest}, of what can be read.
 local me, lease, now = ARGV[1], tonumber(ARGV[2]), now_ms()
 local NAMES = 3 -- of the arguments, come before the names
+local beats = pulses()
 
 -- Void what a stream claims if `slots` does not bear it out: nobody else would notice while its pod is silent.
 local function check_slots(key, name)
@@ -26,7 +27,7 @@ for i = NAMES + 1, #ARGV do
   local name, key = ARGV[i], stream_key(ARGV[i])
   local record = redis.pcall('HMGET', key, 'endpoint', 'owner', 'fence', 'lease_until', 'epoch')
   if not record.err and record[1] and record[5] then -- else it is spoilt, and left alone
-    local ends = tonumber(record[4]) or 0
+    local ends = lease_end(beats, record[2], record[4], me)
     if ARGV[3] == '1' then check_slots(key, name) end
     if ends <= now then
       free[#free + 1] = name

@@ -86,10 +86,12 @@ async def test_a_replay_is_cut_at_a_hole_that_nothing_fills(pod: ScriptedPod, co
         await pod.publish(stored(number + 1))
     pod.lost_for_good = {2, 4}
 
-    assert await replay_source(context, pod).replay(0) == ReplayAnswer(frames=batch(pod, 0, 1), ended=False, next_seq=3)
+    assert await replay_source(context, pod).replay(0) == ReplayAnswer(
+        frames=batch(pod, 0, 1), ended=False, next_seq=3, whole_from=5
+    )
     assert pod.requests == [0, 2, 2]
     pod.lost_for_good = {0, 1}
-    assert await replay_source(context, pod).replay(0) == ReplayAnswer(frames=(), ended=False, next_seq=2)
+    assert await replay_source(context, pod).replay(0) == ReplayAnswer(frames=(), ended=False, next_seq=2, whole_from=2)
 
 
 async def test_a_router_that_drops_a_third_of_everything_is_drained_in_a_few_rounds(

@@ -93,8 +93,8 @@ def test_sources_are_a_table_for_people(run: Run, redis_server: RedisServer) -> 
         *("source", "tier", "state", "epoch", "sequence", "lag", "blocks", "events/s"),
     ]
     assert [line.split()[:3] for line in out.splitlines()[1:4]] == [
-        [A.name, "CPU", "replaying"],
-        [A.name, "GPU", "replaying"],
+        [A.name, "CPU", "live"],
+        [A.name, "GPU", "live"],
         [B.name, "GPU", "live"],
     ]
 

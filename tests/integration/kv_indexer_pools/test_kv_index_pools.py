@@ -123,7 +123,8 @@ async def test_pods_come_and_go_while_the_others_are_followed_on(mesh: PoolMesh)
         await mesh.finds("red", {old: 1})
 
         new = await mesh.pod(pool="red")
-        await new.publish(stored(1, 2))
+        await new.publish(stored(1))
+        await new.publish(stored(2, parent=1))  # so that who asks for its last batch does not ask for the first
         await mesh.finds("red", {old: 1, new: 2})
 
         mesh.cluster.delete(old)
@@ -176,11 +177,12 @@ async def test_an_indexer_that_knows_no_pools_yet_takes_nothing_from_the_index(m
     client.delete(f"{P}indexers")  # as after a long absence: nobody lists any endpoint
     async with mesh.indexer(ready=False, lease_seconds=1.0) as service:
         await eventually(lambda: dict(service.not_ready()), {"pools": "not known yet"})
-        await eventually(lambda: client.exists(f"{P}heartbeat"), 0)  # five seconds without a tick
-        assert await mesh.hits("red") == {pod.endpoint: 1}
+        await eventually(lambda: client.exists(f"{P}heartbeat"), 0)  # two seconds without a tick
+        assert (await mesh.hits("red"), client.exists(f"{P}stream:{pod.endpoint}#0")) == ({}, 1)
 
         mesh.cluster.come_back()
         await eventually(lambda: dict(service.not_ready()), {})
+        assert pod.requests[-1] == 0  # from the last batch on: nothing was begun anew
         assert await mesh.hits("red") == {pod.endpoint: 1}
 
 

@@ -44,6 +44,7 @@ async def test_a_writer_whose_stream_another_has_taken_changes_nothing(index: In
     assert await index.writer.apply(old, change(await position_of(index, A), blocks(1, 2))) is not None
     await index.pass_time(2.5)
     new = (await next_one.tick({A}))[A]
+    await index.believe(new)
     before = await position_of(index, A)
 
     assert new.fence > old.fence
@@ -60,6 +61,7 @@ async def test_a_stream_that_another_has_taken_is_not_dropped_by_whoever_had_it(
     await index.pass_time(2.5)
     new = (await next_one.tick({A}))[A]
     assert await index.writer.apply(new, change(await position_of(index, A), blocks(1, 2))) is not None
+    await index.believe(new)
 
     with pytest.raises(LeaseLostError):
         await late.drop(old)
@@ -174,8 +176,9 @@ async def test_a_stream_that_is_a_candidate_no_more_is_given_back_and_kept(index
     book = index.lease_book("one", endpoints=(A.endpoint,))
     claims = await book.tick({A, A1})
     await index.writer.apply(claims[A], change(await position_of(index, A), blocks(1, 2)))
+    before = await position_of(index, A)
     assert (await book.tick({A1})).keys() == {A1}
-    assert await index.matched() == {A.endpoint: 2}
+    assert await position_of(index, A) == before
     assert [line.owner for line in await index.reader.sources()] == ["", "one"]
 
     await index.pass_time(1.5)
@@ -185,6 +188,36 @@ async def test_a_stream_that_is_a_candidate_no_more_is_given_back_and_kept(index
         (SourceState.REPLAYING, ""),
     ]
     await close(index, book)
+
+
+async def test_a_silent_indexers_streams_do_not_count_and_another_takes_them_before_their_lease_ends(
+    index: Index,
+) -> None:
+    dead, heir = index.lease_book("dead", lease_seconds=10.0), index.lease_book("heir", lease_seconds=10.0)
+    claims = await dead.tick({A})
+    await index.writer.apply(claims[A], change(await position_of(index, A), blocks(1, 2)))
+    await index.believe(claims[A])
+    assert (await heir.tick({A}), await heir.pulse(), await index.matched()) == ({}, set(), {A.endpoint: 2})
+
+    await index.pass_time(3.5)
+
+    assert (await heir.pulse(), await look_anew(index)) == ({"dead"}, {})
+    new = (await heir.tick({A}))[A]
+    assert new.fence > claims[A].fence
+    await index.believe(new)
+    assert (await index.matched(), await write_with(index, claims[A], 1)) == ({A.endpoint: 2}, ALL)
+    await close(index, dead, heir)
+
+
+async def test_an_indexer_that_was_silent_goes_on_with_what_nobody_took(index: Index) -> None:
+    book, other = index.lease_book("book", lease_seconds=10.0), index.lease_book("other", lease_seconds=10.0)
+    claims = await book.tick({A})
+    await index.pass_time(3.5)
+    assert await other.pulse() == {"book"}
+
+    assert await book.pulse() == set()
+    assert (await other.pulse(), await book.tick({A})) == (set(), claims)
+    await close(index, book, other)
 
 
 async def test_streams_whose_endpoint_nobody_lists_are_dropped_once_their_indexer_is_forgotten(index: Index) -> None:
@@ -220,6 +253,12 @@ async def test_fences_grow_whoever_takes_whichever_stream(index: Index) -> None:
 async def position_of(index: Index, stream: Stream) -> StreamPosition:
     position: StreamPosition = await index.writer.read_position(stream)
     return position
+
+
+async def look_anew(index: Index) -> dict[str, int]:
+    """What a reader matches that does not go by what it read a moment ago."""
+    await index.reader.sources()
+    return await index.matched()
 
 
 async def close(index: Index, *books: Any) -> None:

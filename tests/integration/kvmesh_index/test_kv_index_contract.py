@@ -167,7 +167,7 @@ async def test_the_position_is_stored_with_the_blocks(index: Index) -> None:
         last_ts=1.25,
         last_crc=7,
         block_sizes={"GPU": BLOCK, "CPU": BLOCK},
-        state=SourceState.REPLAYING,
+        state=SourceState.LIVE,
     )
     assert await index.writer.read_position(A) == expected
     assert await index.position(A) == expected
@@ -189,7 +189,7 @@ async def test_a_new_epoch_hides_the_old_one_at_once(index: Index) -> None:
     claim, why = await index.claim(A), "history-truncated"
     position = await index.writer.begin_epoch(claim, expected_epoch=epoch, last_seq=41, degraded=why)
 
-    expected = StreamPosition(epoch=position.epoch, last_seq=41, degraded=why, state=SourceState.REPLAYING)
+    expected = StreamPosition(epoch=position.epoch, last_seq=41, degraded=why, state=SourceState.LIVE)
     assert position == expected
     assert position.epoch > epoch
     assert await index.matched() == {}

@@ -37,7 +37,7 @@ async def test_nothing_is_left_of_removed_cleared_and_dropped_blocks(index: Inde
     await index.sweep()
 
     client: Any = redis_server.client()
-    assert sorted(client.keys()) == [f"{P}{name}".encode() for name in ("heartbeat", "indexers", "registry")]
+    assert sorted(client.keys()) == [f"{P}{name}".encode() for name in ("heartbeat", "indexers", "pulses", "registry")]
     assert int(client.hget(f"{P}registry", "swept")) == 50 + 9  # the others were removed one by one
 
 

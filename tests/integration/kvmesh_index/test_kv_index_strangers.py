@@ -165,6 +165,8 @@ async def test_lost_slots_make_no_false_claims_and_their_streams_begin_anew(
         "registry-damaged",
     )
     await index.apply(A, blocks(1, 2))
+    assert await index.matched() == {}
+    await index.believe(await index.claim(A))
     await index.sweep()
     assert await index.matched() == {A.endpoint: 2}
     client: Any = redis_server.client()
@@ -214,6 +216,7 @@ async def test_a_stream_that_the_lost_list_named_is_listed_again_under_a_new_epo
     await book.close()
     assert await index.writer.apply(claim, change(before, blocks(6, 6))) is None
     await index.apply(A, blocks(1, 2))
+    await index.believe(claim)
     assert (await index.matched(), (await index.position(A)).epoch > before.epoch) == ({A.endpoint: 2}, True)
 
 

@@ -101,6 +101,7 @@ async def test_a_lookup_waits_for_the_reading_of_a_large_registry_only_where_it_
         position = await index.writer.read_position(held)
         assert position is not None
         await index.writer.apply(claims[held], change(position, blocks(1, 3)))
+        await index.believe(claims[held])
         assert await index.matched() == {held.endpoint: 3}
         monkeypatch.setattr(redis_reader, "SNAPSHOT_MAX_AGE_SECONDS", -1.0)  # whatever is known is too old
         monkeypatch.setattr(redis_reader, "read_snapshot", read_late)
@@ -131,14 +132,14 @@ async def test_a_registry_that_changes_all_the_time_is_read_without_what_contrad
             return [[b"nonce", b"%d" % asked, 1, [b"0", record], [b"10.0.0.1:8000#0"], b"unread"]]
         if b"HLEN" in commands:
             return [3]
-        return [[b"1", b"0"], stream] if replies == 2 else [[b"nonce", b"%d" % (asked + 1)]]
+        return [[b"1", b"0"], [], stream] if replies == 3 else [[b"nonce", b"%d" % (asked + 1)]]
 
     registry = parse_registry(*await read_snapshot(ask))
     assert (asked, registry.version, registry.slots, registry.unreadable) == (ATTEMPTS, b"nonce.3", (), ())
     assert [(each.endpoint, each.owner, each.fence) for each in registry.streams] == [("10.0.0.1:8000", "one", 5)]
 
 
-@pytest.mark.parametrize("refused", [b"EVAL", b"HLEN", b"TIME", b"stream:", b"version"])
+@pytest.mark.parametrize("refused", [b"EVAL", b"HLEN", b"TIME", b"pulses", b"stream:", b"version"])
 async def test_a_refusal_in_the_middle_of_a_reading_is_none_of_a_record_that_cannot_be_read(refused: bytes) -> None:
     record = b'{"endpoint":"10.0.0.1:8000","rank":0,"tier":"GPU","epoch":2,"block_size":4,"state":"live"}'
     busy = hiredis.ReplyError("BUSY Redis is busy running a script.")
@@ -150,7 +151,8 @@ async def test_a_refusal_in_the_middle_of_a_reading_is_none_of_a_record_that_can
             answer = [3]
         elif b"TIME" in commands:
             stream = [b"10.0.0.1:8000", b"0", b"2", b"0", b"0", b"live", b"", b"one", b"5", b"0", b"0", b"9"]
-            return [busy if refused == b"TIME" else [b"1", b"0"], busy if refused == b"stream:" else stream]
+            usual = {b"TIME": [b"1", b"0"], b"pulses": [], b"stream:": stream}
+            return [busy if refused == name else reply for name, reply in usual.items()]
         else:
             answer = [[b"nonce", b"1"]]
         return [busy] if refused in commands[:20] or refused in commands[-12:] else answer

@@ -61,8 +61,8 @@ ALIKE = {
     "15 to 65 s": ["operations", "limits"],
     "6 to 10 ms": ["redis", "limits"],
     "2,048 blocks": ["live-feed", "limits"],
-    "within 3 s": ["README", "own-pods", "limits"],
-    "at most 3 s": ["several-indexers"],
+    "within 1 s": ["README", "own-pods", "limits"],
+    "0.6 to 1.7 s": ["redis"],
     f"{len(ALERTS)} alerts": ["README"],
 }
 

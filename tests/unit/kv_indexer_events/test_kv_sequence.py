@@ -66,8 +66,21 @@ def test_start_times_tell_processes_apart_and_a_missing_one_tells_nothing(
     assert (is_another_process(before, now), is_same_process(before, now)) == (another, same)
 
 
-def test_disturbances_are_free_at_first_then_cost_ever_longer_waits_and_are_forgiven_after_a_calm() -> None:
+def test_disturbances_are_free_at_first_then_cost_ever_longer_waits() -> None:
     restraint = Restraint(free=2, first_seconds=1.0, limit_seconds=3.0, calm_seconds=10.0)
 
-    assert [restraint.disturb(now=now) for now in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)] == [0.0, 0.0, 1.0, 2.0, 3.0, 3.0]
-    assert restraint.disturb(now=15.1) == 0.0
+    assert [restraint.disturb(now=0.0) for _ in range(6)] == [0.0, 0.0, 1.0, 2.0, 3.0, 3.0]
+
+
+def test_disturbances_are_forgiven_evenly_so_that_rare_ones_stay_free_for_ever() -> None:
+    restraint = Restraint(free=2, first_seconds=1.0, limit_seconds=3.0, calm_seconds=10.0)
+
+    assert [restraint.disturb(now=5.0 * step) for step in range(100)] == [0.0] * 100
+
+
+def test_who_has_disturbed_us_a_thousand_times_is_forgiven_as_soon_as_who_did_so_often() -> None:
+    restraint = Restraint(free=2, first_seconds=1.0, limit_seconds=3.0, calm_seconds=10.0)
+    for _ in range(1000):
+        restraint.disturb(now=0.0)
+
+    assert restraint.disturb(now=20.0) == 0.0

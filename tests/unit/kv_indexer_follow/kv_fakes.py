@@ -126,6 +126,7 @@ class FakePod:
         self.reborn: list[Frame] | None = None  # the buffer of who answers the next replay, after this pod's death
         self.cut_once: int | None = None  # the next answer lacks all from here on, but has an end
         self.receive_yields = 0
+        self.waiting = 0  # frames that receive would return at once, as a socket knows
         self.interrupted = 0
         self.waits: list[float] = []  # how long each receive would have waited
         self.on_receive: Callable[[], None] = lambda: None

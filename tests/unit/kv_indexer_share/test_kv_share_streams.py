@@ -33,6 +33,7 @@ class FakeLeases:
         self.candidates: list[AbstractSet[Stream]] = []
         self.dropped: list[Claim] = []
         self.released = 0
+        self.silent: AbstractSet[str] = frozenset()
 
     def grant(self, *claims: Claim) -> None:
         self.granted = {each.stream: each for each in claims}
@@ -41,6 +42,10 @@ class FakeLeases:
         self.candidates.append(frozenset(candidates))
         self._maybe_fail()
         return self.granted if self.same else dict(self.granted)
+
+    async def pulse(self) -> AbstractSet[str]:
+        self._maybe_fail()
+        return self.silent
 
     async def drop(self, claim: Claim) -> None:
         if self.drop_fails_with is not None:
@@ -297,3 +302,14 @@ async def test_an_end_without_redis_is_no_failure(caplog: pytest.LogCaptureFixtu
         bench.leases.fails_with = IndexUnavailableError("Redis is away")
         await bench.sharer.release()
         assert "the leases are not given back" in caplog.text
+
+
+async def test_a_tick_is_due_when_another_indexer_has_just_fallen_silent() -> None:
+    async with bench_with() as bench:
+        seen = []
+        for names in ("", "a", "a", "ab", "b", "", "a"):
+            bench.leases.silent = frozenset(names)
+            seen.append(await bench.sharer.pulse())
+        bench.leases.fails_with = IndexUnavailableError("gone")
+
+        assert (seen, await bench.sharer.pulse()) == ([False, True, False, True, False, False, True], False)
