@@ -68,3 +68,12 @@ def test_the_oldest_go_first_whether_spread_or_not(runs: list[int], asked_after:
             assert -1 not in remembered
 
     assert [each for each in range(count) if each in remembered] == kept
+
+
+def test_two_runs_may_end_alike() -> None:
+    remembered = RememberedKeys()
+    remembered.add_run((1, 3), keys(1, 3))
+    remembered.add_run((2, 3), keys(2, 3))
+
+    assert [remembered.get(each) for each in (1, 2, 3)] == [key(1), key(2), key(3)]
+    assert len(remembered) == 3
