@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from kv_indexer.apply.change_plan import OPERATION_BLOCKS, SIZE_CHANGED, Plan
 from kv_indexer.events.event_fields import Fault
 from kv_indexer.events.sequence import Frame
-from kv_indexer.events.vllm_events import OpenBatch
+from kv_indexer.events.vllm_events import OpenBatch, decode_batch
 from kvmesh.blocks.block_keys import TOKEN_BYTES
 from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, MoreStored, is_dense
 from kvmesh.errors import DecodeError
@@ -84,12 +84,13 @@ def is_long(frame: Frame) -> bool:
 
 def open_batch(frame: Frame) -> Batch:
     """Read a frame, a long one as far as its time. Raise DecodeError."""
-    opened, crc = OpenBatch(frame.payload), crc32(frame.payload)
+    crc = crc32(frame.payload)
     if is_long(frame):
+        opened = OpenBatch(frame.payload)
         return Batch(frame=frame, crc=crc, ts=opened.ts, rest=opened)
-    events = opened.read()
-    batch = Batch(frame=frame, crc=crc, ts=opened.ts, events=events, skipped=opened.skipped)
-    batch.note(events)
+    read = decode_batch(frame.payload)
+    batch = Batch(frame=frame, crc=crc, ts=read.ts, events=read.events, skipped=read.skipped)
+    batch.note(read.events)
     return batch
 
 

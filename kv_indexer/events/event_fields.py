@@ -6,7 +6,7 @@ form costs its event, an unknown field costs nothing, and a small payload cannot
 
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -123,9 +123,14 @@ def tokens(raw: Raw) -> bytes:
     except UNREADABLE:
         ids = _odd_tokens(raw)
     try:
-        packed = array("I", ids)
+        return packed_tokens(ids)
     except (TypeError, OverflowError):
         raise BadEventError("bad-token-ids") from None
+
+
+def packed_tokens(ids: list[int]) -> bytes:
+    """Return token ids as little-endian uint32. Raise TypeError, OverflowError."""
+    packed = array("I", ids)
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
@@ -151,7 +156,12 @@ def block_size(raw: Raw) -> int:
 
 def medium(raw: Raw) -> str:
     """Read where the blocks are, in upper case; the GPU where it is not given."""
-    return (_read(_short_name, raw, "bad-medium") or "GPU").upper()
+    return tier(_read(_short_name, raw, "bad-medium"))
+
+
+def tier(written: str | None) -> str:
+    """Return where blocks are, in upper case; the GPU where it is not written."""
+    return (written or "GPU").upper()
 
 
 def integer(raw: Raw, reason: Fault) -> int | None:
@@ -185,15 +195,18 @@ def session(raw: Raw) -> str | None:
 
 
 def adapter(chosen: Raw, number: Raw) -> tuple[str | None, int | None]:
-    """Read the adapter's name and number.
+    """Read the adapter's name and number."""
+    lora_name, lora_id = name(chosen, "bad-lora"), _read(_integer, number, "bad-lora")
+    return named_adapter(lora_name, lora_id), lora_id
+
+
+def named_adapter(lora_name: str | None, lora_id: int | None) -> str | None:
+    """Return the adapter's name.
 
     Before vLLM 0.14 adapters have a number alone. It gets a name that no request can have, because taking such a block
     for the base model's would be wrong; so these blocks match no request.
     """
-    lora_name, lora_id = name(chosen, "bad-lora"), _read(_integer, number, "bad-lora")
-    if not lora_name and lora_id:
-        lora_name = f"\0lora-id:{lora_id}"
-    return lora_name, lora_id
+    return f"\0lora-id:{lora_id}" if lora_id and not lora_name else lora_name
 
 
 def is_map(raw: Raw | bytes) -> bool:
@@ -215,6 +228,11 @@ def features(raw: Raw) -> Features | None:
     if len(memoryview(raw)) > FEATURES_LIMIT:
         raise BadEventError("bad-extra-keys")
     entries = _read(_features, raw, "bad-extra-keys")
+    return feature_entries(entries)
+
+
+def feature_entries(entries: Sequence[Any]) -> Features:
+    """Return what besides tokens makes each block its own, in the form that is held. Raise BadEventError."""
     return tuple(map(_entry, entries))
 
 

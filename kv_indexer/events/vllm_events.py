@@ -12,6 +12,7 @@ import msgspec
 
 from kv_indexer.events import event_fields as read
 from kv_indexer.events.event_fields import ABSENT, UNREADABLE, BadEventError
+from kv_indexer.events.plain_batches import read_plain_batch
 from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch
 from kvmesh.errors import DecodeError
 
@@ -88,6 +89,15 @@ class OpenBatch:
 
 def decode_batch(payload: bytes) -> EventBatch:
     """Decode one payload frame. Raise DecodeError if it is no event batch, or larger than MAX_PAYLOAD_BYTES."""
+    plain = read_plain_batch(payload)
+    if plain is not None:  # as nearly all are
+        ts, read_at_once, rank = plain
+        return EventBatch(ts=ts, events=tuple(read_at_once), data_parallel_rank=rank)
+    return decode_any_batch(payload)
+
+
+def decode_any_batch(payload: bytes) -> EventBatch:
+    """Do as `decode_batch`, event by event and field by field."""
     batch = OpenBatch(payload)
     events = tuple(batch.read())
     return EventBatch(ts=batch.ts, events=events, data_parallel_rank=batch.rank, skipped=batch.skipped)

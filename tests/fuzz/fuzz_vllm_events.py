@@ -21,7 +21,7 @@ with atheris.instrument_imports(include=["kv_indexer"]):
     from kv_indexer.apply.change_plan import StreamContext, first_size_change, hashes_to_look_up, plan_change
     from kv_indexer.events.event_fields import Fault
     from kv_indexer.events.sequence import is_replay_end, parse_live, parse_replay
-    from kv_indexer.events.vllm_events import decode_batch
+    from kv_indexer.events.vllm_events import decode_any_batch, decode_batch
     from kvmesh.blocks.block_keys import UnknownExtraKeyError, root_key, separate_extra_keys
     from kvmesh.blocks.events import MAX_GROUP, BlockStored, EventBatch
     from kvmesh.blocks.index_changes import Store
@@ -66,6 +66,9 @@ def payload(data: bytes) -> None:
     """Decode a payload and do with its events what the indexer does before it writes."""
     try:
         batch = decode_batch(data)
+        slowly = decode_any_batch(data)
+        if slowly.skipped == batch.skipped:  # else it is a name that is no UTF-8
+            assert repr(batch) == repr(slowly)  # not a number is unequal to itself
     except DecodeError:
         return
     assert set(batch.skipped) <= set(get_args(Fault)), batch.skipped

@@ -15,6 +15,7 @@ from kv_indexer.apply.change_plan import (
     plan_adoption,
     plan_change,
 )
+from kv_indexer.apply.remembered_keys import RememberedKeys
 from kvmesh.blocks.block_keys import block_keys, fold_features, root_key
 from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheGroup, Event
 from kvmesh.blocks.index_changes import Clear, Remove, Store, pack_hashes
@@ -74,10 +75,10 @@ def test_a_child_is_chained_from_its_parent_of_the_same_change_and_merged_with_i
 
 
 def test_a_child_is_chained_from_a_known_parent_and_becomes_known_itself() -> None:
-    context = StreamContext(keys={7: b"parent-8"})
+    context = StreamContext(keys=RememberedKeys({7: b"parent-8"}))
 
     assert plan(stored(2, parent=7), context=context).operations == [gpu_store((2,), keys(1, b"parent-8"))]
-    assert context.keys == {7: b"parent-8", 2: keys(1, b"parent-8")}
+    assert (context.keys[7], context.keys[2]) == (b"parent-8", keys(1, b"parent-8"))
 
 
 def test_an_unknown_parent_is_counted_and_never_taken_for_a_root() -> None:
@@ -96,7 +97,9 @@ def test_hashes_to_look_up_are_those_that_nothing_explains() -> None:
         offloaded(1, 70),
     ]
 
-    context = StreamContext(keys={50: b"k"}, groups={2: CacheGroup(kind="full_attention", block_size=4)})
+    context = StreamContext(
+        keys=RememberedKeys({50: b"k"}), groups={2: CacheGroup(kind="full_attention", block_size=4)}
+    )
     assert hashes_to_look_up(events, context) == {(60, 2), (70, 0)}
 
 
@@ -308,7 +311,7 @@ def test_a_clear_forgets_orphans() -> None:
 def test_orphans_whose_parent_became_known_otherwise_are_adopted() -> None:
     context = StreamContext()
     plan(stored(2, first_token=4, parent=1), context=context)
-    context.keys[1] = keys(1)
+    context.keys.update({1: keys(1)})
 
     assert plan_adoption(context) == Plan(operations=[gpu_store((2,), keys(2)[8:])])
 
@@ -355,8 +358,10 @@ def test_blocks_of_another_size_than_their_tiers_are_counted_by_cause() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    context = StreamContext(keys=dict.fromkeys(range(70_000), b"k"), first_blocks=dict.fromkeys(range(5000), 1))
+    context = StreamContext(
+        keys=RememberedKeys(dict.fromkeys(range(70_000), b"k")), first_blocks=dict.fromkeys(range(5000), 1)
+    )
     context.forget_oldest()
 
     assert (len(context.keys), len(context.first_blocks)) == (49_152, 3072)
-    assert max(context.keys) == 69_999
+    assert [number in context.keys for number in (69_999, 20_848, 20_847)] == [True, True, False]
