@@ -67,9 +67,10 @@ FUZZ_VENV = $(or $(KVMESH_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvmesh)/
 
 fuzz: ## fuzz the event decoder for FUZZ_SECONDS, guided by coverage
 	@test -x $(FUZZ_VENV)/bin/python || "$(PYTHON)" -m venv $(FUZZ_VENV)
-	@$(FUZZ_VENV)/bin/python -c 'import atheris, msgspec, xxhash' 2>/dev/null || \
+	@$(FUZZ_VENV)/bin/python -c 'import atheris, msgspec, xxhash, kvmesh' 2>/dev/null || { \
 		$(FUZZ_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-			--constraint requirements-dev.lock 'atheris>=3.0,<4' msgspec xxhash
+			--constraint requirements-dev.lock 'atheris>=3.0,<4' msgspec xxhash && \
+		$(FUZZ_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .; }
 	@$(FUZZ_VENV)/bin/python -m tests.fuzz.fuzz_vllm_events -max_total_time=$(FUZZ_SECONDS) $(FUZZ_ARGS)
 
 bench: install ## what the picker costs: latency added, CPU a request, requests/s per core; and what watching it costs

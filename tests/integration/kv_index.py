@@ -11,7 +11,8 @@ from kv_indexer.share.redis_leases import RedisLeaseBook
 from kvmesh.blocks.block_keys import KEY_BYTES, block_keys, root_key
 from kvmesh.blocks.index_changes import IndexChange, Operation, Remove, Store, pack_hashes
 from kvmesh.blocks.source import Claim, SourceState, Stream, StreamPosition
-from kvmesh.index.memory_index import MemoryLeaseBook, MemoryPrefixIndex
+from kvmesh.index.memory_index import MemoryPrefixIndex
+from kvmesh.index.memory_leases import MemoryLeaseBook
 from kvmesh.index.prefix_match import PrefixLookup
 from kvmesh.index.redis_reader import PrefixIndexReader
 from tests.integration.kv_redis import RedisServer

@@ -25,7 +25,8 @@ from kv_indexer.follow.follow_stream import StreamFollower
 from kv_indexer.share.redis_leases import RedisLeaseBook
 from kv_indexer.watch.pod_metrics import PodMetrics
 from kvmesh.blocks.source import SourceState, Stream
-from kvmesh.index.memory_index import MemoryLeaseBook, MemoryPrefixIndex
+from kvmesh.index.memory_index import MemoryPrefixIndex
+from kvmesh.index.memory_leases import MemoryLeaseBook
 from tests.integration.kv_cache_model import CacheModel
 from tests.integration.kv_publisher import ScriptedPod, running_pod
 from tests.integration.kv_recount import recount
