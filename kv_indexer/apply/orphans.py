@@ -9,7 +9,7 @@ from kvmesh.blocks.events import BlockStored
 
 _EVENT_BYTES, _HASH_BYTES = 1024, 448  # what an entry costs beside its tokens, measured
 MAX_EVENTS = 4096  # of one stream
-POD_BYTES, ALL_BYTES = 16 << 20, 128 << 20
+POD_BYTES, ALL_BYTES = 8 << 20, 128 << 20
 
 Place = tuple[str, int, int]  # (tier, group, engine hash)
 Key = TypeVar("Key")

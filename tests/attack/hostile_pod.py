@@ -138,6 +138,7 @@ async def hostile_pod(target: Target, *, ranks: int = 1) -> AsyncIterator[Hostil
     replays = [asyncio.create_task(pod.serve_replay(rank)) for rank in range(RANKS)]
     try:
         await pod.subscribed(ranks)
+        target.begin()
         yield pod
     finally:
         for task in replays:

@@ -1,7 +1,7 @@
 """Runs one attack as a process of its own: `python -m tests.attack.target NAME ADDRESSES`.
 
-It says "begun" when the attack begins, goes on until SIGTERM, and says then how much it has done: an attack that did
-nothing proves nothing.
+It says "begun" when the attack begins, which may be when an indexer has come to listen to it. It goes on until SIGTERM,
+and says then how much it has done: an attack that did nothing proves nothing.
 """
 
 import asyncio
@@ -26,6 +26,10 @@ class Target:
     pods: list[str]  # the innocent ones
     done: int = 0  # requests, answers, batches: what the attack counts
 
+    def begin(self) -> None:
+        """Say that the attack begins now."""
+        print("begun", flush=True)
+
     def gateway_address(self) -> tuple[str, int]:
         """Return host and port, as sockets want them."""
         return _address(self.gateway)
@@ -49,7 +53,6 @@ async def run(attack: Any, target: Target) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    print("begun", flush=True)
     with contextlib.suppress(asyncio.CancelledError, TimeoutError):
         async with asyncio.timeout(MOST_SECONDS):
             await attack(target)

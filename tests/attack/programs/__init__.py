@@ -1,1 +1,4 @@
-"""The attacks; each has `async def attack(target)`, which counts what it has done and goes on until cancelled."""
+"""The attacks; each has `async def attack(target)`, which says when it begins and goes on until it is cancelled.
+
+It counts what it has done.
+"""

@@ -20,6 +20,7 @@ OTHER_HOST = "127.0.0.2"
 
 async def attack(target: Target) -> None:
     """Announce one after the other."""
+    target.begin()
     async with aiohttp.ClientSession() as http, http.get(f"http://{target.pods[0]}/kv_event_sources") as answer:
         stream = (await answer.json())["0"]
     connected = asyncio.Event()

@@ -18,6 +18,7 @@ ENDLESS = (
 
 async def attack(target: Target) -> None:
     """Begin each answer with the next of these, and go on with it until the other side gives up."""
+    target.begin()
     ways = itertools.cycle(ENDLESS)
 
     async def answer(_: str, writer: asyncio.StreamWriter) -> None:

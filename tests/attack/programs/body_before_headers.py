@@ -13,6 +13,7 @@ PATH = b"/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
 async def attack(target: Target) -> None:
     """Send as fast as the picker reads."""
+    target.begin()
     message = ProcessingRequest()
     message.request_body.body = b"{}"
     message.request_body.end_of_stream = True

@@ -13,6 +13,7 @@ NO_SETTINGS = http2.PREFACE + http2.frame(http2.DATA, 0, 1, b"no settings")
 
 async def attack(target: Target) -> None:
     """Connect again and again."""
+    target.begin()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(AT_ONCE):
             tasks.create_task(_break(target))

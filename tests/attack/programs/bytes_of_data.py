@@ -15,6 +15,7 @@ PATH = b"/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
 async def attack(target: Target) -> None:
     """Send as fast as the picker reads."""
+    target.begin()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(CONNECTIONS):
             tasks.create_task(_connection(target))

@@ -35,6 +35,7 @@ SOURCES = page(b"{" + b",".join(b'"%d":null' % rank for rank in range(20_000)) +
 
 async def attack(target: Target) -> None:
     """Answer each question with the next of its pages."""
+    target.begin()
     metrics, models = itertools.cycle(METRICS), itertools.cycle(MODELS)
 
     async def answer(path: str, writer: asyncio.StreamWriter) -> None:

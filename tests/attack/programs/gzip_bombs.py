@@ -13,6 +13,7 @@ PLAIN = b'{"model": "tiny", "messages": [{"role": "user", "content": "' + b"a" *
 
 async def attack(target: Target) -> None:
     """Send them, whatever the answers."""
+    target.begin()
     body = gzip.compress(PLAIN)
     async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as tasks:
         while True:

@@ -13,6 +13,7 @@ LONG = 900_000
 
 async def attack(target: Target) -> None:
     """Send them, whatever the answers."""
+    target.begin()
     async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as tasks:
         while True:
             tasks.create_task(_send(http, target))

@@ -11,6 +11,7 @@ STREAMS = 1_020
 
 async def attack(target: Target) -> None:
     """Open, leave, and do it again."""
+    target.begin()
     host, port = target.gateway_address()
     while True:
         async with raw_client(host, port) as client:

@@ -20,6 +20,7 @@ FIELDS = [
 
 async def attack(target: Target) -> None:
     """Send blocks as fast as the picker reads them."""
+    target.begin()
     block = Encoder().encode(FIELDS, huffman=True)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(CONNECTIONS):

@@ -17,6 +17,7 @@ PAUSE_SECONDS = 0.2
 
 async def attack(target: Target) -> None:
     """Send one body after another, on a connection each."""
+    target.begin()
     while True:
         async with raw_client(*target.gateway_address()) as client:
             stream, head = client.open(target.gateway, content_type=b"application/json")

@@ -15,6 +15,7 @@ NOTHING = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 async def attack(target: Target) -> None:
     """Answer with what another pod says of its events; requests get nothing."""
+    target.begin()
     async with aiohttp.ClientSession() as http, http.get(f"http://{target.pods[0]}/kv_event_sources") as answer:
         sources = page(await answer.read())
     pages = {"/metrics": METRICS, "/v1/models": MODELS, "/kv_event_sources": sources}

@@ -13,6 +13,7 @@ PIECE = b" " * (1 << 20)
 
 async def attack(target: Target) -> None:
     """Upload and hang up, one after the other."""
+    target.begin()
     while True:
         _, writer = await asyncio.open_connection(*target.gateway_address())
         writer.write(upload_head(target, BODY_BYTES + 10))

@@ -14,6 +14,7 @@ BYTES_PER_SECOND = 110e6  # of all together
 
 async def attack(target: Target) -> None:
     """Begin all of them and hold them."""
+    target.begin()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(UPLOADS):
             tasks.create_task(_upload(target))
