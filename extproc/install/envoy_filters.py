@@ -26,6 +26,7 @@ from extproc.policy.values import Steering
 
 PICK_FILTER = "envoy.filters.http.ext_proc.kvmesh"  # not Istio's own name: routes refer to filters by name
 RESPONSE_FILTER = "envoy.filters.http.ext_proc.kvmesh-response"
+NOTE_FILTER = "kvmesh.note"
 STRIP_FILTER = "kvmesh.strip-client-headers"
 # what only the picker and Envoy may say
 CLIENT_MAY_NOT_SEND = (
@@ -33,6 +34,9 @@ CLIENT_MAY_NOT_SEND = (
     "x-gateway-destination-endpoint-subset",
     "x-gateway-destination-endpoint-served",
 )
+# The pick's note as a header, between the filters of one proxy. istio-proxy cannot match metadata: it is built without
+# the inputs and matchers for it. Headers it can.
+NOTE_HEADER = "x-kvmesh-note"
 TYPES = "type.googleapis.com/envoy"
 EXT_PROC = f"{TYPES}.extensions.filters.http.ext_proc.v3"
 HEADER_MUTATION = f"{TYPES}.extensions.filters.http.header_mutation.v3.HeaderMutation"
@@ -91,12 +95,16 @@ def _envoy_filter(plan: InstallPlan, target: GatewayTarget | ClientsTarget, patc
 
 
 def _filters(plan: InstallPlan, wired: Wiring, context: str, *, listener: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the patches of the filter chain; what is inserted first later stands before what was inserted earlier."""
+    """Return the patches of the filter chain; what is inserted first later stands before what was inserted earlier.
+
+    A response passes the chain from its end: the pick, the note, who reads the note, and who takes it off.
+    """
     first = {**listener, "filterChain": {"filter": {"name": HCM}}}
     before_router = {**listener, "filterChain": {"filter": {"name": HCM, "subFilter": {"name": ROUTER}}}}
-    values = [("INSERT_FIRST", first, strip_filter()), ("INSERT_BEFORE", before_router, pick_filter(plan, wired))]
+    values = [("INSERT_BEFORE", before_router, pick_filter(plan, wired))]
     if wired.body_mode is BodyMode.DUPLEX:
-        values.append(("INSERT_FIRST", first, response_filter(plan)))
+        values += [("INSERT_FIRST", first, note_filter()), ("INSERT_FIRST", first, response_filter(plan))]
+    values.append(("INSERT_FIRST", first, strip_filter()))
     return [
         _patch("HTTP_FILTER", wired, context, {"listener": where}, operation, value)
         for operation, where, value in values
@@ -221,12 +229,21 @@ def _patch(
 
 
 def strip_filter() -> dict[str, Any]:
-    """Return the filter that drops what a client says about endpoints: only the picker steers."""
-    mutations = [{"remove": name} for name in CLIENT_MAY_NOT_SEND]
-    return {
-        "name": STRIP_FILTER,
-        "typed_config": {"@type": HEADER_MUTATION, "mutations": {"request_mutations": mutations}},
+    """Return the filter that drops what a client says about endpoints, since only the picker steers; and the note."""
+    mutations = {
+        "request_mutations": [{"remove": name} for name in CLIENT_MAY_NOT_SEND],
+        "response_mutations": [{"remove": NOTE_HEADER}],
     }
+    return {"name": STRIP_FILTER, "typed_config": {"@type": HEADER_MUTATION, "mutations": mutations}}
+
+
+def note_filter() -> dict[str, Any]:
+    """Return the filter that shows the pick's note, if there is one, to the filter that decides by headers."""
+    note = {"key": NOTE_HEADER, "value": "%DYNAMIC_METADATA(kvmesh:response)%"}
+    shown = {"header": note, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+    # a pod may not leave one
+    mutations = {"response_mutations": [{"remove": NOTE_HEADER}, {"append": shown}]}
+    return {"name": NOTE_FILTER, "typed_config": {"@type": HEADER_MUTATION, "mutations": mutations}}
 
 
 def pick_filter(plan: InstallPlan, wiring: Wiring) -> dict[str, Any]:
@@ -309,40 +326,21 @@ def _forwarded(wiring: Wiring) -> list[str]:
 
 
 def _skip_without_note() -> dict[str, Any]:
-    responding = {
-        "single_predicate": {
-            "input": {
-                "name": "status",
-                "typed_config": {
-                    "@type": f"{TYPES}.type.matcher.v3.HttpResponseHeaderMatchInput",
-                    "header_name": ":status",
-                },
-            },
-            "value_match": {"safe_regex": {"google_re2": {}, "regex": ".+"}},
-        }
-    }
-    noted = {
-        "single_predicate": {
-            "input": {
-                "name": "note",
-                "typed_config": {
-                    "@type": f"{TYPES}.extensions.matching.common_inputs.network.v3.DynamicMetadataInput",
-                    "filter": "kvmesh",
-                    "path": [{"key": "response"}],
-                },
-            },
-            "custom_match": {
-                "name": "present",
-                "typed_config": {
-                    "@type": f"{TYPES}.extensions.matching.input_matchers.metadata.v3.Metadata",
-                    "value": {"present_match": True},
-                },
-            },
-        }
-    }
+    # the first predicate: without it the request headers, which have no note, would decide
+    without = {"not_matcher": _has_response_header("note", NOTE_HEADER)}
+    predicate = {"and_matcher": {"predicate": [_has_response_header("status", ":status"), without]}}
     skip = {
         "name": "skip",
         "typed_config": {"@type": f"{TYPES}.extensions.filters.common.matcher.action.v3.SkipFilter"},
     }
-    predicate = {"and_matcher": {"predicate": [responding, {"not_matcher": noted}]}}
     return {"matcher_list": {"matchers": [{"predicate": predicate, "on_match": {"action": skip}}]}}
+
+
+def _has_response_header(name: str, header: str) -> dict[str, Any]:
+    matched = {"@type": f"{TYPES}.type.matcher.v3.HttpResponseHeaderMatchInput", "header_name": header}
+    return {
+        "single_predicate": {
+            "input": {"name": name, "typed_config": matched},
+            "value_match": {"safe_regex": {"google_re2": {}, "regex": ".+"}},
+        }
+    }

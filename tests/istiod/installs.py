@@ -52,6 +52,7 @@ class Installation:
         words = [f"1.{self.minor}", self.mode.value]
         words += ["buffered"] if self.body_mode is BodyMode.BUFFERED else []
         words += ["https"] if self.is_https else []
+        words += ["fail-open"] if self.failure_mode is FailureMode.FAIL_OPEN else []
         words += ["on", f"1.{self.runs_on}"] if self.runs_on is not None else []
         return "-".join(words)
 

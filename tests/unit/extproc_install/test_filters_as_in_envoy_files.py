@@ -7,12 +7,15 @@ import pytest
 import yaml
 
 from extproc.install.envoy_filters import (
+    NOTE_FILTER,
     PICK_FILTER,
     RESPONSE_FILTER,
     STRIP_FILTER,
     envoy_filters,
+    note_filter,
     pick_filter,
     response_filter,
+    strip_filter,
 )
 from extproc.install.istio_release import plan_wiring
 from extproc.install.network_objects import mesh_objects
@@ -75,6 +78,14 @@ def test_the_response_filter_is_the_one_of_the_file_but_for_its_cluster() -> Non
     expected = local_filters("local.yaml")[RESPONSE_FILTER]
     expected["typed_config"]["extension_config"]["typed_config"]["grpc_service"] = PICKER_CLUSTER
     assert response_filter(plan(30)) == expected
+
+
+def test_the_pick_s_note_is_shown_and_taken_off_as_in_the_file() -> None:
+    of_file = local_filters("local.yaml")
+    assert note_filter() == of_file[NOTE_FILTER]
+    mutations = strip_filter()["typed_config"]["mutations"]
+    [expected] = of_file[STRIP_FILTER]["typed_config"]["mutations"].values()
+    assert mutations["response_mutations"] == expected
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -153,7 +164,7 @@ def test_istiods_that_know_no_domain_match_get_the_virtual_host_s_name() -> None
 def test_sidecars_are_patched_on_the_listener_and_the_virtual_host_of_the_pool_s_port_alone() -> None:
     install = plan(27, Mode.SIDECAR)
     listeners = [each["match"]["listener"]["portNumber"] for each in patches(install, "HTTP_FILTER")]
-    assert listeners == [8000, 8000, 8000]
+    assert listeners == [8000, 8000, 8000, 8000]
     [patch] = patches(install, "HTTP_ROUTE")
     assert patch["match"]["routeConfiguration"] == {
         "name": "8000",
@@ -166,8 +177,9 @@ def test_client_headers_are_stripped_first_and_the_pick_comes_last(minor: int) -
     found = [
         (each["patch"]["operation"], each["patch"]["value"]["name"]) for each in patches(plan(minor), "HTTP_FILTER")
     ]
-    expected = [("INSERT_FIRST", STRIP_FILTER), ("INSERT_BEFORE", PICK_FILTER)]
-    assert found == expected + ([] if minor == 24 else [("INSERT_FIRST", RESPONSE_FILTER)])
+    reads = [] if minor == 24 else [("INSERT_FIRST", NOTE_FILTER), ("INSERT_FIRST", RESPONSE_FILTER)]
+    # who is put first last stands first
+    assert found == [("INSERT_BEFORE", PICK_FILTER), *reads, ("INSERT_FIRST", STRIP_FILTER)]
 
 
 @pytest.mark.parametrize(("minor", "of_listener"), [(24, True), (27, True), (28, False), (30, False)])
