@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from extproc.errors import ConfigError
-from extproc.install.plan import BodyMode, FailureMode, MeshMembership, Mode, Scope
+from extproc.install.plan import BodyMode, FailureMode, MeshMembership, Mode, RouteSettings, Scope
 
 if TYPE_CHECKING:
     from extproc.install.plan import InstallPlan
@@ -51,7 +51,7 @@ def install(
         list[str] | None,
         typer.Option(
             metavar="HOST[:PORT][/ROUTE][=NAMESPACE/NAME]",
-            help="Host of the gateway's routes, the port of its listener (80), one route alone (as Istio names it: "
+            help="Host of the gateway's routes, the port of its listener (all), one route alone (as Istio names it: "
             "NAMESPACE.HTTPROUTE.RULEINDEX), and the pool where there are several. Repeat for more.",
         ),
     ] = None,
@@ -96,6 +96,13 @@ def install(
     body_mode: Annotated[
         BodyMode | None, typer.Option(help="How bodies come to the picker. Default: the best that the release can do.")
     ] = None,
+    route_settings: Annotated[
+        RouteSettings,
+        typer.Option(
+            help="Timeouts and retries of the routes: kept as they are, or replaced by a timeout of the longest wait "
+            "and answer and by retries of what no pod has begun."
+        ),
+    ] = RouteSettings.KEEP,
     redis: Annotated[
         str | None,
         typer.Option(
@@ -142,7 +149,9 @@ def install(
     longest_queue_seconds: Annotated[
         int, typer.Option(min=1, help="Seconds that a request may wait in the picker: the most patient class.")
     ] = 300,
-    longest_stream_seconds: Annotated[int, typer.Option(min=1, help="Seconds that one answer may take.")] = 900,
+    longest_stream_seconds: Annotated[
+        int, typer.Option(min=1, help="Seconds that one answer may take, with --route-settings replace.")
+    ] = 900,
     tokenizers_claim: Annotated[
         str | None, typer.Option(help="PersistentVolumeClaim with tokenizer folders; pickers see it as /models.")
     ] = None,
@@ -181,6 +190,7 @@ def install(
         clients=tuple(parse_clients(text) for text in clients or ()),
         failure_mode=failure_mode,
         body_mode=body_mode,
+        route_settings=route_settings,
         membership=membership or (MeshMembership.AMBIENT if ambient else MeshMembership.SIDECAR),
         redis=RedisKind.EXTERNAL if redis else RedisKind.BUNDLED,
         redis_url=redis,

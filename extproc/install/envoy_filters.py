@@ -20,6 +20,7 @@ from extproc.install.plan import (
     InstallPlan,
     Mode,
     PoolTarget,
+    RouteSettings,
     RouteTarget,
 )
 from extproc.policy.values import Steering
@@ -45,6 +46,7 @@ HCM = "envoy.filters.network.http_connection_manager"
 ROUTER = "envoy.filters.http.router"
 BUFFER_BYTES = 32 << 20  # above the picker's own limit, which answers 413 with a JSON error
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+HTTP_PORT = 80
 PRIORITY = 100  # after whatever else is inserted before the router: the pick comes last, close to it
 ENDPOINT_KEY = {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint"}]}
 SERVED_KEY = {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint-served"}]}
@@ -115,13 +117,17 @@ def _gateway_match(wired: Wiring, route: RouteTarget) -> dict[str, Any]:
     """Return where a gateway's route is found.
 
     By domain where istiod can: it puts hosts with the same routes into one virtual host, named after one of them.
+    Older ones find a route by its own name, in whatever virtual host, and a host by the name of the virtual host.
     """
     forwarding: dict[str, Any] = {"action": "ROUTE"}  # merged into a redirect, the patch would make it a bad route
     if route.route is not None:
         forwarding["name"] = route.route
     if wired.domain_name_match:
-        return {"portNumber": route.port, "vhost": {"domainName": route.host, "route": forwarding}}
-    return {"vhost": {"name": f"{route.host}:{route.port}", "route": forwarding}}
+        port = {} if route.port is None else {"portNumber": route.port}
+        return {**port, "vhost": {"domainName": route.host, "route": forwarding}}
+    if route.route is not None:
+        return {"vhost": {"route": forwarding}}
+    return {"vhost": {"name": f"{route.host}:{route.port or HTTP_PORT}", "route": forwarding}}
 
 
 def _sidecar_match(pool: PoolTarget) -> dict[str, Any]:
@@ -132,16 +138,18 @@ def _sidecar_match(pool: PoolTarget) -> dict[str, Any]:
 
 
 def _route(plan: InstallPlan, wired: Wiring, context: str, where: dict[str, Any], pool: PoolTarget) -> dict[str, Any]:
-    """Return the patch that switches the pick on for a route and gives it the time and the retries that it needs."""
+    """Return the patch that switches the pick on for a route and gives it the time that it needs."""
     overrides: dict[str, Any] = {"grpc_initial_metadata": [{"key": POOL_METADATA_KEY, "value": pool.identity}]}
     if wired.route_failure_mode:
         overrides["failure_mode_allow"] = plan.failure_mode is FailureMode.FAIL_OPEN
     longest = f"{plan.longest_queue_seconds + plan.longest_stream_seconds}s"
-    action: dict[str, Any] = {
-        "timeout": longest,
-        "idle_timeout": longest,  # nothing moves while a request waits in the picker's queue
-        "retry_policy": _retries(wired),
-    }
+    action: dict[str, Any] = {"idle_timeout": longest}  # nothing moves while a request waits in the picker's queue
+    # istiod replaces durations: whatever the route says of one try, it does not cut a generation
+    retries = {"per_try_timeout": "0s"}
+    if plan.route_settings is RouteSettings.REPLACE:
+        action["timeout"] = longest
+        retries = _retries(wired) | retries
+    action["retry_policy"] = retries
     value: dict[str, Any] = {
         "route": action,
         "typed_per_filter_config": {

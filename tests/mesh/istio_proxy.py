@@ -77,6 +77,22 @@ class IstioProxy:
         await eventually(judged, bool)
         await eventually(partial(self.stats, "listener_manager.total_listeners_warming"), lambda s: not any(s.values()))
 
+    async def clusters(self) -> dict[str, dict[str, Any]]:
+        """Return the clusters that istiod has given it, by name."""
+        found = await self._dump("dynamic_active_clusters")
+        return {each["cluster"]["name"]: each["cluster"] for each in found}
+
+    async def routes(self) -> dict[str, dict[str, Any]]:
+        """Return the routes of all hosts, by name."""
+        found = await self._dump("dynamic_route_configs")
+        hosts = [host for each in found for host in each["route_config"].get("virtual_hosts", ())]
+        return {route.get("name", ""): route for host in hosts for route in host["routes"]}
+
+    async def _dump(self, part: str) -> list[dict[str, Any]]:
+        async with self.http.get(f"{self.admin}/config_dump", params={"resource": part}) as response:
+            configs: list[dict[str, Any]] = (await response.json()).get("configs", [])
+            return configs
+
     async def refused(self) -> dict[str, str]:
         """Return the words of Envoy for each resource of istiod's that it has refused."""
         async with self.http.get(f"{self.admin}/config_dump", params={"include_eds": ""}) as response:

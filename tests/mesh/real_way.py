@@ -3,11 +3,11 @@
 import base64
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from extproc.install.plan import InstallPlan, Mode
+from extproc.install.plan import InstallPlan, Mode, RouteSettings
 from extproc.install.render import render
 from tests.e2e.install_checks import Way
 from tests.e2e.stack import Stack, free_ports
@@ -31,7 +31,6 @@ from tests.mesh.secrets_server import Authority
 
 GATEWAY = "inference-gateway"
 OF_ISTIOD = ("Service", "EnvoyFilter", "DestinationRule", "PeerAuthentication", "AuthorizationPolicy", "Sidecar")
-NO_SELECTOR: Mapping[str, Any] = {"selector": {"matchLabels": gateway_labels(GATEWAY)}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +49,9 @@ class MeshCase:
     installation: Installation
     envoy: str = NEWEST
     beside: Sequence[Object] = ()
+    has_rule: bool = False  # people have a DestinationRule for the pool
+    route_settings: RouteSettings = RouteSettings.KEEP
+    mesh_config: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.installation}-envoy-{self.envoy}"
@@ -66,9 +68,9 @@ class MeshCase:
 
     def plan(self, port: int) -> InstallPlan:
         """Return the plan: the pods have no sidecars, and a client's proxy listens on the pool's `port` itself."""
-        pool = replace(POOL, in_mesh=False, port=port if self.is_sidecar else POOL.port)
-        plan = self.installation.plan()
-        return replace(plan, pools=(pool,), routes=tuple(replace(each, pool=pool) for each in plan.routes))
+        pool = replace(POOL, in_mesh=False, has_rule=self.has_rule, port=port if self.is_sidecar else POOL.port)
+        plan = replace(self.installation.plan(), pools=(pool,), route_settings=self.route_settings)
+        return replace(plan, routes=tuple(replace(each, pool=pool) for each in plan.routes))
 
     def objects(self, stack: Stack, *, port: int, authority: Authority) -> list[Object]:
         """Return all that istiod has to know; clients reach the proxy at `port`."""
@@ -152,7 +154,7 @@ async def real_way(
     (port,) = free_ports(1)
     objects = case.objects(stack, port=port, authority=authority)
     async with (
-        running_istiod(objects, folder) as istiod,
+        running_istiod(objects, folder, mesh_config=case.mesh_config) as istiod,
         running_istio_proxy(case.workload(), istiod, folder, secrets=secrets, minor=case.envoy) as proxy,
     ):
         await proxy.configured()
