@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from extproc.errors import ConfigError
-from extproc.install.plan import BodyMode, FailureMode, MeshMembership, Mode, RouteSettings, Scope
+from extproc.install.plan import GRPC_PORT, BodyMode, FailureMode, MeshMembership, Mode, RouteSettings, Scope
 
 if TYPE_CHECKING:
-    from extproc.install.plan import InstallPlan
+    from extproc.install.plan import InstallPlan, PoolTarget
 
 DRY_RELEASE = "1.27"  # where none is named and no cluster is looked at
 TOKEN_BYTES = 32  # of randomness
@@ -266,11 +266,20 @@ def _apply(plan: "InstallPlan", documents: list[dict[str, object]], *, force: bo
         say=typer.echo,
     )
     for target in plan.pools:
-        typer.echo(
-            f"pool {target.identity}: an InferencePool, or: kubectl label service -n {target.namespace} "
-            f"{target.name} kvmesh.io/pool=true"
-        )
+        typer.echo(f"pool {target.identity}: {_what_next(plan, target)}")
     typer.echo(f"admin pages: their token is in Secret {plan.namespace}/{admin_secret_name(plan)}, key {ADMIN_KEY}")
+
+
+def _what_next(plan: "InstallPlan", pool: "PoolTarget") -> str:
+    from extproc.install.native_pools import picker_service_name
+
+    if plan.mode is Mode.INFERENCE_POOL:
+        asked = f'{{"name": "{picker_service_name(pool)}", "port": {{"number": {GRPC_PORT}}}}}'
+        return (
+            f"kubectl patch inferencepool -n {pool.namespace} {pool.name} --type=merge "
+            f'-p \'{{"spec": {{"endpointPickerRef": {asked}}}}}\''
+        )
+    return f"an InferencePool, or: kubectl label service -n {pool.namespace} {pool.name} kvmesh.io/pool=true"
 
 
 @app.command("uninstall")

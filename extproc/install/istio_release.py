@@ -21,6 +21,7 @@ DOMAIN_NAME_MATCH_FROM = 26
 STATUS_ON_ERROR_FROM = 28
 ROUTE_BUFFER_LIMIT_FROM = 28  # Envoy 1.36: Route.request_body_buffer_limit
 SELECTED_HOST_KEY_FROM = 30
+INFERENCE_POOL_FROM = 28  # InferencePool v1; 1.27 reads another API group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

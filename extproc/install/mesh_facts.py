@@ -17,7 +17,7 @@ _GATEWAY_API, _ISTIO = "gateway.networking.k8s.io", "networking.istio.io"
 GATEWAY = Kind(name="Gateway", group=_GATEWAY_API, version="v1", plural="gateways", optional=True)
 HTTP_ROUTE = Kind(name="HTTPRoute", group=_GATEWAY_API, version="v1", plural="httproutes", optional=True)
 VIRTUAL_SERVICE = Kind(name="VirtualService", group=_ISTIO, version="v1", plural="virtualservices", optional=True)
-SIDECAR = Kind(name="Sidecar", group=_ISTIO, version="v1", plural="sidecars", optional=True)
+SIDECAR = kind_of("Sidecar")
 POD = Kind(name="Pod", group="", version="v1", plural="pods")
 ISTIOD_LABELS = {"app": "istiod"}
 MESH_CONFIG = "istio"  # the ConfigMap, key mesh

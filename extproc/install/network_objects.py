@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from extproc.install.istio_release import plan_wiring
+from extproc.install.native_pools import picker_hosts, plain_inbound
 from extproc.install.objects import Document, component_labels, component_object, kube_object, pods_of
 from extproc.install.plan import (
     CLUSTER_DOMAIN,
@@ -96,15 +97,24 @@ def _network_policy(plan: InstallPlan, component: str, ingress: list[dict[str, A
 
 def mesh_objects(plan: InstallPlan) -> list[Document]:
     """Return DestinationRules and, where kvmesh is part of the mesh, who may call it and that only with mTLS."""
-    needs_rule = plan_wiring(plan).steering is Steering.ORIGINAL_DST
-    rules = [_picker_rule(plan), *(_pool_rule(plan, pool) for pool in plan.pools if needs_rule or not pool.has_rule)]
+    rules = [_picker_rule(plan, PICKER, plan.picker_host), *_pool_rules(plan)]
     twins = [each for pool in plan.pools for each in _pods_by_address(plan, pool)]
     if plan.membership is MeshMembership.NONE:
         return [*rules, *twins]
-    return [*rules, *twins, *_strict_mtls(plan), *_authorization_policies(plan)]
+    is_asked_by_istio = plan.mode is Mode.INFERENCE_POOL and plan.membership is MeshMembership.SIDECAR
+    inbound = [plain_inbound(plan)] if is_asked_by_istio else []
+    return [*rules, *twins, *_strict_mtls(plan), *_authorization_policies(plan), *inbound]
 
 
-def _picker_rule(plan: InstallPlan) -> Document:
+def _pool_rules(plan: InstallPlan) -> list[Document]:
+    """Return the rules of the pools' hosts; of native pools those of the names under which they ask the picker."""
+    if plan.mode is Mode.INFERENCE_POOL:
+        return [_picker_rule(plan, host.partition(".")[0], host) for host in picker_hosts(plan)]
+    needs_rule = plan_wiring(plan).steering is Steering.ORIGINAL_DST
+    return [_pool_rule(plan, pool) for pool in plan.pools if needs_rule or not pool.has_rule]
+
+
+def _picker_rule(plan: InstallPlan, name: str, host: str) -> Document:
     """Return how gateways connect to the picker; no `tls`, so that Istio uses mTLS wherever both sides can."""
     policy = {
         # with outlier detection Istio prefers pickers of the gateway's own zone: one would be asked by all, and the
@@ -124,8 +134,8 @@ def _picker_rule(plan: InstallPlan) -> Document:
             "maxEjectionPercent": 50,
         },
     }
-    spec = {"host": plan.picker_host, "trafficPolicy": policy}
-    return component_object("DestinationRule", PICKER, plan.namespace, spec=spec)
+    spec = {"host": host, "trafficPolicy": policy}
+    return kube_object("DestinationRule", name, plan.namespace, component=PICKER, spec=spec)
 
 
 def _pool_rule(plan: InstallPlan, pool: PoolTarget) -> Document:
@@ -230,9 +240,13 @@ def _admin(plan: InstallPlan, port: int) -> list[dict[str, Any]]:
 
 
 def _to_port(plan: InstallPlan, port: int, *, paths: list[str]) -> dict[str, Any]:
-    """Name a port and paths. Ambient's ztunnel sees no paths, and drops a whole ALLOW rule that names some."""
+    """Name a port and paths, where they are seen: a rule that names some lets nobody in where they are not.
+
+    Ambient's ztunnel sees none, and neither does the picker's sidecar in front of a port that is TCP to it.
+    """
+    is_tcp = plan.mode is Mode.INFERENCE_POOL and port == GRPC_PORT
     operation: dict[str, Any] = {"ports": [str(port)]}
-    return operation if plan.membership is MeshMembership.AMBIENT else operation | {"paths": paths}
+    return operation if is_tcp or plan.membership is MeshMembership.AMBIENT else operation | {"paths": paths}
 
 
 def _callers(plan: InstallPlan) -> dict[str, Any]:

@@ -72,6 +72,7 @@ KINDS = (
     Kind(name="HorizontalPodAutoscaler", group="autoscaling", version="v2", plural="horizontalpodautoscalers"),
     Kind(name="NetworkPolicy", group="networking.k8s.io", version="v1", plural="networkpolicies"),
     DESTINATION_RULE,
+    Kind(name="Sidecar", group="networking.istio.io", version="v1", plural="sidecars", optional=True),
     Kind(name="PeerAuthentication", group=_SECURITY, version="v1", plural="peerauthentications", optional=True),
     Kind(name="AuthorizationPolicy", group=_SECURITY, version="v1", plural="authorizationpolicies", optional=True),
     Kind(name="ConfigMap", group="", version="v1", plural="configmaps"),

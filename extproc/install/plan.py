@@ -32,6 +32,7 @@ class Mode(StrEnum):
     GATEWAY = "gateway"
     SIDECAR = "sidecar"  # in the sidecars of the clients
     AMBIENT_GATEWAY = "ambient-gateway"  # a gateway in the mesh, for clients in ambient
+    INFERENCE_POOL = "inferencepool"  # no filter of ours: a gateway's own for InferencePools
 
 
 class Scope(StrEnum):
@@ -184,6 +185,11 @@ class InstallPlan:
     tokenizers_claim: str | None = None  # a PersistentVolumeClaim with the models' tokenizer folders, seen at /models
     monitoring: bool = False
     monitoring_namespace: str = "monitoring"
+
+    @property
+    def owns_namespace(self) -> bool:
+        """Whether the namespace is made along; that of native pools is other people's."""
+        return self.create_namespace and self.mode is not Mode.INFERENCE_POOL
 
     @property
     def picker_host(self) -> str:

@@ -241,7 +241,11 @@ def _backends(route: Document) -> Iterator[str]:
 def _pool_pods(plan: InstallPlan, facts: MeshFacts) -> Iterator[str]:
     """Warn of pools whose events do not come, or not again."""
     for pool in plan.pools:
-        if pool.identity in facts.services and facts.services[pool.identity] is None:
+        if (
+            plan.mode is not Mode.INFERENCE_POOL
+            and pool.identity in facts.services
+            and facts.services[pool.identity] is None
+        ):
             yield f"--pool {pool.identity}: there is no such Service now"
             continue
         pods = facts.pods.get(pool.identity) or ()
@@ -287,6 +291,8 @@ def _with_rules(plan: InstallPlan, facts: MeshFacts, refusals: list[str], notes:
         needs_ours = plan_wiring(plan).steering is Steering.ORIGINAL_DST
     except ConfigError:
         return plan  # the renderer says what is wrong
+    if plan.mode is Mode.INFERENCE_POOL:
+        return plan  # there is no rule of ours for a pool's host
     pools = []
     for pool in plan.pools:
         theirs = [each for each in facts.rules or () if _governs(each, pool, plan)]

@@ -12,7 +12,8 @@ import yaml
 
 from extproc.errors import ConfigError
 from extproc.install.envoy_filters import envoy_filters
-from extproc.install.istio_release import OVERRIDE_HOST_FROM, plan_wiring
+from extproc.install.istio_release import INFERENCE_POOL_FROM, OVERRIDE_HOST_FROM, plan_wiring
+from extproc.install.native_pools import picker_services
 from extproc.install.network_objects import mesh_objects, network_objects
 from extproc.install.objects import INSTALLATION, NAME, OWNED, Document, component_object, kube_object, pods_of
 from extproc.install.plan import (
@@ -46,7 +47,7 @@ def render(plan: InstallPlan, *, crds: Sequence[Document] = ()) -> list[Document
     """
     check_plan(plan)
     documents = [
-        *([_namespace(plan)] if plan.create_namespace else []),
+        *([_namespace(plan)] if plan.owns_namespace else []),
         *rbac_objects(plan),
         *redis_objects(plan),
         *indexer_objects(plan),
@@ -54,7 +55,7 @@ def render(plan: InstallPlan, *, crds: Sequence[Document] = ()) -> list[Document
         *network_objects(plan),
         *mesh_objects(plan),
         *monitoring_objects(plan),
-        *envoy_filters(plan),
+        *(picker_services(plan) if plan.mode is Mode.INFERENCE_POOL else envoy_filters(plan)),
     ]
     _check_unique(documents)
     mark = {INSTALLATION: plan.namespace}  # tells this installation from others; they share the CRDs
@@ -179,6 +180,9 @@ def _check_targets(plan: InstallPlan) -> None:
         if plan.gateways or plan.routes:
             raise ConfigError("--gateway and --hostname: not with --mode sidecar, where the sidecars of --clients ask")
         return
+    if plan.mode is Mode.INFERENCE_POOL:
+        _check_native_pools(plan)
+        return
     if not plan.gateways or not plan.routes:
         missing = "--gateway" if not plan.gateways else "--hostname"
         raise ConfigError(f"--mode {plan.mode} needs {missing}")
@@ -188,6 +192,28 @@ def _check_targets(plan: InstallPlan) -> None:
         raise ConfigError(f"--hostname: none leads to {names}; write --hostname HOST=NAMESPACE/NAME")
     if plan.clients:
         raise ConfigError(f"--clients: not with --mode {plan.mode}, where the pods of --gateway ask")
+
+
+def _check_native_pools(plan: InstallPlan) -> None:
+    if not plan.gateways:
+        raise ConfigError(f"--mode {plan.mode} needs --gateway: who may ask the picker")
+    if plan.routes or plan.clients:
+        raise ConfigError(
+            f"--hostname and --clients: not with --mode {plan.mode}, where HTTPRoutes lead to InferencePools"
+        )
+    if plan.istio.minor < INFERENCE_POOL_FROM:
+        raise ConfigError(f"--mode {plan.mode}: Istio {plan.istio} cannot; it begins with 1.{INFERENCE_POOL_FROM}")
+    elsewhere = sorted({pool.identity for pool in plan.pools if pool.namespace != plan.namespace})
+    if elsewhere:
+        raise ConfigError(
+            f"--pool {elsewhere[0]}: an InferencePool and the picker that it names are in one namespace: "
+            f"say --namespace {elsewhere[0].partition('/')[0]}, and install once for each namespace"
+        )
+    if plan.failure_mode is FailureMode.FAIL_OPEN or plan.body_mode is not None:
+        raise ConfigError(
+            f"--failure-mode and --body-mode: not with --mode {plan.mode}: the InferencePool says the one "
+            "(endpointPickerRef.failureMode), Istio the other"
+        )
 
 
 def _refuse_twice(flag: str, values: Iterable[str]) -> None:

@@ -34,6 +34,7 @@ PODS = MeshService(namespace="llm", name="vllm-llama", port=8000)
 SHOP = MeshService(namespace="shop", name="catalog", port=8000)
 PICKER = MeshService(namespace="kvmesh-system", name="kvmesh-picker", port=9002, is_http2=True)
 SERVICES = (PODS, SHOP, PICKER)
+FILTER_MODES = (Mode.GATEWAY, Mode.SIDECAR, Mode.AMBIENT_GATEWAY)  # by filters of ours
 CLIENT_LABELS = {"kvmesh.io/client": "true", "app": "chat"}
 
 
@@ -151,7 +152,7 @@ class Installation:
 
 
 INSTALLATIONS = (
-    *(Installation(minor=minor, mode=mode) for minor in (24, 26, 27, 30) for mode in Mode),
+    *(Installation(minor=minor, mode=mode) for minor in (24, 26, 27, 30) for mode in FILTER_MODES),
     *(Installation(minor=minor, mode=Mode.GATEWAY, body_mode=BodyMode.BUFFERED) for minor in (26, 27, 30)),
     *(Installation(minor=minor, mode=Mode.GATEWAY, is_https=True) for minor in (24, 30)),
     # Istio was upgraded, the installation not yet

@@ -10,13 +10,17 @@ from extproc.install.plan import BodyMode, FailureMode, Mode
 from extproc.policy.values import Steering
 from tests.e2e.install_checks import CHECKS, PODS_COUNT, SETTINGS, Way
 from tests.e2e.stack import Stack, running_stack, simulated_pods
-from tests.istiod.installs import Installation
+from tests.istiod.installs import FILTER_MODES, Installation
 from tests.istiod.istio_envoys import ENVOYS
 from tests.mesh.real_way import MeshCase, RealWay, real_way
 from tests.mesh.secrets_server import Authority
 
 CASES = (
-    *(MeshCase(installation=Installation(minor=31, mode=mode), envoy=envoy) for mode in Mode for envoy in ENVOYS),
+    *(
+        MeshCase(installation=Installation(minor=31, mode=mode), envoy=envoy)
+        for mode in FILTER_MODES
+        for envoy in ENVOYS
+    ),
     MeshCase(installation=Installation(minor=31, mode=Mode.GATEWAY, is_https=True)),
     MeshCase(installation=Installation(minor=31, mode=Mode.GATEWAY, body_mode=BodyMode.BUFFERED)),
     MeshCase(installation=Installation(minor=31, mode=Mode.GATEWAY, failure_mode=FailureMode.FAIL_OPEN)),

@@ -12,7 +12,7 @@ from extproc.install.plan import InstallPlan, Mode, PoolTarget, RouteTarget, par
 from extproc.install.pod_parts import admin_secret
 from extproc.install.render import render
 from extproc.install.shipped_files import read_crds
-from tests.unit.extproc_install.sample_plans import plan
+from tests.unit.extproc_install.sample_plans import MODES, plan
 
 Key = tuple[str, str | None, str]
 
@@ -232,7 +232,7 @@ def test_a_namespace_that_was_there_before_is_neither_changed_nor_removed() -> N
     assert cluster.objects["Namespace", None, "kvmesh-system"]["metadata"]["labels"] == {"team": "platform"}
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", list(MODES))
 def test_uninstalling_leaves_nothing(mode: Mode) -> None:
     cluster = FakeCluster()
     run(cluster, plan(27, mode, monitoring=True))
