@@ -15,6 +15,7 @@ from tests.istiod.base import DENIED_PATH
 from tests.istiod.bootstrap import HOST, SHOWN_UPSTREAM
 from tests.istiod.installs import CLIENT_LABELS, PICKER, POOL, SHOP, Installation
 from tests.istiod.istio_envoys import NEWEST
+from tests.kube_api.certificates import Authority
 from tests.mesh.istio_proxy import IstioProxy, Workload, running_istio_proxy
 from tests.mesh.istiod import Istiod, running_istiod
 from tests.mesh.mesh_objects import (
@@ -27,7 +28,6 @@ from tests.mesh.mesh_objects import (
     service,
     slices,
 )
-from tests.mesh.secrets_server import Authority
 
 GATEWAY = "inference-gateway"
 OF_ISTIOD = ("Service", "EnvoyFilter", "DestinationRule", "PeerAuthentication", "AuthorizationPolicy", "Sidecar")
@@ -112,8 +112,10 @@ class MeshCase:
             "action": "DENY",
             "rules": [{"to": [{"operation": {"paths": [f"{DENIED_PATH}*"]}}]}],
         }
-        cert, key = authority.server(self.installation.host)
-        secret = {"tls.crt": base64.b64encode(cert).decode(), "tls.key": base64.b64encode(key).decode()}
+        host = self.installation.host
+        pair = authority.issue(host, subject="/O=tests", names=f"DNS:{host}")
+        files = {"tls.crt": pair.cert, "tls.key": pair.key}
+        secret = {name: base64.b64encode(file.read_bytes()).decode() for name, file in files.items()}
         return [
             *gateway(*at, {443 if is_https else 80: port}, tls_secret="public" if is_https else "", ip=HOST),
             kubernetes_object("v1", "Secret", namespace, "public", type="kubernetes.io/tls", data=secret),

@@ -14,9 +14,9 @@ from tests.e2e import install_checks
 from tests.e2e.install_checks import PODS_COUNT, SETTINGS, story
 from tests.e2e.stack import Stack, running_stack, simulated_pods
 from tests.istiod.installs import PODS, POOL, Installation
+from tests.kube_api.certificates import Authority
 from tests.mesh.mesh_objects import Object, http_route, kubernetes_object, rule
 from tests.mesh.real_way import GATEWAY, MeshCase, RealWay, real_way
-from tests.mesh.secrets_server import Authority
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 GATEWAYS = Installation(minor=31, mode=Mode.GATEWAY)

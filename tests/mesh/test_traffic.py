@@ -12,8 +12,8 @@ from tests.e2e.install_checks import CHECKS, PODS_COUNT, SETTINGS, Way
 from tests.e2e.stack import Stack, running_stack, simulated_pods
 from tests.istiod.installs import FILTER_MODES, Installation
 from tests.istiod.istio_envoys import ENVOYS
+from tests.kube_api.certificates import Authority
 from tests.mesh.real_way import MeshCase, RealWay, real_way
-from tests.mesh.secrets_server import Authority
 
 CASES = (
     *(
