@@ -117,6 +117,7 @@ async def running_kube(folder: Path) -> AsyncIterator[Kube]:
         _spec(
             "kube-apiserver",
             *(program, "kube-apiserver", f"--etcd-servers={etcd_url}", f"--bind-address={HOST}"),
+            "--advertise-address=192.0.2.1",  # told to nobody; else a default route is looked for
             *(f"--secure-port={api}", "--endpoint-reconciler-type=none", "--authorization-mode=Node,RBAC"),
             *("--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={shown.cert}"),
             *(f"--service-account-signing-key-file={shown.key}", "--service-cluster-ip-range=10.96.0.0/16"),

@@ -54,10 +54,19 @@ def slices(namespace: str, of: str, addresses: Sequence[str], *, port_name: str 
     ]
 
 
-def gateway(namespace: str, name: str, listeners: Mapping[int, int], *, tls_secret: str = "", ip: str) -> list[Object]:
+def gateway(
+    namespace: str,
+    name: str,
+    listeners: Mapping[int, int],
+    *,
+    tls_secret: str = "",
+    ip: str,
+    is_by_hand: bool = False,
+) -> list[Object]:
     """Return a Gateway, and its Service and endpoints as Istio makes them; `listeners` are port: the proxy's own.
 
-    With `tls_secret` the listener of port 443 ends TLS with it.
+    With `tls_secret` the listener of port 443 ends TLS with it. `is_by_hand`: istiod deploys nothing for it, and brings
+    the class itself.
     """
     from_all = {"namespaces": {"from": "All"}}
     ends_tls = {"protocol": "HTTPS", "tls": {"mode": "Terminate", "certificateRefs": [{"name": tls_secret}]}}
@@ -91,7 +100,12 @@ def gateway(namespace: str, name: str, listeners: Mapping[int, int], *, tls_secr
         ports=[{"name": each["name"], "port": each["targetPort"], "protocol": "TCP"} for each in ports],
         endpoints=[{"addresses": [ip], "conditions": {"ready": True, "serving": True, "terminating": False}}],
     )
-    return [GATEWAY_CLASS, made, kubernetes_object("v1", "Service", namespace, own, spec=spec), endpoint]
+    if is_by_hand:
+        host = f"{own}.{namespace}.svc.cluster.local"
+        made["spec"]["addresses"] = [{"type": "Hostname", "value": host}]
+        del spec["selector"]  # or Kubernetes would write the endpoints
+    objects = [made, kubernetes_object("v1", "Service", namespace, own, spec=spec), endpoint]
+    return objects if is_by_hand else [GATEWAY_CLASS, *objects]
 
 
 def gateway_labels(name: str) -> dict[str, str]:

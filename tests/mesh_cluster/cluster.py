@@ -1,0 +1,217 @@
+"""The cluster: what is in the API server, and the processes that stand for the pods."""
+
+import asyncio
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from extproc.local.processes import HttpReady, ProcessSpec
+from extproc.local.service import simulated_tokenizer
+from tests.e2e.stack import Answer, eventually
+from tests.integration.kv_redis import RedisServer
+from tests.istiod.bootstrap import supervised
+from tests.mesh.go_programs import go_program
+from tests.mesh.istio_proxy import IstioProxy, Workload, running_istio_proxy
+from tests.mesh.istiod import ENVIRONMENT, Istiod
+from tests.mesh.kube import Kube
+from tests.mesh.mesh_objects import gateway, gateway_labels, kubernetes_object, namespace
+
+NETWORK = "10.244.0.0/16"  # of the fake node's pods
+GATEWAY_IP = "10.244.255.1"
+GATEWAYS, GATEWAY = "istio-ingress", "inference-gateway"
+POOLS = "llm"  # the namespace
+START_SECONDS = 90.0
+INSTALL_SECONDS = 180
+EVENTS_PORT, API_PORT = 5557, 8000
+ISTIOD = Istiod(xds="127.0.0.1:15010", http="http://127.0.0.1:15014")
+MESH_CONFIG: Mapping[str, Any] = {"rootNamespace": "istio-system", "enableAutoMtls": True}
+
+
+def take_network() -> None:
+    """Make all pods' addresses this network's own. Raise OSError where it is not a network of ours alone."""
+    links = json.loads(subprocess.run(["ip", "-j", "link"], capture_output=True, check=True, text=True).stdout)
+    if [each["ifname"] for each in links] != ["lo"]:
+        raise OSError("tests/mesh_cluster needs a network of its own: make test-mesh")
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    subprocess.run(["ip", "address", "add", NETWORK.replace(".0.0/", ".0.1/"), "dev", "lo"], check=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The running cluster and a client of its gateway."""
+
+    kube: Kube
+    folder: Path
+    redis: RedisServer
+    http: aiohttp.ClientSession
+
+    def pods(self, namespace: str, selector: str) -> dict[str, str]:
+        """Return the addresses of pods, by name."""
+        words = self.kube.kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json")
+        found = {each["metadata"]["name"]: each["status"].get("podIP", "") for each in json.loads(words)["items"]}
+        return {name: address for name, address in found.items() if address}
+
+    async def pods_eventually(self, namespace: str, selector: str, *, count: int) -> dict[str, str]:
+        """Return them when there are so many."""
+
+        async def look() -> dict[str, str]:
+            return await asyncio.to_thread(self.pods, namespace, selector)
+
+        found: dict[str, str] = await eventually(look, lambda pods: len(pods) >= count)
+        return found
+
+    async def complete(self, host: str, prompt: str, **fields: Any) -> Answer:
+        """Send one completion through the gateway."""
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 2} | fields
+        url = f"http://{GATEWAY_IP}/v1/completions"
+        async with self.http.post(url, json=body, headers={"Host": host}) as response:
+            return Answer(
+                status=response.status,
+                headers={name.lower(): value for name, value in response.headers.items()},
+                body=await response.read(),
+            )
+
+    def install(self, *flags: str) -> str:
+        """Call `kvmesh install` as its user does, and return what it printed."""
+        return self.kvmesh("install", f"--gateway={GATEWAYS}/{GATEWAY}", *flags)
+
+    def kvmesh(self, *arguments: str) -> str:
+        """Call the command as the cluster's administrator."""
+        done = subprocess.run(
+            [sys.executable, "-m", "extproc", *arguments],
+            env=os.environ | {"KUBECONFIG": str(self.kube.kubeconfig)},
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def program(self, component: str, *, namespace: str, address: str, admin_port: int, **changes: str) -> ProcessSpec:
+        """Return the process of a component's pod: its container's words and environment, its account's rights."""
+        deployment = json.loads(self.kube.kubectl("get", "deployment", "-n", namespace, component, "-o", "json"))
+        [container] = deployment["spec"]["template"]["spec"]["containers"]
+        environment = {each["name"]: each.get("value", "") for each in container["env"]}
+        environment |= {
+            "POD_NAME": component,
+            "POD_NAMESPACE": namespace,
+            "KUBECONFIG": str(self._account(namespace, component)),
+            "KVMESH_REDIS": self.redis.url,
+            "KVMESH_ADMIN_TOKEN_FILE": str(self._admin_token(namespace)),
+            **changes,
+        }
+        return ProcessSpec(
+            name=component,
+            argv=(sys.executable, "-m", "extproc", *container["args"]),
+            environment=environment,
+            ready=(HttpReady(url=f"http://{address}:{admin_port}/readyz"),),
+            ready_within_seconds=START_SECONDS,
+        )
+
+    def _account(self, namespace: str, name: str) -> Path:
+        token = self.kube.kubectl("create", "token", "-n", namespace, name).strip()
+        return self.kube.write_kubeconfig(f"{namespace}-{name}", user={"token": token})
+
+    def _admin_token(self, namespace: str) -> Path:
+        words = self.kube.kubectl("get", "secret", "-n", namespace, "kvmesh-admin-token", "-o", "json")
+        path = self.folder / "admin-token"
+        path.write_bytes(base64.b64decode(json.loads(words)["data"]["token"]))
+        return path
+
+
+def vllm_pod(name: str, **labels: str) -> dict[str, Any]:
+    """Return the object of a pod that serves the model."""
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{EVENTS_PORT}"}
+    config["replay_endpoint"] = f"tcp://*:{EVENTS_PORT + 1}"
+    container = {
+        "name": "vllm",
+        "image": "vllm/vllm-openai:v0.32.0",
+        "args": ["--model", "tiny", "--kv-events-config", json.dumps(config)],
+        "ports": [{"containerPort": API_PORT, "name": "http"}],
+    }
+    return kubernetes_object("v1", "Pod", POOLS, name, labels=labels, spec={"containers": [container]})
+
+
+def simulated(name: str, address: str) -> ProcessSpec:
+    """Return the process that stands for vLLM at a pod's address."""
+    flags = ("--host", address, "--sim-port", str(API_PORT), "--events-port", str(EVENTS_PORT))
+    return ProcessSpec(
+        name=name,
+        argv=(sys.executable, "-m", "podsim", *flags),
+        ready=(HttpReady(url=f"http://{address}:{API_PORT}/health"),),
+        ready_within_seconds=START_SECONDS,
+    )
+
+
+def model_policy() -> dict[str, Any]:
+    """Return the policy of the whole mesh: the model that the pods serve, and where its tokenizer is."""
+    served = {"name": "tiny", "tokenizer": str(simulated_tokenizer())}
+    return {
+        "apiVersion": "kvmesh.io/v1alpha1",
+        "kind": "InferencePolicy",
+        "metadata": {"name": "mesh", "namespace": "istio-system"},
+        "spec": {"models": {"served": [served]}},
+    }
+
+
+@asynccontextmanager
+async def running_cluster(kube: Kube, folder: Path, *, secrets: Path) -> AsyncIterator[tuple[Cluster, IstioProxy]]:
+    """Start istiod and the gateway on the API server; yield when the gateway is told what to do."""
+    kube.apply(*(namespace(name) for name in ("istio-system", GATEWAYS, POOLS)))
+    kube.define("gateway", "inference")
+    kube.apply(*gateway(GATEWAYS, GATEWAY, {80: 80}, ip=GATEWAY_IP, is_by_hand=True))
+    config = folder / "mesh_config.yaml"
+    config.write_text(yaml.safe_dump(dict(MESH_CONFIG)), encoding="utf-8")
+    workload = Workload(
+        namespace=GATEWAYS,
+        name=GATEWAY,
+        service_account=f"{GATEWAY}-istio",
+        labels=gateway_labels(GATEWAY),
+        is_gateway=True,
+        ip=GATEWAY_IP,
+    )
+    async with AsyncExitStack() as stack:
+        redis = RedisServer(folder)
+        stack.callback(redis.kill)
+        redis.start()
+        await stack.enter_async_context(supervised([_istiod(kube, config)], folder))
+        http = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)))
+        proxy = await stack.enter_async_context(running_istio_proxy(workload, ISTIOD, folder, secrets=secrets))
+        yield Cluster(kube=kube, folder=folder, redis=redis, http=http), proxy
+
+
+def _istiod(kube: Kube, config: Path) -> ProcessSpec:
+    switched_off = ("INJECTION_WEBHOOK_CONFIG_NAME", "VALIDATION_WEBHOOK_CONFIG_NAME")
+    environment = {
+        **ENVIRONMENT,
+        **dict.fromkeys(switched_off, ""),
+        "ENABLE_CA_SERVER": "false",
+        "POD_NAME": "istiod-1",
+        "POD_NAMESPACE": "istio-system",
+        "CLUSTER_ID": "Kubernetes",
+        "ENABLE_GATEWAY_API_INFERENCE_EXTENSION": "true",
+        "XDS_AUTH_PLAINTEXT": "false",  # it believes service accounts' tokens, and proxies here have none
+    }
+    addresses = ("--grpcAddr", ISTIOD.xds, "--httpAddr", "127.0.0.1:15080", "--monitoringAddr", "127.0.0.1:15014")
+    off = ("--secureGRPCAddr", "", "--httpsAddr", "", "--ctrlz_port", "0")
+    return ProcessSpec(
+        name="istiod",
+        argv=(
+            *(str(go_program("istiod")), "discovery", "--kubeconfig", str(kube.kubeconfig)),
+            *("--meshConfig", str(config), *addresses, *off),
+        ),
+        environment=environment,
+        ready=(HttpReady(url="http://127.0.0.1:15080/ready"),),
+        ready_within_seconds=START_SECONDS,
+    )

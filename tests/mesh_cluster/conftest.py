@@ -1,0 +1,42 @@
+"""The cluster that the tests share; it ends with them."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.kube_api.certificates import make_authority
+from tests.mesh.istio_proxy import IstioProxy
+from tests.mesh.kube import Kube, kube_in_background
+from tests.mesh.secrets_server import secrets_server
+from tests.mesh_cluster.cluster import Cluster, running_cluster, take_network
+
+
+@pytest.fixture(scope="session")
+def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    """A Kubernetes control plane with Istio's definitions, in a network of its own."""
+    try:
+        take_network()
+    except OSError as error:
+        pytest.skip(str(error))
+    with kube_in_background(tmp_path_factory.mktemp("kube")) as running:
+        running.define("istio")
+        yield running
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def started(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Cluster, IstioProxy]]:
+    """The cluster with a gateway that knows no pool yet."""
+    folder = tmp_path_factory.mktemp("cluster")
+    socket = folder / "sds.sock"
+    async with (
+        secrets_server(make_authority(_made(folder / "authority")), socket),
+        running_cluster(kube, folder, secrets=socket) as cluster,
+    ):
+        yield cluster
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
