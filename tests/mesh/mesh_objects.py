@@ -54,19 +54,10 @@ def slices(namespace: str, of: str, addresses: Sequence[str], *, port_name: str 
     ]
 
 
-def gateway(
-    namespace: str,
-    name: str,
-    listeners: Mapping[int, int],
-    *,
-    tls_secret: str = "",
-    ip: str,
-    is_by_hand: bool = False,
-) -> list[Object]:
+def gateway(namespace: str, name: str, listeners: Mapping[int, int], *, tls_secret: str = "", ip: str) -> list[Object]:
     """Return a Gateway, and its Service and endpoints as Istio makes them; `listeners` are port: the proxy's own.
 
-    With `tls_secret` the listener of port 443 ends TLS with it. `is_by_hand`: istiod deploys nothing for it, and brings
-    the class itself.
+    With `tls_secret` the listener of port 443 ends TLS with it.
     """
     from_all = {"namespaces": {"from": "All"}}
     ends_tls = {"protocol": "HTTPS", "tls": {"mode": "Terminate", "certificateRefs": [{"name": tls_secret}]}}
@@ -100,12 +91,18 @@ def gateway(
         ports=[{"name": each["name"], "port": each["targetPort"], "protocol": "TCP"} for each in ports],
         endpoints=[{"addresses": [ip], "conditions": {"ready": True, "serving": True, "terminating": False}}],
     )
-    if is_by_hand:
-        host = f"{own}.{namespace}.svc.cluster.local"
-        made["spec"]["addresses"] = [{"type": "Hostname", "value": host}]
-        del spec["selector"]  # or Kubernetes would write the endpoints
-    objects = [made, kubernetes_object("v1", "Service", namespace, own, spec=spec), endpoint]
-    return objects if is_by_hand else [GATEWAY_CLASS, *objects]
+    return [GATEWAY_CLASS, made, kubernetes_object("v1", "Service", namespace, own, spec=spec), endpoint]
+
+
+def gateway_by_hand(namespace: str, name: str) -> list[Object]:
+    """Return a Gateway of port 80 for which istiod deploys nothing, its Service and the pod of its proxy."""
+    made, service, _ = gateway(namespace, name, {80: 80}, ip="")[1:]
+    host = f"{service['metadata']['name']}.{namespace}.svc.cluster.local"
+    made["spec"]["addresses"] = [{"type": "Hostname", "value": host}]
+    container = {"name": "istio-proxy", "image": "docker.io/istio/proxyv2:1.31.0", "ports": [{"containerPort": 80}]}
+    spec = {"containers": [container]}
+    pod = kubernetes_object("v1", "Pod", namespace, f"{name}-1", labels=gateway_labels(name), spec=spec)
+    return [made, service, pod]
 
 
 def gateway_labels(name: str) -> dict[str, str]:

@@ -24,10 +24,9 @@ from tests.mesh.go_programs import go_program
 from tests.mesh.istio_proxy import IstioProxy, Workload, running_istio_proxy
 from tests.mesh.istiod import ENVIRONMENT, Istiod
 from tests.mesh.kube import Kube
-from tests.mesh.mesh_objects import gateway, gateway_labels, kubernetes_object, namespace
+from tests.mesh.mesh_objects import gateway_by_hand, gateway_labels, kubernetes_object, namespace
 
 NETWORK = "10.244.0.0/16"  # of the fake node's pods
-GATEWAY_IP = "10.244.255.1"
 GATEWAYS, GATEWAY = "istio-ingress", "inference-gateway"
 POOLS = "llm"  # the namespace
 START_SECONDS = 90.0
@@ -54,26 +53,12 @@ class Cluster:
     folder: Path
     redis: RedisServer
     http: aiohttp.ClientSession
-
-    def pods(self, namespace: str, selector: str) -> dict[str, str]:
-        """Return the addresses of pods, by name."""
-        words = self.kube.kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json")
-        found = {each["metadata"]["name"]: each["status"].get("podIP", "") for each in json.loads(words)["items"]}
-        return {name: address for name, address in found.items() if address}
-
-    async def pods_eventually(self, namespace: str, selector: str, *, count: int) -> dict[str, str]:
-        """Return them when there are so many."""
-
-        async def look() -> dict[str, str]:
-            return await asyncio.to_thread(self.pods, namespace, selector)
-
-        found: dict[str, str] = await eventually(look, lambda pods: len(pods) >= count)
-        return found
+    gateway: str
 
     async def complete(self, host: str, prompt: str, **fields: Any) -> Answer:
         """Send one completion through the gateway."""
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 2} | fields
-        url = f"http://{GATEWAY_IP}/v1/completions"
+        url = f"{self.gateway}/v1/completions"
         async with self.http.post(url, json=body, headers={"Host": host}) as response:
             return Answer(
                 status=response.status,
@@ -130,6 +115,19 @@ class Cluster:
         return path
 
 
+async def pods_eventually(kube: Kube, namespace: str, labels: Mapping[str, str], *, count: int) -> dict[str, str]:
+    """Return the addresses of pods by name, when there are so many."""
+    selector = ",".join(f"{name}={value}" for name, value in labels.items())
+
+    async def look() -> dict[str, str]:
+        words = await asyncio.to_thread(kube.kubectl, "get", "pods", "-n", namespace, "-l", selector, "-o", "json")
+        found = {each["metadata"]["name"]: each["status"].get("podIP", "") for each in json.loads(words)["items"]}
+        return {name: address for name, address in found.items() if address}
+
+    found: dict[str, str] = await eventually(look, lambda pods: len(pods) >= count)
+    return found
+
+
 def vllm_pod(name: str, **labels: str) -> dict[str, Any]:
     """Return the object of a pod that serves the model."""
     config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{EVENTS_PORT}"}
@@ -170,7 +168,8 @@ async def running_cluster(kube: Kube, folder: Path, *, secrets: Path) -> AsyncIt
     """Start istiod and the gateway on the API server; yield when the gateway is told what to do."""
     kube.apply(*(namespace(name) for name in ("istio-system", GATEWAYS, POOLS)))
     kube.define("gateway", "inference")
-    kube.apply(*gateway(GATEWAYS, GATEWAY, {80: 80}, ip=GATEWAY_IP, is_by_hand=True))
+    kube.apply(*gateway_by_hand(GATEWAYS, GATEWAY))
+    (address,) = (await pods_eventually(kube, GATEWAYS, gateway_labels(GATEWAY), count=1)).values()
     config = folder / "mesh_config.yaml"
     config.write_text(yaml.safe_dump(dict(MESH_CONFIG)), encoding="utf-8")
     workload = Workload(
@@ -179,7 +178,7 @@ async def running_cluster(kube: Kube, folder: Path, *, secrets: Path) -> AsyncIt
         service_account=f"{GATEWAY}-istio",
         labels=gateway_labels(GATEWAY),
         is_gateway=True,
-        ip=GATEWAY_IP,
+        ip=address,
     )
     async with AsyncExitStack() as stack:
         redis = RedisServer(folder)
@@ -188,7 +187,7 @@ async def running_cluster(kube: Kube, folder: Path, *, secrets: Path) -> AsyncIt
         await stack.enter_async_context(supervised([_istiod(kube, config)], folder))
         http = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)))
         proxy = await stack.enter_async_context(running_istio_proxy(workload, ISTIOD, folder, secrets=secrets))
-        yield Cluster(kube=kube, folder=folder, redis=redis, http=http), proxy
+        yield Cluster(kube=kube, folder=folder, redis=redis, http=http, gateway=f"http://{address}"), proxy
 
 
 def _istiod(kube: Kube, config: Path) -> ProcessSpec:

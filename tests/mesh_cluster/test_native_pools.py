@@ -19,6 +19,7 @@ from tests.mesh_cluster.cluster import (
     POOLS,
     Cluster,
     model_policy,
+    pods_eventually,
     simulated,
     vllm_pod,
 )
@@ -66,7 +67,7 @@ async def native(started: tuple[Cluster, IstioProxy]) -> AsyncIterator[NativeMes
     to_pool = {"backendRefs": [{"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": POOL}]}
     route = http_route(POOLS, POOL, gateway=(GATEWAYS, GATEWAY), hosts=[HOST], rules=[to_pool])
     kube.apply(pool, route, model_policy(), *(vllm_pod(name, app=POOL) for name in PODS))
-    pods = await cluster.pods_eventually(POOLS, f"app={POOL}", count=len(PODS))
+    pods = await pods_eventually(kube, POOLS, {"app": POOL}, count=len(PODS))
     everywhere = "127.0.0.1"
     processes = [
         *(simulated(name, address) for name, address in pods.items()),
