@@ -30,6 +30,7 @@ class Workload:
     is_gateway: bool = False
     ip: str = HOST
     istio_version: str = "1.31.0"
+    pod: str = ""  # its name where there is such an object
 
     @property
     def identity(self) -> str:
@@ -40,7 +41,7 @@ class Workload:
     def node(self) -> dict[str, Any]:
         kind = "router" if self.is_gateway else "sidecar"
         return {
-            "id": f"{kind}~{self.ip}~{self.name}-1.{self.namespace}~{self.namespace}.svc.cluster.local",
+            "id": f"{kind}~{self.ip}~{self.pod or self.name}.{self.namespace}~{self.namespace}.svc.cluster.local",
             "cluster": f"{self.name}.{self.namespace}",
             "metadata": {
                 "ISTIO_VERSION": self.istio_version,

@@ -169,7 +169,7 @@ async def running_cluster(kube: Kube, folder: Path, *, secrets: Path) -> AsyncIt
     kube.apply(*(namespace(name) for name in ("istio-system", GATEWAYS, POOLS)))
     kube.define("gateway", "inference")
     kube.apply(*gateway_by_hand(GATEWAYS, GATEWAY))
-    (address,) = (await pods_eventually(kube, GATEWAYS, gateway_labels(GATEWAY), count=1)).values()
+    [(pod, address)] = (await pods_eventually(kube, GATEWAYS, gateway_labels(GATEWAY), count=1)).items()
     config = folder / "mesh_config.yaml"
     config.write_text(yaml.safe_dump(dict(MESH_CONFIG)), encoding="utf-8")
     workload = Workload(
@@ -179,6 +179,7 @@ async def running_cluster(kube: Kube, folder: Path, *, secrets: Path) -> AsyncIt
         labels=gateway_labels(GATEWAY),
         is_gateway=True,
         ip=address,
+        pod=pod,
     )
     async with AsyncExitStack() as stack:
         redis = RedisServer(folder)

@@ -26,17 +26,17 @@ def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def started(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Cluster, IstioProxy]]:
+async def secrets(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
+    """The socket from which proxies get their certificates."""
+    folder = tmp_path_factory.mktemp("secrets")
+    async with secrets_server(make_authority(folder), folder / "sds.sock"):
+        yield folder / "sds.sock"
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def started(
+    kube: Kube, secrets: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[Cluster, IstioProxy]]:
     """The cluster with a gateway that knows no pool yet."""
-    folder = tmp_path_factory.mktemp("cluster")
-    socket = folder / "sds.sock"
-    async with (
-        secrets_server(make_authority(_made(folder / "authority")), socket),
-        running_cluster(kube, folder, secrets=socket) as cluster,
-    ):
+    async with running_cluster(kube, tmp_path_factory.mktemp("cluster"), secrets=secrets) as cluster:
         yield cluster
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder

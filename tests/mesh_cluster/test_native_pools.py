@@ -1,21 +1,27 @@
 """An InferencePool that Istio itself serves: `kvmesh install --mode inferencepool`, and no filter of ours."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
+import grpc
 import pytest
 import pytest_asyncio
 
 from tests.e2e.install_checks import story
 from tests.e2e.stack import eventually
 from tests.istiod.bootstrap import supervised
-from tests.mesh.istio_proxy import IstioProxy
+from tests.mesh.istio_proxy import IstioProxy, Workload, running_istio_proxy
 from tests.mesh.mesh_objects import http_route, kubernetes_object
 from tests.mesh_cluster.cluster import (
     API_PORT,
     GATEWAY,
     GATEWAYS,
+    ISTIOD,
     POOLS,
     Cluster,
     model_policy,
@@ -26,6 +32,7 @@ from tests.mesh_cluster.cluster import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 HOST, POOL = "chat.example.com", "chat"
+PICKER = {"app.kubernetes.io/name": "kvmesh-picker"}
 PODS = ("chat-0", "chat-1", "chat-2")
 
 
@@ -37,18 +44,23 @@ class NativeMesh:
     proxy: IstioProxy
     pods: dict[str, str]  # name: address
     said: str  # by kvmesh install
+    has_sidecar: bool  # of the picker
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def native(started: tuple[Cluster, IstioProxy]) -> AsyncIterator[NativeMesh]:
-    """A pool of three pods whose picker runs outside of the mesh's mTLS."""
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["none", "sidecar"])
+async def native(
+    request: pytest.FixtureRequest, started: tuple[Cluster, IstioProxy], secrets: Path
+) -> AsyncIterator[NativeMesh]:
+    """A pool of three pods; its picker is asked in clear text, or by mTLS alone."""
     cluster, proxy = started
+    has_sidecar = request.param == "sidecar"
     kube = cluster.kube
     said = cluster.install(
         "--mode=inferencepool",
         f"--namespace={POOLS}",
         f"--pool={POOLS}/{POOL}",
-        "--membership=none",
+        f"--membership={request.param}",
+        "--replicas=1",
         "--istio-version=1.31",
         "--image=kvmesh.example/kvmesh:test",
     )
@@ -68,15 +80,40 @@ async def native(started: tuple[Cluster, IstioProxy]) -> AsyncIterator[NativeMes
     route = http_route(POOLS, POOL, gateway=(GATEWAYS, GATEWAY), hosts=[HOST], rules=[to_pool])
     kube.apply(pool, route, model_policy(), *(vllm_pod(name, app=POOL) for name in PODS))
     pods = await pods_eventually(kube, POOLS, {"app": POOL}, count=len(PODS))
-    everywhere = "127.0.0.1"
+    own = "127.0.0.1"  # where a sidecar reaches what it stands before; without one it is reached at all addresses
+    hosts = {"KVMESH_HOST": own} if has_sidecar else {}
     processes = [
         *(simulated(name, address) for name, address in pods.items()),
-        cluster.program("kvmesh-indexer", namespace=POOLS, address=everywhere, admin_port=9091),
-        cluster.program("kvmesh-picker", namespace=POOLS, address=everywhere, admin_port=9090),
+        cluster.program("kvmesh-indexer", namespace=POOLS, address=own, admin_port=9091, **hosts),
+        cluster.program("kvmesh-picker", namespace=POOLS, address=own, admin_port=9090, **hosts),
     ]
-    async with supervised(processes, cluster.folder):
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(supervised(processes, cluster.folder))
+        if has_sidecar:
+            await stack.enter_async_context(picker_sidecar(cluster, secrets))
         await eventually(partial(cluster.complete, HOST, "hello"), lambda answer: answer.status == 200)
-        yield NativeMesh(cluster=cluster, proxy=proxy, pods=pods, said=said)
+        yield NativeMesh(cluster=cluster, proxy=proxy, pods=pods, said=said, has_sidecar=has_sidecar)
+
+
+@asynccontextmanager
+async def picker_sidecar(cluster: Cluster, secrets: Path) -> AsyncIterator[IstioProxy]:
+    """Start the proxy that istiod would have injected into the picker's pod, and say that it is there."""
+    await asyncio.to_thread(cluster.kube.kubectl, "rollout", "status", "-n", POOLS, "deployment/kvmesh-picker")
+    found = await pods_eventually(cluster.kube, POOLS, PICKER | {"sidecar.istio.io/inject": "true"}, count=1)
+    [(pod, address)] = found.items()
+    in_mesh = "security.istio.io/tlsMode=istio"
+    await asyncio.to_thread(cluster.kube.kubectl, "label", "pod", "-n", POOLS, pod, in_mesh)
+    words = await asyncio.to_thread(cluster.kube.kubectl, "get", "pod", "-n", POOLS, pod, "-o", "json")
+    workload = Workload(
+        namespace=POOLS,
+        name="kvmesh-picker",
+        service_account="kvmesh-picker",
+        labels=json.loads(words)["metadata"]["labels"],
+        ip=address,
+        pod=pod,
+    )
+    async with running_istio_proxy(workload, ISTIOD, cluster.folder, secrets=secrets, name="sidecar") as proxy:
+        yield proxy
 
 
 async def test_a_repeated_prompt_lands_on_the_pod_that_holds_it(native: NativeMesh) -> None:
@@ -99,3 +136,18 @@ async def test_the_gateway_takes_all_that_istiod_makes_of_a_pool(native: NativeM
 
 async def test_the_installation_says_what_the_pool_is_to_name(native: NativeMesh) -> None:
     assert f'"endpointPickerRef": {{"name": "kvmesh-picker-{POOL}", "port": {{"number": 9002}}}}' in native.said
+
+
+async def test_the_picker_is_asked_by_mtls_where_it_has_a_sidecar_and_else_in_clear_text(native: NativeMesh) -> None:
+    handshakes = await native.proxy.stats(f"cluster.outbound.9002..kvmesh-picker-{POOL}.*ssl.handshake")
+    assert (sum(handshakes.values()) > 0) is native.has_sidecar
+
+
+async def test_nobody_but_the_gateway_reaches_a_picker_that_has_a_sidecar(native: NativeMesh) -> None:
+    if not native.has_sidecar:
+        pytest.skip("without mTLS it is NetworkPolicies that keep others out, and nothing enforces these here")
+    [address] = (await pods_eventually(native.cluster.kube, POOLS, PICKER, count=1)).values()
+    async with grpc.aio.insecure_channel(f"{address}:9002") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
