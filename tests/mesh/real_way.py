@@ -49,6 +49,7 @@ class MeshCase:
     installation: Installation
     envoy: str = NEWEST
     beside: Sequence[Object] = ()
+    has_picker: bool = True  # one answers
     has_rule: bool = False  # people have a DestinationRule for the pool
     route_settings: RouteSettings = RouteSettings.KEEP
     mesh_config: Mapping[str, Any] = field(default_factory=dict)
@@ -79,13 +80,14 @@ class MeshCase:
         for number, each in enumerate(each for each in rendered if each["kind"] == "Service"):
             each["spec"] = each["spec"] | {"clusterIP": f"10.96.1.{number + 1}"}
         (nobody,) = free_ports(1)
+        picker = stack.ready["extproc"] if self.has_picker else f"{HOST}:{nobody}"
         return [
             *rendered,
             service(POOL.namespace, POOL.name, port=pool_port, number=1),
             *slices(POOL.namespace, POOL.name, stack.ready["endpoints"]),
             service(SHOP.namespace, SHOP.name, port=pool_port, number=2),
             *slices(SHOP.namespace, SHOP.name, [f"{HOST}:{nobody}"]),
-            *slices(PICKER.namespace, PICKER.name, [stack.ready["extproc"]], port_name="grpc-ext-proc"),
+            *slices(PICKER.namespace, PICKER.name, [picker], port_name="grpc-ext-proc"),
             _shown_upstream(),
             *([] if self.is_sidecar else self._gateway(port, authority)),
             *self.beside,
