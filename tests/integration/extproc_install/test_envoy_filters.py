@@ -69,7 +69,7 @@ def test_istiod_takes_every_patch_and_each_finds_its_place(name: str) -> None:
     assert applied(name).unmatched() == []
 
 
-@pytest.mark.parametrize("name", [name for name, each in BY_NAME.items() if each.runs_on is None])
+@pytest.mark.parametrize("name", list(BY_NAME))
 def test_nothing_is_rendered_that_the_release_would_drop_in_silence(name: str) -> None:
     assert applied(name).dropped() == {}
 
@@ -124,7 +124,7 @@ def test_filters_of_others_that_go_before_the_router_go_before_the_pick_as_well(
     }
     documents = [foreign, *documents_of(shape.documents(), "EnvoyFilter")]
 
-    both = apply_envoy_filters(base, documents, release=RELEASES[f"1.{shape.runs_on or shape.minor}"])
+    both = apply_envoy_filters(base, documents, release=RELEASES[f"1.{shape.minor}"])
 
     [entry] = [to_json(each) for each in both.proxy.listeners if each.name == shape.entry]
     assert filters_of(entry["filter_chains"][0])[-3:] == ["foreign", PICK_FILTER, "envoy.filters.http.router"]
@@ -149,7 +149,7 @@ def test_clusters_of_other_services_are_left_alone_and_mutual_tls_stays_as_it_wa
     assert any(key in after[PODS.cluster] for key in tls)
 
 
-@pytest.mark.parametrize("name", [name for name, each in BY_NAME.items() if each.runs_on is None])
+@pytest.mark.parametrize("name", list(BY_NAME))
 @pytest.mark.parametrize("proxies", [24, 25, 26, 27, 28])
 def test_proxies_that_were_not_upgraded_yet_get_the_whole_installation_or_nothing_of_it(
     name: str, proxies: int

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from extproc.install.plan import Mode
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.processes import HttpReady, ProcessSpec, find_envoy
 from tests.e2e.stack import free_ports
@@ -58,7 +59,7 @@ async def _known(folder: Path) -> frozenset[str]:
     return frozenset(name for each in extensions if not each.get("disabled") for name in each.get("type_urls", ()))
 
 
-@pytest.mark.parametrize("installation", INSTALLATIONS, ids=str)
+@pytest.mark.parametrize("installation", [*INSTALLATIONS, Installation(minor=31, mode=Mode.GATEWAY)], ids=str)
 def test_istio_proxy_has_every_extension_that_an_installation_needs(
     installation: Installation, known: frozenset[str]
 ) -> None:
