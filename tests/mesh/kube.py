@@ -78,7 +78,7 @@ class Kube:
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """Call kubectl as the administrator and return what it printed."""
-        command = ["kubectl", f"--kubeconfig={self.kubeconfig}", *arguments]
+        command = [str(go_program("kube")), "kubectl", f"--kubeconfig={self.kubeconfig}", *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
         assert done.returncode == 0 or not check, f"kubectl {' '.join(arguments)}: {done.stderr}"
         return done.stdout + done.stderr
