@@ -82,7 +82,7 @@ def assert_as_printed(kube: Kube, values: dict[str, Any], folder: Path) -> None:
 
 
 def _holds(there: Any, said: Any) -> bool:
-    """Whether the server's value has what was said; it adds defaults, drops what is empty and writes quantities anew."""
+    """Whether the server has what was said; it adds defaults, drops what is empty and writes quantities anew."""
     if isinstance(said, dict):
         return all(_holds((there or {}).get(name), value) for name, value in said.items())
     if isinstance(said, list):
