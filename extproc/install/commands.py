@@ -134,6 +134,17 @@ def install(
     ] = 2048,
     redis_storage_gib: Annotated[int, typer.Option(min=1, help="GiB of its disk.")] = 8,
     image: Annotated[str | None, typer.Option(help="Image of kvmesh. Default: kvmesh:VERSION.")] = None,
+    image_pull_secret: Annotated[
+        list[str] | None,
+        typer.Option(help="Secret in kvmesh's namespace with which its images are pulled. Repeat for more."),
+    ] = None,
+    run_as_user: Annotated[
+        bool, typer.Option(help="Run as user 65532. Without: as the user that the platform picks (OpenShift).")
+    ] = True,
+    istio_revision: Annotated[
+        str | None,
+        typer.Option(help="Revision of Istio that injects kvmesh's sidecars, where the mesh has no default one."),
+    ] = None,
     admin_token_secret: Annotated[
         str | None,
         typer.Option(
@@ -192,6 +203,9 @@ def install(
         scope=scope,
         root_namespace=root_namespace or (namespace if scope is Scope.NAMESPACED else "istio-system"),
         image=image or _own_image(),
+        image_pull_secrets=tuple(image_pull_secret or ()),
+        run_as_user=run_as_user,
+        istio_revision=istio_revision,
         pools=pools,
         gateways=tuple(parse_gateway(text) for text in gateway or ()),
         routes=parse_hosts(hostname or (), pools),

@@ -32,6 +32,10 @@ NAMESPACE_NAME = "kubernetes.io/metadata.name"
 HBONE = 15008  # what ambient's tunnels arrive at, whatever port is meant
 MERGED_METRICS = 15020
 ISTIOD = 15012  # configuration and certificates
+AUTHORITY_PORTS = (443, 6443)  # certificates of a managed control plane, and of istio-csr's pods
+DNS_PORTS = (53, 5353)  # 5353: OpenShift's DNS pods; a policy sees the port that a Service leads to
+# Whatever the mesh's trust domain is: a sidecar would take cluster.local for it, ztunnel compares the text.
+ANY_TRUST_DOMAIN = "*"
 # where ambient has the kubelet's probes come from, so that they pass its proxy: to the network they are not the node's
 AMBIENT_PROBES = ("169.254.7.127/32", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128")
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -53,9 +57,9 @@ def network_objects(plan: InstallPlan) -> list[Document]:
         policy = _network_policy(plan, REDIS, [_from(plan, users, REDIS_PORT)])
         # Closed both ways, but for names and for the control plane, which the sidecar needs. By port alone: a node's
         # DNS cache is no pod, and istiod may be in any namespace or outside of the cluster.
-        egress = [{"ports": [{"protocol": each, "port": 53} for each in ("UDP", "TCP")]}]
+        egress = [{"ports": [{"protocol": each, "port": port} for port in DNS_PORTS for each in ("UDP", "TCP")]}]
         if plan.membership is MeshMembership.SIDECAR:
-            egress.append({"ports": [{"protocol": "TCP", "port": ISTIOD}]})
+            egress.append({"ports": [{"protocol": "TCP", "port": port} for port in (ISTIOD, *AUTHORITY_PORTS)]})
         policy["spec"] |= {"policyTypes": ["Ingress", "Egress"], "egress": egress}
         policies.append(policy)
     return policies
@@ -224,7 +228,7 @@ def _authorization_policies(plan: InstallPlan) -> list[Document]:
         _allow(plan, INDEXER, _admin(plan, INDEXER_ADMIN_PORT)),
     ]
     if plan.redis is RedisKind.BUNDLED:
-        users = [f"{CLUSTER_DOMAIN}/ns/{plan.namespace}/sa/{name}" for name in (PICKER, INDEXER)]
+        users = [f"{ANY_TRUST_DOMAIN}/ns/{plan.namespace}/sa/{name}" for name in (PICKER, INDEXER)]
         to = [{"operation": {"ports": [str(REDIS_PORT)]}}]
         policies.append(_allow(plan, REDIS, [{"from": [{"source": {"principals": users}}], "to": to}]))
     return policies
@@ -252,9 +256,9 @@ def _to_port(plan: InstallPlan, port: int, *, paths: list[str]) -> dict[str, Any
 def _callers(plan: InstallPlan) -> dict[str, Any]:
     if plan.mode is Mode.SIDECAR:
         return {"namespaces": sorted({clients.namespace for clients in plan.clients}) or [plan.namespace]}
-    names = [f"{CLUSTER_DOMAIN}/ns/{each.namespace}/sa/{each.service_account}" for each in plan.gateways]
+    names = [f"{ANY_TRUST_DOMAIN}/ns/{each.namespace}/sa/{each.service_account}" for each in plan.gateways]
     # an empty list would let in all
-    return {"principals": names or [f"{CLUSTER_DOMAIN}/ns/{plan.namespace}/sa/{PICKER}"]}
+    return {"principals": names or [f"{ANY_TRUST_DOMAIN}/ns/{plan.namespace}/sa/{PICKER}"]}
 
 
 def _allow(plan: InstallPlan, component: str, rules: list[dict[str, Any]]) -> Document:

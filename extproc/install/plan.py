@@ -155,6 +155,9 @@ class InstallPlan:
     scope: Scope = Scope.MESH
     root_namespace: str = "istio-system"
     image: str = "kvmesh:0.1.0"
+    image_pull_secrets: tuple[str, ...] = ()  # of kvmesh's namespace
+    run_as_user: bool = True  # False: the platform picks the user, as OpenShift does
+    istio_revision: str | None = None  # of the control plane that injects the sidecars; None: the default one
     pools: tuple[PoolTarget, ...] = ()
     routes: tuple[RouteTarget, ...] = ()
     gateways: tuple[GatewayTarget, ...] = ()

@@ -8,6 +8,7 @@ from extproc.install.objects import INSTALLATION, OWNED, Document, component_lab
 from extproc.install.plan import REDIS, REDIS_PORT, InstallPlan, MeshMembership, RedisKind
 
 USER_ID = 65532  # of the image; not in the host's range
+FIXED_USER = {"runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID}
 REDIS_SECRETS = "/etc/kvmesh/redis"
 ADMIN_SECRET = "kvmesh-admin-token"  # noqa: S105 - its name
 ADMIN_KEY = "token"
@@ -60,7 +61,8 @@ def pod_template(
 
     `token` says whether the pod gets one for the Kubernetes API.
     """
-    meta: dict[str, Any] = {"labels": component_labels(component) | OWNED | MEMBERSHIP_LABELS[plan.membership]}
+    labels = component_labels(component) | OWNED | MEMBERSHIP_LABELS[plan.membership] | revision_label(plan)
+    meta: dict[str, Any] = {"labels": labels}
     if plan.membership is MeshMembership.SIDECAR:
         # the proxy is there before the first connection and stays until the last one has ended
         proxy = f"{{holdApplicationUntilProxyStarts: true, terminationDrainDuration: {grace_seconds}s}}"
@@ -70,13 +72,12 @@ def pod_template(
         "spec": {
             "serviceAccountName": component,
             "automountServiceAccountToken": token,
+            **_pull_secrets(plan),
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": grace_seconds,
             "securityContext": {
                 "runAsNonRoot": True,
-                "runAsUser": USER_ID,
-                "runAsGroup": USER_ID,
-                "fsGroup": USER_ID,
+                **(FIXED_USER if plan.run_as_user else {}),
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "topologySpreadConstraints": [
@@ -87,6 +88,16 @@ def pod_template(
             "volumes": list(volumes),
         },
     }
+
+
+def _pull_secrets(plan: InstallPlan) -> dict[str, Any]:
+    names = plan.image_pull_secrets
+    return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}
+
+
+def revision_label(plan: InstallPlan) -> dict[str, str]:
+    """Return the label that has a control plane of a revision inject the sidecar."""
+    return {"istio.io/rev": plan.istio_revision} if plan.istio_revision else {}
 
 
 def _spread(component: str, key: str) -> dict[str, Any]:

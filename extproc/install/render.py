@@ -27,6 +27,7 @@ from extproc.install.plan import (
     RedisKind,
     Scope,
 )
+from extproc.install.pod_parts import revision_label
 from extproc.install.shipped_files import read_dashboards, read_rules
 from extproc.install.workloads import indexer_objects, picker_objects, rbac_objects, redis_objects
 from extproc.policy.values import Steering
@@ -89,7 +90,7 @@ class _Plain(yaml.SafeDumper):
 def _namespace(plan: InstallPlan) -> Document:
     # without the CNI plugin, sidecars bring an init container that may set routes
     standard = "privileged" if plan.membership is MeshMembership.SIDECAR else "restricted"
-    labels = {NAME: plan.namespace, **OWNED, "pod-security.kubernetes.io/enforce": standard}
+    labels = {NAME: plan.namespace, **OWNED, "pod-security.kubernetes.io/enforce": standard, **revision_label(plan)}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": plan.namespace, "labels": labels}}
 
 
@@ -141,6 +142,7 @@ def _check_names(plan: InstallPlan) -> None:
         "--pool": [part for pool in plan.pools for part in (pool.namespace, pool.name)],
         "--gateway": [part for gateway in plan.gateways for part in (gateway.namespace, *gateway.name.split("."))],
         "--clients": [clients.namespace for clients in plan.clients],
+        "--istio-revision": [plan.istio_revision] if plan.istio_revision else [],
     }
     for flag, values in names.items():
         for value in values:
@@ -162,6 +164,7 @@ def _long_names(plan: InstallPlan) -> Iterator[tuple[str, str]]:
         "--tokenizers-claim": plan.tokenizers_claim,
     }
     yield from ((flag, name) for flag, name in given.items() if name is not None)
+    yield from (("--image-pull-secret", name) for name in plan.image_pull_secrets)
     yield from (("--gateway", gateway.service_account) for gateway in plan.gateways)
 
 
@@ -264,5 +267,7 @@ def _check_numbers(plan: InstallPlan) -> None:
         raise ConfigError(f"--max-replicas {plan.picker_replicas_max}: is below --replicas {plan.picker_replicas}")
     if plan.scope is Scope.NAMESPACED and plan.root_namespace != plan.namespace:
         raise ConfigError("--root-namespace: a namespaced installation reads mesh-wide policies from its own namespace")
+    if plan.istio_revision and plan.membership is not MeshMembership.SIDECAR:
+        raise ConfigError("--istio-revision: names who injects sidecars, so it needs --membership sidecar")
     if plan.mode is Mode.AMBIENT_GATEWAY and plan.membership is MeshMembership.SIDECAR:
         raise ConfigError("--mode ambient-gateway: kvmesh's own pods are in ambient, too: --membership ambient")

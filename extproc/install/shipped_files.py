@@ -4,6 +4,7 @@ They are the folders `crds` and `monitoring` of `manifests/`; an installed packa
 """
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ def read_crds() -> list[dict[str, Any]]:
     return [yaml.safe_load(_text(f"crds/{name}")) for name in CRDS]
 
 
+@cache
 def read_dashboards() -> dict[str, dict[str, Any]]:
     """Return Grafana's dashboards by uid. Raise ConfigError where the installation lacks one."""
     return {uid: json.loads(_text(f"monitoring/grafana/dashboards/{uid}.json")) for uid in DASHBOARDS}
 
 
+@cache
 def read_rules() -> dict[str, Any]:
     """Return recording rules and alerts: a rules file, which is also the spec of a PrometheusRule.
 

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from tests.kube_api.certificates import Authority, make_authority
-from tests.mesh.go_programs import GoBuildError, go_program
+from tests.mesh.go_programs import STAMPS, GoBuildError, go_program
 from tests.mesh.kube import Kube, kube_in_background
 from tests.mesh.secrets_server import secrets_server
 
@@ -16,7 +16,7 @@ from tests.mesh.secrets_server import secrets_server
 def _programs() -> None:
     """End with a clear line where a program cannot be built; `make test-mesh` has built them before."""
     try:
-        for name in ("kube", "istiod"):
+        for name in STAMPS:
             go_program(name)
     except GoBuildError as error:
         pytest.exit(str(error), returncode=1)

@@ -26,7 +26,16 @@ STAMPS: Mapping[str, Mapping[str, str]] = {
         f"{_VERSION}.gitTreeState": "clean",
     },
     "istiod": {},
+    "helm": {
+        "helm.sh/helm/v3/internal/version.version": "v3.22.0",
+        # what `helm template` takes a cluster for
+        "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor": KUBERNETES.removeprefix("v").split(".")[0],
+        "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor": KUBERNETES.split(".")[1],
+        "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor": KUBERNETES.removeprefix("v").split(".")[0],
+        "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor": KUBERNETES.split(".")[1],
+    },
 }
+PACKAGES = {"helm": "helm.sh/helm/v3/cmd/helm"}  # of programs that are a module's own; of others it is the folder's
 
 
 class GoBuildError(Exception):
@@ -55,8 +64,9 @@ def _build(name: str, program: Path) -> None:
     _check_go()
     stamps = " ".join(f"-X {key}={value}" for key, value in STAMPS[name].items())
     program.parent.mkdir(parents=True, exist_ok=True)
+    package = PACKAGES.get(name, ".")
     unfinished = program.with_suffix(".unfinished")
-    _run(["go", "build", "-trimpath", f"-ldflags=-s -w {stamps}", "-o", str(unfinished), "."], folder=HERE / name)
+    _run(["go", "build", "-trimpath", f"-ldflags=-s -w {stamps}", "-o", str(unfinished), package], folder=HERE / name)
     unfinished.rename(program)
 
 

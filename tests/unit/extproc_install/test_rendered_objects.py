@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from extproc.errors import ConfigError
 from extproc.install.envoy_filters import envoy_filters
 from extproc.install.objects import INSTALLATION, KINDS, OWNED
 from extproc.install.plan import InstallPlan, MeshMembership, Mode, PoolTarget, RouteTarget
@@ -137,7 +138,7 @@ def test_no_rule_names_a_wildcard() -> None:
 def test_only_the_gateway_may_ask_for_picks() -> None:
     documents = render(plan())
     assert one(documents, "AuthorizationPolicy", "kvmesh-picker")["spec"]["rules"][0] == {
-        "from": [{"source": {"principals": ["cluster.local/ns/istio-ingress/sa/inference-gateway-istio"]}}],
+        "from": [{"source": {"principals": ["*/ns/istio-ingress/sa/inference-gateway-istio"]}}],
         "to": [{"operation": {"ports": ["9002"], "paths": ["/envoy.service.ext_proc.v3.ExternalProcessor/Process"]}}],
     }
     assert one(documents, "NetworkPolicy", "kvmesh-picker")["spec"]["ingress"][0] == {
@@ -188,9 +189,29 @@ def test_the_kubelet_s_probes_get_through_where_ambient_changes_their_address() 
 def test_the_bundled_redis_opens_connections_for_names_and_its_proxy_alone_wherever_these_are() -> None:
     policy = one(render(plan()), "NetworkPolicy", "kvmesh-redis")
     assert policy["spec"]["egress"] == [
-        {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]},
-        {"ports": [{"protocol": "TCP", "port": 15012}]},
+        {"ports": [{"protocol": each, "port": port} for port in (53, 5353) for each in ("UDP", "TCP")]},
+        {"ports": [{"protocol": "TCP", "port": port} for port in (15012, 443, 6443)]},
     ]
+
+
+def test_the_platform_may_pick_the_user() -> None:
+    for workload in workloads(render(plan(run_as_user=False))):
+        context = workload["spec"]["template"]["spec"]["securityContext"]
+        assert context == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def test_sidecars_come_from_the_revision_that_is_named() -> None:
+    documents = render(plan(istio_revision="canary"))
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in workloads(documents)]
+    labels.append(one(documents, "Namespace", "kvmesh-system")["metadata"]["labels"])
+    assert [each["istio.io/rev"] for each in labels] == ["canary"] * 4
+    with pytest.raises(ConfigError, match="--istio-revision"):
+        render(plan(istio_revision="canary", membership=MeshMembership.NONE))
+
+
+def test_images_are_pulled_with_the_secrets_that_are_named() -> None:
+    pods = [each["spec"]["template"]["spec"] for each in workloads(render(plan(image_pull_secrets=("a", "b"))))]
+    assert [each["imagePullSecrets"] for each in pods] == [[{"name": "a"}, {"name": "b"}]] * 3
 
 
 def test_what_the_disk_claims_make_can_be_found_again() -> None:
