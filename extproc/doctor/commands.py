@@ -224,7 +224,7 @@ def _snapshot(settings: "PickerSettings", *, timeout_seconds: float) -> "Snapsho
         source = (
             FolderSource(folder)
             if folder is not None
-            else kubernetes_source(ClusterAccess(), namespaces=namespaces_read(settings))
+            else kubernetes_source(ClusterAccess(program="kvmesh-doctor"), namespaces=namespaces_read(settings))
         )
         return asyncio.run(first_snapshot(source, timeout_seconds=timeout_seconds))
     except KubernetesConfigError as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from extproc.doctor.facts import SERVING, Facts, PodFacts, PoolFacts, TokenComparison
 from extproc.doctor.findings import Finding, Severity, error, unchecked, warning
 from extproc.models.models import TokensFrom
-from extproc.policy.status import ACCEPTED, CONFLICTED, FALSE, TRUE, WARNING
+from extproc.policy.status import ACCEPTED, FALSE, PENDING, PROGRAMMED, TRUE, WARNING
 
 OLDEST = (0, 8)  # vLLM; docs/limits.md
 WITHOUT_GROUP_KINDS = frozenset({(0, 20), (0, 21)})
@@ -327,13 +327,17 @@ def pool_documents(facts: Facts) -> Iterator[Finding]:
 def pool_policies(facts: Facts) -> Iterator[Finding]:
     """Every policy is in force as it is written."""
     for status in facts.mesh.policies if facts.mesh else ():
+        where = f"InferencePolicy {status.source}"
+        fix = f"see what is in force: `kvmesh policy explain InferencePolicy/{status.source}`"
+        refused = any(each.type == ACCEPTED and each.status == FALSE for each in status.conditions)
         for condition in status.conditions:
             words = f"{condition.message} ({condition.reason})"
-            if condition.type == ACCEPTED and condition.status == FALSE:
-                yield error(f"InferencePolicy {status.source}", words, fix="correct the field that is named")
-            elif condition.type in (CONFLICTED, WARNING) and condition.status == TRUE:
-                fix = f"see what is in force: `kvmesh policy explain InferencePolicy/{status.source}`"
-                yield warning(f"InferencePolicy {status.source}", words, fix=fix)
+            if condition.type == ACCEPTED and refused:
+                yield error(where, words, fix="correct the field that is named")
+            elif condition.type == PROGRAMMED and not refused and condition.reason not in (PROGRAMMED, PENDING):
+                yield warning(where, words, fix=fix)
+            elif condition.type == WARNING and condition.status == TRUE:
+                yield warning(where, words, fix=fix)
 
 
 def pool_endpoints(facts: Facts) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from lightkube.generic_resource import GenericNamespacedResource, GenericNamespa
 
 from kvmesh.documents.document_kinds import DocumentKind
 from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
+from kvmesh.documents.kubernetes_headers import SenderHeaders, TokenFile
 
 REQUEST_SECONDS = 15.0  # for anything that is no watch
 _RENEW_SECONDS = 10.0  # a connection pool lives at least that long
@@ -82,6 +83,11 @@ class Failure:
     message: str
     retry_after_seconds: float | None = None
 
+    @property
+    def is_of_all(self) -> bool:
+        """Tell whether every request fails so: what follows the documents says it, once for all."""
+        return self.code is None or self.code in (401, 429) or self.code >= 500
+
 
 def failure_of(error: BaseException) -> Failure:
     """Translate whatever lightkube and its HTTP client raise."""
@@ -107,7 +113,8 @@ def _retry_after(error: httpx2.HTTPStatusError) -> float | None:
 def _open(access: ClusterAccess) -> AsyncClient:
     try:
         config = _configuration(access)
-        return AsyncClient(config=config, timeout=httpx2.Timeout(REQUEST_SECONDS), transport=_transport(config))
+        transport = SenderHeaders(_transport(config), program=access.program, tokens=_token_file(config))
+        return AsyncClient(config=config, timeout=httpx2.Timeout(REQUEST_SECONDS), transport=transport)
     except Exception as error:  # a file of other people: lightkube raises what comes, from AttributeError to YAMLError
         raise KubernetesConfigError(f"cannot reach a Kubernetes API: {type(error).__name__}: {error}") from error
 
@@ -132,6 +139,11 @@ def _kubeconfig_of_environment() -> Path | None:
     """Return the first file of $KUBECONFIG that exists (kubectl would merge them); before a pod's own account."""
     paths = [Path(each) for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each]
     return next((path for path in paths if path.is_file()), paths[0] if paths else None)
+
+
+def _token_file(config: SingleConfig) -> TokenFile | None:
+    path = config.user.token_file if config.user is not None else None
+    return TokenFile(Path(config.abs_file(path))) if path else None
 
 
 def _transport(config: SingleConfig) -> httpx2.AsyncBaseTransport:
