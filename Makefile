@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-vllm test-cluster check unit fuzz attack bench bench-routing bench-routing-peers bench-overload docs reference lock clean
+.PHONY: help install demo test test-mesh test-vllm test-cluster check unit fuzz attack bench bench-routing bench-routing-peers bench-overload docs reference lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -52,6 +52,10 @@ test: check ## everything that needs no vLLM: unit, integration, end to end, bro
 
 attack: install ## what one client or one pod can do to the others: attacks on a whole mesh, innocents beside them
 	@$(BIN)/python -m pytest tests/attack --durations=5
+
+test-mesh: install ## what is installed, on a real istiod and API server (builds them with Go, once, into the cache)
+	@$(BIN)/python -m tests.mesh.prepare  # outside of any test's time
+	@$(BIN)/python -m pytest tests/mesh --durations=15
 
 test-vllm: install ## two real vLLM servers on the CPU behind the real stack (builds a cached environment)
 	@$(BIN)/python -m tests.vllm.environment  # outside of any test's time

@@ -48,7 +48,7 @@ def three_route_config(
     cluster["name"] = cluster["load_assignment"]["cluster_name"] = BARE_CLUSTER
     direct, manager = _renamed(config["static_resources"]["listeners"], DIRECT_LISTENER)
     direct["address"] = {"socket_address": {"address": addresses.direct.host, "port_value": addresses.direct.port}}
-    manager["http_filters"] = [part for part in manager["http_filters"] if "ext_proc" not in part["name"]]
+    manager["http_filters"] = [part for part in manager["http_filters"] if "kvmesh" not in part["name"]]
     config["static_resources"]["listeners"] += [bare, direct]
     config["static_resources"]["clusters"].append(cluster)
     return config

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from extproc.errors import ConfigError
-from extproc.install.plan import BodyMode, FailureMode, MeshMembership, Mode, Scope
+from extproc.install.plan import BodyMode, FailureMode, MeshMembership, Mode, RouteSettings, Scope
 
 if TYPE_CHECKING:
     from extproc.install.plan import InstallPlan
 
+DRY_RELEASE = "1.27"  # where none is named and no cluster is looked at
 TOKEN_BYTES = 32  # of randomness
 LEFT_OUT = (
     "Not among these: the Secret kvmesh-admin-token, key token, without which nobody sees the admin pages "
@@ -37,8 +38,12 @@ def install(
         ),
     ],
     istio_version: Annotated[
-        str, typer.Option(help="Release of Istio, of the oldest proxies that are to ask the picker.")
-    ] = "1.27",
+        str | None,
+        typer.Option(
+            help="Release of Istio, of the oldest proxies that are to ask the picker. Default: found in the cluster; "
+            "with --dry-run 1.27."
+        ),
+    ] = None,
     mode: Annotated[Mode, typer.Option(help="Whose Envoy asks the picker.")] = Mode.GATEWAY,
     gateway: Annotated[
         list[str] | None,
@@ -51,7 +56,7 @@ def install(
         list[str] | None,
         typer.Option(
             metavar="HOST[:PORT][/ROUTE][=NAMESPACE/NAME]",
-            help="Host of the gateway's routes, the port of its listener (80), one route alone (as Istio names it: "
+            help="Host of the gateway's routes, the port of its listener (all), one route alone (as Istio names it: "
             "NAMESPACE.HTTPROUTE.RULEINDEX), and the pool where there are several. Repeat for more.",
         ),
     ] = None,
@@ -96,6 +101,13 @@ def install(
     body_mode: Annotated[
         BodyMode | None, typer.Option(help="How bodies come to the picker. Default: the best that the release can do.")
     ] = None,
+    route_settings: Annotated[
+        RouteSettings,
+        typer.Option(
+            help="Timeouts and retries of the routes: kept as they are, or replaced by a timeout of the longest wait "
+            "and answer and by retries of what no pod has begun."
+        ),
+    ] = RouteSettings.KEEP,
     redis: Annotated[
         str | None,
         typer.Option(
@@ -142,7 +154,9 @@ def install(
     longest_queue_seconds: Annotated[
         int, typer.Option(min=1, help="Seconds that a request may wait in the picker: the most patient class.")
     ] = 300,
-    longest_stream_seconds: Annotated[int, typer.Option(min=1, help="Seconds that one answer may take.")] = 900,
+    longest_stream_seconds: Annotated[
+        int, typer.Option(min=1, help="Seconds that one answer may take, with --route-settings replace.")
+    ] = 900,
     tokenizers_claim: Annotated[
         str | None, typer.Option(help="PersistentVolumeClaim with tokenizer folders; pickers see it as /models.")
     ] = None,
@@ -152,6 +166,9 @@ def install(
     ] = False,
     monitoring_namespace: Annotated[str, typer.Option(help="Namespace that Prometheus runs in.")] = "monitoring",
     skip_crds: Annotated[bool, typer.Option(help="Do not install the CRDs.")] = False,
+    preflight: Annotated[
+        bool, typer.Option(help="Look first at what the cluster has of Istio, gateways, routes and pools.")
+    ] = True,
     dry_run: Annotated[bool, typer.Option(help="Print the objects as YAML and change nothing.")] = False,
     force_conflicts: Annotated[bool, typer.Option(help="Take over fields that another manager owns.")] = False,
     wait_seconds: Annotated[
@@ -168,7 +185,7 @@ def install(
     in_mesh = not ambient if pools_in_mesh is None else pools_in_mesh
     pools = parse_pools(pool, selectors=pool_selector or (), in_mesh=in_mesh)
     plan = InstallPlan(
-        istio=parse_release(istio_version),
+        istio=parse_release(istio_version or DRY_RELEASE),
         mode=mode,
         namespace=namespace,
         create_namespace=create_namespace,
@@ -181,6 +198,7 @@ def install(
         clients=tuple(parse_clients(text) for text in clients or ()),
         failure_mode=failure_mode,
         body_mode=body_mode,
+        route_settings=route_settings,
         membership=membership or (MeshMembership.AMBIENT if ambient else MeshMembership.SIDECAR),
         redis=RedisKind.EXTERNAL if redis else RedisKind.BUNDLED,
         redis_url=redis,
@@ -203,6 +221,8 @@ def install(
         monitoring=monitoring,
         monitoring_namespace=monitoring_namespace,
     )
+    if preflight and not dry_run:
+        plan = _checked(plan, release_is_given=istio_version is not None)
     documents = render(plan, crds=[] if skip_crds else read_crds())
     if dry_run:
         typer.echo(to_yaml(documents), nl=False)
@@ -210,6 +230,25 @@ def install(
             typer.echo(LEFT_OUT, err=True)
         return
     _apply(plan, documents, force=force_conflicts, wait_seconds=wait_seconds)
+
+
+def _checked(plan: "InstallPlan", *, release_is_given: bool) -> "InstallPlan":
+    """Return the plan as it suits the cluster. Raise ConfigError, before anything is applied, where it cannot work."""
+    from extproc.install.lightkube_cluster import LightkubeCluster
+    from extproc.install.mesh_facts import read_mesh
+    from extproc.install.preflight import judge
+    from extproc.install.render import check_plan
+
+    check_plan(plan)
+    found = judge(plan, read_mesh(LightkubeCluster(), plan), release_is_given=release_is_given)
+    for line in found.notes:
+        typer.echo(f"found: {line}")
+    for line in found.warnings:
+        typer.echo(f"warning: {line}")
+    if found.refusals:
+        reasons = "\n".join(f"* {each}" for each in found.refusals)
+        raise ConfigError(f"nothing was applied:\n{reasons}\n(--no-preflight installs all the same)")
+    return found.plan
 
 
 def _apply(plan: "InstallPlan", documents: list[dict[str, object]], *, force: bool, wait_seconds: float) -> None:

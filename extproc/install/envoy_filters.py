@@ -20,12 +20,14 @@ from extproc.install.plan import (
     InstallPlan,
     Mode,
     PoolTarget,
+    RouteSettings,
     RouteTarget,
 )
 from extproc.policy.values import Steering
 
 PICK_FILTER = "envoy.filters.http.ext_proc.kvmesh"  # not Istio's own name: routes refer to filters by name
 RESPONSE_FILTER = "envoy.filters.http.ext_proc.kvmesh-response"
+NOTE_FILTER = "kvmesh.note"
 STRIP_FILTER = "kvmesh.strip-client-headers"
 # what only the picker and Envoy may say
 CLIENT_MAY_NOT_SEND = (
@@ -33,6 +35,9 @@ CLIENT_MAY_NOT_SEND = (
     "x-gateway-destination-endpoint-subset",
     "x-gateway-destination-endpoint-served",
 )
+# The pick's note as a header, between the filters of one proxy. istio-proxy cannot match metadata: it is built without
+# the inputs and matchers for it. Headers it can.
+NOTE_HEADER = "x-kvmesh-note"
 TYPES = "type.googleapis.com/envoy"
 EXT_PROC = f"{TYPES}.extensions.filters.http.ext_proc.v3"
 HEADER_MUTATION = f"{TYPES}.extensions.filters.http.header_mutation.v3.HeaderMutation"
@@ -41,6 +46,7 @@ HCM = "envoy.filters.network.http_connection_manager"
 ROUTER = "envoy.filters.http.router"
 BUFFER_BYTES = 32 << 20  # above the picker's own limit, which answers 413 with a JSON error
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+HTTP_PORT = 80
 PRIORITY = 100  # after whatever else is inserted before the router: the pick comes last, close to it
 ENDPOINT_KEY = {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint"}]}
 SERVED_KEY = {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint-served"}]}
@@ -91,12 +97,16 @@ def _envoy_filter(plan: InstallPlan, target: GatewayTarget | ClientsTarget, patc
 
 
 def _filters(plan: InstallPlan, wired: Wiring, context: str, *, listener: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the patches of the filter chain; what is inserted first later stands before what was inserted earlier."""
+    """Return the patches of the filter chain; what is inserted first later stands before what was inserted earlier.
+
+    A response passes the chain from its end: the pick, the note, who reads the note, and who takes it off.
+    """
     first = {**listener, "filterChain": {"filter": {"name": HCM}}}
     before_router = {**listener, "filterChain": {"filter": {"name": HCM, "subFilter": {"name": ROUTER}}}}
-    values = [("INSERT_FIRST", first, strip_filter()), ("INSERT_BEFORE", before_router, pick_filter(plan, wired))]
+    values = [("INSERT_BEFORE", before_router, pick_filter(plan, wired))]
     if wired.body_mode is BodyMode.DUPLEX:
-        values.append(("INSERT_FIRST", first, response_filter(plan)))
+        values += [("INSERT_FIRST", first, note_filter()), ("INSERT_FIRST", first, response_filter(plan))]
+    values.append(("INSERT_FIRST", first, strip_filter()))
     return [
         _patch("HTTP_FILTER", wired, context, {"listener": where}, operation, value)
         for operation, where, value in values
@@ -107,13 +117,17 @@ def _gateway_match(wired: Wiring, route: RouteTarget) -> dict[str, Any]:
     """Return where a gateway's route is found.
 
     By domain where istiod can: it puts hosts with the same routes into one virtual host, named after one of them.
+    Older ones find a route by its own name, in whatever virtual host, and a host by the name of the virtual host.
     """
     forwarding: dict[str, Any] = {"action": "ROUTE"}  # merged into a redirect, the patch would make it a bad route
     if route.route is not None:
         forwarding["name"] = route.route
     if wired.domain_name_match:
-        return {"portNumber": route.port, "vhost": {"domainName": route.host, "route": forwarding}}
-    return {"vhost": {"name": f"{route.host}:{route.port}", "route": forwarding}}
+        port = {} if route.port is None else {"portNumber": route.port}
+        return {**port, "vhost": {"domainName": route.host, "route": forwarding}}
+    if route.route is not None:
+        return {"vhost": {"route": forwarding}}
+    return {"vhost": {"name": f"{route.host}:{route.port or HTTP_PORT}", "route": forwarding}}
 
 
 def _sidecar_match(pool: PoolTarget) -> dict[str, Any]:
@@ -124,16 +138,18 @@ def _sidecar_match(pool: PoolTarget) -> dict[str, Any]:
 
 
 def _route(plan: InstallPlan, wired: Wiring, context: str, where: dict[str, Any], pool: PoolTarget) -> dict[str, Any]:
-    """Return the patch that switches the pick on for a route and gives it the time and the retries that it needs."""
+    """Return the patch that switches the pick on for a route and gives it the time that it needs."""
     overrides: dict[str, Any] = {"grpc_initial_metadata": [{"key": POOL_METADATA_KEY, "value": pool.identity}]}
     if wired.route_failure_mode:
         overrides["failure_mode_allow"] = plan.failure_mode is FailureMode.FAIL_OPEN
     longest = f"{plan.longest_queue_seconds + plan.longest_stream_seconds}s"
-    action: dict[str, Any] = {
-        "timeout": longest,
-        "idle_timeout": longest,  # nothing moves while a request waits in the picker's queue
-        "retry_policy": _retries(wired),
-    }
+    action: dict[str, Any] = {"idle_timeout": longest}  # nothing moves while a request waits in the picker's queue
+    # istiod replaces durations: whatever the route says of one try, it does not cut a generation
+    retries = {"per_try_timeout": "0s"}
+    if plan.route_settings is RouteSettings.REPLACE:
+        action["timeout"] = longest
+        retries = _retries(wired) | retries
+    action["retry_policy"] = retries
     value: dict[str, Any] = {
         "route": action,
         "typed_per_filter_config": {
@@ -221,12 +237,21 @@ def _patch(
 
 
 def strip_filter() -> dict[str, Any]:
-    """Return the filter that drops what a client says about endpoints: only the picker steers."""
-    mutations = [{"remove": name} for name in CLIENT_MAY_NOT_SEND]
-    return {
-        "name": STRIP_FILTER,
-        "typed_config": {"@type": HEADER_MUTATION, "mutations": {"request_mutations": mutations}},
+    """Return the filter that drops what a client says about endpoints, since only the picker steers; and the note."""
+    mutations = {
+        "request_mutations": [{"remove": name} for name in CLIENT_MAY_NOT_SEND],
+        "response_mutations": [{"remove": NOTE_HEADER}],
     }
+    return {"name": STRIP_FILTER, "typed_config": {"@type": HEADER_MUTATION, "mutations": mutations}}
+
+
+def note_filter() -> dict[str, Any]:
+    """Return the filter that shows the pick's note, if there is one, to the filter that decides by headers."""
+    note = {"key": NOTE_HEADER, "value": "%DYNAMIC_METADATA(kvmesh:response)%"}
+    shown = {"header": note, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+    # a pod may not leave one
+    mutations = {"response_mutations": [{"remove": NOTE_HEADER}, {"append": shown}]}
+    return {"name": NOTE_FILTER, "typed_config": {"@type": HEADER_MUTATION, "mutations": mutations}}
 
 
 def pick_filter(plan: InstallPlan, wiring: Wiring) -> dict[str, Any]:
@@ -309,40 +334,21 @@ def _forwarded(wiring: Wiring) -> list[str]:
 
 
 def _skip_without_note() -> dict[str, Any]:
-    responding = {
-        "single_predicate": {
-            "input": {
-                "name": "status",
-                "typed_config": {
-                    "@type": f"{TYPES}.type.matcher.v3.HttpResponseHeaderMatchInput",
-                    "header_name": ":status",
-                },
-            },
-            "value_match": {"safe_regex": {"google_re2": {}, "regex": ".+"}},
-        }
-    }
-    noted = {
-        "single_predicate": {
-            "input": {
-                "name": "note",
-                "typed_config": {
-                    "@type": f"{TYPES}.extensions.matching.common_inputs.network.v3.DynamicMetadataInput",
-                    "filter": "kvmesh",
-                    "path": [{"key": "response"}],
-                },
-            },
-            "custom_match": {
-                "name": "present",
-                "typed_config": {
-                    "@type": f"{TYPES}.extensions.matching.input_matchers.metadata.v3.Metadata",
-                    "value": {"present_match": True},
-                },
-            },
-        }
-    }
+    # the first predicate: without it the request headers, which have no note, would decide
+    without = {"not_matcher": _has_response_header("note", NOTE_HEADER)}
+    predicate = {"and_matcher": {"predicate": [_has_response_header("status", ":status"), without]}}
     skip = {
         "name": "skip",
         "typed_config": {"@type": f"{TYPES}.extensions.filters.common.matcher.action.v3.SkipFilter"},
     }
-    predicate = {"and_matcher": {"predicate": [responding, {"not_matcher": noted}]}}
     return {"matcher_list": {"matchers": [{"predicate": predicate, "on_match": {"action": skip}}]}}
+
+
+def _has_response_header(name: str, header: str) -> dict[str, Any]:
+    matched = {"@type": f"{TYPES}.type.matcher.v3.HttpResponseHeaderMatchInput", "header_name": header}
+    return {
+        "single_predicate": {
+            "input": {"name": name, "typed_config": matched},
+            "value_match": {"safe_regex": {"google_re2": {}, "regex": ".+"}},
+        }
+    }

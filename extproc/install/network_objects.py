@@ -96,7 +96,8 @@ def _network_policy(plan: InstallPlan, component: str, ingress: list[dict[str, A
 
 def mesh_objects(plan: InstallPlan) -> list[Document]:
     """Return DestinationRules and, where kvmesh is part of the mesh, who may call it and that only with mTLS."""
-    rules = [_picker_rule(plan), *(_pool_rule(plan, pool) for pool in plan.pools)]
+    needs_rule = plan_wiring(plan).steering is Steering.ORIGINAL_DST
+    rules = [_picker_rule(plan), *(_pool_rule(plan, pool) for pool in plan.pools if needs_rule or not pool.has_rule)]
     twins = [each for pool in plan.pools for each in _pods_by_address(plan, pool)]
     if plan.membership is MeshMembership.NONE:
         return [*rules, *twins]
@@ -106,7 +107,9 @@ def mesh_objects(plan: InstallPlan) -> list[Document]:
 def _picker_rule(plan: InstallPlan) -> Document:
     """Return how gateways connect to the picker; no `tls`, so that Istio uses mTLS wherever both sides can."""
     policy = {
-        "loadBalancer": {"simple": "LEAST_REQUEST"},
+        # with outlier detection Istio prefers pickers of the gateway's own zone: one would be asked by all, and the
+        # autoscaler, which sees the mean of all pickers, would add none
+        "loadBalancer": {"simple": "LEAST_REQUEST", "localityLbSetting": {"enabled": False}},
         "connectionPool": {
             # requests wait in the picker without a byte moving: only keepalives notice that its machine is gone
             "tcp": {"connectTimeout": "1s", "tcpKeepalive": {"time": "30s", "interval": "10s", "probes": 2}},

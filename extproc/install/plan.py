@@ -62,6 +62,13 @@ class RedisKind(StrEnum):
     EXTERNAL = "external"  # whatever the URL says: one server, Sentinels, a cluster
 
 
+class RouteSettings(StrEnum):
+    """What becomes of the timeouts and retries of the routes that ask the picker."""
+
+    KEEP = "keep"  # they stay as their owners have them
+    REPLACE = "replace"  # one timeout for the longest wait and answer, and retries of what no pod has begun
+
+
 class MeshMembership(StrEnum):
     """How kvmesh's own pods are part of the mesh."""
 
@@ -80,6 +87,7 @@ class PoolTarget:
     pod_port: int | None = None  # None: the same
     selector: Mapping[str, str] | None = None  # labels of its pods; None: not known, nothing is made that needs them
     in_mesh: bool = True  # its pods speak mTLS; asked for ORIGINAL_DST alone, which cannot see it
+    has_rule: bool = False  # people have a DestinationRule for it: Istio takes one for a host, so ours would replace it
 
     @property
     def api_port(self) -> int:
@@ -102,7 +110,7 @@ class RouteTarget:
     """A host of the gateway, or one route of it, and the pool that it leads to."""
 
     host: str  # as the route says it; "*" for any
-    port: int = 80  # of the gateway's listener (Gateway.spec.listeners[].port)
+    port: int | None = None  # of the gateway's listener (Gateway.spec.listeners[].port); None: all of them
     route: str | None = None  # "<namespace>.<HTTPRoute>.<rule index>" or http[].name; None: all that forward
     pool: PoolTarget
 
@@ -152,6 +160,7 @@ class InstallPlan:
     clients: tuple[ClientsTarget, ...] = ()
     failure_mode: FailureMode = FailureMode.FAIL_CLOSE
     body_mode: BodyMode | None = None  # None: the best that the release can do
+    route_settings: RouteSettings = RouteSettings.KEEP
     membership: MeshMembership = MeshMembership.SIDECAR
     redis: RedisKind = RedisKind.BUNDLED
     redis_url: str | None = None  # None: the bundled one
@@ -170,7 +179,7 @@ class InstallPlan:
     indexer_replicas: int = 2
     drain_seconds: int = 60  # above the longest time to a pod's first byte: what waits for it ends with the picker
     longest_queue_seconds: int = 300  # `queueSeconds` of the most patient class
-    longest_stream_seconds: int = 900  # one answer, from its pick on
+    longest_stream_seconds: int = 900  # one answer, from its pick on; of RouteSettings.REPLACE
     log_level: str = "info"
     tokenizers_claim: str | None = None  # a PersistentVolumeClaim with the models' tokenizer folders, seen at /models
     monitoring: bool = False
@@ -258,7 +267,7 @@ def _parse_host(text: str, pools: Mapping[str, PoolTarget]) -> RouteTarget:
     host, colon, port = authority.partition(":")
     if not re.fullmatch(r"\*|(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", host):
         raise ConfigError(f"--hostname {text!r}: {host!r} is no host name (lower case, or * for any)")
-    number = _port(port, flag="--hostname", text=text) if colon else 80
+    number = _port(port, flag="--hostname", text=text) if colon else None
     return RouteTarget(host=host, port=number, route=route or None, pool=pool)
 
 

@@ -44,7 +44,7 @@ def render(plan: InstallPlan, *, crds: Sequence[Document] = ()) -> list[Document
 
     Filters come last: a gateway may ask the picker only when everything else is there.
     """
-    _check_plan(plan)
+    check_plan(plan)
     documents = [
         *([_namespace(plan)] if plan.create_namespace else []),
         *rbac_objects(plan),
@@ -123,7 +123,7 @@ def monitoring_objects(plan: InstallPlan) -> list[Document]:
     return [*monitors, rules, *boards]
 
 
-def _check_plan(plan: InstallPlan) -> None:
+def check_plan(plan: InstallPlan) -> None:
     """Raise ConfigError where the plan contradicts itself or what the release of Istio can do."""
     _check_names(plan)
     _check_targets(plan)

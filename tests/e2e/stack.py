@@ -169,16 +169,17 @@ async def running_stack(
 
 
 @asynccontextmanager
-async def simulated_pods(count: int) -> AsyncIterator[dict[str, subprocess.Popen[bytes]]]:
-    """Start simulated pods that `kvmesh up` did not start, by address."""
-    ports = free_ports(count)
+async def simulated_pods(count: int, *, own_hosts: bool = False) -> AsyncIterator[dict[str, subprocess.Popen[bytes]]]:
+    """Start simulated pods that `kvmesh up` did not start, by address; with `own_hosts` each has an IP of its own."""
+    hosts = [f"127.0.0.{number + 2 if own_hosts else 1}" for number in range(count)]
+    places = list(zip(hosts, free_ports(count), strict=True))
     pods = {
-        f"127.0.0.1:{port}": subprocess.Popen([sys.executable, "-m", "podsim", "--sim-port", str(port)])
-        for port in ports
+        f"{host}:{port}": subprocess.Popen([sys.executable, "-m", "podsim", "--host", host, "--sim-port", str(port)])
+        for host, port in places
     }
     try:
-        for port in ports:
-            await eventually(partial(listens, port), bool)
+        for host, port in places:
+            await eventually(partial(listens, port, host), bool)
         yield pods
     finally:
         for process in pods.values():
@@ -186,10 +187,10 @@ async def simulated_pods(count: int) -> AsyncIterator[dict[str, subprocess.Popen
             process.wait(timeout=END_SECONDS)
 
 
-async def listens(port: int) -> bool:
+async def listens(port: int, host: str = "127.0.0.1") -> bool:
     try:
         async with asyncio.timeout(CONDITION_SECONDS):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            _, writer = await asyncio.open_connection(host, port)
     except OSError:  # a TimeoutError is one
         return False
     writer.close()

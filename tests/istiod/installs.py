@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from extproc.install.istio_release import wiring
+from extproc.install.istio_release import DOMAIN_NAME_MATCH_FROM, wiring
 from extproc.install.plan import (
     BodyMode,
     ClientsTarget,
@@ -52,6 +52,7 @@ class Installation:
         words = [f"1.{self.minor}", self.mode.value]
         words += ["buffered"] if self.body_mode is BodyMode.BUFFERED else []
         words += ["https"] if self.is_https else []
+        words += ["fail-open"] if self.failure_mode is FailureMode.FAIL_OPEN else []
         words += ["on", f"1.{self.runs_on}"] if self.runs_on is not None else []
         return "-".join(words)
 
@@ -96,7 +97,7 @@ class Installation:
                         service_account="inference-gateway-istio",
                     ),
                 ),
-                "routes": (RouteTarget(host=self.host, port=443 if self.is_https else 80, pool=POOL),),
+                "routes": (RouteTarget(host=self.host, port=443 if self.names_port else None, pool=POOL),),
             }
         return InstallPlan(
             istio=IstioVersion(minor=self.minor),
@@ -138,6 +139,11 @@ class Installation:
         """Return the proxy's configuration with everything on it."""
         release = RELEASES[f"1.{self.runs_on or self.minor}"]
         return apply_envoy_filters(self.base(), documents_of(self.documents(), "EnvoyFilter"), release=release)
+
+    @property
+    def names_port(self) -> bool:
+        """Whether the listener's port must be said: istiods that match no domain find a host by it."""
+        return self.is_https and self.minor < DOMAIN_NAME_MATCH_FROM
 
     @property
     def _gateway_namespace(self) -> str:

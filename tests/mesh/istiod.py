@@ -20,6 +20,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "PILOT_ENABLE_METADATA_EXCHANGE": "false",
     "PILOT_ENABLE_ALPN_FILTER": "false",
     "PILOT_ENVOY_FILTER_STATS": "true",
+    "XDS_AUTH_PLAINTEXT": "true",  # or nobody has an identity, and no gateway gets its TLS secret
 }
 
 

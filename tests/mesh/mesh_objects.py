@@ -1,6 +1,6 @@
 """The objects of a mesh around an installation: Services with their endpoints, gateways, routes.
 
-Addresses are loopback's. A pool's pods may have a port each, so each has an EndpointSlice of its own.
+Addresses are loopback's, another for each pod. Pods may have a port each, so each has an EndpointSlice of its own.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The certificates of proxies, served over SDS as istio-agent does: each gets the identity that its node metadata names.
+"""The certificates of proxies, served over SDS as istio-agent does: each gets the identity that its metadata names.
 
 A certificate authority of this process' own signs them; https://github.com/spiffe/spiffe gives the form of the names.
 """
@@ -12,11 +12,16 @@ from typing import Any
 import grpc
 from envoy.extensions.transport_sockets.tls.v3 import secret_pb2
 from envoy.service.discovery.v3 import discovery_pb2
-from envoy.service.secret.v3 import sds_pb2_grpc
 
 SECRET_TYPE = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+SERVICE = "envoy.service.secret.v3.SecretDiscoveryService"
 TRUST_DOMAIN = "cluster.local"
 OPENSSL_SECONDS = 30
+
+
+def spiffe_name(namespace: str, service_account: str) -> str:
+    """Return the name of a workload in its certificate."""
+    return f"spiffe://{TRUST_DOMAIN}/ns/{namespace}/sa/{service_account}"
 
 
 class Authority:
@@ -34,7 +39,7 @@ class Authority:
 
     def workload(self, namespace: str, service_account: str) -> tuple[bytes, bytes]:
         """Return certificate and key of a workload, as PEM."""
-        name = f"spiffe://{TRUST_DOMAIN}/ns/{namespace}/sa/{service_account}"
+        name = spiffe_name(namespace, service_account)
         if name not in self._made:
             self._made[name] = self._sign(f"{namespace}.{service_account}", f"URI:{name}")
         return self._made[name]
@@ -62,11 +67,11 @@ def _openssl(*arguments: str) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=OPENSSL_SECONDS)
 
 
-class _Secrets(sds_pb2_grpc.SecretDiscoveryServiceServicer):
+class _Secrets:
     def __init__(self, authority: Authority) -> None:
         self._authority = authority
 
-    async def StreamSecrets(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
+    async def stream(self, requests: AsyncIterator[Any], _: Any) -> AsyncIterator[Any]:
         """Answer each first request for a name; what follows on the stream acknowledges it."""
         node: Any = None
         async for request in requests:
@@ -92,7 +97,13 @@ class _Secrets(sds_pb2_grpc.SecretDiscoveryServiceServicer):
 async def secrets_server(authority: Authority, socket: Path) -> AsyncIterator[None]:
     """Serve on a Unix socket until the block ends."""
     server = grpc.aio.server()
-    sds_pb2_grpc.add_SecretDiscoveryServiceServicer_to_server(_Secrets(authority), server)
+    method = grpc.stream_stream_rpc_method_handler(
+        _Secrets(authority).stream,
+        request_deserializer=discovery_pb2.DiscoveryRequest.FromString,
+        response_serializer=discovery_pb2.DiscoveryResponse.SerializeToString,
+    )
+    service = grpc.method_handlers_generic_handler(SERVICE, {"StreamSecrets": method})
+    server.add_generic_rpc_handlers((service,))
     server.add_insecure_port(f"unix:{socket}")
     await server.start()
     try:

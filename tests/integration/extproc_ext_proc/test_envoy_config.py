@@ -304,23 +304,24 @@ def test_buffered_files_let_the_picker_ask_for_a_response(name: str) -> None:
 
 def test_the_duplex_file_has_a_filter_of_its_own_for_responses_with_a_note_that_fails_open() -> None:
     # first in the list is last on the way back: whoever came behind it would hold back headers that it has let go
-    responses, picking, _ = connection_manager("local.yaml").http_filters
-    matching = unpacked(responses, "ExtensionWithMatcher")
+    filters = connection_manager("local.yaml").http_filters
+    assert [each.name for each in filters] == [
+        "kvmesh.strip-client-headers",
+        "envoy.filters.http.ext_proc.kvmesh-response",
+        "kvmesh.note",
+        "envoy.filters.http.ext_proc.kvmesh",
+        "envoy.filters.http.router",
+    ]
+    matching = unpacked(filters[1], "ExtensionWithMatcher")
     processor = unpacked(matching.extension_config, "ExternalProcessor")
     modes = processor.processing_mode
     [matcher] = matching.xds_matcher.matcher_list.matchers
     status, without_note = matcher.predicate.and_matcher.predicate
-    single = without_note.not_matcher.single_predicate
-    note = single.input.typed_config.unpack()
+    note = without_note.not_matcher.single_predicate
 
-    assert (picking.name, responses.name) == (
-        "envoy.filters.http.ext_proc.kvmesh",
-        "envoy.filters.http.ext_proc.kvmesh-response",
-    )
     # there is no status before the response, so that nothing is judged before the pick has left its note
     assert status.single_predicate.input.typed_config.unpack().header_name == ":status"
-    assert (note.filter, [segment.key for segment in note.path]) == ("kvmesh", ["response"])
-    assert single.custom_match.typed_config.unpack().value.present_match is True
+    assert note.input.typed_config.unpack().header_name == "x-kvmesh-note"
     assert type(matcher.on_match.action.typed_config.unpack()).__name__ == "SkipFilter"
     assert (modes.request_header_mode.name, modes.request_body_mode.name) == ("SKIP", "NONE")
     assert (modes.response_header_mode.name, modes.response_body_mode.name) == ("SEND", "NONE")

@@ -22,6 +22,7 @@ from extproc.ext_proc import messages as ext_proc_messages
 from extproc.ext_proc.call import NOTES_WITHOUT_RESPONSE
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
+from extproc.install.envoy_filters import NOTE_HEADER, RESPONSE_FILTER
 from extproc.local.envoy_config import SocketAddress
 from extproc.pods.inflight import Booking
 from extproc.pools.booked_exchange import BookedExchange, ReadResponse
@@ -444,9 +445,24 @@ async def test_an_error_of_the_pod_passes_as_it_is(file: str, tmp_path: Path) ->
         assert running.books.answered == [(running.pod, False)]
 
 
+async def test_a_pods_own_note_is_not_heard_and_no_note_reaches_the_client(tmp_path: Path) -> None:
+    async def noting(_: web.Request, __: bytes) -> web.StreamResponse:
+        return web.Response(body=DOCUMENT, content_type="application/json", headers={NOTE_HEADER: "mine"})
+
+    async with mesh(DUPLEX, tmp_path, noting) as running:
+        async with running.post() as response:
+            assert NOTE_HEADER not in response.headers
+        assert await running.streams_started("kvmesh_response") == 0
+        running.books.plan = predicted(running.pod, sampled=True)
+        async with running.post() as response:
+            assert await response.read() == DOCUMENT
+            assert NOTE_HEADER not in response.headers
+        assert await running.streams_started("kvmesh_response") == 1
+
+
 async def test_duplex_bodies_without_the_filter_for_responses_are_noticed(tmp_path: Path) -> None:
     def without_it(manager: dict[str, Any]) -> None:
-        del manager["http_filters"][0]
+        manager["http_filters"] = [each for each in manager["http_filters"] if each["name"] != RESPONSE_FILTER]
 
     async with mesh(DUPLEX, tmp_path, document, edit=without_it) as running:
         running.books.plan = REWRITE

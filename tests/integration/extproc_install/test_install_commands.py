@@ -26,6 +26,7 @@ FLAGS = (
     "--pool-selector=llm/vllm-llama=app=vllm-llama",
     "--gateway=istio-ingress/inference-gateway",
     "--hostname=llm.example.com",
+    "--no-preflight",  # of the mesh there is nothing here but definitions
 )
 
 

@@ -1,5 +1,6 @@
 """What is installed is what the files in envoy/ say, which are tried with a real Envoy: compared field by field."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +8,19 @@ import pytest
 import yaml
 
 from extproc.install.envoy_filters import (
+    NOTE_FILTER,
     PICK_FILTER,
     RESPONSE_FILTER,
     STRIP_FILTER,
     envoy_filters,
+    note_filter,
     pick_filter,
     response_filter,
+    strip_filter,
 )
 from extproc.install.istio_release import plan_wiring
 from extproc.install.network_objects import mesh_objects
-from extproc.install.plan import BodyMode, FailureMode, InstallPlan, Mode
+from extproc.install.plan import BodyMode, FailureMode, InstallPlan, Mode, RouteSettings
 from tests.unit.extproc_install.sample_plans import plan
 
 ENVOY = Path(__file__).parents[3] / "envoy"
@@ -77,6 +81,14 @@ def test_the_response_filter_is_the_one_of_the_file_but_for_its_cluster() -> Non
     assert response_filter(plan(30)) == expected
 
 
+def test_the_pick_s_note_is_shown_and_taken_off_as_in_the_file() -> None:
+    of_file = local_filters("local.yaml")
+    assert note_filter() == of_file[NOTE_FILTER]
+    mutations = strip_filter()["typed_config"]["mutations"]
+    [expected] = of_file[STRIP_FILTER]["typed_config"]["mutations"].values()
+    assert mutations["response_mutations"] == expected
+
+
 @pytest.mark.parametrize("mode", list(Mode))
 def test_the_pool_s_cluster_obeys_the_pick_as_in_the_file(mode: Mode) -> None:
     cluster = local_cluster("local.yaml")
@@ -117,13 +129,20 @@ def test_the_connections_of_the_pool_are_those_of_the_file() -> None:
     assert rule["spec"]["exportTo"] == ["istio-ingress"]
 
 
-def test_retries_walk_the_list_as_in_the_file() -> None:
-    [patch] = patches(plan(30), "HTTP_ROUTE")
-    assert patch["patch"]["value"]["route"]["retry_policy"] == local_route("local.yaml")["retry_policy"]
-
-
-def test_routes_wait_longer_than_the_longest_queue_and_answer_together() -> None:
+def test_timeouts_and_retries_of_a_route_are_its_owner_s_but_no_try_is_cut() -> None:
     [patch] = patches(plan(27, longest_queue_seconds=100, longest_stream_seconds=500), "HTTP_ROUTE")
+    assert patch["patch"]["value"]["route"] == {"idle_timeout": "600s", "retry_policy": {"per_try_timeout": "0s"}}
+
+
+def test_replaced_retries_walk_the_list_as_in_the_file() -> None:
+    [patch] = patches(plan(30, route_settings=RouteSettings.REPLACE), "HTTP_ROUTE")
+    expected = local_route("local.yaml")["retry_policy"] | {"per_try_timeout": "0s"}
+    assert patch["patch"]["value"]["route"]["retry_policy"] == expected
+
+
+def test_replaced_timeouts_are_longer_than_the_longest_queue_and_answer_together() -> None:
+    replaced = plan(27, longest_queue_seconds=100, longest_stream_seconds=500, route_settings=RouteSettings.REPLACE)
+    [patch] = patches(replaced, "HTTP_ROUTE")
     action = patch["patch"]["value"]["route"]
     assert (action["timeout"], action["idle_timeout"]) == ("600s", "600s")
 
@@ -131,7 +150,6 @@ def test_routes_wait_longer_than_the_longest_queue_and_answer_together() -> None
 def test_only_forwarding_routes_of_the_named_host_ask_the_picker_and_name_their_pool() -> None:
     [patch] = patches(plan(27), "HTTP_ROUTE")
     assert patch["match"]["routeConfiguration"] == {
-        "portNumber": 80,
         "vhost": {"domainName": "llm.example.com", "route": {"action": "ROUTE"}},
     }
     assert patch["patch"]["value"]["typed_per_filter_config"] == {
@@ -145,15 +163,26 @@ def test_only_forwarding_routes_of_the_named_host_ask_the_picker_and_name_their_
     }
 
 
-def test_istiods_that_know_no_domain_match_get_the_virtual_host_s_name() -> None:
-    [patch] = patches(plan(25), "HTTP_ROUTE")
-    assert patch["match"]["routeConfiguration"]["vhost"]["name"] == "llm.example.com:80"
+def test_a_port_is_asked_for_where_it_was_named() -> None:
+    [route] = plan(27).routes
+    [patch] = patches(plan(27, routes=(replace(route, port=8443),)), "HTTP_ROUTE")
+    assert patch["match"]["routeConfiguration"]["portNumber"] == 8443
+
+
+def test_istiods_that_know_no_domain_match_get_the_virtual_host_s_name_or_the_route_s() -> None:
+    [route] = plan(25).routes
+    named = replace(route, route="llm.chat.0")
+    [of_host] = patches(plan(25), "HTTP_ROUTE")
+    [of_route] = patches(plan(25, routes=(named,)), "HTTP_ROUTE")
+    assert of_host["match"]["routeConfiguration"]["vhost"]["name"] == "llm.example.com:80"
+    # hosts with the same routes are one virtual host there, called after one of them
+    assert of_route["match"]["routeConfiguration"] == {"vhost": {"route": {"action": "ROUTE", "name": "llm.chat.0"}}}
 
 
 def test_sidecars_are_patched_on_the_listener_and_the_virtual_host_of_the_pool_s_port_alone() -> None:
     install = plan(27, Mode.SIDECAR)
     listeners = [each["match"]["listener"]["portNumber"] for each in patches(install, "HTTP_FILTER")]
-    assert listeners == [8000, 8000, 8000]
+    assert listeners == [8000, 8000, 8000, 8000]
     [patch] = patches(install, "HTTP_ROUTE")
     assert patch["match"]["routeConfiguration"] == {
         "name": "8000",
@@ -166,8 +195,9 @@ def test_client_headers_are_stripped_first_and_the_pick_comes_last(minor: int) -
     found = [
         (each["patch"]["operation"], each["patch"]["value"]["name"]) for each in patches(plan(minor), "HTTP_FILTER")
     ]
-    expected = [("INSERT_FIRST", STRIP_FILTER), ("INSERT_BEFORE", PICK_FILTER)]
-    assert found == expected + ([] if minor == 24 else [("INSERT_FIRST", RESPONSE_FILTER)])
+    reads = [] if minor == 24 else [("INSERT_FIRST", NOTE_FILTER), ("INSERT_FIRST", RESPONSE_FILTER)]
+    # who is put first last stands first
+    assert found == [("INSERT_BEFORE", PICK_FILTER), *reads, ("INSERT_FIRST", STRIP_FILTER)]
 
 
 @pytest.mark.parametrize(("minor", "of_listener"), [(24, True), (27, True), (28, False), (30, False)])

@@ -44,7 +44,7 @@ def test_a_name_that_no_dns_could_hold_is_named() -> None:
         resolve("a..b:8000")
 
 
-SOURCE = {"events": "tcp://*:5557", "replay": "tcp://*:5657"}
+SOURCE = {"events": "tcp://*:5557", "replay": "tcp://*:5558"}
 PODS = (SocketAddress(host="10.0.0.1", port=8000), SocketAddress(host="127.0.0.1", port=8000))
 
 

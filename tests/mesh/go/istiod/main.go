@@ -26,7 +26,9 @@ import (
 	"istio.io/istio/pkg/kube/kclient/clienttest"
 	"istio.io/istio/pkg/log"
 	"istio.io/istio/pkg/monitoring"
+	"istio.io/istio/pkg/security"
 	"istio.io/istio/pkg/test"
+	"istio.io/istio/security/pkg/server/ca/authenticate"
 )
 
 func main() {
@@ -76,6 +78,8 @@ func serve(t test.Failer, objects, meshConfig, xdsAddress, httpAddress string) {
 		ListenerBuilder:            func() (net.Listener, error) { return net.Listen("tcp", xdsAddress) },
 		KubeClientModifier:         func(client kube.Client) { clienttest.MakeCRD(t, client, gvr.InferencePool) },
 	})
+	// who a proxy is, it says in a header: connections from this machine are believed
+	server.Discovery.Authenticators = []security.Authenticator{authenticate.XfccAuthenticator{}}
 	routes := http.NewServeMux()
 	routes.Handle("/debug/", server.DiscoveryDebug)
 	routes.Handle("/metrics", exporter)

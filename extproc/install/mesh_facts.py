@@ -1,0 +1,131 @@
+"""What a cluster has of Istio, gateways, routes and pools, as an installation must know it before it begins.
+
+A part that may not be read is missing, and said so: who installs may have the rights of a namespace only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import yaml
+
+from extproc.errors import KvmeshError
+from extproc.install.objects import DESTINATION_RULE, NAMESPACE, Document, Kind, kind_of
+from extproc.install.plan import InstallPlan
+
+_GATEWAY_API, _ISTIO = "gateway.networking.k8s.io", "networking.istio.io"
+GATEWAY = Kind(name="Gateway", group=_GATEWAY_API, version="v1", plural="gateways", optional=True)
+HTTP_ROUTE = Kind(name="HTTPRoute", group=_GATEWAY_API, version="v1", plural="httproutes", optional=True)
+VIRTUAL_SERVICE = Kind(name="VirtualService", group=_ISTIO, version="v1", plural="virtualservices", optional=True)
+SIDECAR = Kind(name="Sidecar", group=_ISTIO, version="v1", plural="sidecars", optional=True)
+POD = Kind(name="Pod", group="", version="v1", plural="pods")
+ISTIOD_LABELS = {"app": "istiod"}
+MESH_CONFIG = "istio"  # the ConfigMap, key mesh
+
+
+class Reads(Protocol):
+    """The part of the Kubernetes API that is read. Refusals are KvmeshError."""
+
+    def serves(self, kind: Kind) -> bool:
+        """Tell whether the cluster has this kind."""
+
+    def get(self, kind: Kind, name: str, namespace: str | None) -> Document | None:
+        """Return an object, or None."""
+
+    def labelled(self, kind: Kind, labels: Mapping[str, str]) -> Sequence[Document]:
+        """Return all objects with these labels, in all namespaces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshFacts:
+    """What was read; None: it could not be."""
+
+    has_istio: bool = True
+    istiods: Sequence[Document] | None = ()  # pods
+    gateways: Sequence[Document] | None = ()  # of the Gateway API
+    http_routes: Sequence[Document] | None = ()
+    virtual_services: Sequence[Document] | None = ()
+    rules: Sequence[Document] | None = ()  # DestinationRules
+    sidecars: Sequence[Document] | None = ()
+    mesh_config: Mapping[str, Any] | None = field(default_factory=dict)
+    namespace: Document | None = None  # kvmesh's own, if it is there
+    services: Mapping[str, Document | None] = field(default_factory=dict)  # of the pools, by identity
+    callers: Mapping[str, Sequence[Document]] = field(default_factory=dict)  # pods that are to ask, by target
+    pods: Mapping[str, Sequence[Document]] = field(default_factory=dict)  # of the pools, by identity
+    unread: Sequence[str] = ()  # why a part is missing
+
+
+def read_mesh(cluster: Reads, plan: InstallPlan) -> MeshFacts:
+    """Read all that `preflight.judge` looks at."""
+    unread: list[str] = []
+
+    def listed(kind: Kind, labels: Mapping[str, str] | None = None) -> Sequence[Document] | None:
+        try:
+            if kind.optional and not cluster.serves(kind):
+                return ()
+            return cluster.labelled(kind, labels or {})
+        except KvmeshError as error:
+            unread.append(str(error))
+            return None
+
+    def one(kind: Kind, name: str, namespace: str | None) -> Document | None:
+        try:
+            return cluster.get(kind, name, namespace)
+        except KvmeshError as error:
+            unread.append(str(error))
+            return None
+
+    services = {pool.identity: one(kind_of("Service"), pool.name, pool.namespace) for pool in plan.pools}
+    pods = {}
+    for pool in plan.pools:
+        service = services[pool.identity]
+        selector = pool.selector or ((service or {}).get("spec") or {}).get("selector")
+        found = listed(POD, selector) if selector else None
+        pods[pool.identity] = _of_namespace(found, pool.namespace)
+    callers = {
+        describe_caller(target): _of_namespace(listed(POD, target.selector), target.namespace)
+        for target in plan.callers
+    }
+    config = one(kind_of("ConfigMap"), MESH_CONFIG, "istio-system")
+    return MeshFacts(
+        has_istio=_serves(cluster, DESTINATION_RULE),
+        istiods=listed(POD, ISTIOD_LABELS),
+        gateways=listed(GATEWAY),
+        http_routes=listed(HTTP_ROUTE),
+        virtual_services=listed(VIRTUAL_SERVICE),
+        rules=listed(DESTINATION_RULE),
+        sidecars=listed(SIDECAR),
+        mesh_config=_mesh_config(config),
+        namespace=one(NAMESPACE, plan.namespace, None),
+        services=services,
+        callers=callers,
+        pods=pods,
+        unread=tuple(dict.fromkeys(unread)),
+    )
+
+
+def _serves(cluster: Reads, kind: Kind) -> bool:
+    try:
+        return cluster.serves(kind)
+    except KvmeshError:
+        return True  # it is there, and may not be read
+
+
+def describe_caller(target: Any) -> str:
+    """Name a gateway or a group of clients."""
+    labels = ",".join(f"{name}={value}" for name, value in sorted(target.selector.items()))
+    return f"{target.namespace}/{getattr(target, 'name', labels)}"
+
+
+def _of_namespace(pods: Sequence[Document] | None, namespace: str) -> Sequence[Document]:
+    return [each for each in pods or () if each["metadata"].get("namespace") == namespace]
+
+
+def _mesh_config(document: Document | None) -> Mapping[str, Any] | None:
+    if document is None:
+        return None
+    try:
+        loaded = yaml.safe_load((document.get("data") or {}).get("mesh") or "{}")
+    except yaml.YAMLError:
+        return None
+    return loaded if isinstance(loaded, dict) else None

@@ -1,0 +1,163 @@
+"""One installation on a real istiod and an Envoy like istio-proxy, before the picker, index and simulated pods."""
+
+import base64
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from extproc.install.plan import InstallPlan, Mode, RouteSettings
+from extproc.install.render import render
+from tests.e2e.install_checks import Way
+from tests.e2e.stack import Stack, free_ports
+from tests.istiod.base import DENIED_PATH
+from tests.istiod.bootstrap import HOST, SHOWN_UPSTREAM
+from tests.istiod.installs import CLIENT_LABELS, PICKER, POOL, SHOP, Installation
+from tests.istiod.istio_envoys import NEWEST
+from tests.mesh.istio_proxy import IstioProxy, Workload, running_istio_proxy
+from tests.mesh.istiod import Istiod, running_istiod
+from tests.mesh.mesh_objects import (
+    Object,
+    gateway,
+    gateway_labels,
+    http_route,
+    kubernetes_object,
+    rule,
+    service,
+    slices,
+)
+from tests.mesh.secrets_server import Authority
+
+GATEWAY = "inference-gateway"
+OF_ISTIOD = ("Service", "EnvoyFilter", "DestinationRule", "PeerAuthentication", "AuthorizationPolicy", "Sidecar")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealWay:
+    """The way into the mesh, and who is on it."""
+
+    way: Way
+    istiod: Istiod
+    proxy: IstioProxy
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshCase:
+    """One installation on one Envoy, with what people have configured beside it."""
+
+    installation: Installation
+    envoy: str = NEWEST
+    beside: Sequence[Object] = ()
+    has_rule: bool = False  # people have a DestinationRule for the pool
+    route_settings: RouteSettings = RouteSettings.KEEP
+    mesh_config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.installation}-envoy-{self.envoy}"
+
+    @property
+    def gateway_namespace(self) -> str:
+        """Where the gateway is."""
+        return self.installation.plan().gateways[0].namespace
+
+    @property
+    def is_sidecar(self) -> bool:
+        """Whether clients ask through a proxy of their own."""
+        return self.installation.mode is Mode.SIDECAR
+
+    def plan(self, port: int) -> InstallPlan:
+        """Return the plan: the pods have no sidecars, and a client's proxy listens on the pool's `port` itself."""
+        pool = replace(POOL, in_mesh=False, has_rule=self.has_rule, port=port if self.is_sidecar else POOL.port)
+        plan = replace(self.installation.plan(), pools=(pool,), route_settings=self.route_settings)
+        return replace(plan, routes=tuple(replace(each, pool=pool) for each in plan.routes))
+
+    def objects(self, stack: Stack, *, port: int, authority: Authority) -> list[Object]:
+        """Return all that istiod has to know; clients reach the proxy at `port`."""
+        pool_port = port if self.is_sidecar else POOL.port
+        rendered = [dict(each) for each in render(self.plan(port)) if each["kind"] in OF_ISTIOD]
+        for number, each in enumerate(each for each in rendered if each["kind"] == "Service"):
+            each["spec"] = each["spec"] | {"clusterIP": f"10.96.1.{number + 1}"}
+        (nobody,) = free_ports(1)
+        return [
+            *rendered,
+            service(POOL.namespace, POOL.name, port=pool_port, number=1),
+            *slices(POOL.namespace, POOL.name, stack.ready["endpoints"]),
+            service(SHOP.namespace, SHOP.name, port=pool_port, number=2),
+            *slices(SHOP.namespace, SHOP.name, [f"{HOST}:{nobody}"]),
+            *slices(PICKER.namespace, PICKER.name, [stack.ready["extproc"]], port_name="grpc-ext-proc"),
+            _shown_upstream(),
+            *([] if self.is_sidecar else self._gateway(port, authority)),
+            *self.beside,
+        ]
+
+    def workload(self) -> Workload:
+        """Return whose proxy clients ask through."""
+        if self.is_sidecar:
+            return Workload(namespace="llm-clients", name="chat", service_account="chat", labels=CLIENT_LABELS)
+        return Workload(
+            namespace=self.gateway_namespace,
+            name=GATEWAY,
+            service_account=f"{GATEWAY}-istio",
+            labels=gateway_labels(GATEWAY),
+            is_gateway=True,
+        )
+
+    def _gateway(self, port: int, authority: Authority) -> list[Object]:
+        is_https, namespace = self.installation.is_https, self.gateway_namespace
+        at = (namespace, GATEWAY)
+        prefixes = ("/v1", DENIED_PATH, "/slow")
+        denied = {
+            "selector": {"matchLabels": gateway_labels(GATEWAY)},
+            "action": "DENY",
+            "rules": [{"to": [{"operation": {"paths": [f"{DENIED_PATH}*"]}}]}],
+        }
+        cert, key = authority.server(self.installation.host)
+        secret = {"tls.crt": base64.b64encode(cert).decode(), "tls.key": base64.b64encode(key).decode()}
+        return [
+            *gateway(*at, {443 if is_https else 80: port}, tls_secret="public" if is_https else "", ip=HOST),
+            kubernetes_object("v1", "Secret", namespace, "public", type="kubernetes.io/tls", data=secret),
+            http_route(
+                POOL.namespace,
+                "llm-route",
+                gateway=at,
+                hosts=[self.installation.host],
+                rules=[rule(each, POOL.name, POOL.port) for each in prefixes],
+            ),
+            http_route(
+                SHOP.namespace,
+                SHOP.name,
+                gateway=at,
+                hosts=[self.installation.other_host],
+                rules=[rule("/", SHOP.name, SHOP.port)],
+            ),
+            kubernetes_object("security.istio.io/v1", "AuthorizationPolicy", namespace, "denied", spec=denied),
+        ]
+
+
+def _shown_upstream() -> Object:
+    """Return a filter of the tests' own that tells clients who served."""
+    patch = {
+        "applyTo": "ROUTE_CONFIGURATION",
+        "match": {"context": "ANY"},
+        "patch": {"operation": "MERGE", "value": {"response_headers_to_add": [SHOWN_UPSTREAM]}},
+    }
+    spec = {"configPatches": [patch]}
+    return kubernetes_object("networking.istio.io/v1alpha3", "EnvoyFilter", "istio-system", "shown", spec=spec)
+
+
+@asynccontextmanager
+async def real_way(
+    case: MeshCase, stack: Stack, folder: Path, *, secrets: Path, authority: Authority
+) -> AsyncIterator[RealWay]:
+    """Start istiod and the proxy; yield when the proxy listens, or has refused to."""
+    (port,) = free_ports(1)
+    objects = case.objects(stack, port=port, authority=authority)
+    async with (
+        running_istiod(objects, folder, mesh_config=case.mesh_config) as istiod,
+        running_istio_proxy(case.workload(), istiod, folder, secrets=secrets, minor=case.envoy) as proxy,
+    ):
+        await proxy.configured()
+        scheme = "https" if case.installation.is_https else "http"
+        way = Way(name=str(case), installation=case.installation, url=f"{scheme}://{HOST}:{port}", stack=stack)
+        yield RealWay(way=way, istiod=istiod, proxy=proxy)
