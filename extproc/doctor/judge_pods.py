@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from extproc.doctor.facts import SERVING, Facts, PodFacts, PoolFacts, TokenComparison
 from extproc.doctor.findings import Finding, Severity, error, unchecked, warning
 from extproc.models.models import TokensFrom
-from extproc.policy.status import ACCEPTED, FALSE, PENDING, PROGRAMMED, TRUE, WARNING
+from extproc.policy.status import ACCEPTED, FALSE, PENDING, PROGRAMMED, WARNING, Condition
 
 OLDEST = (0, 8)  # vLLM; docs/limits.md
 WITHOUT_GROUP_KINDS = frozenset({(0, 20), (0, 21)})
@@ -329,15 +329,18 @@ def pool_policies(facts: Facts) -> Iterator[Finding]:
     for status in facts.mesh.policies if facts.mesh else ():
         where = f"InferencePolicy {status.source}"
         fix = f"see what is in force: `kvmesh policy explain InferencePolicy/{status.source}`"
-        refused = any(each.type == ACCEPTED and each.status == FALSE for each in status.conditions)
-        for condition in status.conditions:
-            words = f"{condition.message} ({condition.reason})"
-            if condition.type == ACCEPTED and refused:
-                yield error(where, words, fix="correct the field that is named")
-            elif condition.type == PROGRAMMED and not refused and condition.reason not in (PROGRAMMED, PENDING):
-                yield warning(where, words, fix=fix)
-            elif condition.type == WARNING and condition.status == TRUE:
-                yield warning(where, words, fix=fix)
+        by_type = {condition.type: condition for condition in status.conditions}
+        accepted, programmed, warned = (by_type.get(each) for each in (ACCEPTED, PROGRAMMED, WARNING))
+        if accepted is not None and accepted.status == FALSE:
+            yield error(where, _words(accepted), fix="correct the field that is named")
+        elif programmed is not None and programmed.reason not in (PROGRAMMED, PENDING):
+            yield warning(where, _words(programmed), fix=fix)
+        if warned is not None:  # that it covers no pool is said here, too
+            yield warning(where, _words(warned), fix=fix)
+
+
+def _words(condition: Condition) -> str:
+    return f"{condition.message} ({condition.reason})"
 
 
 def pool_endpoints(facts: Facts) -> Iterator[Finding]:
