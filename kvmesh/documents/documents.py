@@ -91,7 +91,8 @@ class KubernetesConfigError(KvIndexerError):
 class ClusterAccess:
     """Where the API server is, and who we are there."""
 
-    kubeconfig: Path | None = None  # None: $KUBECONFIG, else the pod's service account, else ~/.kube/config
+    kubeconfig: Path | None = None  # None: $KUBECONFIG, else ~/.kube/config, else the pod's service account
+    context: str | None = None  # of the kubeconfig; None: its current one
     service_account: Path | None = None  # folder with token, ca.crt, namespace; None: where Kubernetes mounts it
     program: str = "kvmesh"  # as the API server's audit log names us
 

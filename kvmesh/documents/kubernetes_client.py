@@ -1,11 +1,10 @@
 """How we reach a Kubernetes API server: configuration, one connection pool, and what lightkube leaves to its users.
 
-The only module that knows lightkube's classes (docs/decisions/0004). Imported only where
+With `cluster_config` the only module that knows lightkube's classes (docs/decisions/0004). Imported only where
 Kubernetes is used, because it takes 0.1 s and 20 MB.
 """
 
 import asyncio
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -15,17 +14,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx2
-from lightkube import ApiError, AsyncClient, KubeConfig
-from lightkube.config.client_adapter import verify_cluster
-from lightkube.config.kubeconfig import SERVICE_ACCOUNT, SingleConfig
-from lightkube.config.models import User
-from lightkube.core.exceptions import ConfigError
+from lightkube import ApiError, AsyncClient
 from lightkube.core.resource import ApiInfo
 from lightkube.generic_resource import GenericNamespacedResource, GenericNamespacedStatus, create_api_info
 
+from kvmesh.documents.cluster_config import ClusterConfig, read_cluster_config
 from kvmesh.documents.document_kinds import DocumentKind
 from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
-from kvmesh.documents.kubernetes_headers import SenderHeaders, TokenFile
+from kvmesh.documents.token_file import FreshToken, TokenFile
 
 REQUEST_SECONDS = 15.0  # for anything that is no watch
 _RENEW_SECONDS = 10.0  # a connection pool lives at least that long
@@ -111,43 +107,21 @@ def _retry_after(error: httpx2.HTTPStatusError) -> float | None:
 
 
 def _open(access: ClusterAccess) -> AsyncClient:
+    config = read_cluster_config(access)
     try:
-        config = _configuration(access)
-        transport = SenderHeaders(_transport(config), program=access.program, tokens=_token_file(config))
-        return AsyncClient(config=config, timeout=httpx2.Timeout(REQUEST_SECONDS), transport=transport)
-    except Exception as error:  # a file of other people: lightkube raises what comes, from AttributeError to YAMLError
+        transport = FreshToken(_transport(config), _token_file(config))
+        return AsyncClient(config=config.login, timeout=httpx2.Timeout(REQUEST_SECONDS), transport=transport)
+    except Exception as error:  # certificates of other people: ssl and lightkube raise what comes
         raise KubernetesConfigError(f"cannot reach a Kubernetes API: {type(error).__name__}: {error}") from error
 
 
-def _configuration(access: ClusterAccess) -> SingleConfig:
-    path = access.kubeconfig or _kubeconfig_of_environment()
-    if path is not None:
-        found = KubeConfig.from_file(path).get()
-    else:
-        found = KubeConfig.from_env(service_account=access.service_account or SERVICE_ACCOUNT).get()
-    if found is None:
-        raise ConfigError("the kubeconfig has no current context")
-    user = found.user or User()
-    if user.exec is not None and user.exec.apiVersion == "client.authentication.k8s.io/v1":
-        user.exec.apiVersion = (
-            "client.authentication.k8s.io/v1beta1"  # same answer; lightkube 1.0 only knows the old name
-        )
-    return found._replace(user=user)
+def _token_file(config: ClusterConfig) -> TokenFile | None:
+    user = config.login.user
+    path = user.token_file if user is not None else None
+    return TokenFile(Path(config.login.abs_file(path))) if path else None
 
 
-def _kubeconfig_of_environment() -> Path | None:
-    """Return the first file of $KUBECONFIG that exists (kubectl would merge them); before a pod's own account."""
-    paths = [Path(each) for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each]
-    return next((path for path in paths if path.is_file()), paths[0] if paths else None)
-
-
-def _token_file(config: SingleConfig) -> TokenFile | None:
-    path = config.user.token_file if config.user is not None else None
-    return TokenFile(Path(config.abs_file(path))) if path else None
-
-
-def _transport(config: SingleConfig) -> httpx2.AsyncBaseTransport:
-    verify = verify_cluster(config.cluster, config.user or User(), config.abs_file)
+def _transport(config: ClusterConfig) -> httpx2.AsyncBaseTransport:
     keepalive = [
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
@@ -156,17 +130,20 @@ def _transport(config: SingleConfig) -> httpx2.AsyncBaseTransport:
     ]
     # no limit of connections: each watch keeps one, and the next request must not wait for it
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=4)
-    return _WatchTransport(httpx2.AsyncHTTPTransport(verify=verify, limits=limits, socket_options=keepalive))
+    inner = httpx2.AsyncHTTPTransport(verify=config.verify, limits=limits, socket_options=keepalive, proxy=config.proxy)
+    return _WatchTransport(inner, config)
 
 
 class _WatchTransport(httpx2.AsyncBaseTransport):
     """Asks for bookmarks and reports granted watches, as lightkube 1.0 does not; slows down its reconnecting."""
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
+    def __init__(self, inner: httpx2.AsyncBaseTransport, config: ClusterConfig) -> None:
         self._inner = inner
+        self._config = config
         self._opened_at: dict[str, float] = {}  # by path; as many as there are kinds and namespaces
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        self._config.dress(request)
         if request.url.params.get("watch") != "true":
             return await self._inner.handle_async_request(request)
         request.url = request.url.copy_merge_params({"allowWatchBookmarks": "true"})

@@ -1,12 +1,13 @@
 """What the tests of a real mesh share: certificates, and a clear word where the programs cannot be built."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tests.mesh.go_programs import GoBuildError, go_program
+from tests.mesh.kube import Kube, kube_in_background
 from tests.mesh.secrets_server import Authority, secrets_server
 
 
@@ -33,3 +34,11 @@ async def secrets(
     socket = tmp_path_factory.mktemp("secrets") / "sds.sock"
     async with secrets_server(authority, socket):
         yield socket
+
+
+@pytest.fixture(scope="session")
+def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    """A Kubernetes control plane with Istio's definitions; it ends with the tests."""
+    with kube_in_background(tmp_path_factory.mktemp("kube")) as running:
+        running.define("istio")
+        yield running

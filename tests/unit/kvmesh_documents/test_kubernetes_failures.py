@@ -4,10 +4,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
-import yaml
-from lightkube import ApiError
+from lightkube import ApiError, KubeConfig
 
 from kvmesh.documents import kubernetes_client
+from kvmesh.documents.cluster_config import ClusterConfig
 from kvmesh.documents.document_kinds import POOL_KINDS
 from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
 from kvmesh.documents.kubernetes_client import (
@@ -65,7 +65,10 @@ async def test_watches_ask_for_bookmarks_and_tell_when_they_are_granted(monkeypa
 
     granted: list[int] = []
     watch_granted.set(lambda: granted.append(len(asked)))
-    transport = kubernetes_client._WatchTransport(httpx2.MockTransport(answer))
+    login = KubeConfig.from_server("http://api").get()
+    assert login is not None
+    config = ClusterConfig(context="x", login=login, headers=(("User-Agent", "kvmesh/1"),))
+    transport = kubernetes_client._WatchTransport(httpx2.MockTransport(answer), config)
     async with httpx2.AsyncClient(transport=transport, base_url="http://api") as client:
         await client.get("/api/v1/pods", params={"watch": "true"})
         await client.get("/api/v1/pods", params={"watch": "true", "resourceVersion": "7"})
@@ -94,23 +97,5 @@ async def test_watches_ask_for_bookmarks_and_tell_when_they_are_granted(monkeypa
 def test_a_kubeconfig_that_cannot_be_used_is_one_clear_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config"
     path.write_text(text)
-    with pytest.raises(KubernetesConfigError, match="cannot reach a Kubernetes API"):
+    with pytest.raises(KubernetesConfigError, match=r"kubeconfig|current-context|cannot reach a Kubernetes API"):
         Connection(ClusterAccess(kubeconfig=path))
-
-
-async def test_an_exec_plugin_of_version_1_is_used_as_its_predecessor(tmp_path: Path) -> None:
-    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "true", "interactiveMode": "Never"}
-    config = {
-        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
-        "users": [{"name": "u", "user": {"exec": plugin}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    path = tmp_path / "config"
-    path.write_text(yaml.safe_dump(config))
-    connection = Connection(ClusterAccess(kubeconfig=path))
-    user = connection.client.config.user
-    assert user is not None
-    assert user.exec is not None
-    assert user.exec.apiVersion == "client.authentication.k8s.io/v1beta1"
-    await connection.close()

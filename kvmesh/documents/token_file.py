@@ -1,4 +1,4 @@
-"""What each request to a Kubernetes API says of its sender: a fresh token of a file, and our own User-Agent."""
+"""The token for a Kubernetes API that somebody renews in a file: read anew every minute, as client-go does."""
 
 import time
 from collections.abc import Callable
@@ -6,9 +6,7 @@ from pathlib import Path
 
 import httpx2
 
-from kvmesh import __version__
-
-TOKEN_SECONDS = 60.0  # as client-go: bound tokens are renewed in the file long before they end
+TOKEN_SECONDS = 60.0  # bound tokens are renewed in the file long before they end
 
 
 class TokenFile:
@@ -36,17 +34,15 @@ class TokenFile:
         self._read_at = None
 
 
-class SenderHeaders(httpx2.AsyncBaseTransport):
-    """Names the program in every request, and shows the token of `tokens` instead of one that was read long ago."""
+class FreshToken(httpx2.AsyncBaseTransport):
+    """Shows the token of a file instead of one that was read long ago; without a file, requests stay as they are."""
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, *, program: str, tokens: TokenFile | None) -> None:
+    def __init__(self, inner: httpx2.AsyncBaseTransport, tokens: TokenFile | None) -> None:
         self._inner = inner
-        self._user_agent = f"{program}/{__version__}"
         self._tokens = tokens
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send it on."""
-        request.headers["User-Agent"] = self._user_agent
         if self._tokens is not None and (token := self._tokens.token()):
             request.headers["Authorization"] = f"Bearer {token}"
         response = await self._inner.handle_async_request(request)
