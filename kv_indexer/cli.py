@@ -60,7 +60,7 @@ def _documents(settings: IndexerSettings) -> "DocumentSource | None":
     if folder is not None:
         return FolderSource(folder)
     names = tuple(name.strip() for name in settings.namespaces.split(",") if name.strip())
-    return kubernetes_source(ClusterAccess(), kinds=POOL_KINDS, namespaces=names)
+    return kubernetes_source(ClusterAccess(program="kvmesh-indexer"), kinds=POOL_KINDS, namespaces=names)
 
 
 def _allow_files() -> None:

@@ -8,6 +8,7 @@ import msgspec
 from extproc.doctor import judge_envoy as envoy
 from extproc.doctor import judge_index as index
 from extproc.doctor import judge_pods as pods
+from extproc.doctor import judge_xds as xds
 from extproc.doctor.facts import Facts
 from extproc.doctor.findings import Finding, Severity, unchecked
 
@@ -64,6 +65,10 @@ def _indexer(facts: Facts) -> bool:
 
 def _envoy(facts: Facts) -> bool:
     return facts.envoy is not None
+
+
+def _envoy_answers(facts: Facts) -> bool:
+    return facts.envoy is not None and not facts.envoy.problem
 
 
 def _envoy_filter(facts: Facts) -> bool:
@@ -130,6 +135,10 @@ CHECKS: dict[str, Check] = {
     "envoy-filter": Check(
         judge=envoy.envoy_filter, right="Envoy shows requests to an ext_proc service", applies=_envoy
     ),
+    "envoy-updates": Check(
+        judge=xds.envoy_updates, right="Envoy has taken the configuration that it was given", applies=_envoy_answers
+    ),
+    "envoy-routes": Check(judge=xds.envoy_routes, right="the filter is on", applies=_envoy_filter),
     "envoy-mode": Check(judge=envoy.envoy_mode, right="the filter's modes are right", applies=_envoy_filter),
     "envoy-timeouts": Check(judge=envoy.envoy_timeouts, right="no timeout cuts a generation", applies=_envoy_filter),
     "envoy-header": Check(judge=envoy.envoy_header, right="clients cannot choose their pod", applies=_envoy_filter),

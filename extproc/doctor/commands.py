@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,7 @@ from kvmesh.redis.address import RedisAccess
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from extproc.doctor.examine import DoctorSettings
     from extproc.settings.config import PickerSettings
     from kvmesh.documents.documents import Snapshot
 
@@ -47,7 +49,11 @@ def doctor(
         ),
     ] = "",
     kubernetes: Annotated[
-        bool, typer.Option("--kubernetes", help="Check all pools of the cluster of KUBECONFIG, and their policies.")
+        bool,
+        typer.Option(
+            "--kubernetes",
+            help="Check all pools of the cluster of KUBECONFIG, their policies, and what is installed.",
+        ),
     ] = False,
     policies: Annotated[
         Path | None,
@@ -167,7 +173,8 @@ def doctor(
     if follows_mesh:
         snapshot = _snapshot(settings.picker, timeout_seconds=settings.timeout_seconds)
         asked = _asked_pools(snapshot, pool or ())
-        findings = asyncio.run(examine_mesh(settings, snapshot, now=datetime.now(UTC), pools=asked))
+        settings, located = _locate(settings) if kubernetes else (settings, ())
+        findings = (*located, *asyncio.run(examine_mesh(settings, snapshot, now=datetime.now(UTC), pools=asked)))
     else:
         findings = asyncio.run(examine(settings))
     if json:
@@ -224,11 +231,28 @@ def _snapshot(settings: "PickerSettings", *, timeout_seconds: float) -> "Snapsho
         source = (
             FolderSource(folder)
             if folder is not None
-            else kubernetes_source(ClusterAccess(), namespaces=namespaces_read(settings))
+            else kubernetes_source(ClusterAccess(program="kvmesh-doctor"), namespaces=namespaces_read(settings))
         )
         return asyncio.run(first_snapshot(source, timeout_seconds=timeout_seconds))
     except KubernetesConfigError as error:
         raise ConfigError(f"--kubernetes: {error}") from error
+
+
+def _locate(settings: "DoctorSettings") -> "tuple[DoctorSettings, tuple[Finding, ...]]":
+    """Find what no option names, and return the settings with it; findings say what cannot be reached."""
+    from extproc.doctor.cluster_parts import locate_parts
+    from kvmesh.documents.documents import ClusterAccess
+
+    given = {"picker": settings.picker_admin, "indexer": settings.indexer_admin, "envoy-admin": settings.envoy_admin}
+    named = [flag for flag, url in given.items() if url]
+    located = asyncio.run(locate_parts(ClusterAccess(program="kvmesh-doctor"), named=named))
+    found = replace(
+        settings,
+        picker_admin=settings.picker_admin or located.urls.get("picker"),
+        indexer_admin=settings.indexer_admin or located.urls.get("indexer"),
+        envoy_admin=settings.envoy_admin or located.urls.get("envoy-admin"),
+    )
+    return found, located.findings
 
 
 def _asked_pools(snapshot: "Snapshot", texts: Sequence[str]) -> frozenset[str]:

@@ -198,6 +198,7 @@ class ExtProcFilter:
     config: Mapping[str, Any]
     manager: Mapping[str, Any]
     listener: Mapping[str, Any]
+    is_disabled: bool = False  # but for the routes that switch it on
 
     @property
     def cluster(self) -> str:
@@ -234,6 +235,16 @@ class PoolRoute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedResource:
+    """Something that Envoy was given and did not take."""
+
+    kind: str  # "listener", "cluster", "route"
+    name: str
+    details: str  # Envoy's words
+    has_earlier: bool  # an earlier version of it is in force
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvoyFacts:
     """One Envoy, by its admin page."""
 
@@ -244,6 +255,9 @@ class EnvoyFacts:
     clusters: tuple[EnvoyCluster, ...] = ()
     routes: tuple[Mapping[str, Any], ...] = ()  # route entries that lead to a cluster
     pool_routes: tuple[PoolRoute, ...] = ()
+    enabling_filters: frozenset[str] = frozenset()  # names of filters that some route has settings for, and not "off"
+    refused: tuple[RefusedResource, ...] = ()  # last time, and since then not mended
+    rejected_updates: Mapping[str, int] = field(default_factory=dict)  # kind -> refusals since Envoy's start, if any
     picker_health: Mapping[str, str] = field(default_factory=dict)  # IP:PORT of the picker's cluster -> as grpc_health
 
     def cluster(self, name: str) -> EnvoyCluster | None:

@@ -1,6 +1,7 @@
 """Asks a running picker, an indexer and an Envoy about themselves by their admin pages. Changes and judges nothing."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from extproc.doctor.facts import (
     PickerTokens,
     PodFacts,
     PoolRoute,
+    RefusedResource,
 )
 from extproc.doctor.gather_pods import PROBES
 from extproc.doctor.questions import Client, ask_health
@@ -26,6 +28,9 @@ EXT_PROC = "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor"
 MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 PER_ROUTE = "envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
 POOL_KEY = "x-kvmesh-pool"
+KINDS = {"ListenersConfigDump": "listener", "ClustersConfigDump": "cluster", "RoutesConfigDump": "route"}
+UPDATES = {"listener_manager.lds.": "listener", "cluster_manager.cds.": "cluster", ".rds.": "route"}  # by counters
+NOT_IN_FORCE = frozenset({"error_state", "warming_state", "draining_state"})  # of a resource in a dump
 MAX_PICKERS = 16  # of one cluster that are asked for their health
 
 
@@ -123,8 +128,11 @@ def _subject(finding: Mapping[str, Any]) -> str:
 async def gather_envoy(client: Client, url: str) -> EnvoyFacts:
     """Return the configuration of the Envoy at this admin address, and what it sees."""
     url = url.rstrip("/")
-    dump, clusters, info = await asyncio.gather(
-        client.ask(f"{url}/config_dump"), client.ask(f"{url}/clusters?format=json"), client.ask(f"{url}/server_info")
+    dump, clusters, info, stats = await asyncio.gather(
+        client.ask(f"{url}/config_dump"),
+        client.ask(f"{url}/clusters?format=json"),
+        client.ask(f"{url}/server_info"),
+        client.ask(f"{url}/stats?format=json&filter=update_rejected$"),
     )
     configs = dump.content
     if not isinstance(configs, Mapping) or not isinstance(configs.get("configs"), list):
@@ -137,6 +145,9 @@ async def gather_envoy(client: Client, url: str) -> EnvoyFacts:
         clusters=tuple(read_clusters(configs, clusters.json())),
         routes=tuple(read_routes(configs)),
         pool_routes=tuple(read_pool_routes(configs)),
+        enabling_filters=frozenset(read_enabling_filters(configs)),
+        refused=tuple(read_refused(configs)),
+        rejected_updates=read_rejected(stats.json()),
     )
     picking = facts.picking_filter()
     cluster = facts.cluster(picking.cluster) if picking is not None else None
@@ -153,7 +164,11 @@ def read_filters(configs: Mapping[str, Any]) -> Iterator[ExtProcFilter]:
                 for entry in _list(manager, "http_filters"):
                     for config in _typed(entry, EXT_PROC):
                         yield ExtProcFilter(
-                            name=str(entry.get("name", "")), config=config, manager=manager, listener=listener
+                            name=str(entry.get("name", "")),
+                            config=config,
+                            manager=manager,
+                            listener=listener,
+                            is_disabled=entry.get("disabled") is True,
                         )
 
 
@@ -183,6 +198,47 @@ def read_pool_routes(configs: Mapping[str, Any]) -> Iterator[PoolRoute]:
         if pool:
             name = str(route.get("name") or host.get("name") or table.get("name") or "")
             yield PoolRoute(name=name, pool=pool, clusters=_led_to(action), fails_open=fails_open)
+
+
+def read_enabling_filters(configs: Mapping[str, Any]) -> Iterator[str]:
+    """Return the names of filters that a route, its host or its table gives settings, and with them switches on."""
+    for *levels, _ in _routes(configs):
+        for level in levels:
+            settings = level.get("typed_per_filter_config")
+            for name, config in settings.items() if isinstance(settings, Mapping) else ():
+                if isinstance(config, Mapping) and config.get("disabled") is not True:
+                    yield name
+
+
+def read_refused(configs: Mapping[str, Any]) -> list[RefusedResource]:
+    """Return what Envoy has refused last; what it keeps of that, `failed_configuration`, is in force nowhere."""
+    found = list(_error_states(configs))
+    named = {each.details for each in found if each.name}
+    return [each for each in found if each.name or each.details not in named]  # Envoy says some twice
+
+
+def _error_states(configs: Mapping[str, Any]) -> Iterator[RefusedResource]:
+    for section in _list(configs, "configs"):
+        kind = KINDS.get(str(section.get("@type", "")).rpartition(".")[2], "")
+        for state in (each for part in section if kind for each in _list(section, part)):
+            if isinstance(error := state.get("error_state"), Mapping):
+                yield RefusedResource(
+                    kind=kind,
+                    name=str(state.get("name", "")),
+                    details=str(error.get("details", "it does not say why")),
+                    has_earlier=any(isinstance(state.get(name), Mapping) for name in ("active_state", kind)),
+                )
+
+
+def read_rejected(stats: object) -> Mapping[str, int]:
+    """Return how many updates were refused, of each kind of which any were."""
+    counts: Counter[str] = Counter()
+    for each in _list(stats, "stats"):
+        name, value = str(each.get("name", "")), each.get("value")
+        kind = next((kind for part, kind in UPDATES.items() if part in name), None)
+        if kind is not None and isinstance(value, int):
+            counts[kind] += value
+    return {kind: count for kind, count in counts.items() if count}
 
 
 def _routes(configs: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], ...]]:
@@ -223,13 +279,14 @@ def _sections(configs: Mapping[str, Any], kind: str) -> Iterator[Mapping[str, An
 
 
 def _typed(value: object, type_name: str) -> Iterator[Mapping[str, Any]]:
-    """Return the outermost messages of one type, at any depth."""
+    """Return the outermost messages of one type, at any depth, of what is in force."""
     if isinstance(value, Mapping):
         if str(value.get("@type", "")).rpartition("/")[2] == type_name:
             yield value
             return
-        for inner in value.values():
-            yield from _typed(inner, type_name)
+        for name, inner in value.items():
+            if name not in NOT_IN_FORCE:
+                yield from _typed(inner, type_name)
     elif isinstance(value, list):
         for inner in value:
             yield from _typed(inner, type_name)

@@ -9,6 +9,7 @@ from typing import Any
 
 from extproc.doctor.facts import SERVING, EnvoyCluster, EnvoyFacts, ExtProcFilter, Facts
 from extproc.doctor.findings import Finding, error, unchecked, warning
+from extproc.doctor.judge_xds import why_no_cluster
 from extproc.policy.pool_config import FAIL_CLOSE, FAIL_OPEN
 from extproc.policy.values import Steering
 
@@ -18,6 +19,7 @@ EXAMPLES = "see envoy/local.yaml (override_host), envoy/buffered.yaml, envoy/ori
 DUPLEX, BUFFERED = "FULL_DUPLEX_STREAMED", "BUFFERED"
 DEFAULT_BUFFER_BYTES = 1 << 20
 DEFAULT_OUTBOUND_FRAMES = 10_000  # Envoy's
+LONGEST_GENERATION_SECONDS = 600.0  # with its wait in a queue; a timeout above cuts none that anybody waits for
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
@@ -123,13 +125,21 @@ def envoy_timeouts(facts: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> I
     cut = {
         str(route.get("timeout", "15 s, the default"))
         for route in envoy.routes
-        if route.get("cluster") in pods and ("timeout" not in route or _seconds(route["timeout"]) > 0)
+        if route.get("cluster") in pods and ("timeout" not in route or _cuts(route["timeout"]))
     }
     if cut:
         yield warning(
             envoy.url,
             f"a route to the pods has a timeout of {', '.join(sorted(cut))}: it cuts long generations",
             fix="set timeout: 0s on the route",
+        )
+    policies = [route.get("retry_policy") or {} for route in envoy.routes if route.get("cluster") in pods]
+    if cut := {str(each["per_try_timeout"]) for each in policies if _cuts(each.get("per_try_timeout"))}:
+        yield warning(
+            envoy.url,
+            f"a route to the pods gives each try {', '.join(sorted(cut))} (per_try_timeout): it cuts long generations "
+            "and sends them to another pod, from their beginning",
+            fix="remove the per-try timeout (VirtualService retries.perTryTimeout, HTTPRoute timeouts.backendRequest)",
         )
 
 
@@ -272,7 +282,7 @@ def envoy_picker(_: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterato
         yield error(
             envoy.url,
             f"the filter's cluster {picking.cluster!r} " + ("does not exist" if cluster is None else "has no address"),
-            fix="give the cluster of the picker its address (--host and --grpc-port of `kvmesh extproc`)",
+            fix=why_no_cluster(picking.cluster),
         )
         return
     for host in cluster.hosts:
@@ -358,6 +368,11 @@ def _removed_headers(picking: ExtProcFilter) -> list[str]:
             break
         mutations.append(entry.get("typed_config", {}).get("mutations", {}).get("request_mutations", []))
     return [str(one.get("remove", "")).lower() for of_one in mutations for one in of_one if isinstance(one, Mapping)]
+
+
+def _cuts(duration: object) -> bool:
+    """Tell whether a timeout may end a generation: 0 is none, and what `kvmesh install` sets is 20 minutes."""
+    return 0 < _seconds(duration) < LONGEST_GENERATION_SECONDS
 
 
 def _seconds(duration: object) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from extproc.doctor.facts import SERVING, Facts, PodFacts, PoolFacts, TokenComparison
 from extproc.doctor.findings import Finding, Severity, error, unchecked, warning
 from extproc.models.models import TokensFrom
-from extproc.policy.status import ACCEPTED, CONFLICTED, FALSE, TRUE, WARNING
+from extproc.policy.status import ACCEPTED, FALSE, PENDING, PROGRAMMED, WARNING, Condition
 
 OLDEST = (0, 8)  # vLLM; docs/limits.md
 WITHOUT_GROUP_KINDS = frozenset({(0, 20), (0, 21)})
@@ -327,13 +327,20 @@ def pool_documents(facts: Facts) -> Iterator[Finding]:
 def pool_policies(facts: Facts) -> Iterator[Finding]:
     """Every policy is in force as it is written."""
     for status in facts.mesh.policies if facts.mesh else ():
-        for condition in status.conditions:
-            words = f"{condition.message} ({condition.reason})"
-            if condition.type == ACCEPTED and condition.status == FALSE:
-                yield error(f"InferencePolicy {status.source}", words, fix="correct the field that is named")
-            elif condition.type in (CONFLICTED, WARNING) and condition.status == TRUE:
-                fix = f"see what is in force: `kvmesh policy explain InferencePolicy/{status.source}`"
-                yield warning(f"InferencePolicy {status.source}", words, fix=fix)
+        where = f"InferencePolicy {status.source}"
+        fix = f"see what is in force: `kvmesh policy explain InferencePolicy/{status.source}`"
+        by_type = {condition.type: condition for condition in status.conditions}
+        accepted, programmed, warned = (by_type.get(each) for each in (ACCEPTED, PROGRAMMED, WARNING))
+        if accepted is not None and accepted.status == FALSE:
+            yield error(where, _words(accepted), fix="correct the field that is named")
+        elif programmed is not None and programmed.reason not in (PROGRAMMED, PENDING):
+            yield warning(where, _words(programmed), fix=fix)
+        if warned is not None:  # that it covers no pool is said here, too
+            yield warning(where, _words(warned), fix=fix)
+
+
+def _words(condition: Condition) -> str:
+    return f"{condition.message} ({condition.reason})"
 
 
 def pool_endpoints(facts: Facts) -> Iterator[Finding]:

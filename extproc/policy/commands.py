@@ -117,7 +117,7 @@ def _snapshot(folder: Path | None, *, timeout_seconds: float) -> "Snapshot":
     from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
     from kvmesh.documents.sources import FolderSource, kubernetes_source
 
-    source = kubernetes_source(ClusterAccess()) if folder is None else FolderSource(folder)
+    source = kubernetes_source(ClusterAccess(program="kvmesh-policy")) if folder is None else FolderSource(folder)
     try:
         return asyncio.run(first_snapshot(source, timeout_seconds=timeout_seconds))
     except KubernetesConfigError as error:

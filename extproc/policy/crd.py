@@ -12,21 +12,25 @@ import yaml
 from extproc.policy.inference_policy import GROUP, KIND, VERSION
 from extproc.policy.schema import Choice, Flag, Kind, ListOf, Number, Property, Record, Rule, Text, kind_of
 from extproc.policy.spec import Spec
+from kvmesh.documents.documents import MOST_ANCESTORS
 
 PLURAL, SINGULAR, SHORT_NAME, CATEGORY = "inferencepolicies", "inferencepolicy", "infpol", "kvmesh"
 HEADER = "# Written by `python -m extproc.policy.crd`; docs/reference/inference-policy.md explains the fields.\n"
 INT32 = 2**31 - 1
-CONDITION_COLUMN = '.status.conditions[?(@.type=="{}")].{}'
+CONDITION_COLUMN = '.status.ancestors[*].conditions[?(@.type=="{}")].{}'
+# the API server shows the first of several: of an entry for each installation, the one that wrote first
 COLUMNS: Mapping[str, str] = {
     "Target": ".spec.targetRefs[0].name",
     "Strategy": ".spec.scoring.strategy",
     "Accepted": CONDITION_COLUMN.format("Accepted", "status"),
-    "Reason": CONDITION_COLUMN.format("Accepted", "reason"),
-    **{kind: CONDITION_COLUMN.format(kind, "status") for kind in ("Warning", "Conflicted", "Overridden")},
+    "Programmed": CONDITION_COLUMN.format("Programmed", "status"),
+    "Reason": CONDITION_COLUMN.format("Programmed", "reason"),
+    "Warning": CONDITION_COLUMN.format("Warning", "status"),
+    "Message": CONDITION_COLUMN.format("Programmed", "message"),
     "Failure": ".spec.failureMode",
     "Age": ".metadata.creationTimestamp",
 }
-WIDE = ("Conflicted", "Overridden", "Failure")  # columns that only `kubectl get -o wide` shows
+WIDE = ("Message", "Failure")  # columns that only `kubectl get -o wide` shows
 
 
 def policy_crd() -> dict[str, Any]:
@@ -189,16 +193,47 @@ CONDITION = {
         "message": {"type": "string", "maxLength": 32768},
     },
 }
-STATUS: Mapping[str, Any] = {
+ANCESTOR_REF: Mapping[str, Any] = {
     "type": "object",
+    "description": "The picker's Service: it stands for the installation.",
+    "required": ["name"],
     "properties": {
-        "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+        "group": {"type": "string", "maxLength": 253},
+        "kind": {"type": "string", "maxLength": 63},
+        "namespace": {"type": "string", "maxLength": 63},
+        "name": {"type": "string", "minLength": 1, "maxLength": 253},
+    },
+}
+ANCESTOR: Mapping[str, Any] = {
+    "type": "object",
+    "description": "What one installation makes of the policy: PolicyAncestorStatus of Gateway API (GEP-713).",
+    "required": ["ancestorRef", "controllerName", "conditions"],
+    "properties": {
+        "ancestorRef": ANCESTOR_REF,
+        "controllerName": {
+            "type": "string",
+            "description": "The installation that wrote this entry, as kvmesh.io/picker/NAMESPACE.",
+            "minLength": 1,
+            "maxLength": 253,
+        },
         "conditions": {
             "type": "array",
             "maxItems": 8,
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
             "items": CONDITION,
+        },
+    },
+}
+STATUS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "ancestors": {
+            "type": "array",
+            "maxItems": MOST_ANCESTORS,
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["controllerName"],
+            "items": ANCESTOR,
         },
     },
 }

@@ -34,6 +34,7 @@ class _Share:
     """What one outcome has for one policy."""
 
     takes_part: bool = False
+    holds: bool = False  # some field here is as this policy says
     lost: dict[Path, str] = field(default_factory=dict)  # field -> its winner
     conflicts: dict[str, set[Path]] = field(default_factory=lambda: defaultdict(set))
     faults: list[str] = field(default_factory=list)
@@ -88,6 +89,8 @@ def _shares_of(outcome: Outcome) -> dict[str, _Share]:
     shares: defaultdict[str, _Share] = defaultdict(_Share)
     for each in outcome.layers:
         shares[each.source].takes_part = True
+    for source in outcome.merged.origins.values():
+        shares[source].holds = True
     for loss in outcome.merged.losses:
         shares[loss.loser].lost[loss.path] = loss.winner
         if loss.is_conflict:
@@ -132,6 +135,8 @@ def _findings(
         has_targets_left=coverage.has_target,
         conflicts={winner: sorted(_written(path) for path in paths) for winner, paths in conflicts.items()},
         overridden=_overridden(shares, {path for paths in conflicts.values() for path in paths}),
+        is_lost=any(share.takes_part for share, _ in shares) and not any(share.holds for share, _ in shares),
+        emptiness=coverage.emptiness,
         warnings=tuple([*said, coverage.emptiness] if coverage.emptiness else said),
     )
 
@@ -207,6 +212,7 @@ class _Kept:
 class StatusBook:
     """What was last said of each policy; it keeps the times of conditions until a document has them."""
 
+    installation: str
     _kept: dict[str, _Kept] = field(default_factory=dict)
 
     def update(
@@ -218,8 +224,25 @@ class StatusBook:
         for source, held in policies.items():
             known = before.get(source)
             if known is None or known.findings is not findings[source] or known.document is not held.document:
-                known = _kept(held, findings[source], known.status if known else None, time)
+                known = self._keep(held, findings[source], known.status if known else None, time)
             self._kept[source] = known
+
+    def _keep(self, held: Held[InferencePolicy], findings: Findings, before: PolicyStatus | None, time: str) -> _Kept:
+        namespace, _, name = held.source.partition("/")
+        wanted = PolicyStatus(
+            namespace=namespace,
+            name=name,
+            uid=held.uid,
+            observed_generation=held.generation,
+            conditions=conditions_of(findings, generation=held.generation),
+            installation=self.installation,
+        )
+        ours: tuple[Condition, ...] = before.conditions if before is not None and before.uid == held.uid else ()
+        status = wanted.since(conditions_in(held.document, self.installation), ours, now=time)
+        if before == status and before is not None:
+            status = before
+        written = is_written(status, held.document)
+        return _Kept(findings=findings, document=held.document, status=status, is_written=written)
 
     def statuses(self) -> dict[str, PolicyStatus]:
         """Return all of them, by "namespace/name"."""
@@ -237,20 +260,3 @@ def refusals(statuses: Iterable[PolicyStatus]) -> Iterator[DocumentProblem]:
             if condition.type == ACCEPTED and condition.status == FALSE:
                 reason = "policy-not-valid" if condition.reason == INVALID else "policy-target-not-found"
                 yield DocumentProblem(reason=reason, where=f"{KIND} {status.source}", words=condition.message)
-
-
-def _kept(held: Held[InferencePolicy], findings: Findings, before: PolicyStatus | None, time: str) -> _Kept:
-    namespace, _, name = held.source.partition("/")
-    wanted = PolicyStatus(
-        namespace=namespace,
-        name=name,
-        uid=held.uid,
-        observed_generation=held.generation,
-        conditions=conditions_of(findings, generation=held.generation),
-    )
-    ours: tuple[Condition, ...] = before.conditions if before is not None and before.uid == held.uid else ()
-    status = wanted.since(conditions_in(held.document), ours, now=time)
-    if before == status and before is not None:
-        status = before
-    written = is_written(status, held.document)
-    return _Kept(findings=findings, document=held.document, status=status, is_written=written)

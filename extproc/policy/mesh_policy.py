@@ -66,6 +66,7 @@ class MeshPolicy:
     """Keeps what is in force. One for each picker; not for several threads at a time."""
 
     root_namespace: str = ROOT_NAMESPACE
+    installation: str = "default"  # whose status entries are ours: the namespace of its pickers
     # what the picker's own flags say, as `fields` of an InferencePolicy: below all policies
     settings: Mapping[str, Any] = field(default_factory=dict)
     # and of single endpoints, which no policy names
@@ -83,11 +84,12 @@ class MeshPolicy:
     _layers: LayerBook = field(init=False)
     _found: FindingsBook = field(default_factory=FindingsBook)
     _settled: Settled | None = None  # None after a defect in the middle: the next snapshot starts over
-    _statuses: StatusBook = field(default_factory=StatusBook)
+    _statuses: StatusBook = field(init=False)
     _made: dict[str, tuple[tuple[Pool, Outcome], PoolConfig]] = field(default_factory=dict)  # with what it is made of
 
     def __post_init__(self) -> None:
         self._layers = LayerBook(self.root_namespace)
+        self._statuses = StatusBook(installation=self.installation)
 
     def update(self, snapshot: Snapshot, *, now: datetime) -> MeshState:
         """Take a snapshot in and return the new state; what is bad in it is in the state, never raised."""

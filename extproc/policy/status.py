@@ -1,7 +1,8 @@
 """What an InferencePolicy's status says: conditions, as the Kubernetes API has them. Pure; time is an argument.
 
-The conditions follow GEP-713: `Accepted` is always there, the others only
-while they are true, so that `kubectl describe` shows problems and nothing else.
+The conditions follow GEP-713: each installation has one entry of `status.ancestors`, under its own controller name, so
+that installations with different views never rewrite each other. `Accepted` and `Programmed` are always there,
+`Warning` only while there is one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +12,13 @@ from typing import Any, Self
 import msgspec
 from msgspec import structs
 
-ACCEPTED, CONFLICTED, OVERRIDDEN, WARNING = "Accepted", "Conflicted", "Overridden", "Warning"
-TYPES = (ACCEPTED, CONFLICTED, OVERRIDDEN, WARNING)
+from kvmesh.documents.documents import PICKER_SERVICE, controller_name
+
+ACCEPTED, PROGRAMMED, WARNING = "Accepted", "Programmed", "Warning"
+TYPES = (ACCEPTED, PROGRAMMED, WARNING)
 INVALID, TARGET_NOT_FOUND = "Invalid", "TargetNotFound"  # reasons of Accepted: "False"
+PARTLY = "PartiallyProgrammed"  # of Programmed: "True"
+CONFLICTED, OVERRIDDEN, PENDING = "Conflicted", "Overridden", "Pending"  # of Programmed: "False"
 TRUE, FALSE = "True", "False"
 MOST_MESSAGE_CHARACTERS = 1024  # the API takes 32,768; far more than is read
 MOST_FIELDS_NAMED = 8
@@ -39,16 +44,18 @@ class PolicyStatus:
     uid: str  # "" where the document has none (a file)
     observed_generation: int
     conditions: tuple[Condition, ...]
+    installation: str = "default"  # whose words these are: the namespace of its pickers
 
     @property
     def source(self) -> str:
         """Its policy's name as everywhere else: "namespace/name"."""
         return f"{self.namespace}/{self.name}"
 
-    def document(self) -> dict[str, Any]:
-        """Return the `status` to write."""
+    def entry(self) -> dict[str, Any]:
+        """Return this installation's entry of `status.ancestors`; its picker's Service stands for the installation."""
         return {
-            "observedGeneration": self.observed_generation,
+            "ancestorRef": {"group": "", "kind": "Service", "namespace": self.installation, "name": PICKER_SERVICE},
+            "controllerName": controller_name(self.installation),
             "conditions": list(msgspec.to_builtins(self.conditions)),
         }
 
@@ -79,6 +86,8 @@ class Findings:
     has_targets_left: bool = False  # some other target exists
     conflicts: Mapping[str, Sequence[str]]  # winner "namespace/name" -> the fields that it decides
     overridden: Mapping[str, Sequence[str]]  # the same for fields that more specific policies decide everywhere
+    is_lost: bool = False  # every field that it sets is decided by others, at each pool that it covers
+    emptiness: str = ""  # why it covers no pool
     warnings: tuple[str, ...] = ()
 
 
@@ -87,15 +96,8 @@ def conditions_of(found: Findings, *, generation: int) -> tuple[Condition, ...]:
     warnings = found.warnings
     if found.missing_targets and found.has_targets_left:
         warnings = (*found.missing_targets, *warnings)
-    given = [_accepted(found)]
-    if found.conflicts:
-        message = (
-            f"an older policy (or one whose name comes first) of the same level decides: {_fields(found.conflicts)}"
-        )
-        given.append((CONFLICTED, TRUE, "Conflicted", message))
-    if found.overridden:
-        message = f"has no effect anywhere, more specific policies decide: {_fields(found.overridden)}"
-        given.append((OVERRIDDEN, TRUE, "Overridden", message))
+    accepted = _accepted(found)
+    given = [accepted, _programmed(found, accepted)]
     if warnings:
         given.append((WARNING, TRUE, "CheckPolicy", "; ".join(warnings)))
     return tuple(
@@ -109,25 +111,56 @@ def _accepted(found: Findings) -> tuple[str, str, str, str]:
         return ACCEPTED, FALSE, INVALID, found.invalid
     if found.missing_targets and not found.has_targets_left:
         return ACCEPTED, FALSE, TARGET_NOT_FOUND, "; ".join(found.missing_targets)
-    return ACCEPTED, TRUE, "Accepted", "the policy is in force"
+    return ACCEPTED, TRUE, ACCEPTED, "the policy is valid, and what it names is there"
 
 
-def conditions_in(document: Mapping[str, Any]) -> tuple[Condition, ...]:
-    """Read the conditions in a document's status, leniently: any client may have written them."""
-    status = document.get("status")
-    given = status.get("conditions") if isinstance(status, Mapping) else None
+def _programmed(found: Findings, accepted: tuple[str, str, str, str]) -> tuple[str, str, str, str]:
+    """Say how much of the policy is in force, and who decides the rest."""
+    _, status, reason, _ = accepted
+    if status == FALSE:
+        return PROGRAMMED, FALSE, reason, "the policy is not in force as it is written: see Accepted"
+    if found.emptiness:
+        return PROGRAMMED, FALSE, PENDING, found.emptiness
+    lost = []
+    if found.conflicts:
+        lost.append(
+            f"an older policy (or one whose name comes first) of the same level decides: {_fields(found.conflicts)}"
+        )
+    if found.overridden:
+        lost.append(f"has no effect anywhere, more specific policies decide: {_fields(found.overridden)}")
+    if not lost:
+        return PROGRAMMED, TRUE, PROGRAMMED, "the policy is in force"
+    if found.is_lost:
+        reason = OVERRIDDEN if found.overridden else CONFLICTED
+        return PROGRAMMED, FALSE, reason, "; ".join(["nothing of it is in force", *lost])
+    return PROGRAMMED, TRUE, PARTLY, "; ".join(lost)
+
+
+def conditions_in(document: Mapping[str, Any], installation: str) -> tuple[Condition, ...]:
+    """Read the installation's conditions in a document's status, leniently: any client may have written them."""
+    given = (_entry_in(document, installation) or {}).get("conditions")
     if not isinstance(given, list):
         return ()
     return tuple(_condition(each) for each in given if isinstance(each, Mapping))
 
 
 def is_written(wanted: PolicyStatus, document: Mapping[str, Any]) -> bool:
-    """Tell whether the document's status says so already; others' conditions beside ours do not matter."""
-    status = document.get("status")
-    if not isinstance(status, Mapping) or status.get("observedGeneration") != wanted.observed_generation:
+    """Tell whether the document's status says so already; the entries of other installations do not matter."""
+    entry = _entry_in(document, wanted.installation)
+    if entry is None or entry.get("ancestorRef") != wanted.entry()["ancestorRef"]:
         return False
-    ours = [each for each in conditions_in(document) if each.type in TYPES]
-    return sorted(ours, key=_type) == sorted(wanted.conditions, key=_type)
+    written = conditions_in(document, wanted.installation)
+    return sorted(written, key=_type) == sorted(wanted.conditions, key=_type)
+
+
+def _entry_in(document: Mapping[str, Any], installation: str) -> Mapping[str, Any] | None:
+    status = document.get("status")
+    entries = status.get("ancestors") if isinstance(status, Mapping) else None
+    name = controller_name(installation)
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, Mapping) and entry.get("controllerName") == name:
+            return entry
+    return None
 
 
 def _type(condition: Condition) -> str:

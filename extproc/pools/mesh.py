@@ -114,6 +114,7 @@ def mesh_policy(settings: PickerSettings) -> MeshPolicy:
     """Return the policies' keeper; what the picker's flags say is below all of them."""
     return MeshPolicy(
         root_namespace=settings.root_namespace,
+        installation=own_namespace(),
         settings=settings.policy_fields,
         cordoned=settings.policy.cordoned,
         roles=settings.policy.roles,
@@ -143,7 +144,7 @@ async def follow_source(
 
 async def _follow_cluster(settings: PickerSettings, follower: MeshFollower) -> None:
     """Follow the cluster, and write the status while elected."""
-    access = ClusterAccess()
+    access = ClusterAccess(program="kvmesh-picker")
     writer = status_writer(access, lease_namespace=own_namespace(), identity=own_name())
     follower.told = lambda state: writer.want(status_updates(state))
     async with asyncio.TaskGroup() as tasks:
@@ -159,7 +160,7 @@ def status_updates(state: MeshState) -> list[StatusUpdate]:
             key=DocumentKey(group=GROUP, kind=KIND, namespace=status.namespace, name=status.name),
             uid=status.uid,
             generation=status.observed_generation,
-            status=status.document(),
+            entry=status.entry(),
         )
         for status in state.unwritten
     ]

@@ -68,7 +68,7 @@ def read_cluster_config(access: ClusterAccess) -> ClusterConfig:
     try:
         paths = _kubeconfigs(access)
         if paths:
-            return _of_files(paths, access.context)
+            return _of_files(paths, access)
         if access.context is not None:
             raise KubernetesConfigError(f"there is no kubeconfig that could have a context {access.context!r}")
         return _of_service_account(access)
@@ -96,12 +96,12 @@ def _of_service_account(access: ClusterAccess) -> ClusterConfig:
     login = KubeConfig.from_service_account(access.service_account or SERVICE_ACCOUNT).get()
     if login is None:
         raise KubernetesConfigError("this pod's service account is unusable")
-    return ClusterConfig(context=IN_CLUSTER, login=login, headers=_user_agent())
+    return ClusterConfig(context=IN_CLUSTER, login=login, headers=_user_agent(access))
 
 
-def _of_files(paths: list[Path], context: str | None) -> ClusterConfig:
+def _of_files(paths: list[Path], access: ClusterAccess) -> ClusterConfig:
     merged = _merged(paths)
-    name = context or merged["current-context"]
+    name = access.context or merged["current-context"]
     if not name:
         files = ", ".join(map(str, paths))
         raise KubernetesConfigError(f"{files}: there is no current-context; name one (kubectl config use-context)")
@@ -131,7 +131,7 @@ def _of_files(paths: list[Path], context: str | None) -> ClusterConfig:
     return ClusterConfig(
         context=name,
         login=login._replace(user=login.user or User()),
-        headers=(*_user_agent(), *_impersonation(user)),
+        headers=(*_user_agent(access), *_impersonation(user)),
         server_name=cluster.get("tls-server-name"),
         proxy=proxy,
     )
@@ -185,5 +185,5 @@ def _proxy_of_environment(server: str) -> str | None:
     return urllib.request.getproxies_environment().get(url.scheme)
 
 
-def _user_agent() -> tuple[tuple[str, str], ...]:
-    return (("User-Agent", f"kvmesh/{version('kvmesh')}"),)
+def _user_agent(access: ClusterAccess) -> tuple[tuple[str, str], ...]:
+    return (("User-Agent", f"{access.program}/{version('kvmesh')}"),)

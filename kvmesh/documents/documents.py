@@ -3,7 +3,7 @@
 Also how a cluster is reached, and the status that is to be written back to a document. Values and one protocol; pure.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +12,9 @@ from kvmesh.errors import KvIndexerError
 
 Document = Mapping[str, Any]
 """One object as the API's JSON: apiVersion, kind, metadata, spec, status. Readers never change it."""
-OUR_CONDITIONS = frozenset({"Accepted", "Conflicted", "Overridden", "Warning"})
+PICKER_SERVICE = "kvmesh-picker"  # in each installation's namespace: it stands for the installation
+CONTROLLER = "kvmesh.io/picker/"
+MOST_ANCESTORS = 16  # of one status, as Gateway API has it
 
 
 class DocumentKey(NamedTuple):
@@ -92,35 +94,67 @@ class ClusterAccess:
     kubeconfig: Path | None = None  # None: $KUBECONFIG, else ~/.kube/config, else the pod's service account
     context: str | None = None  # of the kubeconfig; None: its current one
     service_account: Path | None = None  # folder with token, ca.crt, namespace; None: where Kubernetes mounts it
+    program: str = "kvmesh"  # as the API server's audit log names us
+
+
+class StatusFullError(KvIndexerError):
+    """A status has as many ancestors as it may have, all of others."""
+
+    reason = "status-full"
+
+
+def controller_name(installation: str) -> str:
+    """Return the name under which an installation (the namespace of its pickers) writes into a status."""
+    return f"{CONTROLLER}{installation}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusUpdate:
-    """The wished status of one document."""
+    """The wished entry of one installation in a document's `status.ancestors`."""
 
     key: DocumentKey
     uid: str  # of the document that was judged; "" if unknown
     generation: int  # of its spec; 0 if unknown
-    status: Mapping[str, Any]  # fields that are replaced, others stay; `conditions` are all of ours
-    own_conditions: frozenset[str] = OUR_CONDITIONS  # conditions of other types have other owners and stay
+    entry: Mapping[str, Any]  # ancestorRef, controllerName, conditions
 
 
-def status_to_write(current: Document, update: StatusUpdate) -> dict[str, Any] | None:
-    """Return the whole status to write over `current`; None if it says so already or another document was judged."""
+def status_to_write(current: Document, update: StatusUpdate, *, gone: Collection[str] = ()) -> dict[str, Any] | None:
+    """Return the whole status to write over `current`; None if it says so already or another document was judged.
+
+    The entries of other controllers stay as they are, but for those of `gone`, by controller name. Raise
+    StatusFullError where there is no room for ours.
+    """
     metadata = current.get("metadata") or {}
     if update.uid and metadata.get("uid") != update.uid:
         return None
     if update.generation and metadata.get("generation", update.generation) != update.generation:
         return None  # the spec is newer than the judgement; a better one is on its way
     before = current.get("status") or {}
-    wished = {**before, **update.status}
-    if "conditions" in update.status:
-        others = [each for each in before.get("conditions") or () if each.get("type") not in update.own_conditions]
-        wished["conditions"] = [*update.status["conditions"], *others]
-    return None if _comparable(wished) == _comparable(before) else wished
+    entries = list(before.get("ancestors") or ())
+    kept = [each for each in entries if each.get("controllerName") not in gone]
+    place = next((at for at, each in enumerate(kept) if _is_same_controller(each, update.entry)), len(kept))
+    if place == MOST_ANCESTORS:
+        message = (
+            f"its status has entries of {MOST_ANCESTORS} installations: remove those of installations that are gone"
+        )
+        raise StatusFullError(message)
+    if len(kept) == len(entries) and place < len(kept) and _comparable(kept[place]) == _comparable(update.entry):
+        return None
+    kept[place : place + 1] = [dict(update.entry)]
+    return {**before, "ancestors": kept}
 
 
-def _comparable(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a status whose conditions have no order, as the API sees them."""
-    conditions = status.get("conditions") or ()
-    return {**status, "conditions": {each.get("type"): each for each in conditions}}
+def installations_in(current: Document) -> list[str]:
+    """Return the installations (namespaces) that have entries in a document's status."""
+    entries = (current.get("status") or {}).get("ancestors") or ()
+    names = [str(each.get("controllerName", "")) for each in entries]
+    return [name.removeprefix(CONTROLLER) for name in names if name.startswith(CONTROLLER)]
+
+
+def _is_same_controller(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return bool(one.get("controllerName") == other.get("controllerName"))
+
+
+def _comparable(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an entry whose conditions have no order, as the API sees them."""
+    return {**entry, "conditions": {each.get("type"): each for each in entry.get("conditions") or ()}}

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import httpx2
@@ -20,6 +21,7 @@ from lightkube.generic_resource import GenericNamespacedResource, GenericNamespa
 from kvmesh.documents.cluster_config import ClusterConfig, read_cluster_config
 from kvmesh.documents.document_kinds import DocumentKind
 from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
+from kvmesh.documents.token_file import FreshToken, TokenFile
 
 REQUEST_SECONDS = 15.0  # for anything that is no watch
 _RENEW_SECONDS = 10.0  # a connection pool lives at least that long
@@ -77,6 +79,11 @@ class Failure:
     message: str
     retry_after_seconds: float | None = None
 
+    @property
+    def is_of_all(self) -> bool:
+        """Tell whether every request fails so: what follows the documents says it, once for all."""
+        return self.code is None or self.code in (401, 429) or self.code >= 500
+
 
 def failure_of(error: BaseException) -> Failure:
     """Translate whatever lightkube and its HTTP client raise."""
@@ -102,9 +109,16 @@ def _retry_after(error: httpx2.HTTPStatusError) -> float | None:
 def _open(access: ClusterAccess) -> AsyncClient:
     config = read_cluster_config(access)
     try:
-        return AsyncClient(config=config.login, timeout=httpx2.Timeout(REQUEST_SECONDS), transport=_transport(config))
+        transport = FreshToken(_transport(config), _token_file(config))
+        return AsyncClient(config=config.login, timeout=httpx2.Timeout(REQUEST_SECONDS), transport=transport)
     except Exception as error:  # certificates of other people: ssl and lightkube raise what comes
         raise KubernetesConfigError(f"cannot reach a Kubernetes API: {type(error).__name__}: {error}") from error
+
+
+def _token_file(config: ClusterConfig) -> TokenFile | None:
+    user = config.login.user
+    path = user.token_file if user is not None else None
+    return TokenFile(Path(config.login.abs_file(path))) if path else None
 
 
 def _transport(config: ClusterConfig) -> httpx2.AsyncBaseTransport:

@@ -29,6 +29,7 @@ FIRST_PAUSE_SECONDS = 0.2
 LAST_PAUSE_SECONDS = 10.0
 _TRUST = 3  # failures in a row after which neither our connections nor our resource version is trusted any more
 _GONE = 410
+OF_THE_API = frozenset({"api-unreachable", "api-failing", "api-unauthorized"})  # reasons that every kind suffers from
 _PATIENCE = 5  # failures in a row after which the first snapshot no longer waits for a kind that is not essential
 
 
@@ -197,7 +198,7 @@ class DocumentFeed:
         try:
             await self._connection.renew()
         except Exception as error:
-            log.warning("%s: cannot renew the connection: %s", self.name, error)
+            log.debug("%s: cannot renew the connection: %s", self.name, error)  # the problem of this feed is said
 
     def _pause(self, failure: Failure) -> float:
         if failure.retry_after_seconds is not None:
@@ -228,7 +229,7 @@ class KubernetesSource:
         self._scopes = [(kind, place) for kind in kinds for place in places]
         self._chance = chance
         self._feeds: list[DocumentFeed] = []
-        self._said: frozenset[DocumentProblem] = frozenset()
+        self._said: dict[tuple[str, str], DocumentProblem] = {}  # by cause
         self._is_synced = False  # once true, it stays so: a kind that fails later must not hold up the others
 
     async def run(self, on_change: Callable[[Snapshot], None]) -> None:
@@ -259,12 +260,21 @@ class KubernetesSource:
         return self._store.snapshot(synced=True, problems=problems, missing_kinds=frozenset(missing - served))
 
     def _say(self, problems: Sequence[DocumentProblem]) -> None:
-        now = frozenset(problems)
-        for problem in sorted(now - self._said):
+        """Log each cause when it appears and when it is gone, however many kinds suffer from it, one after another."""
+        now = {_cause(problem): problem for problem in problems}
+        for cause in sorted(now.keys() - self._said.keys()):
+            problem = now[cause]
             log.warning("%s: %s", problem.where, problem.words, extra={"reason": problem.reason})
-        for problem in sorted(self._said - now):
-            log.info("%s: no longer true: %s", problem.where, problem.words, extra={"reason": problem.reason})
-        self._said = now
+        for cause in sorted(self._said.keys() - now.keys()):
+            reason, kinds = cause
+            log.info("%s: mended (%s)", kinds or "the Kubernetes API", reason, extra={"reason": reason})
+        # what was said first stays: while it lasts, only the number of its sufferers and the error's words change
+        self._said = {cause: self._said.get(cause, problem) for cause, problem in now.items()}
+
+
+def _cause(problem: DocumentProblem) -> tuple[str, str]:
+    """Return what a problem comes from: the API as a whole, or one kind."""
+    return problem.reason, "" if problem.reason in OF_THE_API else problem.where
 
 
 def _settled(feed: DocumentFeed) -> bool:

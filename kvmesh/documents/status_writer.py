@@ -13,15 +13,27 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from lightkube import ApiError
+from lightkube.resources.core_v1 import Service
 
 from kvmesh.documents.document_kinds import MESH_KINDS, DocumentKind
-from kvmesh.documents.documents import ClusterAccess, DocumentKey, DocumentProblem, StatusUpdate, status_to_write
-from kvmesh.documents.kubernetes_client import Connection, failure_of, resource_class, status_class
+from kvmesh.documents.documents import (
+    PICKER_SERVICE,
+    ClusterAccess,
+    Document,
+    DocumentKey,
+    DocumentProblem,
+    StatusFullError,
+    StatusUpdate,
+    controller_name,
+    installations_in,
+    status_to_write,
+)
+from kvmesh.documents.kubernetes_client import Connection, Failure, failure_of, resource_class, status_class
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +122,7 @@ class LeaderElection:
                 before = self.leads
                 await self._try_once()
                 if self.leads != before:
-                    log.info("status is written %s from now on", "here" if self.leads else "by another replica")
+                    log.info("status is %s", "written here from now on" if self.leads else "no longer written here")
                     self._on_change()
                 await asyncio.sleep(RETRY_SECONDS)
         finally:
@@ -127,16 +139,17 @@ class LeaderElection:
                 if spec is not None:
                     await self._write(lease, spec)
                     self._state.wrote(spec, began_at=began_at)
-            self._note("")
+            self._note(None)
         except Exception as error:
             failure = failure_of(error)
             if failure.code != 409:  # another replica was quicker; its lease is read next time
-                self._note(failure.message)
+                self._note(failure)
 
-    def _note(self, failure: str) -> None:
-        if failure and not self.failure:
-            log.warning("leader election: lease %s/%s: %s", self._namespace, self._name, failure)
-        changed, self.failure = failure != self.failure, failure
+    def _note(self, failure: Failure | None) -> None:
+        if failure is not None and not failure.is_of_all and not self.failure:
+            log.warning("leader election: lease %s/%s: %s", self._namespace, self._name, failure.message)
+        message = failure.message if failure is not None else ""
+        changed, self.failure = message != self.failure, message
         if changed:
             self._on_change()
 
@@ -179,6 +192,7 @@ class StatusWriter:
         self._work = asyncio.Event()
         self._election: LeaderElection | None = None
         self._failure = ""
+        self._has_old_definition = False
 
     def want(self, updates: Iterable[StatusUpdate]) -> None:
         """Replace the statuses to write; every replica keeps them, the leader writes them."""
@@ -221,54 +235,82 @@ class StatusWriter:
         while True:
             await self._work.wait()
             self._work.clear()
-            failure = ""
-            while self._wanted and self.leads and not failure:
+            failure: Failure | None = None
+            while self._wanted and self.leads and failure is None:
                 key = next(iter(self._wanted))
                 update = self._wanted.pop(key)
                 failure = await self._write(connection, update)
-                if failure:
+                if failure is not None:
                     self._wanted.setdefault(key, update)  # unless a newer wish has come meanwhile; behind the others
                 await asyncio.sleep(_SPACING_SECONDS)
-            if failure and failure != self._failure:
-                log.warning("status not written: %s", failure)
-            self._failure = failure
-            if failure:
+            if failure is not None and not failure.is_of_all and not self._failure:
+                log.warning("status not written: %s", failure.message)
+            self._failure = failure.message if failure is not None else ""
+            if failure is not None:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_RETRY_SECONDS):
                         await self._work.wait()
                 self._work.set()
 
-    async def _write(self, connection: Connection, update: StatusUpdate) -> str:
-        """Write one status; return why it should be tried again later, or ""."""
+    async def _write(self, connection: Connection, update: StatusUpdate) -> Failure | None:
+        """Write one status; return why it should be tried again later."""
         try:
             for _ in range(_CONFLICT_TRIES):
                 async with asyncio.timeout(_REQUEST_SECONDS):
                     if await self._write_once(connection, update):
-                        return ""
+                        return None
+        except StatusFullError as error:
+            log.warning("status not written: %s: %s", update.key, error)
+            return None  # the next change of the policy tries again
         except Exception as error:
             failure = failure_of(error)
             if failure.code == 404:
-                return ""  # deleted meanwhile
+                return None  # deleted meanwhile
             message = f"{update.key}: {failure.message}"
             if failure.code != 422:
-                return message
+                return replace(failure, message=message)
             log.warning("status refused: %s", message)
-            return ""  # the same again would be refused again
-        return f"{update.key}: another client changes it all the time"
+            return None  # the same again would be refused again
+        return Failure(code=409, message=f"{update.key}: another client changes it all the time")
 
-    @staticmethod
-    async def _write_once(connection: Connection, update: StatusUpdate) -> bool:
+    async def _write_once(self, connection: Connection, update: StatusUpdate) -> bool:
         key = update.key
         current = await connection.client.get(_Policy, key.name, namespace=key.namespace)
-        status = status_to_write(current, update)
+        gone = await self._gone(connection, current, update)
+        status = status_to_write(current, update, gone=gone)
         if status is None:
             return True
         try:
-            await connection.client.replace(
+            stored = await connection.client.replace(
                 _PolicyStatus({**current, "status": status}), key.name, namespace=key.namespace
             )
         except ApiError as error:
             if error.status.code == 409:
                 return False  # changed since it was read
             raise
+        if not (stored.get("status") or {}).get("ancestors") and not self._has_old_definition:
+            self._has_old_definition = True
+            log.warning(
+                "the cluster's definition of InferencePolicy is of an older kvmesh and drops our status: apply that "
+                "of this release (manifests/crds, or `kvmesh install`)"
+            )
         return True
+
+    async def _gone(self, connection: Connection, current: Document, update: StatusUpdate) -> list[str]:
+        """Return the controller names of the installations with entries here whose picker's Service is no more.
+
+        Nobody else is left to take these out. An installation that we may not ask about counts as there.
+        """
+        found = []
+        for installation in installations_in(current):
+            name = controller_name(installation)
+            if name == update.entry.get("controllerName"):
+                continue
+            try:
+                await connection.client.get(Service, PICKER_SERVICE, namespace=installation)
+            except ApiError as error:
+                if error.status.code == 404:
+                    found.append(name)
+                elif failure_of(error).is_of_all:
+                    raise
+        return found

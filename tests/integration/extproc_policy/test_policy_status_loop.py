@@ -21,6 +21,7 @@ from tests.unit.extproc_policy.mesh_documents import inference_policy, inference
 
 CRD = Path(__file__).parents[3] / "manifests" / "crds" / "kvmesh.io_inferencepolicies.yaml"
 HALF = {"priorities": {"classes": [{"name": "sheddable", "reservedShare": 0.6}]}}
+IN_FORCE = {"Accepted": "True Accepted", "Programmed": "True Programmed"}
 OTHER_HALF = {"priorities": {"classes": [{"name": "standard", "reservedShare": 0.6}]}}
 
 
@@ -39,7 +40,7 @@ class Replica:
                 key=DocumentKey("kvmesh.io", "InferencePolicy", status.namespace, status.name),
                 uid=status.uid,
                 generation=status.observed_generation,
-                status=status.document(),
+                entry=status.entry(),
             )
             for status in self.state.unwritten
         )
@@ -65,7 +66,8 @@ async def replica(api: KubeApi, identity: str) -> AsyncIterator[Replica]:
 def told(api: KubeApi, name: str) -> dict[str, str]:
     """Return a policy's conditions as the API has them: type -> `status reason`."""
     status = (api.get("InferencePolicy", name) or {}).get("status") or {}
-    return {each["type"]: f"{each['status']} {each['reason']}" for each in status.get("conditions", ())}
+    conditions = [each for entry in status.get("ancestors", ()) for each in entry["conditions"]]
+    return {each["type"]: f"{each['status']} {each['reason']}" for each in conditions}
 
 
 def put(api: KubeApi, name: str, spec: dict[str, Any], *, pool: str = "") -> None:
@@ -89,15 +91,21 @@ async def test_every_condition_comes_into_the_api_and_then_nothing_more_is_writt
         put(api, "istio-system/mesh", HALF | {"scoring": {"fallbacks": 1}})
         put(api, "llm/later", {"scoring": {"fallbacks": 3}}, pool="later")
         async with replica(api, "one") as one, replica(api, "two") as two:
-            await eventually(lambda: told(api, "istio-system/mesh") == {"Accepted": "True Accepted"})
-            await eventually(lambda: told(api, "llm/later") == {"Accepted": "False TargetNotFound"})
+            await eventually(lambda: told(api, "istio-system/mesh") == IN_FORCE)
+            await eventually(
+                lambda: (
+                    told(api, "llm/later") == {"Accepted": "False TargetNotFound", "Programmed": "False TargetNotFound"}
+                )
+            )
             put(api, "llm/broken", OTHER_HALF)  # contradicts the mesh-wide one
-            await eventually(lambda: told(api, "llm/broken") == {"Accepted": "False Invalid"})
+            await eventually(
+                lambda: told(api, "llm/broken") == {"Accepted": "False Invalid", "Programmed": "False Invalid"}
+            )
             put(api, "llm/own", {"scoring": {"fallbacks": 4}}, pool="llama")
-            overridden = {"Accepted": "True Accepted", "Overridden": "True Overridden"}
+            overridden = {"Accepted": "True Accepted", "Programmed": "True PartiallyProgrammed"}
             await eventually(lambda: told(api, "istio-system/mesh") == overridden)
             api.put(dict(inference_pool("llm/later")))
-            await eventually(lambda: told(api, "llm/later") == {"Accepted": "True Accepted"})
+            await eventually(lambda: told(api, "llm/later") == IN_FORCE)
             await eventually(lambda: one.state.unwritten == two.state.unwritten == ())
             assert one.state.configs == two.state.configs
             assert {name: each.policy.fallbacks for name, each in one.state.configs.items()} == {
@@ -111,4 +119,6 @@ async def test_every_condition_comes_into_the_api_and_then_nothing_more_is_writt
             assert writes(api) <= settled + 1  # the generation that was observed, once, by one of them
             document = api.get("InferencePolicy", "llm/own")
             assert document is not None
-            assert document["status"]["observedGeneration"] == document["metadata"]["generation"] == 2
+            [entry] = document["status"]["ancestors"]
+            generations = {each["observedGeneration"] for each in entry["conditions"]}
+            assert generations == {document["metadata"]["generation"]} == {2}

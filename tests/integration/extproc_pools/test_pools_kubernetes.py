@@ -77,5 +77,6 @@ async def test_without_an_api_server_traffic_goes_on_and_what_came_meanwhile_fol
 def accepted_of(api: KubeApi) -> str | None:
     """Return the policy's condition Accepted."""
     document = api.get("InferencePolicy", "llm/p") or {}
-    conditions = (document.get("status") or {}).get("conditions", ())
+    entries = (document.get("status") or {}).get("ancestors", ())
+    conditions = [condition for entry in entries for condition in entry["conditions"]]
     return next((each["status"] for each in conditions if each["type"] == "Accepted"), None)

@@ -117,6 +117,29 @@ async def test_while_the_api_is_gone_everything_stays_and_it_is_said(tmp_path: P
             await told.until(lambda snapshot: not snapshot.problems)
 
 
+async def test_an_outage_is_one_line_and_its_end_another_however_many_kinds_and_errors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="kvmesh.documents")
+    async with kube_api(tmp_path) as api:
+        api.loose_crd(**POLICY_CRD)
+        kinds = (*POOL_KINDS, next(each for each in MESH_KINDS if each.kind == "InferencePolicy"))
+        async with following(_source(api, kinds=kinds)) as told:
+            await told.until(lambda snapshot: not snapshot.problems)
+            await api.go_down()
+            sufferers = {kind.resource for kind in kinds if kind.kind != "InferencePool"}  # that one is not served
+
+            def all_suffer(snapshot: Any) -> bool:
+                return sufferers <= {name for each in snapshot.problems for name in each.where.split(", ")}
+
+            await told.until(all_suffer)
+            await api.come_up()
+            await told.until(lambda snapshot: not snapshot.problems)
+    lines = [record.getMessage() for record in caplog.records if record.levelname in ("INFO", "WARNING")]
+    assert [line for line in lines if "does not answer" in line] == lines[:1]
+    assert lines[1:] == ["the Kubernetes API: mended (api-unreachable)"]
+
+
 async def test_a_server_that_hangs_is_noticed_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes_watch, "SILENCE_SECONDS", 0.5)
     async with kube_api(tmp_path) as api:

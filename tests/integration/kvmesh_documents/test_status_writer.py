@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ LEASE = "Lease.coordination.k8s.io"
 
 
 @asynccontextmanager
-async def _writing(api: KubeApi, identity: str, token: str = "admin") -> AsyncIterator[Any]:
+async def _writing(
+    api: KubeApi, identity: str, token: str = "admin", lease: str = "kvmesh-status-writer"
+) -> AsyncIterator[Any]:
     access = ClusterAccess(kubeconfig=api.kubeconfig(token))
-    writer = status_writer(access, lease_namespace="default", identity=identity)
+    writer = status_writer(access, lease_namespace="default", identity=identity, lease_name=lease)
     task = asyncio.create_task(writer.run(), name=f"writer-{identity}")
     try:
         yield writer
@@ -31,7 +34,7 @@ async def _writing(api: KubeApi, identity: str, token: str = "admin") -> AsyncIt
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _accepted(words: str) -> dict[str, Any]:
+def _entry(words: str = "all well", *, installation: str = "default") -> dict[str, Any]:
     condition = {
         "type": "Accepted",
         "status": "True",
@@ -39,13 +42,21 @@ def _accepted(words: str) -> dict[str, Any]:
         "message": words,
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    return {"observedGeneration": 1, "conditions": [condition]}
+    return {
+        "ancestorRef": {"group": "", "kind": "Service", "namespace": installation, "name": "kvmesh-picker"},
+        "controllerName": f"kvmesh.io/picker/{installation}",
+        "conditions": [condition],
+    }
+
+
+def _accepted(words: str) -> dict[str, Any]:
+    return {"ancestors": [_entry(words)]}
 
 
 def _update(document: dict[str, Any], words: str = "all well") -> StatusUpdate:
     metadata = document["metadata"]
     key = DocumentKey("kvmesh.io", "InferencePolicy", metadata["namespace"], metadata["name"])
-    return StatusUpdate(key=key, uid=metadata["uid"], generation=metadata["generation"], status=_accepted(words))
+    return StatusUpdate(key=key, uid=metadata["uid"], generation=metadata["generation"], entry=_entry(words))
 
 
 def _status(api: KubeApi, name: str) -> Any:
@@ -83,15 +94,73 @@ async def test_one_replica_leads_and_writes_and_the_other_takes_over_when_it_goe
 async def test_what_is_there_already_is_not_written_and_what_others_wrote_stays(tmp_path: Path) -> None:
     async with kube_api(tmp_path) as api:
         api.loose_crd(**POLICY_CRD)
-        theirs = {**_accepted("")["conditions"][0], "type": "example.com/Seen"}
-        ours = _accepted("all well")["conditions"]
+        api.put(_picker_service("other"))
+        theirs = _entry("their view", installation="other")
         done = api.put({**policy("done"), "status": _accepted("all well")})
-        half = api.put({**policy("half"), "status": {"conditions": [theirs, {**ours[0], "type": "Conflicted"}]}})
+        half = api.put({**policy("half"), "status": {"ancestors": [theirs, _entry("before")]}})
         async with _writing(api, "a") as writer:
             writer.want([_update(done), _update(half)])
             await eventually(lambda: bool(_writes(api)))
-            assert _status(api, "half") == {"observedGeneration": 1, "conditions": [*ours, theirs]}
+            assert _status(api, "half") == {"ancestors": [theirs, _entry()]}
             assert len(_writes(api)) == 1
+
+
+def _picker_service(namespace: str) -> dict[str, Any]:
+    metadata = {"name": "kvmesh-picker", "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 9002}]}}
+
+
+async def _entries(api: KubeApi, name: str, count: int) -> None:
+    await eventually(lambda: len((_status(api, name) or {}).get("ancestors", ())) == count)
+
+
+async def test_two_installations_write_beside_each_other_and_then_nothing_more(tmp_path: Path) -> None:
+    async with kube_api(tmp_path) as api:
+        api.loose_crd(**POLICY_CRD)
+        document, last = api.put(policy("p")), api.put(policy("last"))
+        entries = {name: _entry(f"as {name} sees it", installation=name) for name in ("one", "two")}
+        for name in entries:
+            api.put(_picker_service(name))
+        async with _writing(api, "a", lease="of-one") as one, _writing(api, "b", lease="of-two") as two:
+            writers = {"one": one, "two": two}
+            for count, (name, entry) in enumerate(entries.items(), 1):
+                writers[name].want([replace(_update(document), entry=entry)])
+                await _entries(api, "p", count)
+            for count, (name, entry) in enumerate(entries.items(), 1):  # each has heard of the other's and looks again
+                writers[name].want([replace(_update(each), entry=entry) for each in (document, last)])
+                await _entries(api, "last", count)
+        assert _status(api, "p") == _status(api, "last") == {"ancestors": list(entries.values())}
+        assert len([path for path in _writes(api) if "/p/" in path]) == 2
+
+
+async def test_the_entry_of_an_installation_that_is_gone_is_taken_out_and_one_that_may_be_there_stays(
+    tmp_path: Path,
+) -> None:
+    async with kube_api(tmp_path) as api:
+        api.loose_crd(**POLICY_CRD)
+        api.put(_picker_service("living"))
+        living, gone = (_entry(installation=name) for name in ("living", "gone"))
+        document = api.put({**policy("p"), "status": {"ancestors": [gone, living]}})
+        async with _writing(api, "a") as writer:
+            writer.want([_update(document)])
+            await eventually(lambda: _status(api, "p") == {"ancestors": [living, _entry()]})
+
+
+async def test_a_status_that_is_full_of_others_is_left_as_it_is_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with kube_api(tmp_path) as api:
+        api.loose_crd(**POLICY_CRD)
+        names = [f"installation-{at}" for at in range(16)]
+        for name in names:
+            api.put(_picker_service(name))
+        full = {"ancestors": [_entry(installation=name) for name in names]}
+        document, last = api.put({**policy("full"), "status": full}), api.put(policy("last"))
+        async with _writing(api, "a") as writer:
+            writer.want([_update(document), _update(last)])
+            await eventually(lambda: _status(api, "last") == _accepted("all well"))
+        assert _status(api, "full") == full
+        assert "entries of 16 installations" in caplog.text
 
 
 async def test_a_judgement_of_an_older_spec_or_of_a_deleted_policy_is_not_written(tmp_path: Path) -> None:

@@ -49,18 +49,20 @@ class Mesh:
     def write(self, status: PolicyStatus) -> None:
         """Write a status as the elected leader does."""
         key = DocumentKey("kvmesh.io", "InferencePolicy", status.namespace, status.name)
-        self.documents[key] = {**self.documents[key], "status": status.document()}
+        self.documents[key] = {**self.documents[key], "status": {"ancestors": [status.entry()]}}
 
 
 def told(state: MeshState, source: str) -> dict[str, tuple[str, str]]:
-    """Return a policy's conditions as type -> (reason, message); `Accepted` with its status before the reason."""
+    """Return a policy's conditions as type -> (reason, message), with the status before a reason."""
     return {
-        each.type: (f"{each.status} {each.reason}" if each.type == "Accepted" else each.reason, each.message)
+        each.type: (each.reason if each.type == "Warning" else f"{each.status} {each.reason}", each.message)
         for each in state.statuses[source].conditions
     }
 
 
-IN_FORCE = {"Accepted": ("True Accepted", "the policy is in force")}
+ACCEPTED = ("True Accepted", "the policy is valid, and what it names is there")
+IN_FORCE = {"Accepted": ACCEPTED, "Programmed": ("True Programmed", "the policy is in force")}
+NOT_ACCEPTED = "the policy is not in force as it is written: see Accepted"
 
 
 def inference_policy(

@@ -10,6 +10,7 @@ from kvmesh.documents.documents import DocumentKey
 from kvmesh.documents.pools import PoolEndpoint
 from tests.unit.extproc_policy.mesh_documents import (
     IN_FORCE,
+    NOT_ACCEPTED,
     Mesh,
     gateway,
     inference_policy,
@@ -116,6 +117,7 @@ def test_a_policy_never_reaches_a_pool_of_another_namespace_by_its_name() -> Non
     assert state.configs["a/llama"].policy.fallbacks == 2
     assert told(state, "b/thief") == {
         "Accepted": ("False TargetNotFound", "InferencePool b/llama is not there"),
+        "Programmed": ("False TargetNotFound", NOT_ACCEPTED),
     }
 
 
@@ -264,7 +266,7 @@ def test_hosts_of_policies_and_annotations_lead_to_one_pool_each() -> None:
         "a/llama": {"llama.example.com", "llm.example.com"},
         "a/qwen": {"qwen.example.com"},
     }
-    assert told(state, "a/young")["Conflicted"][1].endswith("spec.hosts[qwen.example.com] (by a/old)")
+    assert told(state, "a/young")["Programmed"][1].endswith("spec.hosts[qwen.example.com] (by a/old)")
     assert [problem.words for problem in state.problems] == [
         "metadata.annotations[kvmesh.io/hosts]: 'no/host' is no host's name"
     ]

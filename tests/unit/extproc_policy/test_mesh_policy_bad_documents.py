@@ -73,7 +73,7 @@ def test_a_merge_that_contradicts_itself_keeps_what_the_changed_policy_said_befo
     state = mesh.update(inference_policy("a/own", {**OTHER_HALF, **scoring(fallbacks=6)}, generation=2))
     policy = state.configs["a/llama"].policy
     assert (policy.fallbacks, set(policy.priorities.classes)) == (5, {"critical", "standard", "sheddable", "gold"})
-    assert told(state, "istio-system/mesh")["Accepted"] == ("True Accepted", "the policy is in force")
+    assert told(state, "istio-system/mesh")["Accepted"] == IN_FORCE["Accepted"]
     reason, message = told(state, "a/own")["Accepted"]
     assert reason == "False Invalid"
     assert message.startswith("not in force at a/llama: spec.priorities.classes: the reserved shares add up to 1.25")

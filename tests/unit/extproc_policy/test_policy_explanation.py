@@ -53,7 +53,7 @@ def test_each_field_has_its_value_its_policy_and_those_it_has_displaced() -> Non
                         "generation": 1,
                         "created_at": "2026-01-01T00:00:00Z",
                         "accepted": True,
-                        "message": "the policy is in force",
+                        "message": "the policy is valid, and what it names is there",
                     },
                     {
                         "policy": "a/own",
@@ -61,7 +61,7 @@ def test_each_field_has_its_value_its_policy_and_those_it_has_displaced() -> Non
                         "generation": 4,
                         "created_at": "2026-01-02T00:00:00Z",
                         "accepted": True,
-                        "message": "the policy is in force",
+                        "message": "the policy is valid, and what it names is there",
                     },
                 ],
                 "fields": [

@@ -6,7 +6,9 @@ from msgspec import structs
 
 from extproc.policy.mesh_policy import MeshPolicy
 from extproc.policy.status import Condition, Findings, conditions_of, is_written, shortened
+from kvmesh.documents.documents import DocumentKey, StatusUpdate, status_to_write
 from tests.unit.extproc_policy.mesh_documents import (
+    ACCEPTED,
     IN_FORCE,
     Mesh,
     gateway,
@@ -28,8 +30,8 @@ def test_the_younger_of_two_policies_of_one_level_is_told_who_wins_which_fields(
         inference_policy("a/young", {"scoring": {"fallbacks": 3, "weights": {"lora": 3, "session": 1}}}, day=2),
     )
     assert told(state, "a/old") == IN_FORCE
-    assert told(state, "a/young")["Conflicted"] == (
-        "Conflicted",
+    assert told(state, "a/young")["Programmed"] == (
+        "True PartiallyProgrammed",
         "an older policy (or one whose name comes first) of the same level decides: "
         "spec.scoring.fallbacks, spec.scoring.weights.lora (by a/old)",
     )
@@ -42,9 +44,28 @@ def test_a_field_that_is_in_force_at_some_pool_is_not_overridden() -> None:
     mesh.put(inference_policy("istio-system/mesh", fallbacks(1)), inference_policy("a/own", fallbacks(3)))
     assert told(mesh.update(), "istio-system/mesh") == IN_FORCE
     state = mesh.update(inference_policy("b/own", fallbacks(4)))
-    reason, message = told(state, "istio-system/mesh")["Overridden"]
-    assert reason == "Overridden"
-    assert message == "has no effect anywhere, more specific policies decide: spec.scoring.fallbacks (by a/own, b/own)"
+    assert told(state, "istio-system/mesh") == {
+        "Accepted": ACCEPTED,
+        "Programmed": (
+            "False Overridden",
+            "nothing of it is in force; has no effect anywhere, more specific policies decide: "
+            "spec.scoring.fallbacks (by a/own, b/own)",
+        ),
+    }
+
+
+def test_a_policy_that_loses_every_field_to_an_older_one_is_not_programmed() -> None:
+    state = Mesh().update(
+        inference_pool("a/llama"),
+        inference_policy("a/old", fallbacks(1), day=1),
+        inference_policy("a/young", fallbacks(3), day=2),
+    )
+    assert told(state, "a/young")["Accepted"] == ACCEPTED
+    assert told(state, "a/young")["Programmed"] == (
+        "False Conflicted",
+        "nothing of it is in force; an older policy (or one whose name comes first) of the same level decides: "
+        "spec.scoring.fallbacks (by a/old)",
+    )
 
 
 def test_targets_that_are_missing_are_named_and_the_others_hold() -> None:
@@ -70,6 +91,7 @@ def test_a_policy_that_covers_nothing_is_accepted_with_a_warning() -> None:
         "istio-system/mesh": "covers no pool: there is none in the mesh",
     }
     assert {told(state, source)["Accepted"][0] for source in state.statuses} == {"True Accepted"}
+    assert {told(state, source)["Programmed"][0] for source in state.statuses} == {"False Pending"}
 
 
 def test_what_is_valid_and_hardly_meant_is_a_warning_of_whoever_said_it() -> None:
@@ -91,11 +113,11 @@ def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
     mesh = Mesh()
     good = inference_policy("a/own", fallbacks(5))
     first = mesh.update(inference_pool("a/llama"), good).statuses["a/own"]
-    assert [each.last_transition_time for each in first.conditions] == ["2026-03-01T00:00:01Z"]
+    assert [each.last_transition_time for each in first.conditions] == ["2026-03-01T00:00:01Z"] * 2
     again = mesh.update(inference_policy("a/own", fallbacks(6), generation=2)).statuses["a/own"]
-    assert [each.last_transition_time for each in again.conditions] == ["2026-03-01T00:00:01Z"]
+    assert [each.last_transition_time for each in again.conditions] == ["2026-03-01T00:00:01Z"] * 2
     bad = mesh.update(inference_policy("a/own", fallbacks(-6), generation=3)).statuses["a/own"]
-    assert [each.last_transition_time for each in bad.conditions] == ["2026-03-01T00:00:03Z"]
+    assert [each.last_transition_time for each in bad.conditions] == ["2026-03-01T00:00:03Z"] * 2
 
 
 def test_the_times_in_the_document_go_before_our_own() -> None:
@@ -122,52 +144,65 @@ def test_a_status_is_to_be_written_until_the_document_has_it() -> None:
     assert written.configs["a/llama"] is state.configs["a/llama"]
 
 
-def test_somebody_who_overwrites_our_condition_is_corrected_and_others_conditions_do_not_matter() -> None:
+def test_somebody_who_overwrites_our_entry_is_corrected_and_others_entries_do_not_matter() -> None:
     mesh = Mesh()
     status = mesh.update(inference_pool("a/llama"), inference_policy("a/own", fallbacks(5))).statuses["a/own"]
-    document = {"status": status.document()}
+    theirs = {"ancestorRef": {"name": "x"}, "controllerName": "kvmesh.io/picker/other", "conditions": []}
+    assert is_written(status, {"status": {"ancestors": [status.entry()]}})
+    document = {"status": {"ancestors": [theirs, status.entry()]}}
     assert is_written(status, document)
-    theirs = {"type": "Theirs", "status": "True", "reason": "x", "message": "", "lastTransitionTime": "x"}
-    document["status"]["conditions"].append(theirs)
-    assert is_written(status, document)
-    document["status"]["conditions"][0]["message"] = "no"
+    assert not is_written(replace(status, installation="third"), document)
+    document["status"]["ancestors"][1]["conditions"][0]["message"] = "no"
     assert not is_written(status, document)
-    for broken in ({}, {"status": None}, {"status": {"conditions": "x", "observedGeneration": 1}}):
+    for broken in ({}, {"status": None}, {"status": {"ancestors": "x"}}, {"status": {"ancestors": [3, {}]}}):
         assert not is_written(status, broken)
+
+
+def test_two_installations_with_different_views_each_keep_their_own_entry_and_come_to_rest() -> None:
+    document = inference_policy("a/own", fallbacks(5))
+    views = [Mesh(policy=MeshPolicy(installation=name)) for name in ("one", "two")]
+    views[0].put(inference_pool("a/llama"))  # the second installation does not see the pool
+    for _ in range(2):
+        for view in views:
+            state = view.update(document)
+            for status in state.unwritten:
+                key = DocumentKey("kvmesh.io", "InferencePolicy", "a", "own")
+                update = StatusUpdate(key=key, uid=status.uid, generation=1, entry=status.entry())
+                document = {**document, "status": status_to_write(document, update)}
+    assert [each["controllerName"] for each in document["status"]["ancestors"]] == [
+        "kvmesh.io/picker/one",
+        "kvmesh.io/picker/two",
+    ]
+    assert [view.update(document).unwritten for view in views] == [(), ()]
+    assert [told(view.policy.state, "a/own")["Programmed"][0] for view in views] == [
+        "True Programmed",
+        "False Pending",
+    ]
 
 
 def test_the_status_document_is_what_the_api_takes() -> None:
     status = Mesh().update(inference_pool("a/llama"), inference_policy("a/own", {}, generation=7)).statuses["a/own"]
     assert (status.namespace, status.name, status.uid) == ("a", "own", "uid-of-a/own")
-    assert status.document() == {
-        "observedGeneration": 7,
+    times = {"observedGeneration": 7, "lastTransitionTime": "2026-03-01T00:00:01Z"}
+    assert status.entry() == {
+        "ancestorRef": {"group": "", "kind": "Service", "namespace": "default", "name": "kvmesh-picker"},
+        "controllerName": "kvmesh.io/picker/default",
         "conditions": [
-            {
-                "type": "Accepted",
-                "status": "True",
-                "reason": "Accepted",
-                "message": "the policy is in force",
-                "observedGeneration": 7,
-                "lastTransitionTime": "2026-03-01T00:00:01Z",
-            },
-            {
-                "type": "Warning",
-                "status": "True",
-                "reason": "CheckPolicy",
-                "message": "spec: sets nothing",
-                "observedGeneration": 7,
-                "lastTransitionTime": "2026-03-01T00:00:01Z",
-            },
+            {"type": "Accepted", "status": "True", "reason": "Accepted", "message": ACCEPTED[1], **times},
+            {"type": "Programmed", "status": "True", "reason": "Programmed", "message": "the policy is in force"}
+            | times,
+            {"type": "Warning", "status": "True", "reason": "CheckPolicy", "message": "spec: sets nothing", **times},
         ],
     }
 
 
 def test_a_message_is_never_longer_than_anybody_reads_and_names_few_fields_of_many() -> None:
-    found = Findings(conflicts={"a/x": [f"spec.field{i:02}" for i in range(20)]}, overridden={}, invalid="x" * 5000)
-    accepted, conflicted = conditions_of(found, generation=1)
+    conflicts = {"a/x": [f"spec.field{i:02}" for i in range(20)]}
+    accepted, _ = conditions_of(Findings(conflicts=conflicts, overridden={}, invalid="x" * 5000), generation=1)
+    _, programmed = conditions_of(Findings(conflicts=conflicts, overridden={}), generation=1)
     assert isinstance(accepted, Condition)
     assert len(accepted.message) == 1024
-    assert conflicted.message.endswith("spec.field07 and 12 more (by a/x)")
+    assert programmed.message.endswith("spec.field07 and 12 more (by a/x)")
     assert shortened("short") == "short"
 
 
@@ -189,7 +224,7 @@ def test_an_object_that_was_made_anew_has_times_of_its_own() -> None:
     mesh = Mesh()
     mesh.update(inference_pool("a/llama"), inference_policy("a/own", fallbacks(5), uid="first"))
     anew = mesh.update(inference_policy("a/own", fallbacks(5), uid="second")).statuses["a/own"]
-    assert [each.last_transition_time for each in anew.conditions] == ["2026-03-01T00:00:02Z"]
+    assert [each.last_transition_time for each in anew.conditions] == ["2026-03-01T00:00:02Z"] * 2
 
 
 def test_who_loses_a_host_to_a_policy_of_another_pool_is_told_at_once() -> None:
@@ -199,5 +234,5 @@ def test_who_loses_a_host_to_a_policy_of_another_pool_is_told_at_once() -> None:
     state = mesh.update(inference_pool("a/llama"), inference_pool("b/qwen"), young)
     assert told(state, "a/young") == IN_FORCE
     state = mesh.update(inference_policy("b/old", hosts, day=2, InferencePool="qwen"))
-    assert told(state, "a/young")["Conflicted"][1].endswith("decides: spec.hosts[llm.example.com] (by b/old)")
+    assert told(state, "a/young")["Programmed"][1].endswith("decides: spec.hosts[llm.example.com] (by b/old)")
     assert state.configs["a/llama"].hosts == frozenset()

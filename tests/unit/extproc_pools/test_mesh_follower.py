@@ -121,7 +121,7 @@ async def test_the_status_of_a_policy_is_told_once_it_is_in_force() -> None:
     (update,) = status_updates(states[0])
     assert update.key == DocumentKey("kvmesh.io", "InferencePolicy", "llm", "p")
     assert (update.uid, update.generation) == ("1", 3)
-    conditions = {each["type"]: each["status"] for each in update.status["conditions"]}
+    conditions = {each["type"]: each["status"] for each in update.entry["conditions"]}
     assert conditions["Accepted"] == "False"
     task.cancel()
 

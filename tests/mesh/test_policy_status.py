@@ -1,0 +1,100 @@
+"""The status of InferencePolicies on a real API server: two installations, their entries, and kubectl's columns."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from extproc.policy.crd import policy_crd
+from extproc.policy.mesh_policy import MeshPolicy, MeshState
+from extproc.pools.mesh import status_updates
+from kvmesh.documents.documents import ClusterAccess, Snapshot
+from kvmesh.documents.sources import kubernetes_source, status_writer
+from tests.e2e.stack import eventually
+from tests.mesh.kube import Kube
+from tests.mesh.mesh_objects import kubernetes_object
+
+POLICY = "kvmesh.io/v1alpha1"
+
+
+@asynccontextmanager
+async def installation(kube: Kube, namespace: str, *, reads: list[str]) -> AsyncIterator[list[MeshState]]:
+    """Run what a picker does with policies; yield the states that it has come to, the last one last."""
+    access = ClusterAccess(kubeconfig=kube.kubeconfig, program="kvmesh-picker")
+    writer = status_writer(access, lease_namespace=namespace, identity=f"{namespace}-1")
+    policy, states = MeshPolicy(installation=namespace), [MeshState()]
+
+    def take(snapshot: Snapshot) -> None:
+        states.append(policy.update(snapshot, now=datetime.now(UTC)))
+        writer.want(status_updates(states[-1]))
+
+    tasks = [
+        asyncio.create_task(writer.run()),
+        asyncio.create_task(kubernetes_source(access, namespaces=reads).run(take)),
+    ]
+    try:
+        yield states
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def policy_of(name: str, strategy: str) -> dict[str, Any]:
+    spec = {"scoring": {"strategy": strategy}}
+    return kubernetes_object(POLICY, "InferencePolicy", "llm", name, spec=spec)
+
+
+async def entries(kube: Kube, name: str) -> Mapping[str, Any]:
+    """Return who says what of a policy: controller name -> reason of Programmed; and its resource version."""
+    text = await asyncio.to_thread(kube.kubectl, "get", "infpol", "-n", "llm", name, "-o", "yaml")
+    document = yaml.safe_load(text)
+    found = {
+        each["controllerName"].rpartition("/")[2]: next(
+            c["reason"] for c in each["conditions"] if c["type"] != "Accepted"
+        )
+        for each in (document.get("status") or {}).get("ancestors", ())
+    }
+    return {**found, "version": document["metadata"]["resourceVersion"]}
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_two_installations_with_different_views_come_to_rest_and_columns_show_what_is_not_in_force(
+    kube: Kube, tmp_path: Path
+) -> None:
+    del tmp_path
+    namespaces = ("llm", "one", "two")
+    kube.apply(policy_crd(), *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": n}} for n in namespaces))
+    kube.kubectl("wait", "--for=condition=Established", "crd", "inferencepolicies.kvmesh.io", "--timeout=30s")
+    ports = {"ports": [{"port": 9002}]}
+    kube.apply(*(kubernetes_object("v1", "Service", n, "kvmesh-picker", spec=ports) for n in ("one", "two")))
+    labels, pool_ports = {"kvmesh.io/pool": "true"}, {"ports": [{"name": "http", "port": 8000}], "selector": {"a": "b"}}
+    pool = kubernetes_object("v1", "Service", "llm", "llama", spec=pool_ports)
+    pool["metadata"]["labels"] = labels
+    kube.apply(pool, policy_of("older", "prefix-aware"))
+    await asyncio.sleep(1.1)  # creation times are whole seconds: the second policy has to be the younger one
+    kube.apply(policy_of("younger", "round-robin"))
+    async with installation(kube, "one", reads=[]) as one, installation(kube, "two", reads=["llm"]) as two:
+
+        async def both() -> Mapping[str, Any]:
+            return await entries(kube, "younger")
+
+        await eventually(both, lambda found: {"one", "two"} <= found.keys())
+        await eventually(lambda: _done(not one[-1].unwritten and not two[-1].unwritten), bool)
+        before = await both()
+        await asyncio.sleep(2.0)  # in which installations that rewrite each other would have done so
+        assert await both() == before
+    assert (before["one"], before["two"]) == ("Conflicted", "Conflicted")
+    table = kube.kubectl("get", "infpol", "-n", "llm").splitlines()
+    assert table[0].split() == ["NAME", "TARGET", "STRATEGY", "ACCEPTED", "PROGRAMMED", "REASON", "WARNING", "AGE"]
+    assert "False" in table[2] and "Conflicted" in table[2]
+    assert "True" in table[1] and "Programmed" in table[1]
+
+
+async def _done(value: bool) -> bool:
+    return value
