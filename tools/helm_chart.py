@@ -152,7 +152,7 @@ def chart_files() -> dict[str, str]:
         writer = Writer(scalar=_scalar, whole=_whole)
         writer.documents(items(own, WORDS))
         files[f"templates/{component}.yaml"] = HEADER + PRELUDE + "\n".join(writer.lines) + "\n"
-    crds = render(_plan(_chance(), sure=True)[0], crds=read_crds())[: len(CRDS)]
+    crds = render(draw_plan(_chance(), sure=True)[0], crds=read_crds())[: len(CRDS)]
     files["crds/kvmesh.yaml"] = to_yaml(crds)
     return files | {"values.yaml": values(), "values.schema.json": json.dumps(schema(), indent=2) + "\n"}
 
@@ -172,7 +172,7 @@ def _samples() -> Iterator[Sample]:
     chance = _chance()
     count = 0
     while count < SAMPLES:
-        plan, holds = _plan(chance)
+        plan, holds = draw_plan(chance)
         try:
             documents = render(plan)
         except ConfigError:
@@ -181,7 +181,7 @@ def _samples() -> Iterator[Sample]:
         yield Sample(frozenset(holds), [_with_files(each) for each in documents])
 
 
-def _plan(chance: random.Random, *, sure: bool = False) -> tuple[InstallPlan, set[str]]:
+def draw_plan(chance: random.Random, *, sure: bool = False) -> tuple[InstallPlan, set[str]]:
     """Draw a plan, and return what holds in it."""
 
     def maybe() -> bool:
@@ -390,7 +390,7 @@ def main(folder: Path) -> None:
 
 
 WORDS = Words(
-    conditions=tuple(_facts(_plan(_chance(), sure=True)[0])),
+    conditions=tuple(_facts(draw_plan(_chance(), sure=True)[0])),
     loop_of=_loop_of,
     variables=_variables,
     bound=_bound,

@@ -1,14 +1,17 @@
 """The made files of the Helm chart are those that the renderer makes; and how renderings become a template."""
 
 import inspect
+import random
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from extproc.install import commands
+from extproc.install.plan import InstallPlan
 from tools.chart_tree import FEWEST_SAMPLES, Fields, If, Leaf, Sample, Words, Writer, build, items
 from tools.chart_values import NOT_VALUES
-from tools.helm_chart import chart_files
+from tools.helm_chart import chart_files, draw_plan
 
 CHART = Path(__file__).parents[3] / "charts/kvmesh"
 BY_HAND = {"_plan.tpl", "checks.yaml", "admin-token.yaml", "NOTES.txt"}
@@ -32,6 +35,15 @@ def test_the_files_are_those_that_the_renderer_makes() -> None:
 def test_what_is_said_to_be_no_value_is_a_flag() -> None:
     parameters = inspect.signature(commands.install).parameters
     assert set(NOT_VALUES) - set(parameters) <= {"kubeconfig", "context"}
+
+
+def test_templates_know_every_part_of_a_plan() -> None:
+    """If this fails: draw the new field in tools/helm_chart.py, or say here that only code sets it."""
+    default = InstallPlan()
+    plans = [draw_plan(random.Random(seed))[0] for seed in range(100)]
+    names = [each.name for each in fields(InstallPlan)]
+    never = {name for name in names if all(getattr(each, name) == getattr(default, name) for each in plans)}
+    assert never == {"log_level", "redis_image"}
 
 
 def test_what_differs_gets_a_condition() -> None:
