@@ -62,6 +62,14 @@ class RedisKind(StrEnum):
     EXTERNAL = "external"  # whatever the URL says: one server, Sentinels, a cluster
 
 
+class PullPolicy(StrEnum):
+    """When a node asks the registry for the image; the words of Kubernetes."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
 class MeshMembership(StrEnum):
     """How kvmesh's own pods are part of the mesh."""
 
@@ -145,7 +153,9 @@ class InstallPlan:
     create_namespace: bool = True
     scope: Scope = Scope.MESH
     root_namespace: str = "istio-system"
-    image: str = "kvmesh:0.1.0"
+    image: str = "kvmesh:0.1.0"  # none is published: the command line asks for one, kustomizations replace this one
+    image_pull_policy: PullPolicy | None = None  # None: as Kubernetes chooses by the tag
+    image_pull_secrets: tuple[str, ...] = ()  # of the registries of kvmesh and of Redis, in kvmesh's namespace
     pools: tuple[PoolTarget, ...] = ()
     routes: tuple[RouteTarget, ...] = ()
     gateways: tuple[GatewayTarget, ...] = ()

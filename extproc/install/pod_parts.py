@@ -70,6 +70,7 @@ def pod_template(
         "spec": {
             "serviceAccountName": component,
             "automountServiceAccountToken": token,
+            **_pull_secrets(plan),
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": grace_seconds,
             "securityContext": {
@@ -87,6 +88,11 @@ def pod_template(
             "volumes": list(volumes),
         },
     }
+
+
+def _pull_secrets(plan: InstallPlan) -> dict[str, Any]:
+    names = plan.image_pull_secrets
+    return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}
 
 
 def _spread(component: str, key: str) -> dict[str, Any]:
@@ -113,9 +119,13 @@ def role_container(
     return {
         "name": name,
         "image": plan.image,
+        **({"imagePullPolicy": plan.image_pull_policy.value} if plan.image_pull_policy else {}),
         "args": [name],
         "env": [
-            *({"name": fact, "valueFrom": {"fieldRef": {"fieldPath": path}}} for fact, path in POD_FACTS),
+            *(
+                {"name": fact, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+                for fact, path in POD_FACTS
+            ),
             *({"name": f"KVMESH_{key.upper()}", "value": value} for key, value in environment.items()),
         ],
         "ports": [{"name": port, "containerPort": number} for port, number in ports.items()],

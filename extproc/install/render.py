@@ -161,6 +161,7 @@ def _long_names(plan: InstallPlan) -> Iterator[tuple[str, str]]:
         "--tokenizers-claim": plan.tokenizers_claim,
     }
     yield from ((flag, name) for flag, name in given.items() if name is not None)
+    yield from (("--image-pull-secret", name) for name in plan.image_pull_secrets)
     yield from (("--gateway", gateway.service_account) for gateway in plan.gateways)
 
 

@@ -26,6 +26,7 @@ FLAGS = (
     "--pool-selector=llm/vllm-llama=app=vllm-llama",
     "--gateway=istio-ingress/inference-gateway",
     "--hostname=llm.example.com",
+    "--image=kvmesh:0.1.0",
 )
 
 
@@ -68,7 +69,7 @@ def ours(api: KubeApi) -> set[tuple[str, str, str]]:
 
 
 async def test_a_dry_run_prints_what_is_rendered_and_needs_no_cluster() -> None:
-    done = await call("install", *FLAGS, "--istio-version=1.27", "--image=kvmesh:0.1.0", "--dry-run")
+    done = await call("install", *FLAGS, "--istio-version=1.27", "--dry-run")
     assert done.exit_code == 0, done.output
     assert list(yaml.safe_load_all(done.stdout)) == render(SAMPLE, crds=read_crds())
     assert "kvmesh-admin-token" in done.stderr
