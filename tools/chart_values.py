@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from extproc.install import commands
+from extproc.install.plan import Mode
 
 # what an option is that is no value: the release's own, Helm's own, or a list that values write as objects
 NOT_VALUES = {
@@ -171,7 +172,8 @@ def _type(kind: Any, option: Any) -> dict[str, Any]:
     if typing.get_origin(kind) is list:
         return {"type": "array", "items": {"type": "string"}}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return {"enum": [each.value for each in kind] + [None] * optional}
+        # the templates are those of our filters; docs/guides/helm.md says so
+        return {"enum": [each.value for each in kind if each is not Mode.INFERENCE_POOL] + [None] * optional}
     names = {bool: "boolean", int: "integer", float: "number", str: "string"}
     schema: dict[str, Any] = {"type": [names[kind], "null"] if optional else names[kind]}
     if option.min is not None:

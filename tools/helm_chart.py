@@ -52,6 +52,7 @@ EXPRESSIONS = {
     "namespace": "$.Release.Namespace",
     "rootnamespace": "$plan.rootNamespace",
     "image": "$.Values.image",
+    "pullpolicy": "$.Values.imagePullPolicy",
     "pullsecret": "$secret",
     "revision": "$.Values.istioRevision",
     "poolnamespace": "$pool.namespace",
@@ -140,6 +141,7 @@ OPTIONAL = {
     "admin_token_secret": "admintoken",
     "tokenizers_claim": "tokenizers",
     "istio_revision": "revision",
+    "image_pull_policy": "pullpolicy",
 }
 
 
@@ -187,7 +189,7 @@ def draw_plan(chance: random.Random, *, sure: bool = False) -> tuple[InstallPlan
     def maybe() -> bool:
         return not sure and chance.random() < OFTEN
 
-    mode = Mode.GATEWAY if sure else chance.choice(list(Mode))
+    mode = Mode.GATEWAY if sure else chance.choice([each for each in Mode if each is not Mode.INFERENCE_POOL])
     pool = PoolTarget(
         namespace="zqpoolnamespaceqz",
         name="zqpoolnameqz",

@@ -2,14 +2,26 @@
 
 import secrets
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from extproc.errors import ConfigError
-from extproc.install.plan import GRPC_PORT, BodyMode, FailureMode, MeshMembership, Mode, RouteSettings, Scope
+from extproc.install.plan import (
+    GRPC_PORT,
+    BodyMode,
+    FailureMode,
+    MeshMembership,
+    Mode,
+    PullPolicy,
+    RouteSettings,
+    Scope,
+)
 
 if TYPE_CHECKING:
+    from extproc.install.lightkube_cluster import LightkubeCluster
     from extproc.install.plan import InstallPlan, PoolTarget
 
 DRY_RELEASE = "1.27"  # where none is named and no cluster is looked at
@@ -18,6 +30,15 @@ LEFT_OUT = (
     "Not among these: the Secret kvmesh-admin-token, key token, without which nobody sees the admin pages "
     "(docs/guides/admin-access.md)"
 )
+
+NO_IMAGE = (
+    "--image is missing: no image of kvmesh is published yet. Build one, push it to a registry that your nodes reach, "
+    "and name it (docs/guides/install.md, The image)"
+)
+Kubeconfig = Annotated[
+    Path | None, typer.Option(help="Kubeconfig. Default: $KUBECONFIG, else ~/.kube/config, else the pod's own account.")
+]
+KubeContext = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: its current one.")]
 
 app = typer.Typer(add_completion=False)
 
@@ -133,10 +154,15 @@ def install(
         int, typer.Option(min=64, help="MiB of data that the Redis that is installed along may hold.")
     ] = 2048,
     redis_storage_gib: Annotated[int, typer.Option(min=1, help="GiB of its disk.")] = 8,
-    image: Annotated[str | None, typer.Option(help="Image of kvmesh. Default: kvmesh:VERSION.")] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Image of kvmesh, as your nodes pull it. Required: none is published yet.")
+    ] = None,
+    image_pull_policy: Annotated[
+        PullPolicy | None, typer.Option(help="When nodes ask the registry for it. Default: as Kubernetes has it.")
+    ] = None,
     image_pull_secret: Annotated[
         list[str] | None,
-        typer.Option(help="Secret in kvmesh's namespace with which its images are pulled. Repeat for more."),
+        typer.Option(help="Secret in kvmesh's namespace that opens the registry. Repeat for more."),
     ] = None,
     run_as_user: Annotated[
         bool, typer.Option(help="Run as user 65532. Without: as the user that the platform picks (OpenShift).")
@@ -183,8 +209,10 @@ def install(
     dry_run: Annotated[bool, typer.Option(help="Print the objects as YAML and change nothing.")] = False,
     force_conflicts: Annotated[bool, typer.Option(help="Take over fields that another manager owns.")] = False,
     wait_seconds: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for the picker before gateways ask it. 0: none.")
+        float, typer.Option(min=0, help="Seconds to wait for Redis, indexer and picker before gateways ask. 0: none.")
     ] = 180,
+    kubeconfig: Kubeconfig = None,
+    context: KubeContext = None,
 ) -> None:
     """Install kvmesh into a mesh, or upgrade it. Run again with other flags, it changes what is there."""
     from extproc.install.istio_release import parse_release
@@ -192,6 +220,8 @@ def install(
     from extproc.install.render import render, to_yaml
     from extproc.install.shipped_files import read_crds
 
+    if not image:
+        raise ConfigError(NO_IMAGE)
     ambient = mode is Mode.AMBIENT_GATEWAY
     in_mesh = not ambient if pools_in_mesh is None else pools_in_mesh
     pools = parse_pools(pool, selectors=pool_selector or (), in_mesh=in_mesh)
@@ -202,7 +232,8 @@ def install(
         create_namespace=create_namespace,
         scope=scope,
         root_namespace=root_namespace or (namespace if scope is Scope.NAMESPACED else "istio-system"),
-        image=image or _own_image(),
+        image=image,
+        image_pull_policy=image_pull_policy,
         image_pull_secrets=tuple(image_pull_secret or ()),
         run_as_user=run_as_user,
         istio_revision=istio_revision,
@@ -235,26 +266,26 @@ def install(
         monitoring=monitoring,
         monitoring_namespace=monitoring_namespace,
     )
-    if preflight and not dry_run:
-        plan = _checked(plan, release_is_given=istio_version is not None)
-    documents = render(plan, crds=[] if skip_crds else read_crds())
+    crds = [] if skip_crds else read_crds()
+    documents = render(plan, crds=crds)
     if dry_run:
         typer.echo(to_yaml(documents), nl=False)
         if not admin_token_secret:
             typer.echo(LEFT_OUT, err=True)
         return
-    _apply(plan, documents, force=force_conflicts, wait_seconds=wait_seconds)
+    cluster = _cluster(kubeconfig, context)
+    if preflight:
+        plan = _checked(cluster, plan, release_is_given=istio_version is not None)
+        documents = render(plan, crds=crds)
+    _apply(cluster, plan, documents, force=force_conflicts, wait_seconds=wait_seconds)
 
 
-def _checked(plan: "InstallPlan", *, release_is_given: bool) -> "InstallPlan":
+def _checked(cluster: "LightkubeCluster", plan: "InstallPlan", *, release_is_given: bool) -> "InstallPlan":
     """Return the plan as it suits the cluster. Raise ConfigError, before anything is applied, where it cannot work."""
-    from extproc.install.lightkube_cluster import LightkubeCluster
     from extproc.install.mesh_facts import read_mesh
     from extproc.install.preflight import judge
-    from extproc.install.render import check_plan
 
-    check_plan(plan)
-    found = judge(plan, read_mesh(LightkubeCluster(), plan), release_is_given=release_is_given)
+    found = judge(plan, read_mesh(cluster, plan), release_is_given=release_is_given)
     for line in found.notes:
         typer.echo(f"found: {line}")
     for line in found.warnings:
@@ -265,23 +296,50 @@ def _checked(plan: "InstallPlan", *, release_is_given: bool) -> "InstallPlan":
     return found.plan
 
 
-def _apply(plan: "InstallPlan", documents: list[dict[str, object]], *, force: bool, wait_seconds: float) -> None:
-    from extproc.install.installer import install as apply
+def _cluster(kubeconfig: Path | None, context: str | None) -> "LightkubeCluster":
+    """Return the cluster, once people know which one it is."""
     from extproc.install.lightkube_cluster import LightkubeCluster
-    from extproc.install.pod_parts import ADMIN_KEY, admin_secret, admin_secret_name
+    from kvmesh.documents.documents import ClusterAccess
+
+    cluster = LightkubeCluster(ClusterAccess(kubeconfig=kubeconfig, context=context), say=typer.echo)
+    typer.echo(f"cluster: {cluster.place}")
+    return cluster
+
+
+def _apply(
+    cluster: "LightkubeCluster",
+    plan: "InstallPlan",
+    documents: list[dict[str, object]],
+    *,
+    force: bool,
+    wait_seconds: float,
+) -> None:
+    from extproc.install.installer import install as apply
+    from extproc.install.pod_parts import admin_secret
 
     apply(
-        LightkubeCluster(),
+        cluster,
         documents,
         installation=plan.namespace,
         wait_seconds=wait_seconds,
         once=admin_secret(plan, token=secrets.token_urlsafe(TOKEN_BYTES)),
+        namespaced=plan.scope is Scope.NAMESPACED,
         force=force,
         say=typer.echo,
     )
+    _say_what_is_next(plan, typer.echo)
+
+
+def _say_what_is_next(plan: "InstallPlan", say: Callable[[str], None]) -> None:
+    from extproc.install.plan import PICKER, PICKER_ADMIN_PORT
+    from extproc.install.pod_parts import ADMIN_KEY, admin_secret_name
+
+    say("next:")
     for target in plan.pools:
-        typer.echo(f"pool {target.identity}: {_what_next(plan, target)}")
-    typer.echo(f"admin pages: their token is in Secret {plan.namespace}/{admin_secret_name(plan)}, key {ADMIN_KEY}")
+        say(f"  pool {target.identity}: {_what_next(plan, target)}")
+    say(f"  admin pages: kubectl port-forward -n {plan.namespace} service/{PICKER} {PICKER_ADMIN_PORT}")
+    say(f"  their token is in Secret {plan.namespace}/{admin_secret_name(plan)}, key {ADMIN_KEY}")
+    say(f"  check it: kvmesh policy explain {plan.pools[0].identity}, and docs/guides/install.md")
 
 
 def _what_next(plan: "InstallPlan", pool: "PoolTarget") -> str:
@@ -306,13 +364,14 @@ def uninstall(
     settle_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds for gateways to forget the picker before it goes.")
     ] = 5,
+    kubeconfig: Kubeconfig = None,
+    context: KubeContext = None,
 ) -> None:
     """Remove everything that `kvmesh install` made, by its labels."""
     from extproc.install import installer
-    from extproc.install.lightkube_cluster import LightkubeCluster
 
-    cluster = LightkubeCluster()
-    doomed = [] if keep_crds or installer.others(cluster, namespace) else installer.policies(cluster)
+    cluster = _cluster(kubeconfig, context)
+    doomed = installer.policies(cluster) if not keep_crds and installer.is_last(cluster, namespace) else []
     if not yes:
         what = f", and these policies with their CRD: {', '.join(doomed)}" if doomed else ""
         if not sys.stdin.isatty():
@@ -326,9 +385,3 @@ def uninstall(
         say=typer.echo,
     )
     typer.echo(f"{count} objects removed")
-
-
-def _own_image() -> str:
-    from importlib.metadata import version
-
-    return f"kvmesh:{version('kvmesh')}"

@@ -6,9 +6,9 @@ Objects are found again by their labels, so that an upgrade removes what the las
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
-from extproc.errors import KvmeshError
+from extproc.install.availability import is_going, wait_until_available, wait_until_gone
+from extproc.install.cluster import Cluster, ForbiddenError, InstallError
 from extproc.install.objects import (
     CRD,
     DEPLOYMENT,
@@ -16,41 +16,24 @@ from extproc.install.objects import (
     ENVOY_FILTER,
     INSTALLATION,
     KINDS,
+    MANAGED_BY,
     NAMESPACE,
     OWNED,
+    OWNER,
     POLICY,
+    ROLE,
     SECRET,
+    SPACES,
+    STATUS_LEASE,
     Document,
     Kind,
+    describe,
     kind_of,
 )
-from extproc.install.plan import INDEXER, PICKER
 
-POLL_SECONDS = 2.0
 log = logging.getLogger(__name__)
-
-
-class InstallError(KvmeshError):
-    """The cluster refuses, or lacks something; the message says what to do."""
-
-
-class Cluster(Protocol):
-    """The Kubernetes API, as far as it is needed. Every call has a deadline; refusals are InstallError."""
-
-    def serves(self, kind: Kind) -> bool:
-        """Tell whether the cluster has this kind."""
-
-    def apply(self, document: Document, *, force: bool, rehearse: bool = False) -> None:
-        """Apply by server-side apply; `force` takes over fields that others manage, `rehearse` changes nothing."""
-
-    def get(self, kind: Kind, name: str, namespace: str | None) -> Document | None:
-        """Return an object, or None."""
-
-    def labelled(self, kind: Kind, labels: Mapping[str, str]) -> Sequence[Document]:
-        """Return all objects with these labels, in all namespaces."""
-
-    def delete(self, kind: Kind, name: str, namespace: str | None) -> None:
-        """Delete an object and what it owns; one that is gone is no error."""
+Key = tuple[str, str, str]  # kind, namespace, name
+SERVERS_OWN = ("resourceVersion", "generation", "managedFields")  # metadata that a server changes by itself
 
 
 def install(
@@ -60,6 +43,7 @@ def install(
     installation: str,
     wait_seconds: float,
     once: Sequence[Document] = (),
+    namespaced: bool = False,
     force: bool = False,
     say: Callable[[str], None] = log.info,
     now: Callable[[], float] = time.monotonic,
@@ -68,32 +52,44 @@ def install(
     """Apply `documents`, and remove what an earlier installation of that name had beside them.
 
     An object of `once` is created where it is missing and never changed, as its content differs from run to run.
+    `namespaced` looks for earlier objects in the namespaces of these ones alone, and needs no right in others.
 
-    Objects that change the way of requests come last, and only when the picker is available: a gateway that asks a
-    picker in vain answers 503. Raise InstallError, before anything is changed, where the cluster lacks a kind or
-    refuses an object.
+    Objects that change the way of requests come last, and only when the workloads are available: a gateway that asks a
+    picker in vain answers 503. Raise InstallError, before anything is changed, where the cluster lacks a kind, refuses
+    an object, or has one of that name that is not ours.
     """
     _check_kinds(cluster, [*once, *documents])
-    _check_owners(cluster, documents, installation)
-    documents = _with_missing(cluster, documents, once)
-    foreign = [each for each in documents if _is_foreign_namespace(cluster, each)]
+    earlier = _recorded_spaces(cluster, installation)
+    documents = [_with_spaces(each, documents, earlier) for each in documents]
+    _wait_for_namespaces(cluster, documents, say=say, now=now, sleep=sleep)
+    existing = {_key(each): _existing(cluster, each) for each in [*documents, *once]}
+    _check_owners(documents, existing, installation)
+    wait_until_gone(
+        cluster, [each for each in documents if is_going(existing[_key(each)])], say=say, now=now, sleep=sleep
+    )
+    documents = _with_missing(documents, [each for each in once if existing[_key(each)] is None])
+    foreign = [each for each in documents if _is_foreign_namespace(each, existing)]
     for document in foreign:
         say(f"left as it is: {describe(document)} (not made by kvmesh install)")
     wanted_here = [each for each in documents if each not in foreign]
-    _rehearse(cluster, wanted_here, force=force)
+    _rehearse(cluster, wanted_here, existing, force=force)
+
+    def apply(document: Document) -> None:
+        after = cluster.apply(document, force=force)
+        say(f"{_outcome(existing[_key(document)], after)} {describe(document)}")
+
     for document in (each for each in wanted_here if not _steers(each)):
-        cluster.apply(document, force=force)
-        say(f"applied {describe(document)}")
-    _wait_until_available(cluster, documents, wait_seconds=wait_seconds, say=say, now=now, sleep=sleep)
+        apply(document)
+    wait_until_available(cluster, documents, wait_seconds=wait_seconds, say=say, now=now, sleep=sleep)
     # filters first: a cluster that is to follow the picker alone (PASSTHROUGH) leads nowhere without them
     for document in sorted(filter(_steers, wanted_here), key=lambda each: each["kind"] != ENVOY_FILTER.name):
-        cluster.apply(document, force=force)
-        say(f"applied {describe(document)}")
+        apply(document)
+    spaces = sorted({*_spaces(documents), *earlier}) if namespaced else None
     wanted = {_key(document) for document in documents}
     for kind in reversed(KINDS):
         if kind in {NAMESPACE, CRD, SECRET} or kind.name == "PersistentVolumeClaim":
             continue  # these hold what belongs to people
-        for document in _ours(cluster, kind, installation):
+        for document in _ours(cluster, kind, installation, spaces):
             if _key(document) not in wanted:
                 _delete(cluster, kind, document, say=say)
 
@@ -113,23 +109,33 @@ def uninstall(
     goes. CRDs, and all policies with them, go with the last installation of the cluster.
     """
     removed = 0
-    for document in filter(_steers, _ours(cluster, DESTINATION_RULE, installation)):
+    spaces = _spaces_to_search(cluster, installation)
+    for document in filter(_steers, _ours(cluster, DESTINATION_RULE, installation, spaces)):
         _delete(cluster, DESTINATION_RULE, document, say=say)  # before the filters: see `install`
         removed += 1
     for kind in reversed(KINDS):
         if kind == CRD:
             continue
-        ours = _ours(cluster, kind, installation)
-        for document in ours:
+        ours = _ours(cluster, kind, installation, spaces)
+        # the Role in which we find our namespaces is in our own: last of its kind
+        for document in sorted(ours, key=lambda each: each["metadata"].get("namespace") == installation):
             _delete(cluster, kind, document, say=say)
         removed += len(ours)
         if kind == ENVOY_FILTER and ours:
             sleep(settle_seconds)
-    if not keep_crds and not others(cluster, installation):
+    if not keep_crds and is_last(cluster, installation):
         for document in cluster.labelled(CRD, OWNED):
             _delete(cluster, CRD, document, say=say)
             removed += 1
     return removed
+
+
+def is_last(cluster: Cluster, installation: str) -> bool:
+    """Tell whether no other installation is there; not so where we may not see."""
+    try:
+        return not others(cluster, installation)
+    except ForbiddenError:
+        return False
 
 
 def others(cluster: Cluster, installation: str) -> list[str]:
@@ -145,13 +151,6 @@ def policies(cluster: Cluster) -> list[str]:
     return [f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in found]
 
 
-def describe(document: Document) -> str:
-    """Name an object for people."""
-    meta = document["metadata"]
-    where = f"{meta['namespace']}/" if "namespace" in meta else ""
-    return f"{document['kind']} {where}{meta['name']}"
-
-
 def _check_kinds(cluster: Cluster, documents: Sequence[Document]) -> None:
     missing = [kind for kind in sorted({each["kind"] for each in documents}) if not cluster.serves(kind_of(kind))]
     if missing:
@@ -161,43 +160,125 @@ def _check_kinds(cluster: Cluster, documents: Sequence[Document]) -> None:
         )
 
 
-def _check_owners(cluster: Cluster, documents: Sequence[Document], installation: str) -> None:
-    """Refuse to take over what another installation made: a gateway and a pool belong to one."""
+def _existing(cluster: Cluster, document: Document) -> Document | None:
+    meta = document["metadata"]
+    return cluster.get(kind_of(document["kind"]), meta["name"], meta.get("namespace"))
+
+
+def _wait_for_namespaces(
+    cluster: Cluster,
+    documents: Sequence[Document],
+    *,
+    say: Callable[[str], None],
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    """Let a namespace that we make anew be gone first; refuse where one that others make is being removed."""
+    ours = [each for each in documents if each["kind"] == NAMESPACE.name]
+    for name in sorted({*_spaces(documents)} - {each["metadata"]["name"] for each in ours}):
+        try:
+            going = is_going(cluster.get(NAMESPACE, name, None))
+        except ForbiddenError:
+            continue  # whoever may only write into it
+        if going:
+            raise InstallError(f"namespace {name} is being removed: make it anew first. Nothing was changed")
+    wait_until_gone(cluster, ours, say=say, now=now, sleep=sleep)
+
+
+def _check_owners(documents: Sequence[Document], existing: Mapping[Key, Document | None], installation: str) -> None:
+    """Refuse to take over what other people or another installation made: a gateway and a pool belong to one."""
     for document in documents:
-        meta = document["metadata"]
-        existing = cluster.get(kind_of(document["kind"]), meta["name"], meta.get("namespace"))
-        owner = ((existing or {}).get("metadata", {}).get("labels") or {}).get(INSTALLATION, installation)
+        found = existing[_key(document)]
+        if found is None or document["kind"] in {NAMESPACE.name, CRD.name}:
+            continue  # namespaces stay as they are; the definition is ours by its name
+        labels = found["metadata"].get("labels") or {}
+        owner = labels.get(INSTALLATION, installation)
         if owner != installation:
             raise InstallError(
                 f"{describe(document)} belongs to the installation in namespace {owner}: a gateway and a pool can have "
                 "one installation only. Nothing was changed"
             )
+        if labels.get(MANAGED_BY) != OWNER:
+            raise InstallError(
+                f"{describe(document)} is there and was not made by kvmesh install: its label {MANAGED_BY} is "
+                f"{labels.get(MANAGED_BY, 'missing')!r}. Remove it, or set the labels {MANAGED_BY}={OWNER} and "
+                f"{INSTALLATION}={installation} if kvmesh may have it. Nothing was changed"
+            )
 
 
-def _with_missing(cluster: Cluster, documents: Sequence[Document], once: Sequence[Document]) -> list[Document]:
-    """Return the documents with those of `once` that are not there yet, after the namespace that they are in."""
-    missing = [
-        each
-        for each in once
-        if cluster.get(kind_of(each["kind"]), each["metadata"]["name"], each["metadata"]["namespace"]) is None
-    ]
-    if not missing:
-        return list(documents)
+def _with_missing(documents: Sequence[Document], missing: Sequence[Document]) -> list[Document]:
+    """Return the documents with those that are missing, after the namespace that they are in."""
     roots = [each for each in documents if "namespace" not in each["metadata"]]
     return [*roots, *missing, *(each for each in documents if "namespace" in each["metadata"])]
 
 
-def _rehearse(cluster: Cluster, documents: Sequence[Document], *, force: bool) -> None:
-    """Have the API server judge every object first, but for those in a namespace that is yet to be made."""
-    ours = {each["metadata"]["name"] for each in documents if each["kind"] == NAMESPACE.name}
-    to_come = {name for name in ours if cluster.get(NAMESPACE, name, None) is None}
+def _rehearse(
+    cluster: Cluster, documents: Sequence[Document], existing: Mapping[Key, Document | None], *, force: bool
+) -> None:
+    """Have the API server judge every object first, but for those in a namespace or of a role that is yet to be made.
+
+    Bindings to roles that are not there are refused to whoever does not have all rights.
+    """
+    to_come = {
+        each["metadata"]["name"]
+        for each in documents
+        if each["kind"] == NAMESPACE.name and (existing[_key(each)] is None or is_going(existing[_key(each)]))
+    }
     for document in documents:
-        if document["metadata"].get("namespace") in to_come:
+        namespace = document["metadata"].get("namespace")
+        if namespace in to_come or ("roleRef" in document and _lacks_role(document, existing)):
             continue
         try:
             cluster.apply(document, force=force, rehearse=True)
         except InstallError as error:
             raise InstallError(f"{error}. Nothing was changed") from error
+
+
+def _lacks_role(binding: Document, existing: Mapping[Key, Document | None]) -> bool:
+    role = binding["roleRef"]
+    return existing.get((role["kind"], binding["metadata"].get("namespace", ""), role["name"])) is None
+
+
+def _outcome(before: Document | None, after: Document) -> str:
+    if before is None or is_going(before):
+        return "created"
+    return "unchanged" if _content(before) == _content(after) else "changed"
+
+
+def _content(document: Document) -> Document:
+    meta = {key: value for key, value in document["metadata"].items() if key not in SERVERS_OWN}
+    return {key: value for key, value in document.items() if key not in {"status", "kind", "apiVersion"}} | {
+        "metadata": meta
+    }
+
+
+def _spaces(documents: Sequence[Document]) -> list[str]:
+    """Return the namespaces that the documents are in."""
+    return sorted({each["metadata"]["namespace"] for each in documents if "namespace" in each["metadata"]})
+
+
+def _with_spaces(document: Document, documents: Sequence[Document], earlier: Sequence[str]) -> Document:
+    """Note in our Role which namespaces have objects of ours: who may not list all finds them by that."""
+    if (document["kind"], document["metadata"]["name"]) != (ROLE.name, STATUS_LEASE):
+        return document
+    meta = document["metadata"]
+    names = ",".join(sorted({*_spaces(documents), *earlier}))
+    return {**document, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), SPACES: names}}}
+
+
+def _recorded_spaces(cluster: Cluster, installation: str) -> list[str]:
+    role = cluster.get(ROLE, STATUS_LEASE, installation)
+    annotations = (role or {}).get("metadata", {}).get("annotations") or {}
+    return [name for name in annotations.get(SPACES, "").split(",") if name]
+
+
+def _spaces_to_search(cluster: Cluster, installation: str) -> list[str] | None:
+    """Return the namespaces that may have objects of ours; None: all, for whoever may list them all."""
+    try:
+        cluster.labelled(ROLE, OWNED | {INSTALLATION: installation})
+    except ForbiddenError:
+        return sorted({installation, *_recorded_spaces(cluster, installation)})
+    return None
 
 
 def _steers(document: Document) -> bool:
@@ -208,57 +289,26 @@ def _steers(document: Document) -> bool:
     return bool(document["kind"] == ENVOY_FILTER.name)
 
 
-def _is_foreign_namespace(cluster: Cluster, document: Document) -> bool:
-    if document["kind"] != NAMESPACE.name:
-        return False
-    existing = cluster.get(NAMESPACE, document["metadata"]["name"], None)
-    return existing is not None and INSTALLATION not in (existing["metadata"].get("labels") or {})
+def _is_foreign_namespace(document: Document, existing: Mapping[Key, Document | None]) -> bool:
+    found = existing.get(_key(document)) if document["kind"] == NAMESPACE.name else None
+    return found is not None and not is_going(found) and INSTALLATION not in (found["metadata"].get("labels") or {})
 
 
-def _wait_until_available(
-    cluster: Cluster,
-    documents: Sequence[Document],
-    *,
-    wait_seconds: float,
-    say: Callable[[str], None],
-    now: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> None:
-    """Return when picker and indexer run as they were just applied. Raise InstallError when they do not in time."""
-    waiting = [
-        (each["metadata"]["name"], each["metadata"]["namespace"])
-        for each in documents
-        if each["kind"] == DEPLOYMENT.name and each["metadata"]["name"] in {PICKER, INDEXER}
-    ]
-    deadline = now() + wait_seconds
-    while waiting and wait_seconds > 0:
-        waiting = [pair for pair in waiting if not _is_available(cluster.get(DEPLOYMENT, *pair))]
-        if not waiting:
-            break
-        if now() >= deadline:
-            names = ", ".join(f"{namespace}/{name}" for name, namespace in waiting)
-            raise InstallError(
-                f"not ready after {wait_seconds:g} s: {names}. No gateway was told to ask the picker; mend what keeps "
-                "it from running (kubectl describe deployment) and run this again"
-            )
-        say(f"waiting for {', '.join(name for name, _ in waiting)}")
-        sleep(POLL_SECONDS)
-
-
-def _is_available(deployment: Document | None) -> bool:
-    if deployment is None:
-        return False
-    status = deployment.get("status") or {}
-    if status.get("observedGeneration", 0) < deployment["metadata"].get("generation", 0):
-        return False
-    updated = status.get("updatedReplicas", 0)
-    return bool(updated) and updated == status.get("availableReplicas", 0) == status.get("replicas", 0)
-
-
-def _ours(cluster: Cluster, kind: Kind, installation: str) -> Sequence[Document]:
+def _ours(cluster: Cluster, kind: Kind, installation: str, spaces: Sequence[str] | None) -> Sequence[Document]:
+    """Return our objects of a kind that nobody has removed yet, in these namespaces or in all."""
     if kind.optional and not cluster.serves(kind):
         return []
-    return cluster.labelled(kind, OWNED | {INSTALLATION: installation})
+    labels = OWNED | {INSTALLATION: installation}
+    if spaces is None:
+        found = cluster.labelled(kind, labels)
+    elif kind.namespaced:
+        found = [each for space in spaces for each in cluster.labelled(kind, labels, space)]
+    else:
+        try:
+            found = cluster.labelled(kind, labels)
+        except ForbiddenError:
+            return []  # who may not list them has made none
+    return [each for each in found if not is_going(each)]
 
 
 def _delete(cluster: Cluster, kind: Kind, document: Document, *, say: Callable[[str], None]) -> None:
@@ -266,6 +316,6 @@ def _delete(cluster: Cluster, kind: Kind, document: Document, *, say: Callable[[
     say(f"removed {describe({**document, 'kind': kind.name})}")
 
 
-def _key(document: Document) -> tuple[str, str, str]:
+def _key(document: Document) -> Key:
     meta = document["metadata"]
     return document["kind"], meta.get("namespace", ""), meta["name"]

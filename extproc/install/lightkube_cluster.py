@@ -1,91 +1,158 @@
-"""The Kubernetes API through lightkube: implements `installer.Cluster`."""
+"""The Kubernetes API through lightkube: implements `cluster.Cluster`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import httpx2
 from lightkube import Client
+from lightkube.config.client_adapter import Client as HttpClient
+from lightkube.config.client_adapter import ConnectionParams
 from lightkube.core.exceptions import ApiError, LoadResourceError
 from lightkube.core.exceptions import ConfigError as KubeConfigError
 from lightkube.core.resource_registry import resource_registry
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 
-from extproc.install.installer import InstallError
+from extproc.install.cluster import ForbiddenError, InstallError
 from extproc.install.objects import OWNER, Document, Kind, kind_of
+from kvmesh.documents.cluster_config import ClusterConfig, read_cluster_config
+from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
 
 TIMEOUT_SECONDS = 20.0
+STARTING_SECONDS = 30.0  # for an API server that does not know its roles yet
+POLL_SECONDS = 1.0
+ALL = "*"
+ADVICE = {
+    401: "; log in again",
+    403: "; kvmesh install needs the rights of a cluster's administrator; those of its namespaces do with "
+    "--scope namespaced --no-create-namespace --skip-crds",
+    409: "; somebody else manages these fields: --force-conflicts takes them over",
+}
+
+T = TypeVar("T")
 
 
 class LightkubeCluster:
-    """One cluster: the one that the kubeconfig names, or the one that this runs in."""
+    """One cluster; `place` names it for people."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, access: ClusterAccess, *, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         """Raise InstallError where no cluster is configured."""
+        self._say, self._sleep = say, sleep
+        self._starting_seconds = STARTING_SECONDS
         try:
-            self._client = Client(timeout=httpx2.Timeout(TIMEOUT_SECONDS), field_manager=OWNER)
-        except KubeConfigError as error:
-            raise InstallError(f"no cluster is configured (KUBECONFIG): {error}") from error
+            config = read_cluster_config(access)
+            transport = _Transport(config)
+            timeout = httpx2.Timeout(TIMEOUT_SECONDS)
+            self._client = Client(config=config.login, timeout=timeout, transport=transport, field_manager=OWNER)
+            self._http = HttpClient(config.login, ConnectionParams(timeout=timeout, transport=transport))
+        except (KubernetesConfigError, KubeConfigError, OSError) as error:
+            raise InstallError(f"no cluster is configured (--kubeconfig, KUBECONFIG): {error}") from error
+        self.place = f"{config.server} (context {config.context})"
 
     def serves(self, kind: Kind) -> bool:
-        """Ask for one object of it."""
+        """Look it up in what the API server says of itself, which everybody may read."""
+        path = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
+
+        def look() -> bool:
+            answer = self._http.get(path).raise_for_status()
+            return any(each["name"] == kind.plural for each in answer.json()["resources"])
+
         try:
-            with _refusals(f"list {kind.plural}"):
-                next(iter(self._client.list(_resource(kind), namespace=_everywhere(kind), chunk_size=1)), None)
+            return self._call(f"look for {kind.plural}", look)
         except NotThereError:
             return False
-        return True
 
-    def apply(self, document: Document, *, force: bool, rehearse: bool = False) -> None:
+    def apply(self, document: Document, *, force: bool, rehearse: bool = False) -> Document:
         """Apply one object, or have the API server say what would become of that."""
-        resource = _resource(kind_of(document["kind"]))
+        wanted = _resource(kind_of(document["kind"])).from_dict(dict(document))
         name = f"{document['kind']} {document['metadata']['name']}"
-        with _refusals(f"apply {name}"):
-            self._client.apply(resource.from_dict(dict(document)), force=force, dry_run=rehearse)
+
+        def apply() -> Any:
+            return self._client.apply(wanted, force=force, dry_run=rehearse)
+
+        return dict(self._call(f"apply {name}", apply).to_dict())
 
     def get(self, kind: Kind, name: str, namespace: str | None) -> Document | None:
         """Return an object, or None."""
+
+        def get() -> Any:
+            return self._client.get(_resource(kind), name, **_in(namespace))
+
         try:
-            with _refusals(f"get {kind.name} {name}"):
-                found: Any = self._client.get(_resource(kind), name, **_in(namespace))
+            return dict(self._call(f"get {kind.name} {name}", get).to_dict())
         except NotThereError:
             return None
-        document: dict[str, Any] = found.to_dict()
-        return document
 
-    def labelled(self, kind: Kind, labels: Mapping[str, str]) -> Sequence[Document]:
+    def labelled(self, kind: Kind, labels: Mapping[str, str], namespace: str | None = None) -> Sequence[Document]:
         """Return objects by label."""
-        with _refusals(f"list {kind.plural}"):
-            found: Any = self._client.list(_resource(kind), namespace=_everywhere(kind), labels=dict(labels) or None)
-            return [each.to_dict() | {"kind": kind.name} for each in found]
+        where = (namespace or ALL) if kind.namespaced else None
+
+        def find() -> list[Any]:
+            return list(self._client.list(_resource(kind), namespace=where, labels=dict(labels) or None))
+
+        found = self._call(f"list {kind.plural}{f' in {namespace}' if namespace else ''}", find)
+        return [each.to_dict() | {"kind": kind.name} for each in found]
 
     def delete(self, kind: Kind, name: str, namespace: str | None) -> None:
         """Delete an object in the background."""
+
+        def delete() -> None:
+            self._client.delete(_resource(kind), name, **_in(namespace))
+
         try:
-            with _refusals(f"delete {kind.name} {name}"):
-                self._client.delete(_resource(kind), name, **_in(namespace))
+            self._call(f"delete {kind.name} {name}", delete)
         except NotThereError:
             return
+
+    def _call(self, what: str, call: Callable[[], T]) -> T:
+        """Call the API server, and again while it is only just starting. Raise what `cluster.Cluster` raises."""
+        while True:
+            try:
+                return call()
+            except httpx2.HTTPStatusError as error:
+                if self._starting_seconds <= 0 or not self._may_pass(error.response.status_code):
+                    raise _refusal(what, error) from error
+                self._say("waiting for the API server, which is not ready for this yet")
+                self._starting_seconds -= POLL_SECONDS
+                self._sleep(POLL_SECONDS)
+            except httpx2.HTTPError as error:
+                raise InstallError(f"cannot {what}: the Kubernetes API does not answer: {error}") from error
+
+    def _may_pass(self, code: int) -> bool:
+        """Tell whether the same call may be answered otherwise in a moment.
+
+        429: the API server has too much to do, or makes room for a definition that is new. Until it has its own roles
+        it answers 403 to all but administrators, also to the question whether it is ready.
+        """
+        return code == 429 or (code == 403 and self._http.get("/readyz").status_code != 200)
 
 
 class NotThereError(InstallError):
     """404: the object, or the kind."""
 
 
-@contextmanager
-def _refusals(what: str) -> Iterator[None]:
-    try:
-        yield
-    except ApiError as error:
-        if error.status.code == 404:
-            raise NotThereError(f"cannot {what}: {error.status.message}") from error
-        advice = {
-            403: "; kvmesh install needs the rights of a cluster's administrator",
-            409: "; somebody else manages these fields: --force-conflicts takes them over",
-        }.get(error.status.code or 0, "")
-        raise InstallError(f"cannot {what}: {error.status.message}{advice}") from error
-    except httpx2.HTTPError as error:
-        raise InstallError(f"cannot {what}: the Kubernetes API does not answer: {error}") from error
+def _refusal(what: str, error: httpx2.HTTPStatusError) -> InstallError:
+    """Translate an answer, which is a Status only if the API server has such objects at all."""
+    code = error.response.status_code
+    words = error.status.message if isinstance(error, ApiError) else f"HTTP {code}: {error.response.text[:200].strip()}"
+    kind = {403: ForbiddenError, 404: NotThereError}.get(code, InstallError)
+    return kind(f"cannot {what}: {words}{ADVICE.get(code, '')}")
+
+
+class _Transport(httpx2.HTTPTransport):
+    """What lightkube leaves to its users: headers, the server's name, and answers that say nothing of their type."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        super().__init__(verify=config.verify, proxy=config.proxy)
+        self._config = config
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        self._config.dress(request)
+        response = super().handle_request(request)
+        response.headers.setdefault("Content-Type", "text/plain")  # a load balancer's 502, say
+        return response
 
 
 def _resource(kind: Kind) -> Any:
@@ -95,10 +162,6 @@ def _resource(kind: Kind) -> Any:
     except LoadResourceError:
         create = create_namespaced_resource if kind.namespaced else create_global_resource
         return create(kind.group, kind.version, kind.name, kind.plural)
-
-
-def _everywhere(kind: Kind) -> str | None:
-    return "*" if kind.namespaced else None
 
 
 def _in(namespace: str | None) -> dict[str, Any]:

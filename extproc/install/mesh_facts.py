@@ -5,11 +5,11 @@ A part that may not be read is missing, and said so: who installs may have the r
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
-from extproc.errors import KvmeshError
+from extproc.install.cluster import Cluster, InstallError
 from extproc.install.objects import DESTINATION_RULE, NAMESPACE, Document, Kind, kind_of
 from extproc.install.plan import InstallPlan
 
@@ -21,19 +21,6 @@ SIDECAR = kind_of("Sidecar")
 POD = Kind(name="Pod", group="", version="v1", plural="pods")
 ISTIOD_LABELS = {"app": "istiod"}
 MESH_CONFIG = "istio"  # the ConfigMap, key mesh
-
-
-class Reads(Protocol):
-    """The part of the Kubernetes API that is read. Refusals are KvmeshError."""
-
-    def serves(self, kind: Kind) -> bool:
-        """Tell whether the cluster has this kind."""
-
-    def get(self, kind: Kind, name: str, namespace: str | None) -> Document | None:
-        """Return an object, or None."""
-
-    def labelled(self, kind: Kind, labels: Mapping[str, str]) -> Sequence[Document]:
-        """Return all objects with these labels, in all namespaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +42,25 @@ class MeshFacts:
     unread: Sequence[str] = ()  # why a part is missing
 
 
-def read_mesh(cluster: Reads, plan: InstallPlan) -> MeshFacts:
+def read_mesh(cluster: Cluster, plan: InstallPlan) -> MeshFacts:
     """Read all that `preflight.judge` looks at."""
     unread: list[str] = []
 
-    def listed(kind: Kind, labels: Mapping[str, str] | None = None) -> Sequence[Document] | None:
+    def listed(
+        kind: Kind, labels: Mapping[str, str] | None = None, namespace: str | None = None
+    ) -> Sequence[Document] | None:
         try:
             if kind.optional and not cluster.serves(kind):
                 return ()
-            return cluster.labelled(kind, labels or {})
-        except KvmeshError as error:
+            return cluster.labelled(kind, labels or {}, namespace)
+        except InstallError as error:
             unread.append(str(error))
             return None
 
     def one(kind: Kind, name: str, namespace: str | None) -> Document | None:
         try:
             return cluster.get(kind, name, namespace)
-        except KvmeshError as error:
+        except InstallError as error:
             unread.append(str(error))
             return None
 
@@ -80,11 +69,11 @@ def read_mesh(cluster: Reads, plan: InstallPlan) -> MeshFacts:
     for pool in plan.pools:
         service = services[pool.identity]
         selector = pool.selector or ((service or {}).get("spec") or {}).get("selector")
-        found = listed(POD, selector) if selector else None
-        pods[pool.identity] = _of_namespace(found, pool.namespace)
+        pods[pool.identity] = (listed(POD, selector, pool.namespace) if selector else None) or ()
     callers = {
-        describe_caller(target): _of_namespace(listed(POD, target.selector), target.namespace)
+        describe_caller(target): found
         for target in plan.callers
+        if (found := listed(POD, target.selector, target.namespace)) is not None
     }
     config = one(kind_of("ConfigMap"), MESH_CONFIG, "istio-system")
     return MeshFacts(
@@ -104,10 +93,10 @@ def read_mesh(cluster: Reads, plan: InstallPlan) -> MeshFacts:
     )
 
 
-def _serves(cluster: Reads, kind: Kind) -> bool:
+def _serves(cluster: Cluster, kind: Kind) -> bool:
     try:
         return cluster.serves(kind)
-    except KvmeshError:
+    except InstallError:
         return True  # it is there, and may not be read
 
 
@@ -115,10 +104,6 @@ def describe_caller(target: Any) -> str:
     """Name a gateway or a group of clients."""
     labels = ",".join(f"{name}={value}" for name, value in sorted(target.selector.items()))
     return f"{target.namespace}/{getattr(target, 'name', labels)}"
-
-
-def _of_namespace(pods: Sequence[Document] | None, namespace: str) -> Sequence[Document]:
-    return [each for each in pods or () if each["metadata"].get("namespace") == namespace]
 
 
 def _mesh_config(document: Document | None) -> Mapping[str, Any] | None:

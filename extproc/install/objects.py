@@ -13,6 +13,8 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 PART_OF = "app.kubernetes.io/part-of"
 NAME = "app.kubernetes.io/name"
 OWNER = "kvmesh-install"
+STATUS_LEASE = "kvmesh-status-writer"  # a Lease and its Role; the Lease's holder writes the status of policies
+SPACES = "kvmesh.io/namespaces"  # annotation of that Role: the namespaces that have objects of the installation
 INSTALLATION = "kvmesh.io/installation"  # its namespace: a cluster may have several
 OWNED = {PART_OF: "kvmesh", MANAGED_BY: OWNER}
 
@@ -50,6 +52,9 @@ DESTINATION_RULE = Kind(
 )
 SECRET = Kind(name="Secret", group="", version="v1", plural="secrets")
 DEPLOYMENT = Kind(name="Deployment", group="apps", version="v1", plural="deployments")
+STATEFUL_SET = Kind(name="StatefulSet", group="apps", version="v1", plural="statefulsets")
+POD = Kind(name="Pod", group="", version="v1", plural="pods")  # none of them is applied
+ROLE = Kind(name="Role", group="rbac.authorization.k8s.io", version="v1", plural="roles")
 POLICY = Kind(name="InferencePolicy", group="kvmesh.io", version="v1alpha1", plural="inferencepolicies", optional=True)
 
 _RBAC = "rbac.authorization.k8s.io"
@@ -59,13 +64,13 @@ KINDS = (
     CRD,
     Kind(name="ClusterRole", group=_RBAC, version="v1", plural="clusterroles", namespaced=False),
     Kind(name="ClusterRoleBinding", group=_RBAC, version="v1", plural="clusterrolebindings", namespaced=False),
-    Kind(name="Role", group=_RBAC, version="v1", plural="roles"),
+    ROLE,
     Kind(name="RoleBinding", group=_RBAC, version="v1", plural="rolebindings"),
     Kind(name="Lease", group="coordination.k8s.io", version="v1", plural="leases"),
     Kind(name="ServiceAccount", group="", version="v1", plural="serviceaccounts"),
     SECRET,
     Kind(name="Service", group="", version="v1", plural="services"),
-    Kind(name="StatefulSet", group="apps", version="v1", plural="statefulsets"),
+    STATEFUL_SET,
     Kind(name="PersistentVolumeClaim", group="", version="v1", plural="persistentvolumeclaims"),
     DEPLOYMENT,
     Kind(name="PodDisruptionBudget", group="policy", version="v1", plural="poddisruptionbudgets"),
@@ -85,6 +90,13 @@ KINDS = (
 def kind_of(name: str) -> Kind:
     """Return the kind that a document calls `name`."""
     return next(kind for kind in KINDS if kind.name == name)
+
+
+def describe(document: Document) -> str:
+    """Name an object for people."""
+    meta = document["metadata"]
+    where = f"{meta['namespace']}/" if "namespace" in meta else ""
+    return f"{document['kind']} {where}{meta['name']}"
 
 
 def kube_object(

@@ -70,6 +70,14 @@ class RouteSettings(StrEnum):
     REPLACE = "replace"  # one timeout for the longest wait and answer, and retries of what no pod has begun
 
 
+class PullPolicy(StrEnum):
+    """When a node asks the registry for the image; the words of Kubernetes."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
 class MeshMembership(StrEnum):
     """How kvmesh's own pods are part of the mesh."""
 
@@ -154,8 +162,9 @@ class InstallPlan:
     create_namespace: bool = True
     scope: Scope = Scope.MESH
     root_namespace: str = "istio-system"
-    image: str = "kvmesh:0.1.0"
-    image_pull_secrets: tuple[str, ...] = ()  # of kvmesh's namespace
+    image: str = "kvmesh:0.1.0"  # none is published: the command line asks for one, kustomizations replace this one
+    image_pull_policy: PullPolicy | None = None  # None: as Kubernetes chooses by the tag
+    image_pull_secrets: tuple[str, ...] = ()  # of the registries of kvmesh and of Redis, in kvmesh's namespace
     run_as_user: bool = True  # False: the platform picks the user, as OpenShift does
     istio_revision: str | None = None  # of the control plane that injects the sidecars; None: the default one
     pools: tuple[PoolTarget, ...] = ()

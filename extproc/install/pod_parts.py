@@ -124,9 +124,13 @@ def role_container(
     return {
         "name": name,
         "image": plan.image,
+        **({"imagePullPolicy": str(plan.image_pull_policy)} if plan.image_pull_policy else {}),
         "args": [name],
         "env": [
-            *({"name": fact, "valueFrom": {"fieldRef": {"fieldPath": path}}} for fact, path in POD_FACTS),
+            *(
+                {"name": fact, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+                for fact, path in POD_FACTS
+            ),
             *({"name": f"KVMESH_{key.upper()}", "value": value} for key, value in environment.items()),
         ],
         "ports": [{"name": port, "containerPort": number} for port, number in ports.items()],

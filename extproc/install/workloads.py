@@ -6,6 +6,7 @@ from extproc.install.istio_release import plan_wiring
 from extproc.install.objects import (
     INSTALLATION,
     OWNED,
+    STATUS_LEASE,
     Document,
     component_labels,
     component_object,
@@ -37,7 +38,6 @@ MODELS = "/models"
 BUSY_PERCENT = 60  # of the one core that a picker can use, where another one is started
 HEADROOM = 1.6  # of memory above Redis' data: the copy-on-write of rewriting the log, buffers of clients
 ROLLING_UPDATE = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
-LEASE = "kvmesh-status-writer"  # its holder writes the status of policies
 RBAC = "rbac.authorization.k8s.io"
 READ = ["get", "list", "watch"]
 
@@ -177,8 +177,11 @@ def _redis_server(plan: InstallPlan) -> Document:
         "metadata": {"name": "data", "labels": component_labels(REDIS) | OWNED | {INSTALLATION: plan.namespace}},
         "spec": {
             "accessModes": ["ReadWriteOnce"],
+            "volumeMode": "Filesystem",
             "resources": {"requests": {"storage": f"{plan.redis_storage_gib}Gi"}},
         },
+        # as the API server stores it: an atomic list whose values differ from ours would be somebody else's field
+        "status": {"phase": "Pending"},
     }
     spec = {
         "replicas": 1,
@@ -260,13 +263,13 @@ def rbac_objects(plan: InstallPlan) -> list[Document]:
     lease = {
         "apiGroups": ["coordination.k8s.io"],
         "resources": ["leases"],
-        "resourceNames": [LEASE],
+        "resourceNames": [STATUS_LEASE],
         "verbs": ["get", "update"],
     }
     return [
         *readers,
-        kube_object("Lease", LEASE, plan.namespace, component=PICKER),
-        *_role(plan, PICKER, [lease], name=LEASE, namespace=plan.namespace),
+        kube_object("Lease", STATUS_LEASE, plan.namespace, component=PICKER),
+        *_role(plan, PICKER, [lease], name=STATUS_LEASE, namespace=plan.namespace),
     ]
 
 

@@ -86,6 +86,7 @@ def _status(pod: dict[str, Any], *, address: str) -> dict[str, Any]:
         shown = {"name": container["name"], "image": image, "imageID": image, "restartCount": 0, "state": state}
         states.append(shown | {"ready": trouble is None, "started": trouble is None})
     ready = all(each["ready"] for each in states)
+    placed = [each for each in pod["status"]["conditions"] if each["type"] == "PodScheduled"]
     told = {"status": "True" if ready else "False", "lastTransitionTime": _now()}
     return {
         "phase": "Running" if ready else "Pending",
@@ -93,7 +94,7 @@ def _status(pod: dict[str, Any], *, address: str) -> dict[str, Any]:
         "podIPs": [{"ip": address}],
         "startTime": _now(),
         "containerStatuses": states,
-        "conditions": [{"type": name, **told} for name in ("Initialized", "Ready", "ContainersReady", "PodScheduled")],
+        "conditions": [*placed, *({"type": name, **told} for name in ("Ready", "ContainersReady"))],
     }
 
 

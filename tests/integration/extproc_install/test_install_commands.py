@@ -27,6 +27,7 @@ FLAGS = (
     "--gateway=istio-ingress/inference-gateway",
     "--hostname=llm.example.com",
     "--no-preflight",  # of the mesh there is nothing here but definitions
+    "--image=kvmesh:0.1.0",
 )
 
 
@@ -69,7 +70,7 @@ def ours(api: KubeApi) -> set[tuple[str, str, str]]:
 
 
 async def test_a_dry_run_prints_what_is_rendered_and_needs_no_cluster() -> None:
-    done = await call("install", *FLAGS, "--istio-version=1.27", "--image=kvmesh:0.1.0", "--dry-run")
+    done = await call("install", *FLAGS, "--istio-version=1.27", "--dry-run")
     assert done.exit_code == 0, done.output
     assert list(yaml.safe_load_all(done.stdout)) == render(SAMPLE, crds=read_crds())
     assert "kvmesh-admin-token" in done.stderr

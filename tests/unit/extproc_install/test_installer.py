@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from extproc.install.installer import InstallError, install, others, policies, uninstall
+from extproc.install.cluster import InstallError
+from extproc.install.installer import install, others, policies, uninstall
 from extproc.install.objects import KINDS, POLICY, Document, Kind
 from extproc.install.plan import InstallPlan, Mode, PoolTarget, RouteTarget, parse_gateway
 from extproc.install.pod_parts import admin_secret
@@ -45,17 +46,20 @@ class FakeCluster:
     def serves(self, kind: Kind) -> bool:
         return kind.name not in self.missing
 
-    def apply(self, document: Document, *, force: bool, rehearse: bool = False) -> None:
+    def apply(self, document: Document, *, force: bool, rehearse: bool = False) -> Document:
         if document["metadata"]["name"] in self.refuses:
             raise InstallError(f"cannot apply {document['metadata']['name']}: spec is immutable")
         if rehearse:
             self.rehearsed.append(self.key(document))
-            return
+            return document
         self.log.append(("apply", document["kind"]))
         self.objects[self.key(document)] = {**document}
+        return document
 
     def get(self, kind: Kind, name: str, namespace: str | None) -> Document | None:
         found = self.objects.get((kind.name, namespace, name))
+        if found is not None and kind.name == "StatefulSet":
+            return {**found, "status": {"replicas": 1, "updatedReplicas": 1, "availableReplicas": 1}}
         if found is not None and kind.name == "Deployment":
             self.looks += 1
             ready = 1 if self.looks >= self.ready_after else 0
@@ -63,11 +67,13 @@ class FakeCluster:
             return {**found, "metadata": {**found["metadata"], "generation": 3}, "status": status}
         return found
 
-    def labelled(self, kind: Kind, labels: Mapping[str, str]) -> Sequence[Document]:
+    def labelled(self, kind: Kind, labels: Mapping[str, str], namespace: str | None = None) -> Sequence[Document]:
         return [
             each
-            for (name, _, _), each in self.objects.items()
-            if name == kind.name and labels.items() <= each["metadata"].get("labels", {}).items()
+            for (name, space, _), each in self.objects.items()
+            if name == kind.name
+            and namespace in {None, space}
+            and labels.items() <= each["metadata"].get("labels", {}).items()
         ]
 
     def delete(self, kind: Kind, name: str, namespace: str | None) -> None:
@@ -148,7 +154,7 @@ def test_gateways_are_told_to_ask_only_when_the_picker_is_there() -> None:
 
 def test_a_picker_that_does_not_come_up_leaves_the_gateways_alone() -> None:
     cluster = FakeCluster(ready_after=1000)
-    with pytest.raises(InstallError, match=r"not ready after 60 s: kvmesh-system/kvmesh-.*No gateway was told"):
+    with pytest.raises(InstallError, match=r"not ready after 60 s: kvmesh-.*No gateway was told"):
         run(cluster, plan())
     assert ("apply", "EnvoyFilter") not in cluster.log
 

@@ -1,13 +1,13 @@
 """What would keep an installation from working is said before anything is applied."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from extproc.install.installer import InstallError
+from extproc.install.cluster import InstallError
 from extproc.install.mesh_facts import MeshFacts, describe_caller, read_mesh
 from extproc.install.objects import INSTALLATION, Document, Kind
 from extproc.install.plan import BodyMode, ClientsTarget, InstallPlan, IstioVersion, Mode
@@ -214,6 +214,12 @@ def test_a_gateway_without_pods_is_warned_of() -> None:
 class Closed:
     """An API of which nothing but Services may be read."""
 
+    def apply(self, document: Document, *, force: bool, rehearse: bool = False) -> Document:
+        raise AssertionError(f"{document} is applied while it is only looked around")
+
+    def delete(self, kind: Kind, name: str, namespace: str | None) -> None:
+        raise AssertionError(f"{kind} {namespace}/{name} is deleted while it is only looked around")
+
     def serves(self, kind: Kind) -> bool:
         return True
 
@@ -222,7 +228,7 @@ class Closed:
             raise InstallError(f"cannot get {kind.plural}: forbidden")
         return made("Service", namespace or "", name)
 
-    def labelled(self, kind: Kind, labels: Any) -> Sequence[Document]:
+    def labelled(self, kind: Kind, labels: Mapping[str, str], namespace: str | None = None) -> Sequence[Document]:
         raise InstallError(f"cannot list {kind.plural}: forbidden")
 
 
