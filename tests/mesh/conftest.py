@@ -24,9 +24,9 @@ def _programs() -> None:
 
 @pytest.fixture(scope="session")
 def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
-    """A Kubernetes control plane with Istio's definitions; it ends with the tests."""
+    """A Kubernetes control plane with the definitions of Istio and of gateways; it ends with the tests."""
     with kube_in_background(tmp_path_factory.mktemp("kube")) as running:
-        running.define("istio")
+        running.define("istio", "gateway")
         yield running
 
 

@@ -99,6 +99,7 @@ def gateway_by_hand(namespace: str, name: str) -> list[Object]:
     made, service, _ = gateway(namespace, name, {80: 80}, ip="")[1:]
     host = f"{service['metadata']['name']}.{namespace}.svc.cluster.local"
     made["spec"]["addresses"] = [{"type": "Hostname", "value": host}]
+    del service["spec"]["clusterIP"]  # the API server gives it one
     container = {"name": "istio-proxy", "image": "docker.io/istio/proxyv2:1.31.0", "ports": [{"containerPort": 80}]}
     spec = {"containers": [container]}
     pod = kubernetes_object("v1", "Pod", namespace, f"{name}-1", labels=gateway_labels(name), spec=spec)

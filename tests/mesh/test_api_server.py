@@ -18,6 +18,7 @@ from extproc.install.lightkube_cluster import LightkubeCluster
 from extproc.install.objects import INSTALLATION, KINDS, MANAGED_BY, OWNER, Kind
 from kvmesh.documents.documents import ClusterAccess
 from tests.mesh.kube import PROMETHEUS_OPERATOR, Kube
+from tests.mesh.mesh_objects import gateway_by_hand, http_route, kubernetes_object, namespace, rule
 
 NUMBERS = count(1)
 IMAGE = "registry.example/kvmesh:0.1.0"
@@ -101,10 +102,19 @@ def _resource(kind: Kind) -> str:
 
 @pytest.fixture
 def site(kube: Kube) -> Iterator[Site]:
-    """Two namespaces of other people; at the end everything of ours goes."""
+    """A pool, a gateway with a pod, and a route between them; at the end everything of ours goes."""
     made = Site(kube=kube)
-    for name in (made.pool, made.gateway):
-        kube.kubectl("create", "namespace", name)
+    spec = {"selector": {"app": "vllm"}, "ports": [{"name": "http", "port": 8000}]}
+    route = http_route(
+        made.pool,
+        "llm",
+        gateway=(made.gateway, "gateway"),
+        hosts=[f"llm-{made.number}.example.com"],
+        rules=[rule("/", "vllm", 8000)],
+    )
+    kube.apply(namespace(made.pool), namespace(made.gateway))
+    pool = kubernetes_object("v1", "Service", made.pool, "vllm", spec=spec)
+    kube.apply(*gateway_by_hand(made.gateway, "gateway"), pool, route)
     yield made
     made.uninstall()
     kube.kubectl("delete", "namespace", "--wait=false", "--ignore-not-found", made.pool, made.gateway, made.namespace)
@@ -160,7 +170,7 @@ def test_a_second_installation_changes_nothing_and_other_flags_change_what_they_
 
 
 def test_kubectl_may_apply_what_is_printed_before_and_after(site: Site) -> None:
-    rendered = site.call("install", *site.flags(), "--dry-run").printed
+    rendered = site.call("install", *site.flags(), "--istio-version=1.31", "--dry-run").printed
     site.kube.kubectl("apply", "--server-side", "-f", "-", stdin=rendered)
     over = site.install()
     assert over.code == 0, over.errors
@@ -283,7 +293,8 @@ def test_a_container_that_ends_again_and_again_is_named(site: Site) -> None:
 
 def test_an_administrator_may_act_as_somebody_without_rights(site: Site) -> None:
     user = {"client-certificate": str(site.kube.admin.cert), "client-key": str(site.kube.admin.key), "as": "nobody"}
-    done = site.install(kubeconfig=site.kube.write_kubeconfig(f"as-nobody-{site.number}", user=user))
+    kubeconfig = site.kube.write_kubeconfig(f"as-nobody-{site.number}", user=user)
+    done = site.install("--istio-version=1.31", kubeconfig=kubeconfig)
     assert done.code == 1
     assert 'User "nobody" cannot' in done.errors, done.errors
     assert site.left() == []
