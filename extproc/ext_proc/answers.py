@@ -86,10 +86,12 @@ def wanted_headers(further: frozenset[str] = FURTHER_HEADERS) -> frozenset[str]:
     return _OWN_HEADERS | further
 
 
-def request_facts(message: HeadersMessage, *, claims: frozenset[str] = frozenset(), pool: str = "") -> RequestFacts:
+def request_facts(
+    message: HeadersMessage, *, claims: frozenset[str] = frozenset(), pool: str = "", called_as: str = ""
+) -> RequestFacts:
     """Take the few headers that the picker needs, the route's candidates, and these claims of a verified JWT.
 
-    `pool` is what the call's metadata names.
+    `pool` is what the call's metadata names, `called_as` its `:authority`.
     The path is unquoted, as vLLM's server does it; the query stays as it came.
     """
     found = dict(message.headers)
@@ -104,6 +106,7 @@ def request_facts(message: HeadersMessage, *, claims: frozenset[str] = frozenset
         subset=_subset(metadata) if metadata is not None else None,
         claims=verified_claims(metadata, claims) if metadata is not None and claims else NO_CLAIMS,
         pool=pool,
+        called_as=called_as,
         cluster=message.attributes.get(CLUSTER_NAME, ""),
     )
 
