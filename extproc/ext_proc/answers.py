@@ -59,6 +59,8 @@ CLUSTER_NAME = "xds.cluster_name"  # an Envoy attribute: the cluster of the requ
 VIA_UPSTREAM = "via_upstream"  # a pod made it
 SUBSET_NAMESPACE, SUBSET_KEY = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 LOAD_BALANCING_NAMESPACE = "envoy.lb"
+SERVED_KEY = "x-gateway-destination-endpoint-served"  # the endpoint picker protocol's name of the pod that answered
+_SERVED = SERVED_KEY.encode()
 
 PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
@@ -173,10 +175,21 @@ def response_plan(message: HeadersMessage) -> ResponsePlan | None:
 def response_origin(message: HeadersMessage) -> tuple[str | None, bool]:
     """Return the address of the pod that answered, after retries, and whether it was a pod and not Envoy in its place.
 
-    None and True unless `response_attributes` asks for both.
+    Without the attribute the address is what the endpoint picker protocol has in the metadata. None and True where the
+    filter sends neither.
     """
     attributes = message.attributes
-    return attributes.get(UPSTREAM_ADDRESS) or None, attributes.get(CODE_DETAILS, VIA_UPSTREAM) == VIA_UPSTREAM
+    served_by = attributes.get(UPSTREAM_ADDRESS) or _served_by(message)
+    return served_by, attributes.get(CODE_DETAILS, VIA_UPSTREAM) == VIA_UPSTREAM
+
+
+def _served_by(message: HeadersMessage) -> str | None:
+    if _SERVED not in message.metadata:  # decoding costs ten times as much
+        return None
+    namespaces = _metadata(message)
+    if LOAD_BALANCING_NAMESPACE not in namespaces or SERVED_KEY not in namespaces[LOAD_BALANCING_NAMESPACE].fields:
+        return None
+    return namespaces[LOAD_BALANCING_NAMESPACE].fields[SERVED_KEY].string_value or None
 
 
 def encode_step(step: Step) -> bytes:
