@@ -12,6 +12,7 @@ from extproc.doctor.examine import run_startup_checks
 from extproc.errors import ConfigError, first_error
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
+from extproc.ext_proc.grpc_tls import server_context
 from extproc.ext_proc.uploads import Uploads
 from extproc.pages.admin_http import AdminServer
 from extproc.pages.admin_pages import ExplainPolicies, PickerPages
@@ -178,7 +179,7 @@ async def serve(settings: PickerSettings, *, stop: asyncio.Event, source: Docume
     )
     try:
         await admin.start(host=settings.host, port=settings.admin_port)
-        await server.start(host=settings.host, port=settings.grpc_port)
+        await server.start(host=settings.host, port=settings.grpc_port, tls=server_context(settings.grpc_tls))
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(work, name=name) for name, work in service.background().items()]
             if await _is_known(service.pools, stop=stop):

@@ -4,6 +4,7 @@ A pool is here the endpoints of one model. Nothing here waits.
 """
 
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from math import ceil
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from extproc.admission.pressure_memory import FIRST, DispatchRates, RetrySlots, 
 from extproc.errors import RequestShedError
 from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates
-from extproc.policy.priority import PriorityPolicy
+from extproc.policy.priority import PriorityClass, PriorityPolicy
 from extproc.policy.request_class import RequestClass
 
 OUTLOOK_SECONDS = 2.0  # what a pool looked like then says nothing now
@@ -74,8 +75,13 @@ class PoolPressure:
         clock: Callable[[], float],
         random: Callable[[], float],
         replicas: Callable[[], int] = lambda: 1,
+        sheddable_status: int = HTTPStatus.SERVICE_UNAVAILABLE,
     ) -> None:
-        """`replicas`: how many pickers share the pools; at the others as much is taken to wait as here."""
+        """`replicas`: how many pickers share the pools; at the others as much is taken to wait as here.
+
+        `sheddable_status`: of refusals of sheddable classes that name none.
+        """
+        self._sheddable_status = sheddable_status
         self._replicas = replicas
         self._policy = policy
         self._estimates = estimates
@@ -311,13 +317,17 @@ class PoolPressure:
             f"{expectation.ttft_seconds:.3g} s for its first token, and {target:g} s is what the class is promised; "
             f"try again in {ceil(seconds)} s",
             retry_after_seconds=ceil(seconds),
-            http_status=priority_class.refusal_status,
+            http_status=self._status(priority_class),
             headers={
                 PRIORITY_HEADER: request_class.class_name,
                 # the openai SDKs read it first; whole seconds would bring all of them back at once
                 "retry-after-ms": str(int(seconds * 1000)),
             },
         )
+
+    def _status(self, priority_class: PriorityClass) -> int:
+        default = self._sheddable_status if priority_class.sheddable else HTTPStatus.SERVICE_UNAVAILABLE
+        return priority_class.refusal_status or default
 
     def _newcomer(self, request_class: RequestClass, pool: str, now: float) -> float:
         """Return the TTFT in seconds that any request of the class must expect."""

@@ -59,6 +59,8 @@ CLUSTER_NAME = "xds.cluster_name"  # an Envoy attribute: the cluster of the requ
 VIA_UPSTREAM = "via_upstream"  # a pod made it
 SUBSET_NAMESPACE, SUBSET_KEY = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 LOAD_BALANCING_NAMESPACE = "envoy.lb"
+SERVED_KEY = "x-gateway-destination-endpoint-served"  # the endpoint picker protocol's name of the pod that answered
+_SERVED = SERVED_KEY.encode()
 
 PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
@@ -86,10 +88,12 @@ def wanted_headers(further: frozenset[str] = FURTHER_HEADERS) -> frozenset[str]:
     return _OWN_HEADERS | further
 
 
-def request_facts(message: HeadersMessage, *, claims: frozenset[str] = frozenset(), pool: str = "") -> RequestFacts:
+def request_facts(
+    message: HeadersMessage, *, claims: frozenset[str] = frozenset(), pool: str = "", called_as: str = ""
+) -> RequestFacts:
     """Take the few headers that the picker needs, the route's candidates, and these claims of a verified JWT.
 
-    `pool` is what the call's metadata names.
+    `pool` is what the call's metadata names, `called_as` its `:authority`.
     The path is unquoted, as vLLM's server does it; the query stays as it came.
     """
     found = dict(message.headers)
@@ -104,6 +108,7 @@ def request_facts(message: HeadersMessage, *, claims: frozenset[str] = frozenset
         subset=_subset(metadata) if metadata is not None else None,
         claims=verified_claims(metadata, claims) if metadata is not None and claims else NO_CLAIMS,
         pool=pool,
+        called_as=called_as,
         cluster=message.attributes.get(CLUSTER_NAME, ""),
     )
 
@@ -170,10 +175,21 @@ def response_plan(message: HeadersMessage) -> ResponsePlan | None:
 def response_origin(message: HeadersMessage) -> tuple[str | None, bool]:
     """Return the address of the pod that answered, after retries, and whether it was a pod and not Envoy in its place.
 
-    None and True unless `response_attributes` asks for both.
+    Without the attribute the address is what the endpoint picker protocol has in the metadata. None and True where the
+    filter sends neither.
     """
     attributes = message.attributes
-    return attributes.get(UPSTREAM_ADDRESS) or None, attributes.get(CODE_DETAILS, VIA_UPSTREAM) == VIA_UPSTREAM
+    served_by = attributes.get(UPSTREAM_ADDRESS) or _served_by(message)
+    return served_by, attributes.get(CODE_DETAILS, VIA_UPSTREAM) == VIA_UPSTREAM
+
+
+def _served_by(message: HeadersMessage) -> str | None:
+    if _SERVED not in message.metadata:  # decoding costs ten times as much
+        return None
+    namespaces = _metadata(message)
+    if LOAD_BALANCING_NAMESPACE not in namespaces or SERVED_KEY not in namespaces[LOAD_BALANCING_NAMESPACE].fields:
+        return None
+    return namespaces[LOAD_BALANCING_NAMESPACE].fields[SERVED_KEY].string_value or None
 
 
 def encode_step(step: Step) -> bytes:

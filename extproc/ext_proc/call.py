@@ -224,7 +224,12 @@ class ExtProcCall:
             if message.is_response:
                 return self._response_headers(message)
             return self._exchange.request_headers(
-                ext_proc.request_facts(message, claims=self._calls.claims, pool=self._stream.pool),
+                ext_proc.request_facts(
+                    message,
+                    claims=self._calls.claims,
+                    pool=self._stream.pool,
+                    called_as=self._stream.authority,
+                ),
                 mode=message.request_mode,
                 response_mode=message.response_mode,
                 end_of_stream=message.end_of_stream,

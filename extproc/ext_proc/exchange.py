@@ -61,6 +61,8 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     # the cluster that Envoy chose, "" if its filter is not configured to send it. On a route with weighted backends
     # only this identifies the backend that the request is for: the metadata is the route's
     cluster: str = ""
+    # the name by which Envoy calls the picker: a native InferencePool's filter says nothing else of the pool
+    called_as: str = ""
 
 
 # --- steps: what the caller must do next, in order -----------------------------------------------------------------

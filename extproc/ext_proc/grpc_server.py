@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -184,17 +185,19 @@ class ExtProcServer:
         """How many ext_proc streams are open."""
         return len(self.calls.open)
 
-    async def start(self, *, host: str, port: int) -> int:
-        """Listen and return the port; raise ConfigError naming it when it is taken."""
+    async def start(self, *, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Listen, in clear text without `tls`, and return the port; raise ConfigError naming it when it is taken."""
         loop = asyncio.get_running_loop()
         try:
             if host == "::":
                 # asyncio would take IPv6 only; "every address" includes IPv4
                 listening = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-                self._listener = await loop.create_server(self._accept, sock=listening, backlog=BACKLOG)
+                self._listener = await loop.create_server(self._accept, sock=listening, backlog=BACKLOG, ssl=tls)
             else:
                 # reuse_port: a second picker on the same port is a mistake, not a replica
-                self._listener = await loop.create_server(self._accept, host, port, backlog=BACKLOG, reuse_port=False)
+                self._listener = await loop.create_server(
+                    self._accept, host, port, backlog=BACKLOG, reuse_port=False, ssl=tls
+                )
         except OSError as error:
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             raise ConfigError(f"cannot listen for Envoy on {address} (--grpc-port): {error}") from error

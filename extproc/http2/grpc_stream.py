@@ -40,7 +40,7 @@ class GrpcStream:
 
     __slots__ = (
         *("_call", "_connection_window", "_deadline", "_held", "_outbound", "_reader", "ended", "half_closed", "id"),
-        *("pool", "send_queue", "started", "unconsumed", "window"),
+        *("authority", "pool", "send_queue", "started", "unconsumed", "window"),
     )
 
     def __init__(
@@ -55,6 +55,7 @@ class GrpcStream:
         self.id = stream_id
         self.send_queue = SendQueue(stream_id)
         self.pool = ""  # which pool the call's metadata names
+        self.authority = ""  # the name by which the client calls us
         self.window = ReceiveWindow(stream_id, window_bytes, outbound.frames)
         self.unconsumed = 0  # bytes received that the call has not taken
         self.half_closed = False  # by the client

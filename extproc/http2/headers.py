@@ -36,6 +36,7 @@ class GrpcRequest:
     timeout_seconds: float | None
     refusal: bytes | None = None  # a header block that ends the stream, where the request is not gRPC
     pool: str = ""  # which pool the call is for (POOL_METADATA); "": not said
+    authority: str = ""  # the name by which the client calls us: any text, as Envoy fills it with a cluster's name
 
 
 class HeaderBlocks:
@@ -151,7 +152,8 @@ def grpc_request(fields: Fields) -> GrpcRequest:
         timeout_seconds = parse_timeout(timeout)
         refusal = _BAD_TIMEOUT if timeout_seconds is None else None
     pool = found.get(POOL_METADATA, b"").decode("ascii", "replace").strip()
-    return GrpcRequest(path=path, timeout_seconds=timeout_seconds, refusal=refusal, pool=pool)
+    authority = found.get(b":authority", b"").decode("ascii", "replace")
+    return GrpcRequest(path=path, timeout_seconds=timeout_seconds, refusal=refusal, pool=pool, authority=authority)
 
 
 def _is_grpc(content_type: bytes) -> bool:

@@ -251,7 +251,7 @@ class Http2Session:
             max_message_bytes=self._max_message_bytes,
         )
         stream.half_closed = bool(flags & http2.END_STREAM)
-        stream.pool = request.pool
+        stream.pool, stream.authority = request.pool, request.authority
         self.streams[stream_id] = stream
         serve = self._methods.get(request.path)
         if request.refusal is not None or serve is None:

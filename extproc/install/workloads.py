@@ -22,6 +22,7 @@ from extproc.install.plan import (
     REDIS,
     REDIS_PORT,
     InstallPlan,
+    Mode,
     RedisKind,
     Scope,
 )
@@ -103,6 +104,8 @@ def _picker_deployment(plan: InstallPlan) -> Document:
         "drain_seconds": str(plan.drain_seconds),
         "root_namespace": plan.root_namespace,
     }
+    if plan.mode is Mode.INFERENCE_POOL:
+        settings["sheddable_429"] = "true"  # as the endpoint picker protocol asks for
     ports = {"grpc": GRPC_PORT, "http-admin": PICKER_ADMIN_PORT}
     container = role_container(plan, "extproc", settings=settings, ports=ports, cpu="1", memory="512Mi")
     volumes = role_volumes(plan)

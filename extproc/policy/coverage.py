@@ -42,6 +42,18 @@ def pool_key(pool: Pool) -> DocumentKey:
     return DocumentKey(GROUPS.get(pool.kind, CORE_GROUP), pool.kind, namespace, name)
 
 
+def endpoint_picker_of(pool: Pool, reach: Reach) -> str:
+    """Return "namespace/name" of the Service that an InferencePool names for its endpoint picker, "" for none."""
+    if pool.kind != POOL:
+        return ""
+    spec = reach.pool_documents.get(pool_key(pool), {}).get("spec")
+    reference = spec.get("endpointPickerRef") if isinstance(spec, Mapping) else None
+    if not isinstance(reference, Mapping) or reference.get("group") or reference.get("kind", SERVICE) != SERVICE:
+        return ""
+    name = reference.get("name")
+    return f"{pool.name.partition('/')[0]}/{name}" if isinstance(name, str) and name else ""
+
+
 def reach_of(documents: Mapping[str, tuple[Document, ...]], pools: Mapping[str, Pool]) -> Reach:
     """Follow Gateways, HTTPRoutes and backends to the pools (by name, "namespace/name")."""
     by_target: defaultdict[DocumentKey, set[str]] = defaultdict(set)

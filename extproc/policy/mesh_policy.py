@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from extproc.pods.endpoint import Role
-from extproc.policy.coverage import UNCOVERED, Coverage, LayerBook, Reach, reach_of
+from extproc.policy.coverage import UNCOVERED, Coverage, LayerBook, Reach, endpoint_picker_of, reach_of
 from extproc.policy.explanation import (
     PolicyTargetError,
     explain_pool,
@@ -176,7 +176,9 @@ class MeshPolicy:
     def _config(self, pool: Pool, settled: Settled) -> PoolConfig:
         outcome, hosts = settled.outcomes[pool.name], settled.hosts.by_pool.get(pool.name, frozenset())
         made_of, known = self._made.get(pool.name, (None, None))
-        if known is not None and made_of == (pool, outcome) and known.hosts == hosts:
+        picker = endpoint_picker_of(pool, settled.reach)
+        settled_else = (hosts, picker)
+        if known is not None and made_of == (pool, outcome) and (known.hosts, known.endpoint_picker) == settled_else:
             return known
         policy = outcome.policy
         if self.cordoned or self.roles:
@@ -187,6 +189,7 @@ class MeshPolicy:
             policy=policy,
             models=outcome.models,
             hosts=hosts,
+            endpoint_picker=picker,
             sample_share=outcome.policy.observability.sample_share,
             failure_mode=outcome.merged.fields.get("failureMode", FAIL_CLOSE),
             model=pool.model,

@@ -23,6 +23,7 @@ class PoolConfig:
     policy: PickPolicy = field(default_factory=PickPolicy)
     models: ModelTable = field(default_factory=ModelTable)
     hosts: frozenset[str] = frozenset()  # lowercase, without port; no other pool has them
+    endpoint_picker: str = ""  # "namespace/name" of the Service that the InferencePool names for its picker
     sample_share: float | None = None  # of the responses that are read; None: as the flag has it
     failure_mode: str = FAIL_CLOSE
     model: str | None = None  # None: learned from the pods' /v1/models

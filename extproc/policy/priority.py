@@ -157,7 +157,10 @@ class PriorityClass(Section, frozen=True, kw_only=True):
     ] = 0.0
     ceiling: Annotated[RealShare, about("share of a pod's limits that its requests may fill")] = 1.0
     order: Annotated[Order, about("which of a tenant's waiting requests goes first")] = Order.SHORTEST_WORK
-    refusal_status: Annotated[Literal[429, 503], about("HTTP status of refusals")] = 503
+    refusal_status: Annotated[
+        Literal[429, 503] | None,
+        about("HTTP status of refusals", default="503; 429 if sheddable, with --sheddable-429"),
+    ] = None
     degrade: Annotated[
         tuple[DegradationStep, ...],
         Meta(max_length=16),

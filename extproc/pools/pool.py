@@ -213,6 +213,7 @@ class Pool:
             clock=time.monotonic,
             random=random.random,
             replicas=lambda: 1 + resources.other_replicas(),
+            sheddable_status=settings.sheddable_status,
         )
         return PoolRuntime(
             name=self.name,

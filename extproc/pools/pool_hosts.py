@@ -1,7 +1,9 @@
-"""Which pool serves a request by its host, or by the cluster that Envoy has dealt it to. Pure; used by `pools`."""
+"""Which pool serves a request by its host, its cluster, or the name that Envoy calls the picker. Pure."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 
 def pool_name(text: str) -> str:
@@ -26,6 +28,10 @@ def only_pool(texts: Sequence[str] | None) -> str | None:
 
 # istiod's name for the pods of a Service; those of an InferencePool have a Service `POOL-ip-HASH` of their own
 _CLUSTER = re.compile(r"outbound\|\d*\|[^|]*\|(?P<service>[^.|]+)\.(?P<namespace>[^.|]+)\.svc(\.|$)")
+# the same, or the Service's own name in any of its lengths, with or without a port
+_SERVICE = re.compile(
+    r"(outbound\|\d*\|[^|]*\|)?(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)(\.svc(\.[a-z0-9.-]*)?)?(:\d+)?"
+)
 _SHADOW = re.compile(r"-ip-[0-9a-f]{8}$")
 
 
@@ -81,3 +87,23 @@ def pools_of_cluster(cluster: str) -> Sequence[str]:
     plain = _SHADOW.sub("", service)
     names = (f"{namespace}/{service}", f"{namespace}/{plain}")
     return names if plain != service else names[:1]
+
+
+@lru_cache(maxsize=256)  # Envoys call a picker by the same few names
+def service_of(authority: str) -> str:
+    """Return "namespace/name" of the Service by whose name Envoy calls the picker, "" where it is no Service's name."""
+    found = _SERVICE.fullmatch(authority.lower())
+    return f"{found['namespace']}/{found['service']}" if found is not None else ""
+
+
+class PoolPickers:
+    """Pools by the Service of their endpoint picker. One that several pools name tells none of them apart."""
+
+    def __init__(self, pickers: Mapping[str, str]) -> None:
+        """`pickers`: pool -> "namespace/name" of the Service, "" for none."""
+        uses = Counter(pickers.values())
+        self._pools = {picker: pool for pool, picker in pickers.items() if picker and uses[picker] == 1}
+
+    def pool_of(self, authority: str) -> str | None:
+        """Return the pool whose picker is called by this `:authority`."""
+        return self._pools.get(service_of(authority)) if self._pools else None

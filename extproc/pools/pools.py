@@ -19,7 +19,7 @@ from extproc.models.learned_models import learned_models
 from extproc.policy.pool_config import PoolConfig
 from extproc.pools.booked_exchange import ReadResponse
 from extproc.pools.pool import Pool
-from extproc.pools.pool_hosts import PoolHosts, pools_of_cluster
+from extproc.pools.pool_hosts import PoolHosts, PoolPickers, pools_of_cluster
 from extproc.pools.shared_resources import SharedResources
 from extproc.records.request_events import DecisionRecord, RequestOutcome
 from extproc.responses.response_plan import ResponsePlan
@@ -50,6 +50,7 @@ class Pools:
         self._only: Pool | None = None
         self._every_request: Pool | None = None  # the pool of flags, which needs no route
         self._hosts = PoolHosts({})
+        self._pickers = PoolPickers({})
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, tuple[asyncio.Task[None], ...]] = {}
         self._given: dict[str, PoolConfig] = {}  # what each pool was last set up with, before what its pods tell
@@ -63,7 +64,7 @@ class Pools:
     # --- for requests ---------------------------------------------------------------------------------------------
 
     def of_request(self, facts: RequestFacts) -> Pool:
-        """Return the pool of a request: of the cluster it was dealt to, the one its route names, or its host's.
+        """Return the pool of a request: of its cluster, named by its route or by the picker's Service, or its host's.
 
         Raise PickError where there is none.
         """
@@ -73,7 +74,12 @@ class Pools:
             for name in pools_of_cluster(facts.cluster) if facts.cluster else ():
                 if name in self._pools:
                     return self._pools[name]
-            return self._named(facts.pool) if facts.pool else self.for_host(facts.headers.get(AUTHORITY, ""))
+            if facts.pool:
+                return self._named(facts.pool)
+            called = self._pickers.pool_of(facts.called_as)
+            if called is not None and called in self._pools:
+                return self._pools[called]
+            return self.for_host(facts.headers.get(AUTHORITY, ""))
         except PickError as refusal:
             self._unrouted.of(refusal.reason).value += 1
             self._tell_unrouted(facts, refusal)
@@ -250,6 +256,7 @@ class Pools:
         self._only = pools[0] if len(pools) == 1 and not pools[0].config.hosts else None
         self._every_request = next((pool for pool in pools if pool.config.from_flags), None)
         self._hosts = PoolHosts({name: pool.config.hosts for name, pool in self._pools.items()})
+        self._pickers = PoolPickers({name: pool.config.endpoint_picker for name, pool in self._pools.items()})
 
     # --- tasks ----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import yaml
 
 from extproc.errors import ConfigError
+from extproc.ext_proc.grpc_tls_settings import GrpcTlsSettings
 from extproc.ext_proc.uploads import UNFINISHED_BODY_BYTES
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pods.endpoint import Role
@@ -113,10 +115,16 @@ class PickerSettings:
     steering: Steering = setting(
         Steering.OVERRIDE_HOST, "override-host: a list that retries walk; original-dst: exactly one address."
     )
+    sheddable_429: bool = setting(
+        False,
+        "Refuse requests of sheddable classes with 429, as the endpoint picker protocol says, where their policy gives "
+        "no refusalStatus. Default: 503.",
+    )
     drain_seconds: float = setting(5, "Seconds to go on serving, as not ready, after the signal to stop.", least=0)
     otlp_endpoint: str | None = setting(
         None, "OTLP/HTTP address for traces (JSON), like http://127.0.0.1:4318/v1/traces. Default: no traces."
     )
+    grpc_tls: GrpcTlsSettings = group(GrpcTlsSettings())
     observation: ObservationSettings = group(ObservationSettings())
     shares_load: bool = setting(
         True, "Tell other replicas through Redis what is booked, and hear it from them.", "share_load"
@@ -152,6 +160,11 @@ class PickerSettings:
     def follows_mesh(self) -> bool:
         """Whether pools and policies come from documents that may change at any time."""
         return self.kubernetes or self.policies_folder is not None
+
+    @property
+    def sheddable_status(self) -> int:
+        """HTTP status of refusals of sheddable classes that name none."""
+        return HTTPStatus.TOO_MANY_REQUESTS if self.sheddable_429 else HTTPStatus.SERVICE_UNAVAILABLE
 
     @property
     def model_table(self) -> ModelTable:

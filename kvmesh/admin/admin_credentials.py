@@ -47,10 +47,11 @@ class AdminTls:
 
     def _look(self) -> Stamp:
         files = (self._access.tls_cert, self._access.tls_key, self._access.client_ca)
-        return tuple(_stamp(path) for path in files if path is not None)
+        return tuple(stamp_of(path) for path in files if path is not None)
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Return what differs once the file was written anew; () where there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -145,7 +146,7 @@ class TokenFile:
 
     def refresh(self) -> None:
         """Read the file where it is another one than before; where it is not as it must be, say so once."""
-        seen = _stamp(self._path)
+        seen = stamp_of(self._path)
         if seen == self._seen:
             return
         is_first, self._seen = self._seen is None, seen

@@ -1,10 +1,15 @@
 """What a newcomer must expect, and who is refused for it."""
 
+from typing import Any
+
+import pytest
+
 from extproc.admission.degradation import Degradation
 from extproc.admission.pool_pressure import MOST_SHEDDING, Expectation, PoolPressure
 from extproc.admission.pressure_memory import FIRST
+from extproc.errors import RequestShedError
 from extproc.pods.latency_estimate import LatencyEstimates
-from extproc.policy.priority import DEFAULT_CLASSES, PriorityPolicy
+from extproc.policy.priority import DEFAULT_CLASSES, PriorityClass, PriorityPolicy
 from extproc.policy.request_class import RequestClass
 
 
@@ -16,7 +21,7 @@ class NobodyWaits:
         return False
 
 
-def pressure() -> PoolPressure:
+def pressure(**changes: Any) -> PoolPressure:
     policy = PriorityPolicy()
     return PoolPressure(
         policy=policy,
@@ -25,6 +30,7 @@ def pressure() -> PoolPressure:
         waiting=NobodyWaits(),
         clock=lambda: 0.0,
         random=lambda: 0.0,
+        **changes,
     )
 
 
@@ -61,3 +67,22 @@ def test_invented_tenants_of_invented_models_are_remembered_no_more_than_so_many
     assert sum(len(shares) for shares in made._shares.values()) <= MOST_SHEDDING
     assert ("sheddable", "used") in made._shares
     assert ("sheddable", "0") not in made._shares
+
+
+@pytest.mark.parametrize(
+    ("priority_class", "status"),
+    [
+        (PriorityClass(sheddable=True), 429),
+        (PriorityClass(sheddable=True, refusal_status=503), 503),
+        (PriorityClass(), 503),
+        (PriorityClass(refusal_status=429), 429),
+    ],
+)
+def test_the_setting_is_for_sheddable_classes_that_name_no_status(priority_class: PriorityClass, status: int) -> None:
+    made = pressure(sheddable_status=429)
+    refused = RequestClass(class_name="own", priority_class=priority_class, tenant="")
+    assert made.refusal(RequestShedError, refused, pool="m", expectation=waits(1.0), now=0.0).status == status
+
+
+def test_without_the_setting_a_refusal_is_503() -> None:
+    assert pressure().refusal(RequestShedError, of("a"), pool="m", expectation=waits(1.0), now=0.0).status == 503

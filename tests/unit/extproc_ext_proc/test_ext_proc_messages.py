@@ -318,3 +318,22 @@ def test_envoy_tells_which_pod_answered(address: str, expected: str | None) -> N
         {"upstream.address": address, "response.code_details": "via_upstream"}
     )
     assert ext_proc.response_origin(read_response(message)) == (expected, True)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "value", "expected"),
+    [
+        ("envoy.lb", "10.0.0.2:8000", "10.0.0.2:8000"),
+        ("envoy.lb", "", None),
+        ("envoy.lb", ["10.0.0.2:8000"], None),
+        ("other", "10.0.0.2:8000", None),
+    ],
+)
+def test_without_the_attribute_the_metadata_tells_which_pod_answered(
+    namespace: str, value: object, expected: str | None
+) -> None:
+    message = ProcessingRequest()
+    message.metadata_context.filter_metadata[namespace].update({"x-gateway-destination-endpoint-served": value})
+    assert ext_proc.response_origin(read_response(message)) == (expected, True)
+    message.attributes["envoy.filters.http.ext_proc"].update({"upstream.address": "10.0.0.1:8000"})
+    assert ext_proc.response_origin(read_response(message)) == ("10.0.0.1:8000", True)

@@ -67,7 +67,7 @@ class FakePicks:
 class FakeStream:
     """In the place of a `GrpcStream`: its end is told to the call once."""
 
-    pool = ""
+    pool = authority = ""
 
     def __init__(self) -> None:
         self.call: ExtProcCall | None = None

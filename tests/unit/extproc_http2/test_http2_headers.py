@@ -44,7 +44,7 @@ def test_a_repeated_block_is_interpreted_once_and_means_the_same() -> None:
     first, second, third = (encoder.encode(REQUEST) for _ in range(3))
     assert (keeps_table(first), second, keeps_table(second)) == (False, third, True)
     requests = [decoder.request(block) for block in (first, second, third)]
-    assert requests == [GrpcRequest(path=b"/a.B/C", timeout_seconds=None)] * 3
+    assert requests == [GrpcRequest(path=b"/a.B/C", timeout_seconds=None, authority="picker")] * 3
     assert (requests[0] is requests[1], requests[1] is requests[2]) == (False, True)
 
 
@@ -196,7 +196,7 @@ def test_malformed_requests_are_refused(fields: Fields) -> None:
 def test_a_grpc_request_names_its_method_and_its_time() -> None:
     assert grpc_request(
         request((b"grpc-timeout", b"1500m"), (b"content-type", b"application/grpc+proto"))
-    ) == GrpcRequest(path=b"/a.B/C", timeout_seconds=1.5)
+    ) == GrpcRequest(path=b"/a.B/C", timeout_seconds=1.5, authority="picker")
 
 
 @pytest.mark.parametrize(

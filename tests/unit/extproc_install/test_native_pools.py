@@ -35,6 +35,11 @@ def test_istio_asks_by_itself_and_each_pool_by_a_name_of_its_own() -> None:
     assert {f"kvmesh-picker-{name}.llm.svc.cluster.local" for name in ("chat", "code")} < hosts
 
 
+def test_sheddable_requests_are_refused_as_the_protocol_says() -> None:
+    [container] = named(render(native()), "Deployment")["kvmesh-picker"]["template"]["spec"]["containers"]
+    assert {"name": "KVMESH_SHEDDABLE_429", "value": "true"} in container["env"]
+
+
 def test_the_namespace_is_other_people_s() -> None:
     assert "Namespace" not in {each["kind"] for each in render(native())}
 

@@ -79,9 +79,11 @@ _GROUPS = {"InferencePool": "inference.networking.k8s.io", "Service": "", "Gatew
 _GROUPS["HTTPRoute"] = _GROUPS["Gateway"]
 
 
-def inference_pool(name: str, *, day: int = 1, hosts: str = "") -> Document:
+def inference_pool(name: str, *, day: int = 1, hosts: str = "", picker: object = None) -> Document:
     metadata = _metadata(name, day) | ({"annotations": {"kvmesh.io/hosts": hosts}} if hosts else {})
-    spec = {"selector": {"matchLabels": {"app": name.split("/")[1]}}, "targetPorts": [{"number": 8000}]}
+    spec: dict[str, Any] = {"selector": {"matchLabels": {"app": name.split("/")[1]}}, "targetPorts": [{"number": 8000}]}
+    if picker is not None:
+        spec["endpointPickerRef"] = picker
     return {"apiVersion": POOL_API, "kind": "InferencePool", "metadata": metadata, "spec": spec}
 
 

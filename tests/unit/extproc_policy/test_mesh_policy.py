@@ -326,3 +326,21 @@ def test_after_a_defect_while_a_route_came_the_statuses_are_those_of_the_route(m
         assert (state.configs["a/llama"].policy.fallbacks, told(state, "a/own")) == (5, IN_FORCE)
         mesh.remove(mesh.documents[DocumentKey("gateway.networking.k8s.io", "HTTPRoute", "a", "route")])
         assert told(mesh.update(), "a/own")["Accepted"][0] == "False TargetNotFound"
+
+
+@pytest.mark.parametrize(
+    ("reference", "service_name"),
+    [
+        ({"name": "picker-a", "port": {"number": 9002}}, "a/picker-a"),
+        ({"group": "", "kind": "Service", "name": "picker-a"}, "a/picker-a"),
+        ({"group": "example.com", "kind": "Picker", "name": "picker-a"}, ""),
+        ({"name": 1}, ""),
+        ("picker-a", ""),
+        (None, ""),
+    ],
+)
+def test_a_pool_knows_the_service_of_its_endpoint_picker(reference: object, service_name: str) -> None:
+    mesh = Mesh()
+    mesh.update(inference_pool("a/llama", picker={"name": "another"}))
+    state = mesh.update(inference_pool("a/llama", picker=reference))
+    assert state.configs["a/llama"].endpoint_picker == service_name

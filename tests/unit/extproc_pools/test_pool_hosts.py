@@ -2,7 +2,7 @@
 
 import pytest
 
-from extproc.pools.pool_hosts import PoolHosts, pools_of_cluster, without_port
+from extproc.pools.pool_hosts import PoolHosts, PoolPickers, pools_of_cluster, service_of, without_port
 
 HOSTS = PoolHosts({"llm/b": ["*.example.com", "b.example.com"], "llm/a": ["*.eu.example.com", "b.example.com"]})
 
@@ -51,3 +51,28 @@ def test_a_port_is_cut_off_and_nothing_else(authority: str, host: str) -> None:
 )
 def test_istios_clusters_name_the_service_of_a_pool(cluster: str, names: list[str]) -> None:
     assert list(pools_of_cluster(cluster)) == names
+
+
+@pytest.mark.parametrize(
+    ("authority", "service"),
+    [
+        ("outbound|9002||picker-a.llm.svc.cluster.local", "llm/picker-a"),  # Istio's native filter
+        ("picker-a.llm.svc.cluster.local:9002", "llm/picker-a"),
+        ("Picker-A.llm.svc", "llm/picker-a"),
+        ("picker-a.llm:9002", "llm/picker-a"),
+        ("picker-a", ""),
+        ("picker-a.llm.example.com", ""),
+        ("10.0.0.1:9002", ""),
+        ("inbound|9002||picker-a.llm.svc.cluster.local", ""),
+        ("", ""),
+    ],
+)
+def test_an_authority_names_a_service(authority: str, service: str) -> None:
+    assert service_of(authority) == service
+
+
+def test_a_picker_of_several_pools_tells_none_of_them_apart() -> None:
+    pickers = PoolPickers({"llm/a": "llm/picker-a", "llm/b": "llm/shared", "llm/c": "llm/shared", "llm/d": ""})
+    assert pickers.pool_of("outbound|9002||picker-a.llm.svc.cluster.local") == "llm/a"
+    assert pickers.pool_of("outbound|9002||shared.llm.svc.cluster.local") is None
+    assert pickers.pool_of("") is None

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from extproc.admission.flow_queue import FlowQueue
 from extproc.errors import NoPoolForHostError
+from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ServedModel, TokensFrom
 from extproc.policy.merged_policy import pick_policy
 from extproc.policy.pool_config import PoolConfig
@@ -239,3 +241,21 @@ async def test_many_pools_that_want_the_same_tokenizer_load_it_once() -> None:
     model = ServedModel(name="m", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=Path("/models/m"))
     await asyncio.gather(*[cache.load((model,)) for _ in range(20)])
     assert loads == ["m"]
+
+
+async def test_the_name_by_which_the_picker_is_called_decides_before_the_host(tmp_path: Path) -> None:
+    called_as, host = "outbound|9002||picker-a.llm.svc.cluster.local", "b.example.com"
+    a = replace(A, endpoint_picker="llm/picker-a")
+    b = replace(B, hosts=frozenset({host}))
+    pools = made(tmp_path)
+    await pools.apply(named(a, b))
+    request = RequestFacts(
+        method="POST", path="/", objective=None, request_id="", headers={":authority": host}, called_as=called_as
+    )
+
+    assert pools.of_request(request).name == A.name
+    assert pools.of_request(msgspec.structs.replace(request, pool=B.name)).name == B.name
+    assert pools.of_request(msgspec.structs.replace(request, called_as="picker.kvmesh-system.svc")).name == B.name
+    await pools.apply(named(a, replace(b, endpoint_picker="llm/picker-a")))
+    assert pools.of_request(request).name == B.name  # both are called so: the host decides
+    await pools.close()
