@@ -25,7 +25,9 @@ FLAGS = {
 
 def dry_run(*flags: str) -> list[dict[str, Any]]:
     """Return the documents that the command prints."""
-    result = CliRunner().invoke(app, ["install", "--dry-run", "--pool", "llm/vllm-llama:8000", *flags])
+    result = CliRunner().invoke(
+        app, ["install", "--dry-run", "--image=kvmesh:test", "--pool", "llm/vllm-llama:8000", *flags]
+    )
     assert result.exit_code == 0, result.output
     return [document for document in yaml.safe_load_all(result.stdout) if document is not None]
 

@@ -117,7 +117,7 @@ async def test_a_kubernetes_api_says_whom_to_follow(
         (("--kubernetes", "--model", "tiny"), "leave out --endpoints and --model"),
         (("--namespaces", "llm", "--endpoints", "a:1", "--model", "tiny"), "--namespaces belongs to --kubernetes"),
         (("--pools", "/nowhere/at/all"), "is no folder"),
-        (("--kubernetes",), "cannot reach a Kubernetes API"),
+        (("--kubernetes",), "KUBECONFIG: there is no file"),
     ],
 )
 def test_flags_that_do_not_fit_together_are_one_line_and_status_2(
