@@ -13,7 +13,7 @@ from extproc.install.plan import Mode, RouteSettings
 from tests.e2e import install_checks
 from tests.e2e.install_checks import PODS_COUNT, SETTINGS, story
 from tests.e2e.stack import Stack, running_stack, simulated_pods
-from tests.istiod.installs import PODS, POOL, Installation
+from tests.istiod.installs import PICKER, PODS, POOL, Installation
 from tests.kube_api.certificates import Authority
 from tests.mesh.mesh_objects import Object, http_route, kubernetes_object, rule
 from tests.mesh.real_way import GATEWAY, MeshCase, RealWay, real_way
@@ -130,3 +130,13 @@ async def test_a_route_s_timeout_and_retries_are_kept_unless_they_are_to_be_repl
         assert (timeout, attempts) == ("77s", 5)
     else:
         assert (timeout, attempts, retry_on) == ("1200s", 2, "connect-failure,refused-stream,reset-before-request")
+
+
+async def test_a_mesh_that_keeps_services_to_their_namespaces_knows_the_picker_none_the_less(run: Any) -> None:
+    kept = {"defaultServiceExportTo": ["."], "defaultDestinationRuleExportTo": ["."]}
+    # its gateway is in the pool's namespace: only the picker is elsewhere
+    beside_the_pool = Installation(minor=31, mode=Mode.AMBIENT_GATEWAY)
+    async with run(MeshCase(installation=beside_the_pool, mesh_config=kept)) as through:
+        picker = (await through.proxy.clusters())[PICKER.cluster]
+        assert picker["connect_timeout"] == "1s", "the rule of the picker's host is not known"
+        await install_checks.a_repeated_prompt_lands_on_the_pod_that_holds_it(through.way)
