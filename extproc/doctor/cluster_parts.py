@@ -62,8 +62,11 @@ async def locate_parts(access: ClusterAccess, *, named: Sequence[str]) -> Locate
     try:
         parts = [each for each in await _parts(connection.client) if each.flag not in named]
     except Exception as failure:  # an API of other people: whatever it raises is the answer
+        told = failure_of(failure)
         fix = "give us the right to list services, pods and envoyfilters, or name --picker, --indexer and --envoy-admin"
-        return Located(urls={}, findings=(_found(unchecked("cluster", failure_of(failure).message, fix=fix)),))
+        if told.code == 403 and await connection.is_starting():
+            fix = "the API server is starting and refuses all until it is ready: try again then"
+        return Located(urls={}, findings=(_found(unchecked("cluster", told.message, fix=fix)),))
     finally:
         await connection.close()
     for flag in ("picker", "indexer", "envoy-admin"):

@@ -8,6 +8,7 @@ from extproc.doctor.findings import Severity
 from extproc.install.objects import OWNED, component_labels
 from kvmesh.documents.documents import ClusterAccess
 from tests.integration.kube_documents import pod
+from tests.integration.starting_api import Starting
 from tests.kube_api import kube_api
 
 GATEWAY = {"gateway.networking.k8s.io/gateway-name": "public"}
@@ -56,3 +57,14 @@ async def test_a_cluster_that_lets_us_not_look_is_said_to_be_unchecked(tmp_path:
     [finding] = located.findings
     assert finding.severity is Severity.UNCHECKED
     assert "403" in finding.seen
+    assert "give us the right" in finding.fix
+
+
+async def test_an_api_server_that_only_starts_is_not_told_as_missing_rights(tmp_path: Path) -> None:
+    async with kube_api(tmp_path) as api:
+        api.state.faults = Starting(refusals=1000)
+        located = await locate_parts(ClusterAccess(kubeconfig=api.kubeconfig()), named=[])
+    [finding] = located.findings
+    assert finding.severity is Severity.UNCHECKED
+    assert "403" in finding.seen
+    assert "starting" in finding.fix
