@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -82,6 +83,26 @@ class Cluster:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def doctor(self, namespace: str, *flags: str) -> list[dict[str, str]]:
+        """Call `kvmesh doctor --kubernetes` as in the picker's container, and return its findings."""
+        environment = self.program("kvmesh-picker", namespace=namespace, address="", admin_port=0).environment
+        names = self.folder / "hosts"  # the cluster's DNS: our components are at this address
+        names.write_text("".join(f"127.0.0.1 {name}.{namespace}.svc\n" for name in ("kvmesh-picker", "kvmesh-indexer")))
+        words = [sys.executable, "-m", "extproc", "doctor", "--kubernetes", "--json", *flags]
+        script = f"mount --bind {names} /etc/hosts && exec {shlex.join(words)}"
+        token = {"KVMESH_TOKEN_FILE": environment["KVMESH_ADMIN_TOKEN_FILE"]}
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", script],
+            env=os.environ | environment | token,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_SECONDS,
+            check=False,
+        )
+        assert done.returncode in {0, 1, 2}, done.stderr
+        found: list[dict[str, str]] = json.loads(done.stdout)
+        return found
 
     def program(self, component: str, *, namespace: str, address: str, admin_port: int, **changes: str) -> ProcessSpec:
         """Return the process of a component's pod: its container's words and environment, its account's rights."""

@@ -151,3 +151,13 @@ async def test_nobody_but_the_gateway_reaches_a_picker_that_has_a_sidecar(native
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_the_doctor_finds_all_parts_by_itself_and_nothing_wrong(native: NativeMesh) -> None:
+    findings = await asyncio.to_thread(native.cluster.doctor, POOLS)
+    print([f for f in findings if f["severity"] != "ok"])
+    print([f["check"] for f in findings if f["severity"] == "ok"])
+    findings = await asyncio.to_thread(native.cluster.doctor, POOLS, f"--envoy-admin={native.proxy.admin}")
+    print([f for f in findings if f["severity"] != "ok"])
+    print([f["check"] for f in findings if f["severity"] == "ok"])
+    assert 0
