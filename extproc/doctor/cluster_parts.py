@@ -5,7 +5,7 @@ the loopback of its pod alone, and outside a cluster nobody reaches its Services
 """
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -60,7 +60,7 @@ async def locate_parts(access: ClusterAccess, *, named: Sequence[str], namespace
 
     connection = Connection(access)
     cluster = _Cluster(connection, sorted(namespaces))
-    looks = {
+    looks: dict[str, Callable[[], Awaitable[list[Part]]]] = {
         "picker": partial(cluster.services, PICKER, flag="picker", port=PICKER_ADMIN_PORT),
         "indexer": partial(cluster.services, INDEXER, flag="indexer", port=INDEXER_ADMIN_PORT),
         "envoy-admin": cluster.proxies,

@@ -91,10 +91,9 @@ class Cluster:
         names.write_text("".join(f"127.0.0.1 {name}.{namespace}.svc\n" for name in ("kvmesh-picker", "kvmesh-indexer")))
         words = [sys.executable, "-m", "extproc", "doctor", "--kubernetes", "--json", *flags]
         script = f"mount --bind {names} /etc/hosts && exec {shlex.join(words)}"
-        token = {"KVMESH_TOKEN_FILE": environment["KVMESH_ADMIN_TOKEN_FILE"]}
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", script],
-            env=os.environ | environment | token,
+            env=os.environ | environment,
             capture_output=True,
             text=True,
             timeout=INSTALL_SECONDS,
@@ -115,6 +114,7 @@ class Cluster:
             "KUBECONFIG": str(self._account(namespace, component)),
             "KVMESH_REDIS": self.redis.url,
             "KVMESH_ADMIN_TOKEN_FILE": str(self._admin_token(namespace)),
+            "KVMESH_TOKEN_FILE": str(self._admin_token(namespace)),
             **changes,
         }
         return ProcessSpec(
