@@ -11,6 +11,7 @@ import typer
 from extproc.errors import ConfigError
 from extproc.install.plan import (
     GRPC_PORT,
+    REDIS_IMAGE,
     BodyMode,
     FailureMode,
     MeshMembership,
@@ -150,6 +151,9 @@ def install(
     redis_tls_secret: Annotated[
         str | None, typer.Option(help="Secret with the certificate shown to Redis, keys tls.crt and tls.key.")
     ] = None,
+    redis_image: Annotated[
+        str, typer.Option(help="Image of the Redis that is installed along, better by digest: …/valkey@sha256:….")
+    ] = REDIS_IMAGE,
     redis_memory_mib: Annotated[
         int, typer.Option(min=64, help="MiB of data that the Redis that is installed along may hold.")
     ] = 2048,
@@ -252,6 +256,7 @@ def install(
         redis_sentinel_password_secret=redis_sentinel_password_secret,
         redis_ca_secret=redis_ca_secret,
         redis_tls_secret=redis_tls_secret,
+        redis_image=redis_image,
         redis_memory_mib=redis_memory_mib,
         redis_storage_gib=redis_storage_gib,
         admin_token_secret=admin_token_secret,

@@ -78,6 +78,22 @@ async def test_a_dry_run_prints_what_is_rendered_and_needs_no_cluster() -> None:
     assert "kvmesh-admin-token" in done.stderr
 
 
+async def test_images_are_pinned_by_digest_where_that_is_said() -> None:
+    images = {
+        name: f"registry.example/{name}@sha256:{digit * 64}" for name, digit in (("kvmesh", "a"), ("valkey", "b"))
+    }
+    flags = (*FLAGS[:-1], f"--image={images['kvmesh']}", f"--redis-image={images['valkey']}", "--dry-run")
+    done = await call("install", *flags)
+    assert done.exit_code == 0, done.output
+    pods = [
+        each["spec"]["template"]["spec"]
+        for each in yaml.safe_load_all(done.stdout)
+        if "template" in each.get("spec", {})
+    ]
+    found = [container["image"] for pod in pods for container in pod["containers"]]
+    assert sorted(found) == [images["kvmesh"], images["kvmesh"], images["valkey"]]
+
+
 async def test_installing_puts_everything_into_the_cluster_and_uninstalling_leaves_nothing(api: KubeApi) -> None:
     before = keys([{**each, "kind": "Namespace"} for each in api.documents("Namespace")])
     done = await call("install", *FLAGS, "--wait-seconds=0")
