@@ -145,7 +145,7 @@ def _picker_rule(plan: InstallPlan, name: str, host: str) -> Document:
 def _pool_rule(plan: InstallPlan, pool: PoolTarget) -> Document:
     """Return how a pool's pods are connected to.
 
-    No locality, no consistent hash, no warm-up: Envoy refuses a cluster that has these beside an override of the host.
+    No locality: Envoy refuses a cluster that has weights by it beside an override of the host.
     """
     policy: dict[str, Any] = {
         "loadBalancer": {"simple": "LEAST_REQUEST", "localityLbSetting": {"enabled": False}},

@@ -58,6 +58,14 @@ def test_a_gateway_without_pods_is_installed_for_and_said(site: Site) -> None:
     assert f"warning: {site.gateway}/gateway has no pods now: nobody asks the picker until it has" in done.printed
 
 
+def test_a_disk_of_another_size_is_refused_before_anything_is_changed(site: Site) -> None:
+    assert site.install("--wait-seconds=0").code == 0
+    done = site.install("--wait-seconds=0", "--redis-storage-gib=9", "--indexer-replicas=3")
+    assert done.code == 1
+    assert "Nothing was changed" in done.errors
+    assert done.outcomes == {}
+
+
 def test_what_others_have_made_under_our_names_outlives_an_uninstallation(site: Site) -> None:
     site.kube.kubectl("create", "namespace", site.namespace)
     assert site.install("--wait-seconds=0").code == 0

@@ -85,6 +85,19 @@ async def test_a_rule_for_many_hosts_is_kept_and_picks_are_obeyed(run: Any) -> N
         await install_checks.a_repeated_prompt_lands_on_the_pod_that_holds_it(through.way)
 
 
+@pytest.mark.parametrize(
+    "balancer",
+    [{"consistentHash": {"httpHeaderName": "x-user"}}, {"simple": "LEAST_REQUEST", "warmup": {"duration": "60s"}}],
+    ids=["hashing", "warm-up"],
+)
+async def test_picks_take_the_place_of_hashing_and_warm_up(run: Any, balancer: Mapping[str, Any]) -> None:
+    theirs = their_rule(POOL.namespace, created=OLDER, loadBalancer=balancer)
+    async with run(MeshCase(installation=GATEWAYS, has_rule=True, beside=[theirs])) as through:
+        assert await through.proxy.refused() == {}
+        await install_checks.a_repeated_prompt_lands_on_the_pod_that_holds_it(through.way)
+        await install_checks.unrelated_prompts_are_spread(through.way)
+
+
 async def test_our_rule_protects_the_pool_from_locality_weights_of_the_whole_mesh(run: Any) -> None:
     everywhere = {"localityLbSetting": {"distribute": [{"from": "*", "to": {"region/zone/*": 100}}]}}
     async with run(MeshCase(installation=GATEWAYS, mesh_config=everywhere)) as through:
