@@ -78,6 +78,14 @@ async def test_a_dry_run_prints_what_is_rendered_and_needs_no_cluster() -> None:
     assert "kvmesh-admin-token" in done.stderr
 
 
+async def test_native_pools_need_no_release_to_be_named() -> None:
+    flags = ("--mode=inferencepool", "--namespace=llm", "--pool=llm/chat", "--gateway=istio-ingress/g", "--image=x")
+    done = await call("install", *flags, "--dry-run")
+    assert done.exit_code == 0, done.output
+    services = [each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "Service"]
+    assert "kvmesh-picker-chat" in {each["metadata"]["name"] for each in services}
+
+
 async def test_images_are_pinned_by_digest_where_that_is_said() -> None:
     images = {
         name: f"registry.example/{name}@sha256:{digit * 64}" for name, digit in (("kvmesh", "a"), ("valkey", "b"))
