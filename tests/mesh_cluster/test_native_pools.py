@@ -7,11 +7,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
 
+from extproc.local.processes import ProcessSpec
 from tests.e2e.install_checks import story
 from tests.e2e.stack import eventually
 from tests.istiod.bootstrap import supervised
@@ -31,68 +33,133 @@ from tests.mesh_cluster.cluster import (
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-HOST, POOL = "chat.example.com", "chat"
 PICKER = {"app.kubernetes.io/name": "kvmesh-picker"}
-PODS = ("chat-0", "chat-1", "chat-2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """One InferencePool; its pods and its host have its name."""
+
+    name: str
+    failure_mode: str
+    pods_count: int
+
+    @property
+    def host(self) -> str:
+        return f"{self.name}.example.com"
+
+    @property
+    def picker(self) -> str:
+        """The Service that it names."""
+        return f"kvmesh-picker-{self.name}"
+
+    def objects(self) -> list[dict[str, Any]]:
+        """Return the pool, its route and its pods."""
+        asked = {"name": self.picker, "port": {"number": 9002}, "failureMode": self.failure_mode}
+        spec = {
+            "selector": {"matchLabels": {"app": self.name}},
+            "targetPorts": [{"number": API_PORT}],
+            "endpointPickerRef": asked,
+        }
+        pool = kubernetes_object("inference.networking.k8s.io/v1", "InferencePool", POOLS, self.name, spec=spec)
+        to_pool = {
+            "backendRefs": [{"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": self.name}]
+        }
+        route = http_route(POOLS, self.name, gateway=(GATEWAYS, GATEWAY), hosts=[self.host], rules=[to_pool])
+        pods = [vllm_pod(f"{self.name}-{number}", app=self.name) for number in range(self.pods_count)]
+        return [pool, route, *pods]
+
+
+CHAT = Pool(name="chat", failure_mode="FailClose", pods_count=3)
+CODE = Pool(name="code", failure_mode="FailOpen", pods_count=2)
+NATIVE = (CHAT, CODE)
+each_pool = pytest.mark.parametrize("pool", NATIVE, ids=lambda pool: pool.name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NativeMesh:
-    """The cluster with one native pool."""
+    """The cluster with native pools that share one picker."""
 
     cluster: Cluster
     proxy: IstioProxy
-    pods: dict[str, str]  # name: address
+    pods: dict[str, dict[str, str]]  # of each pool, by name: address
     said: str  # by kvmesh install
+    picker: ProcessSpec
+    secrets: Path
     has_sidecar: bool  # of the picker
+    running: AsyncExitStack  # the picker's pod
+
+    async def start_picker(self) -> None:
+        """Start the picker, then its sidecar, which takes the same port at all other addresses."""
+        await self.running.enter_async_context(supervised([self.picker], self.cluster.folder))
+        if self.has_sidecar:
+            await self.running.enter_async_context(picker_sidecar(self.cluster, self.secrets))
+        await self.is_picked()
+
+    async def stop_picker(self) -> None:
+        """End its pod."""
+        await self.running.aclose()
+
+    async def is_picked(self) -> None:
+        """Wait until each pool answers."""
+        for pool in NATIVE:
+            await eventually(partial(self.cluster.complete, pool.host, "hello"), lambda answer: answer.status == 200)
+
+    async def models_status(self, pool: Pool) -> int:
+        """Return the status of a request without a body."""
+        async with self.cluster.http.get(f"{self.cluster.gateway}/v1/models", headers={"Host": pool.host}) as response:
+            return response.status
+
+    async def served(self, pool: Pool) -> float:
+        """Return how many requests the pool's pods have ended."""
+        urls = [f"http://{address}:{API_PORT}/metrics" for address in self.pods[pool.name].values()]
+        return sum([sum(await self.counted(url, "vllm:request_success_total")) for url in urls])
+
+    async def counted(self, url: str, name: str) -> list[float]:
+        """Return the values of a metric's series."""
+        async with self.cluster.http.get(url) as response:
+            lines = (await response.text()).splitlines()
+        return [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=["none", "sidecar"])
 async def native(
     request: pytest.FixtureRequest, started: tuple[Cluster, IstioProxy], secrets: Path
 ) -> AsyncIterator[NativeMesh]:
-    """A pool of three pods; its picker is asked in clear text, or by mTLS alone."""
+    """Two pools and their picker, which is asked in clear text, or by mTLS alone."""
     cluster, proxy = started
     has_sidecar = request.param == "sidecar"
     kube = cluster.kube
     said = cluster.install(
         "--mode=inferencepool",
         f"--namespace={POOLS}",
-        f"--pool={POOLS}/{POOL}",
+        *(f"--pool={POOLS}/{pool.name}" for pool in NATIVE),
         f"--membership={request.param}",
         "--replicas=1",
         "--istio-version=1.31",
         "--image=kvmesh.example/kvmesh:test",
     )
-    picks = {"name": f"kvmesh-picker-{POOL}", "port": {"number": 9002}, "failureMode": "FailClose"}
-    pool = kubernetes_object(
-        "inference.networking.k8s.io/v1",
-        "InferencePool",
-        POOLS,
-        POOL,
-        spec={
-            "selector": {"matchLabels": {"app": POOL}},
-            "targetPorts": [{"number": API_PORT}],
-            "endpointPickerRef": picks,
-        },
-    )
-    to_pool = {"backendRefs": [{"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": POOL}]}
-    route = http_route(POOLS, POOL, gateway=(GATEWAYS, GATEWAY), hosts=[HOST], rules=[to_pool])
-    kube.apply(pool, route, model_policy(), *(vllm_pod(name, app=POOL) for name in PODS))
-    pods = await pods_eventually(kube, POOLS, {"app": POOL}, count=len(PODS))
+    kube.apply(model_policy(), *(each for pool in NATIVE for each in pool.objects()))
+    pods = {pool.name: await pods_eventually(kube, POOLS, {"app": pool.name}, count=pool.pods_count) for pool in NATIVE}
     own = "127.0.0.1"  # where a sidecar reaches what it stands before; without one it is reached at all addresses
     hosts = {"KVMESH_HOST": own} if has_sidecar else {}
     processes = [
-        *(simulated(name, address) for name, address in pods.items()),
+        *(simulated(name, address) for found in pods.values() for name, address in found.items()),
         cluster.program("kvmesh-indexer", namespace=POOLS, address=own, admin_port=9091, **hosts),
-        cluster.program("kvmesh-picker", namespace=POOLS, address=own, admin_port=9090, **hosts),
     ]
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(supervised(processes, cluster.folder))
-        if has_sidecar:
-            await stack.enter_async_context(picker_sidecar(cluster, secrets))
-        await eventually(partial(cluster.complete, HOST, "hello"), lambda answer: answer.status == 200)
-        yield NativeMesh(cluster=cluster, proxy=proxy, pods=pods, said=said, has_sidecar=has_sidecar)
+    async with supervised(processes, cluster.folder), AsyncExitStack() as running:
+        mesh = NativeMesh(
+            cluster=cluster,
+            proxy=proxy,
+            pods=pods,
+            said=said,
+            picker=cluster.program("kvmesh-picker", namespace=POOLS, address=own, admin_port=9090, **hosts),
+            secrets=secrets,
+            has_sidecar=has_sidecar,
+            running=running,
+        )
+        await mesh.start_picker()
+        yield mesh
 
 
 @asynccontextmanager
@@ -116,30 +183,67 @@ async def picker_sidecar(cluster: Cluster, secrets: Path) -> AsyncIterator[Istio
         yield proxy
 
 
-async def test_a_repeated_prompt_lands_on_the_pod_that_holds_it(native: NativeMesh) -> None:
-    prompt = story("native")
-    first = await native.cluster.complete(HOST, prompt)
+@each_pool
+async def test_a_repeated_prompt_lands_on_the_pod_of_its_pool_that_holds_it(native: NativeMesh, pool: Pool) -> None:
+    prompt = story(f"native {pool.name} {native.has_sidecar}")
+    before = await native.served(pool)
+    first = await native.cluster.complete(pool.host, prompt)
     assert first.status == 200, first.body
 
     async def again() -> int:
-        return (await native.cluster.complete(HOST, prompt)).cached_tokens
+        return (await native.cluster.complete(pool.host, prompt)).cached_tokens
 
     await eventually(again, bool)
     assert all([await again() > 0 for _ in range(6)])
+    assert await native.served(pool) >= before + 8  # none of them went to the other pool's pods
 
 
-async def test_the_gateway_takes_all_that_istiod_makes_of_a_pool(native: NativeMesh) -> None:
+async def test_what_the_picker_expects_of_each_pool_comes_true(native: NativeMesh) -> None:
+    admin = "http://127.0.0.1:9090/metrics"
+    for pool in NATIVE:
+        prompt = story(f"predicted {pool.name} {native.has_sidecar}")
+        await native.cluster.complete(pool.host, prompt)
+        await eventually(partial(native.cluster.complete, pool.host, prompt), lambda answer: answer.cached_tokens)
+    expected, found = [
+        sum(await native.counted(admin, f"kvmesh_realised_{name}_tokens_total")) for name in ("predicted", "cached")
+    ]
+    assert expected == found > 0
+
+
+async def test_without_its_picker_each_pool_fails_as_it_says_and_recovers(native: NativeMesh) -> None:
+    await native.stop_picker()
+    bodies = [(await native.cluster.complete(pool.host, "hello")).status for pool in NATIVE]
+    without_body = [await native.models_status(pool) for pool in NATIVE]
+    await native.start_picker()
+    # docs/limits.md: Istio's filter streams bodies, and Envoy cannot take back what it has sent to the picker
+    assert (bodies, without_body) == ([500, 500], [500, 200])
+
+
+@each_pool
+async def test_the_gateway_takes_all_that_istiod_makes_of_a_pool(native: NativeMesh, pool: Pool) -> None:
     assert await native.proxy.refused() == {}
     clusters = await native.proxy.clusters()
-    assert f"outbound|9002||kvmesh-picker-{POOL}.{POOLS}.svc.cluster.local" in clusters
+    assert f"outbound|9002||{pool.picker}.{POOLS}.svc.cluster.local" in clusters
 
 
-async def test_the_installation_says_what_the_pool_is_to_name(native: NativeMesh) -> None:
-    assert f'"endpointPickerRef": {{"name": "kvmesh-picker-{POOL}", "port": {{"number": 9002}}}}' in native.said
+@each_pool
+async def test_the_installation_says_what_the_pool_is_to_name(native: NativeMesh, pool: Pool) -> None:
+    assert f'"endpointPickerRef": {{"name": "{pool.picker}", "port": {{"number": 9002}}}}' in native.said
+
+
+@each_pool
+async def test_istio_alone_tells_the_state_of_a_pool(native: NativeMesh, pool: Pool) -> None:
+    words = await asyncio.to_thread(
+        native.cluster.kube.kubectl, "get", "inferencepool", "-n", POOLS, pool.name, "-o", "json"
+    )
+    [parent] = json.loads(words)["status"]["parents"]
+    conditions = {each["type"]: each["status"] for each in parent["conditions"]}
+    assert parent["parentRef"]["name"] == GATEWAY
+    assert conditions == {"Accepted": "True", "ResolvedRefs": "True"}
 
 
 async def test_the_picker_is_asked_by_mtls_where_it_has_a_sidecar_and_else_in_clear_text(native: NativeMesh) -> None:
-    handshakes = await native.proxy.stats(f"cluster.outbound.9002..kvmesh-picker-{POOL}.*ssl.handshake")
+    handshakes = await native.proxy.stats(f"cluster.outbound.9002..{CHAT.picker}.*ssl.handshake")
     assert (sum(handshakes.values()) > 0) is native.has_sidecar
 
 

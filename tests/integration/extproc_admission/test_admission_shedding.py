@@ -57,6 +57,13 @@ async def test_a_class_may_be_refused_with_429() -> None:
         assert (refusal.status, refusal.reason) == (429, "queue-full")
 
 
+async def test_sheddable_classes_that_say_nothing_are_refused_as_the_picker_is_set_to() -> None:
+    async with held_pods(1) as pods, crowd_before(pods, policy=policy(**NONE_WAITS), sheddable_429=True) as crowd:
+        pods[0].fill()
+        await crowd.saw(waiting=100)
+        assert (await crowd.send("sheddable").refused()).status == 429
+
+
 async def test_whoever_has_waited_for_as_long_as_its_class_may_is_refused() -> None:
     priorities = policy(classes={"sheddable": {"queueSeconds": 0.2}})
     async with held_pods(1) as pods, crowd_before(pods, policy=priorities) as crowd:
