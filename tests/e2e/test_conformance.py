@@ -1,7 +1,8 @@
 """The inference extension's conformance tests that need no cluster, through our installation, picker and a real Envoy.
 
-The test of each case has the name of the original in its docstring. Not here: what only a gateway controller's status
-says (HTTPRouteInvalidInferencePoolRef, InferencePoolAccepted, InferencePoolMissingEPPRef, and parents that shrink).
+The test of each case has the name of the original in its docstring. The suite itself runs in `tests/mesh_cluster`, on
+native pools; here it is the installation with filters of ours that is tried. Not here: what only the status says that a
+gateway's controller writes.
 """
 
 import asyncio

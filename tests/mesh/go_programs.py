@@ -26,6 +26,7 @@ STAMPS: Mapping[str, Mapping[str, str]] = {
         f"{_VERSION}.gitTreeState": "clean",
     },
     "istiod": {},
+    "conformance": {},
     "helm": {
         "helm.sh/helm/v3/internal/version.version": "v3.22.0",
         # what `helm template` takes a cluster for

@@ -1,0 +1,51 @@
+"""`kvmesh extproc` with what the conformance suite asks of its own picker; it is run as a module, with its arguments.
+
+A header of the request names the addresses among which it may pick (the suite's `header-based-testing-filter`): here
+it becomes the protocol's subset hint. The answer tells who has served (`destination-endpoint-served-verifier`).
+"""
+
+from typing import Any
+
+import msgspec
+
+from extproc.cli import main
+from extproc.ext_proc import answers
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.ext_proc.messages import HeadersMessage
+from extproc.pools.booked_exchange import BookedExchange
+
+PIN_HEADER, SERVED_HEADER = "test-epp-endpoint-selection", "x-conformance-test-served-endpoint"
+PORTS = (3000, 3002, 3004)  # of the suite's pools
+
+
+def _pin() -> None:
+    plain_facts, plain_headers = answers.request_facts, answers.wanted_headers
+
+    def pinned_facts(message: HeadersMessage, **more: Any) -> RequestFacts:
+        facts = plain_facts(message, **more)
+        named = message.headers.get(PIN_HEADER)
+        if named is None:
+            return facts
+        addresses = [name.strip() for name in named.split(",")]
+        allowed = {name for name in addresses if ":" in name} | {f"{ip}:{port}" for ip in addresses for port in PORTS}
+        return msgspec.structs.replace(facts, subset=frozenset(allowed))
+
+    answers.request_facts = pinned_facts
+    answers.wanted_headers = lambda *given: plain_headers(*given) | {PIN_HEADER}
+
+
+def _tell_who_served() -> None:
+    plain = BookedExchange.responded
+
+    def responded(self: BookedExchange, *, served_by: str | None, **more: Any) -> None:
+        plain(self, served_by=served_by, **more)
+        if served_by is not None:
+            self.response_headers = {**self.response_headers, SERVED_HEADER: served_by}
+
+    BookedExchange.responded = responded  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    _pin()
+    _tell_who_served()
+    main()
