@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from extproc.install import commands
-from extproc.install.plan import Mode
 
 # what an option is that is no value: the release's own, Helm's own, or a list that values write as objects
 NOT_VALUES = {
@@ -48,7 +47,19 @@ RULES = [
     {
         "if": _is(mode="sidecar"),
         "then": {"properties": {"clients": SOME, "gateways": EMPTY, "routes": EMPTY}},
-        "else": {"properties": {"clients": EMPTY, "gateways": SOME, "routes": SOME}},
+        "else": {"properties": {"clients": EMPTY, "gateways": SOME}},
+    },
+    {
+        "if": _is(mode="inferencepool"),
+        "then": {
+            "properties": {
+                "routes": EMPTY,
+                "failureMode": {"const": "FailClose"},  # the pool says it
+                "bodyMode": {"type": "null"},
+                "istioVersion": {"not": {"pattern": r"^1\.2[4-7]([^0-9]|$)"}},
+            }
+        },
+        "else": {"if": {"not": _is(mode="sidecar")}, "then": {"properties": {"routes": SOME}}},
     },
     {"if": _is(mode="ambient-gateway"), "then": {"not": _is(membership="sidecar")}},
     {
@@ -172,8 +183,7 @@ def _type(kind: Any, option: Any) -> dict[str, Any]:
     if typing.get_origin(kind) is list:
         return {"type": "array", "items": {"type": "string"}}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        # the templates are those of our filters; docs/guides/helm.md says so
-        return {"enum": [each.value for each in kind if each is not Mode.INFERENCE_POOL] + [None] * optional}
+        return {"enum": [each.value for each in kind] + [None] * optional}
     names = {bool: "boolean", int: "integer", float: "number", str: "string"}
     schema: dict[str, Any] = {"type": [names[kind], "null"] if optional else names[kind]}
     if option.min is not None:

@@ -112,6 +112,7 @@ FIGURE = re.compile(r"\d{7,8}")
 PHRASES = {
     "zqnamespaceqz,zqpoolnamespaceqz": '(join "," $plan.watchedNamespaces)',
     "kvmesh-zqpoolnameqz-pods": "$pool.podsName",
+    "kvmesh-picker-zqpoolnameqz": "$pool.pickerName",
     "redis://zqredisqz": "$.Values.redis",  # the plan wants a scheme
 }
 LOOPS = {
@@ -190,9 +191,10 @@ def draw_plan(chance: random.Random, *, sure: bool = False) -> tuple[InstallPlan
     def maybe() -> bool:
         return not sure and chance.random() < OFTEN
 
-    mode = Mode.GATEWAY if sure else chance.choice([each for each in Mode if each is not Mode.INFERENCE_POOL])
+    mode = Mode.GATEWAY if sure else chance.choice(list(Mode))
+    native = mode is Mode.INFERENCE_POOL
     pool = PoolTarget(
-        namespace="zqpoolnamespaceqz",
+        namespace="zqnamespaceqz" if native else "zqpoolnamespaceqz",
         name="zqpoolnameqz",
         port=POOL_PORT,
         pod_port=POD_PORT,
@@ -228,11 +230,11 @@ def draw_plan(chance: random.Random, *, sure: bool = False) -> tuple[InstallPlan
         image_pull_secrets=("zqpullsecretqz",) if maybe() else (),
         run_as_user=maybe(),
         pools=(pool,),
-        routes=() if sidecar else (route,),
+        routes=() if sidecar or native else (route,),
         gateways=() if sidecar else (gateway,),
         clients=(clients,) if sidecar else (),
-        failure_mode=FailureMode.FAIL_OPEN if maybe() else FailureMode.FAIL_CLOSE,
-        body_mode=None if sure else chance.choice([None, *BodyMode]),
+        failure_mode=FailureMode.FAIL_OPEN if maybe() and not native else FailureMode.FAIL_CLOSE,
+        body_mode=None if sure or native else chance.choice([None, *BodyMode]),
         route_settings=RouteSettings.REPLACE if maybe() else RouteSettings.KEEP,
         membership=MeshMembership.SIDECAR if sure else chance.choice(list(MeshMembership)),
         redis=RedisKind.EXTERNAL if external else RedisKind.BUNDLED,
@@ -265,6 +267,7 @@ def _facts(plan: InstallPlan) -> dict[str, bool]:
     return {
         'eq $.Values.mode "sidecar"': plan.mode is Mode.SIDECAR,
         'eq $.Values.mode "ambient-gateway"': plan.mode is Mode.AMBIENT_GATEWAY,
+        'eq $.Values.mode "inferencepool"': plan.mode is Mode.INFERENCE_POOL,
         'eq $plan.membership "sidecar"': plan.membership is MeshMembership.SIDECAR,
         'eq $plan.membership "ambient"': plan.membership is MeshMembership.AMBIENT,
         'eq $.Values.scope "namespaced"': plan.scope is Scope.NAMESPACED,

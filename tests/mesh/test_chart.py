@@ -25,6 +25,8 @@ MODES: dict[str, dict[str, Any]] = {
     "sidecar": {"mode": "sidecar", "clients": [{"namespace": "apps"}]},
     "ambient-gateway": {"mode": "ambient-gateway", **GATEWAY},
 }
+OWN_NAMESPACE = [LLAMA | {"namespace": NAMESPACE}, LONG | {"namespace": NAMESPACE}]  # as native pools must have it
+NATIVE: dict[str, Any] = {"mode": "inferencepool", "pools": OWN_NAMESPACE, "gateways": GATEWAY["gateways"]}
 SEVERAL: dict[str, Any] = {
     "pools": [LLAMA, QWEN, LONG],
     "gateways": [
@@ -54,6 +56,9 @@ OWN_REDIS = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     **{f"{release} {mode}": {"istioVersion": release, **MODES[mode]} for release in RELEASES for mode in MODES},
+    **{f"{release} native": NATIVE | {"istioVersion": release} for release in RELEASES[RELEASES.index("1.28") :]},
+    "native, in ambient": NATIVE | {"istioVersion": "1.31", "membership": "ambient", "monitoring": True},
+    "native, namespaced": NATIVE | {"istioVersion": "1.31", "membership": "none", "scope": "namespaced"},
     "several": SEVERAL,
     "several, old Istio": SEVERAL | {"istioVersion": "1.25"},
     "several clients": SEVERAL_CLIENTS,
@@ -112,6 +117,11 @@ REFUSED: dict[str, dict[str, Any]] = {
     "sidecars in ambient": {**MODES["ambient-gateway"], "membership": "sidecar"},
     "a revision without sidecars": {**GATEWAY, "membership": "none", "istioRevision": "canary"},
     "a short drain": {**GATEWAY, "drainSeconds": 4},
+    "native pools, old Istio": NATIVE,
+    "native pools elsewhere": NATIVE | {"istioVersion": "1.31", "pools": [LLAMA]},
+    "native pools with a route": NATIVE | {"istioVersion": "1.31", "routes": GATEWAY["routes"]},
+    "native pools, open": NATIVE | {"istioVersion": "1.31", "failureMode": "FailOpen"},
+    "native pools, buffered": NATIVE | {"istioVersion": "1.31", "bodyMode": "buffered"},
 }
 
 
@@ -180,7 +190,7 @@ def drawn(chance: random.Random) -> dict[str, Any]:
 
 
 def _choices(chance: random.Random) -> Iterator[tuple[str, Any]]:
-    yield from chance.choice([*MODES.values(), SEVERAL, SEVERAL_CLIENTS]).items()
+    yield from chance.choice([*MODES.values(), NATIVE, SEVERAL, SEVERAL_CLIENTS]).items()
     yield "istioVersion", chance.choice(RELEASES)
     options: dict[str, list[Any]] = {
         "membership": ["sidecar", "ambient", "none"],

@@ -12,7 +12,13 @@
     {{- $short := regexReplaceAll "-+$" (.name | trunc 40) "" -}}
     {{- $podsName = printf "kvmesh-%s-%s-pods" $short (sha256sum .name | trunc 8) -}}
   {{- end -}}
-  {{- $pool := merge (dict "port" $port "podPort" (.podPort | default $port) "podsName" $podsName) . -}}
+  {{- $pickerName := printf "kvmesh-picker-%s" .name -}}
+  {{- if gt (len $pickerName) 63 -}}
+    {{- $short := regexReplaceAll "-+$" (.name | trunc 40) "" -}}
+    {{- $pickerName = printf "kvmesh-picker-%s-%s" $short (sha256sum .name | trunc 8) -}}
+  {{- end -}}
+  {{- $names := dict "podsName" $podsName "pickerName" $pickerName -}}
+  {{- $pool := merge (dict "port" $port "podPort" (.podPort | default $port)) $names . -}}
   {{- $_ := set $byName (printf "%s/%s" .namespace .name) $pool -}}
   {{- $pools = append $pools $pool -}}
   {{- $ports = append $ports (printf "%05d" $port) -}}
