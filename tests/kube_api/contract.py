@@ -125,9 +125,50 @@ class KubernetesContract:
         assert (odd.code, odd.causes) == (422, {("FieldValueInvalid", "metadata.name")})
 
     async def test_what_is_not_there_is_a_404_that_says_so(self, rest: Rest, space: str) -> None:
-        missing, nowhere = await rest.ask("GET", f"{space}/a"), await rest.ask("GET", "/apis/nobody.example/v1/things")
+        missing = await rest.ask("GET", f"{space}/a")
         assert (missing.code, missing.document["message"]) == (404, 'widgets.contract.kvmesh.io "a" not found')
-        assert nowhere.code == 404
+
+    async def test_a_group_or_a_custom_kind_that_is_not_served_is_a_404_of_plain_text(
+        self, rest: Rest, space: str
+    ) -> None:
+        group, kind = "/apis/nobody.example/v1/things", f"{space.rpartition('/')[0]}/things"
+        for path in (group, "/apis/nobody.example/v1", kind, "/apis/contract.kvmesh.io/v9/widgets", "/nothing"):
+            missing = await rest.ask("GET", path)
+            assert (missing.code, missing.document) == (404, {"text": "404 page not found\n"}), path
+        built_in = await rest.ask("GET", "/apis/apps/v1/things")
+        assert (built_in.code, built_in.document["reason"], built_in.document["details"]) == (404, "NotFound", {})
+
+    async def test_a_right_is_asked_for_before_it_is_looked_whether_there_is_such_a_kind(
+        self, rest: Rest, space: str
+    ) -> None:
+        refused = await rest.as_user("kvmesh-stranger").ask("GET", "/apis/nobody.example/v1/namespaces/x/things/y")
+        words = (
+            'things.nobody.example "y" is forbidden: User "kvmesh-stranger" cannot get resource "things" in API '
+            'group "nobody.example" in the namespace "x"'
+        )
+        assert (refused.code, refused.document["message"]) == (403, words)
+
+    async def test_a_namespace_that_goes_takes_changes_and_nothing_new(self, rest: Rest, space: str) -> None:
+        await rest.ask("POST", space, widget("held", finalizers=["kvmesh.io/hold"]))
+        home = "/".join(["/api/v1/namespaces", space.split("/")[5]])
+        going = await rest.ask("DELETE", home)
+        again = await rest.ask("DELETE", home)
+        assert (going.code, going.document["status"]["phase"], again.code) == (200, "Terminating", 200)
+        assert not {"finalizers", "deletionGracePeriodSeconds"} & set(going.document["metadata"])
+        refusals = [await rest.ask("POST", space, widget("a")), await _apply(rest, f"{space}/a", widget("a"), "one")]
+        for refused in refusals:
+            assert (refused.code, refused.document["reason"]) == (403, "Forbidden")
+            assert refused.causes == {("NamespaceTerminating", "metadata.namespace")}
+            assert refused.document["details"]["name"] == "a"
+            assert refused.document["message"].startswith('widgets.contract.kvmesh.io "a" is forbidden: unable to')
+        changed = await rest.ask("PATCH", f"{space}/held", {"spec": {"size": 2}}, media=MERGE)
+        assert changed.code == 200
+        await rest.ask("PATCH", f"{space}/held", {"metadata": {"finalizers": None}}, media=MERGE)
+
+        async def gone() -> bool:
+            return (await rest.ask("GET", home)).code == 404
+
+        await eventually(gone)
 
     async def test_a_stale_update_is_refused(self, rest: Rest, space: str) -> None:
         first = (await rest.ask("POST", space, widget("a"))).document
@@ -193,7 +234,11 @@ class KubernetesContract:
         second = await rest.ask("GET", f"{space}?limit=2&continue={token}")
         assert [_names(one) for one in (first, second)] == [["a", "b"], ["c"]]
         assert first.document["kind"] == "WidgetList"
-        assert (first.version, "continue" in second.document["metadata"]) == (second.version, False)
+        assert (first.version, second.document["metadata"]["continue"]) == (second.version, "")
+
+    async def test_the_last_page_of_a_built_in_kind_says_nothing_of_going_on(self, rest: Rest, configs: str) -> None:
+        listed = await rest.ask("GET", f"{configs}?limit=500")
+        assert set(listed.document["metadata"]) == {"resourceVersion"}
 
     async def test_selectors_choose(self, rest: Rest, space: str) -> None:
         for name, labels in (("a", {"app": "x"}), ("b", {"app": "y", "old": ""}), ("c", {})):

@@ -51,6 +51,13 @@ class Kube:
         """The administrator's."""
         return self.write_kubeconfig("admin", cert=self.admin)
 
+    @cached_property
+    def tls(self) -> ssl.SSLContext:
+        """The administrator's: trusts the server and shows the certificate."""
+        context = ssl.create_default_context(cafile=str(self.authority.cert))
+        context.load_cert_chain(self.admin.cert, self.admin.key)
+        return context
+
     def write_kubeconfig(
         self,
         name: str,
@@ -153,9 +160,7 @@ def _spec(name: str, *argv: str) -> ProcessSpec:
 @asynccontextmanager
 async def _session(kube: Kube) -> AsyncIterator[aiohttp.ClientSession]:
     """Return the administrator's HTTP session."""
-    context = ssl.create_default_context(cafile=str(kube.authority.cert))
-    context.load_cert_chain(kube.admin.cert, kube.admin.key)
-    connector = aiohttp.TCPConnector(ssl=context)
+    connector = aiohttp.TCPConnector(ssl=kube.tls)
     async with aiohttp.ClientSession(kube.server, connector=connector) as session:
         yield session
 
