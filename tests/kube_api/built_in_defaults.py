@@ -34,6 +34,9 @@ def _pod_spec(spec: dict[str, Any]) -> None:
     for name, value in defaults.items():
         spec.setdefault(name, value)
     for container in spec.get("containers", ()):
+        for variable in container.get("env", ()):
+            if "fieldRef" in variable.get("valueFrom", ()):
+                variable["valueFrom"]["fieldRef"].setdefault("apiVersion", "v1")
         for port in container.get("ports", ()):
             port.setdefault("protocol", "TCP")
             if spec.get("hostNetwork"):
@@ -57,10 +60,17 @@ def _deployment(document: Document) -> None:
     _pod_spec(spec.setdefault("template", {}).setdefault("spec", {}))
 
 
+def _stateful_set(document: Document) -> None:
+    _deployment(document)
+    for claim in document["spec"].get("volumeClaimTemplates", ()):
+        claim |= {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "status": {"phase": "Pending"}}
+        claim.setdefault("spec", {}).setdefault("volumeMode", "Filesystem")
+
+
 _FILL = {
     "Namespace": _namespace,
     "Pod": _pod,
     "Service": _service,
     "Deployment": _deployment,
-    "StatefulSet": _deployment,
+    "StatefulSet": _stateful_set,
 }

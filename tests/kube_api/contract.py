@@ -4,6 +4,7 @@ A subclass named Test… provides the fixture `rest`; each test gets a namespace
 """
 
 import asyncio
+import copy
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -16,6 +17,36 @@ from tests.kube_api.rest import APPLY, MERGE, OPERATIONS, Answer, Rest
 
 DEADLINE_SECONDS = 20.0
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+CLAIM = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+_FIELD_OF_THE_POD = '.spec.template.spec.containers[name="main"].env[name="IP"].valueFrom.fieldRef'
+
+
+def _workload(kind: str) -> Document:
+    environment = [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    pod = {"containers": [{"name": "main", "image": "a", "env": environment}]}
+    labels = {"app": "a"}
+    spec: Document = {"selector": {"matchLabels": labels}, "replicas": 0}
+    spec["template"] = {"metadata": {"labels": labels}, "spec": pod}
+    if kind == "StatefulSet":
+        spec |= {"serviceName": "a", "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": CLAIM}]}
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": "a"}, "spec": spec}
+
+
+def _definition_with_priorities() -> Document:
+    """Another kind, whose columns say the priority that they have anyway."""
+    definition = copy.deepcopy(DEFINITION)
+    definition["metadata"]["name"] = "gadgets.contract.kvmesh.io"
+    definition["spec"]["names"] = {"kind": "Gadget", "plural": "gadgets"}
+    definition["spec"]["versions"][0]["additionalPrinterColumns"][0]["priority"] = 0
+    return definition
+
+
+def _as_stored(document: Document) -> Document:
+    """What an applier must write to agree with what is there."""
+    metadata = {"name": document["metadata"]["name"]}
+    return {**document, "metadata": metadata}
 
 
 async def eventually(look: Callable[[], Awaitable[bool]]) -> None:
@@ -137,6 +168,16 @@ class KubernetesContract:
             assert (missing.code, missing.document) == (404, {"text": "404 page not found\n"}), path
         built_in = await rest.ask("GET", "/apis/apps/v1/things")
         assert (built_in.code, built_in.document["reason"], built_in.document["details"]) == (404, "NotFound", {})
+
+    async def test_a_group_says_which_kinds_it_has(self, rest: Rest, space: str) -> None:
+        del space
+        found = await rest.ask("GET", "/apis/contract.kvmesh.io/v1")
+        status = {"get", "patch", "update"}
+        verbs = status | {"create", "delete", "deletecollection", "list", "watch"}
+        kinds = {one["name"]: (one["kind"], one["namespaced"], {*one["verbs"]}) for one in found.document["resources"]}
+        assert (found.code, found.document["kind"]) == (200, "APIResourceList")
+        assert kinds["widgets"] == ("Widget", True, verbs)
+        assert kinds["widgets/status"] == ("Widget", True, status)
 
     async def test_a_right_is_asked_for_before_it_is_looked_whether_there_is_such_a_kind(
         self, rest: Rest, space: str
@@ -348,12 +389,27 @@ class KubernetesContract:
         )
         assert (refused.code, refused.document["message"]) == (403, words)
 
-    async def test_a_table_has_the_definitions_columns(self, rest: Rest, space: str) -> None:
-        await rest.ask("POST", space, widget("a", size=7))
-        table = await rest.ask("GET", space, accept="application/json;as=Table;v=v1;g=meta.k8s.io")
-        heads = [column["name"] for column in table.document["columnDefinitions"]]
-        assert heads == ["Name", "Size", "First part"]
-        assert table.document["rows"][0]["cells"] == ["a", 7, "x"]
+    @pytest.mark.parametrize(
+        ("path", "document", "field"),
+        [
+            ("/apis/apps/v1/namespaces/{}/deployments/a", _workload("Deployment"), _FIELD_OF_THE_POD),
+            ("/apis/apps/v1/namespaces/{}/statefulsets/a", _workload("StatefulSet"), ".spec.volumeClaimTemplates"),
+            (f"{CRDS}/gadgets.contract.kvmesh.io", _definition_with_priorities(), ".spec.versions"),
+        ],
+    )
+    async def test_what_the_server_fills_into_a_field_owned_as_a_whole_is_a_conflict_for_the_next_applier(
+        self, rest: Rest, space: str, path: str, document: Document, field: str
+    ) -> None:
+        at = path.format(space.split("/")[5])
+        try:
+            first = await _apply(rest, at, document, "one")
+            same = await _apply(rest, at, document, "one")
+            refused = await _apply(rest, at, document, "two")
+            assert (first.code, same.code, refused.code) == (201, 200, 409)
+            assert ("FieldManagerConflict", field) in refused.causes
+            assert (await _apply(rest, at, _as_stored(first.document), "two")).code == 200
+        finally:
+            await rest.ask("DELETE", at)
 
 
 def _named(api_version: str, kind: str) -> Document:

@@ -72,7 +72,7 @@ DEFINITION: Document = {
     "spec": {
         "group": "contract.kvmesh.io",
         "scope": "Namespaced",
-        "names": {"kind": "Widget", "plural": "widgets", "singular": "widget", "shortNames": ["wdg"]},
+        "names": {"kind": "Widget", "plural": "widgets", "singular": "widget"},
         "versions": [
             {
                 "name": "v1",
@@ -81,7 +81,6 @@ DEFINITION: Document = {
                 "subresources": {"status": {}},
                 "additionalPrinterColumns": [
                     {"name": "Size", "type": "integer", "jsonPath": ".spec.size"},
-                    {"name": "First part", "type": "string", "jsonPath": ".spec.parts[0].name"},
                 ],
                 "schema": {
                     "openAPIV3Schema": {

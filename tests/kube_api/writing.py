@@ -13,13 +13,13 @@ from tests.kube_api.built_in_defaults import fill_built_in
 from tests.kube_api.custom_objects import admit_custom
 from tests.kube_api.definitions import accept_definition
 from tests.kube_api.errors import (
-    ApiError,
     Cause,
     Document,
     already_exists,
     bad_request,
     conflict,
     invalid,
+    namespace_terminating,
     not_found,
 )
 from tests.kube_api.field_types import FieldType
@@ -73,7 +73,7 @@ class Writer:
         metadata = self._check_identity(resource, namespace, document)
         if metadata.pop("resourceVersion", ""):
             raise bad_request("resourceVersion should not be set on objects to be created")
-        self._check_namespace(resource, namespace)
+        self._check_namespace(resource, namespace, metadata["name"])
         for name in (*_SERVER_KEPT, "managedFields"):
             metadata.pop(name, None)
         metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": self.timestamp()}
@@ -130,6 +130,7 @@ class Writer:
             return document
         metadata = document["metadata"]
         held = metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds")
+        held = held or (resource.kind == "Namespace" and self.store.has_content(at[1]))
         if old is not None and "deletionTimestamp" in metadata and not held:
             self.store.put(resource.key, at, document)
             return self.drop(resource, at)
@@ -203,15 +204,14 @@ class Writer:
         if cause:
             raise invalid(resource.group, resource.kind, str(name or ""), [cause])
 
-    def _check_namespace(self, resource: Resource, namespace: str) -> None:
+    def _check_namespace(self, resource: Resource, namespace: str, name: str) -> None:
         if not resource.namespaced:
             return
         found = self.store.get(("", "namespaces"), ("", namespace))
         if found is None:
             raise not_found("", "namespaces", namespace)
         if "deletionTimestamp" in found["metadata"]:
-            text = f"unable to create new content in namespace {namespace} because it is being terminated"
-            raise ApiError(403, "Forbidden", text)
+            raise namespace_terminating(resource.group, resource.plural, name, namespace)
 
     @staticmethod
     def check_precondition(resource: Resource, old: Document, metadata: dict[str, Any]) -> None:

@@ -1,15 +1,12 @@
 """What tests can do to the API server: forget history, cut, stand still, refuse, show a wrong time."""
 
 import asyncio
-import json
 import ssl
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
-import yaml
 
 from tests.kube_api import KubeApi, kube_api
 from tests.kube_api.errors import Document
@@ -238,19 +235,3 @@ async def test_two_thousand_pods_are_listed_and_watched_within_a_second(api: Kub
     begun = loop.time()
     listed = await client.ask("GET", PODS)
     assert (len(listed.document["items"]), loop.time() - begun < 1.0) == (2_000, True)
-
-
-async def test_it_runs_as_a_process_of_its_own_with_a_folder_of_documents(tmp_path: Path) -> None:
-    (tmp_path / "pods.yaml").write_text(json.dumps(pod("a")))
-    command = (sys.executable, "-m", "tests.kube_api", "--folder", str(tmp_path))
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout
-        async with asyncio.timeout(30):
-            said = (await process.stdout.readline()).decode().strip()
-        config = yaml.safe_load(Path(said.removeprefix("export KUBECONFIG=")).read_text())
-        async with rest(config["clusters"][0]["cluster"]["server"]) as asking:
-            assert (await asking.ask("GET", f"{PODS}/a")).code == 200
-    finally:
-        process.terminate()
-        await process.wait()
