@@ -28,6 +28,8 @@ class Faults:
 
     def __init__(self) -> None:
         self.slow_seconds = 0.0
+        self.starting = False  # without its own roles: all but the administrator are refused, at /readyz too
+        self.refused_at_start = 0
         self._failures: list[Failure] = []
         self._moving = asyncio.Event()
         self._moving.set()

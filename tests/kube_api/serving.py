@@ -9,6 +9,7 @@ import msgspec
 import yaml
 from aiohttp import web
 
+from tests.kube_api.access import ADMIN
 from tests.kube_api.applying import apply
 from tests.kube_api.calls import Call, check_served, parse_call
 from tests.kube_api.deleting import Deletion, delete, deletion_of
@@ -49,6 +50,9 @@ async def handle(request: web.Request, state: State) -> web.StreamResponse:
 
 async def _answer(request: web.Request, state: State) -> web.StreamResponse:
     user = state.access.user_of(request.headers.get("Authorization"), request.headers.get("Impersonate-User"))
+    if state.faults.starting and user != ADMIN:
+        state.faults.refused_at_start += 1
+        raise ApiError(403, "Forbidden", f'forbidden: User "{user}" cannot {request.method.lower()} "{request.path}"')
     if request.path in {"/healthz", "/livez", "/readyz"}:
         return web.Response(text="ok")
     found = discovery(request.path, state.registry) if request.method == "GET" else None

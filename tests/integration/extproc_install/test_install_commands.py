@@ -153,6 +153,22 @@ async def test_without_rights_the_answer_says_so(api: KubeApi, monkeypatch: pyte
     assert ours(api) == set()
 
 
+async def test_an_api_server_that_has_not_got_its_roles_yet_is_waited_for(
+    api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = api.user("owner", [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}])
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(token)))
+    api.faults.starting = True
+    installing = asyncio.create_task(call("install", *FLAGS, "--wait-seconds=0"))
+    async with asyncio.timeout(30):
+        while api.faults.refused_at_start < 2 and not installing.done():
+            await asyncio.sleep(0.01)
+    api.faults.starting = False
+    done = await installing
+    assert done.exit_code == 0, done.output
+    assert "waiting for the API server" in done.output
+
+
 async def test_a_namespace_that_is_not_there_is_found_before_anything_is_changed(api: KubeApi) -> None:
     refused = await call("install", *FLAGS, "--gateway=nowhere/gateway", "--wait-seconds=0")
     assert refused.exit_code == 1
