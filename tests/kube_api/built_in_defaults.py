@@ -34,13 +34,13 @@ def _pod_spec(spec: dict[str, Any]) -> None:
     for name, value in defaults.items():
         spec.setdefault(name, value)
     for container in spec.get("containers", ()):
+        for variable in container.get("env", ()):
+            if "fieldRef" in variable.get("valueFrom", ()):
+                variable["valueFrom"]["fieldRef"].setdefault("apiVersion", "v1")
         for port in container.get("ports", ()):
             port.setdefault("protocol", "TCP")
             if spec.get("hostNetwork"):
                 port.setdefault("hostPort", port["containerPort"])
-        for variable in container.get("env", ()):
-            if field := variable.get("valueFrom", {}).get("fieldRef"):
-                field.setdefault("apiVersion", "v1")
 
 
 def _service(document: Document) -> None:
@@ -63,8 +63,8 @@ def _deployment(document: Document) -> None:
 def _stateful_set(document: Document) -> None:
     _deployment(document)
     for claim in document["spec"].get("volumeClaimTemplates", ()):
-        claim["spec"].setdefault("volumeMode", "Filesystem")
-        claim["status"] = {"phase": "Pending"}
+        claim |= {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "status": {"phase": "Pending"}}
+        claim.setdefault("spec", {}).setdefault("volumeMode", "Filesystem")
 
 
 _FILL = {

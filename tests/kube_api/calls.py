@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tests.kube_api.errors import NoSuchPathError, not_allowed
+from tests.kube_api.errors import NoSuchPathError, no_such_resource, not_allowed
 from tests.kube_api.registry import Registry, Resource
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
@@ -29,7 +29,7 @@ class Call:
 
 
 def parse_call(method: str, path: str, query: Mapping[str, str], registry: Registry) -> Call:
-    """/api/v1/namespaces/NS/pods/NAME/status and its shorter forms; raises 404 for what is not served."""
+    """/api/v1/namespaces/NS/pods/NAME/status and its shorter forms; what is not served is a resource without a kind."""
     parts = [part for part in path.split("/") if part]
     if parts[:1] == ["api"] and len(parts) > 2:
         group, version, rest = "", parts[1], parts[2:]
@@ -38,10 +38,12 @@ def parse_call(method: str, path: str, query: Mapping[str, str], registry: Regis
     else:
         raise NoSuchPathError
     namespace = ""
-    if rest[0] == "namespaces" and len(rest) > 2 and registry.find(group, version, rest[2]):
+    if rest[0] == "namespaces" and len(rest) > 2 and (group or registry.find(group, version, rest[2])):
         namespace, rest = rest[1], rest[2:]
     resource = registry.find(group, version, rest[0])
-    if resource is None or len(rest) > 3:
+    if resource is None:
+        resource = Resource(group=group, version=version, plural=rest[0], kind="", namespaced=bool(namespace))
+    if len(rest) > 3:
         raise NoSuchPathError
     name = rest[1] if len(rest) > 1 else ""
     subresource = rest[2] if len(rest) > 2 else ""
@@ -51,6 +53,13 @@ def parse_call(method: str, path: str, query: Mapping[str, str], registry: Regis
     if resource.namespaced and not namespace and (name or verb == "create"):
         raise NoSuchPathError if name else not_allowed()
     return Call(resource=resource, verb=verb, namespace=namespace, name=name, subresource=subresource, query=query)
+
+
+def check_served(call: Call, registry: Registry) -> None:
+    """Raise 404 for a kind that is not there; whether the client has the right to it is asked before."""
+    if not call.resource.kind:
+        ours = registry.has_built_in(call.resource.group, call.resource.version)
+        raise no_such_resource() if ours else NoSuchPathError
 
 
 def _verb(method: str, name: str, query: Mapping[str, str]) -> str:

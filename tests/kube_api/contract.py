@@ -4,6 +4,7 @@ A subclass named Test… provides the fixture `rest`; each test gets a namespace
 """
 
 import asyncio
+import copy
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -16,6 +17,36 @@ from tests.kube_api.rest import APPLY, MERGE, OPERATIONS, Answer, Rest
 
 DEADLINE_SECONDS = 20.0
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+CLAIM = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+_FIELD_OF_THE_POD = '.spec.template.spec.containers[name="main"].env[name="IP"].valueFrom.fieldRef'
+
+
+def _workload(kind: str) -> Document:
+    environment = [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    pod = {"containers": [{"name": "main", "image": "a", "env": environment}]}
+    labels = {"app": "a"}
+    spec: Document = {"selector": {"matchLabels": labels}, "replicas": 0}
+    spec["template"] = {"metadata": {"labels": labels}, "spec": pod}
+    if kind == "StatefulSet":
+        spec |= {"serviceName": "a", "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": CLAIM}]}
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": "a"}, "spec": spec}
+
+
+def _definition_with_priorities() -> Document:
+    """Another kind, whose columns say the priority that they have anyway."""
+    definition = copy.deepcopy(DEFINITION)
+    definition["metadata"]["name"] = "gadgets.contract.kvmesh.io"
+    definition["spec"]["names"] = {"kind": "Gadget", "plural": "gadgets"}
+    definition["spec"]["versions"][0]["additionalPrinterColumns"][0]["priority"] = 0
+    return definition
+
+
+def _as_stored(document: Document) -> Document:
+    """What an applier must write to agree with what is there."""
+    metadata = {"name": document["metadata"]["name"]}
+    return {**document, "metadata": metadata}
 
 
 async def eventually(look: Callable[[], Awaitable[bool]]) -> None:
@@ -128,19 +159,57 @@ class KubernetesContract:
         missing = await rest.ask("GET", f"{space}/a")
         assert (missing.code, missing.document["message"]) == (404, 'widgets.contract.kvmesh.io "a" not found')
 
-    @pytest.mark.parametrize(
-        "path", ["/apis/nobody.example/v1/things", "/apis/nobody.example/v1", "/apis/nobody.example", "/nowhere"]
-    )
-    async def test_what_nobody_serves_is_a_404_without_a_document(self, rest: Rest, space: str, path: str) -> None:
-        answer = await rest.ask("GET", path)
-        assert (answer.code, answer.document) == (404, {"text": "404 page not found\n"})
-
-    async def test_a_resource_that_its_group_does_not_have_is_a_404_without_a_document(
+    async def test_a_group_or_a_custom_kind_that_is_not_served_is_a_404_of_plain_text(
         self, rest: Rest, space: str
     ) -> None:
-        beside = space.removesuffix("widgets") + "gadgets"
-        answers = [await rest.ask("GET", path) for path in (beside, "/apis/contract.kvmesh.io/v9/widgets")]
-        assert [(one.code, one.document) for one in answers] == [(404, {"text": "404 page not found\n"})] * 2
+        group, kind = "/apis/nobody.example/v1/things", f"{space.rpartition('/')[0]}/things"
+        for path in (group, "/apis/nobody.example/v1", kind, "/apis/contract.kvmesh.io/v9/widgets", "/nothing"):
+            missing = await rest.ask("GET", path)
+            assert (missing.code, missing.document) == (404, {"text": "404 page not found\n"}), path
+        built_in = await rest.ask("GET", "/apis/apps/v1/things")
+        assert (built_in.code, built_in.document["reason"], built_in.document["details"]) == (404, "NotFound", {})
+
+    async def test_a_group_says_which_kinds_it_has(self, rest: Rest, space: str) -> None:
+        del space
+        found = await rest.ask("GET", "/apis/contract.kvmesh.io/v1")
+        status = {"get", "patch", "update"}
+        verbs = status | {"create", "delete", "deletecollection", "list", "watch"}
+        kinds = {one["name"]: (one["kind"], one["namespaced"], {*one["verbs"]}) for one in found.document["resources"]}
+        assert (found.code, found.document["kind"]) == (200, "APIResourceList")
+        assert kinds["widgets"] == ("Widget", True, verbs)
+        assert kinds["widgets/status"] == ("Widget", True, status)
+
+    async def test_a_right_is_asked_for_before_it_is_looked_whether_there_is_such_a_kind(
+        self, rest: Rest, space: str
+    ) -> None:
+        refused = await rest.as_user("kvmesh-stranger").ask("GET", "/apis/nobody.example/v1/namespaces/x/things/y")
+        words = (
+            'things.nobody.example "y" is forbidden: User "kvmesh-stranger" cannot get resource "things" in API '
+            'group "nobody.example" in the namespace "x"'
+        )
+        assert (refused.code, refused.document["message"]) == (403, words)
+
+    async def test_a_namespace_that_goes_takes_changes_and_nothing_new(self, rest: Rest, space: str) -> None:
+        await rest.ask("POST", space, widget("held", finalizers=["kvmesh.io/hold"]))
+        home = "/".join(["/api/v1/namespaces", space.split("/")[5]])
+        going = await rest.ask("DELETE", home)
+        again = await rest.ask("DELETE", home)
+        assert (going.code, going.document["status"]["phase"], again.code) == (200, "Terminating", 200)
+        assert not {"finalizers", "deletionGracePeriodSeconds"} & set(going.document["metadata"])
+        refusals = [await rest.ask("POST", space, widget("a")), await _apply(rest, f"{space}/a", widget("a"), "one")]
+        for refused in refusals:
+            assert (refused.code, refused.document["reason"]) == (403, "Forbidden")
+            assert refused.causes == {("NamespaceTerminating", "metadata.namespace")}
+            assert refused.document["details"]["name"] == "a"
+            assert refused.document["message"].startswith('widgets.contract.kvmesh.io "a" is forbidden: unable to')
+        changed = await rest.ask("PATCH", f"{space}/held", {"spec": {"size": 2}}, media=MERGE)
+        assert changed.code == 200
+        await rest.ask("PATCH", f"{space}/held", {"metadata": {"finalizers": None}}, media=MERGE)
+
+        async def gone() -> bool:
+            return (await rest.ask("GET", home)).code == 404
+
+        await eventually(gone)
 
     async def test_a_stale_update_is_refused(self, rest: Rest, space: str) -> None:
         first = (await rest.ask("POST", space, widget("a"))).document
@@ -207,6 +276,10 @@ class KubernetesContract:
         assert [_names(one) for one in (first, second)] == [["a", "b"], ["c"]]
         assert first.document["kind"] == "WidgetList"
         assert (first.version, second.document["metadata"]["continue"]) == (second.version, "")
+
+    async def test_the_last_page_of_a_built_in_kind_says_nothing_of_going_on(self, rest: Rest, configs: str) -> None:
+        listed = await rest.ask("GET", f"{configs}?limit=500")
+        assert set(listed.document["metadata"]) == {"resourceVersion"}
 
     async def test_selectors_choose(self, rest: Rest, space: str) -> None:
         for name, labels in (("a", {"app": "x"}), ("b", {"app": "y", "old": ""}), ("c", {})):
@@ -316,51 +389,27 @@ class KubernetesContract:
         )
         assert (refused.code, refused.document["message"]) == (403, words)
 
-    async def test_a_zero_that_stands_for_nothing_is_not_stored(self, rest: Rest, space: str) -> None:
-        definition = (await rest.ask("GET", f"{CRDS}/{DEFINITION['metadata']['name']}")).document
-        columns = definition["spec"]["versions"][0]["additionalPrinterColumns"]
-        assert [sorted(column) for column in columns] == [["jsonPath", "name", "type"]] * len(columns)
-
-    async def test_what_nobody_merges_field_by_field_is_stored_with_its_defaults(self, rest: Rest, space: str) -> None:
-        sets = f"/apis/apps/v1/namespaces/{space.split('/')[5]}/statefulsets"
-        field = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-        claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-        spec = {
-            "replicas": 0,
-            "selector": {"matchLabels": {"app": "a"}},
-            "template": {
-                "metadata": {"labels": {"app": "a"}},
-                "spec": {"containers": [{"name": "a", "image": "a:1", "env": [field]}]},
-            },
-            "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
-        }
-        made = await _apply(
-            rest, f"{sets}/a", _named("apps/v1", "StatefulSet") | {"metadata": {"name": "a"}, "spec": spec}, "one"
-        )
-        stored = made.document["spec"]
-        [kept] = stored["volumeClaimTemplates"]
-        [variable] = stored["template"]["spec"]["containers"][0]["env"]
-        assert variable["valueFrom"]["fieldRef"] == {"apiVersion": "v1", "fieldPath": "status.podIP"}
-        assert (kept["spec"]["volumeMode"], kept["status"]) == ("Filesystem", {"phase": "Pending"})
-
-    async def test_nothing_is_made_in_a_namespace_that_goes(self, rest: Rest, space: str) -> None:
-        await rest.ask("POST", space, widget("a", finalizers=["kvmesh.io/hold"]))
-        await rest.ask("DELETE", space.removesuffix("/widgets").replace("/apis/contract.kvmesh.io/v1", "/api/v1"))
-
-        async def refused() -> bool:
-            return (await rest.ask("POST", space, widget("b"))).code == 403
-
-        await eventually(refused)
-        answer = await rest.ask("POST", space, widget("b"))
-        free = await rest.ask("PATCH", f"{space}/a", {"metadata": {"finalizers": None}}, media=MERGE)
-        name = space.split("/")[5]
-        said = f"unable to create new content in namespace {name} because it is being terminated"
-        assert (answer.document["reason"], answer.causes, free.code) == (
-            "Forbidden",
-            {("NamespaceTerminating", "metadata.namespace")},
-            200,
-        )
-        assert answer.document["message"] == f'widgets.contract.kvmesh.io "b" is forbidden: {said}'
+    @pytest.mark.parametrize(
+        ("path", "document", "field"),
+        [
+            ("/apis/apps/v1/namespaces/{}/deployments/a", _workload("Deployment"), _FIELD_OF_THE_POD),
+            ("/apis/apps/v1/namespaces/{}/statefulsets/a", _workload("StatefulSet"), ".spec.volumeClaimTemplates"),
+            (f"{CRDS}/gadgets.contract.kvmesh.io", _definition_with_priorities(), ".spec.versions"),
+        ],
+    )
+    async def test_what_the_server_fills_into_a_field_owned_as_a_whole_is_a_conflict_for_the_next_applier(
+        self, rest: Rest, space: str, path: str, document: Document, field: str
+    ) -> None:
+        at = path.format(space.split("/")[5])
+        try:
+            first = await _apply(rest, at, document, "one")
+            same = await _apply(rest, at, document, "one")
+            refused = await _apply(rest, at, document, "two")
+            assert (first.code, same.code, refused.code) == (201, 200, 409)
+            assert ("FieldManagerConflict", field) in refused.causes
+            assert (await _apply(rest, at, _as_stored(first.document), "two")).code == 200
+        finally:
+            await rest.ask("DELETE", at)
 
 
 def _named(api_version: str, kind: str) -> Document:

@@ -72,7 +72,7 @@ DEFINITION: Document = {
     "spec": {
         "group": "contract.kvmesh.io",
         "scope": "Namespaced",
-        "names": {"kind": "Widget", "plural": "widgets", "singular": "widget", "shortNames": ["wdg"]},
+        "names": {"kind": "Widget", "plural": "widgets", "singular": "widget"},
         "versions": [
             {
                 "name": "v1",
@@ -80,8 +80,7 @@ DEFINITION: Document = {
                 "storage": True,
                 "subresources": {"status": {}},
                 "additionalPrinterColumns": [
-                    {"name": "Size", "type": "integer", "jsonPath": ".spec.size", "priority": 0},
-                    {"name": "First part", "type": "string", "jsonPath": ".spec.parts[0].name"},
+                    {"name": "Size", "type": "integer", "jsonPath": ".spec.size"},
                 ],
                 "schema": {
                     "openAPIV3Schema": {

@@ -8,7 +8,7 @@ from tests.kube_api.registry import Resource
 from tests.kube_api.store import ObjectKey
 from tests.kube_api.writing import Intent, Writer
 
-FOREGROUND, CONTENT = "foregroundDeletion", "kubernetes"  # what an owner and a namespace wait for
+FOREGROUND = "foregroundDeletion"  # what an owner waits for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +52,11 @@ def delete(writer: Writer, resource: Resource, at: ObjectKey, how: Deletion) -> 
     if resource.kind == "Namespace":
         _empty_namespace(writer, at[1])
     finalizers = list(metadata.get("finalizers") or ())
-    if resource.kind == "Namespace" and _content(writer, at[1]):
-        finalizers.append(CONTENT)
     dependents = _dependents(writer, metadata["uid"])
     if how.propagation == "Foreground" and any(blocks for _, _, blocks in dependents):
         finalizers.append(FOREGROUND)
     grace = _grace_seconds(resource, old, how)
-    held = finalizers or grace
+    held = finalizers or grace or (resource.kind == "Namespace" and writer.store.has_content(at[1]))
     last = _mark(writer, resource, at, finalizers, grace) if held else writer.drop(resource, at)
     _pass_on(writer, metadata["uid"], how)
     if FOREGROUND in finalizers:
@@ -77,8 +75,10 @@ def _grace_seconds(resource: Resource, document: Document, how: Deletion) -> int
 
 def _mark(writer: Writer, resource: Resource, at: ObjectKey, finalizers: list[str], grace: int) -> Document:
     old = writer.current(resource, at)
-    metadata = {**old["metadata"], "deletionGracePeriodSeconds": grace}
+    metadata = {**old["metadata"]}
     metadata.setdefault("deletionTimestamp", writer.timestamp())
+    if resource.kind != "Namespace":
+        metadata["deletionGracePeriodSeconds"] = grace
     if finalizers:
         metadata["finalizers"] = finalizers
     if resource.generation and "deletionTimestamp" not in old["metadata"]:
@@ -137,14 +137,10 @@ def finish_waiting(writer: Writer, gone: Document) -> None:
             _finish_foreground(writer, resource, at)
     namespace = gone["metadata"].get("namespace")
     home = writer.store.get(("", "namespaces"), ("", namespace)) if namespace else None
-    if home and CONTENT in home["metadata"].get("finalizers", ()) and not _content(writer, home["metadata"]["name"]):
-        resource = writer.registry.find("", "v1", "namespaces")
-        if resource:
-            _release(writer, resource, ("", home["metadata"]["name"]), CONTENT)
-
-
-def _content(writer: Writer, namespace: str) -> bool:
-    return any(at[0] == namespace for key in writer.store.resources() for at in writer.store.objects(key))
+    resource = writer.registry.find("", "v1", "namespaces")
+    going = home is not None and "deletionTimestamp" in home["metadata"] and not home["metadata"].get("finalizers")
+    if going and resource and not writer.store.has_content(namespace):
+        writer.drop(resource, ("", namespace))
 
 
 def _empty_namespace(writer: Writer, namespace: str) -> None:

@@ -25,7 +25,9 @@ class ApiError(Exception):
             "message": self.message,
             "reason": self.reason,
         }
-        if self.details:
+        if not self.reason:
+            del document["reason"]
+        if self.details is not None:
             document["details"] = self.details
         return {**document, "code": self.code}
 
@@ -43,7 +45,12 @@ def not_found(group: str, plural: str, name: str) -> ApiError:
 
 
 class NoSuchPathError(Exception):
-    """Nobody serves this: 404 in plain text, without a Status."""
+    """What nobody serves: the server answers with a line of text, not with a `Status`."""
+
+
+def no_such_resource() -> ApiError:
+    """A kind that a built-in group does not have."""
+    return ApiError(404, "NotFound", "the server could not find the requested resource", {})
 
 
 def already_exists(group: str, plural: str, name: str) -> ApiError:
@@ -55,11 +62,6 @@ def conflict(group: str, plural: str, name: str, why: str = "") -> ApiError:
     why = why or "the object has been modified; please apply your changes to the latest version and try again"
     text = f'Operation cannot be fulfilled on {qualified(plural, group)} "{name}": {why}'
     return ApiError(409, "Conflict", text, _details(group, plural, name))
-
-
-def forbidden(group: str, plural: str, name: str, why: str, causes: Sequence[Document]) -> ApiError:
-    details = {**_details(group, plural, name), "causes": list(causes)}
-    return ApiError(403, "Forbidden", f'{qualified(plural, group)} "{name}" is forbidden: {why}', details)
 
 
 def bad_request(text: str) -> ApiError:
@@ -78,6 +80,16 @@ def unsupported_media(accepted: Sequence[str]) -> ApiError:
 
 def expired(text: str) -> ApiError:
     return ApiError(410, "Expired", text)
+
+
+def namespace_terminating(group: str, plural: str, name: str, namespace: str) -> ApiError:
+    text = (
+        f'{qualified(plural, group)} "{name}" is forbidden: unable to create new content in namespace {namespace} '
+        "because it is being terminated"
+    )
+    words = f"namespace {namespace} is being terminated"
+    causes = [{"reason": "NamespaceTerminating", "message": words, "field": "metadata.namespace"}]
+    return ApiError(403, "Forbidden", text, {**_details(group, plural, name), "causes": causes})
 
 
 class Cause(tuple[str, str, str]):

@@ -27,7 +27,7 @@ class Manager:
     def shown(self) -> str:
         """As conflicts name it."""
         text = f'"{self.name}"' + (f' with subresource "{self.subresource}"' if self.subresource else "")
-        return text if self.operation == APPLY else f"{text} using {self.api_version} at {self.time}"
+        return text if self.operation == APPLY else f"{text} using {self.api_version}"
 
 
 Owned = dict[Manager, frozenset[Path]]

@@ -49,7 +49,17 @@ class PolicyContract:
         finally:
             await rest.ask("DELETE", f"/api/v1/namespaces/{name}")
             if installed.code == 201:
-                await rest.ask("DELETE", f"{CRDS}/{definition['metadata']['name']}")
+                await self._remove(rest, f"{CRDS}/{definition['metadata']['name']}")
+
+    @staticmethod
+    async def _remove(rest: Rest, definition: str) -> None:
+        """Until it is gone: whoever installs it next must not meet the one that goes."""
+        await rest.ask("DELETE", definition)
+
+        async def gone() -> bool:
+            return (await rest.ask("GET", definition)).code == 404
+
+        await eventually(gone)
 
     @pytest.mark.timeout(MOST_SECONDS)
     async def test_damaged_policies_are_judged_as_our_tests_judge_them(self, rest: Rest, policies: str) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 from tests.kube_api.errors import Document
 from tests.kube_api.store import ResourceKey
 
-VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
@@ -19,8 +17,6 @@ class Resource:
     plural: str
     kind: str
     namespaced: bool
-    short_names: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
     status: bool = False  # has the subresource
     generation: bool = False  # counts changes of the spec
     fields: frozenset[str] = frozenset()  # for field selectors, beside name and namespace
@@ -41,7 +37,7 @@ class Resource:
 
 
 def _built_in(row: str) -> Resource:
-    api_version, plural, kind, scope, flags, short = (row + " -").split()[:6]
+    api_version, plural, kind, scope, flags = row.split()
     group, _, version = api_version.rpartition("/")
     return Resource(
         group=group,
@@ -51,8 +47,6 @@ def _built_in(row: str) -> Resource:
         namespaced=scope == "ns",
         status="s" in flags,
         generation="g" in flags,
-        short_names=() if short == "-" else tuple(short.split(",")),
-        categories=("all",) if "a" in flags else (),
         fields=_FIELDS.get(kind, frozenset()),
     )
 
@@ -64,40 +58,40 @@ _FIELDS = {
     "Event": frozenset({"involvedObject.name", "involvedObject.kind", "involvedObject.namespace", "reason", "type"}),
 }
 
-# api version, plural, kind, scope, flags (s: status subresource, g: generation, a: in the category all), short names
+# api version, plural, kind, scope, flags (s: status subresource, g: generation)
 _BUILT_IN = """
-v1 namespaces Namespace cluster s ns
-v1 nodes Node cluster s no
-v1 pods Pod ns sa po
-v1 services Service ns sa svc
-v1 endpoints Endpoints ns - ep
-v1 configmaps ConfigMap ns - cm
+v1 namespaces Namespace cluster s
+v1 nodes Node cluster s
+v1 pods Pod ns s
+v1 services Service ns s
+v1 endpoints Endpoints ns -
+v1 configmaps ConfigMap ns -
 v1 secrets Secret ns -
-v1 serviceaccounts ServiceAccount ns - sa
-v1 events Event ns - ev
-v1 persistentvolumeclaims PersistentVolumeClaim ns s pvc
-v1 resourcequotas ResourceQuota ns s quota
-v1 limitranges LimitRange ns - limits
-apps/v1 deployments Deployment ns sga deploy
-apps/v1 replicasets ReplicaSet ns sga rs
-apps/v1 statefulsets StatefulSet ns sga sts
-apps/v1 daemonsets DaemonSet ns sga ds
-batch/v1 jobs Job ns sga
-batch/v1 cronjobs CronJob ns sga cj
-autoscaling/v2 horizontalpodautoscalers HorizontalPodAutoscaler ns sa hpa
-policy/v1 poddisruptionbudgets PodDisruptionBudget ns sg pdb
-networking.k8s.io/v1 networkpolicies NetworkPolicy ns g netpol
-networking.k8s.io/v1 ingresses Ingress ns sg ing
+v1 serviceaccounts ServiceAccount ns -
+v1 events Event ns -
+v1 persistentvolumeclaims PersistentVolumeClaim ns s
+v1 resourcequotas ResourceQuota ns s
+v1 limitranges LimitRange ns -
+apps/v1 deployments Deployment ns sg
+apps/v1 replicasets ReplicaSet ns sg
+apps/v1 statefulsets StatefulSet ns sg
+apps/v1 daemonsets DaemonSet ns sg
+batch/v1 jobs Job ns sg
+batch/v1 cronjobs CronJob ns sg
+autoscaling/v2 horizontalpodautoscalers HorizontalPodAutoscaler ns s
+policy/v1 poddisruptionbudgets PodDisruptionBudget ns sg
+networking.k8s.io/v1 networkpolicies NetworkPolicy ns g
+networking.k8s.io/v1 ingresses Ingress ns sg
 discovery.k8s.io/v1 endpointslices EndpointSlice ns g
 coordination.k8s.io/v1 leases Lease ns -
-events.k8s.io/v1 events Event ns - ev
-scheduling.k8s.io/v1 priorityclasses PriorityClass cluster g pc
-storage.k8s.io/v1 storageclasses StorageClass cluster - sc
+events.k8s.io/v1 events Event ns -
+scheduling.k8s.io/v1 priorityclasses PriorityClass cluster g
+storage.k8s.io/v1 storageclasses StorageClass cluster -
 rbac.authorization.k8s.io/v1 roles Role ns -
 rbac.authorization.k8s.io/v1 rolebindings RoleBinding ns -
 rbac.authorization.k8s.io/v1 clusterroles ClusterRole cluster -
 rbac.authorization.k8s.io/v1 clusterrolebindings ClusterRoleBinding cluster -
-apiextensions.k8s.io/v1 customresourcedefinitions CustomResourceDefinition cluster sg crd,crds
+apiextensions.k8s.io/v1 customresourcedefinitions CustomResourceDefinition cluster sg
 admissionregistration.k8s.io/v1 validatingwebhookconfigurations ValidatingWebhookConfiguration cluster g
 admissionregistration.k8s.io/v1 mutatingwebhookconfigurations MutatingWebhookConfiguration cluster g
 apiregistration.k8s.io/v1 apiservices APIService cluster s
@@ -130,11 +124,8 @@ class Registry:
         group, _, version = str(document.get("apiVersion", "")).rpartition("/")
         return self.of_kind(str(document.get("kind", "")), group, version)
 
-    def versions(self, group: str) -> list[str]:
-        return list(dict.fromkeys(one.version for one in self if one.group == group))
-
-    def groups(self) -> list[str]:
-        return list(dict.fromkeys(one.group for one in self if one.group))
+    def has_built_in(self, group: str, version: str) -> bool:
+        return any((one.group, one.version, one.custom) == (group, version, False) for one in self)
 
     def add_definition(self, definition: Document) -> None:
         """Serve what a CustomResourceDefinition describes, instead of what it described before."""
@@ -161,8 +152,6 @@ def resources_of(definition: Document) -> list[Resource]:
             plural=names["plural"],
             kind=names["kind"],
             namespaced=spec["scope"] == "Namespaced",
-            short_names=tuple(names.get("shortNames", ())),
-            categories=tuple(names.get("categories", ())),
             status="status" in version.get("subresources", {}),
             generation=True,
             fields=frozenset(one["jsonPath"].lstrip(".") for one in version.get("selectableFields", ())),

@@ -89,8 +89,8 @@ class Rest:
 
 
 @asynccontextmanager
-async def rest(url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None) -> AsyncIterator[Rest]:
-    """A client until the block ends; `tls` says whom it trusts and who it is."""
+async def rest(url: str, token: str | None = None, tls: ssl.SSLContext | None = None) -> AsyncIterator[Rest]:
+    """A client until the block ends; `tls` says whom it trusts and may have a certificate of its own."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls or True)) as session:
         yield Rest(session, url, headers)

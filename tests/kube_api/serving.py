@@ -1,4 +1,4 @@
-"""HTTP: takes a request apart, has it carried out, and answers in the form that the client accepts."""
+"""HTTP: takes a request apart, has it carried out, and answers."""
 
 import asyncio
 import json
@@ -10,10 +10,19 @@ import yaml
 from aiohttp import web
 
 from tests.kube_api.applying import apply
-from tests.kube_api.calls import Call, parse_call
+from tests.kube_api.calls import Call, check_served, parse_call
 from tests.kube_api.deleting import Deletion, delete, deletion_of
 from tests.kube_api.discovery import discovery
-from tests.kube_api.errors import ApiError, Document, NoSuchPathError, bad_request, not_allowed, unsupported_media
+from tests.kube_api.errors import (
+    ApiError,
+    Cause,
+    Document,
+    NoSuchPathError,
+    bad_request,
+    invalid,
+    not_allowed,
+    unsupported_media,
+)
 from tests.kube_api.listing import list_objects, selection
 from tests.kube_api.patches import json_merge, json_patch, strategic_merge
 from tests.kube_api.state import State
@@ -24,7 +33,6 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 OPERATIONS = "application/json-patch+json"
-_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 async def handle(request: web.Request, state: State) -> web.StreamResponse:
@@ -43,14 +51,13 @@ async def _answer(request: web.Request, state: State) -> web.StreamResponse:
     user = state.access.user_of(request.headers.get("Authorization"), request.headers.get("Impersonate-User"))
     if request.path in {"/healthz", "/livez", "/readyz"}:
         return web.Response(text="ok")
-    if request.path == _REVIEWS and request.method == "POST":
-        return _json(_review(await _body(request), user, state), 201)
-    found = discovery(request.path, state.registry)
+    found = discovery(request.path, state.registry) if request.method == "GET" else None
     if found is not None:
         return _json(found)
     call = parse_call(request.method, request.path, dict(request.query), state.registry)
     state.requests.append((call.verb, call.resource.plural, request.path_qs, user))
     state.access.check(user, call)
+    check_served(call, state.registry)
     state.faults.check(call)
     if call.verb == "watch":
         return await _watch(request, call, state)
@@ -92,18 +99,19 @@ STATE = web.AppKey("state", State)
 
 
 def _one(call: Call, document: Document, intent: Intent | None = None) -> web.Response:
-    answer = _json(in_version(call.resource, document), 201 if call.verb == "create" else 200)
+    document = in_version(call.resource, document)
+    answer = _json(document, 201 if call.verb == "create" else 200)
     for warning in intent.warnings if intent else ():
         answer.headers.add("Warning", f"299 - {json.dumps(warning)}")
     return answer
 
 
-async def _get(_: web.Request, call: Call, state: State) -> web.StreamResponse:
+async def _get(request: web.Request, call: Call, state: State) -> web.StreamResponse:
     _check_subresource(call)
     return _one(call, state.writer.current(call.resource, call.at))
 
 
-async def _list(_: web.Request, call: Call, state: State) -> web.StreamResponse:
+async def _list(request: web.Request, call: Call, state: State) -> web.StreamResponse:
     return _json(list_objects(call, state.store))
 
 
@@ -125,9 +133,8 @@ async def _patch(request: web.Request, call: Call, state: State) -> web.StreamRe
     body, intent = await _body(request), _intent(request, call)
     if request.content_type == APPLY:
         if not call.query.get("fieldManager"):
-            raise bad_request(
-                'PatchOptions.meta.k8s.io "" is invalid: fieldManager: Required value: is required for apply patch'
-            )
+            cause = Cause("fieldManager", "FieldValueRequired", "Required value: is required for apply patch")
+            raise invalid("meta.k8s.io", "PatchOptions", "", [cause])
         existed = state.store.get(call.resource.key, call.at) is not None
         applied = apply(state.writer, call.resource, call.at, body, intent, force=call.flag("force"))
         answer = _one(call, applied)
@@ -176,20 +183,6 @@ async def _delete_collection(request: web.Request, call: Call, state: State) -> 
 def _check_subresource(call: Call) -> None:
     if call.subresource not in ({"", "status"} if call.resource.status else {""}):
         raise not_allowed()
-
-
-def _review(review: Document, user: str, state: State) -> Document:
-    asked = review["spec"].get("resourceAttributes") or {}
-    allowed = state.access.may(
-        user,
-        asked.get("verb", ""),
-        asked.get("group", ""),
-        asked.get("resource", ""),
-        asked.get("subresource", ""),
-        asked.get("namespace", ""),
-        asked.get("name", ""),
-    )
-    return {**review, "status": {"allowed": allowed}}
 
 
 _VERBS: dict[str, Callable[[web.Request, Call, State], Awaitable[web.StreamResponse]]] = {

@@ -43,6 +43,9 @@ class Store:
     def get(self, key: ResourceKey, at: ObjectKey) -> Document | None:
         return self._objects.get(key, {}).get(at)
 
+    def has_content(self, namespace: str) -> bool:
+        return any(at[0] == namespace for objects in self._objects.values() for at in objects)
+
     def put(self, key: ResourceKey, at: ObjectKey, document: Document) -> Document:
         """Create or replace: the document is kept, with its new resourceVersion in its metadata."""
         objects = self._objects.setdefault(key, {})

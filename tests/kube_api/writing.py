@@ -18,8 +18,8 @@ from tests.kube_api.errors import (
     already_exists,
     bad_request,
     conflict,
-    forbidden,
     invalid,
+    namespace_terminating,
     not_found,
 )
 from tests.kube_api.field_types import FieldType
@@ -130,6 +130,7 @@ class Writer:
             return document
         metadata = document["metadata"]
         held = metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds")
+        held = held or (resource.kind == "Namespace" and self.store.has_content(at[1]))
         if old is not None and "deletionTimestamp" in metadata and not held:
             self.store.put(resource.key, at, document)
             return self.drop(resource, at)
@@ -210,9 +211,7 @@ class Writer:
         if found is None:
             raise not_found("", "namespaces", namespace)
         if "deletionTimestamp" in found["metadata"]:
-            text = f"unable to create new content in namespace {namespace} because it is being terminated"
-            cause = {"reason": "NamespaceTerminating", "message": f"namespace {namespace} is being terminated"}
-            raise forbidden(resource.group, resource.plural, name, text, [cause | {"field": "metadata.namespace"}])
+            raise namespace_terminating(resource.group, resource.plural, name, namespace)
 
     @staticmethod
     def check_precondition(resource: Resource, old: Document, metadata: dict[str, Any]) -> None:

@@ -51,6 +51,13 @@ class Kube:
         """The administrator's."""
         return self.write_kubeconfig("admin", cert=self.admin)
 
+    @cached_property
+    def tls(self) -> ssl.SSLContext:
+        """The administrator's: trusts the server and shows the certificate."""
+        context = ssl.create_default_context(cafile=str(self.authority.cert))
+        context.load_cert_chain(self.admin.cert, self.admin.key)
+        return context
+
     def write_kubeconfig(
         self,
         name: str,
@@ -75,12 +82,6 @@ class Kube:
         path = self.folder / f"{name}.kubeconfig"
         path.write_text(yaml.safe_dump(content), encoding="utf-8")
         return path
-
-    def admin_tls(self) -> ssl.SSLContext:
-        """Trust the API server, and be its administrator."""
-        context = ssl.create_default_context(cafile=str(self.authority.cert))
-        context.load_cert_chain(self.admin.cert, self.admin.key)
-        return context
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """Call kubectl as the administrator and return what it printed."""
@@ -159,7 +160,7 @@ def _spec(name: str, *argv: str) -> ProcessSpec:
 @asynccontextmanager
 async def _session(kube: Kube) -> AsyncIterator[aiohttp.ClientSession]:
     """Return the administrator's HTTP session."""
-    connector = aiohttp.TCPConnector(ssl=kube.admin_tls())
+    connector = aiohttp.TCPConnector(ssl=kube.tls)
     async with aiohttp.ClientSession(kube.server, connector=connector) as session:
         yield session
 
