@@ -49,9 +49,7 @@ ASK_SECONDS = 2.0
 KVMESH = (sys.executable, "-m", "extproc")
 GUARD_SCRIPT = 'trap "" HUP INT TERM; cat >/dev/null; rm -rf -- "$@"'
 GUARD_SECONDS = 10
-NO_PREFIX_ROUTING = (
-    "requests are routed on load alone, without the prefix cache; name the model's folder in --tokenizer"
-)
+PODS_ARE_ASKED = "the pods are asked for each prompt's tokens, which takes milliseconds; --tokenizer names a folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +319,7 @@ def fill_in_model(settings: StackSettings, served: ServedModels | None) -> tuple
         folder = _tokenizer_folder(next((card.root for card in served.data if card.id == model), None))
         notes += [] if folder is None else [f"tokenizer {folder}, as {served.pod} says"]
     if folder is None:
-        notes.append(f"no tokenizer: {NO_PREFIX_ROUTING}")
+        notes.append(f"no tokenizer: {PODS_ARE_ASKED}")
     return replace(settings, model=model, tokenizer_folder=folder), tuple(notes)
 
 

@@ -317,9 +317,7 @@ class Pool:
     def _prompt_source(self, models: ModelTable) -> PromptTokenSource:
         served, resources = models.served, self._resources
         if self.config.from_flags and all(model.tokens_from is TokensFrom.TEXT for model in served):
-            log.warning(
-                "no tokenizer: prompts are not tokenized, requests are routed on load and on what was routed before"
-            )
+            log.warning("prompts are not tokenized: requests are routed on load and on what was routed before")
         try:
             return PromptTokenSource(
                 served,

@@ -7,12 +7,12 @@ import pytest
 
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.errors import UnnamedModelError
-from extproc.local.service import NO_PREFIX_ROUTING, ModelCard, ServedModels, fill_in_model
+from extproc.local.service import PODS_ARE_ASKED, ModelCard, ServedModels, fill_in_model
 from tests.unit.extproc_local.local_settings import settings
 
 POD = SocketAddress(host="10.0.0.1", port=8000)
 OPEN = settings(endpoints=(POD,), model=None, tokenizer=None)
-WITHOUT_TOKENIZER = f"no tokenizer: {NO_PREFIX_ROUTING}"
+WITHOUT_TOKENIZER = f"no tokenizer: {PODS_ARE_ASKED}"
 
 
 @pytest.fixture
