@@ -77,7 +77,7 @@ class PromptForms:
                 yield TextPrompt(text=prompt.document)
             elif self._has_template:
                 yield _templated(prompt)
-            elif self._scoring is Scoring.JOINED:
+            elif self._scoring is Scoring.JOINED or not prompt.document:  # a pair with nothing is none
                 yield TextPrompt(text=prompt.query + prompt.document)
             else:
                 yield prompt
@@ -102,12 +102,12 @@ def scoring_of(config: Mapping[str, Any], architectures: frozenset[str]) -> Scor
         return Scoring.OWN
     if not any(name.endswith(CLASSIFIER) for name in architectures):
         return Scoring.TEXTS
-    inner = config.get("text_config")
-    text_config = inner if isinstance(inner, dict) else config
     separates = config.get("use_pad_token")  # the older name, which wins
     if separates is None:
-        from_language_model = text_config.get("classifier_from_token") or text_config.get("method")
-        separates = config.get("use_sep_token", text_config.get("use_sep_token", not from_language_model))
+        was_language_model = config.get("classifier_from_token") is not None or config.get("method") is not None
+        # vLLM notes it in the inner configuration of a model for texts and images, and looks for it in the outer one
+        joins = was_language_model and "text_config" not in config
+        separates = config.get("use_sep_token", not joins)
     return Scoring.PAIRS if separates else Scoring.JOINED
 
 

@@ -57,7 +57,8 @@ def buffers(tokenizer: ModelTokenizer, path: str, **body: Any) -> list[list[int]
         ({**CLASSIFIER, "use_sep_token": False, "use_pad_token": True}, Scoring.PAIRS),
         ({**CLASSIFIER, "classifier_from_token": ["no", "yes"]}, Scoring.JOINED),
         ({**CLASSIFIER, "classifier_from_token": ["no", "yes"], "use_sep_token": True}, Scoring.PAIRS),
-        ({**CLASSIFIER, "text_config": {"method": "from_2_way_softmax"}}, Scoring.JOINED),
+        ({**CLASSIFIER, "method": "from_2_way_softmax"}, Scoring.JOINED),
+        ({**CLASSIFIER, "method": "from_2_way_softmax", "text_config": {}}, Scoring.PAIRS),
     ],
 )
 def test_the_configuration_says_what_becomes_of_a_pair(config: dict[str, Any], scoring: Scoring) -> None:
@@ -81,6 +82,11 @@ def test_a_pair_s_special_tokens_are_found_around_any_texts() -> None:
 def test_pairs_become_what_the_model_takes(config: dict[str, Any], made: Any, expected: Any, tmp_path: Path) -> None:
     tokenizer = ModelTokenizer.load(folder(tmp_path, config, made()))
     assert buffers(tokenizer, "/rerank", query="q a", documents=["b", "c d"]) == expected
+
+
+def test_a_pair_with_an_empty_document_is_the_query_alone(tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer.load(folder(tmp_path, CLASSIFIER, bert()))
+    assert buffers(tokenizer, "/score", text_1="a", text_2=["", "b"]) == [[0, 2, 1], [0, 2, 1, 3, 1]]
 
 
 def test_with_a_chat_template_of_the_pods_a_pair_is_what_the_template_writes(tmp_path: Path) -> None:
