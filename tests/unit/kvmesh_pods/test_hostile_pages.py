@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvmesh.pods.page_steps import Steps, UnreadablePageError, at_once
-from kvmesh.pods.page_turns import FREE_SECONDS, SHARE, PageTurns
-from kvmesh.pods.vllm_metrics import (
+from kvmesh.pods.engine_metrics import (
     MAX_LINE_BYTES,
     MOST_MODELS,
     MOST_SERIES,
@@ -18,6 +16,8 @@ from kvmesh.pods.vllm_metrics import (
     parse_load,
     parse_pod_report,
 )
+from kvmesh.pods.page_steps import Steps, UnreadablePageError, at_once
+from kvmesh.pods.page_turns import FREE_SECONDS, SHARE, PageTurns
 
 SIZE = 1 << 20
 LINE = 30_000
