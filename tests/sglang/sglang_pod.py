@@ -54,15 +54,21 @@ class Allocator:
 
 class Pod:
     def __init__(self, model: str, *, events: int, replay: int, page: int) -> None:
-        arguments = ServerArgs(model_path=model, device="cpu", page_size=page, enable_metrics=True)
-        runtime_context.publish(arguments, role="scheduler")
+        config = json.dumps(
+            {"publisher": "zmq", "endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replay}"}
+        )
+        self.arguments = ServerArgs(
+            model_path=model, device="cpu", page_size=page, enable_metrics=True, kv_events_config=config
+        )
+        runtime_context.publish(self.arguments, role="scheduler")
         self.page = page
         self.cache = RadixCache.create_simulated(
             mock_allocator=Allocator(), page_size=page, enable_kv_cache_events=True
         )
-        config = {"publisher": "zmq", "endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replay}"}
-        self.publisher = EventPublisherFactory.create(json.dumps(config))
-        self.scheduler = metrics_collector.SchedulerMetricsCollector(labels={**LABELS, **RANKS}, server_args=arguments)
+        self.publisher = EventPublisherFactory.create(config)
+        self.scheduler = metrics_collector.SchedulerMetricsCollector(
+            labels={**LABELS, **RANKS}, server_args=self.arguments
+        )
         self.tokenizer = metrics_collector.TokenizerMetricsCollector(labels=LABELS)
         self.scheduler.page_size.labels(**self.scheduler.labels).set(page)
         self.scheduler.max_total_num_tokens.labels(**self.scheduler.labels).set(MAX_TOKENS)
@@ -125,6 +131,10 @@ def main() -> None:
         # what sglang/srt/entrypoints/http_server.py answers
         card = {"id": MODEL, "object": "model", "owned_by": "sglang", "root": MODEL, "max_model_len": 4096}
         return {"object": "list", "data": [card]}
+
+    @app.get("/server_info")
+    def server_info() -> Any:
+        return {"kv_events": runtime_context.describe_kv_events_publisher(pod.arguments), "version": "0.5.23"}
 
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
     threading.Thread(target=server.run, daemon=True).start()

@@ -71,11 +71,9 @@ async def stack(pod: SglangPod, tmp_path: Path) -> AsyncIterator[Stack]:
     """The mesh before this pod and a simulated vLLM pod; the indexer finds what the pod has stored before."""
     pod.do(clear=True)
     pod.do(serve=PROMPT)
-    sources = {pod.address: {"events": f"tcp://127.0.0.1:{pod.events}", "replay": f"tcp://127.0.0.1:{pod.replay}"}}
     async with simulated_pods(1) as pods:
-        flags = ("--event-sources", json.dumps(sources))
         endpoints = [pod.address, *pods]
-        async with running_stack(tmp_path, *flags, settings="index_timeout_ms: 2000\n", endpoints=endpoints) as stack:
+        async with running_stack(tmp_path, settings="index_timeout_ms: 2000\n", endpoints=endpoints) as stack:
             yield stack
 
 
