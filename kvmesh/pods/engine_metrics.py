@@ -9,52 +9,34 @@ that grow with its length alone, and one beyond the limits raises UnreadablePage
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf, isnan
 
 from kvmesh.pods.engine_profiles import PROFILES, Adapters, Choices, EngineProfile, Sum
-from kvmesh.pods.page_steps import Steps, UnreadablePageError
+from kvmesh.pods.page_series import (
+    LABELS_BYTES,
+    LARGEST_COUNT,
+    STEP_BYTES,
+    Series,
+    label_sets,
+    labels_of,
+    lines_of,
+    pieces,
+    plain,
+    read_series,
+)
+from kvmesh.pods.page_steps import Steps
 from kvmesh.pods.pod_report import EndpointLoad, EngineCounters, PodHistogram, PodReport
 
-Series = tuple[bytes, float]  # labels as they are written, and the value
 Found = Mapping[bytes, list[Series]]
-
-BUCKET, SUM, COUNT, TOTAL = b"_bucket", b"_sum", b"_count", b"_total"
-LE, MODEL = b"le", b"model_name"
-# \b and possessive repeats: no byte is looked at twice, whatever does not match
-LABEL = re.compile(rb'\b(\w++)="((?:[^"\\]++|\\.)*+)"', re.DOTALL)
-ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 MOST_MODEL_CHARACTERS = 200  # of a name that becomes a label
 MOST_BUCKETS = 100  # of one histogram
 MOST_MODELS = 8  # of one pod; engines name one
 MOST_ENGINES = 1024
-MOST_SERIES = 1 << 14  # of those that one function reads: a hundred for each engine, of as many as a page has room for
-MAX_LINE_BYTES = PIECE_BYTES = 1 << 16  # of whole lines, searched in one step: the usual page is one or two
-STEP_BYTES = 1 << 15  # of labels read in one step
-LABELS_BYTES = 256  # what reading a line's labels takes beside their length, in bytes of a step
 LONGEST_NUMBER = 15  # digits, of a label
-LARGEST_COUNT = 10**15  # what no pod reaches, and what sums of which are exact
-
-
-def _lines(prefix: bytes, names: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Return what finds name, labels and value of all lines of exactly these names; a timestamp may follow."""
-    rests = _one_of({name.removeprefix(prefix) for name in names})
-    return re.compile(rb"\n(" + prefix + rests + rb")(?:\{([^\n]*)\})?[ \t]++(\S++)")
-
-
-def _one_of(words: Collection[bytes]) -> bytes:
-    """Return what matches one of the words, and looks at no letter twice: lines of other names cost half as much."""
-    low, high = min(words), max(words)  # what these share all of them do
-    shared = next((at for at, letters in enumerate(zip(low, high, strict=False)) if len(set(letters)) > 1), len(low))
-    rests = {word[shared:] for word in words}
-    if rests == {b""}:
-        return low
-    begins = sorted({rest[:1] for rest in rests})
-    branches = [_one_of({rest for rest in rests if rest[:1] == begin}) for begin in begins if begin]
-    return low[:shared] + b"(?:" + b"|".join(branches) + b")" + (b"?" if b"" in rests else b"")
-
-
+BUCKET, SUM, COUNT, TOTAL = b"_bucket", b"_sum", b"_count", b"_total"
+LE, MODEL = b"le", b"model_name"
 _STARTED = re.compile(rb"\n(process_start_time_seconds)(?:\{([^\n]*)\})?[ \t]++(\S++)")
 
 
@@ -96,9 +78,9 @@ def _reader(profile: EngineProfile) -> _Reader:
     in_blocks = profile.hits_in_blocks
     return _Reader(
         profile=profile,
-        load=_lines(profile.prefix, load),
-        report=_lines(profile.prefix, report),
-        latencies=_lines(profile.prefix, (name + end for name in histograms for end in (BUCKET, SUM))),
+        load=lines_of(profile.prefix, load),
+        report=lines_of(profile.prefix, report),
+        latencies=lines_of(profile.prefix, (name + end for name in histograms for end in (BUCKET, SUM))),
         rank=re.compile(rb"\b" + profile.rank_label + rb'="(\d{1,6})"'),
         replicas=re.compile(rb"\b(?:" + replicas + rb')="[^"]*+",?+') if replicas else None,
         parts=re.compile(rb"\b" + parts + rb'="[^"]') if parts else None,
@@ -122,7 +104,7 @@ def parse_load(text: bytes, *, reported_at: float) -> Steps[EndpointLoad | None]
     reader = yield from _reader_of(text)
     if reader is None:
         return None
-    profile, found = reader.profile, (yield from _own(reader, (yield from _read(reader.load, text))))
+    profile, found = reader.profile, (yield from _own(reader, (yield from read_series(reader.load, text))))
     usage = _present(found, profile.kv_usage)
     if not usage or profile.waiting[0].name not in found or not _present(found, profile.running):
         return None
@@ -174,12 +156,12 @@ def parse_pod_report(text: bytes, *, scraped_at: float) -> Steps[PodReport]:
     reader = yield from _reader_of(text)
     if reader is None:
         return PodReport(scraped_at=scraped_at, started_at=started_at)
-    profile, found = reader.profile, (yield from _own(reader, (yield from _read(reader.report, text))))
+    profile, found = reader.profile, (yield from _own(reader, (yield from read_series(reader.report, text))))
     sizes = {int(value) for _, value in _present(found, profile.block_tokens) if 0 < value < 10**7}
     finer: set[int] = set()
     caching: set[bytes | None] = set()
     if (info := profile.cache_info) is not None:
-        config = yield from _label_sets(found.get(info.name, ()), (*info.sizes, *info.finer_sizes, info.caches))
+        config = yield from label_sets(found.get(info.name, ()), (*info.sizes, *info.finer_sizes, info.caches))
         sizes |= _numbers(config, info.sizes)
         finer = _numbers(config, info.finer_sizes)
         caching = {labels.get(info.caches) for labels in config}
@@ -202,7 +184,7 @@ def parse_started_at(text: bytes) -> Steps[float | None]:
 
     Raise UnreadablePageError.
     """
-    found = yield from _read(_STARTED, text)
+    found = yield from read_series(_STARTED, text)
     started = [value for series in found.values() for _, value in series]
     return started[0] if len(started) == 1 and started[0] > 0 else None
 
@@ -216,7 +198,7 @@ def parse_latencies(text: bytes) -> Steps[tuple[Mapping[str, PodHistogram], Mapp
     reader = yield from _reader_of(text)
     if reader is None:
         return {}, {}
-    found = yield from _read(reader.latencies, text)
+    found = yield from read_series(reader.latencies, text)
     histograms = []
     for names in (reader.profile.first_token, reader.profile.inter_token):
         name = _histogram_name(found, names, BUCKET)
@@ -226,34 +208,13 @@ def parse_latencies(text: bytes) -> Steps[tuple[Mapping[str, PodHistogram], Mapp
 
 def _reader_of(text: bytes) -> Steps[_Reader | None]:
     """Return the reader for the engine that shows itself on the page; None where none that is known does."""
-    for begin, end in _pieces(text):
+    for begin, end in pieces(text):
         if begin:
             yield
         for reader in _READERS:
             if text.find(reader.profile.prefix, begin, end) >= 0:
                 return reader
     return None
-
-
-def _read(lines: re.Pattern[bytes], text: bytes) -> Steps[dict[bytes, list[Series]]]:
-    """Return the series by name; those whose value is no count are left out."""
-    found: dict[bytes, list[Series]] = {}
-    series = 0
-    for begin, end in _pieces(text):
-        if begin:
-            yield
-        # the first line is found like any other
-        for name, labels, number in lines.findall(b"\n" + text[begin:end]):
-            series += 1
-            try:
-                value = float(number)
-            except ValueError:
-                continue
-            if 0 <= value <= LARGEST_COUNT:  # NaN is neither
-                found.setdefault(name, []).append((labels, value))
-        if series > MOST_SERIES:
-            raise UnreadablePageError(f"/metrics has more than {MOST_SERIES} series of the names that are read")
-    return found
 
 
 def _own(reader: _Reader, found: dict[bytes, list[Series]]) -> Steps[Found]:
@@ -316,41 +277,12 @@ def _histogram_name(found: Found, names: tuple[bytes, ...], end: bytes) -> bytes
     return next((name for name in names if name + end in found), names[-1])
 
 
-def _pieces(text: bytes) -> Iterator[tuple[int, int]]:
-    """Return where pieces of whole lines begin and end."""
-    begin, size = 0, len(text)
-    while size - begin > PIECE_BYTES:
-        end = text.rfind(b"\n", begin, begin + PIECE_BYTES)
-        if end < 0:
-            raise UnreadablePageError(f"/metrics has a line of more than {MAX_LINE_BYTES} bytes")
-        yield begin, end
-        begin = end + 1
-    yield begin, size
-
-
 def _counts_blocks(in_blocks: re.Pattern[bytes], text: bytes) -> Steps[bool]:
-    for begin, end in _pieces(text):
+    for begin, end in pieces(text):
         if in_blocks.search(b"\n" + text[begin:end]):
             return True
         yield
     return False
-
-
-def _label_sets(series: Iterable[Series], wanted: Collection[bytes]) -> Steps[list[dict[bytes, bytes]]]:
-    """Return the wanted labels of each series."""
-    sets = []
-    read = 0
-    for written, _ in series:
-        sets.append(_labels(written, wanted))
-        read += LABELS_BYTES + len(written)
-        if read > STEP_BYTES:
-            read = 0
-            yield
-    return sets
-
-
-def _labels(written: bytes, wanted: Collection[bytes]) -> dict[bytes, bytes]:
-    return {name: value for name, value in LABEL.findall(written) if name in wanted}
 
 
 def _capacity(profile: EngineProfile, found: Found) -> Steps[int | None]:
@@ -358,7 +290,7 @@ def _capacity(profile: EngineProfile, found: Found) -> Steps[int | None]:
     tokens = 0
     if (info := profile.cache_info) is not None and info.name in found:
         names = info.block_tokens, info.blocks
-        for labels in (yield from _label_sets(found[info.name], names)):
+        for labels in (yield from label_sets(found[info.name], names)):
             size, blocks = (labels.get(name, b"") for name in names)
             if not size.isdigit() or not blocks.isdigit() or max(len(size), len(blocks)) > LONGEST_NUMBER:
                 return None
@@ -383,7 +315,7 @@ def _adapters(named: Adapters | None, found: Found) -> tuple[frozenset[str], fro
     if named is None:
         return frozenset(), frozenset(), None
     latest = max(found.get(named.name, ()), key=lambda each: each[1], default=(b"", 0.0))[0]
-    labels = _labels(latest, (named.most, named.running, named.waiting))
+    labels = labels_of(latest, (named.most, named.running, named.waiting))
     most = labels.get(named.most, b"")
     return (
         _names(labels.get(named.running, b"")),
@@ -444,7 +376,7 @@ def _histograms(buckets: Collection[Series], sums: Collection[Series]) -> Steps[
     counts: dict[bytes, dict[float, float]] = {}  # model -> bound -> observations up to it
     read = 0
     for written, count in buckets:
-        labels = _labels(written, (LE, MODEL))
+        labels = labels_of(written, (LE, MODEL))
         bound, model = _bound(labels.get(LE, b"")), labels.get(MODEL, b"")
         of_model = counts.setdefault(model, {}) if model in counts or len(counts) < MOST_MODELS else {}
         if bound is not None and len(of_model) < MOST_BUCKETS:
@@ -454,7 +386,7 @@ def _histograms(buckets: Collection[Series], sums: Collection[Series]) -> Steps[
             read = 0
             yield
     seconds: dict[bytes, float] = {}
-    of_sums = yield from _label_sets(sums, (MODEL,))
+    of_sums = yield from label_sets(sums, (MODEL,))
     for labels, (_, some) in zip(of_sums, sums, strict=True):
         model = labels.get(MODEL, b"")
         seconds[model] = seconds.get(model, 0.0) + some
@@ -463,7 +395,9 @@ def _histograms(buckets: Collection[Series], sums: Collection[Series]) -> Steps[
         bounds = tuple(sorted(of_model))
         cumulative = tuple(of_model[bound] for bound in bounds)
         if model in seconds and bounds[-1:] == (inf,) and cumulative == tuple(sorted(cumulative)):
-            found[_plain(model)] = PodHistogram(bounds=bounds, counts=cumulative, seconds=seconds[model])
+            found[plain(model)[:MOST_MODEL_CHARACTERS]] = PodHistogram(
+                bounds=bounds, counts=cumulative, seconds=seconds[model]
+            )
     return found
 
 
@@ -473,9 +407,3 @@ def _bound(text: bytes) -> float | None:
     except ValueError:
         return None
     return None if isnan(bound) or bound < 0 else bound
-
-
-def _plain(escaped: bytes) -> str:
-    """Return a label's value as it is meant."""
-    plain = ESCAPED.sub(lambda found: b"\n" if found[1] == b"n" else found[1], escaped)
-    return plain.decode("utf-8", "replace")[:MOST_MODEL_CHARACTERS]
