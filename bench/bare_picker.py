@@ -11,6 +11,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -18,6 +19,8 @@ import uvloop
 from extproc.ext_proc.call import OpenResponse
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
+from extproc.ext_proc.grpc_tls import server_context
+from extproc.ext_proc.grpc_tls_settings import GrpcTlsSettings
 from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
 
 if TYPE_CHECKING:
@@ -63,13 +66,16 @@ class PicksInTurn:
         raise AssertionError(f"nobody has made a plan: {plan}")
 
 
-async def serve(*, host: str, port: int, pods: Sequence[str], server_name: str) -> None:
+async def serve(*, host: str, port: int, pods: Sequence[str], server_name: str, tls_cert: Path | None) -> None:
     """Serve until SIGINT or SIGTERM."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = _server(server_name, PicksInTurn(pods))
-    await server.start(host=host, port=port)
+    if isinstance(server, ExtProcServer):
+        await server.start(host=host, port=port, tls=server_context(GrpcTlsSettings(cert=tls_cert)))
+    else:
+        await server.start(host=host, port=port)
     await server.set_serving(True)
     await stop.wait()
     await server.stop(grace_seconds=0)
@@ -91,8 +97,15 @@ def main() -> None:
     parser.add_argument("--pods", required=True, help="comma-separated HOST:PORT, as the picker would name them")
     parser.add_argument("--loop", choices=("uvloop", "asyncio"), default="uvloop")
     parser.add_argument("--server", choices=("http2", "grpc-aio"), default="http2")
+    parser.add_argument("--tls-cert", type=Path, help="PEM file with a certificate and its key; default: clear text")
     options = parser.parse_args()
-    serving = serve(host=options.host, port=options.port, pods=options.pods.split(","), server_name=options.server)
+    serving = serve(
+        host=options.host,
+        port=options.port,
+        pods=options.pods.split(","),
+        server_name=options.server,
+        tls_cert=options.tls_cert,
+    )
     (asyncio.run if options.loop == "asyncio" else uvloop.run)(serving)
 
 

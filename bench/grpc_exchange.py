@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from bench.calibration import loop_ns_per_iteration
 from bench.cpu_time import process_cpu_ms
 from extproc.ext_proc.answers import PROCESSOR_SERVICE
 from extproc.ext_proc.exchange import BODY_CHUNK_BYTES, BodyMode
+from extproc.ext_proc.grpc_tls import MAKE
 from extproc.local.errors import UpError
 from extproc.local.ports import pick_free_port
 from extproc.local.processes import GrpcReady, ProcessSpec, Supervisor
@@ -34,6 +36,8 @@ PODS = "10.0.0.1:8000,10.0.0.2:8000,10.0.0.3:8000"
 EXCHANGE_SECONDS = 20.0
 LIMIT_SECONDS = 200.0
 WARM_UP_REQUESTS = 100
+CERTIFIED = "kvmesh-picker"
+SAN = ("-addext", f"subjectAltName=DNS:{CERTIFIED}")
 HEADERS = {
     ":method": "POST",
     ":path": "/v1/chat/completions",
@@ -54,6 +58,7 @@ class Setup:
     server: str
     loop: str
     experiments: str = ""  # GRPC_EXPERIMENTS; empty: grpc's own defaults
+    has_tls: bool = False
 
 
 # One thread polls instead of a pool that hands every event on: the cheapest that grpc.aio can be.
@@ -68,6 +73,7 @@ LEAN_GRPC = ",".join(
 )
 SETUPS = (  # the product's first
     Setup(name="own server, uvloop", server="http2", loop="uvloop"),
+    Setup(name="own server, uvloop, TLS", server="http2", loop="uvloop", has_tls=True),
     Setup(name="own server, asyncio", server="http2", loop="asyncio"),
     Setup(name="grpc.aio, uvloop, experiments off", server="grpc-aio", loop="uvloop", experiments=LEAN_GRPC),
     Setup(name="grpc.aio, uvloop, its defaults", server="grpc-aio", loop="uvloop"),
@@ -105,8 +111,12 @@ class Script:
 class Client:
     """Envoy's part, on one connection."""
 
-    def __init__(self, address: str, script: Script) -> None:
-        self._channel = grpc.aio.insecure_channel(address)
+    def __init__(self, address: str, script: Script, *, trusted: bytes | None) -> None:
+        if trusted is None:
+            self._channel = grpc.aio.insecure_channel(address)
+        else:
+            name = (("grpc.ssl_target_name_override", CERTIFIED),)
+            self._channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(trusted), options=name)
         self._call = self._channel.stream_stream(f"/{PROCESSOR_SERVICE}/Process")
         self._script = script
 
@@ -124,7 +134,7 @@ class Client:
                 workers.create_task(work(), name=f"worker {number}")
 
     async def _exchange(self) -> None:
-        call = self._call()
+        call = self._call(wait_for_ready=True)
         for message in self._script.request:
             await call.write(message)
         for _ in range(self._script.answers):
@@ -150,10 +160,17 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     addresses = {setup.name: f"{HOST}:{port}" for setup, port in zip(SETUPS, ports, strict=True)}
     with tempfile.TemporaryDirectory(prefix="kvmesh-bench-") as directory:
         supervisor = Supervisor(log_directory=Path(directory))
+        pair = Path(directory, "pair.pem")
+        subprocess.run([*MAKE, *SAN, "-keyout", str(pair), "-out", f"{pair}.crt"], check=True, capture_output=True)
+        trusted = Path(f"{pair}.crt").read_bytes()
+        pair.write_bytes(pair.read_bytes() + trusted)
 
         async def when_ready() -> None:
             script = Script.for_body(options.body_bytes)
-            clients = {name: Client(address, script) for name, address in addresses.items()}
+            clients = {
+                setup.name: Client(addresses[setup.name], script, trusted=trusted if setup.has_tls else None)
+                for setup in SETUPS
+            }
             for client in clients.values():
                 await client.send(WARM_UP_REQUESTS, concurrency=16)
             for concurrency in options.concurrency:
@@ -167,21 +184,23 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             for client in clients.values():
                 await client.close()
 
-        stage = [_server(setup, addresses[setup.name]) for setup in SETUPS]
+        stage = [_server(setup, addresses[setup.name], pair) for setup in SETUPS]
         async with asyncio.timeout(LIMIT_SECONDS):
             await supervisor.run([stage], environment=os.environ, when_ready=when_ready)
     return {"cpu_ms_per_exchange": costs, "loop_ns_per_iteration": loop_ns}
 
 
-def _server(setup: Setup, address: str) -> ProcessSpec:
+def _server(setup: Setup, address: str, pair: Path) -> ProcessSpec:
+    tls = ("--tls-cert", str(pair)) if setup.has_tls else ()
     return ProcessSpec(
         name=setup.name,
         argv=(
             *("env", f"GRPC_EXPERIMENTS={setup.experiments}"),  # `env` becomes the server: the process id stays
             *(sys.executable, "-m", "bench.bare_picker"),
             *("--port", address.rpartition(":")[2], "--pods", PODS, "--loop", setup.loop, "--server", setup.server),
+            *tls,
         ),
-        ready=(GrpcReady(address=address),),
+        ready=() if setup.has_tls else (GrpcReady(address=address),),  # its client waits for it
     )
 
 

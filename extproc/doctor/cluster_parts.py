@@ -1,25 +1,27 @@
-"""Finds the parts of an installation in a cluster: picker and indexer by their Services, gateways by our EnvoyFilters.
+"""Finds the parts of an installation in a cluster: picker and indexer by their Services, proxies as those who may ask.
 
 What cannot be reached from here is a finding with the command that makes it reachable: Envoy's admin page listens on
 the loopback of its pod alone, and outside a cluster nobody reaches its Services.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from extproc.doctor.findings import Finding, unchecked
-from extproc.install.objects import ENVOY_FILTER, NAME, OWNED
-from extproc.install.plan import INDEXER, INDEXER_ADMIN_PORT, PICKER, PICKER_ADMIN_PORT
+from extproc.install.network_objects import NAMESPACE_NAME
+from extproc.install.objects import NAME, OWNED
+from extproc.install.plan import GRPC_PORT, INDEXER, INDEXER_ADMIN_PORT, PICKER, PICKER_ADMIN_PORT
 from kvmesh.documents.document_kinds import DocumentKind
 from kvmesh.documents.documents import ClusterAccess, Document
 
 CHECK = "cluster-parts"
 ENVOY_ADMIN_PORT = 15000  # of istio-proxy
 CONNECT_SECONDS = 2.0
-MOST_PROXIES = 3  # of one EnvoyFilter that are named: they have the same configuration
+MOST_PROXIES = 3  # of one gateway that are named: they have the same configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,25 +54,37 @@ class Located:
     findings: tuple[Finding, ...]
 
 
-async def locate_parts(access: ClusterAccess, *, named: Sequence[str]) -> Located:
-    """Find what no flag of `named` has given. Never raises for what the cluster answers."""
-    from kvmesh.documents.kubernetes_client import Connection, failure_of  # noqa: PLC0415 # 0.1 s and 20 MB
+async def locate_parts(access: ClusterAccess, *, named: Sequence[str], namespaces: Collection[str] = ()) -> Located:
+    """Find what no flag of `named` gives, in these namespaces (none: all). Never raises for what the API answers."""
+    from kvmesh.documents.kubernetes_client import Connection  # noqa: PLC0415 # 0.1 s and 20 MB
 
     connection = Connection(access)
-    urls: dict[str, str] = {}
-    findings: list[Finding] = []
+    cluster = _Cluster(connection, sorted(namespaces))
+    looks: dict[str, Callable[[], Awaitable[list[Part]]]] = {
+        "picker": partial(cluster.services, PICKER, flag="picker", port=PICKER_ADMIN_PORT),
+        "indexer": partial(cluster.services, INDEXER, flag="indexer", port=INDEXER_ADMIN_PORT),
+        "envoy-admin": cluster.proxies,
+    }
+    parts: list[Part] = []
+    refused: dict[tuple[str, str], list[str]] = {}
     try:
-        parts = [each for each in await _parts(connection.client) if each.flag not in named]
-    except Exception as failure:  # an API of other people: whatever it raises is the answer
-        fix = "give us the right to list services, pods and envoyfilters, or name --picker, --indexer and --envoy-admin"
-        return Located(urls={}, findings=(_found(unchecked("cluster", failure_of(failure).message, fix=fix)),))
+        for flag, look in looks.items():
+            if flag in named:
+                continue
+            try:
+                found = await look()
+            except Exception as failure:  # an API of other people: whatever it raises is the answer
+                refused.setdefault(await _why(connection, failure), []).append(flag)
+                continue
+            parts += found
+            if not found:
+                fix = f"run `kvmesh install`, or name --{flag} where it was installed otherwise"
+                refused["`kvmesh install` has made none in this cluster", fix] = [flag]
     finally:
         await connection.close()
-    for flag in ("picker", "indexer", "envoy-admin"):
-        if flag not in named and not any(part.flag == flag for part in parts):
-            fix = f"run `kvmesh install`, or name --{flag} where it was installed otherwise"
-            findings.append(_found(unchecked(flag, "`kvmesh install` has made none in this cluster", fix=fix)))
+    findings = [_found(unchecked(", ".join(flags), seen, fix=fix)) for (seen, fix), flags in refused.items()]
     reached = await asyncio.gather(*(_connects(part.host, part.port) for part in parts))
+    urls: dict[str, str] = {}
     for part, is_reached in zip(parts, reached, strict=True):
         if is_reached and part.flag not in urls:
             urls[part.flag] = part.url
@@ -81,33 +95,62 @@ async def locate_parts(access: ClusterAccess, *, named: Sequence[str]) -> Locate
     return Located(urls=urls, findings=tuple(findings))
 
 
-async def _parts(client: Any) -> list[Part]:
-    from kvmesh.documents.kubernetes_client import failure_of, resource_class  # noqa: PLC0415
+async def _why(connection: Any, failure: Exception) -> tuple[str, str]:
+    """Return what the API answered, and what to do."""
+    from kvmesh.documents.kubernetes_client import failure_of  # noqa: PLC0415
 
-    async def listed(kind: DocumentKind, labels: dict[str, str], namespace: str = "*") -> list[Document]:
-        try:
-            return [each async for each in client.list(resource_class(kind), namespace=namespace, labels=labels)]
-        except Exception as failure:
-            if failure_of(failure).code == 404:
-                return []  # a cluster without Istio
-            raise
-
-    parts = [
-        part
-        for name, flag, port in ((PICKER, "picker", PICKER_ADMIN_PORT), (INDEXER, "indexer", INDEXER_ADMIN_PORT))
-        for part in _services(await listed(_SERVICE, {**OWNED, NAME: name}), flag=flag, port=port)
-    ]
-    for document in await listed(_FILTER, dict(OWNED)):
-        namespace = document["metadata"]["namespace"]
-        labels = (document.get("spec") or {}).get("workloadSelector", {}).get("labels", {})
-        parts += list(_proxies(await listed(_POD, dict(labels), namespace)))[:MOST_PROXIES]
-    return parts
+    told = failure_of(failure)
+    if told.code != 403:
+        return told.message, "see that the API server is there, or name --picker, --indexer and --envoy-admin"
+    if await connection.is_starting():
+        return told.message, "the API server is starting and refuses all until it is ready: try again then"
+    return told.message, "give us the right to list them, or name the address by its flag"
 
 
-def _services(documents: Sequence[Document], *, flag: str, port: int) -> Iterator[Part]:
-    for document in documents:
-        name, namespace = document["metadata"]["name"], document["metadata"]["namespace"]
-        yield Part(flag=flag, target=f"svc/{name}", namespace=namespace, host=f"{name}.{namespace}.svc", port=port)
+class _Cluster:
+    """What the API says of an installation."""
+
+    def __init__(self, connection: Any, namespaces: Sequence[str]) -> None:
+        self._client = connection.client
+        self._namespaces = namespaces or ["*"]
+
+    async def services(self, component: str, *, flag: str, port: int) -> list[Part]:
+        """Return the Services of a component."""
+        return [
+            Part(flag=flag, target=f"svc/{name}", namespace=space, host=f"{name}.{space}.svc", port=port)
+            for each in await self._of_install(_SERVICE, component)
+            for name, space in [(each["metadata"]["name"], each["metadata"]["namespace"])]
+        ]
+
+    async def proxies(self) -> list[Part]:
+        """Return the pods that may ask a picker, as its NetworkPolicy has them: it is there in every mode."""
+        return [
+            part
+            for policy in await self._of_install(_POLICY, PICKER)
+            for namespace, labels in _callers(policy)
+            for part in list(_proxies(await self._listed(_POD, labels, namespace)))[:MOST_PROXIES]
+        ]
+
+    async def _of_install(self, kind: DocumentKind, component: str) -> list[Document]:
+        labels = {**OWNED, NAME: component}
+        return [each for space in self._namespaces for each in await self._listed(kind, labels, space)]
+
+    async def _listed(self, kind: DocumentKind, labels: Mapping[str, str], namespace: str) -> list[Document]:
+        from kvmesh.documents.kubernetes_client import resource_class  # noqa: PLC0415
+
+        found = self._client.list(resource_class(kind), namespace=namespace, labels=dict(labels))
+        return [each async for each in found]
+
+
+def _callers(policy: Document) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield the namespace and the labels of each group of pods that may call the picker."""
+    for rule in policy["spec"].get("ingress") or ():
+        if GRPC_PORT in {each.get("port") for each in rule.get("ports") or ()}:
+            for peer in rule.get("from") or ():
+                namespace = (peer.get("namespaceSelector") or {}).get("matchLabels", {}).get(NAMESPACE_NAME)
+                labels = (peer.get("podSelector") or {}).get("matchLabels")
+                if namespace and labels:
+                    yield namespace, labels
 
 
 def _proxies(documents: Sequence[Document]) -> Iterator[Part]:
@@ -134,10 +177,6 @@ def _found(finding: Finding) -> Finding:
 
 _SERVICE = DocumentKind(group="", version="v1", kind="Service", plural="services", keep=dict)
 _POD = DocumentKind(group="", version="v1", kind="Pod", plural="pods", keep=dict)
-_FILTER = DocumentKind(
-    group=ENVOY_FILTER.group,
-    version=ENVOY_FILTER.version,
-    kind=ENVOY_FILTER.name,
-    plural=ENVOY_FILTER.plural,
-    keep=dict,
+_POLICY = DocumentKind(
+    group="networking.k8s.io", version="v1", kind="NetworkPolicy", plural="networkpolicies", keep=dict
 )

@@ -245,7 +245,8 @@ def _locate(settings: "DoctorSettings") -> "tuple[DoctorSettings, tuple[Finding,
 
     given = {"picker": settings.picker_admin, "indexer": settings.indexer_admin, "envoy-admin": settings.envoy_admin}
     named = [flag for flag, url in given.items() if url]
-    located = asyncio.run(locate_parts(ClusterAccess(program="kvmesh-doctor"), named=named))
+    spaces = settings.picker.namespaces
+    located = asyncio.run(locate_parts(ClusterAccess(program="kvmesh-doctor"), named=named, namespaces=spaces))
     found = replace(
         settings,
         picker_admin=settings.picker_admin or located.urls.get("picker"),

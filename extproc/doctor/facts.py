@@ -232,6 +232,7 @@ class PoolRoute:
     pool: str  # as the metadata x-kvmesh-pool says, without the port
     clusters: frozenset[str]  # that it leads to
     fails_open: bool | None  # its own failure mode; None: the filter's
+    buffer_bytes: int | None = None  # of its own; None: the listener's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +257,7 @@ class EnvoyFacts:
     routes: tuple[Mapping[str, Any], ...] = ()  # route entries that lead to a cluster
     pool_routes: tuple[PoolRoute, ...] = ()
     enabling_filters: frozenset[str] = frozenset()  # names of filters that some route has settings for, and not "off"
+    asked_by_routes: frozenset[str] = frozenset()  # pickers' clusters that routes name: native InferencePools
     refused: tuple[RefusedResource, ...] = ()  # last time, and since then not mended
     rejected_updates: Mapping[str, int] = field(default_factory=dict)  # kind -> refusals since Envoy's start, if any
     picker_health: Mapping[str, str] = field(default_factory=dict)  # IP:PORT of the picker's cluster -> as grpc_health

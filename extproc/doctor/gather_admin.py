@@ -146,6 +146,7 @@ async def gather_envoy(client: Client, url: str) -> EnvoyFacts:
         routes=tuple(read_routes(configs)),
         pool_routes=tuple(read_pool_routes(configs)),
         enabling_filters=frozenset(read_enabling_filters(configs)),
+        asked_by_routes=frozenset(read_asked_by_routes(configs)),
         refused=tuple(read_refused(configs)),
         rejected_updates=read_rejected(stats.json()),
     )
@@ -197,7 +198,14 @@ def read_pool_routes(configs: Mapping[str, Any]) -> Iterator[PoolRoute]:
                 fails_open = allow if isinstance(allow, bool) else fails_open
         if pool:
             name = str(route.get("name") or host.get("name") or table.get("name") or "")
-            yield PoolRoute(name=name, pool=pool, clusters=_led_to(action), fails_open=fails_open)
+            limit = route.get("request_body_buffer_limit", host.get("request_body_buffer_limit"))
+            yield PoolRoute(
+                name=name,
+                pool=pool,
+                clusters=_led_to(action),
+                fails_open=fails_open,
+                buffer_bytes=None if limit is None else _count(str(limit)),
+            )
 
 
 def read_enabling_filters(configs: Mapping[str, Any]) -> Iterator[str]:
@@ -208,6 +216,16 @@ def read_enabling_filters(configs: Mapping[str, Any]) -> Iterator[str]:
             for name, config in settings.items() if isinstance(settings, Mapping) else ():
                 if isinstance(config, Mapping) and config.get("disabled") is not True:
                     yield name
+
+
+def read_asked_by_routes(configs: Mapping[str, Any]) -> Iterator[str]:
+    """Return the clusters that routes themselves have asked, as Istio writes it for InferencePools."""
+    for *levels, _ in _routes(configs):
+        for overrides in (each for level in levels for each in _overrides(level)):
+            service = overrides.get("grpc_service")
+            envoy = service.get("envoy_grpc") if isinstance(service, Mapping) else None
+            if isinstance(envoy, Mapping) and envoy.get("cluster_name"):
+                yield str(envoy["cluster_name"])
 
 
 def read_refused(configs: Mapping[str, Any]) -> list[RefusedResource]:

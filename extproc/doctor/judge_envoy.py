@@ -43,6 +43,9 @@ def envoy_filter(facts: Facts) -> Iterator[Finding]:
         return
     if envoy.problem:
         yield unchecked(envoy.url, envoy.problem, fix="check the URL given as --envoy-admin (Istio: port 15000)")
+    elif envoy.picking_filter() is None and envoy.asked_by_routes:
+        for name in sorted(envoy.asked_by_routes):
+            yield from _missing_picker(envoy, name)
     elif envoy.picking_filter() is None:
         seen = "no ext_proc filter" if not envoy.filters else "no ext_proc filter with request_header_mode: SEND"
         yield error(envoy.url, f"{seen} in any listener: requests do not pass the picker", fix=EXAMPLES)
@@ -96,11 +99,16 @@ def _buffered(envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterator[Finding]:
             fix="set message_timeout: 360s: longer than any request may wait in the picker (docs/guides/priorities.md)",
         )
     limit = picking.listener.get("per_connection_buffer_limit_bytes", DEFAULT_BUFFER_BYTES)
-    if isinstance(limit, int) and limit <= DEFAULT_BUFFER_BYTES:
+    of_listener = limit if isinstance(limit, int) else DEFAULT_BUFFER_BYTES
+    least = min(
+        (of_listener if each.buffer_bytes is None else each.buffer_bytes for each in envoy.pool_routes),
+        default=of_listener,
+    )
+    if least <= DEFAULT_BUFFER_BYTES:
         yield warning(
             envoy.url,
-            f"{BUFFERED} bodies in a listener that holds {limit:,} bytes: longer prompts are answered 413",
-            fix="set the listener's per_connection_buffer_limit_bytes: 33554432",
+            f"{BUFFERED} bodies where {least:,} bytes are held: longer prompts are answered 413",
+            fix="set the listener's per_connection_buffer_limit_bytes: 33554432 (routes: request_body_buffer_limit)",
         )
 
 
@@ -277,13 +285,9 @@ def _clusters_of_pool(facts: Facts, envoy: EnvoyFacts) -> list[EnvoyCluster]:
 @_with_filter
 def envoy_picker(_: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterator[Finding]:
     """Envoy reaches the picker, over HTTP/2, with as many streams as there are requests."""
+    yield from _missing_picker(envoy, picking.cluster)
     cluster = envoy.cluster(picking.cluster)
-    if cluster is None or not cluster.hosts:
-        yield error(
-            envoy.url,
-            f"the filter's cluster {picking.cluster!r} " + ("does not exist" if cluster is None else "has no address"),
-            fix=why_no_cluster(picking.cluster),
-        )
+    if cluster is None:
         return
     for host in cluster.hosts:
         health = envoy.picker_health.get(host.address, SERVING)
@@ -295,6 +299,13 @@ def envoy_picker(_: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterato
         elif host.connections_failed and host.connections_failed >= host.connections_made:
             yield error(host.address, f"Envoy failed to connect {host.connections_failed} times", fix=fix)
     yield from _picker_cluster(envoy, cluster)
+
+
+def _missing_picker(envoy: EnvoyFacts, name: str) -> Iterator[Finding]:
+    cluster = envoy.cluster(name)
+    if cluster is None or not cluster.hosts:
+        seen = "does not exist" if cluster is None else "has no address"
+        yield error(envoy.url, f"the filter's cluster {name!r} {seen}", fix=why_no_cluster(name))
 
 
 def _picker_cluster(envoy: EnvoyFacts, cluster: EnvoyCluster) -> Iterator[Finding]:

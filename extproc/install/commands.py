@@ -11,6 +11,7 @@ import typer
 from extproc.errors import ConfigError
 from extproc.install.plan import (
     GRPC_PORT,
+    REDIS_IMAGE,
     BodyMode,
     FailureMode,
     MeshMembership,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from extproc.install.plan import InstallPlan, PoolTarget
 
 DRY_RELEASE = "1.27"  # where none is named and no cluster is looked at
+DRY_RELEASE_NATIVE = "1.28"  # the first that has InferencePools as they are now
 TOKEN_BYTES = 32  # of randomness
 LEFT_OUT = (
     "Not among these: the Secret kvmesh-admin-token, key token, without which nobody sees the admin pages "
@@ -62,7 +64,7 @@ def install(
         str | None,
         typer.Option(
             help="Release of Istio, of the oldest proxies that are to ask the picker. Default: found in the cluster; "
-            "with --dry-run 1.27."
+            "with --dry-run 1.27, or 1.28 for inferencepool."
         ),
     ] = None,
     mode: Annotated[Mode, typer.Option(help="Whose Envoy asks the picker.")] = Mode.GATEWAY,
@@ -150,6 +152,9 @@ def install(
     redis_tls_secret: Annotated[
         str | None, typer.Option(help="Secret with the certificate shown to Redis, keys tls.crt and tls.key.")
     ] = None,
+    redis_image: Annotated[
+        str, typer.Option(help="Image of the Redis that is installed along, better by digest: …/valkey@sha256:….")
+    ] = REDIS_IMAGE,
     redis_memory_mib: Annotated[
         int, typer.Option(min=64, help="MiB of data that the Redis that is installed along may hold.")
     ] = 2048,
@@ -226,7 +231,7 @@ def install(
     in_mesh = not ambient if pools_in_mesh is None else pools_in_mesh
     pools = parse_pools(pool, selectors=pool_selector or (), in_mesh=in_mesh)
     plan = InstallPlan(
-        istio=parse_release(istio_version or DRY_RELEASE),
+        istio=parse_release(istio_version or (DRY_RELEASE_NATIVE if mode is Mode.INFERENCE_POOL else DRY_RELEASE)),
         mode=mode,
         namespace=namespace,
         create_namespace=create_namespace,
@@ -252,6 +257,7 @@ def install(
         redis_sentinel_password_secret=redis_sentinel_password_secret,
         redis_ca_secret=redis_ca_secret,
         redis_tls_secret=redis_tls_secret,
+        redis_image=redis_image,
         redis_memory_mib=redis_memory_mib,
         redis_storage_gib=redis_storage_gib,
         admin_token_secret=admin_token_secret,

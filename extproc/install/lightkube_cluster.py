@@ -29,6 +29,8 @@ ADVICE = {
     409: "; somebody else manages these fields: --force-conflicts takes them over",
 }
 
+NOT_READY = "; or wait until the API server is ready: its /readyz does not say so"
+
 T = TypeVar("T")
 
 
@@ -108,37 +110,46 @@ class LightkubeCluster:
 
     def _call(self, what: str, call: Callable[[], T]) -> T:
         """Call the API server, and again while it is only just starting. Raise what `cluster.Cluster` raises."""
+        was_ready = has_waited = False
         while True:
             try:
                 return call()
             except httpx2.HTTPStatusError as error:
-                if self._starting_seconds <= 0 or not self._may_pass(error.response.status_code):
-                    raise _refusal(what, error) from error
-                self._say("waiting for the API server, which is not ready for this yet")
+                code = error.response.status_code
+                # 429: it has too much to do, or makes room for a definition that is new. Until it has its own roles it
+                # answers 403 to all but administrators.
+                may_pass = code == 429 or (code == 403 and not was_ready)
+                if self._starting_seconds <= 0 or not may_pass:
+                    raise _refusal(what, error, is_ready=code != 403 or self._is_ready()) from error
+                was_ready = code == 403 and self._is_ready()
+                if was_ready:
+                    continue  # it may have become so since it refused
+                if not has_waited:
+                    self._say(f"waiting for the API server, which is not ready for this yet: {what}")
+                has_waited = True
                 self._starting_seconds -= POLL_SECONDS
                 self._sleep(POLL_SECONDS)
             except httpx2.HTTPError as error:
                 raise InstallError(f"cannot {what}: the Kubernetes API does not answer: {error}") from error
 
-    def _may_pass(self, code: int) -> bool:
-        """Tell whether the same call may be answered otherwise in a moment.
-
-        429: the API server has too much to do, or makes room for a definition that is new. Until it has its own roles
-        it answers 403 to all but administrators, also to the question whether it is ready.
-        """
-        return code == 429 or (code == 403 and self._http.get("/readyz").status_code != 200)
+    def _is_ready(self) -> bool:
+        """Ask the API server; while it starts, it may refuse that, too."""
+        try:
+            return bool(self._http.get("/readyz").status_code == 200)
+        except httpx2.HTTPError:
+            return False
 
 
 class NotThereError(InstallError):
     """404: the object, or the kind."""
 
 
-def _refusal(what: str, error: httpx2.HTTPStatusError) -> InstallError:
+def _refusal(what: str, error: httpx2.HTTPStatusError, *, is_ready: bool) -> InstallError:
     """Translate an answer, which is a Status only if the API server has such objects at all."""
     code = error.response.status_code
     words = error.status.message if isinstance(error, ApiError) else f"HTTP {code}: {error.response.text[:200].strip()}"
     kind = {403: ForbiddenError, 404: NotThereError}.get(code, InstallError)
-    return kind(f"cannot {what}: {words}{ADVICE.get(code, '')}")
+    return kind(f"cannot {what}: {words}{ADVICE.get(code, '')}{'' if is_ready else NOT_READY}")
 
 
 class _Transport(httpx2.HTTPTransport):

@@ -8,7 +8,7 @@ tells them apart.
 from hashlib import sha256
 from typing import Any
 
-from extproc.install.objects import Document, component_labels, component_object, kube_object
+from extproc.install.objects import EXPORT_TO, Document, component_labels, component_object, kube_object
 from extproc.install.plan import CLUSTER_DOMAIN, GRPC_PORT, PICKER, PICKER_ADMIN_PORT, InstallPlan, PoolTarget
 
 LONGEST_NAME = 63
@@ -33,7 +33,11 @@ def picker_services(plan: InstallPlan) -> list[Document]:
         "selector": component_labels(PICKER),
         "ports": [{"name": "grpc-ext-proc", "port": GRPC_PORT, "targetPort": "grpc", "appProtocol": "grpc"}],
     }
-    return [kube_object("Service", picker_service_name(pool), plan.namespace, spec=spec) for pool in plan.pools]
+    known_to_all = {EXPORT_TO: "*"}  # gateways are in other namespaces, and the mesh's default may hide it from them
+    return [
+        kube_object("Service", picker_service_name(pool), plan.namespace, annotations=known_to_all, spec=spec)
+        for pool in plan.pools
+    ]
 
 
 def plain_inbound(plan: InstallPlan) -> Document:

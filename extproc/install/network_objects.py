@@ -9,7 +9,7 @@ from typing import Any
 
 from extproc.install.istio_release import plan_wiring
 from extproc.install.native_pools import picker_hosts, plain_inbound
-from extproc.install.objects import Document, component_labels, component_object, kube_object, pods_of
+from extproc.install.objects import EXPORT_TO, Document, component_labels, component_object, kube_object, pods_of
 from extproc.install.plan import (
     CLUSTER_DOMAIN,
     GRPC_PORT,
@@ -138,14 +138,14 @@ def _picker_rule(plan: InstallPlan, name: str, host: str) -> Document:
             "maxEjectionPercent": 50,
         },
     }
-    spec = {"host": host, "trafficPolicy": policy}
+    spec = {"host": host, "exportTo": ["*"], "trafficPolicy": policy}  # as its Service, whatever the mesh's default is
     return kube_object("DestinationRule", name, plan.namespace, component=PICKER, spec=spec)
 
 
 def _pool_rule(plan: InstallPlan, pool: PoolTarget) -> Document:
     """Return how a pool's pods are connected to.
 
-    No locality, no consistent hash, no warm-up: Envoy refuses a cluster that has these beside an override of the host.
+    No locality: Envoy refuses a cluster that has weights by it beside an override of the host.
     """
     policy: dict[str, Any] = {
         "loadBalancer": {"simple": "LEAST_REQUEST", "localityLbSetting": {"enabled": False}},
@@ -193,7 +193,7 @@ def _pods_by_address(plan: InstallPlan, pool: PoolTarget) -> list[Document]:
         "exportTo": [plan.namespace],
         "trafficPolicy": {"tls": {"mode": "ISTIO_MUTUAL"}},
     }
-    only_ours = {"networking.istio.io/exportTo": plan.namespace}
+    only_ours = {EXPORT_TO: plan.namespace}
     return [
         kube_object("Service", name, pool.namespace, annotations=only_ours, spec=service),
         kube_object("DestinationRule", name, pool.namespace, spec=rule),

@@ -16,6 +16,7 @@ OWNER = "kvmesh-install"
 STATUS_LEASE = "kvmesh-status-writer"  # a Lease and its Role; the Lease's holder writes the status of policies
 SPACES = "kvmesh.io/namespaces"  # annotation of that Role: the namespaces that have objects of the installation
 INSTALLATION = "kvmesh.io/installation"  # its namespace: a cluster may have several
+EXPORT_TO = "networking.istio.io/exportTo"  # annotation of a Service: the namespaces whose proxies may know it
 OWNED = {PART_OF: "kvmesh", MANAGED_BY: OWNER}
 
 

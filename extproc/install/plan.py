@@ -20,6 +20,7 @@ PICKER_ADMIN_PORT = 9090
 PICKER_IDLE_TIMEOUT = "3600s"  # of a gateway's connection to it
 INDEXER_ADMIN_PORT = 9091
 REDIS_PORT = 6379
+REDIS_IMAGE = "docker.io/valkey/valkey:8.1"
 GATEWAY_LABEL = "gateway.networking.k8s.io/gateway-name"  # Istio puts it on the pods of a Gateway API gateway
 CLIENT_LABEL = "kvmesh.io/client"
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
@@ -182,7 +183,7 @@ class InstallPlan:
     redis_sentinel_password_secret: str | None = None  # a Secret with the key `password`
     redis_ca_secret: str | None = None  # a Secret with the key `ca.crt`
     redis_tls_secret: str | None = None  # a Secret with `tls.crt` and `tls.key`, shown to Redis
-    redis_image: str = "docker.io/valkey/valkey:8.1"
+    redis_image: str = REDIS_IMAGE  # of the bundled one
     redis_memory_mib: int = 2048  # of the bundled one, for its data
     redis_storage_gib: int = 8
     admin_token_secret: str | None = None  # a Secret with the key `token`; None: the one that `kvmesh install` makes

@@ -191,6 +191,7 @@ def _shared_settings(plan: InstallPlan) -> dict[str, str]:
         "log_format": "json",
         "log_level": plan.log_level,
         "admin_token_file": f"{ADMIN_FOLDER}/{ADMIN_KEY}",
+        "token_file": f"{ADMIN_FOLDER}/{ADMIN_KEY}",  # of who asks: `kubectl exec … -- kvmesh doctor`
     }
 
 

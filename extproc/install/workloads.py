@@ -1,9 +1,11 @@
 """Picker, indexer and the bundled Redis: what runs of each, and its rights in the Kubernetes API. Pure."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from extproc.install.istio_release import plan_wiring
 from extproc.install.objects import (
+    EXPORT_TO,
     INSTALLATION,
     OWNED,
     STATUS_LEASE,
@@ -48,7 +50,8 @@ def picker_objects(plan: InstallPlan) -> list[Document]:
     # name and appProtocol make Istio speak HTTP/2 to it; without, every pick would fail
     picks = {"name": "grpc-ext-proc", "port": GRPC_PORT, "targetPort": "grpc", "appProtocol": "grpc"}
     return [
-        *_account_and_service(PICKER, plan, picks, _admin_port(PICKER_ADMIN_PORT)),
+        # whoever asks is in other namespaces, and the mesh's default may hide it from them
+        *_account_and_service(PICKER, plan, picks, _admin_port(PICKER_ADMIN_PORT), annotations={EXPORT_TO: "*"}),
         _picker_deployment(plan),
         _budget(PICKER, plan),
         _picker_autoscaler(plan),
@@ -81,12 +84,14 @@ def _admin_port(number: int) -> dict[str, Any]:
     return {"name": "http-admin", "port": number, "targetPort": "http-admin", "appProtocol": "http"}
 
 
-def _account_and_service(component: str, plan: InstallPlan, *ports: dict[str, Any]) -> list[Document]:
+def _account_and_service(
+    component: str, plan: InstallPlan, *ports: dict[str, Any], annotations: Mapping[str, str] | None = None
+) -> list[Document]:
     """Return a ServiceAccount, whose token no pod gets unless its template asks for it, and a Service."""
     service = {"selector": component_labels(component), "ports": list(ports)}
     return [
         component_object("ServiceAccount", component, plan.namespace, automountServiceAccountToken=False),
-        component_object("Service", component, plan.namespace, spec=service),
+        component_object("Service", component, plan.namespace, annotations=annotations, spec=service),
     ]
 
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import httpx2
 from lightkube import ApiError, AsyncClient
+from lightkube.config import client_adapter
 from lightkube.core.resource import ApiInfo
 from lightkube.generic_resource import GenericNamespacedResource, GenericNamespacedStatus, create_api_info
 
@@ -50,6 +51,17 @@ class Connection:
         before, self._before, self.client = self._before, self.client, client
         if before is not None:
             await before.close()
+
+    async def is_starting(self) -> bool:
+        """Tell whether the API server is not ready; until it has its own roles it answers 403 to most.
+
+        Where it is not known, because nobody answers or we may not ask that either, it is starting.
+        """
+        try:
+            async with await asyncio.to_thread(_open_http, self._access) as http:
+                return (await http.get("/readyz")).status_code != 200
+        except Exception:  # whatever our clients raise: it is not ready for us
+            return True
 
     async def close(self) -> None:
         """Close all connections."""
@@ -113,6 +125,16 @@ def _open(access: ClusterAccess) -> AsyncClient:
         return AsyncClient(config=config.login, timeout=httpx2.Timeout(REQUEST_SECONDS), transport=transport)
     except Exception as error:  # certificates of other people: ssl and lightkube raise what comes
         raise KubernetesConfigError(f"cannot reach a Kubernetes API: {type(error).__name__}: {error}") from error
+
+
+def _open_http(access: ClusterAccess) -> httpx2.AsyncClient:
+    """Return a client for what is no object."""
+    config = read_cluster_config(access)
+    transport: Any = FreshToken(_transport(config), _token_file(config))  # lightkube declares a synchronous one
+    timeout = httpx2.Timeout(REQUEST_SECONDS)
+    return client_adapter.AsyncClient(
+        config.login, client_adapter.ConnectionParams(timeout=timeout, transport=transport)
+    )
 
 
 def _token_file(config: ClusterConfig) -> TokenFile | None:

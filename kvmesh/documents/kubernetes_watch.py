@@ -30,6 +30,9 @@ LAST_PAUSE_SECONDS = 10.0
 _TRUST = 3  # failures in a row after which neither our connections nor our resource version is trusted any more
 _GONE = 410
 OF_THE_API = frozenset({"api-unreachable", "api-failing", "api-unauthorized"})  # reasons that every kind suffers from
+_STARTS = (
+    8  # refusals in a row, some 40 s, after which they count although the API server does not say that it is ready
+)
 _PATIENCE = 5  # failures in a row after which the first snapshot no longer waits for a kind that is not essential
 
 
@@ -65,6 +68,7 @@ class DocumentFeed:
         self._misses = (
             0  # of these, the last that were "no such kind": a starting server answers so for all but its own
         )
+        self._was_ready = False  # the API server said so after it had refused
         self.problem: DocumentProblem | None = None
         self._connection = connection
         self._resource = resource_class(kind)
@@ -136,6 +140,7 @@ class DocumentFeed:
     def _well(self) -> None:
         """Note that the watch is open."""
         self.failures = self._misses = 0
+        self._was_ready = False
         if self.state is not FeedState.LIVE or self.problem is not None:
             self.state = FeedState.LIVE
             self.problem = None
@@ -150,7 +155,8 @@ class DocumentFeed:
             return self._pause(failure)
         if failure.code == 404:
             return self._missing()
-        state, problem = self._describe(failure)
+        is_starting = failure.code == 403 and not await self._refuses_for_good()
+        state, problem = self._starting() if is_starting else self._describe(failure)
         if self.failures > 1 or state is FeedState.FORBIDDEN:  # one lost connection is normal
             self.state, self.problem = state, problem
         self._changed()
@@ -177,8 +183,21 @@ class DocumentFeed:
                 self._changed()
         return MISSING_SECONDS * (0.75 + 0.5 * self._chance())
 
+    async def _refuses_for_good(self) -> bool:
+        """Tell whether a refusal came from a server that was ready before, or that never says so."""
+        was_ready, self._was_ready = self._was_ready, not await self._connection.is_starting()
+        return was_ready or self.failures >= _STARTS
+
+    def _starting(self) -> tuple[FeedState, DocumentProblem]:
+        words = f"the Kubernetes API refuses all (403) while it starts; {self._kept}"
+        return FeedState.FAILING, self._problem("api-failing", words)
+
+    @property
+    def _kept(self) -> str:
+        return "what was known stays" if self.listed else "nothing is known of it yet"
+
     def _describe(self, failure: Failure) -> tuple[FeedState, DocumentProblem]:
-        kept = "what was known stays" if self.listed else "nothing is known of it yet"
+        kept = self._kept
         if failure.code == 403:
             where = "in all namespaces, or name those that we may read" if self._namespace is None else "there"
             message = f"we may not list and watch it: give us get, list, watch {where} ({failure.message}); {kept}"
@@ -250,11 +269,11 @@ class KubernetesSource:
 
     def _snapshot(self) -> Snapshot | None:
         """Return what is known; None until every kind has been read once, or will not be soon."""
+        problems = _problems(self._feeds)
+        self._say(problems)  # also while nothing is known yet: it may be why
         self._is_synced = self._is_synced or all(_settled(feed) for feed in self._feeds)
         if not self._is_synced:
             return None
-        problems = _problems(self._feeds)
-        self._say(problems)
         missing = {feed.kind.kind for feed in self._feeds if feed.state in (FeedState.MISSING, FeedState.FORBIDDEN)}
         served = {feed.kind.kind for feed in self._feeds} - missing
         return self._store.snapshot(synced=True, problems=problems, missing_kinds=frozenset(missing - served))

@@ -38,6 +38,9 @@ def _pod_spec(spec: dict[str, Any]) -> None:
             port.setdefault("protocol", "TCP")
             if spec.get("hostNetwork"):
                 port.setdefault("hostPort", port["containerPort"])
+        for variable in container.get("env", ()):
+            if field := variable.get("valueFrom", {}).get("fieldRef"):
+                field.setdefault("apiVersion", "v1")
 
 
 def _service(document: Document) -> None:
@@ -57,10 +60,17 @@ def _deployment(document: Document) -> None:
     _pod_spec(spec.setdefault("template", {}).setdefault("spec", {}))
 
 
+def _stateful_set(document: Document) -> None:
+    _deployment(document)
+    for claim in document["spec"].get("volumeClaimTemplates", ()):
+        claim["spec"].setdefault("volumeMode", "Filesystem")
+        claim["status"] = {"phase": "Pending"}
+
+
 _FILL = {
     "Namespace": _namespace,
     "Pod": _pod,
     "Service": _service,
     "Deployment": _deployment,
-    "StatefulSet": _deployment,
+    "StatefulSet": _stateful_set,
 }

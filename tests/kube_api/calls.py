@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tests.kube_api.errors import no_such_path, not_allowed
+from tests.kube_api.errors import NoSuchPathError, not_allowed
 from tests.kube_api.registry import Registry, Resource
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
@@ -36,20 +36,20 @@ def parse_call(method: str, path: str, query: Mapping[str, str], registry: Regis
     elif parts[:1] == ["apis"] and len(parts) > 3:
         group, version, rest = parts[1], parts[2], parts[3:]
     else:
-        raise no_such_path()
+        raise NoSuchPathError
     namespace = ""
     if rest[0] == "namespaces" and len(rest) > 2 and registry.find(group, version, rest[2]):
         namespace, rest = rest[1], rest[2:]
     resource = registry.find(group, version, rest[0])
     if resource is None or len(rest) > 3:
-        raise no_such_path()
+        raise NoSuchPathError
     name = rest[1] if len(rest) > 1 else ""
     subresource = rest[2] if len(rest) > 2 else ""
     if bool(namespace) > resource.namespaced:
-        raise no_such_path()
+        raise NoSuchPathError
     verb = _verb(method, name, query)
     if resource.namespaced and not namespace and (name or verb == "create"):
-        raise no_such_path() if name else not_allowed()
+        raise NoSuchPathError if name else not_allowed()
     return Call(resource=resource, verb=verb, namespace=namespace, name=name, subresource=subresource, query=query)
 
 

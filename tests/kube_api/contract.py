@@ -125,9 +125,22 @@ class KubernetesContract:
         assert (odd.code, odd.causes) == (422, {("FieldValueInvalid", "metadata.name")})
 
     async def test_what_is_not_there_is_a_404_that_says_so(self, rest: Rest, space: str) -> None:
-        missing, nowhere = await rest.ask("GET", f"{space}/a"), await rest.ask("GET", "/apis/nobody.example/v1/things")
+        missing = await rest.ask("GET", f"{space}/a")
         assert (missing.code, missing.document["message"]) == (404, 'widgets.contract.kvmesh.io "a" not found')
-        assert nowhere.code == 404
+
+    @pytest.mark.parametrize(
+        "path", ["/apis/nobody.example/v1/things", "/apis/nobody.example/v1", "/apis/nobody.example", "/nowhere"]
+    )
+    async def test_what_nobody_serves_is_a_404_without_a_document(self, rest: Rest, space: str, path: str) -> None:
+        answer = await rest.ask("GET", path)
+        assert (answer.code, answer.document) == (404, {"text": "404 page not found\n"})
+
+    async def test_a_resource_that_its_group_does_not_have_is_a_404_without_a_document(
+        self, rest: Rest, space: str
+    ) -> None:
+        beside = space.removesuffix("widgets") + "gadgets"
+        answers = [await rest.ask("GET", path) for path in (beside, "/apis/contract.kvmesh.io/v9/widgets")]
+        assert [(one.code, one.document) for one in answers] == [(404, {"text": "404 page not found\n"})] * 2
 
     async def test_a_stale_update_is_refused(self, rest: Rest, space: str) -> None:
         first = (await rest.ask("POST", space, widget("a"))).document
@@ -193,7 +206,7 @@ class KubernetesContract:
         second = await rest.ask("GET", f"{space}?limit=2&continue={token}")
         assert [_names(one) for one in (first, second)] == [["a", "b"], ["c"]]
         assert first.document["kind"] == "WidgetList"
-        assert (first.version, "continue" in second.document["metadata"]) == (second.version, False)
+        assert (first.version, second.document["metadata"]["continue"]) == (second.version, "")
 
     async def test_selectors_choose(self, rest: Rest, space: str) -> None:
         for name, labels in (("a", {"app": "x"}), ("b", {"app": "y", "old": ""}), ("c", {})):
@@ -303,12 +316,51 @@ class KubernetesContract:
         )
         assert (refused.code, refused.document["message"]) == (403, words)
 
-    async def test_a_table_has_the_definitions_columns(self, rest: Rest, space: str) -> None:
-        await rest.ask("POST", space, widget("a", size=7))
-        table = await rest.ask("GET", space, accept="application/json;as=Table;v=v1;g=meta.k8s.io")
-        heads = [column["name"] for column in table.document["columnDefinitions"]]
-        assert heads == ["Name", "Size", "First part"]
-        assert table.document["rows"][0]["cells"] == ["a", 7, "x"]
+    async def test_a_zero_that_stands_for_nothing_is_not_stored(self, rest: Rest, space: str) -> None:
+        definition = (await rest.ask("GET", f"{CRDS}/{DEFINITION['metadata']['name']}")).document
+        columns = definition["spec"]["versions"][0]["additionalPrinterColumns"]
+        assert [sorted(column) for column in columns] == [["jsonPath", "name", "type"]] * len(columns)
+
+    async def test_what_nobody_merges_field_by_field_is_stored_with_its_defaults(self, rest: Rest, space: str) -> None:
+        sets = f"/apis/apps/v1/namespaces/{space.split('/')[5]}/statefulsets"
+        field = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+        claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+        spec = {
+            "replicas": 0,
+            "selector": {"matchLabels": {"app": "a"}},
+            "template": {
+                "metadata": {"labels": {"app": "a"}},
+                "spec": {"containers": [{"name": "a", "image": "a:1", "env": [field]}]},
+            },
+            "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
+        }
+        made = await _apply(
+            rest, f"{sets}/a", _named("apps/v1", "StatefulSet") | {"metadata": {"name": "a"}, "spec": spec}, "one"
+        )
+        stored = made.document["spec"]
+        [kept] = stored["volumeClaimTemplates"]
+        [variable] = stored["template"]["spec"]["containers"][0]["env"]
+        assert variable["valueFrom"]["fieldRef"] == {"apiVersion": "v1", "fieldPath": "status.podIP"}
+        assert (kept["spec"]["volumeMode"], kept["status"]) == ("Filesystem", {"phase": "Pending"})
+
+    async def test_nothing_is_made_in_a_namespace_that_goes(self, rest: Rest, space: str) -> None:
+        await rest.ask("POST", space, widget("a", finalizers=["kvmesh.io/hold"]))
+        await rest.ask("DELETE", space.removesuffix("/widgets").replace("/apis/contract.kvmesh.io/v1", "/api/v1"))
+
+        async def refused() -> bool:
+            return (await rest.ask("POST", space, widget("b"))).code == 403
+
+        await eventually(refused)
+        answer = await rest.ask("POST", space, widget("b"))
+        free = await rest.ask("PATCH", f"{space}/a", {"metadata": {"finalizers": None}}, media=MERGE)
+        name = space.split("/")[5]
+        said = f"unable to create new content in namespace {name} because it is being terminated"
+        assert (answer.document["reason"], answer.causes, free.code) == (
+            "Forbidden",
+            {("NamespaceTerminating", "metadata.namespace")},
+            200,
+        )
+        assert answer.document["message"] == f'widgets.contract.kvmesh.io "b" is forbidden: {said}'
 
 
 def _named(api_version: str, kind: str) -> Document:

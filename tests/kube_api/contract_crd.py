@@ -80,7 +80,7 @@ DEFINITION: Document = {
                 "storage": True,
                 "subresources": {"status": {}},
                 "additionalPrinterColumns": [
-                    {"name": "Size", "type": "integer", "jsonPath": ".spec.size"},
+                    {"name": "Size", "type": "integer", "jsonPath": ".spec.size", "priority": 0},
                     {"name": "First part", "type": "string", "jsonPath": ".spec.parts[0].name"},
                 ],
                 "schema": {

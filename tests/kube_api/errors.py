@@ -42,8 +42,8 @@ def not_found(group: str, plural: str, name: str) -> ApiError:
     return ApiError(404, "NotFound", f'{qualified(plural, group)} "{name}" not found', _details(group, plural, name))
 
 
-def no_such_path() -> ApiError:
-    return ApiError(404, "NotFound", "the server could not find the requested resource", {})
+class NoSuchPathError(Exception):
+    """Nobody serves this: 404 in plain text, without a Status."""
 
 
 def already_exists(group: str, plural: str, name: str) -> ApiError:
@@ -55,6 +55,11 @@ def conflict(group: str, plural: str, name: str, why: str = "") -> ApiError:
     why = why or "the object has been modified; please apply your changes to the latest version and try again"
     text = f'Operation cannot be fulfilled on {qualified(plural, group)} "{name}": {why}'
     return ApiError(409, "Conflict", text, _details(group, plural, name))
+
+
+def forbidden(group: str, plural: str, name: str, why: str, causes: Sequence[Document]) -> ApiError:
+    details = {**_details(group, plural, name), "causes": list(causes)}
+    return ApiError(403, "Forbidden", f'{qualified(plural, group)} "{name}" is forbidden: {why}', details)
 
 
 def bad_request(text: str) -> ApiError:

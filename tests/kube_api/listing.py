@@ -41,7 +41,7 @@ def list_objects(call: Call, store: Store) -> Document:
     rows = sorted(at for at, document in objects.items() if holds(document) and (after is None or at > after))
     limit = int(call.query.get("limit") or 0)
     page = rows[:limit] if limit else rows
-    metadata: Document = {"resourceVersion": str(revision)}
+    metadata: Document = {"resourceVersion": str(revision)} | ({"continue": ""} if call.resource.custom else {})
     if len(page) < len(rows):
         metadata["continue"] = _token(revision, page[-1])
         if not call.query.get("labelSelector") and not call.query.get("fieldSelector"):

@@ -11,16 +11,6 @@ VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A printer column: header, type, where its value is, and 0 unless only `-o wide` shows it."""
-
-    name: str
-    type: str
-    path: str
-    priority: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
     """One resource in one version."""
 
@@ -33,7 +23,6 @@ class Resource:
     categories: tuple[str, ...] = ()
     status: bool = False  # has the subresource
     generation: bool = False  # counts changes of the spec
-    columns: tuple[Column, ...] = ()
     fields: frozenset[str] = frozenset()  # for field selectors, beside name and namespace
     schema: Document | None = field(default=None, hash=False, compare=False)  # of a CRD's version
     storage_version: str = ""
@@ -75,7 +64,7 @@ _FIELDS = {
     "Event": frozenset({"involvedObject.name", "involvedObject.kind", "involvedObject.namespace", "reason", "type"}),
 }
 
-# api version, plural, kind, scope, flags (s: status subresource, g: generation, a: in `kubectl get all`), short names
+# api version, plural, kind, scope, flags (s: status subresource, g: generation, a: in the category all), short names
 _BUILT_IN = """
 v1 namespaces Namespace cluster s ns
 v1 nodes Node cluster s no
@@ -176,10 +165,6 @@ def resources_of(definition: Document) -> list[Resource]:
             categories=tuple(names.get("categories", ())),
             status="status" in version.get("subresources", {}),
             generation=True,
-            columns=tuple(
-                Column(name=one["name"], type=one["type"], path=one["jsonPath"], priority=one.get("priority", 0))
-                for one in version.get("additionalPrinterColumns", ())
-            ),
             fields=frozenset(one["jsonPath"].lstrip(".") for one in version.get("selectableFields", ())),
             schema=version["schema"]["openAPIV3Schema"],
             storage_version=storage,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -88,8 +89,8 @@ class Rest:
 
 
 @asynccontextmanager
-async def rest(url: str, token: str | None = None) -> AsyncIterator[Rest]:
-    """A client until the block ends."""
+async def rest(url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None) -> AsyncIterator[Rest]:
+    """A client until the block ends; `tls` says whom it trusts and who it is."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls or True)) as session:
         yield Rest(session, url, headers)

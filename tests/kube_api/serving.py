@@ -13,13 +13,10 @@ from tests.kube_api.applying import apply
 from tests.kube_api.calls import Call, parse_call
 from tests.kube_api.deleting import Deletion, delete, deletion_of
 from tests.kube_api.discovery import discovery
-from tests.kube_api.errors import ApiError, Document, bad_request, not_allowed, unsupported_media
+from tests.kube_api.errors import ApiError, Document, NoSuchPathError, bad_request, not_allowed, unsupported_media
 from tests.kube_api.listing import list_objects, selection
-from tests.kube_api.openapi import openapi
 from tests.kube_api.patches import json_merge, json_patch, strategic_merge
-from tests.kube_api.protobuf_bodies import decode_protobuf
 from tests.kube_api.state import State
-from tests.kube_api.tables import table
 from tests.kube_api.watching import Watch, open_watch
 from tests.kube_api.writing import Intent, in_version
 
@@ -35,6 +32,8 @@ async def handle(request: web.Request, state: State) -> web.StreamResponse:
     await state.faults.before()
     try:
         return await _answer(request, state)
+    except NoSuchPathError:
+        return web.Response(text="404 page not found\n", status=404)
     except ApiError as refused:
         retry = (refused.details or {}).get("retryAfterSeconds")
         return _json(refused.status(), refused.code, {"Retry-After": str(retry)} if retry else None)
@@ -46,7 +45,7 @@ async def _answer(request: web.Request, state: State) -> web.StreamResponse:
         return web.Response(text="ok")
     if request.path == _REVIEWS and request.method == "POST":
         return _json(_review(await _body(request), user, state), 201)
-    found = discovery(request.path, state.registry) or openapi(request.path, state.registry)
+    found = discovery(request.path, state.registry)
     if found is not None:
         return _json(found)
     call = parse_call(request.method, request.path, dict(request.query), state.registry)
@@ -66,8 +65,6 @@ def _json(document: Document, code: int = 200, headers: dict[str, str] | None = 
 
 async def _body(request: web.Request) -> Any:
     raw = await request.read()
-    if request.content_type == "application/vnd.kubernetes.protobuf":
-        return decode_protobuf(raw)
     try:
         return yaml.safe_load(raw) if "yaml" in request.content_type else msgspec.json.decode(raw or b"null")
     except (yaml.YAMLError, msgspec.DecodeError) as problem:
@@ -91,60 +88,36 @@ def _intent(request: web.Request, call: Call) -> Intent:
     )
 
 
-def _shown(
-    request: web.Request, call: Call, documents: list[Document], metadata: Document, whole: Document
-) -> web.Response:
-    """The object or list, or the table or the metadata only where the client prefers those."""
-    accept = request.headers.get("Accept", "").partition(",")[0]
-    if "as=Table" in accept:
-        include = call.query.get("includeObject", "Metadata")
-        return _json(table(call.resource, documents, metadata, state_now(request), include=include))
-    if "as=PartialObjectMetadata" in accept:
-        named = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
-        items = [{**named, "metadata": one["metadata"]} for one in documents]
-        if call.verb != "list":
-            return _json(items[0])
-        return _json({**named, "kind": "PartialObjectMetadataList", "metadata": metadata, "items": items})
-    return _json(whole, 201 if call.verb == "create" else 200)
-
-
-def state_now(request: web.Request) -> Any:
-    return request.app[STATE].now()
-
-
 STATE = web.AppKey("state", State)
 
 
-def _one(request: web.Request, call: Call, document: Document, intent: Intent | None = None) -> web.Response:
-    document = in_version(call.resource, document)
-    metadata = {"resourceVersion": document["metadata"].get("resourceVersion", "")}
-    answer = _shown(request, call, [document], metadata, document)
+def _one(call: Call, document: Document, intent: Intent | None = None) -> web.Response:
+    answer = _json(in_version(call.resource, document), 201 if call.verb == "create" else 200)
     for warning in intent.warnings if intent else ():
         answer.headers.add("Warning", f"299 - {json.dumps(warning)}")
     return answer
 
 
-async def _get(request: web.Request, call: Call, state: State) -> web.StreamResponse:
+async def _get(_: web.Request, call: Call, state: State) -> web.StreamResponse:
     _check_subresource(call)
-    return _one(request, call, state.writer.current(call.resource, call.at))
+    return _one(call, state.writer.current(call.resource, call.at))
 
 
-async def _list(request: web.Request, call: Call, state: State) -> web.StreamResponse:
-    whole = list_objects(call, state.store)
-    return _shown(request, call, whole["items"], whole["metadata"], whole)
+async def _list(_: web.Request, call: Call, state: State) -> web.StreamResponse:
+    return _json(list_objects(call, state.store))
 
 
 async def _create(request: web.Request, call: Call, state: State) -> web.StreamResponse:
     document = await _document(request)
     intent = _intent(request, call)
-    return _one(request, call, state.writer.create(call.resource, call.namespace, document, intent), intent)
+    return _one(call, state.writer.create(call.resource, call.namespace, document, intent), intent)
 
 
 async def _update(request: web.Request, call: Call, state: State) -> web.StreamResponse:
     _check_subresource(call)
     document = await _document(request)
     intent = _intent(request, call)
-    return _one(request, call, state.writer.update(call.resource, call.at, document, intent), intent)
+    return _one(call, state.writer.update(call.resource, call.at, document, intent), intent)
 
 
 async def _patch(request: web.Request, call: Call, state: State) -> web.StreamResponse:
@@ -157,14 +130,14 @@ async def _patch(request: web.Request, call: Call, state: State) -> web.StreamRe
             )
         existed = state.store.get(call.resource.key, call.at) is not None
         applied = apply(state.writer, call.resource, call.at, body, intent, force=call.flag("force"))
-        answer = _one(request, call, applied)
+        answer = _one(call, applied)
         answer.set_status(200 if existed else 201)
         return answer
     old = in_version(call.resource, state.writer.current(call.resource, call.at))
     new = _patched(request.content_type, call, old, body)
     if not isinstance(new, dict):
         raise bad_request("the patch makes something else of the object than an object")
-    return _one(request, call, state.writer.update(call.resource, call.at, new, intent), intent)
+    return _one(call, state.writer.update(call.resource, call.at, new, intent), intent)
 
 
 def _patched(media: str, call: Call, old: Document, body: Any) -> Any:
@@ -232,13 +205,12 @@ _VERBS: dict[str, Callable[[web.Request, Call, State], Awaitable[web.StreamRespo
 
 async def _watch(request: web.Request, call: Call, state: State) -> web.StreamResponse:
     watch = open_watch(call, state.store)
-    shown = _in_table(call, state) if "as=Table" in request.headers.get("Accept", "").partition(",")[0] else None
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     response.enable_chunked_encoding()
     await response.prepare(request)
     state.watches.append(watch)
     try:
-        await _stream(response, call, watch, state, shown)
+        await _stream(response, call, watch, state)
     except ConnectionError:
         pass  # the client has gone
     finally:
@@ -246,27 +218,7 @@ async def _watch(request: web.Request, call: Call, state: State) -> web.StreamRe
     return response
 
 
-def _in_table(call: Call, state: State) -> Callable[[Document], Document]:
-    """For `kubectl get --watch`: each event's object as a table of one row."""
-
-    def shown(event: Document) -> Document:
-        if event["type"] in {"ERROR", "BOOKMARK"}:
-            return event
-        one = event["object"]
-        metadata = {"resourceVersion": one["metadata"]["resourceVersion"]}
-        include = call.query.get("includeObject", "Metadata")
-        return {**event, "object": table(call.resource, [one], metadata, state.now(), include=include)}
-
-    return shown
-
-
-async def _stream(
-    response: web.StreamResponse,
-    call: Call,
-    watch: Watch,
-    state: State,
-    shown: Callable[[Document], Document] | None,
-) -> None:
+async def _stream(response: web.StreamResponse, call: Call, watch: Watch, state: State) -> None:
     """Send what happens until the time that the client gave is over, or it must list again."""
     loop = asyncio.get_running_loop()
     end = loop.time() + float(call.query.get("timeoutSeconds") or state.watch_seconds)
@@ -280,7 +232,7 @@ async def _stream(
             watch.bookmark_asked, next_bookmark = True, loop.time() + state.bookmark_seconds
         await state.faults.moving()
         events = watch.take(state.store)
-        lines = [msgspec.json.encode(shown(event) if shown else event) + b"\n" for event in events]
+        lines = [msgspec.json.encode(event) + b"\n" for event in events]
         if lines:
             await response.write(b"".join(lines))
         until = min(end, next_bookmark) if watch.bookmarks else end

@@ -13,12 +13,12 @@ from tests.kube_api.built_in_defaults import fill_built_in
 from tests.kube_api.custom_objects import admit_custom
 from tests.kube_api.definitions import accept_definition
 from tests.kube_api.errors import (
-    ApiError,
     Cause,
     Document,
     already_exists,
     bad_request,
     conflict,
+    forbidden,
     invalid,
     not_found,
 )
@@ -73,7 +73,7 @@ class Writer:
         metadata = self._check_identity(resource, namespace, document)
         if metadata.pop("resourceVersion", ""):
             raise bad_request("resourceVersion should not be set on objects to be created")
-        self._check_namespace(resource, namespace)
+        self._check_namespace(resource, namespace, metadata["name"])
         for name in (*_SERVER_KEPT, "managedFields"):
             metadata.pop(name, None)
         metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": self.timestamp()}
@@ -203,7 +203,7 @@ class Writer:
         if cause:
             raise invalid(resource.group, resource.kind, str(name or ""), [cause])
 
-    def _check_namespace(self, resource: Resource, namespace: str) -> None:
+    def _check_namespace(self, resource: Resource, namespace: str, name: str) -> None:
         if not resource.namespaced:
             return
         found = self.store.get(("", "namespaces"), ("", namespace))
@@ -211,7 +211,8 @@ class Writer:
             raise not_found("", "namespaces", namespace)
         if "deletionTimestamp" in found["metadata"]:
             text = f"unable to create new content in namespace {namespace} because it is being terminated"
-            raise ApiError(403, "Forbidden", text)
+            cause = {"reason": "NamespaceTerminating", "message": f"namespace {namespace} is being terminated"}
+            raise forbidden(resource.group, resource.plural, name, text, [cause | {"field": "metadata.namespace"}])
 
     @staticmethod
     def check_precondition(resource: Resource, old: Document, metadata: dict[str, Any]) -> None:

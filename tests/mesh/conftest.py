@@ -10,6 +10,7 @@ from tests.kube_api.certificates import Authority, make_authority
 from tests.mesh.go_programs import STAMPS, GoBuildError, go_program
 from tests.mesh.kube import Kube, kube_in_background
 from tests.mesh.secrets_server import secrets_server
+from tests.mesh.site import Site, made_site
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,6 +29,13 @@ def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
     with kube_in_background(tmp_path_factory.mktemp("kube")) as running:
         running.define("istio", "gateway")
         yield running
+
+
+@pytest.fixture
+def site(kube: Kube) -> Iterator[Site]:
+    """A pool, a gateway and an installation of the test's own."""
+    with made_site(kube) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -76,6 +76,12 @@ class Kube:
         path.write_text(yaml.safe_dump(content), encoding="utf-8")
         return path
 
+    def admin_tls(self) -> ssl.SSLContext:
+        """Trust the API server, and be its administrator."""
+        context = ssl.create_default_context(cafile=str(self.authority.cert))
+        context.load_cert_chain(self.admin.cert, self.admin.key)
+        return context
+
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """Call kubectl as the administrator and return what it printed."""
         command = [str(go_program("kube")), "kubectl", f"--kubeconfig={self.kubeconfig}", *arguments]
@@ -153,9 +159,7 @@ def _spec(name: str, *argv: str) -> ProcessSpec:
 @asynccontextmanager
 async def _session(kube: Kube) -> AsyncIterator[aiohttp.ClientSession]:
     """Return the administrator's HTTP session."""
-    context = ssl.create_default_context(cafile=str(kube.authority.cert))
-    context.load_cert_chain(kube.admin.cert, kube.admin.key)
-    connector = aiohttp.TCPConnector(ssl=context)
+    connector = aiohttp.TCPConnector(ssl=kube.admin_tls())
     async with aiohttp.ClientSession(kube.server, connector=connector) as session:
         yield session
 

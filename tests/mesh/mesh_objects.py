@@ -112,10 +112,16 @@ def gateway_labels(name: str) -> dict[str, str]:
 
 
 def http_route(
-    namespace: str, name: str, *, gateway: tuple[str, str], hosts: Sequence[str], rules: Sequence[Mapping[str, Any]]
+    namespace: str,
+    name: str,
+    *,
+    gateway: tuple[str, str],
+    port: int | None = None,
+    hosts: Sequence[str],
+    rules: Sequence[Mapping[str, Any]],
 ) -> Object:
-    """Return an HTTPRoute of a gateway (namespace, name)."""
-    parent = {"namespace": gateway[0], "name": gateway[1]}
+    """Return an HTTPRoute of a gateway (namespace, name), or of its listener of that port."""
+    parent = {"namespace": gateway[0], "name": gateway[1]} | ({} if port is None else {"port": port})
     spec = {"parentRefs": [parent], "hostnames": list(hosts), "rules": list(rules)}
     return kubernetes_object("gateway.networking.k8s.io/v1", "HTTPRoute", namespace, name, spec=spec)
 

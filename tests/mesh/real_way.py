@@ -53,6 +53,8 @@ class MeshCase:
     has_rule: bool = False  # people have a DestinationRule for the pool
     route_settings: RouteSettings = RouteSettings.KEEP
     mesh_config: Mapping[str, Any] = field(default_factory=dict)
+    further_listeners: Mapping[int, int] = field(default_factory=dict)  # of the gateway: port, and the proxy's own
+    route_port: int | None = None  # the one listener of the pool's routes; None: they are of all
 
     def __str__(self) -> str:
         return f"{self.installation}-envoy-{self.envoy}"
@@ -106,7 +108,8 @@ class MeshCase:
         )
 
     def _gateway(self, port: int, authority: Authority) -> list[Object]:
-        is_https, namespace = self.installation.is_https, self.gateway_namespace
+        namespace = self.gateway_namespace
+        listeners = {443 if self.installation.is_https else 80: port, **self.further_listeners}
         at = (namespace, GATEWAY)
         prefixes = ("/v1", DENIED_PATH, "/slow")
         denied = {
@@ -119,12 +122,13 @@ class MeshCase:
         files = {"tls.crt": pair.cert, "tls.key": pair.key}
         secret = {name: base64.b64encode(file.read_bytes()).decode() for name, file in files.items()}
         return [
-            *gateway(*at, {443 if is_https else 80: port}, tls_secret="public" if is_https else "", ip=HOST),
+            *gateway(*at, listeners, tls_secret="public" if 443 in listeners else "", ip=HOST),
             kubernetes_object("v1", "Secret", namespace, "public", type="kubernetes.io/tls", data=secret),
             http_route(
                 POOL.namespace,
                 "llm-route",
                 gateway=at,
+                port=self.route_port,
                 hosts=[self.installation.host],
                 rules=[rule(each, POOL.name, POOL.port) for each in prefixes],
             ),

@@ -196,6 +196,7 @@ def _choices(chance: random.Random) -> Iterator[tuple[str, Any]]:
         "adminTokenSecret": ["token"],
         "tokenizersClaim": ["models"],
         "redisPasswordSecret": ["redis-password"],
+        "redisImage": ["registry.example.com/valkey@sha256:" + "a" * 64],
     }
     for name, each in options.items():
         if chance.random() < 0.4:

@@ -9,6 +9,7 @@ import pytest_asyncio
 from extproc.install.plan import FailureMode, Mode
 from tests.e2e.install_checks import PODS_COUNT, SETTINGS, story
 from tests.e2e.stack import END_SECONDS, Stack, running_stack, simulated_pods
+from tests.istiod.base import DENIED_PATH
 from tests.istiod.installs import FILTER_MODES, Installation
 from tests.kube_api.certificates import Authority
 from tests.mesh.real_way import MeshCase, real_way
@@ -35,6 +36,16 @@ async def test_without_a_picker_requests_are_refused(
     async with real_way(case, stack, tmp_path, secrets=secrets, authority=authority) as through:
         assert (await through.way.complete("hello")).status == 503
         assert (await through.way.send("GET", "/", host=case.installation.other_host)).status == 503  # nobody is there
+
+
+async def test_without_a_picker_what_another_filter_refuses_may_end_as_503(
+    stack: Stack, secrets: Path, authority: Authority, tmp_path: Path
+) -> None:
+    """A known defect (docs/limits.md): the pick's filter sees the refusal as the answer, and has nobody to tell."""
+    case = MeshCase(installation=Installation(minor=31, mode=Mode.GATEWAY), has_picker=False)
+    async with real_way(case, stack, tmp_path, secrets=secrets, authority=authority) as through:
+        denied = await through.way.send("POST", DENIED_PATH, json={})
+    assert denied.status == 503
 
 
 async def test_without_a_picker_requests_go_anywhere_where_the_installation_fails_open(

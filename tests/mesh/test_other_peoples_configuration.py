@@ -13,7 +13,7 @@ from extproc.install.plan import Mode, RouteSettings
 from tests.e2e import install_checks
 from tests.e2e.install_checks import PODS_COUNT, SETTINGS, story
 from tests.e2e.stack import Stack, running_stack, simulated_pods
-from tests.istiod.installs import PODS, POOL, Installation
+from tests.istiod.installs import PICKER, PODS, POOL, Installation
 from tests.kube_api.certificates import Authority
 from tests.mesh.mesh_objects import Object, http_route, kubernetes_object, rule
 from tests.mesh.real_way import GATEWAY, MeshCase, RealWay, real_way
@@ -85,6 +85,19 @@ async def test_a_rule_for_many_hosts_is_kept_and_picks_are_obeyed(run: Any) -> N
         await install_checks.a_repeated_prompt_lands_on_the_pod_that_holds_it(through.way)
 
 
+@pytest.mark.parametrize(
+    "balancer",
+    [{"consistentHash": {"httpHeaderName": "x-user"}}, {"simple": "LEAST_REQUEST", "warmup": {"duration": "60s"}}],
+    ids=["hashing", "warm-up"],
+)
+async def test_picks_take_the_place_of_hashing_and_warm_up(run: Any, balancer: Mapping[str, Any]) -> None:
+    theirs = their_rule(POOL.namespace, created=OLDER, loadBalancer=balancer)
+    async with run(MeshCase(installation=GATEWAYS, has_rule=True, beside=[theirs])) as through:
+        assert await through.proxy.refused() == {}
+        await install_checks.a_repeated_prompt_lands_on_the_pod_that_holds_it(through.way)
+        await install_checks.unrelated_prompts_are_spread(through.way)
+
+
 async def test_our_rule_protects_the_pool_from_locality_weights_of_the_whole_mesh(run: Any) -> None:
     everywhere = {"localityLbSetting": {"distribute": [{"from": "*", "to": {"region/zone/*": 100}}]}}
     async with run(MeshCase(installation=GATEWAYS, mesh_config=everywhere)) as through:
@@ -130,3 +143,13 @@ async def test_a_route_s_timeout_and_retries_are_kept_unless_they_are_to_be_repl
         assert (timeout, attempts) == ("77s", 5)
     else:
         assert (timeout, attempts, retry_on) == ("1200s", 2, "connect-failure,refused-stream,reset-before-request")
+
+
+async def test_a_mesh_that_keeps_services_to_their_namespaces_knows_the_picker_none_the_less(run: Any) -> None:
+    kept = {"defaultServiceExportTo": ["."], "defaultDestinationRuleExportTo": ["."]}
+    # its gateway is in the pool's namespace: only the picker is elsewhere
+    beside_the_pool = Installation(minor=31, mode=Mode.AMBIENT_GATEWAY)
+    async with run(MeshCase(installation=beside_the_pool, mesh_config=kept)) as through:
+        picker = (await through.proxy.clusters())[PICKER.cluster]
+        assert picker["connect_timeout"] == "1s", "the rule of the picker's host is not known"
+        await install_checks.a_repeated_prompt_lands_on_the_pod_that_holds_it(through.way)

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -83,6 +84,25 @@ class Cluster:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def doctor(self, namespace: str, *flags: str) -> list[dict[str, str]]:
+        """Call `kvmesh doctor --kubernetes` as in the picker's container, and return its findings."""
+        environment = self.program("kvmesh-picker", namespace=namespace, address="", admin_port=0).environment
+        names = self.folder / "hosts"  # the cluster's DNS: our components are at this address
+        names.write_text("".join(f"127.0.0.1 {name}.{namespace}.svc\n" for name in ("kvmesh-picker", "kvmesh-indexer")))
+        words = [sys.executable, "-m", "extproc", "doctor", "--kubernetes", "--json", *flags]
+        script = f"mount --bind {names} /etc/hosts && exec {shlex.join(words)}"
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", script],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_SECONDS,
+            check=False,
+        )
+        assert done.returncode in {0, 1, 2}, done.stderr
+        found: list[dict[str, str]] = json.loads(done.stdout)
+        return found
+
     def program(self, component: str, *, namespace: str, address: str, admin_port: int, **changes: str) -> ProcessSpec:
         """Return the process of a component's pod: its container's words and environment, its account's rights."""
         deployment = json.loads(self.kube.kubectl("get", "deployment", "-n", namespace, component, "-o", "json"))
@@ -94,6 +114,7 @@ class Cluster:
             "KUBECONFIG": str(self._account(namespace, component)),
             "KVMESH_REDIS": self.redis.url,
             "KVMESH_ADMIN_TOKEN_FILE": str(self._admin_token(namespace)),
+            "KVMESH_TOKEN_FILE": str(self._admin_token(namespace)),
             **changes,
         }
         return ProcessSpec(

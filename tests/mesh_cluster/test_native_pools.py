@@ -151,3 +151,14 @@ async def test_nobody_but_the_gateway_reaches_a_picker_that_has_a_sidecar(native
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_the_doctor_finds_the_installation_by_itself_and_nothing_wrong(native: NativeMesh) -> None:
+    seen = await asyncio.to_thread(native.cluster.doctor, POOLS)
+    [proxies] = [each for each in seen if each["severity"] != "ok"]  # the picker's account may not look for these
+    assert (proxies["check"], proxies["subject"]) == ("cluster-parts", "envoy-admin")
+    fine = {each["check"] for each in seen if each["severity"] == "ok"}
+    assert {"picker-answers", "picker-tokens", "pool-picker", "indexer-findings", "index-follows", "same-keys"} <= fine
+    with_gateway = await asyncio.to_thread(native.cluster.doctor, POOLS, f"--envoy-admin={native.proxy.admin}")
+    assert [each for each in with_gateway if each["severity"] != "ok"] == []
+    assert "envoy-filter" in {each["check"] for each in with_gateway}

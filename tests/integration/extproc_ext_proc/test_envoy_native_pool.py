@@ -12,8 +12,18 @@ from aiohttp import web
 
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.pools.booked_exchange import BookedExchange
-from tests.integration.extproc_ext_proc import test_envoy_responses as responses
-from tests.integration.extproc_ext_proc.test_envoy_responses import DOCUMENT, DUPLEX, EVENTS, REWRITE, mesh
+from tests.integration.scripted_picker import (
+    DOCUMENT,
+    DUPLEX,
+    EVENTS,
+    REWRITE,
+    comparison,
+    document,
+    events_in_pieces,
+    mesh,
+    predicted,
+    rewritten,
+)
 
 CALLED_AS = "outbound|9002||picker-a.llm.svc.cluster.local"
 EXT_PROC = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3"
@@ -55,7 +65,7 @@ def as_istio(manager: dict[str, Any]) -> None:
 
 async def test_the_name_of_the_pools_service_arrives(tmp_path: Path) -> None:
     asked: list[RequestFacts] = []
-    async with mesh(DUPLEX, tmp_path, responses.document, edit=as_istio) as running:
+    async with mesh(DUPLEX, tmp_path, document, edit=as_istio) as running:
         pick = running.books.pick
 
         async def seen(facts: RequestFacts, body: bytes | None) -> BookedExchange:
@@ -71,7 +81,7 @@ async def test_the_name_of_the_pools_service_arrives(tmp_path: Path) -> None:
 
 
 async def test_names_are_put_back_in_documents_and_streams(tmp_path: Path) -> None:
-    answers = {b'{"n":1}': responses.document, b'{"n":2}': responses.events_in_pieces}
+    answers = {b'{"n":1}': document, b'{"n":2}': events_in_pieces}
 
     async def answer(request: web.Request, body: bytes) -> web.StreamResponse:
         return await answers[body](request, body)
@@ -80,24 +90,24 @@ async def test_names_are_put_back_in_documents_and_streams(tmp_path: Path) -> No
         running.books.plan = REWRITE
         for body, content in zip(answers, (DOCUMENT, EVENTS), strict=True):
             async with running.post(body) as response:
-                assert await response.read() == responses.rewritten(content)
+                assert await response.read() == rewritten(content)
         await running.all_released()
         assert (running.books.released, running.books.misses) == ([(running.pod, 200)] * 2, [])
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_usage_is_read_and_a_long_answer_passes_unchanged(is_stream: bool, tmp_path: Path) -> None:
-    answer = responses.events_in_pieces if is_stream else responses.document
+    answer = events_in_pieces if is_stream else document
     async with mesh(DUPLEX, tmp_path, answer, edit=as_istio) as running:
-        running.books.plan = responses.predicted(running.pod, sampled=True)
+        running.books.plan = predicted(running.pod, sampled=True)
         async with running.post(b'{"prompt":"' + b"x" * 300_000 + b'"}') as response:
             assert await response.read() == (EVENTS if is_stream else DOCUMENT)
         await running.all_released()
-        assert (running.books.comparisons, running.books.misses) == ([responses.comparison(running.pod)], [])
+        assert (running.books.comparisons, running.books.misses) == ([comparison(running.pod)], [])
 
 
 async def test_after_a_retry_the_booking_follows_the_pod_that_served(tmp_path: Path) -> None:
-    async with mesh(DUPLEX, tmp_path, responses.document, edit=as_istio) as running:
+    async with mesh(DUPLEX, tmp_path, document, edit=as_istio) as running:
         running.books.endpoints = (running.dead_pod, running.other_pod, running.pod)
         async with running.post() as response:
             assert response.status == 200
@@ -119,7 +129,7 @@ async def test_trailers_of_the_pod_pass(tmp_path: Path) -> None:
     async with mesh(DUPLEX, tmp_path, with_trailers, edit=as_istio) as running:
         running.books.plan = REWRITE
         async with running.post() as response:
-            assert await response.read() == responses.rewritten(DOCUMENT)
+            assert await response.read() == rewritten(DOCUMENT)
         await running.all_released()
 
 
@@ -132,7 +142,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_no_booking(tmp_path: Pa
         return response
 
     async with mesh(DUPLEX, tmp_path, endless, edit=as_istio) as running:
-        running.books.plan = responses.predicted(running.pod, sampled=True)
+        running.books.plan = predicted(running.pod, sampled=True)
         async with running.post() as response:
             assert await response.content.read(29) == EVENTS[:29]
             assert running.books.open == 1

@@ -1,21 +1,37 @@
 """The gRPC port with TLS: Envoys and others speak HTTP/2 there, by the pair that the files hold when they connect."""
 
 import asyncio
+import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from shutil import copyfile
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from extproc.errors import ConfigError
 from extproc.ext_proc.grpc_server import ExtProcServer
 from extproc.ext_proc.grpc_tls import MAKE, server_context
 from extproc.ext_proc.grpc_tls_settings import GrpcTlsSettings
-from tests.integration.extproc_ext_proc.test_envoy_responses import Books
+from extproc.local.envoy_config import PICKER_CLUSTER, named
+from tests.integration.scripted_picker import (
+    BOTH,
+    DOCUMENT,
+    DUPLEX,
+    EVENTS,
+    REWRITE,
+    Books,
+    as_the_pod_has_it,
+    document,
+    mesh,
+    rewritten,
+)
 
 HOST = "127.0.0.1"
+TYPES = "type.googleapis.com/envoy"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)  # with empty SETTINGS
 
 
@@ -69,6 +85,76 @@ async def test_files_are_read_anew_and_a_broken_pair_leaves_the_old_one(
         assert "keeps its old certificate" in caplog.text
         copyfile(new_key, key)
         assert await shown(port) not in (b"", old)
+
+
+def asking_by_tls(*trusted: Path, into: Path) -> Callable[[list[dict[str, Any]]], None]:
+    """Have Envoy ask the picker with TLS, each time by a new connection; it trusts these certificates, none: any."""
+    common: dict[str, Any] = {"alpn_protocols": ["h2"]}
+    if trusted:
+        into.write_bytes(b"".join(path.read_bytes() for path in trusted))
+        common["validation_context"] = {"trusted_ca": {"filename": str(into)}}
+    context = {
+        "@type": f"{TYPES}.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+        "common_tls_context": common,
+        "max_session_keys": 0,  # a session that goes on shows no certificate
+    }
+
+    def edit(clusters: list[dict[str, Any]]) -> None:
+        picker = named(clusters, PICKER_CLUSTER)
+        picker["transport_socket"] = {"name": "envoy.transport_sockets.tls", "typed_config": context}
+        [options] = picker["typed_extension_protocol_options"].values()
+        options.setdefault("common_http_protocol_options", {})["max_requests_per_connection"] = 1
+
+    return edit
+
+
+@pytest.mark.parametrize("file", BOTH)
+async def test_a_real_envoy_asks_by_tls_what_a_pair_made_at_the_start_serves(file: str, tmp_path: Path) -> None:
+    tls = server_context(GrpcTlsSettings(self_signed=True))
+    edit = asking_by_tls(into=tmp_path / "trusted.pem")
+    async with mesh(file, tmp_path, document, tls=tls, edit_clusters=edit) as running:
+        running.books.plan, running.books.change = REWRITE, as_the_pod_has_it
+        prompt = json.dumps({"model": "gpt-x", "prompt": "x" * 300_000}).encode()
+        async with running.post(prompt) as response:
+            assert (response.status, await response.read()) == (200, rewritten(DOCUMENT))
+        await running.all_released()
+        assert running.books.misses == []
+
+
+async def test_files_change_under_a_real_envoy_and_the_streams_that_are_open(tmp_path: Path) -> None:
+    pairs = {name: await pair(tmp_path, name) for name in ("old", "stranger", "new")}
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    first, rest = EVENTS.split(b"\n\n", 1)
+    goes_on = asyncio.Event()
+
+    def show(name: str) -> None:
+        for path, source in zip((key, cert), reversed(pairs[name]), strict=True):
+            copyfile(source, path)
+
+    async def answer(request: web.Request, body: bytes) -> web.StreamResponse:
+        if body != b'{"stream":true}':
+            return await document(request, body)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(first + b"\n\n")
+        await goes_on.wait()
+        await response.write(rest)
+        return response
+
+    show("old")
+    tls = server_context(GrpcTlsSettings(cert=cert, key=key))
+    edit = asking_by_tls(pairs["old"][0], pairs["new"][0], into=tmp_path / "trusted.pem")
+    async with mesh(DUPLEX, tmp_path, answer, tls=tls, edit_clusters=edit) as running:
+        running.books.plan = REWRITE
+        async with running.post(b'{"stream":true}') as stream:
+            assert await stream.content.readuntil(b"\n\n") == rewritten(first) + b"\n\n"
+            for name, status in (("stranger", 503), ("new", 200)):
+                show(name)
+                async with running.post() as response:
+                    assert (name, response.status) == (name, status)
+            goes_on.set()
+            assert await stream.content.read() == rewritten(rest)
+        await running.all_released()
 
 
 def test_what_cannot_be_used_is_refused_by_its_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

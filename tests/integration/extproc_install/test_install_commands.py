@@ -12,11 +12,13 @@ from lightkube import Client
 from lightkube.resources.core_v1 import Service
 from typer.testing import CliRunner, Result
 
+from extproc.install import lightkube_cluster
 from extproc.install.commands import app
 from extproc.install.istio_release import parse_release
 from extproc.install.objects import PART_OF
 from extproc.install.render import render
 from extproc.install.shipped_files import read_crds
+from tests.integration.starting_api import Starting
 from tests.kube_api import KubeApi, kube_api
 from tools.kustomize_tree import SAMPLE
 
@@ -74,6 +76,30 @@ async def test_a_dry_run_prints_what_is_rendered_and_needs_no_cluster() -> None:
     assert done.exit_code == 0, done.output
     assert list(yaml.safe_load_all(done.stdout)) == render(SAMPLE, crds=read_crds())
     assert "kvmesh-admin-token" in done.stderr
+
+
+async def test_native_pools_need_no_release_to_be_named() -> None:
+    flags = ("--mode=inferencepool", "--namespace=llm", "--pool=llm/chat", "--gateway=istio-ingress/g", "--image=x")
+    done = await call("install", *flags, "--dry-run")
+    assert done.exit_code == 0, done.output
+    services = [each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "Service"]
+    assert "kvmesh-picker-chat" in {each["metadata"]["name"] for each in services}
+
+
+async def test_images_are_pinned_by_digest_where_that_is_said() -> None:
+    images = {
+        name: f"registry.example/{name}@sha256:{digit * 64}" for name, digit in (("kvmesh", "a"), ("valkey", "b"))
+    }
+    flags = (*FLAGS[:-1], f"--image={images['kvmesh']}", f"--redis-image={images['valkey']}", "--dry-run")
+    done = await call("install", *flags)
+    assert done.exit_code == 0, done.output
+    pods = [
+        each["spec"]["template"]["spec"]
+        for each in yaml.safe_load_all(done.stdout)
+        if "template" in each.get("spec", {})
+    ]
+    found = [container["image"] for pod in pods for container in pod["containers"]]
+    assert sorted(found) == [images["kvmesh"], images["kvmesh"], images["valkey"]]
 
 
 async def test_installing_puts_everything_into_the_cluster_and_uninstalling_leaves_nothing(api: KubeApi) -> None:
@@ -151,6 +177,26 @@ async def test_without_rights_the_answer_says_so(api: KubeApi, monkeypatch: pyte
     assert done.exit_code == 1
     assert "needs the rights of a cluster's administrator" in str(done.exception)
     assert ours(api) == set()
+
+
+async def test_an_api_server_that_only_starts_is_waited_for(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lightkube_cluster, "POLL_SECONDS", 0.01)
+    api.state.faults = Starting(refusals=9)
+    done = await call("install", *FLAGS, "--istio-version=1.27", "--wait-seconds=0")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("waiting for the API server, which is not ready for this yet") == 1
+
+
+async def test_an_api_server_that_never_gets_ready_is_named_beside_the_rights(
+    api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lightkube_cluster, "STARTING_SECONDS", 1e-9)
+    monkeypatch.setattr(lightkube_cluster, "POLL_SECONDS", 1e-3)
+    api.state.faults = Starting(refusals=1000)
+    done = await call("uninstall", "--yes")
+    assert done.exit_code == 1
+    assert "rights of a cluster's administrator" in str(done.exception)
+    assert "wait until the API server is ready" in str(done.exception)
 
 
 async def test_a_namespace_that_is_not_there_is_found_before_anything_is_changed(api: KubeApi) -> None:

@@ -1,4 +1,4 @@
-"""The API server for tests keeps the contract that tests/cluster asks of a real one."""
+"""The API server for tests keeps the contract that tests/mesh and tests/cluster ask of real ones."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -12,6 +12,7 @@ from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
 from kvmesh.documents.pool_resolver import resolve_pools
 from kvmesh.documents.sources import kubernetes_source
 from tests.integration.kube_documents import POLICY_CRD, POOL_CRD, eventually, following, names, pod, policy, pool
+from tests.integration.starting_api import Starting
 from tests.kube_api import KubeApi, kube_api
 
 
@@ -246,6 +247,30 @@ async def test_a_kind_that_we_may_not_read_is_loud_and_the_others_go_on(tmp_path
             assert "list" in snapshot.problems[0].words
             api.put(pod("b", "10.0.0.2"))
             await told.until_pods("a", "b")
+
+
+async def test_an_api_server_that_only_starts_is_waited_for_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with kube_api(tmp_path) as api:
+        api.put(pod("a", "10.0.0.1"))
+        api.state.faults = Starting(refusals=6 * len(POOL_KINDS))  # each asks, and then whether it is ready
+        async with following(_source(api)) as told:
+            await told.until_pods("a")
+            assert names(told.snapshots[0].of("Pod")) == ["a"]  # not known to have none before
+            await told.until(lambda snapshot: not snapshot.problems)
+    assert "refuses all (403) while it starts" in caplog.text
+    assert "kind-forbidden" not in {getattr(each, "reason", "") for each in caplog.records}
+
+
+async def test_a_refusal_counts_after_a_while_where_nobody_says_that_the_server_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_watch, "LAST_PAUSE_SECONDS", 0.01)
+    async with kube_api(tmp_path) as api:
+        api.state.faults = Starting(refusals=10_000)
+        async with following(_source(api)) as told:
+            await told.until(lambda snapshot: _reasons(snapshot) == {"kind-forbidden"})
 
 
 async def test_a_kind_that_we_may_list_but_not_watch_is_loud_and_read_again_now_and_then(

@@ -45,6 +45,13 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+def test_every_test_that_a_page_names_or_links_to_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(r"\btests/[\w/-]+(?:\.\w+)?", text))
+    assert [name for name in sorted(named) if not (REPOSITORY / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
 def test_lists_are_read_alike_everywhere(page: Path) -> None:
     """GitHub begins a list below a line of text and nests by two spaces, Python-Markdown does neither."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)

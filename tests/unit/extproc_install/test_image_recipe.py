@@ -50,6 +50,14 @@ def test_the_image_installs_nothing_unpinned_and_runs_as_the_user_of_the_pods() 
     assert all("--require-hashes" in line or "--no-index" in line for line in installs)
 
 
+def test_the_base_image_is_what_the_build_is_given_in_every_stage() -> None:
+    """So that a digest, which the build is given, holds for all of the image."""
+    argument = re.search(r"^ARG PYTHON_IMAGE=(\S+)$", DOCKERFILE, re.MULTILINE)
+    assert argument is not None
+    stages = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    assert stages == ["${PYTHON_IMAGE}"] * 2
+
+
 def test_only_what_is_copied_reaches_the_build() -> None:
     copied = {
         source.removeprefix("./")

@@ -9,7 +9,7 @@ import pytest
 from extproc.errors import ConfigError
 from extproc.install.envoy_filters import envoy_filters
 from extproc.install.objects import INSTALLATION, KINDS, OWNED
-from extproc.install.plan import InstallPlan, MeshMembership, Mode, PoolTarget, RouteTarget
+from extproc.install.plan import InstallPlan, MeshMembership, Mode, PoolTarget, RedisKind, RouteTarget
 from extproc.install.render import render
 from tests.unit.extproc_install.sample_plans import every_plan, plan
 
@@ -194,6 +194,25 @@ def test_the_bundled_redis_opens_connections_for_names_and_its_proxy_alone_where
     ]
 
 
+def test_no_policy_names_a_trust_domain_which_a_mesh_may_have_another_of(rendered: list[dict[str, Any]]) -> None:
+    """ztunnel compares principals as they stand; a leading * is any domain to it and to sidecars."""
+    sources = [
+        origin["source"]
+        for each in rendered
+        if each["kind"] == "AuthorizationPolicy"
+        for rule in each["spec"]["rules"]
+        for origin in rule.get("from", ())
+    ]
+    named = [principal for source in sources for principal in source.get("principals", ())]
+    assert [each for each in named if not each.startswith("*/ns/")] == []
+
+
+def test_pickers_and_indexers_reach_a_redis_wherever_it_is() -> None:
+    documents = render(plan(redis=RedisKind.EXTERNAL, redis_url="rediss://redis.example.com:6380"))
+    policies = [each["spec"] for each in documents if each["kind"] == "NetworkPolicy"]
+    assert [(each["policyTypes"], "egress" in each) for each in policies] == [(["Ingress"], False)] * 2
+
+
 def test_the_platform_may_pick_the_user() -> None:
     for workload in workloads(render(plan(run_as_user=False))):
         context = workload["spec"]["template"]["spec"]["securityContext"]
@@ -289,7 +308,8 @@ def test_every_setting_of_a_pod_is_a_flag_of_its_command(
     [container] = one(rendered, "Deployment", component)["spec"]["template"]["spec"]["containers"]
     names = {each["name"].removeprefix("KVMESH_").lower() for each in container["env"] if "value" in each}
     assert container["args"] == [command]
-    assert names - flags == {"log_format", "log_level"}
+    # token_file is of the commands that people run in the container
+    assert names - flags == {"log_format", "log_level", "token_file"}
 
 
 @pytest.mark.parametrize(("claim", "folder"), [("models", "/models"), (None, None)])

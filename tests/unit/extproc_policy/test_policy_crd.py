@@ -20,7 +20,6 @@ from extproc.policy.schema import ListOf, Number, Property, Record, kind_of
 from extproc.policy.spec import Spec
 from extproc.policy.status import TYPES
 from extproc.policy.values import TIER_WEIGHTS, Strategy
-from tests.kube_api.definitions import definition_causes
 from tests.unit.extproc_policy.policy_documents import policy
 
 FILE = Path(__file__).parents[3] / "manifests/crds/kvmesh.io_inferencepolicies.yaml"
@@ -30,10 +29,6 @@ def test_the_file_is_what_the_code_says() -> None:
     written = FILE.read_text(encoding="utf-8")
     assert written == document_text(), "python -m extproc.policy.crd > manifests/crds/…"
     assert yaml.safe_load(written) == policy_crd()
-
-
-def test_an_api_server_takes_the_definition() -> None:
-    assert list(definition_causes(policy_crd())) == []
 
 
 def spec_of(*path: str) -> Any:
