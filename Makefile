@@ -61,7 +61,8 @@ test-mesh: install ## what is installed, on a real istiod and API server (builds
 
 test-vllm: install ## two real vLLM servers on the CPU behind the real stack (builds a cached environment)
 	@$(BIN)/python -m tests.vllm.environment  # outside of any test's time
-	@$(BIN)/python -m pytest tests/vllm --durations=15
+	@$(BIN)/python -m tests.sglang.environment
+	@$(BIN)/python -m pytest tests/vllm tests/sglang --durations=15
 
 test-cluster: install ## what we expect of Kubernetes, against the cluster of $KUBECONFIG; makes and removes its own namespaces
 	@test -n "$$KUBECONFIG" || { echo "set KUBECONFIG to a cluster in which definitions may be made" >&2; exit 1; }

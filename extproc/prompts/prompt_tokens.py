@@ -99,7 +99,9 @@ class PromptTokenSource:
                 return await self._tokenized(request, tokenizer, model, limit=limit, tenant=tenant)
             except PromptTokensError as error:
                 reason, why = error.reason, str(error)
-        if body is not None and self._render and reason in POD_MAY_KNOW and model.tokens_from is not TokensFrom.TEXT:
+        may_ask = reason in POD_MAY_KNOW and model.tokens_from is not TokensFrom.TEXT
+        # what a pod keeps it does not render
+        if body is not None and self._render and may_ask and request.kept_response is None:
             try:
                 rendered = await self._render.prompts(request, body, model=model, limit=limit)
                 total = _count([prompt.tokens for prompt in rendered]) + estimated_tokens(request.prompts[limit:])

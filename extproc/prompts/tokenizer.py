@@ -9,8 +9,9 @@ import logging
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import fastokens  # type: ignore[import-untyped]
 import tokenizers
@@ -18,11 +19,21 @@ from msgspec.structs import replace
 
 from extproc.errors import ChatTemplateError, TokenizerError
 from extproc.prompts.chat_template import ChatTemplate, cannot_disable_thinking, refuses_later_system
+from extproc.prompts.prompt_forms import PromptForms
 from extproc.prompts.text_chunks import BYTES_PER_TOKEN, estimated_tokens
 from extproc.prompts.token_ids import NO_FRAME, TOKEN_BYTES, Frame, cut_tokens, kept_tokens
-from extproc.requests.request import ChatPrompt, InferenceRequest, Prompt, TextPrompt, TokenPrompt, Truncation
+from extproc.requests.request import (
+    ChatPrompt,
+    InferenceRequest,
+    PairPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    Truncation,
+)
 
 logger = logging.getLogger(__name__)
+_Encodable: TypeAlias = TextPrompt | TokenPrompt | PairPrompt
 
 SEGMENT_CACHE_BYTES = 64 * 1024 * 1024  # remembers what stands between special tokens, so old turns cost nothing
 MOST_TEMPLATE_CHARACTERS = 1 << 20  # far above any real one
@@ -77,9 +88,16 @@ class ModelTokenizer:
     """The tokenizer and the chat template of one model. `engine` is "fastokens" or "tokenizers"."""
 
     def __init__(
-        self, *, engine: Engine, templates: Mapping[str, ChatTemplate], no_template: str, system_first: bool = False
+        self,
+        *,
+        engine: Engine,
+        templates: Mapping[str, ChatTemplate],
+        no_template: str,
+        forms: PromptForms,
+        system_first: bool = False,
     ) -> None:
         self._engine = engine
+        self._forms = forms
         self._templates = templates
         self._no_template = no_template  # what to say to a chat when there is no template for it
         self._frame = _frame(engine)
@@ -126,6 +144,9 @@ class ModelTokenizer:
                 for name, text in sorted(sources.items())
             },
             no_template=no_template,
+            forms=PromptForms.of(
+                _read_json(folder / "config.json"), tokenizer=reference, has_template=chat_template is not None
+            ),
             system_first=any(refuses_later_system(source) for source in sources.values()) or not sources,
         )
 
@@ -142,11 +163,11 @@ class ModelTokenizer:
         `max_model_len` (tokens) is what `truncate_prompt_tokens: -1` cuts to; None leaves such prompts whole.
         Raise ChatTemplateError or TokenizerError for a prompt whose tokens cannot be known.
         """
-        truncation = request.truncation
+        truncation, prompts = request.truncation, self._texts(request.prompts[:limit])
         if truncation is None:
-            return tuple([self._encode(self._text(prompt)) for prompt in request.prompts[:limit]])
+            return tuple([self._encode(text) for text in prompts])
         keep = kept_tokens(truncation, max_model_len=max_model_len)
-        return tuple([self._cut(self._text(prompt), truncation, keep) for prompt in request.prompts[:limit]])
+        return tuple([self._cut(text, truncation, keep) for text in prompts])
 
     def leading_tokens(
         self, request: InferenceRequest, *, limit: int | None = None, budget_tokens: int
@@ -160,16 +181,14 @@ class ModelTokenizer:
             raise TokenizerError("a prompt over the token budget that is to be truncated has no known beginning")
         buffers: list[bytes] = []
         left, left_out = budget_tokens, 0
-        for prompt in request.prompts[:limit]:
-            text = self._text(prompt)
+        for text in self._texts(request.prompts[:limit]):
             if left <= 0:
                 left_out += estimated_tokens((text,))
                 continue
             share = 1.0  # of the prompt that is tokenized
             if isinstance(text, TextPrompt) and len(text.text) > left * BYTES_PER_TOKEN:
                 share = left * BYTES_PER_TOKEN / len(text.text)
-                text = TextPrompt(text=text.text[: left * BYTES_PER_TOKEN], add_special_tokens=text.add_special_tokens)
-            tokens = self._encode(text)
+            tokens = self._encode(_beginning(text, left * BYTES_PER_TOKEN))
             buffers.append(tokens[: left * TOKEN_BYTES])
             count = len(buffers[-1]) // TOKEN_BYTES
             left_out += int(len(tokens) // TOKEN_BYTES / share) - count  # the rest is taken to be like the beginning
@@ -206,20 +225,26 @@ class ModelTokenizer:
             raise ChatTemplateError(self._no_template)
         return template.render(prompt)
 
-    def _text(self, prompt: Prompt) -> TextPrompt | TokenPrompt:
-        if isinstance(prompt, ChatPrompt):
-            return TextPrompt(text=self.render(prompt), add_special_tokens=prompt.add_special_tokens)
-        return prompt
+    def _texts(self, prompts: Sequence[Prompt]) -> Iterator[_Encodable]:
+        for prompt in self._forms.single(prompts):
+            if isinstance(prompt, ChatPrompt):
+                yield TextPrompt(text=self.render(prompt), add_special_tokens=prompt.add_special_tokens)
+            else:
+                yield prompt
 
-    def _encode(self, prompt: TextPrompt | TokenPrompt) -> bytes:
+    def _encode(self, prompt: _Encodable) -> bytes:
         if isinstance(prompt, TokenPrompt):
             return prompt.token_bytes
         try:
+            if isinstance(prompt, PairPrompt):
+                return self._forms.encode_pair(prompt, partial(self._engine.encode, add_special_tokens=False))
             return self._engine.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:  # half of a surrogate pair, from tool call arguments
             raise TokenizerError(f"the prompt is not valid Unicode text: {error}") from error
 
-    def _cut(self, prompt: TextPrompt | TokenPrompt, truncation: Truncation, keep: int | None) -> bytes:
+    def _cut(self, prompt: _Encodable, truncation: Truncation, keep: int | None) -> bytes:
+        if isinstance(prompt, PairPrompt):
+            raise TokenizerError("truncate_prompt_tokens cuts the longer text of a pair, token by token")
         tokens = self._encode(prompt)
         if keep is None:
             return tokens
@@ -228,6 +253,12 @@ class ModelTokenizer:
             return cut_tokens(tokens, keep=keep, side=truncation.side, frame=self._frame if framed else NO_FRAME)
         except ValueError as error:
             raise TokenizerError(f"truncate_prompt_tokens: {error}") from error
+
+
+def _beginning(prompt: _Encodable, characters: int) -> _Encodable:
+    if not isinstance(prompt, TextPrompt) or len(prompt.text) <= characters:
+        return prompt
+    return TextPrompt(text=prompt.text[:characters], add_special_tokens=prompt.add_special_tokens)
 
 
 def _frame(engine: Engine) -> Frame:

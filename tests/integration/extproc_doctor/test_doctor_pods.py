@@ -116,7 +116,7 @@ async def test_something_else_at_a_pods_address_is_no_pod(redis_server: RedisSer
         found = await findings(picker_settings(redis_server.url, addresses))
 
     assert found[0].check == "pods-answer"
-    assert "no vLLM metrics" in found[0].seen
+    assert "no engine that is known here" in found[0].seen
 
 
 async def test_a_pod_that_publishes_no_events_is_told_the_flag(redis_server: RedisServer) -> None:
