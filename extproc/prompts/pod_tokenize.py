@@ -57,7 +57,8 @@ def tokenize_body(request: InferenceRequest, body: bytes) -> bytes | None:
     try:
         if request.api is ApiKind.CHAT_COMPLETIONS and len(request.prompts) == 1:
             return _chat(body)
-        if len(request.prompts) == 1 and isinstance(prompt := request.prompts[0], TextPrompt):
+        prompt = request.prompts[0] if len(request.prompts) == 1 else None
+        if isinstance(prompt, TextPrompt) and prompt.suffix is None:
             named = _NAMED.decode(body)
             text = _Text(model=named.model, prompt=prompt.text, add_special_tokens=prompt.add_special_tokens)
             return msgspec.json.encode(text)

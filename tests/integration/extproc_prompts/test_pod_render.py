@@ -163,6 +163,7 @@ async def test_a_pod_that_does_not_render_tokenizes_what_it_can_for_a_model_of_w
         ("/v1/chat/completions", CHAT | {"tool_choice": "none"}),
         ("/v1/completions", {"model": "tiny", "prompt": ["one", "two"]}),
         ("/v1/completions", {"model": "tiny", "prompt": "one", "truncate_prompt_tokens": 3}),
+        ("/v1/completions", {"model": "tiny", "prompt": "one", "suffix": "two"}),
         ("/v1/messages", CHAT | {"max_tokens": 5}),
     ],
 )
