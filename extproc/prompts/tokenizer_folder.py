@@ -16,6 +16,7 @@ import tokenizers
 
 from extproc.errors import TokenizerError
 from extproc.prompts.transformers_process import load_as_transformers
+from extproc.prompts.transformers_program import AS_WRITTEN_IN_VLLM
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,13 @@ def read_folder(folder: Path, *, chat_template: Path | None = None, as_written: 
             special = special_tokens(config, _read_json(folder / "special_tokens_map.json"))
             _add_tokens(backend, config, special)
         else:
-            _check_transformers_can(folder, config)
+            _check_transformers_can(folder)
+            if config.get("auto_map") and model.get("model_type") not in AS_WRITTEN_IN_VLLM:
+                logger.warning(
+                    "a folder has tokenizer code of its own, which is never run: "
+                    "pods with --trust-remote-code may make other tokens",
+                    extra={"tokenizer": str(folder)},
+                )
             backend, special = load_as_transformers(folder, why or "it has tokenizer.model and no tokenizer.json")
             _without_limits(backend)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -111,19 +118,13 @@ def _contents(tokens: Any) -> set[str]:
     return {token["content"] if isinstance(token, dict) else str(token) for token in listed}
 
 
-def _check_transformers_can(folder: Path, config: Mapping[str, Any]) -> None:
+def _check_transformers_can(folder: Path) -> None:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         raise _no_tokenizer(folder)
     if not (folder / "config.json").is_file():
         raise TokenizerError(
             f"{folder / 'config.json'} does not exist, and which tokenizer the pods build depends on it: copy it from "
             "the model's folder"
-        )
-    if config.get("auto_map"):
-        logger.warning(
-            "a folder has tokenizer code of its own, which is never run: pods with --trust-remote-code may make other "
-            "tokens",
-            extra={"tokenizer": str(folder)},
         )
 
 

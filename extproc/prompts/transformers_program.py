@@ -18,6 +18,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # Gemma 3, the largest vocabulary of those that were tried, takes 0.46 GiB and 3 s of CPU
 MOST_ADDRESS_BYTES = 6 << 30  # what is reserved counts, too: some 2 GiB
 MOST_CPU_SECONDS = 120
+OLDEST_MAJOR = 5  # of transformers
 # vLLM 0.32 takes tokenizer.json as it is for these, whatever class the folder names (vllm/tokenizers/registry.py)
 AS_WRITTEN_IN_VLLM = frozenset(("internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"))
 ENVIRONMENT = {
@@ -49,6 +50,10 @@ def load(folder: Path) -> Any:
     """Return the tokenizer that vLLM's pods have without --trust-remote-code."""
     import transformers  # noqa: PLC0415  the limits come first
 
+    if int(transformers.__version__.partition(".")[0]) < OLDEST_MAJOR:
+        raise ImportError(
+            f"transformers {transformers.__version__} reads folders otherwise: pip install 'kvmesh[models]'"
+        )
     loader: Any = transformers.AutoTokenizer
     if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") in AS_WRITTEN_IN_VLLM:
         loader = transformers.TokenizersBackend

@@ -1,6 +1,7 @@
 """transformers loads a folder in a process of its own: what it makes of it counts, and its failures are said."""
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -83,6 +84,21 @@ def test_code_of_the_folder_is_never_run(folder: Path) -> None:
     with pytest.raises(TokenizerError, match="trust_remote_code"):
         ModelTokenizer.load(folder)
     assert not witness.exists()
+
+
+def test_code_that_vllm_leaves_aside_or_transformers_has_itself_is_no_reason_to_refuse(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = {"AutoTokenizer": ["theirs.Theirs", None]}
+    edit(folder / "tokenizer_config.json", tokenizer_class="Theirs", auto_map=code)
+    (folder / "config.json").write_text(json.dumps({"model_type": "internlm2"}))
+    assert complete(ModelTokenizer.load(folder), "Hello") == complete(ModelTokenizer.load(TINY_MODEL), "Hello")
+    assert caplog.records == []  # pods with --trust-remote-code do not run it either
+    edit(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with caplog.at_level(logging.WARNING):
+        assert ModelTokenizer.load(folder)
+    assert "never run" in caplog.records[0].getMessage()
 
 
 def test_a_module_in_the_working_directory_shadows_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
