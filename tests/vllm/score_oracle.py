@@ -10,7 +10,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedTokenizerFast  # type: ignore[import-not-found]
+from transformers import AutoConfig, PreTrainedTokenizerFast
 from vllm.config import ModelConfig  # type: ignore[import-not-found]
 from vllm.entrypoints.pooling.scoring.io_processor import CrossEncoderIOProcessor  # type: ignore[import-not-found]
 from vllm.entrypoints.pooling.scoring.protocol import RerankRequest  # type: ignore[import-not-found]

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from transformers import (  # type: ignore[import-not-found]
+from transformers import (
     CLIPImageProcessor,
     CLIPVisionConfig,
     LlamaConfig,
