@@ -2,7 +2,7 @@
 
 transformers 5, which vLLM's pods load tokenizers with, builds the tokenizer of many classes anew instead of taking
 tokenizer.json as it is: docs/decisions/0011-tokenizer-folders.md has examples. It is never imported here: it would
-cost every picker some 100 MB, and a folder could make it do anything.
+cost every picker some 50 MB, and a folder could make it do anything.
 """
 
 import importlib.util
