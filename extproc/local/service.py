@@ -39,6 +39,7 @@ from extproc.local.processes import (
 )
 from extproc.local.stack_settings import HOST, StackSettings, local, redis_environment
 from extproc.local.unread_terminal import standard_output
+from extproc.prompts.tokenizer_folder import lacks_transformers
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.errors import RedisUrlError
 from kvmesh.plain_text import printable
@@ -317,7 +318,12 @@ def fill_in_model(settings: StackSettings, served: ServedModels | None) -> tuple
     folder = settings.tokenizer_folder
     if folder is None and served is not None:
         folder = _tokenizer_folder(next((card.root for card in served.data if card.id == model), None))
-        notes += [] if folder is None else [f"tokenizer {folder}, as {served.pod} says"]
+        if folder is not None:
+            lacking = lacks_transformers(folder)
+            notes.append(f"tokenizer {folder}, as {served.pod} says")
+            if lacking is not None:  # it was not asked for, so it does not prevent the start
+                notes[-1] += f"; it is not used, because {lacking}: pip install 'kvmesh[models]'"
+                folder = None
     if folder is None:
         notes.append(f"no tokenizer: {PODS_ARE_ASKED}")
     return replace(settings, model=model, tokenizer_folder=folder), tuple(notes)

@@ -67,7 +67,7 @@ def choose_engine(
             return fast
         why, found = "fastokens and tokenizers disagree about this tokenizer", {"probe": different}
     logger.warning(
-        "%s: every token now costs fifty times as much CPU",
+        "%s: every token costs 3 to 110 times as much CPU",
         why,
         extra={"tokenizer": str(folder), "engine": reference.name, **found},
     )

@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 
 from extproc.errors import TokenizerError
-from extproc.prompts.transformers_process import load_as_transformers
+from extproc.prompts.transformers_process import is_installed, load_as_transformers
 from extproc.prompts.transformers_program import AS_WRITTEN_IN_VLLM
 
 logger = logging.getLogger(__name__)
@@ -100,6 +100,15 @@ def read_folder(folder: Path, *, chat_template: Path | None = None, as_written: 
         model=model,
         has_given_template=chat_template is not None,
     )
+
+
+def lacks_transformers(folder: Path) -> str | None:
+    """Return why a folder cannot be read without transformers, None where it can or transformers is installed.
+
+    Raise TokenizerError naming the file that is unusable.
+    """
+    why = why_not_plain(_read_json(folder / "tokenizer_config.json"), _read_json(folder / "config.json"))
+    return None if is_installed() else why
 
 
 def why_not_plain(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:

@@ -29,12 +29,17 @@ class Loaded(NamedTuple):
     special_tokens: dict[str, str]  # what a chat template sees, by variable name
 
 
+def is_installed() -> bool:
+    """Tell whether there is a transformers, without importing it."""
+    return importlib.util.find_spec("transformers") is not None
+
+
 def load_as_transformers(folder: Path, why: str) -> Loaded:
     """Return what the pods' library makes of a folder; raise TokenizerError naming the folder and the cause.
 
     `why` says what in the folder needs it, for the error where transformers is not installed. Takes seconds.
     """
-    if importlib.util.find_spec("transformers") is None:
+    if not is_installed():
         raise TokenizerError(
             f"{folder} needs transformers, because {why}: pip install 'kvmesh[models]', or let the pods be asked "
             "(`tokens: render`)"

@@ -34,6 +34,17 @@ def test_model_and_tokenizer_are_those_of_the_pod_if_its_folder_is_here(folder: 
     )
 
 
+def test_a_folder_that_needs_what_is_not_installed_is_left_and_that_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extproc.prompts.tokenizer_folder.is_installed", lambda: False)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    filled, notes = fill_in_model(OPEN, served(ModelCard(id="big", root=str(folder))))
+    assert filled == replace(OPEN, model="big")
+    assert notes[1].endswith("not used, because its tokenizer_class is LlamaTokenizer: pip install 'kvmesh[models]'")
+    assert notes[2] == WITHOUT_TOKENIZER
+
+
 @pytest.mark.parametrize("root", [None, "org/model", "/nonexistent", "", "\0", "x" * 5000])
 def test_a_model_that_is_no_folder_here_is_served_without_prefix_routing_and_that_is_said(root: str | None) -> None:
     assert fill_in_model(OPEN, served(ModelCard(id="big", root=root))) == (
