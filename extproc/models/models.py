@@ -16,7 +16,7 @@ class TokensFrom(StrEnum):
     """Where a model's token ids come from."""
 
     AUTO = "auto"  # no folder is known: a pod's /render, else its /tokenize, which every vLLM has
-    TOKENIZER = "tokenizer"  # the folder, in this process; what it cannot do, as AUTO
+    TOKENIZER = "tokenizer"  # the folder, in this process; what it cannot do, as RENDER
     RENDER = "render"  # a pod's /render endpoint alone, which knows media, harmony and Mistral formats too
     TEXT = "text"  # nowhere: routed on chunks of text, which only predict
 

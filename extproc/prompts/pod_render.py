@@ -137,7 +137,7 @@ class PodRender:
 
         Raise RenderUnavailableError, RenderTimeoutError or RenderRefusedError.
         """
-        questions = list(_questions(request, body, alone=model.tokens_from is TokensFrom.RENDER))
+        questions = list(_questions(request, body, model))
         if not questions or len(body) > self._settings.max_body_bytes:
             raise RenderUnavailableError(
                 "the body is too large to be sent twice" if questions else f"pods do not render {request.api.value}"
@@ -267,12 +267,14 @@ class PodRender:
             self._cached_bytes -= dropped.size
 
 
-def _questions(request: InferenceRequest, body: bytes, *, alone: bool) -> Iterator[_Question]:
-    """Yield what may be asked, the more knowing path first; `alone`: no other than that."""
+def _questions(request: InferenceRequest, body: bytes, model: ServedModel) -> Iterator[_Question]:
+    """Yield what may be asked, the more knowing path first; what a folder cannot do, /tokenize cannot, either."""
     path = RENDER_PATHS.get(request.api)
     if path is not None:
         yield _Question(path, _without_pixels(request, body), read_render_answer, request.has_media)
-    plain = None if alone else pod_tokenize.tokenize_body(request, body)
+    plain = None
+    if model.tokens_from is TokensFrom.AUTO and not pod_tokenize.renders_in_code(request, model):
+        plain = pod_tokenize.tokenize_body(request, body)
     if plain is not None:
         yield _Question(pod_tokenize.PATH, plain, read_tokenize_answer, has_media=False)
 

@@ -5,11 +5,16 @@ vllm/entrypoints/serve/tokenize/protocol.py). A request with a field that it doe
 is not asked about: the answer would be wrong. Pure.
 """
 
+import re
+
 import msgspec
 
+from extproc.models.models import ServedModel
 from extproc.requests.request import ApiKind, InferenceRequest, TextPrompt
 
 PATH = "/tokenize"
+# vLLM renders chats of these models in code of its own, and /tokenize does not. Nothing but their names is known here.
+RENDERED_IN_CODE = re.compile(r"gpt-?oss|deepseek-v(3\.2|4)|kimi-(k3|audio)|inkling", re.IGNORECASE)
 
 
 _ABSENT = msgspec.Raw()  # of a field that did not come
@@ -48,6 +53,12 @@ _CHAT = msgspec.json.Decoder(_Chat)
 _LOST = msgspec.json.Decoder(_Lost)
 _NAMED = msgspec.json.Decoder(_Named)
 _NOTHING = (b"", b"null")
+
+
+def renders_in_code(request: InferenceRequest, model: ServedModel) -> bool:
+    """Tell whether a chat of this model would be tokenized in another form than it is served in."""
+    is_chat = request.api is ApiKind.CHAT_COMPLETIONS
+    return is_chat and any(RENDERED_IN_CODE.search(name) for name in (model.name, *model.aliases))
 
 
 def tokenize_body(request: InferenceRequest, body: bytes) -> bytes | None:

@@ -175,6 +175,21 @@ async def test_what_tokenize_would_get_wrong_is_not_asked_there(path: str, body:
 
 
 @pytest.mark.parametrize(
+    "model",
+    [
+        ServedModel(name="openai/gpt-oss-20b"),
+        ServedModel(name="chat", aliases=frozenset({"DeepSeek-V3.2"})),
+        ServedModel(name="tiny", tokens_from=TokensFrom.TOKENIZER),  # its folder cannot do it
+    ],
+)
+async def test_chats_that_pods_render_in_code_are_not_asked_for_at_tokenize(model: ServedModel) -> None:
+    async with serving(answers({}, status=403)) as [pod], rendering([pod.address]) as render:
+        with pytest.raises(RenderUnavailableError, match="--enable-scale-out"):
+            await ask(render, CHAT, model=model)
+        assert [path for path, _ in pod.asked] == ["/v1/chat/completions/render"]
+
+
+@pytest.mark.parametrize(
     ("path", "rendered_at"),
     [
         ("/some/prefix/v1/chat/completions", "/v1/chat/completions/render"),
