@@ -29,9 +29,11 @@ from extproc.pools.pool_models import declared_models, models_of
 from extproc.pools.pool_runtime import PoolRuntime
 from extproc.pools.prediction_reports import MatchReporter, RealisedReporter
 from extproc.pools.shared_resources import SharedResources
+from extproc.pools.token_reports import TokenReporter
 from extproc.prefixes.prefix_index import RedisPrefixIndex
 from extproc.prompts.pod_render import PodRender, RenderSettings
 from extproc.prompts.prompt_tokens import PromptTokenSource
+from extproc.prompts.token_watch import TokenWatch
 from extproc.quotas.shared_quotas import Quotas
 from extproc.responses.response_plan import ResponsePlan
 from extproc.telemetry.endpoint_telemetry import EndpointView
@@ -100,6 +102,10 @@ class Pool:
         )
         self.realised_reporter = RealisedReporter(
             watch=self.books.realised_watch, show=self.telemetry.model_finding, clock=time.monotonic
+        )
+        self.token_watch = TokenWatch()
+        self.token_reporter = TokenReporter(
+            watch=self.token_watch, show=self.telemetry.model_finding, clock=time.monotonic
         )
         self.prompts = self._prompt_source(self._models)
         self.runtime = self._runtime()
@@ -198,6 +204,8 @@ class Pool:
         runtime.view = replace(runtime.view, policy=policy)
         runtime.reader = replace(runtime.reader, models=self._models, policy=priorities)
         runtime.prompts, runtime.labels = self.prompts, self._models.names()
+        self.token_watch.keep({model.name for model in self._models.served})
+        self.token_reporter.look()
         runtime.admission.reconfigure(priorities)
 
     # --- its parts ------------------------------------------------------------------------------------------------
@@ -325,6 +333,7 @@ class Pool:
                 settings=resources.token_settings,
                 load=resources.tokenizers.get,
                 long_work=resources.long_work,
+                watch=self.token_watch,
             )
         except PromptTokensError as error:
             raise ConfigError(str(error)) from error
@@ -341,6 +350,7 @@ class Pool:
                 ((endpoint,), error.mean_seconds) for endpoint, error in books.estimates.errors().items()
             ),
         )
+        self.telemetry.show_token_sources(self.token_watch.counts)
         self.telemetry.show(
             EndpointView(
                 known=lambda now: self.endpoints.known(now=now),
