@@ -141,6 +141,12 @@ async def _gather_pod(
     served = parse_served_models(listed.body) if listed.status == 200 else None
     names = {model.name: name for model in models if (name := served_name(model, served)) is not None}
     chat = next(probe for probe in PROBES if probe.is_chat)
+    text = next(probe for probe in PROBES if not probe.is_chat)  # also models without a chat template take it
+    asked = {
+        model.name: chat if model.tokens_from is TokensFrom.RENDER else text
+        for model in models
+        if model.name in names and model.tokens_from in (TokensFrom.RENDER, TokensFrom.AUTO)
+    }
     return PodFacts(
         endpoint=endpoint,
         served=served,
@@ -166,9 +172,13 @@ async def _gather_pod(
             ]
         ),
         render_status={
-            model.name: (await ask(f"{chat.path}/render", post=chat.body(names[model.name]))).status
-            for model in models
-            if model.name in names and model.tokens_from is TokensFrom.RENDER
+            name: (await ask(f"{probe.path}/render", post=probe.body(names[name]))).status
+            for name, probe in asked.items()
+        },
+        tokenize_status={
+            name: (await ask("/tokenize", post=text.body(names[name]))).status
+            for name, probe in asked.items()
+            if probe is text
         },
     )
 

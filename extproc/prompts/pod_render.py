@@ -43,6 +43,9 @@ MAX_ANSWER_BYTES = 8 << 20  # about a million tokens
 # of a prompt without media: what templates add, and the digits of a token for each byte of the request
 ANSWER_BYTES, ANSWER_BYTES_A_BYTE = 1 << 19, 12
 TURNS_SHARE = 0.5  # of a core, for reading long answers: clients wait for them
+TOKENIZE_IS_WRONG = (
+    "the pods count other prompt tokens than their /tokenize says; it is not asked until the pods change"
+)
 CONNECTIONS_KEPT = 4  # to each pod
 
 
@@ -127,6 +130,9 @@ class PodRender:
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
         self._cached_bytes = 0
         self._resting: dict[tuple[str, str], _Resting] = {}  # by address and path
+        self._kept: frozenset[str] = frozenset()  # endpoints
+        self._tokenized: set[str] = set()  # models whose prompts came from /tokenize
+        self._distrusted: set[str] = set()  # of these: it is not asked any more
         self._turn = 0
         self._under_way = 0
 
@@ -137,7 +143,8 @@ class PodRender:
 
         Raise RenderUnavailableError, RenderTimeoutError or RenderRefusedError.
         """
-        questions = list(_questions(request, body, model))
+        is_distrusted = model.name in self._distrusted
+        questions = list(_questions(request, body, model, may_tokenize=not is_distrusted))
         if not questions or len(body) > self._settings.max_body_bytes:
             raise RenderUnavailableError(
                 "the body is too large to be sent twice" if questions else f"pods do not render {request.api.value}"
@@ -145,7 +152,10 @@ class PodRender:
         key = xxhash.xxh3_128_digest(f"{model.name}\0{request.api.value}\0".encode() + body)
         prompts = self._cached(key)
         if prompts is None:
-            prompts = await self._asked(questions, model, request)
+            try:
+                prompts = await self._asked(questions, model, request)
+            except RenderUnavailableError as error:
+                raise RenderUnavailableError(f"{TOKENIZE_IS_WRONG}; {error}") if is_distrusted else error from None
             self._put(key, prompts)
         return prompts[:limit]
 
@@ -154,9 +164,27 @@ class PodRender:
         now = self._clock()
         return {address: rest.why for (address, _), rest in self._resting.items() if rest.until > now}
 
-    def keep(self, endpoints: Iterable[str]) -> None:
-        """Let go of all other endpoints: they are gone."""
-        self._pages.keep(endpoints)
+    def distrust_tokenize(self, model: str) -> None:
+        """Ask no /tokenize for this model until other endpoints are kept: what it said has not come true.
+
+        Nothing changes for a model whose prompts never came from there.
+        """
+        if model in self._tokenized and model not in self._distrusted:
+            self._distrusted.add(model)
+            self._cache.clear()
+            self._cached_bytes = 0
+            log.warning("prompts of the model %s: %s", model, TOKENIZE_IS_WRONG)
+
+    def keep(self, endpoints: Iterable[str]) -> frozenset[str]:
+        """Let go of all other endpoints: they are gone. Return the models whose /tokenize may be asked again."""
+        kept = frozenset(endpoints)
+        self._pages.keep(kept)
+        if kept == self._kept:
+            return frozenset()
+        again, self._kept = frozenset(self._distrusted), kept
+        self._distrusted.clear()
+        self._tokenized.clear()
+        return again
 
     def close(self) -> None:
         """Close the connections."""
@@ -184,6 +212,8 @@ class PodRender:
                         asked = address, question.path
                         prompts = await self._ask(address, question)
                         if prompts is not None:
+                            if question.path == pod_tokenize.PATH:
+                                self._tokenized.add(model.name)
                             return prompts
         except TimeoutError:
             if not request.has_media:  # fetching media says nothing of the pod
@@ -267,13 +297,15 @@ class PodRender:
             self._cached_bytes -= dropped.size
 
 
-def _questions(request: InferenceRequest, body: bytes, model: ServedModel) -> Iterator[_Question]:
+def _questions(
+    request: InferenceRequest, body: bytes, model: ServedModel, *, may_tokenize: bool
+) -> Iterator[_Question]:
     """Yield what may be asked, the more knowing path first; what a folder cannot do, /tokenize cannot, either."""
     path = RENDER_PATHS.get(request.api)
     if path is not None:
         yield _Question(path, _without_pixels(request, body), read_render_answer, request.has_media)
     plain = None
-    if model.tokens_from is TokensFrom.AUTO and not pod_tokenize.renders_in_code(request, model):
+    if may_tokenize and model.tokens_from is TokensFrom.AUTO and not pod_tokenize.renders_in_code(request, model):
         plain = pod_tokenize.tokenize_body(request, body)
     if plain is not None:
         yield _Question(pod_tokenize.PATH, plain, read_tokenize_answer, has_media=False)

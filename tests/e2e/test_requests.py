@@ -52,6 +52,7 @@ async def test_without_a_tokenizer_the_pods_tell_the_tokens_and_what_is_expected
         repeats = [await mesh.send("POST", "/v1/chat/completions", json=chat) for _ in range(4)]
         assert {answer.upstream for answer in repeats} == {first.upstream}
         assert {answer.cached_tokens for answer in repeats} == {known["matched_tokens"]}
+        await eventually(mesh.state, lambda state: state["token_sources"] == {"tiny": "pods"})
 
 
 @pytest.mark.parametrize(

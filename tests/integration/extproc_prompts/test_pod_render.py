@@ -154,6 +154,20 @@ async def test_a_pod_that_does_not_render_tokenizes_what_it_can_for_a_model_of_w
             await ask(render, CHAT | {"user": "another"}, model=TINY)
 
 
+async def test_a_tokenize_endpoint_that_is_found_wrong_is_not_asked_until_the_pods_change() -> None:
+    async with simulated_pod(renders=False) as address, rendering([address]) as render:
+        render.keep([address])
+        render.distrust_tokenize("tiny")  # never asked there: nothing is known to be wrong
+        found = await ask(render, CHAT, model=UNDECLARED)
+        render.distrust_tokenize("tiny")
+        for body in (CHAT, CHAT | {"user": "another"}):  # what it has said before does not count any more
+            with pytest.raises(RenderUnavailableError, match="other prompt tokens than their /tokenize says"):
+                await ask(render, body, model=UNDECLARED)
+        assert render.keep([address]) == frozenset()
+        assert render.keep([address, "10.0.0.9:8000"]) == {"tiny"}
+        assert await ask(render, CHAT, model=UNDECLARED) == found
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
