@@ -257,10 +257,12 @@ async def test_the_installation_says_what_the_pool_is_to_name(native: NativeMesh
 
 @each_pool
 async def test_istio_alone_tells_the_state_of_a_pool(native: NativeMesh, pool: Pool) -> None:
-    words = await asyncio.to_thread(
-        native.cluster.kube.kubectl, "get", "inferencepool", "-n", POOLS, pool.name, "-o", "json"
-    )
-    [parent] = json.loads(words)["status"]["parents"]
+    wanted = ("get", "inferencepool", "-n", POOLS, pool.name, "-o", "json", "--show-managed-fields")
+    words = await asyncio.to_thread(native.cluster.kube.kubectl, *wanted)
+    found = json.loads(words)
+    managers = {each["manager"] for each in found["metadata"]["managedFields"] if each.get("subresource") == "status"}
+    assert managers == {"istiod"}  # the program that the tests build of it
+    [parent] = found["status"]["parents"]
     conditions = {each["type"]: each["status"] for each in parent["conditions"]}
     assert parent["parentRef"]["name"] == GATEWAY
     assert conditions == {"Accepted": "True", "ResolvedRefs": "True"}
