@@ -1,6 +1,7 @@
-"""A client whose body of 64 KB comes in DATA frames of four bytes: each is a message to the picker.
+"""A client whose body of 40 KB comes in DATA frames of four bytes: each is a message to the picker.
 
-Envoy itself takes 1.5 µs a frame, in one piece; that is why there are no more of them here.
+Envoy itself takes 1.8 µs a frame, in one piece, and the picker 0.7 µs, in turns; that is why there are no more of them
+here: what the innocents feel would be Envoy's alone.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from extproc.http2 import frames as http2
 from tests.attack.http2_client import raw_client
 from tests.attack.target import Target
 
-BODY_BYTES = 64_000
+BODY_BYTES = 40_000
 PIECE = b"    "
 PAUSE_SECONDS = 0.2
 
