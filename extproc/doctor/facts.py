@@ -8,6 +8,7 @@ from extproc.models.models import ModelTable
 from extproc.pods.endpoint import EndpointModels
 from extproc.policy.status import PolicyStatus
 from extproc.policy.values import Steering
+from extproc.prompts.token_probes import TokenComparison
 from kvmesh.blocks.source import SourceStatus
 from kvmesh.documents.documents import DocumentProblem
 from kvmesh.documents.pools import PoolEndpoint
@@ -27,25 +28,6 @@ class Expected:
     index_timeout_seconds: float = 0.02
     pool: str = ""  # "namespace/name" where these are one pool's of several; "": of all
     failure_mode: str = ""  # that the pool's policies say; "": they are not asked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenComparison:
-    """One probe of one model, tokenized here and by a pod."""
-
-    model: str  # base name
-    probe: str
-    is_chat: bool
-    ours: tuple[int, ...] | None  # None: see `our_problem`
-    theirs: tuple[int, ...] | None  # None: see `their_problem`
-    our_problem: str = ""
-    their_problem: str = ""
-    refused: bool = False  # the pod takes no such prompt (400), as a template without a system role
-
-    @property
-    def agree(self) -> bool:
-        """Whether the tokens are the same, or both sides refuse such a prompt."""
-        return self.ours == self.theirs if self.ours is not None else self.refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ from extproc.doctor.facts import (
     PoolRoute,
     RefusedResource,
 )
-from extproc.doctor.gather_pods import PROBES
 from extproc.doctor.questions import Client, ask_health
+from extproc.prompts.token_probes import PROBES
 
 EXT_PROC = "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor"
 MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"

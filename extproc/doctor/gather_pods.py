@@ -1,26 +1,21 @@
 """Asks each vLLM pod about itself: /metrics, /v1/models, /version, /kv_event_sources, /tokenize. Judges nothing.
 
-`PROBES` are the prompts that tokens are compared on: what templates and tokenizers most often get differently. They are
-tokenized here, as the picker would, and by the pod.
+Probes (`prompts.token_probes`) are tokenized here, as the picker would, and by the pod.
 """
 
 import asyncio
-import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import msgspec
-
-from extproc.doctor.facts import Expected, PodFacts, Publisher, TokenComparison
+from extproc.doctor.facts import Expected, PodFacts, Publisher
 from extproc.doctor.questions import Client, Page
-from extproc.errors import PickError, PromptTokensError
+from extproc.errors import PromptTokensError
 from extproc.models.models import ServedModel, TokensFrom
 from extproc.pods.endpoint import EndpointModels, parse_served_models
 from extproc.prompts.prompt_tokens import load_tokenizer
+from extproc.prompts.token_checks import tokens_of_probe
+from extproc.prompts.token_probes import PROBES, Probe, TokenComparison, Tokens
 from extproc.prompts.tokenizer import ModelTokenizer
-from extproc.requests.openai import parse_request
 from kvmesh.pods.engine_metrics import parse_load, parse_pod_report
 from kvmesh.pods.engine_profiles import ENGINES, PROFILES
 from kvmesh.pods.page_steps import UnreadablePageError
@@ -31,70 +26,7 @@ from kvmesh.pods.pod_report import sum_counters
 PODS_AT_A_TIME = 16
 MOST_RANKS = 1024  # of one pod
 SHOWN_CHARACTERS = 200  # of what a pod says to a request that it refuses
-Tokens = tuple[int, ...] | str  # a text says why there are none
 TokensByProbe = Mapping[str, Tokens]
-
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "The weather of a place: °C, wind & rain",
-            "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
-        },
-    }
-]
-UNICODE = "Straße, İstanbul, e\u0301 vs é, 日本語, 한국어, العربية, 👩‍👩‍👧 🏳️‍🌈\u00a0\u2003end"
-WHITESPACE = "  two  spaces\n\n\n\ttab\r\nline   \n"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """One prompt, as a client sends it; /tokenize of the pod takes the same fields."""
-
-    name: str
-    path: str
-    fields: Mapping[str, Any]
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether a chat template takes part."""
-        return "messages" in self.fields
-
-    def body(self, model: str) -> bytes:
-        """Return the request body for a model."""
-        return msgspec.json.encode({"model": model, **self.fields})
-
-
-def _chat(name: str, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Probe:
-    return Probe(name=name, path="/v1/chat/completions", fields={"messages": messages, **fields})
-
-
-def _completion(name: str, prompt: str) -> Probe:
-    return Probe(name=name, path="/v1/completions", fields={"prompt": prompt})
-
-
-def _says(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
-
-
-PROBES = (
-    _completion("completion", "The quick brown fox jumps over the lazy dog. 1234567890 x²+y²≠z²"),
-    _completion("completion with Unicode", UNICODE),
-    _completion("completion with whitespace", WHITESPACE),
-    _chat("chat", [_says("user", "What is a block pool?")]),
-    _chat(
-        "chat with system prompt and history",
-        [
-            _says("system", "You are a terse assistant. " * 8),
-            _says("user", "Name a colour."),
-            _says("assistant", "Blue."),
-            _says("user", "Another one, please."),
-        ],
-    ),
-    _chat("chat with Unicode", [_says("user", UNICODE + WHITESPACE)]),
-    _chat("chat with tools", [_says("user", "Will it rain in Paris?")], tools=TOOLS),
-)
 
 
 async def gather_pods(client: Client, expected: Expected, own: Mapping[str, TokensByProbe]) -> tuple[PodFacts, ...]:
@@ -233,15 +165,7 @@ def _of_model(model: ServedModel, tokenizer: ModelTokenizer | None) -> TokensByP
         tokenizer = tokenizer or load_tokenizer(model)
     except PromptTokensError as error:
         return {probe.name: str(error) for probe in PROBES}
-    return {probe.name: _of_probe(probe, model.name, tokenizer) for probe in PROBES}
-
-
-def _of_probe(probe: Probe, model: str, tokenizer: ModelTokenizer) -> Tokens:
-    try:
-        (buffer,) = tokenizer.token_buffers(parse_request(path=probe.path, body=probe.body(model)))
-    except (PromptTokensError, PickError) as error:
-        return str(error)
-    return struct.unpack(f"<{len(buffer) // 4}I", buffer)
+    return {probe.name: tokens_of_probe(probe, model.name, tokenizer) for probe in PROBES}
 
 
 def _compare(probe: Probe, *, model: str, ours: Tokens, answer: Page) -> TokenComparison:

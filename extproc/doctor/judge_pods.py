@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from extproc.doctor.facts import SERVING, Facts, PodFacts, PoolFacts, TokenComparison
+from extproc.doctor.facts import SERVING, Facts, PodFacts, PoolFacts
 from extproc.doctor.findings import Finding, Severity, error, fine, unchecked, warning
 from extproc.models.models import TokensFrom
 from extproc.policy.status import ACCEPTED, FALSE, PENDING, PROGRAMMED, WARNING, Condition
+from extproc.prompts.token_probes import TokenComparison
 
 OLDEST = (0, 8)  # vLLM; docs/limits.md
 WITHOUT_GROUP_KINDS = frozenset({(0, 20), (0, 21)})
@@ -196,7 +197,7 @@ def _rendered_or_tokenized(model: str, rendered: Mapping[str, int], tokenized: M
             endpoint,
             f"neither renders ({statuses[0]}) nor tokenizes ({statuses[1]}) prompts of {model}: {so}",
             fix="give the model a `tokenizer` in `models` (or --tokenizer, KVMESH_TOKENIZERS); or let the picker reach "
-            "POST /tokenize of the pod, which must be a vLLM without an --api-key for it",
+            "POST /tokenize of the pod, which every vLLM answers, one with --api-key, too",
         )
     if only_tokenize:
         yield fine(
@@ -246,7 +247,7 @@ def _tokens_of_pod(endpoint: str, model: str, compared: Sequence[TokenComparison
     names = ", ".join(one.probe for one in wrong)
     first = wrong[0]
     if not all(one.is_chat for one in wrong):
-        yield error(endpoint, f"other tokens of {model} ({names}): {_difference(first)}", fix=_tokenizer_fix(first))
+        yield error(endpoint, f"other tokens of {model} ({names}): {first.difference}", fix=_tokenizer_fix(first))
     elif first.ours is None:
         yield error(
             endpoint,
@@ -257,18 +258,10 @@ def _tokens_of_pod(endpoint: str, model: str, compared: Sequence[TokenComparison
     else:
         yield error(
             endpoint,
-            f"the same text tokens of {model}, but other chats ({names}): {_difference(first)}",
+            f"the same text tokens of {model}, but other chats ({names}): {first.difference}",
             fix="use the pods' chat template: what they have as --chat-template and --default-chat-template-kwargs "
             "belongs in `chatTemplate` and `chatTemplateKwargs` of `models`",
         )
-
-
-def _difference(one: TokenComparison) -> str:
-    if one.ours is None or one.theirs is None:
-        return one.our_problem or one.their_problem
-    at = next((i for i, pair in enumerate(zip(one.ours, one.theirs, strict=False)) if pair[0] != pair[1]), None)
-    where = f"token {at} differs" if at is not None else "one begins like the other"
-    return f"{len(one.ours)} here, {len(one.theirs)} there, {where}"
 
 
 def _tokenizer_fix(one: TokenComparison) -> str:

@@ -269,6 +269,8 @@ class PickerState(msgspec.Struct, frozen=True, kw_only=True):
     quotas: Mapping[str, Any] = {}
     replicas: Mapping[str, Any] | None = None
     token_sources: Mapping[str, str] = {}  # model -> folder, pods or text: of most of its last prompts
+    # model with a tokenizer folder -> exact, unverified or differs: its tokens compared with those of its pods, and why
+    token_states: Mapping[str, tuple[str, str]] = {}
     findings: Sequence[FindingState] | None = None  # of the checks at start-up; None: they are still to come
     decisions: Sequence[DecisionState] = ()
     pool: str | None = ""  # None: the picker serves several, and none was named

@@ -103,6 +103,7 @@ class PoolPages:
             classes=self.classes().classes,
             quotas=self.pool.quotas.facts(),
             token_sources=self.pool.token_watch.sources,
+            token_states={model: (state.verdict.value, state.why) for model, state in self.pool.checks.states.items()},
             replicas=self._replicas(),
             findings=None if findings is None else [_finding(finding) for finding in findings],
             decisions=[
@@ -256,8 +257,11 @@ class PoolPages:
         books = self.pool.books
         return [
             FindingState(check=finding.reason, severity="error", subject=subject, seen=finding.message)
-            for findings in (books.matches.findings, books.realised_watch.findings, self.pool.token_reporter.findings)
+            for findings in (books.matches.findings, books.realised_watch.findings)
             for subject, finding in findings.items()
+        ] + [
+            FindingState(check=finding.reason, severity="error", subject=finding.model, seen=finding.message)
+            for finding in self.pool.token_reporter.findings.values()
         ]
 
 

@@ -18,7 +18,7 @@ from extproc.choosing.choose import PoolView, RoundRobin
 from extproc.choosing.hot_prefixes import HotPrefixes
 from extproc.errors import ConfigError, PromptTokensError
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
-from extproc.pods.endpoint import Reachability
+from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.metrics_scraper import MetricsScraper
 from extproc.policy.pool_config import FAIL_OPEN, PoolConfig
 from extproc.policy.priority import PriorityPolicy
@@ -29,10 +29,12 @@ from extproc.pools.pool_models import declared_models, models_of
 from extproc.pools.pool_runtime import PoolRuntime
 from extproc.pools.prediction_reports import MatchReporter, RealisedReporter
 from extproc.pools.shared_resources import SharedResources
-from extproc.pools.token_reports import TokenReporter
+from extproc.pools.token_reports import TOKENIZER_FOLDER, TOKENS_DIFFER, TokenReporter
 from extproc.prefixes.prefix_index import RedisPrefixIndex
 from extproc.prompts.pod_render import PodRender, RenderSettings
 from extproc.prompts.prompt_tokens import PromptTokenSource
+from extproc.prompts.token_checks import TokenChecks, TokenVerdict
+from extproc.prompts.token_trust import Cause, Teller, TokenTrust
 from extproc.prompts.token_watch import TokenSource, TokenWatch
 from extproc.quotas.shared_quotas import Quotas
 from extproc.responses.realised import OTHER_TOKENS, DriftFinding
@@ -48,6 +50,7 @@ log = logging.getLogger(__name__)
 RECENT_DECISIONS = 200
 RECENT_DECISIONS_OF_A_POOL = 50  # there may be hundreds of pools
 RENDER_CACHE_BYTES_OF_A_POOL = 4 << 20  # likewise
+WRONG_TOKENS = "the pods count other prompt tokens than it says; it is not asked until the pods change"
 
 
 class Pool:
@@ -78,6 +81,9 @@ class Pool:
             degradations=resources.degradations,
         )
         resources.books[config.name] = self.books
+        self.trust = TokenTrust()
+        self.render = self._render()
+        self.checks = TokenChecks(render=self.render, trust=self.trust)
         self.endpoints = self._scraper()
         self.shared = resources.share_of(config.name, session_ttl_seconds=policy.session_seconds)
         self.quotas = self._quotas()
@@ -90,7 +96,6 @@ class Pool:
             quotas=self.quotas,
             shared=self.shared,
         )
-        self.render = self._render()
         self.order = FlowQueue(priorities)
         self.queue = AdmissionQueue(self.order, clock=time.monotonic, telemetry=self.overload)
         self.books.freed = self.queue.wake
@@ -109,7 +114,10 @@ class Pool:
         )
         self.token_watch = TokenWatch()
         self.token_reporter = TokenReporter(
-            watch=self.token_watch, show=self.telemetry.model_finding, clock=time.monotonic
+            watch=self.token_watch,
+            found={TOKENS_DIFFER: self._doubts, TOKENIZER_FOLDER: self._folder_problems},
+            show=self.telemetry.model_finding,
+            clock=time.monotonic,
         )
         self.prompts = self._prompt_source(self._models)
         self.runtime = self._runtime()
@@ -129,16 +137,19 @@ class Pool:
         """
         before = self.config
         models = models_of(config, self._own_models, self._resources.tokenizers)
-        prompts = self.prompts if models == self._models else self._prompt_source(models)
+        prompts = self.prompts
+        if models != self._models or self._has_other_tokenizers(models):
+            prompts = self._prompt_source(models)
         self.config = config
         try:
             if config.endpoints != before.endpoints:
                 self.endpoints.set_endpoints(closed_endpoints(config.endpoints))
                 self.books.set_endpoints(endpoint.address for endpoint in config.endpoints)
-                for model in self.render.keep(endpoint.address for endpoint in config.endpoints):
-                    self.books.realised_watch.forget(model)
+                self.render.keep(endpoint.address for endpoint in config.endpoints)
+                self.checks.keep([endpoint.address for endpoint in config.endpoints])
+                self._pods_changed()
             self.runtime.sample_share = self._sample_share()
-            if config.policy != before.policy or models != self._models:
+            if config.policy != before.policy or models != self._models or prompts is not self.prompts:
                 self._models, self.prompts = models, prompts
                 self._reconfigure(before.policy.priorities)
         except BaseException:
@@ -209,15 +220,68 @@ class Pool:
         runtime.view = replace(runtime.view, policy=policy)
         runtime.reader = replace(runtime.reader, models=self._models, policy=priorities)
         runtime.prompts, runtime.labels = self.prompts, self._models.names()
-        self.token_watch.keep({model.name for model in self._models.served})
+        names = {model.name for model in self._models.served}
+        self.token_watch.keep(names)
+        self.trust.keep(names)
         self.token_reporter.look()
         runtime.admission.reconfigure(priorities)
 
+    # --- whose tokens are believed ----------------------------------------------------------------------------------
+
+    async def check_tokens(self) -> None:
+        """Compare the folders' tokens with those of one pod more, where there is one that was not asked."""
+
+        def serving(model: str) -> Sequence[str]:
+            return _serving(self.endpoints.known(now=time.monotonic()), model)
+
+        await self.checks.look(self.prompts.tokenizers, self._models.served, serving)
+
     def _drift_stands(self, finding: DriftFinding) -> None:
-        """Let go of a source of tokens that is found wrong."""
-        from_pods = self.token_watch.sources.get(finding.model) is TokenSource.PODS
-        if finding.reason == OTHER_TOKENS and from_pods:
-            self.render.distrust_tokenize(finding.model)
+        """Let go of a source of tokens that is found wrong; the next one is judged by what comes from now on."""
+        model = finding.model
+        if finding.reason != OTHER_TOKENS:
+            return
+        match self.token_watch.sources.get(model):
+            case TokenSource.FOLDER:
+                teller: Teller | None = Teller.FOLDER
+            case TokenSource.PODS:
+                teller = self.trust.teller_of_most(model)
+            case _:
+                return
+        if teller is not None and self.trust.distrust(model, teller, Cause.DRIFT, WRONG_TOKENS):
+            self.render.distrusted(model, teller)
+            self.books.realised_watch.forget(model)
+
+    def _pods_changed(self) -> None:
+        """Believe again whose tokens have not come true: the pods may say, or make, others now."""
+        for model in self.trust.renew():
+            self.books.realised_watch.forget(model)
+
+    def _restarted(self, address: str) -> None:
+        self.books.restarted(address)
+        self.render.is_another(address)
+        self.checks.is_another(address)
+        self._pods_changed()
+
+    def _has_other_tokenizers(self, models: ModelTable) -> bool:
+        """Tell whether a folder was loaded again since the prompts' source was made."""
+        loaded, cache = self.prompts.tokenizers, self._resources.tokenizers
+        return any(
+            model.tokens_from is TokensFrom.TOKENIZER and loaded.get(model.name) is not cache.get(model)
+            for model in models.served
+        )
+
+    def _doubts(self) -> Mapping[str, str]:
+        """Return, by model, which tokens are wrong."""
+        differ = {
+            model: state.why for model, state in self.checks.states.items() if state.verdict is TokenVerdict.DIFFERS
+        }
+        return {**differ, **self.trust.doubts}
+
+    def _folder_problems(self) -> Mapping[str, str]:
+        """Return, by model, why its folder cannot be loaded."""
+        problem = self._resources.tokenizers.problem
+        return {model.name: why for model in self.declared_models() if (why := problem(model)) is not None}
 
     # --- its parts ------------------------------------------------------------------------------------------------
 
@@ -297,7 +361,7 @@ class Pool:
             interval_seconds=settings.scrape_interval_seconds,
             timeout_seconds=settings.scrape_timeout_seconds,
             stale_after_seconds=self.config.policy.stale_after_seconds,
-            restarted=books.restarted,
+            restarted=self._restarted,
             reported=books.reported,
             changed=books.changed,
             pace=self._resources.scrape_pace,
@@ -324,14 +388,9 @@ class Pool:
 
         def serving(model: ServedModel) -> Sequence[str]:
             """Return the pods that report and serve the model: one that does not answer would cost the deadline."""
-            return [
-                status.address
-                for status in self.endpoints.snapshot(now=time.monotonic())
-                if status.reachability is Reachability.READY
-                and (status.models is None or status.models.serves(model.name))
-            ]
+            return _serving(self.endpoints.snapshot(now=time.monotonic()), model.name)
 
-        return PodRender(endpoints=serving, settings=settings)
+        return PodRender(endpoints=serving, settings=settings, trust=self.trust)
 
     def _prompt_source(self, models: ModelTable) -> PromptTokenSource:
         served, resources = models.served, self._resources
@@ -345,6 +404,7 @@ class Pool:
                 load=resources.tokenizers.get,
                 long_work=resources.long_work,
                 watch=self.token_watch,
+                trust=self.trust,
             )
         except PromptTokensError as error:
             raise ConfigError(str(error)) from error
@@ -362,6 +422,9 @@ class Pool:
             ),
         )
         self.telemetry.show_token_sources(self.token_watch.counts)
+        self.telemetry.show_token_states(
+            lambda: {(model, state.verdict.value): 1.0 for model, state in self.checks.states.items()}
+        )
         self.telemetry.show(
             EndpointView(
                 known=lambda now: self.endpoints.known(now=now),
@@ -370,6 +433,15 @@ class Pool:
                 index_problem=lambda: self.index.problem,
             )
         )
+
+
+def _serving(statuses: Sequence[EndpointStatus], model: str) -> list[str]:
+    """Return the pods that report and serve the model: one that does not answer would cost the deadline."""
+    return [
+        status.address
+        for status in statuses
+        if status.reachability is Reachability.READY and (status.models is None or status.models.serves(model))
+    ]
 
 
 def closed_endpoints(endpoints: Sequence[PoolEndpoint]) -> Mapping[str, Reachability | None]:

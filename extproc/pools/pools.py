@@ -32,6 +32,7 @@ AUTHORITY = ":authority"
 LOOK_SECONDS = 1.0
 LOOKS_BACK_EVERY = 5  # looks
 LOOKS_BACK_AT_REST = 30  # likewise, at the models of pools without requests: their pods are asked minutes apart
+FOLDERS_EVERY_SECONDS = 5.0
 WATCHED_SECONDS = 900.0  # after its last pick a pool is looked at so long
 RETURN_SECONDS = 5.0  # for a pool that was deleted to be made anew: waiting requests go on then, and get a 503 else
 FULL_MEMORY_POOLS = 4  # with more pools, each remembers less of what it has routed
@@ -270,6 +271,8 @@ class Pools:
                 self._load_tokenizers(pool)
             if self._resources.shared is not None:
                 tasks.create_task(self._resources.shared.run(), name="share load")
+            tasks.create_task(self._check_tokens(), name="check tokens")
+            tasks.create_task(self._refresh_folders(), name="watch tokenizer folders")
             await self._watch()
 
     async def close(self) -> None:
@@ -309,6 +312,24 @@ class Pools:
         with self._alone(pool.name):
             await self._resources.tokenizers.load(missing)
             pool.apply(pool.config)
+            pool.token_reporter.look()
+
+    async def _refresh_folders(self) -> None:
+        """Take up what has changed in the models' folders, and what could not be loaded before."""
+        while True:
+            await asyncio.sleep(FOLDERS_EVERY_SECONDS)
+            if await self._resources.tokenizers.refresh():
+                for pool in tuple(self.with_requests.values()):
+                    with self._alone(pool.name):
+                        pool.apply(pool.config)
+
+    async def _check_tokens(self) -> None:
+        """Compare the folders' tokens with the pods', one pod of each model after another."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for pool in tuple(self._pools.values()):
+                with self._alone(pool.name):
+                    await pool.check_tokens()
 
     async def _watch(self) -> None:
         looks = 0
@@ -326,7 +347,9 @@ class Pools:
                         pool.match_reporter.look()
                         if looks % LOOKS_BACK_EVERY == 0:
                             pool.realised_reporter.look()
-                            pool.token_reporter.look()
+                if looks % every == 0:
+                    with self._alone(pool.name):
+                        pool.token_reporter.look()
             self._end_waits()
             for pool in tuple(self._leaving.values()):
                 # it may have come back while another one was closed

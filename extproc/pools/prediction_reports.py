@@ -89,6 +89,6 @@ class RealisedReporter:
             self._stands(finding)
         for name, finding in self._said.items():
             if name not in standing:
-                log.info("%s: predictions for the model %s are right again", finding.reason, finding.model)
+                log.info("%s: nothing shows it of the model %s any more", finding.reason, finding.model)
                 self._show(model=finding.model, reason=finding.reason, stands=False)
         self._said = standing

@@ -1,4 +1,7 @@
-"""Says which models are routed on text only: a finding, a metric, and a log line when one appears or is gone."""
+"""Says what is wrong with models' tokens: a finding, a metric, and a log line when one appears or is gone.
+
+They are routed on text only; a source of tokens says others than the pods have; a folder cannot be loaded.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -9,16 +12,27 @@ from extproc.prompts.token_watch import TokenWatch
 log = logging.getLogger(__name__)
 
 TEXT_ONLY = "text-only"
-REMEDY = (
-    "give the model a tokenizer folder (--tokenizer, KVMESH_TOKENIZERS, `tokenizer` in `models`), or let the picker "
-    "ask its pods: `tokens: auto`, and vLLM pods that answer POST /tokenize or, with --enable-scale-out, /render"
-)
+TOKENS_DIFFER = "tokens-differ"
+TOKENIZER_FOLDER = "tokenizer-folder"
+REMEDIES: Mapping[str, str] = {
+    TOKENS_DIFFER: "compare the tokenizer folder, the chat template and its default kwargs with the pods' "
+    "(`kvmesh doctor`)",
+    TOKENIZER_FOLDER: "copy the folder that the pods load again; it is tried again by itself",
+    TEXT_ONLY: "give the model a tokenizer folder (--tokenizer, KVMESH_TOKENIZERS, `tokenizer` in `models`), or let "
+    "the picker ask its pods: `tokens: auto`, and vLLM pods that answer POST /tokenize or, with --enable-scale-out, "
+    "/render",
+}
+FACTS: Mapping[str, str] = {
+    TOKENS_DIFFER: "not all that tells its tokens is right, and what is wrong is not used while another can be asked",
+    TOKENIZER_FOLDER: "its tokenizer folder cannot be loaded, and the pods are asked",
+    TEXT_ONLY: "prompts are routed on their text, which only predicts",
+}
 SAID_EVERY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFinding:
-    """A model whose prompts are not tokenized."""
+    """A model with whose tokens something is wrong."""
 
     model: str
     reason: str
@@ -28,43 +42,55 @@ class TokenFinding:
 class TokenReporter:
     """Looks at where tokens came from, and says what has changed."""
 
-    def __init__(self, *, watch: TokenWatch, show: Callable[..., None], clock: Callable[[], float]) -> None:
-        """`show(model=, reason=, stands=)` shows a finding that has appeared or healed."""
+    def __init__(
+        self,
+        *,
+        watch: TokenWatch,
+        show: Callable[..., None],
+        clock: Callable[[], float],
+        found: Mapping[str, Callable[[], Mapping[str, str]]] | None = None,
+    ) -> None:
+        """`found` says, for each further reason, which models have it and why.
+
+        `show(model=, reason=, stands=)` shows a finding that has appeared or healed.
+        """
         self._watch = watch
+        self._found = {TEXT_ONLY: lambda: watch.text_only, **(found or {})}
         self._show = show
         self._clock = clock
-        self._standing: dict[str, TokenFinding] = {}
-        self._said: set[str] = set()  # of those that stand
-        self._said_at: dict[str, float] = {}
+        self._standing: dict[tuple[str, str], TokenFinding] = {}
+        self._said: set[tuple[str, str]] = set()  # of those that stand
+        self._said_at: dict[tuple[str, str], float] = {}
 
     @property
-    def findings(self) -> Mapping[str, TokenFinding]:
-        """Return the findings by model, as of the last look."""
+    def findings(self) -> Mapping[tuple[str, str], TokenFinding]:
+        """Return the findings by model and reason, as of the last look."""
         return self._standing
 
     def look(self) -> None:
-        """Judge what has come, and say which findings have come and gone; of a model one line a minute at most."""
+        """Judge what has come, and say which findings have come and gone; of each one line a minute at most."""
         now, before = self._clock(), self._standing
         self._watch.judge(now=now)
-        self._standing = {model: _finding(model, why) for model, why in self._watch.text_only.items()}
-        for model in self._standing.keys() - before.keys():
-            self._show(model=model, reason=TEXT_ONLY, stands=True)
-        for model in before.keys() - self._standing.keys():
-            self._show(model=model, reason=TEXT_ONLY, stands=False)
-            if model in self._said:
-                self._said.discard(model)
-                log.info("%s: prompts of the model %s are tokenized again", TEXT_ONLY, model)
-        for model in self._standing.keys() - self._said:
-            if now - self._said_at.get(model, now - SAID_EVERY_SECONDS) >= SAID_EVERY_SECONDS:
-                self._said.add(model)
-                self._said_at[model] = now
-                log.warning("%s: %s", TEXT_ONLY, self._standing[model].message)
+        self._standing = {
+            (model, reason): _finding(model, reason, why)
+            for reason, found in self._found.items()
+            for model, why in found().items()
+        }
+        for model, reason in self._standing.keys() - before.keys():
+            self._show(model=model, reason=reason, stands=True)
+        for name in before.keys() - self._standing.keys():
+            model, reason = name
+            self._show(model=model, reason=reason, stands=False)
+            if name in self._said:
+                self._said.discard(name)
+                log.info("%s: this is over for the model %s", reason, model)
+        for name in self._standing.keys() - self._said:
+            if now - self._said_at.get(name, now - SAID_EVERY_SECONDS) >= SAID_EVERY_SECONDS:
+                self._said.add(name)
+                self._said_at[name] = now
+                log.warning("%s: %s", name[1], self._standing[name].message)
 
 
-def _finding(model: str, why: str) -> TokenFinding:
+def _finding(model: str, reason: str, why: str) -> TokenFinding:
     because = f" ({why})" if why else ""
-    return TokenFinding(
-        model=model,
-        reason=TEXT_ONLY,
-        message=f"{model}: prompts are routed on their text, which only predicts{because}: {REMEDY}",
-    )
+    return TokenFinding(model=model, reason=reason, message=f"{model}: {FACTS[reason]}{because}: {REMEDIES[reason]}")

@@ -1,7 +1,9 @@
 """Asks a vLLM pod for a prompt's tokens: POST …/render, which knows media and all formats, else POST /tokenize.
 
 Every question has a deadline, so a slow pod costs a prediction, never a request. Pods that refuse, are away or too slow
-are left alone for a while. Answers are cached by the body's digest.
+are left alone for a while. Answers are cached by the body's digest, each until the pod that gave it may say something
+else: vLLM reads its tokenizer, template and flags when its process starts, so a pod has changed when it is gone, is
+another process, or begins or ceases to answer a path.
 
 A pod may answer anything: an answer is as long as its request can make it, and it is read in steps (`page_turns`).
 """
@@ -21,6 +23,7 @@ from extproc.models.models import ServedModel, TokensFrom
 from extproc.prompts import pod_tokenize
 from extproc.prompts.pod_answers import RenderAnswerError, read_refusal, read_render_answer, read_tokenize_answer
 from extproc.prompts.token_ids import TokenizedPrompt
+from extproc.prompts.token_trust import OF_PODS, Teller, TokenTrust
 from extproc.requests.json_edit import replace_top_level
 from extproc.requests.request import ApiKind, InferenceRequest
 from kvmesh.pods.http_response import HttpResponseError
@@ -43,10 +46,8 @@ MAX_ANSWER_BYTES = 8 << 20  # about a million tokens
 # of a prompt without media: what templates add, and the digits of a token for each byte of the request
 ANSWER_BYTES, ANSWER_BYTES_A_BYTE = 1 << 19, 12
 TURNS_SHARE = 0.5  # of a core, for reading long answers: clients wait for them
-TOKENIZE_IS_WRONG = (
-    "the pods count other prompt tokens than their /tokenize says; it is not asked until the pods change"
-)
 CONNECTIONS_KEPT = 4  # to each pod
+NOT_IMPLEMENTED = 501
 
 
 class RenderUnavailableError(PromptTokensError):
@@ -85,11 +86,31 @@ class _Cached(NamedTuple):
     prompts: tuple[TokenizedPrompt, ...]
     size: int  # bytes
     until: float
+    model: str
+    teller: Teller
+    address: str  # of the pod that gave the answer
+
+
+class _Told(NamedTuple):
+    """An answer, and whose it is."""
+
+    prompts: tuple[TokenizedPrompt, ...]
+    teller: Teller
+    address: str
+
+
+class _NoAnswer(NamedTuple):
+    """Why a pod gives none, and for how long it is to be left alone (seconds)."""
+
+    why: str
+    seconds: float
+    is_able: bool | None = None  # False: it does not answer this path at all
 
 
 class _Question(NamedTuple):
     """What a pod is asked, and how its answer is read."""
 
+    teller: Teller
     path: str
     body: bytes
     read: Callable[[bytes], Steps[tuple[TokenizedPrompt, ...]]]
@@ -120,19 +141,20 @@ class PodRender:
         *,
         endpoints: Callable[[ServedModel], Sequence[str]],
         settings: RenderSettings | None = None,
+        trust: TokenTrust | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._endpoints = endpoints
         self._settings = settings or RenderSettings()
+        self._trust = trust or TokenTrust()
         self._clock = clock
         self._pages = PodPages(most_kept=CONNECTIONS_KEPT)
         self._turns = PageTurns(share=TURNS_SHARE)
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
         self._cached_bytes = 0
+        self._changes = 0  # how often answers were let go of: one that was asked for before is not kept
         self._resting: dict[tuple[str, str], _Resting] = {}  # by address and path
-        self._kept: frozenset[str] = frozenset()  # endpoints
-        self._tokenized: set[str] = set()  # models whose prompts came from /tokenize
-        self._distrusted: set[str] = set()  # of these: it is not asked any more
+        self._able: dict[tuple[str, str], bool] = {}  # likewise: whether it answers at all
         self._turn = 0
         self._under_way = 0
 
@@ -143,56 +165,98 @@ class PodRender:
 
         Raise RenderUnavailableError, RenderTimeoutError or RenderRefusedError.
         """
-        is_distrusted = model.name in self._distrusted
-        questions = list(_questions(request, body, model, may_tokenize=not is_distrusted))
+        questions = list(self._questions(request, body, model))
+        doubt = "; ".join(why for teller in OF_PODS if (why := self._trust.doubt(model.name, teller)) is not None)
         if not questions or len(body) > self._settings.max_body_bytes:
-            raise RenderUnavailableError(
-                "the body is too large to be sent twice" if questions else f"pods do not render {request.api.value}"
-            )
+            why = "the body is too large to be sent twice" if questions else f"pods do not render {request.api.value}"
+            raise RenderUnavailableError(doubt or why)
         key = xxhash.xxh3_128_digest(f"{model.name}\0{request.api.value}\0".encode() + body)
-        prompts = self._cached(key)
-        if prompts is None:
+        cached = self._cached(key)
+        if cached is not None:
+            self._trust.told(model.name, cached.teller)
+            return cached.prompts[:limit]
+        changes = self._changes
+        try:
+            told = await self._asked(questions, model, request)
+        except RenderUnavailableError as error:
+            raise RenderUnavailableError(f"{doubt}; {error}") if doubt else error from None
+        if changes == self._changes:
+            self._put(key, told, model.name)
+        self._trust.told(model.name, told.teller)
+        return told.prompts[:limit]
+
+    async def ask_one(
+        self, address: str, request: InferenceRequest, body: bytes, *, model: ServedModel
+    ) -> TokenizedPrompt | None:
+        """Return what one pod makes of one prompt now, None where it will not have such a prompt.
+
+        For comparisons: nothing is cached, and no pod is left alone afterwards. Raise RenderUnavailableError.
+        """
+        whys: list[str] = []
+        for question in sorted(self._questions(request, body, model, anything=True), key=_tokenize_first):
             try:
-                prompts = await self._asked(questions, model, request)
-            except RenderUnavailableError as error:
-                raise RenderUnavailableError(f"{TOKENIZE_IS_WRONG}; {error}") if is_distrusted else error from None
-            self._put(key, prompts)
-        return prompts[:limit]
+                async with asyncio.timeout(self._settings.timeout_seconds):
+                    answer = await self._answer(address, question)
+            except RenderRefusedError:
+                return None
+            except TimeoutError:
+                raise RenderUnavailableError(f"no answer within {self._settings.timeout_seconds:g} s") from None
+            if isinstance(answer, tuple) and not isinstance(answer, _NoAnswer):
+                return answer[0] if answer else None
+            whys.append(f"{question.teller} does not know the model" if answer is None else answer.why)
+        raise RenderUnavailableError("; ".join(whys) or f"pods do not render {request.api.value}")
 
     def problems(self) -> dict[str, str]:
         """Return why pods are not asked now, by endpoint."""
         now = self._clock()
         return {address: rest.why for (address, _), rest in self._resting.items() if rest.until > now}
 
-    def distrust_tokenize(self, model: str) -> None:
-        """Ask no /tokenize for this model until other endpoints are kept: what it said has not come true.
+    def distrusted(self, model: str, teller: Teller) -> None:
+        """Let go of what it has said: it is not believed any more."""
+        self._drop(lambda cached: cached.model == model and cached.teller is teller)
 
-        Nothing changes for a model whose prompts never came from there.
-        """
-        if model in self._tokenized and model not in self._distrusted:
-            self._distrusted.add(model)
-            self._cache.clear()
-            self._cached_bytes = 0
-            log.warning("prompts of the model %s: %s", model, TOKENIZE_IS_WRONG)
+    def is_another(self, address: str) -> None:
+        """Let go of what a pod has said: it is another process now, perhaps with another model."""
+        self._resting = {name: rest for name, rest in self._resting.items() if name[0] != address}
+        self._able = {name: able for name, able in self._able.items() if name[0] != address}
+        self._drop(lambda cached: cached.address == address)
 
-    def keep(self, endpoints: Iterable[str]) -> frozenset[str]:
-        """Let go of all other endpoints: they are gone. Return the models whose /tokenize may be asked again."""
+    def keep(self, endpoints: Iterable[str]) -> None:
+        """Let go of all other endpoints, and of what they have said: they are gone."""
         kept = frozenset(endpoints)
         self._pages.keep(kept)
-        if kept == self._kept:
-            return frozenset()
-        again, self._kept = frozenset(self._distrusted), kept
-        self._distrusted.clear()
-        self._tokenized.clear()
-        return again
+        self._able = {name: able for name, able in self._able.items() if name[0] in kept}
+        self._drop(lambda cached: cached.address not in kept)
 
     def close(self) -> None:
         """Close the connections."""
         self._pages.close()
 
-    async def _asked(
-        self, questions: Sequence[_Question], model: ServedModel, request: InferenceRequest
-    ) -> tuple[TokenizedPrompt, ...]:
+    def _questions(
+        self, request: InferenceRequest, body: bytes, model: ServedModel, *, anything: bool = False
+    ) -> Iterator[_Question]:
+        """Yield what may be asked, the more knowing path first; `anything`: also what is not believed.
+
+        What a folder cannot do, /tokenize cannot, either, unless it is the folder that is not believed.
+        """
+        path, trust = RENDER_PATHS.get(request.api), self._trust
+        if path is not None and (anything or trust.doubt(model.name, Teller.RENDER) is None):
+            body_without = _without_pixels(request, body)
+            yield _Question(Teller.RENDER, path, body_without, read_render_answer, request.has_media)
+        if pod_tokenize.renders_in_code(request, model):
+            return
+        if not anything and (trust.doubt(model.name, Teller.TOKENIZE) is not None or not self._may_tokenize(model)):
+            return
+        plain = pod_tokenize.tokenize_body(request, body)
+        if plain is not None:
+            yield _Question(Teller.TOKENIZE, pod_tokenize.PATH, plain, read_tokenize_answer, has_media=False)
+
+    def _may_tokenize(self, model: ServedModel) -> bool:
+        if model.tokens_from is TokensFrom.TOKENIZER:
+            return self._trust.doubt(model.name, Teller.FOLDER) is not None
+        return model.tokens_from is TokensFrom.AUTO
+
+    async def _asked(self, questions: Sequence[_Question], model: ServedModel, request: InferenceRequest) -> _Told:
         settings = self._settings
         if self._under_way >= settings.max_under_way:
             raise RenderUnavailableError(f"{self._under_way} other prompts wait for a pod to render them")
@@ -212,9 +276,7 @@ class PodRender:
                         asked = address, question.path
                         prompts = await self._ask(address, question)
                         if prompts is not None:
-                            if question.path == pod_tokenize.PATH:
-                                self._tokenized.add(model.name)
-                            return prompts
+                            return _Told(prompts, question.teller, address)
         except TimeoutError:
             if not request.has_media:  # fetching media says nothing of the pod
                 self._rest(asked, settings.retry_seconds, f"no answer within {seconds:g} s")
@@ -241,10 +303,24 @@ class PodRender:
 
     async def _ask(self, address: str, question: _Question) -> tuple[TokenizedPrompt, ...] | None:
         """Return what one pod says; None if another should be asked. Raise RenderRefusedError."""
+        asked = address, question.path
+        answer = await self._answer(address, question)
+        if not isinstance(answer, _NoAnswer):
+            self._notice(asked, is_able=True)
+            return answer
+        if answer.is_able is not None:
+            self._notice(asked, is_able=answer.is_able)
+        self._rest(asked, answer.seconds, answer.why)
+        return None
+
+    async def _answer(self, address: str, question: _Question) -> tuple[TokenizedPrompt, ...] | _NoAnswer | None:
+        """Return what one pod says; None if it does not know the model. Raise RenderRefusedError.
+
+        The caller sets the deadline.
+        """
         soon, late = self._settings.retry_seconds, self._settings.disabled_seconds
         path, body, most = question.path, question.body, question.longest_answer
         try:
-            # our caller sets the deadline
             answer = await self._pages.post(address, path, body, timeout_seconds=None, max_body_bytes=most)
             status = answer.status
             if status == 200:
@@ -252,23 +328,21 @@ class PodRender:
             if status == 404 and "does not exist" in read_refusal(answer.body):
                 return None  # it knows the path, not the model: an adapter that another pod may have
         except (HttpResponseError, OSError) as error:
-            rest = soon, f"not reached: {str(error) or type(error).__name__}"
+            return _NoAnswer(f"not reached: {str(error) or type(error).__name__}", soon)
         except RenderAnswerError as error:
-            rest = late, str(error)
-        else:
-            if status == 403:
-                rest = late, "render is not enabled: start vLLM with --enable-scale-out"
-            elif status == 401:
-                rest = late, "wants an API key (--api-key), and the picker has none"
-            elif status in (404, 405, 501):
-                rest = late, f"has no {path} (status {status}): vLLM is too old"
-            elif status >= 500:
-                rest = soon, f"answered {path} with status {status}"
-            else:
-                # its text may repeat the prompt: the client gets it from the pod, the log and the pages do not
-                raise RenderRefusedError(f"{address} answered {path} with status {status}")
-        self._rest((address, path), *rest)
-        return None
+            return _NoAnswer(str(error), late)
+        if status >= 500 and status != NOT_IMPLEMENTED:
+            return _NoAnswer(f"answered {path} with status {status}", soon)
+        if (why := _why_unable(status, path)) is not None:
+            return _NoAnswer(why, late, is_able=False)
+        # its text may repeat the prompt: the client gets it from the pod, the log and the pages do not
+        raise RenderRefusedError(f"{address} answered {path} with status {status}")
+
+    def _notice(self, asked: tuple[str, str], *, is_able: bool) -> None:
+        """Let go of what a pod has said where it begins or ceases to answer a path: it was started otherwise."""
+        if self._able.get(asked, is_able) is not is_able:
+            self._drop(lambda cached: cached.address == asked[0])
+        self._able[asked] = is_able
 
     def _rest(self, asked: tuple[str, str], seconds: float, why: str) -> None:
         """Leave a pod alone; logged once for each reason, not for each request."""
@@ -280,35 +354,44 @@ class PodRender:
         self._resting = {name: rest for name, rest in self._resting.items() if rest.until > now - 10 * seconds}
         self._resting[asked] = _Resting(now + seconds, why)
 
-    def _cached(self, key: bytes) -> tuple[TokenizedPrompt, ...] | None:
+    def _cached(self, key: bytes) -> _Cached | None:
         cached = self._cache.get(key)
         if cached is None or cached.until <= self._clock():
             return None
         self._cache.move_to_end(key)
-        return cached.prompts
+        return cached
 
-    def _put(self, key: bytes, prompts: tuple[TokenizedPrompt, ...]) -> None:
-        size = sum(len(prompt.tokens) + 200 * (1 + len(prompt.features)) for prompt in prompts)
+    def _put(self, key: bytes, told: _Told, model: str) -> None:
+        size = sum(len(prompt.tokens) + 200 * (1 + len(prompt.features)) for prompt in told.prompts)
         old = self._cache.pop(key, None)
         self._cached_bytes += size - (old.size if old is not None else 0)
-        self._cache[key] = _Cached(prompts, size, self._clock() + self._settings.cache_seconds)
+        until = self._clock() + self._settings.cache_seconds
+        self._cache[key] = _Cached(told.prompts, size, until, model, told.teller, told.address)
         while self._cached_bytes > self._settings.cache_bytes:
             _, dropped = self._cache.popitem(last=False)
             self._cached_bytes -= dropped.size
 
+    def _drop(self, concerns: Callable[[_Cached], bool]) -> None:
+        """Let go of cached answers, and of all that are under way: whose they will be is not known yet."""
+        self._changes += 1
+        self._cache = OrderedDict((key, cached) for key, cached in self._cache.items() if not concerns(cached))
+        self._cached_bytes = sum(cached.size for cached in self._cache.values())
 
-def _questions(
-    request: InferenceRequest, body: bytes, model: ServedModel, *, may_tokenize: bool
-) -> Iterator[_Question]:
-    """Yield what may be asked, the more knowing path first; what a folder cannot do, /tokenize cannot, either."""
-    path = RENDER_PATHS.get(request.api)
-    if path is not None:
-        yield _Question(path, _without_pixels(request, body), read_render_answer, request.has_media)
-    plain = None
-    if may_tokenize and model.tokens_from is TokensFrom.AUTO and not pod_tokenize.renders_in_code(request, model):
-        plain = pod_tokenize.tokenize_body(request, body)
-    if plain is not None:
-        yield _Question(pod_tokenize.PATH, plain, read_tokenize_answer, has_media=False)
+
+def _why_unable(status: int, path: str) -> str | None:
+    """Return why a pod answers a path to nobody, None where it has refused only this request."""
+    if status == 403:
+        return "render is not enabled: start vLLM with --enable-scale-out"
+    if status == 401:
+        return f"wants an API key for {path} (--api-key), and the picker has none"
+    if status in (404, 405, NOT_IMPLEMENTED):
+        return f"has no {path} (status {status}): vLLM is too old"
+    return None
+
+
+def _tokenize_first(question: _Question) -> bool:
+    """Order questions so that what every vLLM has comes first."""
+    return question.teller is not Teller.TOKENIZE
 
 
 def _without_pixels(request: InferenceRequest, body: bytes) -> bytes:

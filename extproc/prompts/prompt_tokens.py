@@ -5,8 +5,11 @@ cannot be known is named in the answer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
+
+from msgspec.structs import replace
 
 from extproc.errors import ChatTemplateError, PromptTokensError, PromptTooLargeError, TokenizerError
 from extproc.models.models import ServedModel, TokensFrom
@@ -20,6 +23,7 @@ from extproc.prompts.token_ids import (
     cut_tokens,
     kept_tokens,
 )
+from extproc.prompts.token_trust import Teller, TokenTrust
 from extproc.prompts.token_watch import TokenSource, TokenWatch
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.long_work import LongWork, LongWorkError
@@ -32,7 +36,8 @@ TEXT_SEED = "kvmesh-text-chunks"  # of the roots of text chunks: never those of 
 TRUNCATION_UNKNOWN = "truncation-unknown"
 NO_TOKENIZER = "no-tokenizer"
 UNSUPPORTED = "prompt-unsupported"
-POD_MAY_KNOW = frozenset((NO_TOKENIZER, UNSUPPORTED, ChatTemplateError.reason))
+TOKENS_DIFFER = "tokens-differ"
+POD_MAY_KNOW = frozenset((NO_TOKENIZER, UNSUPPORTED, TOKENS_DIFFER, ChatTemplateError.reason))
 MAX_READ_AGAIN_BYTES = 4 << 20  # of a body that is only read for its text: some milliseconds
 
 
@@ -64,15 +69,17 @@ class PromptTokenSource:
         load: Callable[[ServedModel], ModelTokenizer] | None = None,
         long_work: LongWork | None = None,
         watch: TokenWatch | None = None,
+        trust: TokenTrust | None = None,
     ) -> None:
         """Load the tokenizers; raise TokenizerError or ChatTemplateError naming the file that is unusable.
 
         `load` may have them already. `long_work` is a thread that others share; who made it closes it.
-        `watch` counts where tokens come from.
+        `watch` counts where tokens come from, `trust` says which folders are not believed.
         """
         self._settings = settings or TokenSettings()
         self._render = render
         self._watch = watch or TokenWatch()
+        self._trust = trust or TokenTrust()
         load = load or load_tokenizer
         self._tokenizers = {model.name: load(model) for model in models if model.tokens_from is TokensFrom.TOKENIZER}
         self._owns_long_work = long_work is None
@@ -97,8 +104,9 @@ class PromptTokenSource:
         if not request.prompts and request.unsupported_reason is None:
             return NO_PROMPT
         tokenizer = self._tokenizer(model)
-        reason, why = UNSUPPORTED, request.unsupported_reason or ""
-        if request.prompts:
+        doubt = self._doubt(request, tokenizer, model)
+        reason, why = (UNSUPPORTED, request.unsupported_reason or "") if doubt is None else (TOKENS_DIFFER, doubt)
+        if request.prompts and doubt is None:
             try:
                 tokens = await self._tokenized(request, tokenizer, model, limit=limit, tenant=tenant)
                 self._watch.took(model.name, TokenSource.CLIENT if tokenizer is None else TokenSource.FOLDER)
@@ -115,6 +123,11 @@ class PromptTokenSource:
                 return PromptTokens(prompts=rendered, estimated_tokens=total)
             except PromptTokensError as error:
                 reason, why = (error.reason, str(error)) if reason == NO_TOKENIZER else (reason, f"{why}; {error}")
+        if doubt is not None:  # its tokens predict no worse than the text
+            with suppress(PromptTokensError):
+                tokens = await self._tokenized(request, tokenizer, model, limit=limit, tenant=tenant)
+                self._watch.took(model.name, TokenSource.FOLDER)
+                return replace(tokens, degraded=reason, degraded_why=why)
         predicted = _predicted(request, body, model=model, adapter=adapter, reason=reason, why=why)
         if predicted.chunks:
             self._watch.took(model.name, TokenSource.TEXT, why=why)
@@ -133,6 +146,12 @@ class PromptTokenSource:
     def engines(self) -> dict[str, str]:
         """Return the tokenizer library by model, for pages and logs."""
         return {name: tokenizer.engine for name, tokenizer in self._tokenizers.items()}
+
+    def _doubt(self, request: InferenceRequest, tokenizer: ModelTokenizer | None, model: ServedModel) -> str | None:
+        """Return why the model's folder is not believed; None where it is, or this prompt needs none."""
+        if tokenizer is None or not request.prompts or isinstance(request.prompts[0], TokenPrompt):
+            return None
+        return self._trust.doubt(model.name, Teller.FOLDER)
 
     async def _away(self, request: InferenceRequest, tokenize: Callable[[], _T], tenant: str) -> _T:
         """Tokenize in the thread; raise PromptTooLargeError when it takes too long or too many wait."""

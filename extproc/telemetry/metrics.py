@@ -48,6 +48,12 @@ TOKEN_SOURCES = counter(
     "model",
     "source",
 )
+TOKEN_STATES = gauge(
+    "kvmesh_token_states",
+    "1: what is known of the tokens that a model's folder makes, compared with its pods: exact, unverified, differs.",
+    "model",
+    "state",
+)
 UNROUTED = counter("kvmesh_unrouted_requests_total", "Requests that belong to no pool, by reason.", "reason")
 UNFINISHED_BODY_BYTES = gauge(
     "kvmesh_unfinished_body_bytes", "Bytes held of request bodies that have not ended (max_unfinished_body_bytes)."
@@ -120,7 +126,7 @@ FINDING = gauge(
 )
 MODEL_FINDING = gauge(
     "kvmesh_extproc_model_finding",
-    "1 while predictions for a model do not come true, or it is routed on text only (docs/reference/findings.md).",
+    "1 while a model's tokens or predictions are wrong, or it is routed on text only (docs/reference/findings.md).",
     "reason",
     "model",
     over=Over.EACH,

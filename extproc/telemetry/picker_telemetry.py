@@ -166,6 +166,10 @@ class PickerTelemetry:
         """Show, at each scrape, the requests by model and source of their tokens; to be called once."""
         self.registry.read(lambda: [(metrics.TOKEN_SOURCES, counts().items())])
 
+    def show_token_states(self, states: Callable[[], Mapping[tuple[str, str], float]]) -> None:
+        """Show, at each scrape, what is known of the folders' tokens, by model and verdict; to be called once."""
+        self.registry.read(lambda: [(metrics.TOKEN_STATES, states().items())])
+
     def finding(self, *, endpoint: str, reason: str, stands: bool) -> None:
         """Show that a finding has appeared or healed."""
         self._findings.of(reason, endpoint).value = stands

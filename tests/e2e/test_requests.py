@@ -14,6 +14,7 @@ import yarl
 
 from extproc.ext_proc.exchange import BODY_CHUNK_BYTES
 from extproc.policy.values import PickPolicy
+from podsim.model_folder import TINY_MODEL
 from tests.e2e.stack import Answer, Stack, eventually, running_stack, simulated_pods
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -52,6 +53,23 @@ async def test_without_a_tokenizer_the_pods_tell_the_tokens_and_what_is_expected
         repeats = [await mesh.send("POST", "/v1/chat/completions", json=chat) for _ in range(4)]
         assert {answer.upstream for answer in repeats} == {first.upstream}
         assert {answer.cached_tokens for answer in repeats} == {known["matched_tokens"]}
+        await eventually(mesh.state, lambda state: state["token_sources"] == {"tiny": "pods"})
+
+
+async def test_a_folder_whose_tokens_are_not_the_pods_is_found_and_the_pods_tell_them(tmp_path: Path) -> None:
+    (tmp_path / "other.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    served = {"name": "tiny", "tokenizer": str(TINY_MODEL), "chatTemplate": str(tmp_path / "other.jinja")}
+    settings = json.dumps({"models": {"served": [served]}})
+    async with simulated_pods(2) as pods, running_stack(tmp_path, endpoints=list(pods), settings=settings) as mesh:
+        state = await eventually(mesh.state, lambda state: state["token_states"].get("tiny", [""])[0] == "differs")
+        assert "other tokens than" in state["token_states"]["tiny"][1]
+        chat = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": fresh_prompt()}]}
+        first = await mesh.send("POST", "/v1/chat/completions", json=chat)
+        known = await eventually(
+            lambda: mesh.explain(chat, path="/v1/chat/completions"), lambda answer: answer["matched_tokens"] > 0
+        )
+        again = await mesh.send("POST", "/v1/chat/completions", json=chat)
+        assert (again.upstream, again.cached_tokens) == (first.upstream, known["matched_tokens"])
         await eventually(mesh.state, lambda state: state["token_sources"] == {"tiny": "pods"})
 
 

@@ -21,6 +21,7 @@ from extproc.prompts.pod_render import (
     RenderUnavailableError,
 )
 from extproc.prompts.token_ids import Feature, TokenizedPrompt
+from extproc.prompts.token_trust import Cause, Teller, TokenTrust
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind, InferenceRequest
@@ -102,9 +103,11 @@ async def never(request: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def rendering(
-    addresses: Sequence[str], *, clock: Clock | None = None, **settings: Any
+    addresses: Sequence[str], *, clock: Clock | None = None, trust: TokenTrust | None = None, **settings: Any
 ) -> AsyncIterator[PodRender]:
-    render = PodRender(endpoints=lambda model: addresses, settings=RenderSettings(**settings), clock=clock or Clock())
+    render = PodRender(
+        endpoints=lambda model: addresses, settings=RenderSettings(**settings), trust=trust, clock=clock or Clock()
+    )
     try:
         yield render
     finally:
@@ -154,18 +157,115 @@ async def test_a_pod_that_does_not_render_tokenizes_what_it_can_for_a_model_of_w
             await ask(render, CHAT | {"user": "another"}, model=TINY)
 
 
-async def test_a_tokenize_endpoint_that_is_found_wrong_is_not_asked_until_the_pods_change() -> None:
-    async with simulated_pod(renders=False) as address, rendering([address]) as render:
-        render.keep([address])
-        render.distrust_tokenize("tiny")  # never asked there: nothing is known to be wrong
+async def test_a_tokenize_endpoint_that_is_found_wrong_is_not_asked_while_it_is_not_believed() -> None:
+    trust = TokenTrust()
+    async with simulated_pod(renders=False) as address, rendering([address], trust=trust) as render:
         found = await ask(render, CHAT, model=UNDECLARED)
-        render.distrust_tokenize("tiny")
+        assert trust.teller_of_most("tiny") is Teller.TOKENIZE
+        trust.distrust("tiny", Teller.TOKENIZE, Cause.DRIFT, "pods count others")
+        render.distrusted("tiny", Teller.TOKENIZE)
         for body in (CHAT, CHAT | {"user": "another"}):  # what it has said before does not count any more
-            with pytest.raises(RenderUnavailableError, match="other prompt tokens than their /tokenize says"):
+            with pytest.raises(RenderUnavailableError, match="pods count others"):
                 await ask(render, body, model=UNDECLARED)
-        assert render.keep([address]) == frozenset()
-        assert render.keep([address, "10.0.0.9:8000"]) == {"tiny"}
+        trust.renew()
         assert await ask(render, CHAT, model=UNDECLARED) == found
+
+
+async def test_a_render_endpoint_that_is_found_wrong_leaves_the_word_to_tokenize() -> None:
+    trust = TokenTrust()
+
+    async def lies(request: web.Request) -> web.StreamResponse:
+        path = request.path
+        return web.json_response({"tokens": [4, 5]} if path == "/tokenize" else RENDERED)
+
+    async with serving(lies) as [pod], rendering([pod.address], trust=trust) as render:
+        assert await ask(render, CHAT, model=UNDECLARED) == ONE_TWO_THREE
+        trust.distrust("tiny", Teller.RENDER, Cause.DRIFT, "pods count others")
+        render.distrusted("tiny", Teller.RENDER)
+        [prompt] = await ask(render, CHAT, model=UNDECLARED)
+        assert array("I", prompt.tokens).tolist() == [4, 5]
+        assert [path for path, _ in pod.asked] == ["/v1/chat/completions/render", "/tokenize"]
+        with pytest.raises(RenderUnavailableError, match="pods count others"):
+            await ask(render, CHAT, model=TINY)  # its pods render, as was declared: nothing else is asked
+
+
+@pytest.mark.parametrize("change", ["distrusted", "restarted", "gone"])
+async def test_an_answer_that_is_under_way_when_its_source_is_let_go_of_is_not_kept(change: str) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await go_on.wait()
+        return web.json_response(RENDERED)
+
+    async with serving(slow) as [pod], rendering([pod.address], timeout_seconds=10.0) as render:
+        asking = asyncio.create_task(ask(render, CHAT))
+        while not pod.asked:
+            await asyncio.sleep(0.001)
+        match change:
+            case "distrusted":
+                render.distrusted("tiny", Teller.RENDER)
+            case "restarted":
+                render.is_another(pod.address)
+            case _:
+                render.keep([])
+        go_on.set()
+        assert await asking == ONE_TWO_THREE
+        for _ in range(2):
+            await ask(render, CHAT)
+        assert len(pod.asked) == 2
+
+
+async def test_a_rollout_takes_what_the_former_pods_have_said() -> None:
+    addresses: list[str] = []
+    async with serving(answers(RENDERED), answers({"token_ids": [4]})) as [old, new], rendering(addresses) as render:
+        addresses[:] = [old.address]
+        render.keep(addresses)
+        assert await ask(render, CHAT) == ONE_TWO_THREE
+        addresses[:] = [new.address]
+        render.keep(addresses)
+        assert [array("I", each.tokens).tolist() for each in await ask(render, CHAT)] == [[4]]
+
+
+async def test_a_pod_that_begins_to_render_was_started_otherwise() -> None:
+    is_able = True
+
+    async def sometimes(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/render"):
+            return web.json_response({"token_ids": [4]} if is_able else {}, status=200 if is_able else 403)
+        return web.json_response({"tokens": [1, 2, 3]})
+
+    clock = Clock()
+    async with serving(sometimes) as [pod], rendering([pod.address], clock=clock, disabled_seconds=10.0) as render:
+        is_able = False
+        assert await ask(render, CHAT, model=UNDECLARED) == ONE_TWO_THREE
+        is_able = True
+        clock.now += 20.0
+        await ask(render, CHAT | {"user": "another"}, model=UNDECLARED)
+        [prompt] = await ask(render, CHAT, model=UNDECLARED)
+        assert array("I", prompt.tokens).tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [
+        (answers({"tokens": [1, 2, 3]}), ONE_TWO_THREE[0]),
+        (answers({}, status=400), None),
+        (answers({"error": {"message": "The model does not exist"}}, status=404), "/tokenize does not know the model"),
+        (answers({}, status=401), "wants an API key for /tokenize"),
+        (answers({"tokens": "no"}), "not an answer of vLLM's tokenize endpoint"),
+        (never, "no answer within 0.2 s"),
+    ],
+)
+async def test_one_pod_is_asked_for_a_comparison(handler: Handler, expected: TokenizedPrompt | str | None) -> None:
+    raw = json.dumps(CHAT).encode()
+    request = parse_request(path="/v1/chat/completions", body=raw)
+    async with serving(handler) as [pod], rendering([], timeout_seconds=0.2) as render:
+        if isinstance(expected, str):
+            with pytest.raises(RenderUnavailableError, match=expected):
+                await render.ask_one(pod.address, request, raw, model=UNDECLARED)
+        else:
+            assert await render.ask_one(pod.address, request, raw, model=UNDECLARED) == expected
+        assert render.problems() == {}
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from extproc.doctor.facts import (
     IndexerFinding,
     PickerFacts,
     PickerTokens,
-    TokenComparison,
     TrialFacts,
 )
 from extproc.doctor.findings import Finding, Severity, error, exit_code, unchecked, warning
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pods.endpoint import EndpointModels
+from extproc.prompts.token_probes import TokenComparison
 from kvmesh.blocks.source import SourceState
 from tests.unit.extproc_doctor.doctor_facts import (
     NOW,

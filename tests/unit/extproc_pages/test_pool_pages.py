@@ -19,6 +19,7 @@ from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
 from extproc.pools.token_reports import TEXT_ONLY, TokenFinding
 from extproc.prefixes.match_watch import MatchFinding
+from extproc.prompts.token_checks import TokenState, TokenVerdict
 from kvmesh.blocks.findings import Finding as IndexFinding
 from kvmesh.blocks.source import IndexStatus, SourceState, SourceStatus
 from tests.unit.extproc_pages.decision_records import decision, record
@@ -66,6 +67,7 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: 
         runtime=SimpleNamespace(admission=SimpleNamespace(waiting={"critical": 4}), recent=recent),
         token_watch=SimpleNamespace(sources={"tiny": "text"}),
         token_reporter=SimpleNamespace(findings=untokenized or {}),
+        checks=SimpleNamespace(states={"tiny": TokenState(TokenVerdict.EXACT, "as 2 pods")}),
         quotas=SimpleNamespace(facts=lambda: {"quotas": 1}),
     )
     return PoolPages(cast("Pool", pool))

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from extproc.admission.flow_queue import FlowQueue
-from extproc.errors import NoPoolForHostError
+from extproc.errors import NoPoolForHostError, TokenizerError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ServedModel, TokensFrom
 from extproc.policy.merged_policy import pick_policy
@@ -20,11 +21,14 @@ from extproc.policy.pool_config import PoolConfig
 from extproc.policy.priority import PriorityPolicy, Quota
 from extproc.policy.values import PickPolicy
 from extproc.pools import pools as module
+from extproc.pools.pool import Pool
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
+from extproc.pools.token_reports import TOKENIZER_FOLDER, TOKENS_DIFFER
 from extproc.prefixes.routing_memory import RoutingMemory
+from extproc.prompts.token_trust import Teller
 from extproc.prompts.token_watch import TokenSource
-from extproc.prompts.tokenizer_cache import TokenizerCache
+from extproc.prompts.tokenizer_cache import AGAIN_SECONDS, TokenizerCache
 from extproc.responses.realised import Usage, compare
 from extproc.responses.response_plan import Prediction
 from extproc.settings.config import PickerSettings
@@ -266,28 +270,95 @@ async def test_the_name_by_which_the_picker_is_called_decides_before_the_host(tm
     await pools.close()
 
 
-@pytest.mark.parametrize(("source", "let_go"), [(TokenSource.PODS, ["m"]), (TokenSource.FOLDER, [])])
-async def test_tokens_that_pods_told_wrong_are_let_go_of_until_the_pods_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: TokenSource, let_go: list[str]
+@pytest.mark.parametrize(
+    ("source", "teller"),
+    [(TokenSource.PODS, Teller.RENDER), (TokenSource.PODS, Teller.TOKENIZE), (TokenSource.FOLDER, Teller.FOLDER)],
+)
+async def test_whatever_tells_wrong_tokens_is_let_go_of_until_the_pods_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: TokenSource, teller: Teller
 ) -> None:
-    distrusted: list[str] = []
+    forgotten: list[tuple[str, Teller]] = []
     pools = made(tmp_path)
     await pools.apply(named(A))
     pool = pools.all["llm/a"]
-    monkeypatch.setattr(pool.render, "distrust_tokenize", distrusted.append)
-    monkeypatch.setattr(pool.render, "keep", lambda _: frozenset(distrusted))
+    monkeypatch.setattr(pool.render, "distrusted", lambda *what: forgotten.append(what))
+    pool.trust.told("m", teller)
     pool.token_watch.took("m", source)
     pool.token_reporter.look()
+    find_other_tokens(pool)
+
+    assert forgotten == [("m", teller)]
+    assert "other prompt tokens" in (pool.trust.doubt("m", teller) or "")
+    assert "m" not in pool.books.realised_watch.findings  # the next source is judged by what comes from now on
+    pool.token_reporter.look()
+    assert ("m", TOKENS_DIFFER) in pool.token_reporter.findings
+
+    await pools.apply(named(replace(A, endpoints=(PoolEndpoint(address="10.0.0.1:8000"),))))
+    assert pool.trust.doubt("m", teller) is None
+    await pools.close()
+
+
+async def test_a_pod_that_was_started_again_may_tell_other_tokens(tmp_path: Path) -> None:
+    pools = made(tmp_path)
+    await pools.apply(named(A))
+    pool = pools.all["llm/a"]
+    pool.trust.told("m", Teller.RENDER)
+    pool.token_watch.took("m", TokenSource.PODS)
+    pool.token_reporter.look()
+    find_other_tokens(pool)
+    assert pool.trust.doubt("m", Teller.RENDER)
+
+    pool._restarted("10.0.0.1:8000")
+
+    assert pool.trust.doubt("m", Teller.RENDER) is None
+    await pools.close()
+
+
+async def test_text_is_not_blamed_for_other_tokens(tmp_path: Path) -> None:
+    pools = made(tmp_path)
+    await pools.apply(named(A))
+    pool = pools.all["llm/a"]
+    pool.token_watch.took("m", TokenSource.TEXT)
+    pool.token_reporter.look()
+    find_other_tokens(pool)
+    assert pool.trust.doubts == {}
+    assert "m" in pool.books.realised_watch.findings
+    await pools.close()
+
+
+async def test_a_folder_that_cannot_be_loaded_is_a_finding_and_is_taken_up_when_it_can(tmp_path: Path) -> None:
+    problem, now = "there is no tokenizer.json", 0.0
+
+    def load(model: ServedModel) -> Any:
+        if problem:
+            raise TokenizerError(problem)
+        return SimpleNamespace(engine="scripted")
+
+    pools = made(tmp_path)
+    model = ServedModel(name="m", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=tmp_path)
+    cache = pools._resources.tokenizers = TokenizerCache(load, clock=lambda: now)
+    config = replace(A, models=replace(A.models, served=(model,)))
+    await cache.load((model,))
+    await pools.apply(named(config))
+    pool = pools.all["llm/a"]
+    pool.token_reporter.look()
+    assert problem in pool.token_reporter.findings["m", TOKENIZER_FOLDER].message
+    assert not pool.prompts.tokenizers
+
+    problem, now = "", AGAIN_SECONDS
+    assert [await cache.refresh() for _ in range(2)].count(True) == 1
+    pool.apply(config)
+    pool.token_reporter.look()
+
+    assert (list(pool.prompts.tokenizers), dict(pool.token_reporter.findings)) == (["m"], {})
+    await pools.close()
+
+
+def find_other_tokens(pool: Pool) -> None:
+    """Have pods count another prompt length than was expected, often enough for a finding."""
     prediction = Prediction(model="m", endpoint="e", prompt_tokens=100, matched_tokens=0, best_matched_tokens=0)
     comparison = compare(prediction, Usage(prompt_tokens=101, cached_tokens=0))
     assert comparison is not None
     for _ in range(20):
         pool.books.realised_watch.add(comparison, now=time.monotonic())
-
     pool.realised_reporter.look()
-    assert distrusted == let_go
-    assert "m" in pool.books.realised_watch.findings
-
-    await pools.apply(named(replace(A, endpoints=(PoolEndpoint(address="10.0.0.1:8000"),))))
-    assert ("m" in pool.books.realised_watch.findings) == (not let_go)
-    await pools.close()

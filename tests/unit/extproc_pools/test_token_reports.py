@@ -25,8 +25,8 @@ def test_a_finding_is_shown_while_it_stands_and_said_once_a_minute_at_most(caplo
     took(TokenSource.TEXT, 10)
     took(TokenSource.TEXT, 10)
     assert shown == [("m", TEXT_ONLY, True)]
-    assert "no pod serves 'm' now" in reporter.findings["m"].message
-    assert "/tokenize" in reporter.findings["m"].message
+    assert "no pod serves 'm' now" in reporter.findings["m", TEXT_ONLY].message
+    assert "/tokenize" in reporter.findings["m", TEXT_ONLY].message
     took(TokenSource.PODS, 30)
     took(TokenSource.TEXT, 30)
     assert shown[1:] == [("m", TEXT_ONLY, False), ("m", TEXT_ONLY, True)]
