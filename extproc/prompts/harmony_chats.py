@@ -7,6 +7,7 @@ and asks a server for its vocabulary, unless TIKTOKEN_ENCODINGS_BASE names a fol
 """
 
 import importlib.util
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -113,7 +114,10 @@ class HarmonyChats:
                 yield self._said(reasoning, "analysis")
             for call in calls:
                 function = call.get("function", {})
-                said = self._said(function.get("arguments", "") or "", "commentary")
+                arguments = function.get("arguments")
+                if isinstance(arguments, dict):  # made by the reader of another API; vLLM's makes a text of them
+                    arguments = json.dumps(arguments)
+                said = self._said(arguments or "", "commentary")
                 yield said.with_recipient(f"functions.{function.get('name', '')}").with_content_type("json")
             return
         if reasoning:

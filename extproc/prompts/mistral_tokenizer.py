@@ -132,8 +132,6 @@ def load_mistral(folder: Path, *, defaults: Mapping[str, Any] | None = None) -> 
 
 def _messages(prompt: ChatPrompt) -> list[dict[str, Any]]:
     """Return the messages as vLLM hands them to mistral-common; raise ChatTemplateError for what it refuses."""
-    if prompt.messages_system_first is not None or prompt.kwargs_low_effort is not None:
-        raise ChatTemplateError("vLLM decides by a chat template, which there is none of, how it reads this request")
     if not prompt.messages:
         raise ChatTemplateError("there are no messages")
     messages = [_message(message) for message in prompt.messages]

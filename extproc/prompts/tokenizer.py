@@ -33,6 +33,7 @@ from extproc.requests.request import (
 
 _Encodable: TypeAlias = TextPrompt | TokenPrompt | PairPrompt
 
+APIS_IN_CODE = frozenset((ApiKind.CHAT_COMPLETIONS, ApiKind.MESSAGES))  # vLLM makes the first of the second
 SEGMENT_CACHE_BYTES = 64 * 1024 * 1024  # remembers what stands between special tokens, so old turns cost nothing
 
 
@@ -57,7 +58,7 @@ class ModelTokenizer:
         self._no_template = no_template  # what to say to a chat when there is no template for it
         self._frame = _frame(engine)
         self._system_first = system_first  # the template refuses later system messages: vLLM moves them to the front
-        self._low_effort = chats is None and cannot_disable_thinking(self._rendered)
+        self._low_effort = cannot_disable_thinking(self._rendered if chats is None else chats.tokens)
 
     @classmethod
     def load(
@@ -80,7 +81,7 @@ class ModelTokenizer:
             engine, chats = load_mistral(folder, defaults=chat_template_kwargs)
             forms = PromptForms.of(model_config(folder), tokenizer=None, has_template=False)
             why = "mistral-common renders the model's chats without a template"
-            return cls(engine=engine, templates={}, no_template=why, forms=forms, chats=chats)
+            return cls(engine=engine, templates={}, no_template=why, forms=forms, system_first=True, chats=chats)
         return cls.of_folder(
             read_folder(folder, chat_template=chat_template, as_written=as_written),
             chat_template_kwargs=chat_template_kwargs,
@@ -97,16 +98,18 @@ class ModelTokenizer:
     ) -> "ModelTokenizer":
         """Make the tokenizer of a folder that was read; raise ChatTemplateError where a template does not compile."""
         engine = choose_engine(read.backend, tuple(read.special_tokens.values()), read.path, segment_cache_bytes)
+        harmony = HarmonyChats(partial(engine.encode, add_special_tokens=False)) if read.has_harmony_chats else None
         return cls(
             engine=engine,
             templates={
                 name: ChatTemplate(text, special_tokens=read.special_tokens, defaults=chat_template_kwargs)
                 for name, text in sorted(read.templates.items())
+                if harmony is None
             },
             no_template=read.no_template,
             forms=PromptForms.of(read.model, tokenizer=read.backend, has_template=read.has_given_template),
             system_first=any(refuses_later_system(source) for source in read.templates.values()) or not read.templates,
-            chats=HarmonyChats(partial(engine.encode, add_special_tokens=False)) if read.has_harmony_chats else None,
+            chats=harmony,
         )
 
     @property
@@ -161,11 +164,16 @@ class ModelTokenizer:
 
     def render(self, prompt: ChatPrompt) -> str:
         """Return the text that the chat template makes of a conversation; raise ChatTemplateError."""
+        return self._rendered(self._settled(prompt))
+
+    def _settled(self, prompt: ChatPrompt) -> ChatPrompt:
+        """Return what vLLM makes of Anthropic's ideas for this model."""
         if self._system_first and prompt.messages_system_first is not None:
             prompt = replace(prompt, messages=prompt.messages_system_first)
         if self._low_effort and prompt.kwargs_low_effort is not None:
-            prompt = replace(prompt, chat_template_kwargs=prompt.kwargs_low_effort)
-        return self._rendered(prompt)
+            low = prompt.kwargs_low_effort
+            prompt = replace(prompt, chat_template_kwargs=low, reasoning_effort=low.get("reasoning_effort"))
+        return prompt
 
     def text(self, tokens: bytes) -> str:
         """Return the text of token ids (little-endian uint32); raise TokenizerError for ids that are no token's.
@@ -191,8 +199,8 @@ class ModelTokenizer:
                 yield prompt
             elif self._chats is None:
                 yield TextPrompt(text=self.render(prompt), add_special_tokens=prompt.add_special_tokens)
-            elif request.api is ApiKind.CHAT_COMPLETIONS:
-                yield TokenPrompt(token_bytes=self._chats.tokens(prompt))
+            elif request.api in APIS_IN_CODE:
+                yield TokenPrompt(token_bytes=self._chats.tokens(self._settled(prompt)))
             else:  # vLLM makes them of what this API's reader has already turned into a chat
                 raise ChatTemplateError(f"vLLM renders {request.api.value} of this model in code of its own")
 

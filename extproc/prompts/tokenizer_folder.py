@@ -50,7 +50,7 @@ class TokenizerFolder:
     no_template: str  # what to say to a chat when there is no template for it
     model: Mapping[str, Any]  # config.json
     has_given_template: bool  # in place of its own
-    has_harmony_chats: bool = False  # in place of the templates, and the library is there
+    has_harmony_chats: bool = False  # in place of the templates, which then only say where system messages may stand
 
 
 def read_folder(folder: Path, *, chat_template: Path | None = None, as_written: bool = False) -> TokenizerFolder:
@@ -86,12 +86,9 @@ def read_folder(folder: Path, *, chat_template: Path | None = None, as_written: 
         sources = {"default": _read_template(chat_template)}
     no_template = f"{folder} has neither chat_template.jinja nor a chat_template in tokenizer_config.json"
     why_in_code, has_harmony_chats = _chats_in_code(model)
-    if why_in_code is not None:
+    if why_in_code is not None and not has_harmony_chats:
         sources, no_template = {}, why_in_code
-        if not has_harmony_chats:
-            logger.warning(
-                "%s: the pods are asked for the tokens of chats", why_in_code, extra={"tokenizer": str(folder)}
-            )
+        logger.warning("%s: the pods are asked for the tokens of chats", why_in_code, extra={"tokenizer": str(folder)})
     return TokenizerFolder(
         path=folder,
         backend=backend,

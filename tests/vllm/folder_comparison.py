@@ -18,11 +18,13 @@ from extproc.prompts.tokenizer_folder import read_folder
 from extproc.requests.openai import parse_request
 from tests.vllm.environment import VllmEnvironment, offline
 from tests.vllm.orderly_chats import orderly_chats
+from tests.vllm.random_bodies import random_bodies
 from tests.vllm.random_chats import random_chats
 
 HERE = Path(__file__).parent
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 ORACLE_SECONDS = 400.0
-Chats: TypeAlias = Callable[[], list[dict[str, Any]]]
+Asked: TypeAlias = Callable[[], list[tuple[str, dict[str, Any]]]]
 # the pods' --chat-template, for the folders that have none
 TEMPLATES = {
     "gemma2": "instruction_style",
@@ -101,11 +103,18 @@ def chats() -> list[dict[str, Any]]:
     return [*awkward, *combined, *random_chats(400, seed=20261125)]
 
 
-def chats_in_code() -> list[dict[str, Any]]:
-    """The same without template variables, which vLLM refuses where there is no template, and orderly ones."""
+def asked_with_templates() -> list[tuple[str, dict[str, Any]]]:
+    """What is compared where a template renders: path and body."""
+    return [(CHAT, body) for body in chats()]
+
+
+def asked_without_templates() -> list[tuple[str, dict[str, Any]]]:
+    """The same without template variables, which vLLM refuses there, orderly ones, and random ones of /v1/messages."""
     bare = [{name: value for name, value in body.items() if name != "chat_template_kwargs"} for body in chats()]
     distinct = {json.dumps(body): body for body in bare}
-    return [*distinct.values(), *orderly_chats(400, seed=20261126)]
+    orderly = [(CHAT, body) for body in (*distinct.values(), *orderly_chats(400, seed=20261126))]
+    random_ones = [(path, body) for path, body in random_bodies(300, seed=20261127) if path == MESSAGES]
+    return [*orderly, *((path, {"model": "m", "max_tokens": 9, **body}) for path, body in random_ones)]
 
 
 def _variables(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,7 +155,7 @@ class Oracle:
 
 @contextlib.contextmanager
 def running_oracle(
-    environment: VllmEnvironment, folders: Mapping[str, Path], scratch: Path, *, asked: Chats = chats
+    environment: VllmEnvironment, folders: Mapping[str, Path], scratch: Path, *, asked: Asked = asked_with_templates
 ) -> Iterator[Oracle]:
     """Ask vLLM for everything about these folders, in one process."""
     question = {
@@ -179,7 +188,9 @@ def template_of(name: str) -> Path | None:
     return HERE / "templates" / f"{TEMPLATES[name]}.jinja" if name in TEMPLATES else None
 
 
-def compare(name: str, folder: Path, oracle: Oracle, *, as_written: bool = False, asked: Chats = chats) -> Comparison:
+def compare(
+    name: str, folder: Path, oracle: Oracle, *, as_written: bool = False, asked: Asked = asked_with_templates
+) -> Comparison:
     """Load the folder as the picker does, and compare all that vLLM answered with what each engine makes."""
     if has_mistral_file(folder):
         ours, references = ModelTokenizer.load(folder), []
@@ -195,16 +206,16 @@ def compare(name: str, folder: Path, oracle: Oracle, *, as_written: bool = False
             if made | {_ids(ours, "/v1/completions", body)} != {ids}:
                 result.different.append(f"text, {kind}: {text[:60]!r}")
     result.texts = len(texts())
-    for body, ids in zip(asked(), theirs["chats"], strict=True):
-        if ids is None:  # its checks are not ours to repeat
+    for (path, body), answer in zip(asked(), theirs["chats"], strict=True):
+        if answer is None:  # its checks are not ours to repeat
             result.refused += 1
         else:
             result.chats += 1
-            made_here = _ids(ours, "/v1/chat/completions", body)
+            made_here = _ids(ours, path, body)
             if made_here is None:
                 result.left += 1
-            elif made_here != ids:
-                result.different.append(f"chat: {json.dumps(body, ensure_ascii=False)[:600]}")
+            elif made_here != answer:
+                result.different.append(f"{path}: {json.dumps(body, ensure_ascii=False)[:600]}")
     return result
 
 

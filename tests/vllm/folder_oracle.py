@@ -1,9 +1,10 @@
 """Load tokenizer folders and tokenize with vLLM's own code; runs in the vLLM environment, without a server.
 
 Called by `folder_comparison.py` as a subprocess. Reads JSON from standard input, {"answers": folder for the answers,
-"folders": {name: path}, "templates": {name: chat template, for folders that have none}, "texts": [text], "chats": [chat
-completion bodies]}, and writes NAME.json for each folder: {"plain": [ids of each text without special tokens],
-"special": [with them], "chats": [ids, or null where vLLM refuses]}. Ids are little-endian uint32 in hexadecimal.
+"folders": {name: path}, "templates": {name: chat template, for folders that have none}, "texts": [text], "chats":
+[[path, body]], of chat completions and /v1/messages}, and writes NAME.json for each folder: {"plain": [ids of each text
+without special tokens], "special": [with them], "chats": [ids, or null where vLLM refuses]}. Ids are little-endian
+uint32 in hexadecimal.
 """
 
 import copy
@@ -12,8 +13,13 @@ import sys
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
+from vllm.entrypoints.anthropic.protocol import (  # type: ignore[import-not-found]
+    AnthropicEffort,
+    AnthropicMessagesRequest,
+)
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages  # type: ignore[import-not-found]
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # type: ignore[import-not-found]
 from vllm.renderers.base import BaseRenderer  # type: ignore[import-not-found]
 from vllm.renderers.hf import HfRenderer  # type: ignore[import-not-found]
@@ -22,6 +28,8 @@ from vllm.renderers.online_renderer import OnlineRenderer  # type: ignore[import
 from vllm.renderers.params import TokenizeParams  # type: ignore[import-not-found]
 from vllm.tokenizers import get_tokenizer, mistral  # type: ignore[import-not-found]
 from vllm.utils.mistral import is_mistral_tokenizer  # type: ignore[import-not-found]
+
+CHAT = "/v1/chat/completions"
 
 
 class Asked(BaseRenderer):  # type: ignore[misc]
@@ -43,12 +51,32 @@ class Asked(BaseRenderer):  # type: ignore[misc]
         params = TokenizeParams(max_total_tokens=None, add_special_tokens=special)
         return _hex(self._tokenize_prompt(prompt, params)["prompt_token_ids"])
 
-    def chat(self, body: dict[str, Any], template: str | None) -> str | None:
+    def prepare(self, template: str | None) -> None:
+        """Find out what Anthropic's ideas become with this model."""
+        own = template or getattr(self.tokenizer, "chat_template", None)
+        sources = own.values() if isinstance(own, dict) else [own]
+        self.merges = any(map(AnthropicServingMessages._detect_merge_inline_system, sources))
+        hi = [{"role": "user", "content": "Hi"}]
+        off, *others = (
+            self.chat(CHAT, {"messages": hi, "reasoning_effort": effort}, template)
+            for effort in ("none", *get_args(AnthropicEffort))
+        )
+        self.off = "low" if off is None or off in others else "none"
+
+    def chat(self, path: str, body: dict[str, Any], template: str | None) -> str | None:
+        read = ChatCompletionRequest.model_validate if path == CHAT else self._message
         try:
-            return self._chat(ChatCompletionRequest.model_validate(copy.deepcopy(body)), template)
+            return self._chat(read(copy.deepcopy(body)), template)
         except Exception as error:
             print(f"refused: {type(error).__name__} {str(error)[:200]}", file=sys.stderr)
             return None
+
+    def _message(self, body: dict[str, Any]) -> Any:
+        return AnthropicServingMessages.to_chat_completion_request(
+            AnthropicMessagesRequest.model_validate(body),
+            merge_inline_system=self.merges,
+            disabled_thinking_effort=self.off,
+        )
 
     def _chat(self, request: Any, template: str | None) -> str:
         return self.ids(self._prompt(request, template, tokenize=False), special=request.add_special_tokens)
@@ -101,10 +129,12 @@ def main() -> None:
     texts = question["texts"]
     for name, folder in question["folders"].items():
         renderer = renderer_of(folder)
+        template = question["templates"].get(name)
+        renderer.prepare(template)
         answer = {
             "plain": [renderer.ids({"prompt": text}, special=False) for text in texts],
             "special": [renderer.ids({"prompt": text}, special=True) for text in texts],
-            "chats": [renderer.chat(body, question["templates"].get(name)) for body in question["chats"]],
+            "chats": [renderer.chat(path, body, template) for path, body in question["chats"]],
         }
         path = Path(question["answers"]) / f"{name}.json"
         path.with_suffix(".part").write_text(json.dumps(answer))

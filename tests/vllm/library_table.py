@@ -19,7 +19,7 @@ from extproc.prompts.token_ids import TOKEN_BYTES
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.openai import parse_request
 from tests.vllm.environment import VLLM_VERSION, ensure_environment
-from tests.vllm.folder_comparison import Oracle, chats_in_code, compare, running_oracle
+from tests.vllm.folder_comparison import Oracle, asked_without_templates, compare, running_oracle
 from tests.vllm.library_folders import LIBRARIES, library_folders
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -38,7 +38,7 @@ def main() -> None:
         made.mkdir()
         answers.mkdir()
         folders = library_folders(made)
-        with running_oracle(ensure_environment(), folders, answers, asked=chats_in_code) as oracle:
+        with running_oracle(ensure_environment(), folders, answers, asked=asked_without_templates) as oracle:
             for name, path in folders.items():
                 rows.append(compared(name, path, oracle) | cost(path))
                 print(json.dumps(rows[-1]), flush=True)
@@ -57,7 +57,7 @@ def main() -> None:
 
 def compared(name: str, path: Path, oracle: Oracle) -> dict[str, Any]:
     """One folder: what was compared, and the result."""
-    found = compare(name, path, oracle, asked=chats_in_code)
+    found = compare(name, path, oracle, asked=asked_without_templates)
     return {
         "name": name,
         "library": LIBRARIES[name],

@@ -13,7 +13,7 @@ import pytest
 from bench.real_folders import FolderUnavailableError
 from extproc.prompts.chats_in_code import HARMONY_MODEL_TYPE, MODES_BY_ARCHITECTURE
 from tests.vllm.environment import VllmEnvironment, offline, run
-from tests.vllm.folder_comparison import Oracle, chats_in_code, compare, running_oracle
+from tests.vllm.folder_comparison import Oracle, asked_without_templates, compare, running_oracle
 from tests.vllm.library_folders import GPT_OSS, library_folders
 from tests.vllm.mistral_folders import MISTRAL_FOLDERS
 
@@ -36,13 +36,13 @@ def oracle(
     vllm_environment: VllmEnvironment, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Oracle]:
     scratch = tmp_path_factory.mktemp("answers")
-    with running_oracle(vllm_environment, folders, scratch, asked=chats_in_code) as running:
+    with running_oracle(vllm_environment, folders, scratch, asked=asked_without_templates) as running:
         yield running
 
 
 @pytest.mark.parametrize("name", MISTRAL_FOLDERS)
 def test_mistrals_files_have_vllms_tokens(name: str, folders: dict[str, Path], oracle: Oracle) -> None:
-    found = compare(name, folders[name], oracle, asked=chats_in_code)
+    found = compare(name, folders[name], oracle, asked=asked_without_templates)
     assert (found.different, found.left) == ([], 0)
     assert found.texts > 100
     assert found.chats > 200
@@ -51,7 +51,7 @@ def test_mistrals_files_have_vllms_tokens(name: str, folders: dict[str, Path], o
 
 @pytest.mark.parametrize("name", GPT_OSS)
 def test_chats_of_gpt_oss_have_vllms_tokens(name: str, folders: dict[str, Path], oracle: Oracle) -> None:
-    found = compare(name, folders[name], oracle, asked=chats_in_code)
+    found = compare(name, folders[name], oracle, asked=asked_without_templates)
     assert found.different == []
     assert found.engine == "fastokens"
     assert found.chats > 500

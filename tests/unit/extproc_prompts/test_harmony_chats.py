@@ -125,6 +125,20 @@ def test_a_folder_of_gpt_oss_has_harmony_chats_and_its_own_texts(tmp_path: Path,
     )
 
 
+def test_anthropics_messages_have_a_low_effort_where_thinking_is_off(tmp_path: Path, chats: HarmonyChats) -> None:
+    tokenizer = ModelTokenizer.load(folder(tmp_path, model_type="gpt_oss"))
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
+    messages = [
+        USER,
+        called,
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "1"}]},
+    ]
+    made = tokens(tokenizer, "/v1/messages", max_tokens=9, messages=messages, thinking={"type": "disabled"})
+    text = chats._rendered.text(made)
+    assert "Reasoning: low\n" in text
+    assert "to=functions.f<|channel|>commentary json<|message|>{}<|call|>" in text
+
+
 def test_without_the_library_texts_are_known_and_the_log_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

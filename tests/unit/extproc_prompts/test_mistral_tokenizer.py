@@ -134,7 +134,6 @@ def test_media_never_reach_the_library_which_would_fetch_them(
         ((USER,), {"continue_final_message": True, "add_generation_prompt": False}),
         ((USER,), {"continue_final_message": True}),
         ((USER,), {"chat_template_kwargs": {"truncation": True, "max_length": 1}}),
-        ((USER,), {"messages_system_first": (USER,)}),
         ((USER, {"role": "assistant", "tool_calls": [{"id": 1}]}, USER), {}),
     ],
 )
@@ -153,10 +152,17 @@ def test_an_answer_is_continued_where_that_is_asked_for(tokenizer: ModelTokenize
     assert text.endswith("[/INST]▁It▁is")
 
 
-@pytest.mark.parametrize("api", [ApiKind.RESPONSES, ApiKind.MESSAGES, ApiKind.EMBEDDINGS])
+@pytest.mark.parametrize("api", [ApiKind.RESPONSES, ApiKind.EMBEDDINGS])
 def test_chats_of_other_apis_are_left_to_the_pods(tokenizer: ModelTokenizer, api: ApiKind) -> None:
     with pytest.raises(ChatTemplateError, match=f"vLLM renders {api.value} of this model in code of its own"):
         tokenizer.token_buffers(request(ChatPrompt(messages=(USER,)), api))
+
+
+def test_of_anthropics_messages_later_system_texts_come_first(tokenizer: ModelTokenizer) -> None:
+    system = {"role": "system", "content": "s"}
+    prompt = ChatPrompt(messages=(USER, system, USER), messages_system_first=(system, USER, USER))
+    (tokens,) = tokenizer.token_buffers(request(prompt, ApiKind.MESSAGES))
+    assert tokenizer.text(tokens).startswith("<s>[SYSTEM_PROMPT]▁s[/SYSTEM_PROMPT][INST]▁hi")
 
 
 def test_pairs_are_left_to_the_pods(folder: Path, tmp_path: Path) -> None:
