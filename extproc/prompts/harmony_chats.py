@@ -8,7 +8,7 @@ and asks a server for its vocabulary, unless TIKTOKEN_ENCODINGS_BASE names a fol
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -29,18 +29,22 @@ def is_installed() -> bool:
 class HarmonyChats:
     """Renders conversations of one model.
 
-    `texts` is the folder's tokenizer, without special tokens around. `now` is the local time whose date the system
-    message has, as the pods' has theirs.
+    `texts` is the folder's tokenizer, without special tokens around, `added` are the tokens that it finds in texts.
+    `now` is the local time whose date the system message has, as the pods' has theirs.
     """
 
     def __init__(
-        self, texts: Callable[[str], bytes] | None = None, *, now: Callable[[], datetime] = datetime.now
+        self,
+        texts: Callable[[str], bytes] | None = None,
+        added: Iterable[str] = (),
+        *,
+        now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """Load the library's vocabulary; raise TokenizerError where that is impossible. Takes 0.2 s."""
         import openai_harmony  # noqa: PLC0415  an extra
 
         self._library: Any = openai_harmony
-        self._rendered = HarmonyTokens(openai_harmony, texts)
+        self._rendered = HarmonyTokens(openai_harmony, texts, added)
         self._now = now
 
     def tokens(self, prompt: ChatPrompt) -> bytes:

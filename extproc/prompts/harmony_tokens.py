@@ -1,7 +1,7 @@
 """Messages of a harmony conversation to tokens, one message at a time: what was rendered before is remembered.
 
-The library holds the GIL while it renders, 0.4 µs a token. So long texts go to the tokenizer of the model's folder, if
-that makes the same tokens of texts, and the library renders only what stands around them.
+The library holds the GIL while it renders, 0.4 µs a token. So texts go to the tokenizer of the model's folder, if that
+makes the same tokens of texts, and the library renders only what stands around them.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import logging
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from extproc.errors import ChatTemplateError, TokenizerError
@@ -20,7 +20,6 @@ from extproc.requests.request import TokenPrompt
 logger = logging.getLogger(__name__)
 
 MOST_CACHED_BYTES = 32 << 20  # of tokens
-LONG_CHARACTERS = 1_000  # shorter texts are not worth two steps
 MOST_LIBRARY_CHARACTERS = 100_000  # of one request, not remembered: some 10 ms in which nothing else runs
 # What the library does not split takes it time by the square of its length: 16,000 letters take 200 ms, 1,000 one. Each
 # piece of its pattern that is as long has such a run in it: letters and marks, signs, white space, ends of lines.
@@ -40,9 +39,12 @@ class _Marks(NamedTuple):
 
 
 class HarmonyTokens:
-    """Renders messages of one model. `texts` is the folder's tokenizer, without special tokens around."""
+    """Renders messages of one model.
 
-    def __init__(self, library: Any, texts: Callable[[str], bytes] | None = None) -> None:
+    `texts` is the folder's tokenizer, without special tokens around; `added` are the tokens that it finds in texts.
+    """
+
+    def __init__(self, library: Any, texts: Callable[[str], bytes] | None = None, added: Iterable[str] = ()) -> None:
         """`library` is the module openai_harmony. Raise TokenizerError where it has no vocabulary. Takes 0.2 s."""
         try:
             self._encoding: Any = library.load_harmony_encoding(library.HarmonyEncodingName.HARMONY_GPT_OSS)
@@ -54,7 +56,7 @@ class HarmonyTokens:
         self._library = library
         self._marks = _Marks(*(self._encode(f"<|{name}|>", special=True)[0] for name in _Marks._fields))
         self._end = _packed([self._marks.start, *self._encode("assistant")])
-        self._texts = texts if texts is not None and self._is_same(texts) else None
+        self._texts = texts if texts is not None and self._is_same(texts, added) else None
         self._cached: OrderedDict[bytes, bytes] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()  # large prompts are rendered in a thread
@@ -80,7 +82,7 @@ class HarmonyTokens:
     def _message(self, message: Any, *, has_tools: bool, most_characters: int) -> tuple[bytes, int]:
         """Return a message's tokens, and how many characters the library had to read for them."""
         text = _only_text(message)
-        if self._texts is not None and text is not None and len(text) >= LONG_CHARACTERS and SPECIAL not in text:
+        if self._texts is not None and text and SPECIAL not in text:
             frame = message.model_copy(update={"content": [self._library.TextContent(text="")]})
             around, characters = self._message(frame, has_tools=has_tools, most_characters=most_characters)
             return around[:-TOKEN_BYTES] + self._texts(text) + around[-TOKEN_BYTES:], characters
@@ -141,9 +143,9 @@ class HarmonyTokens:
         ids: list[int] = self._encoding.encode(text, allowed_special="all" if special else set(), disallowed_special=())
         return ids
 
-    def _is_same(self, texts: Callable[[str], bytes]) -> bool:
-        """Tell whether the folder's tokenizer makes the same of texts as the library."""
-        for text in probe_texts(()):
+    def _is_same(self, texts: Callable[[str], bytes], added: Iterable[str]) -> bool:
+        """Tell whether the folder's tokenizer makes the same of texts without special tokens as the library."""
+        for text in (*probe_texts(()), *(token for token in added if not token.startswith(SPECIAL))):
             if texts(text) != _packed(self._encode(text)):
                 logger.warning(
                     "a folder's tokenizer is not that of the harmony format: every token of its chats costs 20 times "

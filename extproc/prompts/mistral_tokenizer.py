@@ -93,24 +93,25 @@ def _weights(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("*.safetensors")]
 
 
-def lacks_mistral_common() -> bool:
-    """Tell whether the library is not installed, without importing it."""
-    return importlib.util.find_spec(PACKAGE) is None
+def why_not_loaded(folder: Path) -> str | None:
+    """Return why a folder that `has_mistral_file` is not read here, and what to do; None where it is."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        return "the pods read it with mistral-common, not tokenizer.json: pip install 'kvmesh[mistral]'"
+    if not _weights(folder) and not (folder / "params.json").is_file():
+        return (
+            "the pods read it with mistral-common only if its weights are Mistral's own (consolidated*.safetensors), "
+            "and nothing says so: if they are, copy params.json, too"
+        )
+    return None
 
 
 def load_mistral(folder: Path, *, defaults: Mapping[str, Any] | None = None) -> MistralFolder:
     """Load a folder that `has_mistral_file`; raise TokenizerError naming it and the cause. Takes up to a second."""
-    if lacks_mistral_common():
+    why = why_not_loaded(folder)
+    if why is not None:
         raise TokenizerError(
-            f"the pods read {folder} with mistral-common, not tokenizer.json: pip install 'kvmesh[mistral]', or let "
-            "the pods be asked (`tokens: render`); if they run with --tokenizer-mode hf, give a folder without "
-            "tekken.json and tokenizer.model.v*"
-        )
-    if not _weights(folder) and not (folder / "params.json").is_file():
-        raise TokenizerError(
-            f"{folder} has a file for mistral-common, and the pods use it only where the weights are Mistral's own "
-            "(consolidated*.safetensors): if they are, copy params.json, too; else leave out tekken.json and "
-            "tokenizer.model.v*"
+            f"{folder} is not loaded, because {why}; or let the pods be asked (`tokens: render`); if they run with "
+            "--tokenizer-mode hf, leave out tekken.json and tokenizer.model.v*"
         )
     logging.getLogger(PACKAGE).setLevel(logging.ERROR)  # its warnings quote what clients send
     try:

@@ -98,7 +98,7 @@ class ModelTokenizer:
     ) -> "ModelTokenizer":
         """Make the tokenizer of a folder that was read; raise ChatTemplateError where a template does not compile."""
         engine = choose_engine(read.backend, tuple(read.special_tokens.values()), read.path, segment_cache_bytes)
-        harmony = HarmonyChats(partial(engine.encode, add_special_tokens=False)) if read.has_harmony_chats else None
+        harmony = _harmony(read, engine) if read.has_harmony_chats else None
         return cls(
             engine=engine,
             templates={
@@ -233,6 +233,11 @@ def _beginning(prompt: _Encodable, characters: int) -> _Encodable:
     if not isinstance(prompt, TextPrompt) or len(prompt.text) <= characters:
         return prompt
     return TextPrompt(text=prompt.text[:characters], add_special_tokens=prompt.add_special_tokens)
+
+
+def _harmony(read: TokenizerFolder, engine: Engine) -> HarmonyChats:
+    added = [token.content for token in read.backend.get_added_tokens_decoder().values()]
+    return HarmonyChats(partial(engine.encode, add_special_tokens=False), added)
 
 
 def _frame(engine: Engine) -> Frame:

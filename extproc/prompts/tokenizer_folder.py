@@ -17,7 +17,7 @@ import tokenizers
 from extproc.errors import TokenizerError
 from extproc.prompts import harmony_chats
 from extproc.prompts.chats_in_code import HARMONY_MODEL_TYPE, only_vllm_renders
-from extproc.prompts.mistral_tokenizer import has_mistral_file, lacks_mistral_common
+from extproc.prompts.mistral_tokenizer import has_mistral_file, why_not_loaded
 from extproc.prompts.transformers_process import is_installed, load_as_transformers
 from extproc.prompts.transformers_program import AS_WRITTEN_IN_VLLM
 
@@ -111,13 +111,13 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZER_FILES) or has_mistral_file(folder)
 
 
-def lacks_library(folder: Path) -> str | None:
-    """Return why a folder cannot be read with what is installed, and what to install; None where it can.
+def why_not_readable(folder: Path) -> str | None:
+    """Return why a folder cannot be read with what is installed and in it, and what to do; None where it can.
 
     Raise TokenizerError naming the file that is unusable.
     """
     if has_mistral_file(folder):
-        return "the pods read it with mistral-common: pip install 'kvmesh[mistral]'" if lacks_mistral_common() else None
+        return why_not_loaded(folder)
     why = why_not_plain(_read_json(folder / "tokenizer_config.json"), model_config(folder))
     if why is None and _has_only_sentencepiece(folder):
         why = ONLY_SENTENCEPIECE

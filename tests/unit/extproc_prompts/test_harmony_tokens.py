@@ -1,4 +1,4 @@
-"""Messages of harmony conversations: rendered once each, long texts by the folder's tokenizer, and always in bounds."""
+"""Messages of harmony conversations: rendered once each, texts by the folder's tokenizer, and always in bounds."""
 
 from array import array
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ import pytest
 
 from extproc.errors import ChatTemplateError, TokenizerError
 from extproc.prompts import harmony_tokens
-from extproc.prompts.harmony_tokens import LONG_CHARACTERS, MOST_LIBRARY_CHARACTERS, HarmonyTokens
+from extproc.prompts.harmony_tokens import MOST_LIBRARY_CHARACTERS, HarmonyTokens
 from extproc.prompts.token_ids import TOKEN_BYTES
 from extproc.requests.request import TokenPrompt
 
-LONG = "What is it? " * LONG_CHARACTERS
+LONG = "What is it? " * 1_000
 
 
 class Counting:
@@ -79,14 +79,14 @@ def test_what_is_remembered_has_a_bound(
     assert counting.rendered == ["a", "b", "c", "d", "e", "b"]
 
 
-def test_long_texts_are_the_folders_and_what_stands_around_them_the_librarys(counting: Counting) -> None:
+def test_texts_are_the_folders_and_what_stands_around_them_the_librarys(counting: Counting) -> None:
     texts = Texts(counting)
     fast = HarmonyTokens(openai_harmony, texts)
     fast._encoding = counting
     texts.encoded.clear()
     expected = HarmonyTokens(openai_harmony).of(said("short", LONG), has_tools=False)
     assert fast.of(said("short", LONG), has_tools=False) == expected
-    assert (texts.encoded, counting.rendered) == ([LONG], ["short", ""])
+    assert (texts.encoded, counting.rendered) == (["short", LONG], [""])
 
 
 def test_texts_that_hold_special_tokens_are_the_librarys(counting: Counting) -> None:
@@ -104,6 +104,16 @@ def test_a_folder_of_another_vocabulary_is_not_asked(counting: Counting, caplog:
     other = HarmonyTokens(openai_harmony, lambda text: text.encode("utf-32-le"))
     assert other.of(said(LONG), has_tools=False) == HarmonyTokens(openai_harmony).of(said(LONG), has_tools=False)
     assert "tokenizer is not that of the harmony format" in caplog.text
+
+
+def test_a_folder_that_finds_more_tokens_in_texts_is_not_asked(counting: Counting) -> None:
+    def with_a_token_more(text: str) -> bytes:
+        return b"more" if text == "[MORE]" else Texts(counting)(text)
+
+    folder = HarmonyTokens(openai_harmony, with_a_token_more, ["<|end|>", "[MORE]"])
+    assert folder.of(said("[MORE]"), has_tools=False) == HarmonyTokens(openai_harmony).of(
+        said("[MORE]"), has_tools=False
+    )
 
 
 def test_the_library_reads_no_more_text_of_one_request_than_it_may(tokens: HarmonyTokens, counting: Counting) -> None:

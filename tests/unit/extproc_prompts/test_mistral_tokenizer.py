@@ -11,7 +11,7 @@ import pytest
 from extproc.errors import ChatTemplateError, TokenizerError
 from extproc.prompts.mistral_tokenizer import has_mistral_file, load_mistral
 from extproc.prompts.tokenizer import ModelTokenizer
-from extproc.prompts.tokenizer_folder import has_tokenizer, lacks_library
+from extproc.prompts.tokenizer_folder import has_tokenizer, why_not_readable
 from extproc.requests.request import (
     ApiKind,
     ChatPrompt,
@@ -77,7 +77,9 @@ def test_a_folder_without_its_file_is_none_of_mistrals(tmp_path: Path) -> None:
 
 def test_a_copy_that_does_not_say_whose_weights_the_pods_have_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tekken.json").write_text("{}")
-    with pytest.raises(TokenizerError, match=r"copy params\.json, too; else leave out tekken\.json"):
+    with pytest.raises(
+        TokenizerError, match=r"nothing says so: if they are, copy params\.json, too; or let the pods be asked"
+    ):
         ModelTokenizer.load(tmp_path)
 
 
@@ -85,7 +87,7 @@ def test_without_the_library_the_error_says_what_to_install(folder: Path, monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(TokenizerError, match=r"pip install 'kvmesh\[mistral\]'.*`tokens: render`.*--tokenizer-mode hf"):
         ModelTokenizer.load(folder)
-    assert lacks_library(folder) == "the pods read it with mistral-common: pip install 'kvmesh[mistral]'"
+    assert str(why_not_readable(folder)).endswith("not tokenizer.json: pip install 'kvmesh[mistral]'")
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", '{"vocab": [], "config": {"version": "v99"}}'])
