@@ -4,22 +4,19 @@ The library holds the GIL while it renders, 0.4 µs a token. So texts go to the 
 makes the same tokens of texts, and the library renders only what stands around them.
 """
 
-import hashlib
 import logging
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from extproc.errors import ChatTemplateError, TokenizerError
 from extproc.prompts.engines import probe_texts
 from extproc.prompts.token_ids import TOKEN_BYTES
+from extproc.prompts.token_memory import TokenMemory, key_of
 from extproc.requests.request import TokenPrompt
 
 logger = logging.getLogger(__name__)
 
-MOST_CACHED_BYTES = 32 << 20  # of tokens
 MOST_LIBRARY_CHARACTERS = 100_000  # of one request, not remembered: some 10 ms in which nothing else runs
 # What the library does not split takes it time by the square of its length: 16,000 letters take 200 ms, 1,000 one. Each
 # piece of its pattern that is as long has such a run in it: letters and marks, signs, white space, ends of lines.
@@ -57,9 +54,7 @@ class HarmonyTokens:
         self._marks = _Marks(*(self._encode(f"<|{name}|>", special=True)[0] for name in _Marks._fields))
         self._end = _packed([self._marks.start, *self._encode("assistant")])
         self._texts = texts if texts is not None and self._is_same(texts, added) else None
-        self._cached: OrderedDict[bytes, bytes] = OrderedDict()
-        self._cached_bytes = 0
-        self._lock = threading.Lock()  # large prompts are rendered in a thread
+        self._memory = TokenMemory()
 
     def of(self, messages: Sequence[Any], *, has_tools: bool) -> bytes:
         """Return the ids (little-endian uint32) of a conversation that the assistant is to go on with.
@@ -87,8 +82,8 @@ class HarmonyTokens:
             around, characters = self._message(frame, has_tools=has_tools, most_characters=most_characters)
             return around[:-TOKEN_BYTES] + self._texts(text) + around[-TOKEN_BYTES:], characters
         written = message.to_json()
-        key = hashlib.blake2b(written.encode(), digest_size=16, key=b"tools" if has_tools else b"").digest()
-        found = self._remembered(key)
+        key = key_of(written, kind=b"tools" if has_tools else b"")
+        found = self._memory.get(key)
         if found is not None:
             return found, 0
         if len(written) > most_characters:
@@ -97,24 +92,8 @@ class HarmonyTokens:
             raise ChatTemplateError("a text in the conversation is not divided into words")
         options = self._library.RenderOptions(conversation_has_function_tools=has_tools)
         tokens = _packed(self._with_recipient_first(self._encoding.render(message, options)))
-        self._remember(key, tokens)
+        self._memory.put(key, tokens)
         return tokens, len(written)
-
-    def _remembered(self, key: bytes) -> bytes | None:
-        with self._lock:
-            found = self._cached.get(key)
-            if found is not None:
-                self._cached.move_to_end(key)
-            return found
-
-    def _remember(self, key: bytes, tokens: bytes) -> None:
-        with self._lock:
-            if key not in self._cached:
-                self._cached[key] = tokens
-                self._cached_bytes += len(tokens)
-            while self._cached_bytes > MOST_CACHED_BYTES:
-                _, dropped = self._cached.popitem(last=False)
-                self._cached_bytes -= len(dropped)
 
     def _with_recipient_first(self, ids: list[int]) -> list[int]:
         """Return a call's ids with the header as gpt-oss was trained: the recipient before the channel.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from extproc.errors import ChatTemplateError, TokenizerError
 from extproc.prompts.engines import Engine, ids_of
+from extproc.prompts.token_memory import TokenMemory, key_of
 from extproc.requests.chat_messages import call_arguments, function_tools
 from extproc.requests.request import ChatPrompt, TokenPrompt
 
@@ -27,7 +28,7 @@ NOT_UNDERSTOOD = frozenset(("tokenize", "padding", "truncation", "max_length", "
 
 
 class MistralEngine(Engine):
-    """mistral-common's tokenizer of one file: 0.3 µs a token for tekken, 0.8 for SentencePiece."""
+    """mistral-common's tokenizer of one file."""
 
     name = "mistral-common"
     cuts_texts_at_end = True
@@ -50,6 +51,7 @@ class MistralChats:
         from mistral_common.protocol.instruct.request import ChatCompletionRequest  # noqa: PLC0415  an extra
 
         self._mistral = mistral
+        _remember_texts(mistral.instruct_tokenizer)
         self._request: Any = ChatCompletionRequest
         self._defaults = dict(defaults or {})
         self._has_effort = int(mistral.version.value.removeprefix("v")) >= FIRST_VERSION_WITH_EFFORT
@@ -129,6 +131,26 @@ def load_mistral(folder: Path, *, defaults: Mapping[str, Any] | None = None) -> 
             f"mistral-common cannot load {folder}: {type(error).__name__}: {str(error)[:300]}; copy the folder that "
             "the pods serve again, or let the pods be asked (`tokens: render`)"
         ) from error
+
+
+def _remember_texts(instruct: Any) -> None:
+    """Have the library tokenize each text of a conversation once.
+
+    It also decodes every conversation, for a field that nothing here reads and that it is about to drop: half of the
+    time that a new one takes, and nearly all for old turns.
+    """
+    tokenize, memory = instruct.tokenizer.encode, TokenMemory()
+
+    def remembered(s: str, bos: bool, eos: bool) -> list[int]:
+        key = key_of(s, kind=bytes((bos, eos)))
+        found = memory.get(key)
+        if found is None:
+            found = TokenPrompt.of(tokenize(s, bos=bos, eos=eos)).token_bytes
+            memory.put(key, found)
+        return ids_of(found)
+
+    instruct.tokenizer.encode = remembered
+    instruct.decode = lambda *_, **__: ""
 
 
 def _messages(prompt: ChatPrompt) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ import openai_harmony
 import pytest
 
 from extproc.errors import ChatTemplateError, TokenizerError
-from extproc.prompts import harmony_tokens
 from extproc.prompts.harmony_tokens import MOST_LIBRARY_CHARACTERS, HarmonyTokens
 from extproc.prompts.token_ids import TOKEN_BYTES
 from extproc.requests.request import TokenPrompt
@@ -66,17 +65,6 @@ def test_each_message_is_rendered_once(tokens: HarmonyTokens, counting: Counting
     assert counting.rendered == ["a", "b", "c"]
     tokens.of(said("a"), has_tools=True)  # a system message then says something else
     assert counting.rendered == ["a", "b", "c", "a"]
-
-
-def test_what_is_remembered_has_a_bound(
-    tokens: HarmonyTokens, counting: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = len(tokens.of(said("a"), has_tools=False))
-    monkeypatch.setattr(harmony_tokens, "MOST_CACHED_BYTES", 3 * size)
-    for text in ("b", "a", "c", "d", "e", "a", "b"):
-        tokens.of(said(text), has_tools=False)
-        assert tokens._cached_bytes == sum(map(len, tokens._cached.values())) <= 3 * size
-    assert counting.rendered == ["a", "b", "c", "d", "e", "b"]
 
 
 def test_texts_are_the_folders_and_what_stands_around_them_the_librarys(counting: Counting) -> None:

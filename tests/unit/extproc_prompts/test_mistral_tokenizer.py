@@ -115,6 +115,25 @@ def test_calls_have_the_end_of_their_ids_and_parsed_arguments(tokenizer: ModelTo
     assert '{"a":▁"é"}' in text
 
 
+def test_each_text_of_a_conversation_is_tokenized_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
+
+    tokenized: list[str] = []
+    tokenize = SentencePieceTokenizer.encode
+
+    def counting(self: Any, s: str, bos: bool, eos: bool) -> list[int]:
+        tokenized.append(s)
+        return list(tokenize(self, s, bos=bos, eos=eos))
+
+    monkeypatch.setattr(SentencePieceTokenizer, "encode", counting)
+    loaded = ModelTokenizer.load(folder)
+    answer, again = {"role": "assistant", "content": "one"}, {"role": "user", "content": "two"}
+    first = text_of(loaded, USER)
+    before = len(tokenized)
+    assert text_of(loaded, USER, answer, again).startswith(first)
+    assert tokenized[before:] == ["one", "two"]
+
+
 def test_media_never_reach_the_library_which_would_fetch_them(
     tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
