@@ -107,7 +107,7 @@ reference: install ## write the generated parts of docs/ anew: command line, con
 lock: install ## pin the development environment anew
 	@$(BIN)/python -m pip install --quiet pip-tools
 	@$(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-		--extra dev --extra local --extra models --extra otel --extra docs --output-file requirements-dev.lock pyproject.toml
+		--extra dev --extra local --extra models --extra mistral --extra harmony --extra otel --extra docs --output-file requirements-dev.lock pyproject.toml
 
 clean: ## remove what the targets made
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -14,6 +14,7 @@ from typing import Any
 
 PYTHON = "3.11"
 PLATFORMS = ("x86_64", "aarch64")
+IMAGE_EXTRAS = ("models", "mistral", "harmony", "otel")
 HEADER = f"# Made by `python manifests/lock_image.py`: CPython {PYTHON}, Linux, {' and '.join(PLATFORMS)}.\n"
 
 
@@ -21,7 +22,7 @@ def requirements(root: Path) -> list[str]:
     """What the image needs: the package's dependencies, models' tokenizers, traces, and what builds its wheel."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     optional: dict[str, list[str]] = project["project"]["optional-dependencies"]
-    extras = [*optional["models"], *optional["otel"]]
+    extras = [requirement for name in IMAGE_EXTRAS for requirement in optional[name]]
     return [*project["project"]["dependencies"], *extras, *project["build-system"]["requires"]]
 
 

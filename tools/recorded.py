@@ -133,6 +133,18 @@ def folders() -> str:
     return _table(rows)
 
 
+def libraries() -> str:
+    """Return what was compared with vLLM where another library than transformers reads or renders."""
+    head = ["folder", "library", "texts", "chats", "refused by vLLM", "left to the pods", "unequal"]
+    rows = [[*head, "new chat, µs a token", "seen before", "loading, s of CPU"]]
+    for each in newest("libraries")["folders"]:
+        counts = [each[name] for name in ("texts", "chats", "refused", "left", "different")]
+        costs = [_microseconds(each[name]) for name in ("new_us", "again_us")]
+        cells = [f"`{each['name']}`", each["library"], *(f"{count:,}" for count in counts), *costs]
+        rows.append([*cells, f"{each['load_cpu_s']:.1f}"])
+    return _table(rows)
+
+
 def tokenizing() -> str:
     """Return what a token costs, model by model."""
     rows = [["model", "library", "new text", "seen before", "`tokenizers`, new text", "loading, s of CPU"]]
@@ -151,7 +163,7 @@ def _table(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
 
 
-TABLES = {each.__name__: each for each in (picker, budgets, routing, peers, overload, folders, tokenizing)}
+TABLES = {each.__name__: each for each in (picker, budgets, routing, peers, overload, folders, libraries, tokenizing)}
 
 if __name__ == "__main__":
     sys.stdout.write(TABLES[sys.argv[1]]())

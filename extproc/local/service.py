@@ -39,7 +39,7 @@ from extproc.local.processes import (
 )
 from extproc.local.stack_settings import HOST, StackSettings, local, redis_environment
 from extproc.local.unread_terminal import standard_output
-from extproc.prompts.tokenizer_folder import lacks_transformers
+from extproc.prompts.tokenizer_folder import has_tokenizer, why_not_readable
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.errors import RedisUrlError
 from kvmesh.plain_text import printable
@@ -319,10 +319,10 @@ def fill_in_model(settings: StackSettings, served: ServedModels | None) -> tuple
     if folder is None and served is not None:
         folder = _tokenizer_folder(next((card.root for card in served.data if card.id == model), None))
         if folder is not None:
-            lacking = lacks_transformers(folder)
+            lacking = why_not_readable(folder)
             notes.append(f"tokenizer {folder}, as {served.pod} says")
             if lacking is not None:  # it was not asked for, so it does not prevent the start
-                notes[-1] += f"; it is not used, because {lacking}: pip install 'kvmesh[models]'"
+                notes[-1] += f"; it is not used, because {lacking}"
                 folder = None
     if folder is None:
         notes.append(f"no tokenizer: {PODS_ARE_ASKED}")
@@ -332,7 +332,7 @@ def fill_in_model(settings: StackSettings, served: ServedModels | None) -> tuple
 def _tokenizer_folder(root: str | None) -> Path | None:
     try:
         # a name like org/model is no folder here, as a rule
-        return Path(root).resolve() if root and (Path(root) / "tokenizer.json").is_file() else None
+        return Path(root).resolve() if root and has_tokenizer(Path(root)) else None
     except (OSError, ValueError):
         return None  # a text that cannot be a path
 

@@ -221,7 +221,7 @@ def refuses_later_system(source: str) -> bool:
     return False
 
 
-def cannot_disable_thinking(render: Callable[[ChatPrompt], str]) -> bool:
+def cannot_disable_thinking(render: Callable[[ChatPrompt], str | bytes]) -> bool:
     """Tell whether the effort "none" is refused, or rendered like a real effort.
 
     vLLM then asks for a low effort instead: render with `ChatPrompt.kwargs_low_effort`.
@@ -230,10 +230,11 @@ def cannot_disable_thinking(render: Callable[[ChatPrompt], str]) -> bool:
     return off is None or any(_with_effort(render, effort) == off for effort in EFFORTS)
 
 
-def _with_effort(render: Callable[[ChatPrompt], str], effort: str) -> str | None:
+def _with_effort(render: Callable[[ChatPrompt], str | bytes], effort: str) -> str | bytes | None:
     hi = {"role": "user", "content": "Hi"}
+    variables = template_variables(None, effort)
     try:
-        return render(ChatPrompt(messages=(hi,), chat_template_kwargs=template_variables(None, effort)))
+        return render(ChatPrompt(messages=(hi,), chat_template_kwargs=variables, reasoning_effort=effort))
     except PromptTokensError:
         return None
 

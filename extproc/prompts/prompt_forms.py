@@ -48,13 +48,13 @@ class PromptForms:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], *, tokenizer: Any, has_template: bool) -> "PromptForms":
-        """Read a model's config.json; `tokenizer` is the `tokenizers.Tokenizer` of its folder."""
+        """Read a model's config.json; `tokenizer` is the folder's `tokenizers.Tokenizer`, None for another kind."""
         architectures = frozenset(name for name in config.get("architectures") or () if isinstance(name, str))
         return cls(
             scoring=scoring_of(config, architectures),
             has_template=has_template,
             fills_in_middle=not architectures.isdisjoint(FIM_ARCHITECTURES),
-            pair=pair_frame(tokenizer),
+            pair=None if tokenizer is None else pair_frame(tokenizer),
         )
 
     def single(self, prompts: Sequence[Prompt]) -> Iterator[Prompt]:

@@ -4,7 +4,7 @@ A model's folder is read once and never again, and no network is reached: an unu
 file.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,16 +13,19 @@ from msgspec.structs import replace
 
 from extproc.errors import ChatTemplateError, TokenizerError
 from extproc.prompts.chat_template import ChatTemplate, cannot_disable_thinking, refuses_later_system
+from extproc.prompts.chats_in_code import ChatCode
 from extproc.prompts.engines import Engine, choose_engine
+from extproc.prompts.harmony_chats import HarmonyChats
+from extproc.prompts.mistral_tokenizer import has_mistral_file, load_mistral
 from extproc.prompts.prompt_forms import PromptForms
 from extproc.prompts.text_chunks import BYTES_PER_TOKEN, estimated_tokens
 from extproc.prompts.token_ids import NO_FRAME, TOKEN_BYTES, Frame, cut_tokens, kept_tokens
-from extproc.prompts.tokenizer_folder import TokenizerFolder, read_folder
+from extproc.prompts.tokenizer_folder import TokenizerFolder, model_config, read_folder
 from extproc.requests.request import (
+    ApiKind,
     ChatPrompt,
     InferenceRequest,
     PairPrompt,
-    Prompt,
     TextPrompt,
     TokenPrompt,
     Truncation,
@@ -30,11 +33,12 @@ from extproc.requests.request import (
 
 _Encodable: TypeAlias = TextPrompt | TokenPrompt | PairPrompt
 
+APIS_IN_CODE = frozenset((ApiKind.CHAT_COMPLETIONS, ApiKind.MESSAGES))  # vLLM makes the first of the second
 SEGMENT_CACHE_BYTES = 64 * 1024 * 1024  # remembers what stands between special tokens, so old turns cost nothing
 
 
 class ModelTokenizer:
-    """The tokenizer and the chat template of one model. `engine` is "fastokens" or "tokenizers"."""
+    """The tokenizer of one model, with its chat template or what renders its chats in code."""
 
     def __init__(
         self,
@@ -44,14 +48,17 @@ class ModelTokenizer:
         no_template: str,
         forms: PromptForms,
         system_first: bool = False,
+        chats: ChatCode | None = None,
     ) -> None:
+        """`chats` renders conversations in place of the templates."""
         self._engine = engine
+        self._chats = chats
         self._forms = forms
         self._templates = templates
         self._no_template = no_template  # what to say to a chat when there is no template for it
         self._frame = _frame(engine)
         self._system_first = system_first  # the template refuses later system messages: vLLM moves them to the front
-        self._low_effort = cannot_disable_thinking(self._rendered)
+        self._low_effort = cannot_disable_thinking(self._rendered if chats is None else chats.tokens)
 
     @classmethod
     def load(
@@ -67,8 +74,14 @@ class ModelTokenizer:
 
         `chat_template` is a Jinja file in place of the folder's own, `chat_template_kwargs` are defaults beneath each
         request's: what the pods have as --chat-template and --default-chat-template-kwargs. `as_written` takes
-        tokenizer.json as it is, which only pods with transformers 4 do for every folder.
+        tokenizer.json as it is, which only pods with transformers 4 do for every folder. Where mistral-common reads the
+        folder, no template counts.
         """
+        if not as_written and has_mistral_file(folder):
+            engine, chats = load_mistral(folder, defaults=chat_template_kwargs)
+            forms = PromptForms.of(model_config(folder), tokenizer=None, has_template=False)
+            why = "mistral-common renders the model's chats without a template"
+            return cls(engine=engine, templates={}, no_template=why, forms=forms, system_first=True, chats=chats)
         return cls.of_folder(
             read_folder(folder, chat_template=chat_template, as_written=as_written),
             chat_template_kwargs=chat_template_kwargs,
@@ -84,15 +97,19 @@ class ModelTokenizer:
         segment_cache_bytes: int = SEGMENT_CACHE_BYTES,
     ) -> "ModelTokenizer":
         """Make the tokenizer of a folder that was read; raise ChatTemplateError where a template does not compile."""
+        engine = choose_engine(read.backend, tuple(read.special_tokens.values()), read.path, segment_cache_bytes)
+        harmony = _harmony(read, engine) if read.has_harmony_chats else None
         return cls(
-            engine=choose_engine(read.backend, tuple(read.special_tokens.values()), read.path, segment_cache_bytes),
+            engine=engine,
             templates={
                 name: ChatTemplate(text, special_tokens=read.special_tokens, defaults=chat_template_kwargs)
                 for name, text in sorted(read.templates.items())
+                if harmony is None
             },
             no_template=read.no_template,
             forms=PromptForms.of(read.model, tokenizer=read.backend, has_template=read.has_given_template),
             system_first=any(refuses_later_system(source) for source in read.templates.values()) or not read.templates,
+            chats=harmony,
         )
 
     @property
@@ -108,7 +125,7 @@ class ModelTokenizer:
         `max_model_len` (tokens) is what `truncate_prompt_tokens: -1` cuts to; None leaves such prompts whole.
         Raise ChatTemplateError or TokenizerError for a prompt whose tokens cannot be known.
         """
-        truncation, prompts = request.truncation, self._texts(request.prompts[:limit])
+        truncation, prompts = request.truncation, self._texts(request, limit)
         if truncation is None:
             return tuple([self._encode(text) for text in prompts])
         keep = kept_tokens(truncation, max_model_len=max_model_len)
@@ -126,7 +143,7 @@ class ModelTokenizer:
             raise TokenizerError("a prompt over the token budget that is to be truncated has no known beginning")
         buffers: list[bytes] = []
         left, left_out = budget_tokens, 0
-        for text in self._texts(request.prompts[:limit]):
+        for text in self._texts(request, limit):
             if left <= 0:
                 left_out += estimated_tokens((text,))
                 continue
@@ -147,11 +164,16 @@ class ModelTokenizer:
 
     def render(self, prompt: ChatPrompt) -> str:
         """Return the text that the chat template makes of a conversation; raise ChatTemplateError."""
+        return self._rendered(self._settled(prompt))
+
+    def _settled(self, prompt: ChatPrompt) -> ChatPrompt:
+        """Return what vLLM makes of Anthropic's ideas for this model."""
         if self._system_first and prompt.messages_system_first is not None:
             prompt = replace(prompt, messages=prompt.messages_system_first)
         if self._low_effort and prompt.kwargs_low_effort is not None:
-            prompt = replace(prompt, chat_template_kwargs=prompt.kwargs_low_effort)
-        return self._rendered(prompt)
+            low = prompt.kwargs_low_effort
+            prompt = replace(prompt, chat_template_kwargs=low, reasoning_effort=low.get("reasoning_effort"))
+        return prompt
 
     def text(self, tokens: bytes) -> str:
         """Return the text of token ids (little-endian uint32); raise TokenizerError for ids that are no token's.
@@ -171,12 +193,16 @@ class ModelTokenizer:
             raise ChatTemplateError(self._no_template)
         return template.render(prompt)
 
-    def _texts(self, prompts: Sequence[Prompt]) -> Iterator[_Encodable]:
-        for prompt in self._forms.single(prompts):
-            if isinstance(prompt, ChatPrompt):
-                yield TextPrompt(text=self.render(prompt), add_special_tokens=prompt.add_special_tokens)
-            else:
+    def _texts(self, request: InferenceRequest, limit: int | None) -> Iterator[_Encodable]:
+        for prompt in self._forms.single(request.prompts[:limit]):
+            if not isinstance(prompt, ChatPrompt):
                 yield prompt
+            elif self._chats is None:
+                yield TextPrompt(text=self.render(prompt), add_special_tokens=prompt.add_special_tokens)
+            elif request.api in APIS_IN_CODE:
+                yield TokenPrompt(token_bytes=self._chats.tokens(self._settled(prompt)))
+            else:  # vLLM makes them of what this API's reader has already turned into a chat
+                raise ChatTemplateError(f"vLLM renders {request.api.value} of this model in code of its own")
 
     def _encode(self, prompt: _Encodable) -> bytes:
         if isinstance(prompt, TokenPrompt):
@@ -194,6 +220,8 @@ class ModelTokenizer:
         tokens = self._encode(prompt)
         if keep is None:
             return tokens
+        if isinstance(prompt, TextPrompt) and truncation.keeps_special_tokens and self._engine.cuts_texts_at_end:
+            return tokens[: keep * TOKEN_BYTES]
         framed = isinstance(prompt, TextPrompt) and prompt.add_special_tokens and truncation.keeps_special_tokens
         try:
             return cut_tokens(tokens, keep=keep, side=truncation.side, frame=self._frame if framed else NO_FRAME)
@@ -205,6 +233,11 @@ def _beginning(prompt: _Encodable, characters: int) -> _Encodable:
     if not isinstance(prompt, TextPrompt) or len(prompt.text) <= characters:
         return prompt
     return TextPrompt(text=prompt.text[:characters], add_special_tokens=prompt.add_special_tokens)
+
+
+def _harmony(read: TokenizerFolder, engine: Engine) -> HarmonyChats:
+    added = [token.content for token in read.backend.get_added_tokens_decoder().values()]
+    return HarmonyChats(partial(engine.encode, add_special_tokens=False), added)
 
 
 def _frame(engine: Engine) -> Frame:

@@ -15,6 +15,9 @@ from typing import Any
 import tokenizers
 
 from extproc.errors import TokenizerError
+from extproc.prompts import harmony_chats
+from extproc.prompts.chats_in_code import HARMONY_MODEL_TYPE, only_vllm_renders
+from extproc.prompts.mistral_tokenizer import has_mistral_file, why_not_loaded
 from extproc.prompts.transformers_process import is_installed, load_as_transformers
 from extproc.prompts.transformers_program import AS_WRITTEN_IN_VLLM
 
@@ -24,14 +27,6 @@ MOST_TEMPLATE_CHARACTERS = 1 << 20  # far above any real one
 # The token names that every tokenizer class has; templates see those that are set as variables.
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-# vLLM 0.32 renders these models' chats in code of its own (some with today's date), whatever template they carry.
-ARCHITECTURES_WITHOUT_TEMPLATE = frozenset(
-    (
-        *("GptOssForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV41ForCausalLM", "DeepseekV4ForCausalLM"),
-        *("DeepseekV4ForConditionalGeneration", "KimiK3ForConditionalGeneration", "MoonshotKimiaForCausalLM"),
-        *("InklingForCausalLM", "InklingForConditionalGeneration"),
-    )
-)
 PLAIN_CLASSES = frozenset(("PreTrainedTokenizerFast", "TokenizersBackend"))
 # transformers 5.19 takes a class of its own for these model types, whatever class the folder names
 MODEL_TYPES_WITH_OWN_CLASS = frozenset(
@@ -39,6 +34,8 @@ MODEL_TYPES_WITH_OWN_CLASS = frozenset(
 )
 # in tokenizer_config.json: where they are set, they change the tokenizer of a plain class, too
 CHANGING_FIELDS = ("split_special_tokens", "fix_mistral_regex", "auto_map")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+ONLY_SENTENCEPIECE = "it has tokenizer.model and no tokenizer.json"
 LISTS_OF_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 
 
@@ -53,17 +50,16 @@ class TokenizerFolder:
     no_template: str  # what to say to a chat when there is no template for it
     model: Mapping[str, Any]  # config.json
     has_given_template: bool  # in place of its own
+    has_harmony_chats: bool = False  # in place of the templates, which then only say where system messages may stand
 
 
 def read_folder(folder: Path, *, chat_template: Path | None = None, as_written: bool = False) -> TokenizerFolder:
     """Read a model's folder; raise TokenizerError naming the file that is unusable, or what the folder needs.
 
     `chat_template` is a Jinja file in place of the folder's own. With `as_written`, tokenizer.json counts whatever the
-    folder's class is: so read pods with transformers 4.
+    folder's class is: so read pods with transformers 4. Folders that mistral-common reads are not for here.
     """
-    config, model = _read_json(folder / "tokenizer_config.json"), _read_json(folder / "config.json")
-    if not as_written:
-        _check_mistral_common(folder)
+    config, model = _read_json(folder / "tokenizer_config.json"), model_config(folder)
     try:
         sources = chat_templates(config, _template_files(folder))
         why = None if as_written else why_not_plain(config, model)
@@ -79,7 +75,7 @@ def read_folder(folder: Path, *, chat_template: Path | None = None, as_written: 
                     "pods with --trust-remote-code may make other tokens",
                     extra={"tokenizer": str(folder)},
                 )
-            backend, special = load_as_transformers(folder, why or "it has tokenizer.model and no tokenizer.json")
+            backend, special = load_as_transformers(folder, why or ONLY_SENTENCEPIECE)
             _without_limits(backend)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TokenizerError(
@@ -89,8 +85,10 @@ def read_folder(folder: Path, *, chat_template: Path | None = None, as_written: 
     if chat_template is not None:
         sources = {"default": _read_template(chat_template)}
     no_template = f"{folder} has neither chat_template.jinja nor a chat_template in tokenizer_config.json"
-    if own := ARCHITECTURES_WITHOUT_TEMPLATE.intersection(model.get("architectures") or ()):
-        sources, no_template = {}, f"vLLM renders chats for {', '.join(own)} without a template"
+    why_in_code, has_harmony_chats = _chats_in_code(model)
+    if why_in_code is not None and not has_harmony_chats:
+        sources, no_template = {}, why_in_code
+        logger.warning("%s: the pods are asked for the tokens of chats", why_in_code, extra={"tokenizer": str(folder)})
     return TokenizerFolder(
         path=folder,
         backend=backend,
@@ -99,16 +97,31 @@ def read_folder(folder: Path, *, chat_template: Path | None = None, as_written: 
         no_template=no_template,
         model=model,
         has_given_template=chat_template is not None,
+        has_harmony_chats=has_harmony_chats,
     )
 
 
-def lacks_transformers(folder: Path) -> str | None:
-    """Return why a folder cannot be read without transformers, None where it can or transformers is installed.
+def model_config(folder: Path) -> dict[str, Any]:
+    """Return the folder's config.json, nothing where it has none; raise TokenizerError naming an unusable one."""
+    return _read_json(folder / "config.json")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Tell whether a folder has a file that a tokenizer can be made of."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES) or has_mistral_file(folder)
+
+
+def why_not_readable(folder: Path) -> str | None:
+    """Return why a folder cannot be read with what is installed and in it, and what to do; None where it can.
 
     Raise TokenizerError naming the file that is unusable.
     """
-    why = why_not_plain(_read_json(folder / "tokenizer_config.json"), _read_json(folder / "config.json"))
-    return None if is_installed() else why
+    if has_mistral_file(folder):
+        return why_not_loaded(folder)
+    why = why_not_plain(_read_json(folder / "tokenizer_config.json"), model_config(folder))
+    if why is None and _has_only_sentencepiece(folder):
+        why = ONLY_SENTENCEPIECE
+    return None if why is None or is_installed() else f"{why}: pip install 'kvmesh[models]'"
 
 
 def why_not_plain(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
@@ -136,7 +149,7 @@ def _contents(tokens: Any) -> set[str]:
 
 
 def _check_transformers_can(folder: Path) -> None:
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise _no_tokenizer(folder)
     if not (folder / "config.json").is_file():
         raise TokenizerError(
@@ -149,17 +162,15 @@ def _has_only_sentencepiece(folder: Path) -> bool:
     return (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file()
 
 
-def _check_mistral_common(folder: Path) -> None:
-    """Refuse a folder that vLLM's pods read with mistral-common, whatever else is in it."""
-    weights = [path.name for path in folder.glob("*.safetensors")]
-    if weights and not any(name.startswith("consolidated") for name in weights):
-        return  # vLLM goes by the names of the weights; a folder with none is a copy of the other files
-    for path in (folder / "tekken.json", *folder.glob("tokenizer.model.v*")):
-        if path.is_file():
-            raise TokenizerError(
-                f"the pods read {path} with mistral-common, not tokenizer.json: let them be asked (`tokens: render`); "
-                "if they run with --tokenizer-mode hf, give a folder without this file"
-            )
+def _chats_in_code(model: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """Return why no template of the folder counts, None where one does, and whether the harmony library renders."""
+    if own := only_vllm_renders(model):
+        return f"only vLLM's own code renders chats for {own}", False
+    if model.get("model_type") != HARMONY_MODEL_TYPE:
+        return None, False
+    if harmony_chats.is_installed():
+        return "vLLM renders chats of gpt-oss in the harmony format", True
+    return "chats of gpt-oss need the harmony library (pip install 'kvmesh[harmony]')", False
 
 
 def _read_template(path: Path) -> str:

@@ -54,6 +54,7 @@ def read_messages(body: MessagesBody) -> ReadPrompts:
         messages_system_first=_system_first(system, converted),
         tools=_tools(body.tools, body.messages),
         chat_template_kwargs=template_variables(body.chat_template_kwargs, effort),
+        reasoning_effort=effort,
         kwargs_low_effort=template_variables(body.chat_template_kwargs, "low") if can_be_off else None,
     )
     media = have_media(prompt.messages)

@@ -42,6 +42,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)  # extra variables for the template
+    reasoning_effort: Any = None  # the request's own field, which is among the variables, too
     messages_system_first: tuple[Any, ...] | None = None  # in place of messages, if a later system message is refused
     kwargs_low_effort: Mapping[str, Any] | None = None  # in place of the kwargs, if thinking cannot be switched off
 

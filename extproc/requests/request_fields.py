@@ -208,6 +208,7 @@ def chat_prompt(
         continue_final_message=flag(body.continue_final_message, default=False),
         add_special_tokens=flag(body.add_special_tokens, default=False),
         chat_template_kwargs=template_variables(body.chat_template_kwargs, effort),
+        reasoning_effort=effort,
     )
 
 

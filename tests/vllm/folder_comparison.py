@@ -5,21 +5,26 @@ import json
 import random
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from extproc.errors import PromptTokensError
 from extproc.prompts.engines import Engine, probe_texts
+from extproc.prompts.mistral_tokenizer import has_mistral_file
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.prompts.tokenizer_folder import read_folder
 from extproc.requests.openai import parse_request
 from tests.vllm.environment import VllmEnvironment, offline
+from tests.vllm.orderly_chats import orderly_chats
+from tests.vllm.random_bodies import random_bodies
 from tests.vllm.random_chats import random_chats
 
 HERE = Path(__file__).parent
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 ORACLE_SECONDS = 400.0
+Asked: TypeAlias = Callable[[], list[tuple[str, dict[str, Any]]]]
 # the pods' --chat-template, for the folders that have none
 TEMPLATES = {
     "gemma2": "instruction_style",
@@ -98,6 +103,20 @@ def chats() -> list[dict[str, Any]]:
     return [*awkward, *combined, *random_chats(400, seed=20261125)]
 
 
+def asked_with_templates() -> list[tuple[str, dict[str, Any]]]:
+    """What is compared where a template renders: path and body."""
+    return [(CHAT, body) for body in chats()]
+
+
+def asked_without_templates() -> list[tuple[str, dict[str, Any]]]:
+    """The same without template variables, which vLLM refuses there, orderly ones, and random ones of /v1/messages."""
+    bare = [{name: value for name, value in body.items() if name != "chat_template_kwargs"} for body in chats()]
+    distinct = {json.dumps(body): body for body in bare}
+    orderly = [(CHAT, body) for body in (*distinct.values(), *orderly_chats(400, seed=20261126))]
+    random_ones = [(path, body) for path, body in random_bodies(300, seed=20261127) if path == MESSAGES]
+    return [*orderly, *((path, {"model": "m", "max_tokens": 9, **body}) for path, body in random_ones)]
+
+
 def _variables(body: Mapping[str, Any]) -> dict[str, Any]:
     return dict(body.get("chat_template_kwargs", {}))
 
@@ -111,6 +130,7 @@ class Comparison:
     texts: int = 0  # twice each: with special tokens and without
     chats: int = 0  # those that vLLM renders
     refused: int = 0  # chats that vLLM answers with an error
+    left: int = 0  # chats that we leave to the pods
     different: list[str] = field(default_factory=list)
 
 
@@ -134,21 +154,23 @@ class Oracle:
 
 
 @contextlib.contextmanager
-def running_oracle(environment: VllmEnvironment, folders: Mapping[str, Path], scratch: Path) -> Iterator[Oracle]:
+def running_oracle(
+    environment: VllmEnvironment, folders: Mapping[str, Path], scratch: Path, *, asked: Asked = asked_with_templates
+) -> Iterator[Oracle]:
     """Ask vLLM for everything about these folders, in one process."""
     question = {
         "answers": str(scratch),
         "folders": {name: str(path) for name, path in folders.items()},
         "templates": {name: template.read_text() for name in folders if (template := template_of(name))},
         "texts": texts(),
-        "chats": chats(),
+        "chats": asked(),
     }
     (scratch / "question.json").write_text(json.dumps(question))
     log = scratch / "oracle.log"
-    with (scratch / "question.json").open() as asked, log.open("w") as said:
+    with (scratch / "question.json").open() as questions, log.open("w") as said:
         process = subprocess.Popen(
             [str(environment.python), str(HERE / "folder_oracle.py")],
-            stdin=asked,
+            stdin=questions,
             stdout=said,
             stderr=said,
             text=True,
@@ -166,27 +188,34 @@ def template_of(name: str) -> Path | None:
     return HERE / "templates" / f"{TEMPLATES[name]}.jinja" if name in TEMPLATES else None
 
 
-def compare(name: str, folder: Path, oracle: Oracle, *, as_written: bool = False) -> Comparison:
+def compare(
+    name: str, folder: Path, oracle: Oracle, *, as_written: bool = False, asked: Asked = asked_with_templates
+) -> Comparison:
     """Load the folder as the picker does, and compare all that vLLM answered with what each engine makes."""
-    read = read_folder(folder, chat_template=template_of(name), as_written=as_written)
-    ours = ModelTokenizer.of_folder(read)
-    reference = Engine(read.backend)
+    if has_mistral_file(folder):
+        ours, references = ModelTokenizer.load(folder), []
+    else:
+        read = read_folder(folder, chat_template=template_of(name), as_written=as_written)
+        ours, references = ModelTokenizer.of_folder(read), [Engine(read.backend)]
     result = Comparison(name=name, engine=ours.engine)
     theirs = oracle.answer(name)
     for kind, special in (("plain", False), ("special", True)):
         for text, ids in zip(texts(), theirs[kind], strict=True):
             body = {"prompt": text, "add_special_tokens": special}
-            made = {_ids(ours, "/v1/completions", body), reference.encode(text, add_special_tokens=special).hex()}
-            if made != {ids}:
+            made = {engine.encode(text, add_special_tokens=special).hex() for engine in references}
+            if made | {_ids(ours, "/v1/completions", body)} != {ids}:
                 result.different.append(f"text, {kind}: {text[:60]!r}")
     result.texts = len(texts())
-    for body, ids in zip(chats(), theirs["chats"], strict=True):
-        if ids is None:  # its checks are not ours to repeat
+    for (path, body), answer in zip(asked(), theirs["chats"], strict=True):
+        if answer is None:  # its checks are not ours to repeat
             result.refused += 1
         else:
             result.chats += 1
-            if _ids(ours, "/v1/chat/completions", body) != ids:
-                result.different.append(f"chat: {json.dumps(body, ensure_ascii=False)[:600]}")
+            made_here = _ids(ours, path, body)
+            if made_here is None:
+                result.left += 1
+            elif made_here != answer:
+                result.different.append(f"{path}: {json.dumps(body, ensure_ascii=False)[:600]}")
     return result
 
 

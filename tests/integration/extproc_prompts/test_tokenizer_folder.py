@@ -100,8 +100,8 @@ def test_without_a_template_completions_still_work_and_chats_say_why_not(folder:
 
 
 def test_models_whose_chats_vllm_renders_in_code_have_no_template(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps({"architectures": ["GptOssForCausalLM"]}))
-    with pytest.raises(ChatTemplateError, match="GptOssForCausalLM"):
+    (folder / "config.json").write_text(json.dumps({"architectures": ["DeepseekV32ForCausalLM"]}))
+    with pytest.raises(ChatTemplateError, match="only vLLM's own code renders chats for DeepseekV32ForCausalLM"):
         ModelTokenizer.load(folder).render(HELLO)
 
 

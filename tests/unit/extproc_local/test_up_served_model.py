@@ -45,6 +45,17 @@ def test_a_folder_that_needs_what_is_not_installed_is_left_and_that_is_said(
     assert notes[2] == WITHOUT_TOKENIZER
 
 
+def test_a_folder_with_mistrals_file_alone_is_a_tokenizer_if_it_says_whose_weights_the_pods_have(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tekken.json").write_text("{}")
+    _, notes = fill_in_model(OPEN, served(ModelCard(id="big", root=str(tmp_path))))
+    assert "not used, because the pods read it with mistral-common only if its weights are Mistral's own" in notes[1]
+    (tmp_path / "consolidated.safetensors").touch()
+    filled, _ = fill_in_model(OPEN, served(ModelCard(id="big", root=str(tmp_path))))
+    assert filled == replace(OPEN, model="big", tokenizer_folder=tmp_path)
+
+
 @pytest.mark.parametrize("root", [None, "org/model", "/nonexistent", "", "\0", "x" * 5000])
 def test_a_model_that_is_no_folder_here_is_served_without_prefix_routing_and_that_is_said(root: str | None) -> None:
     assert fill_in_model(OPEN, served(ModelCard(id="big", root=root))) == (

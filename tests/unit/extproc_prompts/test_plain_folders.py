@@ -42,15 +42,6 @@ def test_only_a_plain_folder_is_read_as_its_file_says(
     assert why_not_plain(config, model) == expected
 
 
-@pytest.mark.parametrize("weights", [(), ("consolidated.safetensors",)])
-@pytest.mark.parametrize("name", ["tekken.json", "tokenizer.model.v3"])
-def test_a_folder_that_mistral_common_reads_is_refused(tmp_path: Path, name: str, weights: tuple[str, ...]) -> None:
-    for file in (name, *weights):
-        (tmp_path / file).write_text("{}")
-    with pytest.raises(TokenizerError, match=rf"{name} with mistral-common.*`tokens: render`"):
-        read_folder(tmp_path)
-
-
 def test_weights_in_the_form_of_transformers_say_that_its_tokenizer_counts(tmp_path: Path) -> None:
     for name in ("tekken.json", "model-00001-of-00002.safetensors"):
         (tmp_path / name).write_text("{}")
