@@ -1,10 +1,12 @@
 """Says which models are routed on text only: a finding, a metric, and a log line when one appears or is gone."""
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from extproc.prompts.token_watch import TokenWatch
+from extproc.models.models import ServedModel
+from extproc.policy.model_tokens import ModelTokens, not_seen
+from extproc.prompts.token_watch import TokenSource, TokenWatch
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,23 @@ class TokenReporter:
                 self._said.add(model)
                 self._said_at[model] = now
                 log.warning("%s: %s", TEXT_ONLY, self._standing[model].message)
+
+
+def shown_tokens(
+    models: Iterable[ServedModel], *, sources: Mapping[str, TokenSource], reporter: TokenReporter
+) -> tuple[ModelTokens, ...]:
+    """Return where each model's tokens come from: what its requests have shown, else only what is wanted."""
+    shown = []
+    for expected in not_seen(models):
+        seen, finding = sources.get(expected.model), reporter.findings.get(expected.model)
+        if finding is not None:
+            reason, message = finding.reason, finding.message
+        elif seen is not None:
+            reason, message = "", ""
+        else:
+            reason, message = expected.reason, expected.message
+        shown.append(replace(expected, seen="" if seen is None else seen.value, reason=reason, message=message))
+    return tuple(shown)
 
 
 def _finding(model: str, why: str) -> TokenFinding:
