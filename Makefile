@@ -84,6 +84,7 @@ bench: install ## what the picker costs: latency added, CPU a request, requests/
 	@$(BIN)/python -m bench.run $(ARGS)
 	@$(BIN)/python -m bench.watched $(filter --quick,$(ARGS))
 	@$(BIN)/python -m bench.tokenizing $(filter --quick,$(ARGS))
+	@$(BIN)/python -m bench.token_ways $(filter --quick,$(ARGS))
 
 bench-routing: install ## which routing is best: kvmesh, Envoy's own balancing, other routers, on the same load
 	@$(BIN)/python -m bench.routing.run $(ARGS)

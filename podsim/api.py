@@ -71,6 +71,8 @@ class PodApi:
             "/version": ("GET", self._version),
             "/load": ("GET", self._load),
         }
+        if not pod.settings.tokenizes:
+            del self._routes["/tokenize"]
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; a refused one gets vLLM's error object."""

@@ -81,6 +81,9 @@ def sim(
     enable_scale_out: Annotated[
         bool, typer.Option(help="Answer /render, as vLLM does with this flag; without: 403, vLLM's default.")
     ] = True,
+    tokenize: Annotated[
+        bool, typer.Option(help="Answer /tokenize; without: 404, as behind a proxy that lets only /v1 pass.")
+    ] = True,
 ) -> None:
     """Run simulated vLLM pods: OpenAI API, prefix cache, KV events and metrics as vLLM 0.32, without a model."""
     # loaded here so that other commands do not pay for them
@@ -106,6 +109,7 @@ def sim(
         max_queued_tokens=max_num_queued_tokens,
         seed=seed,
         scale_out=enable_scale_out,
+        tokenizes=tokenize,
         engine=engine,
     )
     publisher = PublisherSettings(host=host, port=events_port, generation=event_generation, buffer_steps=buffer_steps)

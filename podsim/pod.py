@@ -30,6 +30,7 @@ class PodSettings:
     max_queued_requests: int | None = None  # waiting and running, as vLLM's --max-num-queued-reqs; None: no limit
     max_queued_tokens: int | None = None  # of prompts without a first token, as --max-num-queued-tokens
     scale_out: bool = True  # whether /render answers, as with vLLM's --enable-scale-out
+    tokenizes: bool = True  # whether /tokenize answers; a proxy may let nothing but /v1 pass
     engine: EngineSettings
 
     def check(self) -> None:

@@ -154,6 +154,22 @@ def tokenizing() -> str:
     return _table(rows)
 
 
+def token_ways() -> str:
+    """Return what a prompt's tokens cost the picker and the request, by model, way and size."""
+    ways = {"folder": "folder", "tokenize": "`/tokenize`", "render": "`/render`"}
+    results = newest("token-ways")["models"]
+    sizes = (f"{size:,} tokens" for size in (100, 1000, 8000))
+    rows = [["model", "way", *sizes]]
+    for each in results:
+        for way, words in ways.items():
+            cells = [
+                f"{one['new_cpu_ms']:.2f} / {one['new_ms']:.2f}; {one['again_cpu_ms']:.2f} / {one['again_ms']:.2f}"
+                for one in each["ways"][way]
+            ]
+            rows.append([f"`{each['model']}`", words, *cells])
+    return _table(rows)
+
+
 def _microseconds(value: Mapping[str, float]) -> str:
     return f"{value['median']:.3f} ({value['min']:.3f}..{value['max']:.3f})"
 
@@ -163,7 +179,10 @@ def _table(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
 
 
-TABLES = {each.__name__: each for each in (picker, budgets, routing, peers, overload, folders, libraries, tokenizing)}
+TABLES = {
+    each.__name__: each
+    for each in (picker, budgets, routing, peers, overload, folders, libraries, tokenizing, token_ways)
+}
 
 if __name__ == "__main__":
     sys.stdout.write(TABLES[sys.argv[1]]())

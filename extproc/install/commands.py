@@ -278,6 +278,7 @@ def install(
         typer.echo(to_yaml(documents), nl=False)
         if not admin_token_secret:
             typer.echo(LEFT_OUT, err=True)
+        typer.echo(f"Tokens: {_tokens_from(plan)}. Whether its pods tell any is asked once this is applied", err=True)
         return
     cluster = _cluster(kubeconfig, context)
     if preflight:
@@ -322,6 +323,7 @@ def _apply(
 ) -> None:
     from extproc.install.installer import install as apply
     from extproc.install.pod_parts import admin_secret
+    from extproc.install.token_question import token_lines
 
     apply(
         cluster,
@@ -334,6 +336,8 @@ def _apply(
         say=typer.echo,
     )
     _say_what_is_next(plan, typer.echo)
+    for line in token_lines(cluster, plan):
+        typer.echo(line)
 
 
 def _say_what_is_next(plan: "InstallPlan", say: Callable[[str], None]) -> None:

@@ -15,10 +15,12 @@ from lightkube.generic_resource import create_global_resource, create_namespaced
 
 from extproc.install.cluster import ForbiddenError, InstallError
 from extproc.install.objects import OWNER, Document, Kind, kind_of
+from extproc.install.token_question import PodAnswer
 from kvmesh.documents.cluster_config import ClusterConfig, read_cluster_config
 from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
 
 TIMEOUT_SECONDS = 20.0
+POD_SECONDS = 5.0  # for a pod to answer a question
 STARTING_SECONDS = 30.0  # for an API server that does not know its roles yet
 POLL_SECONDS = 1.0
 ALL = "*"
@@ -107,6 +109,22 @@ class LightkubeCluster:
             self._call(f"delete {kind.name} {name}", delete)
         except NotThereError:
             return
+
+    def ask_pod(self, namespace: str, name: str, port: int, path: str, *, post: bytes) -> PodAnswer:
+        """POST JSON to a pod by the API server's proxy, whose own refusals are objects of kind Status."""
+        url = f"/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy{path}"
+        headers = {"Content-Type": "application/json"}
+        try:
+            answer = self._http.post(url, content=post, headers=headers, timeout=POD_SECONDS)
+        except httpx2.HTTPError as error:
+            return PodAnswer(problem=f"no answer by the API server's proxy ({type(error).__name__})")
+        try:
+            said = answer.json()
+        except ValueError:
+            said = None
+        if isinstance(said, dict) and said.get("kind") == "Status" and answer.status_code >= 400:
+            return PodAnswer(problem=f"the API server says: {str(said.get('message', ''))[:200]}")
+        return PodAnswer(status=answer.status_code, body=answer.content)
 
     def _call(self, what: str, call: Callable[[], T]) -> T:
         """Call the API server, and again while it is only just starting. Raise what `cluster.Cluster` raises."""

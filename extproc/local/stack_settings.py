@@ -112,7 +112,7 @@ class StackSettings:
     tokenizer_folder: Path | None = setting(
         None,
         "Folder with the model's tokenizer.json and chat template. Default: the simulated pods' own, or the "
-        "folder that the first pod names if it is on this machine; else no prefix routing.",
+        "folder that the first pod names if it is on this machine; else the pods are asked.",
         "tokenizer",
         must_exist=True,
         is_folder=True,

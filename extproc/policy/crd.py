@@ -26,6 +26,7 @@ COLUMNS: Mapping[str, str] = {
     "Programmed": CONDITION_COLUMN.format("Programmed", "status"),
     "Reason": CONDITION_COLUMN.format("Programmed", "reason"),
     "Warning": CONDITION_COLUMN.format("Warning", "status"),
+    "Tokens": CONDITION_COLUMN.format("ExactTokens", "reason"),
     "Message": CONDITION_COLUMN.format("Programmed", "message"),
     "Failure": ".spec.failureMode",
     "Age": ".metadata.creationTimestamp",

@@ -7,6 +7,7 @@ import difflib
 import re
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from extproc.errors import KvmeshError
 from extproc.policy.coverage import Reach
 from extproc.policy.inference_policy import KIND as POLICY
 from extproc.policy.merge import Loss, leaves_of
+from extproc.policy.model_tokens import ModelTokens, not_seen
 from extproc.policy.outcomes import Outcome, PoolLayer, written_path
 from extproc.policy.pool_config import PoolConfig
 from extproc.policy.spec import GROUPS
@@ -69,9 +71,17 @@ def _found(name: str, pools: Iterable[str] | None, what: str, known: Iterable[st
 
 
 def explain_pool(
-    config: PoolConfig, outcome: Outcome, statuses: Mapping[str, PolicyStatus], *, kind: str
+    config: PoolConfig,
+    outcome: Outcome,
+    statuses: Mapping[str, PolicyStatus],
+    *,
+    kind: str,
+    tokens: Sequence[ModelTokens] | None = None,
 ) -> dict[str, Any]:
-    """Return a pool's merged policy; policies in their order of precedence, the strongest last."""
+    """Return a pool's merged policy; policies in their order of precedence, the strongest last.
+
+    `tokens` of its models, as the picker that serves it has seen; None: only what the policies want is known.
+    """
     return {
         "pool": config.name,
         "kind": kind,
@@ -82,6 +92,7 @@ def explain_pool(
         "fields": sorted(_fields(outcome), key=lambda field: str(field["path"])),
         "not_in_force": [{"policy": fault.source, "because": fault.message} for fault in outcome.faults],
         "warnings": list(outcome.warnings),
+        "tokens": [asdict(each) for each in (not_seen(config.models.served) if tokens is None else tokens)],
     }
 
 

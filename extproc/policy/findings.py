@@ -11,6 +11,7 @@ from extproc.policy.hosts import LostClaim
 from extproc.policy.inference_policy import KIND, InferencePolicy
 from extproc.policy.intake import Held
 from extproc.policy.merge import Path
+from extproc.policy.model_tokens import ModelTokens, as_told
 from extproc.policy.outcomes import Outcome, written_path
 from extproc.policy.status import (
     ACCEPTED,
@@ -203,6 +204,7 @@ class _Kept:
     """A status, what it was made of, and whether its document says so already."""
 
     findings: Findings
+    tokens: tuple[tuple[str, ModelTokens], ...]
     document: Document
     status: PolicyStatus
     is_written: bool
@@ -216,25 +218,39 @@ class StatusBook:
     _kept: dict[str, _Kept] = field(default_factory=dict)
 
     def update(
-        self, policies: Mapping[str, Held[InferencePolicy]], findings: Mapping[str, Findings], *, now: datetime
+        self,
+        policies: Mapping[str, Held[InferencePolicy]],
+        findings: Mapping[str, Findings],
+        *,
+        tokens: Mapping[str, tuple[tuple[str, ModelTokens], ...]],
+        now: datetime,
     ) -> None:
-        """Take in what is known now of each policy."""
+        """Take in what is known now of each policy; `tokens`: of the pools that it covers, see `found_wrong`."""
         time = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         before, self._kept = self._kept, {}
         for source, held in policies.items():
             known = before.get(source)
-            if known is None or known.findings is not findings[source] or known.document is not held.document:
-                known = self._keep(held, findings[source], known.status if known else None, time)
+            found, wrong = findings[source], tokens.get(source, ())
+            is_new = known is None or known.findings is not found or known.document is not held.document
+            if known is None or is_new or as_told(known.tokens) != as_told(wrong):
+                known = self._keep(held, found, wrong, known.status if known else None, time)
             self._kept[source] = known
 
-    def _keep(self, held: Held[InferencePolicy], findings: Findings, before: PolicyStatus | None, time: str) -> _Kept:
+    def _keep(
+        self,
+        held: Held[InferencePolicy],
+        findings: Findings,
+        tokens: tuple[tuple[str, ModelTokens], ...],
+        before: PolicyStatus | None,
+        time: str,
+    ) -> _Kept:
         namespace, _, name = held.source.partition("/")
         wanted = PolicyStatus(
             namespace=namespace,
             name=name,
             uid=held.uid,
             observed_generation=held.generation,
-            conditions=conditions_of(findings, generation=held.generation),
+            conditions=conditions_of(findings, generation=held.generation, tokens=tokens),
             installation=self.installation,
         )
         ours: tuple[Condition, ...] = before.conditions if before is not None and before.uid == held.uid else ()
@@ -242,7 +258,7 @@ class StatusBook:
         if before == status and before is not None:
             status = before
         written = is_written(status, held.document)
-        return _Kept(findings=findings, document=held.document, status=status, is_written=written)
+        return _Kept(findings=findings, tokens=tokens, document=held.document, status=status, is_written=written)
 
     def statuses(self) -> dict[str, PolicyStatus]:
         """Return all of them, by "namespace/name"."""

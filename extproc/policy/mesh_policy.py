@@ -4,7 +4,7 @@ It does no I/O. A bad document, or a merge that contradicts itself, never
 replaces what was good before: that stays in force and the status says so.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -24,6 +24,7 @@ from extproc.policy.inference_extension import ModelRewrite, Objective, read_mod
 from extproc.policy.inference_policy import KIND, InferencePolicy, parse_inference_policy
 from extproc.policy.intake import Intake
 from extproc.policy.merge import Layer, Level
+from extproc.policy.model_tokens import ModelTokens, found_wrong
 from extproc.policy.outcomes import OBJECTIVE, REWRITE, SETTINGS, Extensions, Outcome, OutcomeBook, PoolLayer
 from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
 from extproc.policy.status import Findings, PolicyStatus
@@ -34,6 +35,7 @@ from kvmesh.documents.pools import Pool, ResolvedPools
 __all__ = ["ROOT_NAMESPACE", "MeshPolicy", "MeshState", "PolicyTargetError"]
 
 ROOT_NAMESPACE = "istio-system"
+NO_TOKENS: Mapping[str, Sequence[ModelTokens]] = {}
 ROUTING_KINDS = ("Gateway", "HTTPRoute", "InferencePool", "Service")
 
 
@@ -79,6 +81,7 @@ class MeshPolicy:
     _objectives: Intake[Objective] = field(default_factory=lambda: Intake(read_objective))
     _rewrites: Intake[ModelRewrite] = field(default_factory=lambda: Intake(read_model_rewrite))
     _policies_seen: tuple[Document, ...] = ()
+    _tokens_seen: Mapping[str, Sequence[ModelTokens]] = field(default_factory=dict)
     _reach: Reach = field(default_factory=lambda: reach_of({}, {}))
     _surroundings: object = None  # what `_reach` was made of
     _layers: LayerBook = field(init=False)
@@ -91,8 +94,13 @@ class MeshPolicy:
         self._layers = LayerBook(self.root_namespace)
         self._statuses = StatusBook(installation=self.installation)
 
-    def update(self, snapshot: Snapshot, *, now: datetime) -> MeshState:
-        """Take a snapshot in and return the new state; what is bad in it is in the state, never raised."""
+    def update(
+        self, snapshot: Snapshot, *, now: datetime, tokens: Mapping[str, Sequence[ModelTokens]] = NO_TOKENS
+    ) -> MeshState:
+        """Take a snapshot in and return the new state; what is bad in it is in the state, never raised.
+
+        `tokens`: by pool, what its requests have shown of its models' tokens.
+        """
         documents = snapshot.documents
         resolved = self._resolver.resolve(documents)
         policies = documents.get(KIND, ())
@@ -105,10 +113,11 @@ class MeshPolicy:
         if any(taken):
             self._settled = None
         settled = self._settled
-        if settled is None or policies is not self._policies_seen:  # else only pods have changed
+        if settled is None or policies is not self._policies_seen or tokens != self._tokens_seen:  # else only pods
             settled = settled or self._settle(resolved.pools)
-            self._statuses.update(self._policies.held, settled.findings, now=now)
-            self._policies_seen, self._settled = policies, settled
+            wrong = {source: found_wrong(tokens, each.pools) for source, each in settled.coverages.items()}
+            self._statuses.update(self._policies.held, settled.findings, tokens=wrong, now=now)
+            self._policies_seen, self._tokens_seen, self._settled = policies, tokens, settled
         self._made = {name: made for name, made in self._made.items() if name in resolved.pools}
         statuses = self._statuses.statuses()
         self.state = MeshState(
@@ -127,12 +136,13 @@ class MeshPolicy:
         )
         return self.state
 
-    def explain(self, target: str | None) -> dict[str, Any]:
+    def explain(self, target: str | None, *, tokens: Mapping[str, Sequence[ModelTokens]] = NO_TOKENS) -> dict[str, Any]:
         """Return, ready for JSON, who says what for the pools of a target: see `targeted_pools`; None: an overview.
 
-        Raise PolicyTargetError where there is no such thing. Reads only `state`, so that another thread may update.
+        `tokens`: by pool, where its models get their tokens; of others only what the policies want is said. Raise
+        PolicyTargetError where there is no such thing. Reads only `state`, so that another thread may update.
         """
-        return explain_state(self.state, target, root_namespace=self.root_namespace)
+        return explain_state(self.state, target, root_namespace=self.root_namespace, tokens=tokens)
 
     # --- what is in force --------------------------------------------------------------------------------------------
 
@@ -218,12 +228,23 @@ class MeshPolicy:
                     yield DocumentProblem(reason="model-rewrite-not-valid", where=fault.source, words=message)
 
 
-def explain_state(state: MeshState, target: str | None, *, root_namespace: str) -> dict[str, Any]:
+def explain_state(
+    state: MeshState,
+    target: str | None,
+    *,
+    root_namespace: str,
+    tokens: Mapping[str, Sequence[ModelTokens]] = NO_TOKENS,
+) -> dict[str, Any]:
     """Return the JSON of `MeshPolicy.explain`."""
 
     def explained(name: str) -> dict[str, Any]:
-        kind = state.resolved.pools[name].kind
-        return explain_pool(state.configs[name], state.settled.outcomes[name], state.statuses, kind=kind)
+        return explain_pool(
+            state.configs[name],
+            state.settled.outcomes[name],
+            state.statuses,
+            kind=state.resolved.pools[name].kind,
+            tokens=tokens.get(name),
+        )
 
     if target is None:
         policies = [

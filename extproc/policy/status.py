@@ -2,7 +2,7 @@
 
 The conditions follow GEP-713: each installation has one entry of `status.ancestors`, under its own controller name, so
 that installations with different views never rewrite each other. `Accepted` and `Programmed` are always there,
-`Warning` only while there is one.
+`Warning` and `ExactTokens` only while there is something to mend.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +12,11 @@ from typing import Any, Self
 import msgspec
 from msgspec import structs
 
+from extproc.policy.model_tokens import ModelTokens, condition_words
 from kvmesh.documents.documents import PICKER_SERVICE, controller_name
 
-ACCEPTED, PROGRAMMED, WARNING = "Accepted", "Programmed", "Warning"
-TYPES = (ACCEPTED, PROGRAMMED, WARNING)
+ACCEPTED, PROGRAMMED, WARNING, EXACT_TOKENS = "Accepted", "Programmed", "Warning", "ExactTokens"
+TYPES = (ACCEPTED, PROGRAMMED, WARNING, EXACT_TOKENS)
 INVALID, TARGET_NOT_FOUND = "Invalid", "TargetNotFound"  # reasons of Accepted: "False"
 PARTLY = "PartiallyProgrammed"  # of Programmed: "True"
 CONFLICTED, OVERRIDDEN, PENDING = "Conflicted", "Overridden", "Pending"  # of Programmed: "False"
@@ -91,8 +92,13 @@ class Findings:
     warnings: tuple[str, ...] = ()
 
 
-def conditions_of(found: Findings, *, generation: int) -> tuple[Condition, ...]:
-    """Return the conditions, `Accepted` first, without times."""
+def conditions_of(
+    found: Findings, *, generation: int, tokens: Sequence[tuple[str, ModelTokens]] = ()
+) -> tuple[Condition, ...]:
+    """Return the conditions, `Accepted` first, without times.
+
+    `tokens`: the models, with their pools, of which requests have shown that they have no exact tokens.
+    """
     warnings = found.warnings
     if found.missing_targets and found.has_targets_left:
         warnings = (*found.missing_targets, *warnings)
@@ -100,6 +106,8 @@ def conditions_of(found: Findings, *, generation: int) -> tuple[Condition, ...]:
     given = [accepted, _programmed(found, accepted)]
     if warnings:
         given.append((WARNING, TRUE, "CheckPolicy", "; ".join(warnings)))
+    if tokens:
+        given.append((EXACT_TOKENS, FALSE, *condition_words(tokens)))
     return tuple(
         Condition(type=kind, status=status, reason=reason, message=shortened(message), observed_generation=generation)
         for kind, status, reason, message in given

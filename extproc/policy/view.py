@@ -16,6 +16,7 @@ from extproc.errors import ConfigError, KvmeshError
 from extproc.policy.inference_extension import read_model_rewrite, read_objective
 from extproc.policy.inference_policy import KIND, parse_inference_policy
 from extproc.policy.mesh_policy import MeshPolicy, PolicyTargetError
+from extproc.policy.model_tokens import NOT_SEEN
 from extproc.policy.warnings import warnings
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.documents.document_files import DocumentFileError, read_documents
@@ -27,6 +28,9 @@ READERS: Mapping[str, Callable[[Document], object]] = {
     "InferenceObjective": read_objective,
     "InferenceModelRewrite": read_model_rewrite,
 }
+
+
+SEEN = {"folder": "from its folder", "pods": "from its pods", "text": "none in its last prompts, only text"}
 
 
 async def ask_picker(
@@ -150,6 +154,8 @@ def render(answer: Mapping[str, Any], *, console: Console) -> None:
             console.print(Text(printable(f"NOT IN FORCE {fault['policy']}: {fault['because']}")))
         for warning in pool["warnings"]:
             console.print(Text(printable(f"warning: {warning}")))
+        for line in _token_lines(pool):
+            console.print(Text(printable(line)))
         console.print()
     if not answer["pools"]:
         console.print(Text("this leads to no pool"))
@@ -160,9 +166,12 @@ def render_overview(answer: Mapping[str, Any], *, console: Console) -> None:
     """Print one line for each pool and each policy."""
     console.print(
         _table(
-            ("POOL", "ENDPOINTS", "POLICIES, THE STRONGEST LAST"),
+            ("POOL", "ENDPOINTS", "TOKENS", "POLICIES, THE STRONGEST LAST"),
             [
-                (pool["pool"], f"{pool['ready_endpoints']}/{pool['endpoints']}", _names(pool["policies"]))
+                (
+                    *(pool["pool"], f"{pool['ready_endpoints']}/{pool['endpoints']}"),
+                    *(_tokens_in_short(pool), _names(pool["policies"])),
+                )
                 for pool in answer["pools"]
             ],
         )
@@ -190,6 +199,33 @@ def _pool_lines(pool: Mapping[str, Any]) -> Iterator[str]:
         refused = "" if policy["accepted"] else f" REFUSED: {policy['message']}"
         generation = f" (generation {policy['generation']})" if policy["generation"] else ""
         yield f"  {policy['level']:<9} {policy['policy']}{generation}{refused}"
+
+
+def _tokens_in_short(pool: Mapping[str, Any]) -> str:
+    """Say the worst of its models, with their number where it is not all of them."""
+    models = pool.get("tokens")
+    if models is None:
+        return "-"
+    wrong = [each for each in models if each["reason"] not in ("", NOT_SEEN)]
+    unseen = [each for each in models if each["reason"] == NOT_SEEN]
+    worst, word = (wrong, wrong[0]["reason"].upper()) if wrong else (unseen, "unverified")
+    if not worst:
+        return "known" if models else "unverified"
+    return word if len(worst) == len(models) else f"{word} ({len(worst)} of {len(models)} models)"
+
+
+def _token_lines(pool: Mapping[str, Any]) -> Iterator[str]:
+    """Say of each model where its tokens come from. A picker of an earlier release tells nothing of it."""
+    models = pool.get("tokens")
+    if models == []:
+        yield "tokens: unverified: no model of it is known here; a running picker learns them from the pods"
+    for each in models or ():
+        if each["reason"] not in ("", NOT_SEEN):
+            yield f"WARNING {each['reason']}: {each['message']}"
+        elif each["reason"]:
+            yield f"tokens of {each['model']}: unverified: {each['message']}"
+        else:
+            yield f"tokens of {each['model']}: {SEEN.get(each['seen'], each['seen'])}"
 
 
 def _fields_table(fields: Sequence[Mapping[str, Any]]) -> Table:

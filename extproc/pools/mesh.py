@@ -9,14 +9,16 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from extproc.errors import ConfigError, first_error
 from extproc.policy.inference_policy import GROUP, KIND
 from extproc.policy.mesh_policy import MeshPolicy, MeshState
+from extproc.policy.model_tokens import ModelTokens, as_told, found_wrong
 from extproc.policy.pool_config import PoolConfig
 from extproc.settings.config import PickerSettings
 from kvmesh.documents.documents import (
@@ -32,12 +34,17 @@ from kvmesh.documents.sources import FolderSource, kubernetes_source, status_wri
 
 log = logging.getLogger(__name__)
 
+TOKENS_SECONDS = 5.0  # between two looks: as often as the pools judge
+
 
 class ServedPools(Protocol):
     """See `pools.Pools`."""
 
     async def apply(self, configs: Mapping[str, PoolConfig]) -> None:
         """Serve these pools so from now on."""
+
+    def model_tokens(self) -> Mapping[str, Sequence[ModelTokens]]:
+        """Return by pool where its models' tokens come from, as their requests have shown."""
 
 
 class MeshFollower:
@@ -55,6 +62,8 @@ class MeshFollower:
         self.told: Callable[[MeshState], None] | None = None  # hears of each new state, once it is in force
         self._clock = clock
         self._newest: Snapshot | None = None
+        self._last: Snapshot | None = None  # that was applied
+        self._wrong_tokens = frozenset[tuple[str, str, str]]()  # as the statuses say it
         self._changed = asyncio.Event()
         self._busy = asyncio.Lock()  # MeshPolicy is not for several threads
         self._said: frozenset[DocumentProblem] = frozenset()
@@ -71,12 +80,21 @@ class MeshFollower:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(source.run(self.take), name="documents")
             tasks.create_task(self._apply_each(), name="apply documents")
+            tasks.create_task(self._look_at_tokens(), name="look at tokens")
 
     async def explain(self, target: str | None) -> dict[str, Any]:
         """Return who says what for the pools of a target. Raise PolicyTargetError."""
         async with self._busy:
             # of hundreds of pools: a few tenths of a second, in which requests are picked
-            return await asyncio.to_thread(self._policy.explain, target)
+            return await asyncio.to_thread(partial(self._policy.explain, target, tokens=self._pools.model_tokens()))
+
+    async def _look_at_tokens(self) -> None:
+        """Have the statuses say so when requests show that a model has no exact tokens, or has them again."""
+        while True:
+            await asyncio.sleep(TOKENS_SECONDS)
+            if self._last is not None and _wrong(self._pools.model_tokens()) != self._wrong_tokens:
+                self._newest = self._newest or self._last
+                self._changed.set()
 
     async def _apply_each(self) -> None:
         while True:
@@ -87,14 +105,16 @@ class MeshFollower:
                 await self._apply(snapshot)
 
     async def _apply(self, snapshot: Snapshot) -> None:
+        tokens = self._pools.model_tokens()
+        self._wrong_tokens = _wrong(tokens)
         try:
             async with self._busy:
                 # a thousand policies take a moment, in which requests are picked
-                state = await asyncio.to_thread(self._policy.update, snapshot, now=self._clock())
+                state = await asyncio.to_thread(self._policy.update, snapshot, now=self._clock(), tokens=tokens)
         except Exception:  # a defect that one document meets: what was good before stays
             log.exception("documents could not be taken in; pools and policies stay as they were")
             return
-        self.state = state
+        self.state, self._last = state, snapshot
         self._say(frozenset(state.problems) - frozenset(snapshot.problems))  # its source has said these itself
         await self._pools.apply(state.configs)
         self.applied += 1
@@ -108,6 +128,10 @@ class MeshFollower:
         for problem in sorted(self._said - problems):
             log.info("%s: mended (%s)", problem.where, problem.reason)
         self._said = problems
+
+
+def _wrong(tokens: Mapping[str, Sequence[ModelTokens]]) -> frozenset[tuple[str, str, str]]:
+    return as_told(found_wrong(tokens, tokens))
 
 
 def mesh_policy(settings: PickerSettings) -> MeshPolicy:

@@ -20,6 +20,7 @@ from extproc.errors import ConfigError, PromptTokensError
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.metrics_scraper import MetricsScraper
+from extproc.policy.model_tokens import ModelTokens
 from extproc.policy.pool_config import FAIL_OPEN, PoolConfig
 from extproc.policy.priority import PriorityPolicy
 from extproc.policy.values import Steering
@@ -29,7 +30,7 @@ from extproc.pools.pool_models import declared_models, models_of
 from extproc.pools.pool_runtime import PoolRuntime
 from extproc.pools.prediction_reports import MatchReporter, RealisedReporter
 from extproc.pools.shared_resources import SharedResources
-from extproc.pools.token_reports import TOKENIZER_FOLDER, TOKENS_DIFFER, TokenReporter
+from extproc.pools.token_reports import TOKENIZER_FOLDER, TOKENS_DIFFER, TokenReporter, shown_tokens
 from extproc.prefixes.prefix_index import RedisPrefixIndex
 from extproc.prompts.pod_render import PodRender, RenderSettings
 from extproc.prompts.prompt_tokens import PromptTokenSource
@@ -174,6 +175,10 @@ class Pool:
     def declared_models(self) -> Sequence[ServedModel]:
         """Return the models with the tokenizers that they are to have."""
         return declared_models(self.config, self._own_models).served
+
+    def model_tokens(self) -> tuple[ModelTokens, ...]:
+        """Return where each model's tokens come from, as its requests have shown."""
+        return shown_tokens(self._models.served, sources=self.token_watch.sources, reporter=self.token_reporter)
 
     def wanted_headers(self) -> frozenset[str]:
         """Return the request headers (lowercase) that the policy looks at."""

@@ -9,7 +9,7 @@ from extproc.prompts.tokenizer_cache import TokenizerCache, without_missing
 
 
 def models_of(config: PoolConfig, own: Sequence[ServedModel], tokenizers: TokenizerCache) -> ModelTable:
-    """Return the pool's models; those whose tokenizers are not loaded yet are routed on text until they are."""
+    """Return the pool's models; of those whose tokenizers are not loaded yet the pods are asked."""
     return without_missing(declared_models(config, own), tokenizers)
 
 

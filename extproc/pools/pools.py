@@ -16,6 +16,7 @@ from extproc.admission.classify import claims_named, headers_named
 from extproc.errors import KvmeshError, NoPoolForHostError, PickError, UnknownPoolError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.learned_models import learned_models
+from extproc.policy.model_tokens import ModelTokens
 from extproc.policy.pool_config import PoolConfig
 from extproc.pools.booked_exchange import ReadResponse
 from extproc.pools.pool import Pool
@@ -136,6 +137,10 @@ class Pools:
     def pool(self, name: str) -> Pool | None:
         """Return the pool of this name."""
         return self._pools.get(name)
+
+    def model_tokens(self) -> Mapping[str, Sequence[ModelTokens]]:
+        """Return by pool where its models' tokens come from, as their requests have shown."""
+        return {name: pool.model_tokens() for name, pool in self._pools.items()}
 
     def wanted_headers(self) -> frozenset[str]:
         """Return the request headers (lowercase) that any pool looks at."""

@@ -4,10 +4,12 @@ They are routed on text only; a source of tokens says others than the pods have;
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from extproc.prompts.token_watch import TokenWatch
+from extproc.models.models import ServedModel
+from extproc.policy.model_tokens import ModelTokens, not_seen
+from extproc.prompts.token_watch import TokenSource, TokenWatch
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ FACTS: Mapping[str, str] = {
     TOKENIZER_FOLDER: "its tokenizer folder cannot be loaded, and the pods are asked",
     TEXT_ONLY: "prompts are routed on their text, which only predicts",
 }
+WORST_FIRST = (TEXT_ONLY, TOKENS_DIFFER, TOKENIZER_FOLDER)  # of a model with several
 SAID_EVERY_SECONDS = 60.0
 
 
@@ -89,6 +92,25 @@ class TokenReporter:
                 self._said.add(name)
                 self._said_at[name] = now
                 log.warning("%s: %s", name[1], self._standing[name].message)
+
+
+def shown_tokens(
+    models: Iterable[ServedModel], *, sources: Mapping[str, TokenSource], reporter: TokenReporter
+) -> tuple[ModelTokens, ...]:
+    """Return where each model's tokens come from: what its requests have shown, else only what is wanted."""
+    shown = []
+    for expected in not_seen(models):
+        seen = sources.get(expected.model)
+        names = ((expected.model, reason) for reason in WORST_FIRST)
+        finding = next((reporter.findings[name] for name in names if name in reporter.findings), None)
+        if finding is not None:
+            reason, message = finding.reason, finding.message
+        elif seen is not None:
+            reason, message = "", ""
+        else:
+            reason, message = expected.reason, expected.message
+        shown.append(replace(expected, seen="" if seen is None else seen.value, reason=reason, message=message))
+    return tuple(shown)
 
 
 def _finding(model: str, reason: str, why: str) -> TokenFinding:

@@ -1,7 +1,7 @@
 """The status of InferencePolicies on a real API server: two installations, their entries, and kubectl's columns."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.policy.crd import policy_crd
-from extproc.policy.mesh_policy import MeshPolicy, MeshState
+from extproc.policy.crd import COLUMNS, policy_crd
+from extproc.policy.mesh_policy import NO_TOKENS, MeshPolicy, MeshState
+from extproc.policy.model_tokens import ModelTokens
 from extproc.pools.mesh import status_updates
 from kvmesh.documents.documents import ClusterAccess, Snapshot
 from kvmesh.documents.sources import kubernetes_source, status_writer
@@ -23,14 +24,16 @@ POLICY = "kvmesh.io/v1alpha1"
 
 
 @asynccontextmanager
-async def installation(kube: Kube, namespace: str, *, reads: list[str]) -> AsyncIterator[list[MeshState]]:
+async def installation(
+    kube: Kube, namespace: str, *, reads: list[str], tokens: Mapping[str, Sequence[ModelTokens]] = NO_TOKENS
+) -> AsyncIterator[list[MeshState]]:
     """Run what a picker does with policies; yield the states that it has come to, the last one last."""
     access = ClusterAccess(kubeconfig=kube.kubeconfig, program="kvmesh-picker")
     writer = status_writer(access, lease_namespace=namespace, identity=f"{namespace}-1")
     policy, states = MeshPolicy(installation=namespace), [MeshState()]
 
     def take(snapshot: Snapshot) -> None:
-        states.append(policy.update(snapshot, now=datetime.now(UTC)))
+        states.append(policy.update(snapshot, now=datetime.now(UTC), tokens=dict(tokens)))
         writer.want(status_updates(states[-1]))
 
     tasks = [
@@ -91,9 +94,43 @@ async def test_two_installations_with_different_views_come_to_rest_and_columns_s
         assert await both() == before
     assert (before["one"], before["two"]) == ("Conflicted", "Conflicted")
     table = kube.kubectl("get", "infpol", "-n", "llm").splitlines()
-    assert table[0].split() == ["NAME", "TARGET", "STRATEGY", "ACCEPTED", "PROGRAMMED", "REASON", "WARNING", "AGE"]
+    assert table[0].split() == [
+        "NAME",
+        "TARGET",
+        "STRATEGY",
+        "ACCEPTED",
+        "PROGRAMMED",
+        "REASON",
+        "WARNING",
+        "TOKENS",
+        "AGE",
+    ]
     assert "False" in table[2] and "Conflicted" in table[2]
     assert "True" in table[1] and "Programmed" in table[1]
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_model_without_tokens_is_in_the_status_and_in_kubectls_column_until_there_are_some(kube: Kube) -> None:
+    kube.apply(
+        policy_crd(), *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": n}} for n in ("llm", "t"))
+    )
+    kube.kubectl("wait", "--for=condition=Established", "crd", "inferencepolicies.kvmesh.io", "--timeout=30s")
+    kube.apply(kubernetes_object("v1", "Service", "t", "kvmesh-picker", spec={"ports": [{"port": 9002}]}))
+    spec = {"ports": [{"name": "http", "port": 8000}], "selector": {"a": "b"}}
+    kube.apply(kubernetes_object("v1", "Service", "llm", "llama", spec=spec, labels={"kvmesh.io/pool": "true"}))
+    kube.apply(policy_of("tokens", "kv-aware"))
+    seen = {"llm/llama": (ModelTokens(model="m", wanted="auto", seen="text", reason="text-only", message="m: mend"),)}
+
+    async def column() -> str:
+        path = "-o=custom-columns=T:" + COLUMNS["Tokens"].replace('"', "'")
+        words = await asyncio.to_thread(kube.kubectl, "get", "infpol", "-n", "llm", "tokens", path, "--no-headers")
+        return words.strip()
+
+    async with installation(kube, "t", reads=["llm"], tokens=seen):
+        await eventually(column, lambda shown: shown == "TextOnly")
+        seen.clear()
+        kube.kubectl("annotate", "infpol", "-n", "llm", "tokens", "looked=again")  # a picker looks every few seconds
+        await eventually(column, lambda shown: shown == "<none>")
 
 
 async def _done(value: bool) -> bool:

@@ -162,9 +162,9 @@ def vllm_pod(name: str, **labels: str) -> dict[str, Any]:
     return kubernetes_object("v1", "Pod", POOLS, name, labels=labels, spec={"containers": [container]})
 
 
-def simulated(name: str, address: str) -> ProcessSpec:
-    """Return the process that stands for vLLM at a pod's address."""
-    flags = ("--host", address, "--sim-port", str(API_PORT), "--events-port", str(EVENTS_PORT))
+def simulated(name: str, address: str, *more: str) -> ProcessSpec:
+    """Return the process that stands for vLLM at a pod's address; `more` flags of it."""
+    flags = (*more, "--host", address, "--sim-port", str(API_PORT), "--events-port", str(EVENTS_PORT))
     return ProcessSpec(
         name=name,
         argv=(sys.executable, "-m", "podsim", *flags),

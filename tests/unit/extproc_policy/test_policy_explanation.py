@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 from extproc.errors import KvmeshError
 from extproc.policy.commands import app
 from extproc.policy.mesh_policy import PolicyTargetError
-from extproc.policy.view import first_snapshot
+from extproc.policy.model_tokens import ModelTokens
+from extproc.policy.view import first_snapshot, render, render_overview
 from kvmesh.documents.documents import Snapshot
 from tests.unit.extproc_policy.mesh_documents import (
     Mesh,
@@ -82,6 +84,7 @@ def test_each_field_has_its_value_its_policy_and_those_it_has_displaced() -> Non
                 ],
                 "not_in_force": [],
                 "warnings": [],
+                "tokens": [],
             }
         ],
         "problems": [],
@@ -183,6 +186,33 @@ def test_json_is_what_the_picker_would_answer(tmp_path: Path) -> None:
     mesh = Mesh()
     mesh.update(POOL, POD, MESH, OWN)
     assert (code, msgspec.json.decode(shown)) == (0, mesh.policy.explain("a/llama"))
+
+
+SERVED = {"models": {"served": [{"name": "m"}, {"name": "t", "tokens": "text"}]}}
+
+
+def test_a_folder_says_that_nobody_has_seen_the_models_tokens(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, POOL, POD, inference_policy("a/own", SERVED))
+    code, shown = run("explain", "a/llama", "--folder", str(folder))
+    assert code == 0
+    assert "tokens of m: unverified: its pods are to be asked" in shown
+    assert "tokens of t: unverified: it is to be routed on its text (`tokens: text`), which only predicts: " in shown
+    _, shown = run("explain", "--folder", str(folder))
+    assert ["a/llama", "1/1", "unverified", "a/own"] in [line.split() for line in shown.splitlines()]
+
+
+def test_what_a_picker_has_seen_of_tokens_is_shown_line_by_line_and_in_short() -> None:
+    mesh = Mesh()
+    mesh.update(POOL, POD, inference_policy("a/own", SERVED))
+    wrong = ModelTokens(model="m", wanted="auto", seen="text", reason="text-only", message="m: only text: do this")
+    tokens = {"a/llama": (wrong, ModelTokens(model="t", wanted="auto", seen="pods"))}
+    console = Console(width=200, highlight=False)
+    with console.capture() as capture:
+        render(mesh.policy.explain("a/llama", tokens=tokens), console=console)
+        render_overview(mesh.policy.explain(None, tokens=tokens), console=console)
+    lines = [line.strip() for line in capture.get().splitlines()]
+    assert {"WARNING text-only: m: only text: do this", "tokens of t: from its pods"} <= set(lines)
+    assert any(line.split()[:3] == ["a/llama", "1/1", "TEXT-ONLY"] and "(1 of 2 models)" in line for line in lines)
 
 
 def test_what_is_not_in_force_ends_with_exit_code_1_and_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from extproc.policy.mesh_policy import MeshPolicy
+from extproc.policy.model_tokens import NOT_SEEN, ModelTokens
 from extproc.policy.status import Condition, Findings, conditions_of, is_written, shortened
 from kvmesh.documents.documents import DocumentKey, StatusUpdate, status_to_write
 from tests.unit.extproc_policy.mesh_documents import (
@@ -194,6 +195,23 @@ def test_the_status_document_is_what_the_api_takes() -> None:
             {"type": "Warning", "status": "True", "reason": "CheckPolicy", "message": "spec: sets nothing", **times},
         ],
     }
+
+
+def test_models_without_exact_tokens_are_named_with_their_pools_and_what_to_do() -> None:
+    mesh = Mesh()
+    mesh.put(*(inference_pool(f"a/{name}") for name in ("llama", "mistral", "qwen", "yi")))
+    mesh.put(inference_policy("a/all", fallbacks(1)), inference_policy("a/own", fallbacks(2), InferencePool="yi"))
+    wrong = ModelTokens(model="m", wanted="auto", seen="text", reason="text-only", message="m: only text: do this")
+    known = ModelTokens(model="m", wanted="auto", seen="pods")
+    unseen = ModelTokens(model="n", wanted="auto", reason=NOT_SEEN, message="nobody knows yet")
+    tokens = {"a/llama": (wrong, unseen), "a/qwen": (wrong,), "a/yi": (known, unseen)}
+    state = mesh.policy.update(mesh.snapshot(), now=mesh.now, tokens=tokens)
+    assert told(state, "a/all")["ExactTokens"] == ("False TextOnly", "m: only text: do this (at a/llama, a/qwen)")
+    assert "ExactTokens" not in told(state, "a/own")
+    tokens = {f"a/{name}": (wrong,) for name in ("llama", "mistral", "qwen", "yi")}
+    state = mesh.policy.update(mesh.snapshot(), now=mesh.now, tokens=tokens)
+    assert told(state, "a/all")["ExactTokens"][1].endswith("(at a/llama, a/mistral, a/qwen); and 1 more")
+    assert "ExactTokens" not in told(mesh.update(), "a/all")
 
 
 def test_a_message_is_never_longer_than_anybody_reads_and_names_few_fields_of_many() -> None:

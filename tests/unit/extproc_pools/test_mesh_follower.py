@@ -2,14 +2,17 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from extproc.policy.mesh_policy import MeshPolicy, MeshState
+from extproc.policy.model_tokens import ModelTokens
 from extproc.policy.pool_config import PoolConfig
+from extproc.pools import mesh
 from extproc.pools.mesh import MeshFollower, status_updates
 from kvmesh.documents.documents import DocumentKey, Snapshot
 
@@ -22,10 +25,14 @@ class Pools:
     def __init__(self) -> None:
         self.applied: list[Mapping[str, PoolConfig]] = []
         self.changed = asyncio.Event()
+        self.tokens: dict[str, Sequence[ModelTokens]] = {}
 
     async def apply(self, configs: Mapping[str, PoolConfig]) -> None:
         self.applied.append(configs)
         self.changed.set()
+
+    def model_tokens(self) -> Mapping[str, Sequence[ModelTokens]]:
+        return self.tokens
 
     async def next(self) -> list[str]:
         async with asyncio.timeout(5.0):
@@ -85,10 +92,10 @@ async def test_pools_are_served_as_the_newest_snapshot_says() -> None:
 
 async def test_what_cannot_be_taken_in_leaves_everything_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
     class Breaks(MeshPolicy):
-        def update(self, snapshot: Snapshot, *, now: datetime) -> MeshState:
+        def update(self, snapshot: Snapshot, **known: Any) -> MeshState:
             if len(snapshot.of("InferencePool")) == 2:
                 raise RuntimeError("a defect")
-            return super().update(snapshot, now=now)
+            return super().update(snapshot, **known)
 
     follower, source, pools, task = await followed(Breaks())
     assert source.tell is not None
@@ -126,9 +133,41 @@ async def test_the_status_of_a_policy_is_told_once_it_is_in_force() -> None:
     task.cancel()
 
 
+async def test_requests_without_tokens_are_said_by_the_status_and_the_explanation_until_there_are_tokens_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mesh, "TOKENS_SECONDS", 0.0)
+    follower, source, pools, task = await followed()
+    states: list[MeshState] = []
+    follower.told = states.append
+    assert source.tell is not None
+
+    async def said() -> list[str]:
+        await pools.next()
+        while len(states) < len(pools.applied):
+            await asyncio.sleep(0)
+        return [each.message for each in states[-1].statuses["llm/p"].conditions if each.type == "ExactTokens"]
+
+    policy = {"apiVersion": "kvmesh.io/v1alpha1", "kind": "InferencePolicy", "spec": {"scoring": {"fallbacks": 1}}}
+    source.tell(snapshot("a", policies=({**policy, "metadata": {"name": "p", "namespace": "llm"}},)))
+    assert await said() == []
+    wrong = ModelTokens(model="m", wanted="auto", seen="text", reason="text-only", message="m: only text: do this")
+    pools.tokens = {"llm/a": (wrong,)}
+    assert await said() == ["m: only text: do this (at llm/a)"]
+    [explained] = (await follower.explain("llm/a"))["pools"]
+    assert [(each["model"], each["reason"]) for each in explained["tokens"]] == [("m", "text-only")]
+    pools.tokens = {"llm/a": (replace(wrong, message="m: only text, for another reason"),)}
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(states) == 2  # the words of the last request are nothing to write again and again
+    pools.tokens = {"llm/a": (replace(wrong, reason="", seen="pods"),)}
+    assert await said() == []
+    task.cancel()
+
+
 async def test_explaining_hundreds_of_pools_holds_up_no_request() -> None:
     class Explains(MeshPolicy):
-        def explain(self, target: str | None) -> dict[str, Any]:
+        def explain(self, target: str | None, **known: Any) -> dict[str, Any]:
             return {"thread": threading.get_ident()}
 
     follower, _, _, task = await followed(Explains())
