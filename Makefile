@@ -61,7 +61,8 @@ test-mesh: install ## what is installed, on a real istiod and API server (builds
 
 test-vllm: install ## two real vLLM servers on the CPU behind the real stack (builds a cached environment)
 	@$(BIN)/python -m tests.vllm.environment  # outside of any test's time
-	@$(BIN)/python -m pytest tests/vllm --durations=15
+	@$(BIN)/python -m tests.sglang.environment
+	@$(BIN)/python -m pytest tests/vllm tests/sglang --durations=15
 
 test-cluster: install ## what we expect of Kubernetes, against the cluster of $KUBECONFIG; makes and removes its own namespaces
 	@test -n "$$KUBECONFIG" || { echo "set KUBECONFIG to a cluster in which definitions may be made" >&2; exit 1; }
@@ -79,9 +80,10 @@ fuzz: ## fuzz the event decoder for FUZZ_SECONDS, guided by coverage
 		$(FUZZ_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .; }
 	@$(FUZZ_VENV)/bin/python -m tests.fuzz.fuzz_vllm_events -max_total_time=$(FUZZ_SECONDS) $(FUZZ_ARGS)
 
-bench: install ## what the picker costs: latency added, CPU a request, requests/s per core; and what watching it costs
+bench: install ## what the picker costs: latency added, CPU a request, requests/s per core; what watching it costs, and a token of each model
 	@$(BIN)/python -m bench.run $(ARGS)
 	@$(BIN)/python -m bench.watched $(filter --quick,$(ARGS))
+	@$(BIN)/python -m bench.tokenizing $(filter --quick,$(ARGS))
 
 bench-routing: install ## which routing is best: kvmesh, Envoy's own balancing, other routers, on the same load
 	@$(BIN)/python -m bench.routing.run $(ARGS)
@@ -105,7 +107,7 @@ reference: install ## write the generated parts of docs/ anew: command line, con
 lock: install ## pin the development environment anew
 	@$(BIN)/python -m pip install --quiet pip-tools
 	@$(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-		--extra dev --extra local --extra otel --extra docs --output-file requirements-dev.lock pyproject.toml
+		--extra dev --extra local --extra models --extra otel --extra docs --output-file requirements-dev.lock pyproject.toml
 
 clean: ## remove what the targets made
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

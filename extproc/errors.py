@@ -116,6 +116,24 @@ class UnknownModelError(PickError):
     error_code = "model_not_found"
 
 
+class UnknownResponseError(PickError):
+    """The request needs a response that a pod keeps, and which pod that may be is not known."""
+
+    http_status = 404
+    reason = "unknown-response"
+    error_type = "invalid_request_error"
+    error_code = "response_not_found"
+
+
+class ResponseGoneError(PickError):
+    """The request needs a response whose pod is gone."""
+
+    http_status = 410
+    reason = "response-gone"
+    error_type = "invalid_request_error"
+    error_code = "response_gone"
+
+
 class UnknownPoolError(PickError):
     """The gateway names a pool that this picker does not know, or not yet."""
 

@@ -18,6 +18,7 @@ from extproc.admission.prepared_request import (
     prompt_tokens,
     query_of,
     session_of,
+    to_keeper,
 )
 from extproc.choosing.choose import Choice, Full, Snapshot, choose, look
 from extproc.errors import (
@@ -31,6 +32,7 @@ from extproc.errors import (
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.pool_runtime import PendingPick, PoolRuntime
+from extproc.prefixes.prompt_match import IndexHits
 from extproc.quotas.quota import QuotaVerdict
 
 
@@ -117,11 +119,15 @@ async def _look_up(
             most = most_generated(asked, sent)
             quota = pool.quotas.ask(key, prompt_tokens=tokens.estimated_tokens, most_generated=most)
             pending.quota = quota
-    session = session_of(asked.facts, asked.resolved)
+    session = session_of(asked)
     hits = await prefix_hits(asked, tokens, pool.index, session=session, quota=quota if before is None else None)
     verdict = hits.quota if before is None else before.verdict
     if verdict is not None and not verdict.allowed:
         raise _quota_exceeded(verdict)
+    if asked.request.kept_response is not None:
+        asked = _to_keeper(asked, hits, pool, session=session)
+        if pending is not None:
+            pending.facts = asked.facts
     prepared = Prepared(
         asked=asked,
         sent=sent,
@@ -160,6 +166,13 @@ async def _seat(prepared: Prepared, pool: PoolRuntime, pending: PendingPick) -> 
         return pool.book(Picked(prepared=prepared, choice=found), pending)
 
     return await pool.admission.seat(prepared, snapshot, look=look_again, attempt=attempt, undo=BookedExchange.finish)
+
+
+def _to_keeper(asked: AskedRequest, hits: IndexHits, pool: PoolRuntime, *, session: str | None) -> AskedRequest:
+    now = pool.clock()
+    endpoints = [status.address for status in pool.view.endpoints.snapshot(now=now)]
+    remembered = pool.view.memory.session_place(session, now=now) if session is not None else None
+    return to_keeper(asked, hits, endpoints=endpoints, remembered=remembered)
 
 
 def _quota_exceeded(verdict: QuotaVerdict) -> QuotaExceededError:

@@ -18,9 +18,10 @@ HEADER = f"# Made by `python manifests/lock_image.py`: CPython {PYTHON}, Linux, 
 
 
 def requirements(root: Path) -> list[str]:
-    """What the image needs: the package's dependencies, traces, and what builds its wheel."""
+    """What the image needs: the package's dependencies, models' tokenizers, traces, and what builds its wheel."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    extras: list[str] = project["project"]["optional-dependencies"]["otel"]
+    optional: dict[str, list[str]] = project["project"]["optional-dependencies"]
+    extras = [*optional["models"], *optional["otel"]]
     return [*project["project"]["dependencies"], *extras, *project["build-system"]["requires"]]
 
 

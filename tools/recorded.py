@@ -121,12 +121,37 @@ def overload() -> str:
     return _table(rows)
 
 
+def folders() -> str:
+    """Return what was compared with vLLM for each real model's folder, and the result."""
+    rows = [
+        ["model", "type", "class in the folder", "texts", "chats", "refused by vLLM", "unequal", "unequal as written"]
+    ]
+    for each in newest("folders")["folders"]:
+        names = [f"`{each[name]}`" for name in ("name", "model_type", "tokenizer_class")]
+        counts = [each[name] for name in ("texts", "chats", "refused", "different", "different_as_written")]
+        rows.append([*names, *(f"{count:,}" for count in counts)])
+    return _table(rows)
+
+
+def tokenizing() -> str:
+    """Return what a token costs, model by model."""
+    rows = [["model", "library", "new text", "seen before", "`tokenizers`, new text", "loading, s of CPU"]]
+    for each in newest("tokenizing")["models"]:
+        costs = [_microseconds(each[name]) for name in ("new_us", "again_us", "tokenizers_us")]
+        rows.append([f"`{each['model']}`", f"`{each['engine']}`", *costs, f"{each['load_cpu_s']:.1f}"])
+    return _table(rows)
+
+
+def _microseconds(value: Mapping[str, float]) -> str:
+    return f"{value['median']:.3f} ({value['min']:.3f}..{value['max']:.3f})"
+
+
 def _table(rows: list[list[str]]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
 
 
-TABLES = {each.__name__: each for each in (picker, budgets, routing, peers, overload)}
+TABLES = {each.__name__: each for each in (picker, budgets, routing, peers, overload, folders, tokenizing)}
 
 if __name__ == "__main__":
     sys.stdout.write(TABLES[sys.argv[1]]())

@@ -14,9 +14,9 @@ from bench.routing.one_cache import BLOCK_TOKENS
 from bench.routing.plan import PodSettings
 from extproc.pods.endpoint import EndpointStatus, EndpointTrend, Reachability
 from extproc.pods.endpoint_samples import TrendWatch
+from kvmesh.pods.engine_metrics import parse_load
 from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import EndpointLoad
-from kvmesh.pods.vllm_metrics import parse_load
 from podsim.core.block_hash import extend_chain
 from podsim.core.events import CacheEvent
 from podsim.core.generate import Limits

@@ -4,6 +4,7 @@ Reading changes nothing. What the load takes from a request, its measures, is an
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,12 +22,14 @@ from extproc.prompts.token_ids import PromptTokens
 from extproc.records.request_events import AskedFor
 from extproc.requests.json_body import ClientBody, UnknownContentEncodingError
 from extproc.requests.json_edit import JsonObject
+from extproc.requests.kept_responses import UNOWNED_ID
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind, InferenceRequest
 
 CONTENT_ENCODING = "content-encoding"
 PRIORITY_HEADER = "x-kvmesh-priority"  # of a refusal: the class of its request
 LONGEST_NAME = 200  # characters of a model's name that are remembered: clients write what they like
+UNOWNED_ID_FIELD = {"request_id": msgspec.json.encode(UNOWNED_ID)}
 _OPAQUE = frozenset((ApiKind.OTHER, ApiKind.TOKENIZE))  # routed whatever their bodies are
 
 
@@ -86,6 +89,7 @@ class SentBody(msgspec.Struct, frozen=True, kw_only=True):
     changed: bytes | None = None  # in place of the client's; None: the client's own
     removed_headers: tuple[str, ...] = ()
     capped: bool = False  # the output, below what the client asked for
+    has_response_id: bool = False  # `changed` ends with UNOWNED_ID, in whose place the chosen pod's id comes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +191,8 @@ class RequestReader:
     def changes(self, asked: AskedRequest) -> bool:
         """Tell whether the pod gets other bytes than the client's, if they can be changed."""
         is_measured = asked.measures is not NO_MEASURES
-        return asked.resolved.is_rewritten or self.policy.engine_priority or is_measured
+        is_asked_for = is_measured or asked.request.wants_response_id
+        return asked.resolved.is_rewritten or self.policy.engine_priority or is_asked_for
 
     def edit(self, asked: AskedRequest, *, degraded: dict[str, str]) -> SentBody:
         """Return what the pod gets: the client's bytes, but for what a rule, a step or the class changes.
@@ -217,12 +222,22 @@ class RequestReader:
                 degraded["model-not-rewritten"] = (
                     f"the body cannot be changed, the pod gets the model {resolved.requested!r}"
                 )
-        if not changes or not plain:
+        named = None
+        if request.wants_response_id and plain:
+            with suppress(PickError):  # a form in which nothing can be changed, and nothing has to be
+                named = fields.replaced({**changes, **UNOWNED_ID_FIELD})
+        if (not changes and named is None) or not plain:
             return SentBody(plain=plain, removed_headers=removed)
-        changed = fields.replaced(changes)
+        changed = named or fields.replaced(changes)
         if plain is not body:
             removed = (CONTENT_ENCODING, *removed)
-        return SentBody(plain=changed, changed=changed, removed_headers=removed, capped=caps(changes))
+        return SentBody(
+            plain=changed,
+            changed=changed,
+            removed_headers=removed,
+            capped=caps(changes),
+            has_response_id=named is not None,
+        )
 
     def _plain_body(self, asked: AskedRequest, *, is_changed: bool) -> bytes | None:
         """Return the body without content-encoding, None where it is not needed or cannot be read."""

@@ -12,9 +12,8 @@ from extproc.admission.output_cap import PREFILLER_HEADERS
 from extproc.choosing.choose import Choice, Query
 from extproc.choosing.decision import Decision
 from extproc.choosing.room import Room
-from extproc.errors import PromptTokensError
-from extproc.ext_proc.exchange import NO_HEADERS, RequestFacts
-from extproc.models.model_rules import ResolvedModel
+from extproc.errors import PromptTokensError, ResponseGoneError, UnknownResponseError
+from extproc.ext_proc.exchange import NO_HEADERS
 from extproc.models.models import ModelTable, ServedModel
 from extproc.pods.endpoint import Ask
 from extproc.policy.priority import StepKind
@@ -22,6 +21,7 @@ from extproc.prefixes.prompt_match import IndexHits, PromptKeys
 from extproc.prompts.token_ids import TOKEN_BYTES, PromptTokens, TokenizedPrompt
 from extproc.quotas.quota import QuotaAsk, QuotaVerdict
 from extproc.records.request_events import AskedFor
+from extproc.requests.kept_responses import LONGEST_ID, tag_in, tag_of
 from extproc.requests.request import InferenceRequest
 
 # who the request belongs to, the most telling first; clients that keep a conversation together send one of them
@@ -210,16 +210,60 @@ def query_of(
     )
 
 
-def session_of(facts: RequestFacts, resolved: ResolvedModel) -> str | None:
-    """Return a name for the conversation that is unique over models, or None where the client gives none."""
+def session_of(asked: AskedRequest) -> str | None:
+    """Return a name for the conversation that is unique over models, or None where the client gives none.
+
+    A request that needs a response which a pod keeps belongs to that response's session.
+    """
+    facts, request = asked.facts, asked.request
+    if request.kept_response is not None:
+        return response_session(request.kept_response)
     headers = facts.headers
     for header in SESSION_HEADERS:
         if value := headers.get(header):
-            name = f"{resolved.model}\0{value}"
-            if len(name) <= LONGEST_SESSION:
-                return name
-            return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    return None
+            return _session_name(asked.resolved.model, value)
+    return None if request.session is None else _session_name(asked.resolved.model, request.session)
+
+
+def response_session(response_id: str) -> str:
+    """Return the name of the session whose place is the pod that keeps a response."""
+    return _session_name("\0response", response_id)
+
+
+def _session_name(model: str | None, value: str) -> str:
+    name = f"{model}\0{value}"
+    if len(name) <= LONGEST_SESSION:
+        return name
+    return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def to_keeper(
+    asked: AskedRequest, hits: IndexHits, *, endpoints: Sequence[str], remembered: str | None
+) -> AskedRequest:
+    """Return a request that needs a kept response for the pod that keeps it, and no other.
+
+    `remembered`: where this picker knows the response to be. Raise ResponseGoneError where that pod is no more, and
+    UnknownResponseError where nobody knows it and there are several to choose from.
+    """
+    response_id = asked.request.kept_response
+    assert response_id is not None, "only these are kept anywhere"
+    placed = (hits.view.session_endpoint if hits.view is not None else None) or remembered
+    if placed is None and (tag := tag_in(response_id)) is not None:
+        placed = next((endpoint for endpoint in endpoints if tag_of(endpoint) == tag), "")
+    if placed is None:
+        if len(endpoints) <= 1:
+            return asked  # it is there or nowhere, and its answer is the better one
+        raise UnknownResponseError(
+            f"Response with id {response_id[:LONGEST_ID]!r} not found: no pod is known to keep it."
+        )
+    if placed not in endpoints:
+        raise ResponseGoneError(
+            f"Response with id {response_id[:LONGEST_ID]!r} is gone: the pod that kept it is no more. "
+            "Send the conversation again, without previous_response_id."
+        )
+    subset = asked.facts.subset
+    only = frozenset((placed,)) if subset is None else subset & {placed}
+    return msgspec.structs.replace(asked, facts=msgspec.structs.replace(asked.facts, subset=only))
 
 
 def _longest_prompt(tokens: PromptTokens) -> int:

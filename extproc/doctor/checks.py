@@ -106,7 +106,7 @@ CHECKS: dict[str, Check] = {
     "vllm-version": Check(judge=pods.vllm_version, right="the pods run one known version of vLLM", applies=_pods),
     "prefix-caching": Check(judge=pods.prefix_caching, right="every pod caches prefixes", applies=_pods),
     "tokens": Check(judge=pods.tokens, right="picker and pods make the same tokens of every probe", applies=_tokenized),
-    "render": Check(judge=pods.render, right="the pods render prompts", applies=_rendered),
+    "render": Check(judge=pods.render, right="the pods tell the tokens of prompts", applies=_rendered),
     "event-publisher": Check(judge=index.event_publisher, right="every pod publishes its KV events", applies=_pods),
     "replay-socket": Check(judge=index.replay_socket, right="every pod can replay its events", applies=_pods),
     "index-follows": Check(judge=index.index_follows, right="an indexer follows every pod", applies=_index),

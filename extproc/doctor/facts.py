@@ -76,6 +76,9 @@ class PodFacts:
     clock_ahead_seconds: float | None = None  # of this machine's; None: it does not say
     tokens: tuple[TokenComparison, ...] = ()
     render_status: Mapping[str, int] = field(default_factory=dict)  # model -> HTTP status of its render endpoint
+    tokenize_status: Mapping[str, int] = field(
+        default_factory=dict
+    )  # likewise of POST /tokenize, where it may be asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,3 +46,4 @@ def _finding(severity: Severity, subject: str, seen: str, *, fix: str) -> Findin
 error = partial(_finding, Severity.ERROR)
 warning = partial(_finding, Severity.WARNING)
 unchecked = partial(_finding, Severity.UNCHECKED)
+fine = partial(_finding, Severity.OK, fix="")

@@ -21,11 +21,12 @@ from extproc.pods.endpoint import EndpointModels, parse_served_models
 from extproc.prompts.prompt_tokens import load_tokenizer
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.openai import parse_request
+from kvmesh.pods.engine_metrics import parse_load, parse_pod_report
+from kvmesh.pods.engine_profiles import ENGINES, PROFILES
 from kvmesh.pods.page_steps import UnreadablePageError
 from kvmesh.pods.page_turns import PageTurns
 from kvmesh.pods.pod_http import MAX_MODELS_BYTES, MAX_PAGE_BYTES
 from kvmesh.pods.pod_report import sum_counters
-from kvmesh.pods.vllm_metrics import parse_load, parse_pod_report
 
 PODS_AT_A_TIME = 16
 MOST_RANKS = 1024  # of one pod
@@ -126,8 +127,10 @@ async def _gather_pod(
     )
     if metrics.status != 200:
         return PodFacts(endpoint=endpoint, problem=metrics.problem or f"/metrics answers {metrics.status}")
-    if b"\nvllm:" not in b"\n" + metrics.body:
-        return PodFacts(endpoint=endpoint, problem="/metrics has no vLLM metrics: something else answers there")
+    if not any(profile.prefix in metrics.body for profile in PROFILES):
+        return PodFacts(
+            endpoint=endpoint, problem=f"/metrics shows no engine that is known here ({ENGINES}): its load is unknown"
+        )
     try:
         async with asyncio.timeout(client.timeout_seconds):
             load = await turns.read(parse_load(metrics.body, reported_at=0.0))
@@ -138,6 +141,12 @@ async def _gather_pod(
     served = parse_served_models(listed.body) if listed.status == 200 else None
     names = {model.name: name for model in models if (name := served_name(model, served)) is not None}
     chat = next(probe for probe in PROBES if probe.is_chat)
+    text = next(probe for probe in PROBES if not probe.is_chat)  # also models without a chat template take it
+    asked = {
+        model.name: chat if model.tokens_from is TokensFrom.RENDER else text
+        for model in models
+        if model.name in names and model.tokens_from in (TokensFrom.RENDER, TokensFrom.AUTO)
+    }
     return PodFacts(
         endpoint=endpoint,
         served=served,
@@ -163,9 +172,13 @@ async def _gather_pod(
             ]
         ),
         render_status={
-            model.name: (await ask(f"{chat.path}/render", post=chat.body(names[model.name]))).status
-            for model in models
-            if model.name in names and model.tokens_from is TokensFrom.RENDER
+            name: (await ask(f"{probe.path}/render", post=probe.body(names[name]))).status
+            for name, probe in asked.items()
+        },
+        tokenize_status={
+            name: (await ask("/tokenize", post=text.body(names[name]))).status
+            for name, probe in asked.items()
+            if probe is text
         },
     )
 

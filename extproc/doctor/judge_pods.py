@@ -1,10 +1,10 @@
 """Judges the pods, the tokens that they make, the pools that they are in, and the running picker in front of them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from extproc.doctor.facts import SERVING, Facts, PodFacts, PoolFacts, TokenComparison
-from extproc.doctor.findings import Finding, Severity, error, unchecked, warning
+from extproc.doctor.findings import Finding, Severity, error, fine, unchecked, warning
 from extproc.models.models import TokensFrom
 from extproc.policy.status import ACCEPTED, FALSE, PENDING, PROGRAMMED, WARNING, Condition
 
@@ -12,6 +12,7 @@ OLDEST = (0, 8)  # vLLM; docs/limits.md
 WITHOUT_GROUP_KINDS = frozenset({(0, 20), (0, 21)})
 CLOCK_LIMIT_SECONDS = 5.0  # a Date header and a slow answer make two of these
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
+OK, FORBIDDEN = 200, 403  # HTTP
 NAMED = 4  # addresses or pools that one finding names
 
 
@@ -148,26 +149,61 @@ def clocks(facts: Facts) -> Iterator[Finding]:
 
 
 def render(facts: Facts) -> Iterator[Finding]:
-    """Where tokens are to come from a pod's render endpoint, it answers."""
+    """Where tokens are to come from the pods, they render or tokenize prompts."""
     for model in facts.expected.models.served:
-        if model.tokens_from is not TokensFrom.RENDER:
-            continue
         statuses = {
             pod.endpoint: pod.render_status[model.name] for pod in facts.pods if model.name in pod.render_status
         }
-        for endpoint, status in statuses.items():
-            if status == 403:
-                yield error(
-                    endpoint,
-                    f"refuses to render prompts of {model.name} (403)",
-                    fix="start vLLM with --enable-scale-out, or give the model a `tokenizer` in `models`",
+        match model.tokens_from:
+            case TokensFrom.RENDER:
+                yield from _only_rendered(model.name, statuses)
+            case TokensFrom.AUTO:
+                tokenized = {pod.endpoint: pod.tokenize_status.get(model.name, 0) for pod in facts.pods}
+                yield from _rendered_or_tokenized(model.name, statuses, tokenized)
+            case TokensFrom.TEXT:
+                yield warning(
+                    model.name,
+                    "is routed on text only, which only predicts: its settings say `tokens: text`",
+                    fix="leave `tokens` out of `models`: its pods are asked then; or give it a `tokenizer`",
                 )
-            elif status != 200:
-                yield error(
-                    endpoint,
-                    f"/v1/chat/completions/render of {model.name} answers {status or 'nothing'}",
-                    fix="use a vLLM with render endpoints (0.31 or newer), or give the model a `tokenizer` in `models`",
-                )
+
+
+def _only_rendered(model: str, statuses: Mapping[str, int]) -> Iterator[Finding]:
+    for endpoint, status in statuses.items():
+        if status == FORBIDDEN:
+            yield error(
+                endpoint,
+                f"refuses to render prompts of {model} (403)",
+                fix="start vLLM with --enable-scale-out, or give the model a `tokenizer` in `models`",
+            )
+        elif status != OK:
+            yield error(
+                endpoint,
+                f"/v1/chat/completions/render of {model} answers {status or 'nothing'}",
+                fix="use a vLLM with render endpoints (0.31 or newer), or give the model a `tokenizer` in `models`",
+            )
+
+
+def _rendered_or_tokenized(model: str, rendered: Mapping[str, int], tokenized: Mapping[str, int]) -> Iterator[Finding]:
+    """Say which pods only tokenize, which is fine, and which do neither."""
+    only_tokenize = [each for each, status in rendered.items() if status != OK and tokenized[each] == OK]
+    neither = [each for each, status in rendered.items() if status != OK and tokenized[each] != OK]
+    alone = len(neither) == len(rendered)
+    so = "as no pod does, it is routed on text only, which only predicts" if alone else "other pods are asked"
+    for endpoint in neither:
+        statuses = [each or "no answer" for each in (rendered[endpoint], tokenized[endpoint])]
+        yield error(
+            endpoint,
+            f"neither renders ({statuses[0]}) nor tokenizes ({statuses[1]}) prompts of {model}: {so}",
+            fix="give the model a `tokenizer` in `models` (or --tokenizer, KVMESH_TOKENIZERS); or let the picker reach "
+            "POST /tokenize of the pod, which must be a vLLM without an --api-key for it",
+        )
+    if only_tokenize:
+        yield fine(
+            model,
+            f"{_first_names(only_tokenize)}: tokenize prompts and do not render them; with --enable-scale-out, media "
+            "and fields that /tokenize lacks have tokens, too",
+        )
 
 
 def _away(seconds: float) -> str:

@@ -343,9 +343,17 @@ def _say_what_is_next(plan: "InstallPlan", say: Callable[[str], None]) -> None:
     say("next:")
     for target in plan.pools:
         say(f"  pool {target.identity}: {_what_next(plan, target)}")
+    say(f"  tokens: {_tokens_from(plan)}")
     say(f"  admin pages: kubectl port-forward -n {plan.namespace} service/{PICKER} {PICKER_ADMIN_PORT}")
     say(f"  their token is in Secret {plan.namespace}/{admin_secret_name(plan)}, key {ADMIN_KEY}")
     say(f"  check it: kvmesh policy explain {plan.pools[0].identity}, and docs/guides/install.md")
+
+
+def _tokens_from(plan: "InstallPlan") -> str:
+    asked = "the pods are asked for each prompt (/render with --enable-scale-out, else /tokenize)"
+    if plan.tokenizers_claim:
+        return f"of models with a folder in claim {plan.tokenizers_claim}, from there; of others, {asked}"
+    return f"{asked}; --tokenizers-claim gives folders, which cost less time"
 
 
 def _what_next(plan: "InstallPlan", pool: "PoolTarget") -> str:

@@ -39,6 +39,7 @@ from extproc.local.processes import (
 )
 from extproc.local.stack_settings import HOST, StackSettings, local, redis_environment
 from extproc.local.unread_terminal import standard_output
+from extproc.prompts.tokenizer_folder import lacks_transformers
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.errors import RedisUrlError
 from kvmesh.plain_text import printable
@@ -49,9 +50,7 @@ ASK_SECONDS = 2.0
 KVMESH = (sys.executable, "-m", "extproc")
 GUARD_SCRIPT = 'trap "" HUP INT TERM; cat >/dev/null; rm -rf -- "$@"'
 GUARD_SECONDS = 10
-NO_PREFIX_ROUTING = (
-    "requests are routed on load alone, without the prefix cache; name the model's folder in --tokenizer"
-)
+PODS_ARE_ASKED = "the pods are asked for each prompt's tokens, which takes milliseconds; --tokenizer names a folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,9 +318,14 @@ def fill_in_model(settings: StackSettings, served: ServedModels | None) -> tuple
     folder = settings.tokenizer_folder
     if folder is None and served is not None:
         folder = _tokenizer_folder(next((card.root for card in served.data if card.id == model), None))
-        notes += [] if folder is None else [f"tokenizer {folder}, as {served.pod} says"]
+        if folder is not None:
+            lacking = lacks_transformers(folder)
+            notes.append(f"tokenizer {folder}, as {served.pod} says")
+            if lacking is not None:  # it was not asked for, so it does not prevent the start
+                notes[-1] += f"; it is not used, because {lacking}: pip install 'kvmesh[models]'"
+                folder = None
     if folder is None:
-        notes.append(f"no tokenizer: {NO_PREFIX_ROUTING}")
+        notes.append(f"no tokenizer: {PODS_ARE_ASKED}")
     return replace(settings, model=model, tokenizer_folder=folder), tuple(notes)
 
 

@@ -19,7 +19,8 @@ TOKENIZER_FILE = "tokenizer.json"
 def learned_models(reported: Iterable[EndpointModels | None], *, folders: Path | None) -> tuple[ServedModel, ...]:
     """Return the models by their first names, which the indexer uses; further names of a pod are aliases.
 
-    `folders` has one folder for each model, by name (`org/model` is a folder in a folder); others are routed on text.
+    `folders` has one folder for each model, by name (`org/model` is a folder in a folder); the pods of
+    others are asked.
     Sorted by name, so that the order in which pods answer does not count.
     """
     aliases: dict[str, set[str]] = {}
@@ -35,7 +36,7 @@ def _model(name: str, aliases: set[str], *, folders: Path | None) -> ServedModel
     return ServedModel(
         name=name,
         aliases=frozenset(sorted(aliases)[:MOST_ALIASES]),
-        tokens_from=TokensFrom.TEXT if folder is None else TokensFrom.TOKENIZER,
+        tokens_from=TokensFrom.AUTO if folder is None else TokensFrom.TOKENIZER,
         tokenizer_folder=folder,
     )
 

@@ -15,8 +15,9 @@ ANY_MODEL = "*"  # a rule's model: every name that has no rule of its own
 class TokensFrom(StrEnum):
     """Where a model's token ids come from."""
 
-    TOKENIZER = "tokenizer"  # the folder, in this process
-    RENDER = "render"  # a pod's /render endpoint, which knows media, harmony and Mistral formats too
+    AUTO = "auto"  # no folder is known: a pod's /render, else its /tokenize, which every vLLM has
+    TOKENIZER = "tokenizer"  # the folder, in this process; what it cannot do, as RENDER
+    RENDER = "render"  # a pod's /render endpoint alone, which knows media, harmony and Mistral formats too
     TEXT = "text"  # nowhere: routed on chunks of text, which only predict
 
 
@@ -27,7 +28,7 @@ class ServedModel:
     name: str
     aliases: frozenset[str] = frozenset()  # further served names (`--served-model-name a b`): same blocks, same pods
     adapters: frozenset[str] = frozenset()  # LoRA adapters known beforehand; others are learned from the pods
-    tokens_from: TokensFrom = TokensFrom.TEXT
+    tokens_from: TokensFrom = TokensFrom.AUTO
     tokenizer_folder: Path | None = None
     chat_template: Path | None = None  # in place of the folder's own, as vLLM's --chat-template
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # --default-chat-template-kwargs

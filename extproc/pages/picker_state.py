@@ -268,6 +268,7 @@ class PickerState(msgspec.Struct, frozen=True, kw_only=True):
     classes: Sequence[ClassState] = ()
     quotas: Mapping[str, Any] = {}
     replicas: Mapping[str, Any] | None = None
+    token_sources: Mapping[str, str] = {}  # model -> folder, pods or text: of most of its last prompts
     findings: Sequence[FindingState] | None = None  # of the checks at start-up; None: they are still to come
     decisions: Sequence[DecisionState] = ()
     pool: str | None = ""  # None: the picker serves several, and none was named

@@ -102,6 +102,7 @@ class PoolPages:
             index=IndexState(state=state, problem=problem, sources=0 if isinstance(index, str) else len(index.sources)),
             classes=self.classes().classes,
             quotas=self.pool.quotas.facts(),
+            token_sources=self.pool.token_watch.sources,
             replicas=self._replicas(),
             findings=None if findings is None else [_finding(finding) for finding in findings],
             decisions=[
@@ -251,11 +252,11 @@ class PoolPages:
         return self.pool.books.shared.facts() if self.pool.books.shared is not None else None
 
     def _own_findings(self) -> list[FindingState]:
-        """Return which predictions never come true: what has been said in the log, too."""
+        """Return which predictions never come true, and who has no tokens: what has been said in the log, too."""
         books = self.pool.books
         return [
             FindingState(check=finding.reason, severity="error", subject=subject, seen=finding.message)
-            for findings in (books.matches.findings, books.realised_watch.findings)
+            for findings in (books.matches.findings, books.realised_watch.findings, self.pool.token_reporter.findings)
             for subject, finding in findings.items()
         ]
 

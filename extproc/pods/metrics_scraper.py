@@ -27,11 +27,12 @@ from extproc.pods.endpoint import (
 )
 from extproc.pods.endpoint_samples import TrendWatch, restarted
 from extproc.pods.scrape_pace import IDLE_AFTER_SECONDS, ScrapePace
+from kvmesh.pods.engine_metrics import parse_load
+from kvmesh.pods.metrics_page import MetricsPage, is_page, why_no_load
 from kvmesh.pods.page_steps import Steps
 from kvmesh.pods.page_turns import PageTurns
 from kvmesh.pods.pod_http import MAX_MODELS_BYTES, PodHttp
 from kvmesh.pods.pod_report import EndpointLoad
-from kvmesh.pods.vllm_metrics import parse_load
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class PageReader(Protocol):
 class _Target:
     address: str
     http: PodHttp  # one connection for all pages
+    page: MetricsPage
     # what a pick may see, made once a scrape and not once a pick
     unknown: EndpointStatus
     unreachable: EndpointStatus
@@ -261,13 +263,13 @@ class MetricsScraper:
         asked_at = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                response = await target.http.get("/metrics")
-                load = await self._load(target, response.body, asked_at) if response.status == 200 else None
+                response = await target.page.get()
+                load = await self._load(target, response.body, asked_at) if is_page(response) else None
             _refuses(target, refused=False)
             if load is not None and target.load is not None and restarted(target.load, load):
                 self._is_another(target, began_anew=True)
             if load is None:
-                self._problem(target, f"/metrics answered {response.status} without vLLM's load metrics")
+                self._problem(target, f"its load is unknown: {why_no_load(response)}")
             elif (still := _still_seconds(target, load)) > self._most_still_seconds(target):
                 target.ready = None
                 self._problem(target, FROZEN.format(load=load))
@@ -380,9 +382,11 @@ class MetricsScraper:
 
 
 def _target(address: str, *, timeout_seconds: float) -> _Target:
+    http = PodHttp(address, connect_seconds=timeout_seconds)
     return _Target(
         address=address,
-        http=PodHttp(address, connect_seconds=timeout_seconds),
+        http=http,
+        page=MetricsPage(http.get),
         unknown=EndpointStatus(address=address, reachability=Reachability.UNKNOWN, load=None),
         unreachable=EndpointStatus(address=address, reachability=Reachability.UNREACHABLE, load=None),
     )
@@ -403,7 +407,7 @@ def _still_seconds(target: _Target, load: EndpointLoad) -> float:
     last = target.load
     if last is None or replace(load, reported_at=last.reported_at) != last:
         return 0.0
-    if not (load.running_requests or load.waiting_requests):
+    if load.shows_last_step or not (load.running_requests or load.waiting_requests):
         return 0.0
     return load.reported_at - target.changed_at
 

@@ -149,7 +149,7 @@ def _served_model(model: Served) -> ServedModel:
         name=model.name,
         aliases=model.aliases,
         adapters=model.adapters,
-        tokens_from=model.tokens or (TokensFrom.TEXT if model.tokenizer is None else TokensFrom.TOKENIZER),
+        tokens_from=model.tokens or (TokensFrom.AUTO if model.tokenizer is None else TokensFrom.TOKENIZER),
         tokenizer_folder=model.tokenizer,
         chat_template=model.chat_template,
         chat_template_kwargs={name: _json_or_text(value) for name, value in model.chat_template_kwargs.items()},

@@ -152,8 +152,8 @@ class Served(Section, frozen=True, kw_only=True):
     tokens: Annotated[
         TokensFrom | None,
         about(
-            "where token ids come from: the folder, a pod's render endpoint, or nowhere",
-            default="tokenizer with a folder, else text",
+            "where token ids come from: the folder, the pods (auto), their render endpoint alone, or nowhere (text)",
+            default="tokenizer with a folder, else auto",
         ),
     ] = None
     tokenizer: Annotated[Path | None, about("folder in the picker's container")] = None

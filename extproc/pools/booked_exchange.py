@@ -15,6 +15,7 @@ from extproc.ext_proc.exchange import NO_HEADERS
 from extproc.pods.inflight import Booking
 from extproc.pools.request_watch import RequestTrace
 from extproc.quotas.quota import QuotaNote
+from extproc.requests.kept_responses import tag_in, tag_of
 from extproc.responses.realised import Comparison, compare
 from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
 from extproc.responses.response_usage import ModelRewriter, UsageReader, rewriter_for, usage_reader_for
@@ -59,6 +60,9 @@ class ExchangeBooks(Protocol):
         `unserved`: no pod has taken the request, which therefore has used nothing.
         """
 
+    def keeps(self, response_id: str, endpoint: str) -> None:
+        """Remember who keeps a response, where its id does not say so."""
+
     def realised(self, comparison: Comparison) -> None:
         """Take what was predicted and what came true."""
 
@@ -86,6 +90,7 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
     status: int = 0  # the answer's, 0 until it came
     served_by: str | None = None  # who gave it
     unserved: bool = False  # Envoy answered in a pod's place, or the pod had no room
+    response_id: str | None = None  # of the response, which the pod may keep
 
     def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str = "") -> None:
         """Take note of the answer: who failed before it came, who gave it, and who therefore holds the booking.
@@ -99,6 +104,8 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
             self.trace.responded()
         if self.booking is None:
             return
+        if self.response_id is not None and from_pod and status < 300:
+            self._remember_keeper(self.response_id, served_by or self.endpoints[0])
         first = self.endpoints[0]
         if from_pod and status < 500 and served_by == first == self.booking.endpoint:  # nearly always
             self.books.endpoint_answered(first, failed=False)
@@ -129,6 +136,10 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
             )
         if self.booking is not None:
             self.books.release(self.booking, status=self.status, model=self.model, arm=self.arm, unserved=self.unserved)
+
+    def _remember_keeper(self, response_id: str, keeper: str) -> None:
+        if tag_in(response_id) != tag_of(keeper):  # the client's own id, or Envoy's retry went past the pod
+            self.books.keeps(response_id, keeper)
 
     def _asked(self, served_by: str | None) -> Sequence[str]:
         """Return the endpoints that Envoy has tried, in order; it walks our list, and behind it takes any."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from extproc.admission.prepared_request import Picked
+from extproc.admission.prepared_request import Picked, response_session
 from extproc.choosing.health import EndpointHealth
 from extproc.choosing.room import expected_ttft
 from extproc.pods.endpoint import EndpointTrend, Role
@@ -234,6 +234,12 @@ class PickerBooks:
         )
         if self._leaving:
             self._forget_if_free(booking.endpoint)
+
+    def keeps(self, response_id: str, endpoint: str) -> None:
+        """Remember it as a session's place, and tell the other replicas."""
+        session = response_session(response_id)
+        self.memory.note(endpoint, prompts=(), session=session, adapter=None, now=self._clock())
+        self._tell_place(endpoint, session, None)
 
     def realised(self, comparison: Comparison) -> None:
         """Take what was predicted and what came true."""

@@ -29,10 +29,13 @@ from extproc.pools.pool_models import declared_models, models_of
 from extproc.pools.pool_runtime import PoolRuntime
 from extproc.pools.prediction_reports import MatchReporter, RealisedReporter
 from extproc.pools.shared_resources import SharedResources
+from extproc.pools.token_reports import TokenReporter
 from extproc.prefixes.prefix_index import RedisPrefixIndex
 from extproc.prompts.pod_render import PodRender, RenderSettings
 from extproc.prompts.prompt_tokens import PromptTokenSource
+from extproc.prompts.token_watch import TokenSource, TokenWatch
 from extproc.quotas.shared_quotas import Quotas
+from extproc.responses.realised import OTHER_TOKENS, DriftFinding
 from extproc.responses.response_plan import ResponsePlan
 from extproc.telemetry.endpoint_telemetry import EndpointView
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
@@ -99,7 +102,14 @@ class Pool:
             clock=time.monotonic,
         )
         self.realised_reporter = RealisedReporter(
-            watch=self.books.realised_watch, show=self.telemetry.model_finding, clock=time.monotonic
+            watch=self.books.realised_watch,
+            show=self.telemetry.model_finding,
+            stands=self._drift_stands,
+            clock=time.monotonic,
+        )
+        self.token_watch = TokenWatch()
+        self.token_reporter = TokenReporter(
+            watch=self.token_watch, show=self.telemetry.model_finding, clock=time.monotonic
         )
         self.prompts = self._prompt_source(self._models)
         self.runtime = self._runtime()
@@ -125,7 +135,8 @@ class Pool:
             if config.endpoints != before.endpoints:
                 self.endpoints.set_endpoints(closed_endpoints(config.endpoints))
                 self.books.set_endpoints(endpoint.address for endpoint in config.endpoints)
-                self.render.keep(endpoint.address for endpoint in config.endpoints)
+                for model in self.render.keep(endpoint.address for endpoint in config.endpoints):
+                    self.books.realised_watch.forget(model)
             self.runtime.sample_share = self._sample_share()
             if config.policy != before.policy or models != self._models:
                 self._models, self.prompts = models, prompts
@@ -198,7 +209,15 @@ class Pool:
         runtime.view = replace(runtime.view, policy=policy)
         runtime.reader = replace(runtime.reader, models=self._models, policy=priorities)
         runtime.prompts, runtime.labels = self.prompts, self._models.names()
+        self.token_watch.keep({model.name for model in self._models.served})
+        self.token_reporter.look()
         runtime.admission.reconfigure(priorities)
+
+    def _drift_stands(self, finding: DriftFinding) -> None:
+        """Let go of a source of tokens that is found wrong."""
+        from_pods = self.token_watch.sources.get(finding.model) is TokenSource.PODS
+        if finding.reason == OTHER_TOKENS and from_pods:
+            self.render.distrust_tokenize(finding.model)
 
     # --- its parts ------------------------------------------------------------------------------------------------
 
@@ -317,9 +336,7 @@ class Pool:
     def _prompt_source(self, models: ModelTable) -> PromptTokenSource:
         served, resources = models.served, self._resources
         if self.config.from_flags and all(model.tokens_from is TokensFrom.TEXT for model in served):
-            log.warning(
-                "no tokenizer: prompts are not tokenized, requests are routed on load and on what was routed before"
-            )
+            log.warning("prompts are not tokenized: requests are routed on load and on what was routed before")
         try:
             return PromptTokenSource(
                 served,
@@ -327,6 +344,7 @@ class Pool:
                 settings=resources.token_settings,
                 load=resources.tokenizers.get,
                 long_work=resources.long_work,
+                watch=self.token_watch,
             )
         except PromptTokensError as error:
             raise ConfigError(str(error)) from error
@@ -343,6 +361,7 @@ class Pool:
                 ((endpoint,), error.mean_seconds) for endpoint, error in books.estimates.errors().items()
             ),
         )
+        self.telemetry.show_token_sources(self.token_watch.counts)
         self.telemetry.show(
             EndpointView(
                 known=lambda now: self.endpoints.known(now=now),

@@ -7,6 +7,7 @@ decides or waits.
 import asyncio
 import logging
 import random
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from extproc.quotas.quota import QuotaAsk
 from extproc.quotas.shared_quotas import Quotas
 from extproc.records.request_events import ClientLeftError, DecisionRecord, RequestOutcome
 from extproc.replicas.shared_load import EndpointBookings
+from extproc.requests.kept_responses import RANDOM_BYTES, owned_id, with_response_id
 from extproc.requests.long_work import LongWork
 from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
@@ -128,13 +130,19 @@ class PoolRuntime:
             label=label,
             sent_at=time.time(),
         )
+        body, response_id = prepared.sent.changed, asked.request.response_id
+        if prepared.sent.has_response_id:
+            assert body is not None, "it has the id in it"
+            response_id = owned_id(decision.endpoints[0], secrets.token_bytes(RANDOM_BYTES))
+            body = with_response_id(body, response_id)
         exchange = BookedExchange(
             books=self.books,
             endpoints=decision.endpoints[: self.most_endpoints],
             booking=self.books.book(picked),
             model=label,
             arm=resolved.arm,
-            body=prepared.sent.changed,
+            body=body,
+            response_id=response_id,
             removed_headers=prepared.sent.removed_headers,
             response_headers=prepared.response_headers,
             plan=plan,

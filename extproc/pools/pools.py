@@ -326,6 +326,7 @@ class Pools:
                         pool.match_reporter.look()
                         if looks % LOOKS_BACK_EVERY == 0:
                             pool.realised_reporter.look()
+                            pool.token_reporter.look()
             self._end_waits()
             for pool in tuple(self._leaving.values()):
                 # it may have come back while another one was closed

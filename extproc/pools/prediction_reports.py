@@ -60,10 +60,21 @@ class MatchReporter:
 class RealisedReporter:
     """Looks at the comparisons of responses, and says what has changed."""
 
-    def __init__(self, *, watch: RealisedWatch, show: Callable[..., None], clock: Callable[[], float]) -> None:
-        """`show(model=, reason=, stands=)` counts a finding that has appeared or healed."""
+    def __init__(
+        self,
+        *,
+        watch: RealisedWatch,
+        show: Callable[..., None],
+        stands: Callable[[DriftFinding], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`show(model=, reason=, stands=)` counts a finding that has appeared or healed.
+
+        `stands` is called at each look with each finding that stands.
+        """
         self._watch = watch
         self._show = show
+        self._stands = stands
         self._clock = clock
         self._said: dict[tuple[str, str], DriftFinding] = {}
 
@@ -75,6 +86,7 @@ class RealisedReporter:
             if name not in self._said:
                 log.error("%s: %s", finding.reason, finding.message)
                 self._show(model=finding.model, reason=finding.reason, stands=True)
+            self._stands(finding)
         for name, finding in self._said.items():
             if name not in standing:
                 log.info("%s: predictions for the model %s are right again", finding.reason, finding.model)

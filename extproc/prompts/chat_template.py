@@ -75,17 +75,23 @@ class ChatTemplate:
             messages = developer_as_system(messages)
         return self._continued(messages, prompt) if prompt.continue_final_message else self._apply(messages, prompt)
 
+    def tools(self, prompt: ChatPrompt) -> Any:
+        """Return what the template gets as tools, None for none; raise ChatTemplateError.
+
+        As in vLLM, those among a request's variables win over the request's own, and these over the server's.
+        """
+        tools = prompt.chat_template_kwargs.get("tools", function_tools(prompt.tools))
+        return self._defaults.get("tools") if tools is None else tools
+
     def _apply(self, messages: Sequence[Message], prompt: ChatPrompt) -> str:
         kwargs = {**self._defaults, **prompt.chat_template_kwargs}
-        # vLLM lets these two names in a request's kwargs win over, or stand in for, the request's own fields
-        tools = prompt.chat_template_kwargs.get("tools", function_tools(prompt.tools))
-        if tools is None:
-            tools = self._defaults.get("tools")
+        tools = self.tools(prompt)
         try:
             return self._template.render(
                 self._special_tokens | self._given(kwargs),
                 messages=messages,
                 tools=tools,
+                # vLLM lets this name, too, in a request's kwargs stand in for the request's own field
                 documents=kwargs.get("documents") if prompt.documents is None else list(prompt.documents),
                 add_generation_prompt=prompt.add_generation_prompt,
             )

@@ -1,8 +1,7 @@
-"""Asks a vLLM pod for a prompt's tokens (POST …/render), for media and formats that only the pod knows.
+"""Asks a vLLM pod for a prompt's tokens: POST …/render, which knows media and all formats, else POST /tokenize.
 
 Every question has a deadline, so a slow pod costs a prediction, never a request. Pods that refuse, are away or too slow
-are left alone for a while. Answers are cached by the body's digest. Their format is `GenerateRequest` of vLLM 0.32
-(vllm/entrypoints/scale_out/token_in_token_out/protocol.py); completions answer a list, one for each prompt.
+are left alone for a while. Answers are cached by the body's digest.
 
 A pod may answer anything: an answer is as long as its request can make it, and it is read in steps (`page_turns`).
 """
@@ -11,18 +10,19 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import msgspec
 import xxhash
 
 from extproc.errors import MalformedRequestError, PromptTokensError
-from extproc.models.models import ServedModel
-from extproc.prompts.token_ids import TOKEN_BYTES, Feature, TokenizedPrompt
+from extproc.models.models import ServedModel, TokensFrom
+from extproc.prompts import pod_tokenize
+from extproc.prompts.pod_answers import RenderAnswerError, read_refusal, read_render_answer, read_tokenize_answer
+from extproc.prompts.token_ids import TokenizedPrompt
 from extproc.requests.json_edit import replace_top_level
-from extproc.requests.request import ApiKind, InferenceRequest, TokenPrompt
+from extproc.requests.request import ApiKind, InferenceRequest
 from kvmesh.pods.http_response import HttpResponseError
 from kvmesh.pods.page_steps import Steps
 from kvmesh.pods.page_turns import PageTurns
@@ -42,11 +42,10 @@ PODS_TRIED = 2  # one that has just gone away must not cost the tokens
 MAX_ANSWER_BYTES = 8 << 20  # about a million tokens
 # of a prompt without media: what templates add, and the digits of a token for each byte of the request
 ANSWER_BYTES, ANSWER_BYTES_A_BYTE = 1 << 19, 12
-MAX_PARTS = 1 << 14  # objects in an answer: prompts, and places of media
-STEP_BYTES = 1 << 16  # of token ids read between two turns of the event loop
 TURNS_SHARE = 0.5  # of a core, for reading long answers: clients wait for them
-MAX_IDENTIFIER_CHARACTERS = 256  # of a medium: vLLM's are 64 hex digits, clients may give others
-MAX_COVER = 4  # times, that media may cover a prompt: sound and video share their places
+TOKENIZE_IS_WRONG = (
+    "the pods count other prompt tokens than their /tokenize says; it is not asked until the pods change"
+)
 CONNECTIONS_KEPT = 4  # to each pod
 
 
@@ -88,6 +87,24 @@ class _Cached(NamedTuple):
     until: float
 
 
+class _Question(NamedTuple):
+    """What a pod is asked, and how its answer is read."""
+
+    path: str
+    body: bytes
+    read: Callable[[bytes], Steps[tuple[TokenizedPrompt, ...]]]
+    has_media: bool
+
+    @property
+    def longest_answer(self) -> int:
+        """In bytes: a prompt without media has no more tokens than its request makes."""
+        return (
+            MAX_ANSWER_BYTES
+            if self.has_media
+            else min(ANSWER_BYTES + ANSWER_BYTES_A_BYTE * len(self.body), MAX_ANSWER_BYTES)
+        )
+
+
 class _Resting(NamedTuple):
     """Why a pod is not asked, and until when."""
 
@@ -113,6 +130,9 @@ class PodRender:
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
         self._cached_bytes = 0
         self._resting: dict[tuple[str, str], _Resting] = {}  # by address and path
+        self._kept: frozenset[str] = frozenset()  # endpoints
+        self._tokenized: set[str] = set()  # models whose prompts came from /tokenize
+        self._distrusted: set[str] = set()  # of these: it is not asked any more
         self._turn = 0
         self._under_way = 0
 
@@ -123,15 +143,19 @@ class PodRender:
 
         Raise RenderUnavailableError, RenderTimeoutError or RenderRefusedError.
         """
-        path = RENDER_PATHS.get(request.api)
-        if path is None or len(body) > self._settings.max_body_bytes:
+        is_distrusted = model.name in self._distrusted
+        questions = list(_questions(request, body, model, may_tokenize=not is_distrusted))
+        if not questions or len(body) > self._settings.max_body_bytes:
             raise RenderUnavailableError(
-                f"pods do not render {request.api.value}" if path is None else "the body is too large to be sent twice"
+                "the body is too large to be sent twice" if questions else f"pods do not render {request.api.value}"
             )
-        key = xxhash.xxh3_128_digest(f"{model.name}\0{path}\0".encode() + body)
+        key = xxhash.xxh3_128_digest(f"{model.name}\0{request.api.value}\0".encode() + body)
         prompts = self._cached(key)
         if prompts is None:
-            prompts = await self._asked(path, _without_pixels(request, body), model, request)
+            try:
+                prompts = await self._asked(questions, model, request)
+            except RenderUnavailableError as error:
+                raise RenderUnavailableError(f"{TOKENIZE_IS_WRONG}; {error}") if is_distrusted else error from None
             self._put(key, prompts)
         return prompts[:limit]
 
@@ -140,38 +164,67 @@ class PodRender:
         now = self._clock()
         return {address: rest.why for (address, _), rest in self._resting.items() if rest.until > now}
 
-    def keep(self, endpoints: Iterable[str]) -> None:
-        """Let go of all other endpoints: they are gone."""
-        self._pages.keep(endpoints)
+    def distrust_tokenize(self, model: str) -> None:
+        """Ask no /tokenize for this model until other endpoints are kept: what it said has not come true.
+
+        Nothing changes for a model whose prompts never came from there.
+        """
+        if model in self._tokenized and model not in self._distrusted:
+            self._distrusted.add(model)
+            self._cache.clear()
+            self._cached_bytes = 0
+            log.warning("prompts of the model %s: %s", model, TOKENIZE_IS_WRONG)
+
+    def keep(self, endpoints: Iterable[str]) -> frozenset[str]:
+        """Let go of all other endpoints: they are gone. Return the models whose /tokenize may be asked again."""
+        kept = frozenset(endpoints)
+        self._pages.keep(kept)
+        if kept == self._kept:
+            return frozenset()
+        again, self._kept = frozenset(self._distrusted), kept
+        self._distrusted.clear()
+        self._tokenized.clear()
+        return again
 
     def close(self) -> None:
         """Close the connections."""
         self._pages.close()
 
     async def _asked(
-        self, path: str, body: bytes, model: ServedModel, request: InferenceRequest
+        self, questions: Sequence[_Question], model: ServedModel, request: InferenceRequest
     ) -> tuple[TokenizedPrompt, ...]:
         settings = self._settings
-        addresses = self._awake(model, path)
         if self._under_way >= settings.max_under_way:
             raise RenderUnavailableError(f"{self._under_way} other prompts wait for a pod to render them")
         seconds = settings.media_timeout_seconds if request.has_media else settings.timeout_seconds
         self._under_way += 1
-        asked = addresses[0]
+        whys: list[str] = []
+        asked = "", ""
         try:
             async with asyncio.timeout(seconds):
-                for asked in addresses[:PODS_TRIED]:  # at the deadline, the last one asked is the slow one
-                    prompts = await self._ask(asked, path, body, has_media=request.has_media)
-                    if prompts is not None:
-                        return prompts
+                for question in questions:
+                    try:
+                        addresses = self._awake(model, question.path)
+                    except RenderUnavailableError as error:
+                        whys.append(str(error))
+                        continue
+                    for address in addresses[:PODS_TRIED]:  # at the deadline, the last one asked is the slow one
+                        asked = address, question.path
+                        prompts = await self._ask(address, question)
+                        if prompts is not None:
+                            if question.path == pod_tokenize.PATH:
+                                self._tokenized.add(model.name)
+                            return prompts
         except TimeoutError:
             if not request.has_media:  # fetching media says nothing of the pod
-                self._rest((asked, path), settings.retry_seconds, f"no answer within {seconds:g} s")
-            raise RenderTimeoutError(f"{asked} did not render the prompt within {seconds:g} s") from None
+                self._rest(asked, settings.retry_seconds, f"no answer within {seconds:g} s")
+            raise RenderTimeoutError(f"{asked[0]} did not render the prompt within {seconds:g} s") from None
         finally:
             self._under_way -= 1
-        whys = "; ".join(f"{name}: {why}" for name, why in sorted(self.problems().items())[:3])
-        raise RenderUnavailableError(whys or f"{request.model!r} is not on the pods that were asked")
+        whys += [f"{name}: {why}" for name, why in sorted(self.problems().items())[:3]]
+        raise RenderUnavailableError(
+            "; ".join(dict.fromkeys(whys)) or f"{request.model!r} is not on the pods that were asked"
+        )
 
     def _awake(self, model: ServedModel, path: str) -> list[str]:
         """Return the pods to ask, another one first each time."""
@@ -186,18 +239,16 @@ class PodRender:
         first = self._turn % len(awake)
         return awake[first:] + awake[:first]
 
-    async def _ask(
-        self, address: str, path: str, body: bytes, *, has_media: bool
-    ) -> tuple[TokenizedPrompt, ...] | None:
+    async def _ask(self, address: str, question: _Question) -> tuple[TokenizedPrompt, ...] | None:
         """Return what one pod says; None if another should be asked. Raise RenderRefusedError."""
         soon, late = self._settings.retry_seconds, self._settings.disabled_seconds
-        most = MAX_ANSWER_BYTES if has_media else min(ANSWER_BYTES + ANSWER_BYTES_A_BYTE * len(body), MAX_ANSWER_BYTES)
+        path, body, most = question.path, question.body, question.longest_answer
         try:
             # our caller sets the deadline
             answer = await self._pages.post(address, path, body, timeout_seconds=None, max_body_bytes=most)
             status = answer.status
             if status == 200:
-                return await self._turns.read(read_render_answer(answer.body))
+                return await self._turns.read(question.read(answer.body))
             if status == 404 and "does not exist" in read_refusal(answer.body):
                 return None  # it knows the path, not the model: an adapter that another pod may have
         except (HttpResponseError, OSError) as error:
@@ -246,6 +297,20 @@ class PodRender:
             self._cached_bytes -= dropped.size
 
 
+def _questions(
+    request: InferenceRequest, body: bytes, model: ServedModel, *, may_tokenize: bool
+) -> Iterator[_Question]:
+    """Yield what may be asked, the more knowing path first; what a folder cannot do, /tokenize cannot, either."""
+    path = RENDER_PATHS.get(request.api)
+    if path is not None:
+        yield _Question(path, _without_pixels(request, body), read_render_answer, request.has_media)
+    plain = None
+    if may_tokenize and model.tokens_from is TokensFrom.AUTO and not pod_tokenize.renders_in_code(request, model):
+        plain = pod_tokenize.tokenize_body(request, body)
+    if plain is not None:
+        yield _Question(pod_tokenize.PATH, plain, read_tokenize_answer, has_media=False)
+
+
 def _without_pixels(request: InferenceRequest, body: bytes) -> bytes:
     if not request.has_media or request.api not in (ApiKind.CHAT_COMPLETIONS, ApiKind.MESSAGES):
         return body
@@ -253,102 +318,3 @@ def _without_pixels(request: InferenceRequest, body: bytes) -> bytes:
         return replace_top_level(body, NO_PIXELS)
     except MalformedRequestError:
         return body  # the pod says what is wrong with it
-
-
-# --- what pods answer; unknown fields are skipped unread --------------------------------------------------------------
-
-
-class RenderAnswerError(ValueError):
-    """The answer is not what vLLM's render endpoint gives."""
-
-
-class _Placeholder(msgspec.Struct):
-    offset: int
-    length: int
-
-
-class _Features(msgspec.Struct):
-    mm_hashes: dict[str, list[str]] = {}
-    mm_placeholders: dict[str, list[_Placeholder]] = {}
-
-
-class _Rendered(msgspec.Struct):
-    token_ids: msgspec.Raw  # a list of numbers
-    features: _Features | None = None
-
-
-class _Error(msgspec.Struct):
-    message: str = ""
-
-
-class _Refusal(msgspec.Struct):
-    error: _Error | None = None
-    message: str = ""  # older versions have no `error` around it
-
-
-_ANSWER = msgspec.json.Decoder(_Rendered | list[_Rendered])
-_REFUSAL = msgspec.json.Decoder(_Refusal)
-_IDS = msgspec.json.Decoder(list[int])
-
-
-def read_render_answer(body: bytes) -> Steps[tuple[TokenizedPrompt, ...]]:
-    """Return the prompts of a 200 answer. Raise RenderAnswerError."""
-    if body.count(b"{") > MAX_PARTS:
-        raise RenderAnswerError(f"its answer has more than {MAX_PARTS} parts")
-    try:
-        answer = _ANSWER.decode(body)
-        yield
-        prompts: list[TokenizedPrompt] = []
-        for rendered in answer if isinstance(answer, list) else [answer]:
-            tokens = yield from _packed(bytes(rendered.token_ids))
-            features = () if rendered.features is None else _features(rendered.features, len(tokens) // TOKEN_BYTES)
-            prompts.append(TokenizedPrompt(tokens=tokens, features=features))
-        return tuple(prompts)
-    except RenderAnswerError:
-        raise
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as error:
-        raise RenderAnswerError(f"not an answer of vLLM's render endpoint: {error}") from error
-
-
-def read_refusal(body: bytes) -> str:
-    """Return the message of a 4xx or 5xx answer, shortened; "" if it has none."""
-    try:
-        refusal = _REFUSAL.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
-    return (refusal.error.message if refusal.error is not None else refusal.message)[:200]
-
-
-def _packed(ids: bytes) -> Steps[bytes]:
-    """Return a list of token ids as little-endian uint32, read piece by piece."""
-    if not ids.startswith(b"[") or len(ids) <= STEP_BYTES:
-        return TokenPrompt.of(_IDS.decode(ids)).token_bytes
-    packed: list[bytes] = []
-    begin, size = 1, len(ids) - 1  # between the brackets
-    while begin < size:
-        end = ids.find(b",", begin + STEP_BYTES, size)
-        end = size if end < 0 else end
-        packed.append(TokenPrompt.of(_IDS.decode(b"[%b]" % ids[begin:end])).token_bytes)
-        begin = end + 1
-        yield
-    return b"".join(packed)
-
-
-def _features(features: _Features, tokens: int) -> tuple[Feature, ...]:
-    """Return the media of a prompt of so many tokens, in the order of their places, as the engine hashes them."""
-    found: list[Feature] = []
-    covered = 0
-    for kind, identifiers in features.mm_hashes.items():
-        places = features.mm_placeholders.get(kind, [])
-        if len(places) != len(identifiers):
-            raise RenderAnswerError(f"{len(identifiers)} hashes but {len(places)} places of kind {kind[:40]!r}")
-        for identifier, place in zip(identifiers, places, strict=True):
-            if place.offset < 0 or place.length < 0 or place.offset + place.length > tokens:
-                raise RenderAnswerError(f"an item of kind {kind[:40]!r} stands beyond the prompt's {tokens} tokens")
-            if len(identifier) > MAX_IDENTIFIER_CHARACTERS:
-                raise RenderAnswerError(f"an item has a name of more than {MAX_IDENTIFIER_CHARACTERS} characters")
-            covered += place.length
-            found.append(Feature(identifier=identifier, first_token=place.offset, length=place.length))
-    if covered > MAX_COVER * tokens:
-        raise RenderAnswerError("its media cover the prompt again and again")
-    return tuple(sorted(found, key=lambda feature: feature.first_token))

@@ -20,6 +20,7 @@ from extproc.prompts.token_ids import (
     cut_tokens,
     kept_tokens,
 )
+from extproc.prompts.token_watch import TokenSource, TokenWatch
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.long_work import LongWork, LongWorkError
 from extproc.requests.request import InferenceRequest, TokenPrompt
@@ -62,13 +63,16 @@ class PromptTokenSource:
         settings: TokenSettings | None = None,
         load: Callable[[ServedModel], ModelTokenizer] | None = None,
         long_work: LongWork | None = None,
+        watch: TokenWatch | None = None,
     ) -> None:
         """Load the tokenizers; raise TokenizerError or ChatTemplateError naming the file that is unusable.
 
         `load` may have them already. `long_work` is a thread that others share; who made it closes it.
+        `watch` counts where tokens come from.
         """
         self._settings = settings or TokenSettings()
         self._render = render
+        self._watch = watch or TokenWatch()
         load = load or load_tokenizer
         self._tokenizers = {model.name: load(model) for model in models if model.tokens_from is TokensFrom.TOKENIZER}
         self._owns_long_work = long_work is None
@@ -96,17 +100,25 @@ class PromptTokenSource:
         reason, why = UNSUPPORTED, request.unsupported_reason or ""
         if request.prompts:
             try:
-                return await self._tokenized(request, tokenizer, model, limit=limit, tenant=tenant)
+                tokens = await self._tokenized(request, tokenizer, model, limit=limit, tenant=tenant)
+                self._watch.took(model.name, TokenSource.CLIENT if tokenizer is None else TokenSource.FOLDER)
+                return tokens
             except PromptTokensError as error:
                 reason, why = error.reason, str(error)
-        if body is not None and self._render and reason in POD_MAY_KNOW and model.tokens_from is not TokensFrom.TEXT:
+        may_ask = reason in POD_MAY_KNOW and model.tokens_from is not TokensFrom.TEXT
+        # what a pod keeps it does not render
+        if body is not None and self._render and may_ask and request.kept_response is None:
             try:
                 rendered = await self._render.prompts(request, body, model=model, limit=limit)
+                self._watch.took(model.name, TokenSource.PODS)
                 total = _count([prompt.tokens for prompt in rendered]) + estimated_tokens(request.prompts[limit:])
                 return PromptTokens(prompts=rendered, estimated_tokens=total)
             except PromptTokensError as error:
                 reason, why = (error.reason, str(error)) if reason == NO_TOKENIZER else (reason, f"{why}; {error}")
-        return _predicted(request, body, model=model, adapter=adapter, reason=reason, why=why)
+        predicted = _predicted(request, body, model=model, adapter=adapter, reason=reason, why=why)
+        if predicted.chunks:
+            self._watch.took(model.name, TokenSource.TEXT, why=why)
+        return predicted
 
     def close(self) -> None:
         """Take nothing new; what is under way ends by itself."""

@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 
 from extproc.requests.json_body import has_too_many_parts
-from extproc.requests.request import ChatPrompt, Prompt, TextPrompt
+from extproc.requests.request import ChatPrompt, PairPrompt, Prompt, TextPrompt
 from kvmesh.blocks.block_keys import block_keys
 
 CHUNK_BYTES = 256
@@ -46,6 +46,9 @@ def canonical_text(prompt: Prompt) -> tuple[bytes, int]:
     """
     if isinstance(prompt, TextPrompt):
         return _utf8(prompt.text[:MAX_TEXT_BYTES]), -(-len(prompt.text) // BYTES_PER_TOKEN)
+    if isinstance(prompt, PairPrompt):
+        text = f"{prompt.query}{PART_MARK}{prompt.document}"
+        return _utf8(text[:MAX_TEXT_BYTES]), -(-len(text) // BYTES_PER_TOKEN)
     if not isinstance(prompt, ChatPrompt):
         return prompt.token_bytes, len(prompt.token_bytes) // 4
     pieces: list[str] = []

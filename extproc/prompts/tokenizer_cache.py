@@ -52,17 +52,17 @@ class TokenizerCache:
         try:
             self._loaded[_key(model)] = await asyncio.to_thread(self._load, model)
         except PromptTokensError as error:
-            log.error("the tokenizer of %s cannot be used; it is routed on text: %s", model.name, error)
+            log.error("the tokenizer of %s cannot be used; its pods are asked: %s", model.name, error)
         except Exception:  # a policy may name any folder
-            log.exception("the tokenizer of %s cannot be used; it is routed on text", model.name)
+            log.exception("the tokenizer of %s cannot be used; its pods are asked", model.name)
 
 
 def without_missing(table: ModelTable, tokenizers: TokenizerCache) -> ModelTable:
-    """Return the table with TEXT for the models whose tokenizers are not loaded yet."""
+    """Return the table with AUTO for the models whose tokenizers are not loaded yet: their pods are asked."""
     return replace(
         table,
         served=tuple(
-            replace(model, tokens_from=TokensFrom.TEXT) if tokenizers.lacks((model,)) else model
+            replace(model, tokens_from=TokensFrom.AUTO) if tokenizers.lacks((model,)) else model
             for model in table.served
         ),
     )

@@ -20,6 +20,7 @@ from extproc.requests.json_body import (
     decode_body,
     may_be_object,
 )
+from extproc.requests.kept_responses import response_in_path
 from extproc.requests.request import ApiKind, InferenceRequest
 from extproc.requests.request_fields import Body, ReadPrompts, UnsupportedPromptError, count, flag, unicode_text
 from kvmesh.blocks.block_keys import held_name
@@ -50,8 +51,8 @@ _CHAT = _served(ApiKind.CHAT_COMPLETIONS, openai.ChatBody, openai.read_chat)
 _COMPLETION = _served(ApiKind.COMPLETIONS, openai.CompletionBody, openai.read_completion)
 # the short paths of pooling models are not strict: another application may have them, too
 _POOLING = _served(ApiKind.POOLING, openai.PoolingBody, openai.read_pooling, strict=False)
-_SCORE = _served(ApiKind.SCORE, openai.PoolingBody, openai.read_scored, strict=False)
-_RERANK = _served(ApiKind.RERANK, openai.PoolingBody, openai.read_scored, strict=False)
+_SCORE = _served(ApiKind.SCORE, openai.ScoredBody, openai.read_score, strict=False)
+_RERANK = _served(ApiKind.RERANK, openai.ScoredBody, openai.read_rerank, strict=False)
 # any of those above, by what is in the body
 _INVOCATIONS = _served(ApiKind.OTHER, openai.PoolingBody, openai.read_pooling, strict=False)
 
@@ -208,6 +209,7 @@ def _read(api: _Api, path: str, body: bytes) -> InferenceRequest:
         found = api.read(fields)
     except UnsupportedPromptError as error:
         reason = str(error)
+    kept = fields.kept
     return InferenceRequest(
         api=api.kind,
         path=path,
@@ -218,6 +220,10 @@ def _read(api: _Api, path: str, body: bytes) -> InferenceRequest:
         cache_salt=_held_salt(unicode_text(fields.cache_salt)),
         truncation=found.truncation,
         user=fields.sender,
+        session=fields.session,
+        kept_response=kept.needed,
+        response_id=kept.chosen_id,
+        wants_response_id=kept.wants_id,
         has_media=found.has_media,
         unsupported_reason=reason,
         body_bytes=len(body),
@@ -244,5 +250,6 @@ def _other_request(kind: ApiKind, path: str, body: bytes, unsupported_reason: st
         model=unicode_text(other.model),
         stream=flag(other.stream, default=False),
         max_tokens=0 if kind is ApiKind.TOKENIZE else None,
+        kept_response=response_in_path(path),
         unsupported_reason=unsupported_reason,
     )

@@ -8,11 +8,14 @@ unknown. Items that vLLM refuses leave the request to the pod.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from extproc.errors import ChatTemplateError
 from extproc.requests.chat_messages import call_arguments
-from extproc.requests.request import ChatPrompt, Truncation, TruncationSide
+from extproc.requests.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, Truncation, TruncationSide
 from extproc.requests.request_fields import (
     Body,
+    KeptResponse,
     PromptBody,
     ReadPrompts,
     UnsupportedPromptError,
@@ -29,6 +32,7 @@ from extproc.requests.request_fields import (
     text,
     token_prompt,
     truncation,
+    unicode_text,
 )
 
 COMPLETION_MAX_TOKENS = 16  # vLLM's default in this API, also for null; chats may use up the context
@@ -124,11 +128,19 @@ def _chats(body: ChatBody, conversations: list[Any]) -> ReadPrompts:
 
 def read_completion(body: CompletionBody) -> ReadPrompts:
     """Read a completion; several prompts are several prefills."""
-    for name in ("prompt_embeds", "suffix"):
-        if getattr(body, name) is not None:
-            raise UnsupportedPromptError(f"{name} gives the prompt tokens that only the pod knows")
+    if body.prompt_embeds is not None:
+        raise UnsupportedPromptError("prompt_embeds are vectors in place of tokens")
     cut = truncation(body, default_side=TruncationSide.LEFT)
-    return ReadPrompts(completion_prompts(body, body.prompt, name="prompt"), cut)
+    prompts = completion_prompts(body, body.prompt, name="prompt")
+    if body.suffix is not None:
+        prompts = tuple([_with_suffix(prompt, text(body.suffix, "suffix"), cut) for prompt in prompts])
+    return ReadPrompts(prompts, cut)
+
+
+def _with_suffix(prompt: Prompt, suffix: str, cut: Truncation | None) -> TextPrompt:
+    if not isinstance(prompt, TextPrompt) or cut is not None:
+        raise UnsupportedPromptError("suffix goes with texts that are not cut")
+    return msgspec.structs.replace(prompt, suffix=suffix)
 
 
 def read_generate(body: GenerateBody) -> ReadPrompts:
@@ -164,9 +176,58 @@ def read_cohere_embed(_: PoolingBody) -> ReadPrompts:
     raise UnsupportedPromptError("the pod puts the model's own words before each text")
 
 
-def read_scored(_: PoolingBody) -> ReadPrompts:
-    """Refuse the prompts of /score and /rerank: the body does not say what becomes of pairs."""
-    raise UnsupportedPromptError("only the pod knows whether its model scores pairs or single texts")
+class ScoredBody(PromptBody, kw_only=True):
+    """A query or several, and documents, under all the names that vLLM takes."""
+
+    query: Any = None
+    queries: Any = None
+    documents: Any = None
+    items: Any = None
+    data_1: Any = None
+    data_2: Any = None
+    text_1: Any = None
+    text_2: Any = None
+    instruction: Any = None
+    max_tokens_per_query: Any = 0
+    max_tokens_per_doc: Any = 0
+
+
+def read_rerank(body: ScoredBody) -> ReadPrompts:
+    """Read /rerank: one query, and documents."""
+    return _scored(body, [body.query], body.documents)
+
+
+def read_score(body: ScoredBody) -> ReadPrompts:
+    """Read /score: a query for each document, or one for all."""
+    for first, second in (
+        (body.queries, body.documents),
+        (body.queries, body.items),
+        (body.data_1, body.data_2),
+        (body.text_1, body.text_2),
+    ):
+        if first is not None and second is not None:
+            return _scored(body, first, second)
+    raise UnsupportedPromptError("there are no two kinds of texts to be scored")
+
+
+def _scored(body: ScoredBody, queries: Any, documents: Any) -> ReadPrompts:
+    if body.max_tokens_per_query or body.max_tokens_per_doc:
+        raise UnsupportedPromptError("the query and the documents are cut on their own before they are put together")
+    queries = queries if isinstance(queries, list) else [queries]
+    documents = documents if isinstance(documents, list) else [documents]
+    require_few(documents)
+    if len(queries) == 1:
+        queries = queries * len(documents)
+    if not documents or len(queries) != len(documents):
+        raise UnsupportedPromptError("there must be one query for each document, or one for all")
+    kwargs = {} if body.chat_template_kwargs is None else mapping(body.chat_template_kwargs, "chat_template_kwargs")
+    if body.instruction is not None:
+        kwargs = {"instruction": text(body.instruction, "instruction"), **kwargs}
+    pairs = [
+        PairPrompt(query=text(query, "a query"), document=text(document, "a document"), chat_template_kwargs=kwargs)
+        for query, document in zip(queries, documents, strict=True)
+    ]
+    return ReadPrompts(tuple(pairs), truncation(body, default_side=TruncationSide.RIGHT))
 
 
 def _pooling(body: PoolingBody, *, batches: bool) -> ReadPrompts:
@@ -219,11 +280,30 @@ class ResponsesBody(Body, kw_only=True):
     chat_template_kwargs: Any = None
     max_output_tokens: Any = None
     truncation: Any = "disabled"  # vLLM cuts for anything else, null included
+    store: Any = True
+    request_id: Any = msgspec.UNSET  # of the response, by the client
+    conversation: Any = None  # an id, or an object with one; vLLM 0.32 keeps none
 
     @property
     def output_limit(self) -> Any:
         """The field of this API."""
         return self.max_output_tokens
+
+    @property
+    def session(self) -> str | None:
+        """A conversation's id says more than a key of the cache."""
+        named = self.conversation.get("id") if isinstance(self.conversation, dict) else self.conversation
+        return unicode_text(self.session_id) or unicode_text(named) or unicode_text(self.prompt_cache_key)
+
+    @property
+    def kept(self) -> KeptResponse:
+        """A response is kept unless `store` is false or null."""
+        needed = unicode_text(self.previous_response_id)
+        if self.store is None or not flag(self.store, default=True):
+            return KeptResponse(needed)
+        if self.request_id is msgspec.UNSET:
+            return KeptResponse(needed, wants_id=True)
+        return KeptResponse(needed, chosen_id=unicode_text(self.request_id))
 
 
 def read_responses(body: ResponsesBody) -> ReadPrompts:

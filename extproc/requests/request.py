@@ -51,6 +51,7 @@ class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     add_special_tokens: bool = True
+    suffix: str | None = None  # what is to come behind the answer: the model fills in the middle
 
 
 class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +68,15 @@ class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True):
         return cls(token_bytes=packed.tobytes())
 
 
-Prompt: TypeAlias = ChatPrompt | TextPrompt | TokenPrompt
+class PairPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A query and a document to be scored; what becomes of them is up to the model (`prompts.prompt_forms`)."""
+
+    query: str
+    document: str
+    chat_template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+
+Prompt: TypeAlias = ChatPrompt | TextPrompt | TokenPrompt | PairPrompt
 
 
 class TruncationSide(Enum):
@@ -98,6 +107,10 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None  # enters the first block's key and so the whole chain
     truncation: Truncation | None = None
     user: str | None = None  # `user`, `safety_identifier` or `metadata.user_id`: keeps a user on one arm of a split
+    session: str | None = None  # what the body says of the conversation that it belongs to
+    kept_response: str | None = None  # a response that some pod keeps: only that pod can answer
+    response_id: str | None = None  # that the client chose for a response which the pod may keep
+    wants_response_id: bool = False  # the pod may keep the response, and the client chose no id for it
     has_media: bool = False  # images, audio, video among the messages: only a pod's render endpoint knows their tokens
     unsupported_reason: str | None = None
     body_bytes: int = 0  # what was read for it; a large body is worth a thread

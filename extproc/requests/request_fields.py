@@ -33,6 +33,17 @@ class ReadPrompts(NamedTuple):
     has_media: bool = False
 
 
+class KeptResponse(NamedTuple):
+    """What a request has to do with responses that pods keep."""
+
+    needed: str | None = None  # the response that it goes on with
+    chosen_id: str | None = None  # of its own response, by the client
+    wants_id: bool = False  # its own may be kept, and has no id yet
+
+
+NOTHING_KEPT = KeptResponse()
+
+
 class Body(msgspec.Struct, kw_only=True):
     """What all APIs share. Fields are typed where another type leaves nothing to route or to serve."""
 
@@ -43,6 +54,8 @@ class Body(msgspec.Struct, kw_only=True):
     safety_identifier: Any = None
     metadata: Any = None
     kv_transfer_params: Any = None
+    session_id: Any = None  # vLLM's and SGLang's own
+    prompt_cache_key: Any = None  # OpenAI's: requests with one key belong to where that key's last one went
 
     @property
     def output_limit(self) -> Any:
@@ -54,6 +67,16 @@ class Body(msgspec.Struct, kw_only=True):
         """Who sent it: `user`, `safety_identifier`, or Anthropic's `metadata.user_id`."""
         of_metadata = self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
         return unicode_text(self.user or self.safety_identifier or of_metadata)
+
+    @property
+    def session(self) -> str | None:
+        """What it belongs to: a name that later requests repeat."""
+        return unicode_text(self.session_id) or unicode_text(self.prompt_cache_key)
+
+    @property
+    def kept(self) -> "KeptResponse":
+        """What it has to do with responses that pods keep; nothing in most APIs."""
+        return NOTHING_KEPT
 
 
 class PromptBody(Body, kw_only=True):

@@ -21,7 +21,8 @@ REMEDIES: Mapping[str, str] = {
     "missed",
     UNDERPREDICTED: "the picker asks for other blocks than the pods store, or their events do not arrive: compare the "
     "tokenizer folder, chat template and block size with the pod's (`kvmesh explain`, the pod's POST /tokenize)",
-    OTHER_TOKENS: "compare the tokenizer folder, the chat template and its default kwargs with the pod's",
+    OTHER_TOKENS: "compare the tokenizer folder, the chat template and its default kwargs with the pod's; where the "
+    "pods' /tokenize was asked, it is not asked any more until the pods change",
 }
 
 
@@ -128,6 +129,11 @@ class RealisedWatch:
         window.change(comparison, by=1)
         self._forget_old(window, now=now)
         self._judge(comparison.model, window, now=now)
+
+    def forget(self, model: str) -> None:
+        """Begin anew with a model: what was compared says nothing of the pods that it has now."""
+        self._windows.pop(model, None)
+        self._findings.pop(model, None)
 
     def expire(self, *, now: float) -> None:
         """Drop what is too old, and findings that rest on it: a model without requests has no finding."""

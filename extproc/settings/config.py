@@ -79,7 +79,7 @@ class PickerSettings:
     )
     model: str | None = setting(None, "Served model name that --tokenizer belongs to.")
     tokenizer_folder: Path | None = setting(
-        None, "Folder with the model's tokenizer.json and chat template. Without: no prefix routing.", "tokenizer"
+        None, "Folder with the model's tokenizer.json and chat template. Without: the pods are asked.", "tokenizer"
     )
     tokenizer_folders: Path | None = setting(
         None,
@@ -173,7 +173,7 @@ class PickerSettings:
             return self.models
         one = ServedModel(
             name=self.model,
-            tokens_from=TokensFrom.TEXT if self.tokenizer_folder is None else TokensFrom.TOKENIZER,
+            tokens_from=TokensFrom.AUTO if self.tokenizer_folder is None else TokensFrom.TOKENIZER,
             tokenizer_folder=self.tokenizer_folder,
         )
         return replace(self.models, served=(one, *self.models.served))

@@ -15,9 +15,9 @@ from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.telemetry import metrics
 from kvmesh.metrics.metric import Metric
 from kvmesh.metrics.registry import Family, Histogram, Registry, Rows
+from kvmesh.pods.engine_metrics import parse_latencies, parse_started_at
 from kvmesh.pods.page_steps import Steps
 from kvmesh.pods.pod_report import EndpointLoad, PodHistogram
-from kvmesh.pods.vllm_metrics import parse_latencies, parse_started_at
 
 READ_EVERY_SECONDS = 5.0
 MOST_MODELS = 100  # with series of their own

@@ -42,6 +42,12 @@ REGRET_TOKENS = counter(
     "kvmesh_regret_tokens_total",
     "Cached prompt tokens that were given up: held by the best endpoint and not by the one picked.",
 )
+TOKEN_SOURCES = counter(
+    "kvmesh_prompt_token_sources_total",
+    "Requests by what made their prompts' tokens: the model's folder, its pods, the client, or nothing but text.",
+    "model",
+    "source",
+)
 UNROUTED = counter("kvmesh_unrouted_requests_total", "Requests that belong to no pool, by reason.", "reason")
 UNFINISHED_BODY_BYTES = gauge(
     "kvmesh_unfinished_body_bytes", "Bytes held of request bodies that have not ended (max_unfinished_body_bytes)."
@@ -114,7 +120,7 @@ FINDING = gauge(
 )
 MODEL_FINDING = gauge(
     "kvmesh_extproc_model_finding",
-    "1 while predictions for a model do not come true (docs/reference/findings.md).",
+    "1 while predictions for a model do not come true, or it is routed on text only (docs/reference/findings.md).",
     "reason",
     "model",
     over=Over.EACH,

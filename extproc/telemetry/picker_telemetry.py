@@ -3,7 +3,7 @@
 The series of an endpoint go with it; the values of all other labels are closed sets of ours or configured names.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from extproc.policy.values import ObservabilityPolicy, PickPolicy
@@ -162,12 +162,16 @@ class PickerTelemetry:
         self.latencies.role_of = view.role_of
         self.registry.read(lambda: endpoint_metrics(view))
 
+    def show_token_sources(self, counts: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        """Show, at each scrape, the requests by model and source of their tokens; to be called once."""
+        self.registry.read(lambda: [(metrics.TOKEN_SOURCES, counts().items())])
+
     def finding(self, *, endpoint: str, reason: str, stands: bool) -> None:
         """Show that a finding has appeared or healed."""
         self._findings.of(reason, endpoint).value = stands
 
     def model_finding(self, *, model: str, reason: str, stands: bool) -> None:
-        """Show that a finding about a model's predictions has appeared or healed."""
+        """Show that a finding about a model has appeared or healed."""
         self._model_findings.of(reason, model).value = stands
 
     async def page(self, *, ready: bool = False) -> bytes:

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import TypeGuard
+from typing import Annotated, TypeGuard
 
 import msgspec
 
@@ -34,11 +34,30 @@ class _Publisher(msgspec.Struct):
     publisher: str | None = "zmq"
 
 
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class _SglangPublisher(msgspec.Struct):
+    """What SGLang says of its publishers (`describe_kv_events_publisher`): each rank has the next port."""
+
+    endpoint_port_base: _Port
+    replay_endpoint_port_base: _Port | None = None
+    dp_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
+
+
+class _ServerInfo(msgspec.Struct):
+    kv_events: _SglangPublisher | None = None
+
+
 _sources = msgspec.json.Decoder(dict[str, _Publisher | None])
+_server_info = msgspec.json.Decoder(_ServerInfo)
 
 
 class EventSourceDirectory:
-    """Knows where pods publish: from the settings, else from `GET /kv_event_sources` (vLLM >= 0.31)."""
+    """Knows where pods publish: from the settings, else from the pods.
+
+    vLLM >= 0.31 says so in `GET /kv_event_sources`, SGLang in `GET /server_info`.
+    """
 
     def __init__(
         self,
@@ -60,13 +79,14 @@ class EventSourceDirectory:
             return dict(enumerate(self._configured[endpoint]))
         status, body = await self._get(endpoint, "/kv_event_sources", max_body_bytes=MAX_SOURCES_BYTES)
         if status == 404:
-            raise NoEventSourceError(f"{endpoint} has no /kv_event_sources (vLLM < 0.31): name it in --event-sources")
-        if status != 200:
+            publishers = await self._of_sglang(endpoint)
+        elif status != 200:
             raise FeedLostError(f"{endpoint}/kv_event_sources answers {status}")
-        try:
-            publishers = {_rank(name): each for name, each in _sources.decode(body).items() if _publishes(each)}
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise NoEventSourceError(f"{endpoint}/kv_event_sources is not what vLLM answers: {error}") from error
+        else:
+            try:
+                publishers = {_rank(name): each for name, each in _sources.decode(body).items() if _publishes(each)}
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                raise NoEventSourceError(f"{endpoint}/kv_event_sources is not what vLLM answers: {error}") from error
         ranks = self._own(endpoint, publishers)
         if not ranks:
             raise NoEventSourceError(
@@ -74,6 +94,29 @@ class EventSourceDirectory:
                 '\'{"enable_kv_cache_events": true, "publisher": "zmq", …}\''
             )
         return ranks
+
+    async def _of_sglang(self, endpoint: str) -> dict[int, _Publisher]:
+        """Return what the pod says of its ranks if it is SGLang. Raise FeedLostError, or NoEventSourceError."""
+        status, body = await self._get(endpoint, "/server_info", max_body_bytes=MAX_SOURCES_BYTES)
+        if status != 200:
+            raise NoEventSourceError(
+                f"{endpoint} has no /kv_event_sources (vLLM < 0.31) and no /server_info (SGLang): name it in "
+                "--event-sources"
+            )
+        try:
+            found = _server_info.decode(body).kv_events
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise NoEventSourceError(f"{endpoint}/server_info is not what SGLang answers: {error}") from error
+        if found is None:
+            return {}
+        base, replay = found.endpoint_port_base, found.replay_endpoint_port_base
+        return {
+            rank: _Publisher(
+                endpoint=f"tcp://*:{base + rank}",
+                replay_endpoint=None if replay is None else f"tcp://*:{replay + rank}",
+            )
+            for rank in range(found.dp_size)
+        }
 
     def _own(self, endpoint: str, publishers: Mapping[int, "_Publisher"]) -> Mapping[int, EventAddresses]:
         """Return the addresses by rank. Raise NoEventSourceError for any that is not the pod's own to announce."""
@@ -87,7 +130,7 @@ class EventSourceDirectory:
             )
         given = [address for each in ranks.values() for address in (each.events, each.replay) if address]
         if len(given) != len(set(given)):
-            raise NoEventSourceError(f"{endpoint} announces one address twice in /kv_event_sources")
+            raise NoEventSourceError(f"{endpoint} announces one address twice")
         return ranks
 
     async def served_models(self, endpoint: str) -> AbstractSet[str]:

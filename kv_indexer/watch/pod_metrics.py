@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
+from kvmesh.pods.engine_metrics import parse_pod_report
+from kvmesh.pods.metrics_page import MetricsPage, is_page, why_no_load
 from kvmesh.pods.page_turns import PageTurns
 from kvmesh.pods.pod_http import MAX_PAGE_BYTES, PodPages
 from kvmesh.pods.pod_report import PodReport
-from kvmesh.pods.vllm_metrics import parse_pod_report
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ START_TIMEOUT_SECONDS = 1.0  # a follower has better things to do than to wait f
 @dataclass(slots=True)
 class _Target:
     endpoint: str
+    page: MetricsPage
     report: PodReport | None = None
     scrapes: int = 0  # that have come to an end, well or not
     is_ill: bool = False  # and that was logged
@@ -45,18 +48,18 @@ class PodMetrics:
         pages: PodPages | None = None,
     ) -> None:
         """Take `pages` if others ask the same pods, and `slowdown` to ask by what to multiply the interval."""
-        self._targets = {endpoint: _Target(endpoint) for endpoint in endpoints}
         self._interval_seconds = interval_seconds
         self._timeout_seconds = timeout_seconds
         self._slowdown = slowdown
         self._pages = pages or PodPages()
+        self._targets = {endpoint: self._target(endpoint) for endpoint in endpoints}
         self._turns = PageTurns()
         self._tasks: asyncio.TaskGroup | None = None
 
     def add(self, endpoint: str) -> None:
         """Scrape this pod, too, from now on."""
         if endpoint not in self._targets:
-            target = self._targets[endpoint] = _Target(endpoint)
+            target = self._targets[endpoint] = self._target(endpoint)
             # thousands may come at once; a caller that needs a report earlier asks for it
             self._start(target, wait_seconds=random.random() * self._interval_seconds * self._slowdown())  # noqa: S311
 
@@ -108,6 +111,10 @@ class PodMetrics:
             self._tasks = None
             self._pages.close()
 
+    def _target(self, endpoint: str) -> _Target:
+        get = partial(self._pages.get, endpoint, timeout_seconds=self._timeout_seconds, max_body_bytes=MAX_PAGE_BYTES)
+        return _Target(endpoint, MetricsPage(get))
+
     def _start(self, target: _Target, *, wait_seconds: float = 0.0) -> None:
         if self._tasks is not None:
             keep = self._keep_fresh(target, wait_seconds=wait_seconds)
@@ -134,15 +141,13 @@ class PodMetrics:
         problem = ""
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                answer = await self._pages.get(
-                    target.endpoint, "/metrics", timeout_seconds=self._timeout_seconds, max_body_bytes=MAX_PAGE_BYTES
-                )
-                if answer.status == 200:
+                answer = await target.page.get()
+                if is_page(answer):
                     target.report = await self._turns.read(parse_pod_report(answer.body, scraped_at=asked_at))
                     if not target.report.engines:
                         problem = "its /metrics has no request counters (--disable-log-stats?)"
                 else:
-                    problem = f"/metrics answers {answer.status}"
+                    problem = why_no_load(answer)
         except Exception as error:  # no answer of one pod may end the scraping of all
             problem = f"no /metrics: {str(error) or type(error).__name__}"
         if problem and not target.is_ill:

@@ -1,6 +1,6 @@
 """What one scrape of a pod's /metrics says: its load, its latencies, and what its events can be checked against.
 
-Values, made by `vllm_metrics`. Counters begin at zero when the pod starts.
+Values, made by `engine_metrics`. Counters begin at zero when the pod starts.
 """
 
 from collections.abc import Collection, Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointLoad:
-    """What one vLLM pod reported of itself, summed over its engines."""
+    """What one pod reported of itself, summed over its engines."""
 
     waiting_requests: int
     running_requests: int
@@ -31,6 +31,7 @@ class EndpointLoad:
     prefill_computed_tokens: int = 0  # of their prompts, without those from the cache
     first_token_seconds_sum: float = 0.0  # from arrival at the pod
     first_token_count: int = 0
+    shows_last_step: bool = False  # an engine whose numbers stand still while there is no step, whatever they say
 
     def is_stale(self, *, now: float, limit_seconds: float) -> bool:
         """Tell whether the report is too old to say anything."""

@@ -19,7 +19,7 @@ import pytest_asyncio
 import redis
 
 from tests.e2e.stack import eventually
-from tests.e2e.watched_mesh import SMALL, WatchedMesh, watched_mesh
+from tests.e2e.watched_mesh import SMALL, UNREAD, WatchedMesh, watched_mesh
 from tests.e2e.wrong_pools import WRONG_POOLS
 from tests.prometheus.draw_panels import draw
 from tests.prometheus.monitoring import BOARDS, Json, alerts, panels_of, recordings
@@ -61,6 +61,7 @@ async def test_alerts_of_overload_and_of_a_pod_that_misbehaves(mesh: WatchedMesh
     mesh.talk(workers=3, tenant="acme", stream=True)
     mesh.talk(workers=3, model="chat")
     mesh.talk(workers=5, model=SMALL, objective="critical")
+    mesh.talk(workers=1, model=UNREAD, pause_seconds=0.2)
     mesh.talk(workers=2, tenant="stingy", pause_seconds=0.2)
     mesh.talk(workers=1, objective="nobody", pause_seconds=0.2)
     mesh.talk(workers=6, objective="critical", max_tokens=16)
@@ -78,6 +79,7 @@ async def test_alerts_of_overload_and_of_a_pod_that_misbehaves(mesh: WatchedMesh
             *("KvmeshPoolFails", "KvmeshEndpointFails", "KvmeshEndpointRefuses"),
             *("KvmeshClassShed", "KvmeshPromiseBroken", "KvmeshQueueNeverEmpty", "KvmeshStepInForce"),
             *("KvmeshIndexBehind", "KvmeshEventsNotUnderstood", "KvmeshFinding", "KvmeshModelFinding"),
+            "KvmeshTextOnly",
             *("KvmeshPredictionsOff", "KvmeshHitRatioLow", "KvmeshUnreadableRecords"),
             *("KvmeshPoolProblem", "KvmeshPoolConflict", "KvmeshSourceNotLive"),
         )

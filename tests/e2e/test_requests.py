@@ -14,7 +14,7 @@ import yarl
 
 from extproc.ext_proc.exchange import BODY_CHUNK_BYTES
 from extproc.policy.values import PickPolicy
-from tests.e2e.stack import Answer, Stack, eventually, running_stack
+from tests.e2e.stack import Answer, Stack, eventually, running_stack, simulated_pods
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,6 +38,21 @@ async def test_a_repeated_chat_lands_on_the_pod_that_holds_it(stack: Stack) -> N
     repeats = [await stack.send("POST", "/v1/chat/completions", json=chat) for _ in range(4)]
     assert {answer.upstream for answer in repeats} == {first.upstream}
     assert {answer.cached_tokens for answer in repeats} == {known["matched_tokens"]}
+
+
+async def test_without_a_tokenizer_the_pods_tell_the_tokens_and_what_is_expected_comes_true(tmp_path: Path) -> None:
+    settings = "models: {served: [{name: tiny, tokens: auto}]}\n"  # the pods' folder is on this machine, and else found
+    async with simulated_pods(2) as pods, running_stack(tmp_path, endpoints=list(pods), settings=settings) as mesh:
+        chat = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": fresh_prompt()}]}
+        first = await mesh.send("POST", "/v1/chat/completions", json=chat)
+        assert (first.status, first.cached_tokens) == (200, 0)
+        known = await eventually(
+            lambda: mesh.explain(chat, path="/v1/chat/completions"), lambda answer: answer["matched_tokens"] > 0
+        )
+        repeats = [await mesh.send("POST", "/v1/chat/completions", json=chat) for _ in range(4)]
+        assert {answer.upstream for answer in repeats} == {first.upstream}
+        assert {answer.cached_tokens for answer in repeats} == {known["matched_tokens"]}
+        await eventually(mesh.state, lambda state: state["token_sources"] == {"tiny": "pods"})
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from tests.prometheus.prometheus_process import Prometheus, running_prometheus
 
 DIVIDED_BY = 60.0  # every window and wait of the rules; their conditions are the real ones
 MODEL, SMALL = "tiny", "small"  # the second one is the odd pod's alone
+UNREAD = "unread"  # likewise, and nobody makes tokens for it
 SHORTEST_SECONDS = 0.01
 SETTINGS: dict[str, Any] = {
     "scrape_interval_ms": 100,
@@ -57,7 +58,10 @@ SETTINGS: dict[str, Any] = {
         ],
     },
     "models": {
-        "served": [{"name": name, "tokenizer": str(simulated_tokenizer())} for name in (MODEL, SMALL)],
+        "served": [
+            *({"name": name, "tokenizer": str(simulated_tokenizer())} for name in (MODEL, SMALL)),
+            {"name": UNREAD, "tokens": "text"},
+        ],
         "rules": [{"model": "chat", "targets": [{"model": MODEL, "weight": 2}, {"model": SMALL, "weight": 1}]}],
     },
 }
@@ -173,7 +177,7 @@ async def watched_mesh(folder: Path) -> AsyncIterator[WatchedMesh]:
         redis.start()
         exits.callback(redis.kill)
         odd_events = await exits.enter_async_context(running_pod())
-        odd = OddPod(models=(MODEL, SMALL))
+        odd = OddPod(models=(MODEL, SMALL, UNREAD))
         odd.numbers = itertools.count(1)
         await odd.start()
         exits.push_async_callback(odd.stop)

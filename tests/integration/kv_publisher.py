@@ -15,6 +15,7 @@ from tests.integration.kv_redis import free_port
 from tests.unit.kv_indexer_follow.kv_fakes import payload
 
 BIND_DEADLINE_SECONDS = 5.0
+MOST_ADDRESSES = 20
 END = b"\xff" * 8
 
 
@@ -44,8 +45,7 @@ class ScriptedPod:
         self._context = zmq.asyncio.Context()
         self._live: zmq.asyncio.Socket | None = None
         self._router: zmq.asyncio.Socket | None = None
-        # not ports of the kernel's choice: while this pod is gone, an outgoing connection could take one of those
-        self._live_address, self._replay_address = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+        self._live_address = self._replay_address = ""
 
     async def publish(self, *events: Mapping[str, Any], lost: bool = False, copies: int = 1) -> None:
         """Publish one batch; a lost one is only in the replay buffer."""
@@ -62,13 +62,26 @@ class ScriptedPod:
         assert self._live is not None
         await self._live.send_multipart([b"kv@pod", seq.to_bytes(8, "big"), data])
 
-    def open(self) -> None:
-        """Bind the sockets, on the addresses of before if there was a before."""
+    def open(self, *, patience_seconds: float = BIND_DEADLINE_SECONDS) -> None:
+        """Bind the sockets, on the addresses of before."""
         self._live, self._router = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
         for socket in (self._live, self._router):
             socket.linger = 0
-        bind(self._live, self._live_address)
-        bind(self._router, self._replay_address)
+        bind(self._live, self._live_address, patience_seconds=patience_seconds)
+        bind(self._router, self._replay_address, patience_seconds=patience_seconds)
+
+    def open_elsewhere(self) -> None:
+        """Bind the sockets on new addresses: another process may take a free port before we do."""
+        for _ in range(MOST_ADDRESSES):
+            # not ports of the kernel's choice: while this pod is gone, an outgoing connection could take one of those
+            self._live_address, self._replay_address = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+            try:
+                self.open(patience_seconds=0.0)
+            except zmq.ZMQError:
+                self.close()
+            else:
+                return
+        raise OSError("all ports are taken before they can be bound")
 
     def close(self) -> None:
         """Be gone."""
@@ -79,11 +92,7 @@ class ScriptedPod:
 
     def restart(self, *, seconds_back: float = 0.0) -> None:
         """Come back as a new process with an empty cache, perhaps with a clock that was set back."""
-        self.close()
-        self.buffer, self._seq = [], 0
-        self._ts -= seconds_back
-        if self.started_at is not None:
-            self.started_at += 100.0
+        self._end_process(seconds_back)
         self.open()
 
     def forget_quietly(self) -> None:
@@ -92,8 +101,15 @@ class ScriptedPod:
 
     def move(self) -> None:
         """Come back elsewhere, as another process; /kv_event_sources says where."""
-        self._live_address, self._replay_address = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
-        self.restart()
+        self._end_process()
+        self.open_elsewhere()
+
+    def _end_process(self, seconds_back: float = 0.0) -> None:
+        self.close()
+        self.buffer, self._seq = [], 0
+        self._ts -= seconds_back
+        if self.started_at is not None:
+            self.started_at += 100.0
 
     def config(self) -> dict[str, Any]:
         """The answer of GET /kv_event_sources; the host is a wildcard, as vLLM's default is."""
@@ -151,9 +167,9 @@ class ScriptedPod:
         self._context.destroy(linger=0)
 
 
-def bind(socket: zmq.asyncio.Socket, address: str) -> None:
+def bind(socket: zmq.asyncio.Socket, address: str, *, patience_seconds: float = BIND_DEADLINE_SECONDS) -> None:
     """Bind; the port of a socket just closed is given back by a thread of libzmq, a moment later."""
-    deadline = time.monotonic() + BIND_DEADLINE_SECONDS
+    deadline = time.monotonic() + patience_seconds
     while True:
         try:
             socket.bind(address)
@@ -169,7 +185,7 @@ def bind(socket: zmq.asyncio.Socket, address: str) -> None:
 async def running_pod(**options: Any) -> AsyncIterator[ScriptedPod]:
     """A pod whose sockets and HTTP server are open."""
     pod = ScriptedPod(**options)
-    pod.open()
+    pod.open_elsewhere()
 
     async def sources(_: web.Request) -> web.Response:
         return web.json_response(pod.config())

@@ -88,6 +88,8 @@ class HeldPod:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._cards)
         app.router.add_get("/health", self._health)
+        for path in ("/tokenize", "/{path:.*}/render"):
+            app.router.add_post(path, self._unknown)
         app.router.add_post("/{path:.*}", self._infer)
         self.runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True, access_log=None)
         await self.runner.setup()
@@ -118,6 +120,10 @@ class HeldPod:
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()
+
+    async def _unknown(self, _: web.Request) -> web.StreamResponse:
+        """Know no tokens, as what is no vLLM does."""
+        return web.Response(status=404)
 
     async def _infer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -115,6 +115,8 @@ class Books:
         self.open -= 1
         self.released.append((booking.endpoint, status))
 
+    def keeps(self, response_id: str, endpoint: str) -> None: ...
+
     def realised(self, comparison: Comparison) -> None:
         self.comparisons.append(comparison)
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any, get_args
 
 from render_oracle import ModelConfig, detect  # type: ignore[import-not-found]
-from transformers import PreTrainedTokenizerFast  # type: ignore[import-not-found]
+from transformers import PreTrainedTokenizerFast
 from vllm.entrypoints.anthropic.protocol import (  # type: ignore[import-not-found]
     AnthropicEffort,
     AnthropicMessagesRequest,

@@ -24,6 +24,7 @@ TORCH_VERSION = "2.13.0"
 BUILD_DEADLINE_SECONDS = 1500.0
 MODEL_DEADLINE_SECONDS = 180.0
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # their CUDA builds break `import transformers`
+TORCHVISION_VERSION = "0.28.0"  # of that torch; alone, and for the servers of vision models only, it breaks nothing
 MARKER = "kvmesh-complete.json"
 HERE = Path(__file__).parent
 
@@ -80,6 +81,19 @@ def ensure_model(environment: VllmEnvironment, *, tokenizer: Path) -> Path:
                 env=offline(),
                 deadline_seconds=MODEL_DEADLINE_SECONDS,
             )
+            (folder / MARKER).write_text("{}")
+    return folder
+
+
+def ensure_torchvision(environment: VllmEnvironment) -> Path:
+    """Return a folder for PYTHONPATH from which servers of vision models get torchvision; fetched once."""
+    folder = cache_folder() / f"torchvision-{TORCHVISION_VERSION}-py311"
+    with exclusive(folder.with_name(folder.name + ".lock"), deadline_seconds=BUILD_DEADLINE_SECONDS):
+        if not (folder / MARKER).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            pip = [str(environment.python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+            package = f"torchvision=={TORCHVISION_VERSION}"
+            run([*pip, "--no-deps", "--target", str(folder), package], deadline_seconds=BUILD_DEADLINE_SECONDS)
             (folder / MARKER).write_text("{}")
     return folder
 

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast  # type: ignore[import-not-found]
+from transformers import PreTrainedTokenizerFast
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # type: ignore[import-not-found]
 from vllm.renderers.chat_utils import parse_chat_messages  # type: ignore[import-not-found]
 from vllm.renderers.hf import (  # type: ignore[import-not-found]

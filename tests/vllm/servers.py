@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -200,6 +201,12 @@ def end_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> Non
 
 def log_tail(log: Path, *, lines: int = 40) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def hit_tokens(pod: VllmPod) -> int:
+    """Return the prompt tokens that the pod has found in its cache since it started."""
+    found = re.findall(r"(?m)^vllm:prefix_cache_hits_total\{[^}]*\} (\S+)$", pod.get_text("/metrics"))
+    return sum(int(float(count)) for count in found)
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ import pytest
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.openai import parse_request
 from tests.vllm.environment import VllmEnvironment
-from tests.vllm.servers import MAX_MODEL_LEN, VllmPod, running_pods
+from tests.vllm.servers import BLOCK_SIZE, MAX_MODEL_LEN, VllmPod, hit_tokens, running_pods
 
 HI = {"role": "user", "content": "Hi"}
 LONG = "one two three four five six seven eight nine ten " * 4
@@ -88,3 +88,17 @@ def test_the_side_that_is_cut_shows_in_the_embedding(pooling_pod: VllmPod) -> No
     _, left = embedded(pooling_pod, "/v1/embeddings", BODIES["cut on the left"])
     _, right = embedded(pooling_pod, "/v1/embeddings", BODIES["cut on the right"])
     assert left[0] != pytest.approx(right[0], abs=1e-2)
+
+
+def test_an_embedding_model_gets_each_text_of_a_score_on_its_own(
+    pooling_pod: VllmPod, tokenizer: ModelTokenizer
+) -> None:
+    body = {"query": "what is a module " * 20, "documents": ["an import " * 20, "a class " * 20]}
+    request = parse_request(path="/rerank", body=json.dumps(body).encode())
+    texts = [list(array("I", buffer)) for buffer in tokenizer.token_buffers(request)]
+    status, _ = pooling_pod.post("/rerank", {"model": pooling_pod.model, **body})
+    assert (status, len(texts)) == (200, 3)
+    for ids in texts:
+        before = hit_tokens(pooling_pod)
+        embedded(pooling_pod, "/v1/embeddings", {"input": ids})
+        assert hit_tokens(pooling_pod) - before == (len(ids) - 1) // BLOCK_SIZE * BLOCK_SIZE

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.stack import Stack, eventually, running_stack
 from tests.vllm.servers import BLOCK_SIZE, MODEL_NAME, VllmPod
 
@@ -19,11 +21,16 @@ SEEN_WITHIN_SECONDS = 2.0  # what is promised of a restart, from the moment the 
 
 
 @asynccontextmanager
-async def stack_before(pods: Sequence[VllmPod], folder: Path) -> AsyncIterator[Stack]:
-    """Start the stack with the pods' addresses, a tokenizer folder, a model name, and more patience than by default."""
-    flags = ("--model", MODEL_NAME, "--tokenizer", str(pods[0].model_folder))
+async def stack_before(pods: Sequence[VllmPod], folder: Path, *, has_tokenizer: bool = True) -> AsyncIterator[Stack]:
+    """Start the stack with the pods' addresses, a tokenizer folder, a model name, and more patience than by default.
+
+    Without the folder the pods are asked for tokens.
+    """
+    flags = ("--model", MODEL_NAME, "--tokenizer", str(pods[0].model_folder)) if has_tokenizer else ()
     # two vLLM servers fill this machine's cores: what is tested here is the prediction, not the deadline of a lookup
-    patient = "index_timeout_ms: 2000\n"
+    patient = "index_timeout_ms: 2000\nrender_timeout_ms: 5000\n"
+    if not has_tokenizer:  # said, because the model's folder is on this machine and would be found
+        patient += f"models: {{served: [{{name: {MODEL_NAME}, tokens: auto}}]}}\n"
     async with running_stack(folder, *flags, settings=patient, endpoints=[pod.address for pod in pods]) as stack:
         yield stack
 
@@ -90,9 +97,12 @@ def hits_total(pod: VllmPod) -> float:
     return sum(map(float, series))
 
 
-async def test_thirty_mixed_requests_hit_exactly_as_predicted(vllm_pods: tuple[VllmPod, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_tokenizer", [True, False], ids=["folder", "pods"])
+async def test_thirty_mixed_requests_hit_exactly_as_predicted(
+    has_tokenizer: bool, vllm_pods: tuple[VllmPod, ...], tmp_path: Path
+) -> None:
     before = {pod.address: hits_total(pod) for pod in vllm_pods}
-    async with stack_before(vllm_pods, tmp_path) as stack:
+    async with stack_before(vllm_pods, tmp_path, has_tokenizer=has_tokenizer) as stack:
         client = Client(stack)
         chats = {name: [{"role": "system", "content": text(20)}] for name in ("a", "b", "c")}
         shared, repeated = text(40), text(33)

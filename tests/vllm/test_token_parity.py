@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.errors import PromptTokensError
+from extproc.prompts.pod_tokenize import tokenize_body
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.openai import parse_request
 from tests.vllm.servers import VllmPod
@@ -116,6 +117,22 @@ def test_the_engine_counts_as_many_prompt_tokens_as_we_do(pod: VllmPod, tokenize
     ours = our_ids(tokenizer, CHAT_PATH, body)
     assert ours is not None
     assert answer["usage"]["prompt_tokens"] == len(ours[0])
+
+
+def test_tokenize_says_what_a_render_says_wherever_it_is_asked(pod: VllmPod) -> None:
+    bodies = [(CHAT_PATH, case["request"]) for case in CHATS] + [(COMPLETIONS_PATH, {"prompt": text}) for text in TEXTS]
+    asked, different = 0, []
+    for path, request in bodies:
+        raw = json.dumps({"model": pod.model, "max_tokens": 1, **request}).encode()
+        question = tokenize_body(parse_request(path=path, body=raw), raw)
+        theirs = rendered(pod, path, json.loads(raw))
+        if question is None or theirs is None:  # what the pod refuses to render, it refuses to serve
+            continue
+        asked += 1
+        if [tokenize(pod, json.loads(question))] != theirs:
+            different.append(request)
+    assert different == []
+    assert asked > 40
 
 
 def test_each_pod_tells_the_ports_its_events_were_bound_to(vllm_pods: tuple[VllmPod, ...]) -> None:

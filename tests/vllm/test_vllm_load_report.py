@@ -2,9 +2,9 @@
 
 import time
 
+from kvmesh.pods.engine_metrics import parse_load
 from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import EndpointLoad
-from kvmesh.pods.vllm_metrics import parse_load
 from tests.vllm.servers import BLOCK_SIZE, VllmPod
 
 DEADLINE_SECONDS = 20.0

@@ -3,9 +3,9 @@
 import time
 from dataclasses import replace
 
+from kvmesh.pods.engine_metrics import parse_pod_report
 from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import EngineCounters, PodReport, least_new_blocks
-from kvmesh.pods.vllm_metrics import parse_pod_report
 from tests.vllm.servers import BLOCK_SIZE, VllmPod
 
 DEADLINE_SECONDS = 20.0

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch  # type: ignore[import-not-found]
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # type: ignore[import-not-found]
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 4096
 POSITIONS = 4096

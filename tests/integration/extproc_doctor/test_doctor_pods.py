@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from extproc.doctor.examine import DoctorSettings, examine
 from extproc.doctor.findings import Severity
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from tests.integration.doctor_mesh import (
@@ -116,7 +117,7 @@ async def test_something_else_at_a_pods_address_is_no_pod(redis_server: RedisSer
         found = await findings(picker_settings(redis_server.url, addresses))
 
     assert found[0].check == "pods-answer"
-    assert "no vLLM metrics" in found[0].seen
+    assert "no engine that is known here" in found[0].seen
 
 
 async def test_a_pod_that_publishes_no_events_is_told_the_flag(redis_server: RedisServer) -> None:
@@ -192,6 +193,21 @@ async def test_pods_that_do_not_render_are_told_the_flag(redis_server: RedisServ
     finding = only(found, "render")
     assert finding.severity is Severity.ERROR
     assert "--enable-scale-out" in finding.fix
+
+
+async def test_pods_of_a_model_without_a_folder_are_asked_whether_they_tokenize(redis_server: RedisServer) -> None:
+    nobody_said = ModelTable(served=(ServedModel(name="tiny"),))
+    async with (
+        pods(HEALTHY, Tampered(scale_out=False)) as [whole, plain],
+        indexer(redis_server.url, [whole, plain]),
+    ):
+        settings = picker_settings(redis_server.url, [whole, plain], model=None, tokenizer=None, models=nobody_said)
+        found = await examine(DoctorSettings(picker=settings, timeout_seconds=10.0, visible_within_seconds=10.0))
+
+    [finding] = [each for each in found if each.check == "render"]
+    assert (finding.severity, finding.subject) == (Severity.OK, "tiny")
+    assert plain in finding.seen
+    assert whole not in finding.seen
 
 
 async def test_pods_of_one_model_with_two_block_sizes_are_found(redis_server: RedisServer) -> None:

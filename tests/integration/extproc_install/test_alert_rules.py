@@ -114,6 +114,7 @@ CASES: dict[str, Case] = {
     ),
     "KvmeshFinding": gauge(f'kvmesh_indexer_finding{{{POD}, reason="no-events"}}', bad=1, good=0),
     "KvmeshModelFinding": gauge('kvmesh_extproc_model_finding{model="m", reason="x"}', bad=1, good=0),
+    "KvmeshTextOnly": gauge('kvmesh_extproc_model_finding{model="m", reason="text-only"}', bad=1, good=0),
     "KvmeshPredictionsOff": both(
         {PROMPTS: growing(1000), PREDICTED: growing(700)},
         bad={FOUND: growing(300)},
@@ -169,7 +170,7 @@ def promtool(*words: str) -> str:
 
 
 def test_the_files_of_a_prometheus_of_ones_own_are_valid() -> None:
-    assert "45 rules found" in promtool("check", "rules", str(RULES_FILE))
+    assert "46 rules found" in promtool("check", "rules", str(RULES_FILE))
     promtool("check", "config", str(RULES_FILE.with_name("prometheus.yaml")))
 
 

@@ -113,6 +113,19 @@ async def test_installing_puts_everything_into_the_cluster_and_uninstalling_leav
     assert keys([{**each, "kind": "Namespace"} for each in api.documents("Namespace")]) == before
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "tokens: the pods are asked for each prompt (/render with --enable-scale-out, else /tokenize)"),
+        (("--tokenizers-claim=folders",), "tokens: of models with a folder in claim folders, from there; of others"),
+    ],
+)
+async def test_it_is_said_where_tokens_will_come_from(api: KubeApi, flags: tuple[str, ...], words: str) -> None:
+    done = await call("install", *FLAGS, *flags, "--wait-seconds=0")
+    assert done.exit_code == 0, done.output
+    assert words in done.output
+
+
 async def test_the_admin_token_is_made_once_never_shown_and_goes_with_the_installation(api: KubeApi) -> None:
     first = await call("install", *FLAGS, "--wait-seconds=0")
     [secret] = [each for each in api.documents("Secret") if each["metadata"]["name"] == "kvmesh-admin-token"]

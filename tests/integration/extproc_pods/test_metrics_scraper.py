@@ -58,10 +58,24 @@ async def absurd(_: web.Request) -> web.Response:
     return web.Response(text=LOAD.replace("waiting 2", "waiting 1e308") * 2)
 
 
+async def of_another_engine(_: web.Request) -> web.Response:
+    return web.Response(text="tgi_queue_size 0\ntgi_batch_current_size 0\n")
+
+
+async def of_tensorrt_llm(request: web.Request) -> web.Response:
+    """The last step's numbers, which stand still for as long as there is no other."""
+    if request.path == "/metrics":
+        return web.json_response([])
+    names = ("num_requests_running 1", "num_requests_waiting 2", "kv_cache_utilization 0.5")
+    return web.Response(text="".join(f"trtllm_{name}\n" for name in names))
+
+
 @asynccontextmanager
 async def pod(page: Page) -> AsyncIterator[tuple[str, web.AppRunner]]:
     app = web.Application()
     app.router.add_get("/metrics", page)
+    if page is of_tensorrt_llm:
+        app.router.add_get("/prometheus/metrics", page)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     port = pick_free_port(host="127.0.0.1", avoid=())
@@ -100,6 +114,27 @@ async def test_a_pod_that_reports_is_ready_with_its_load(page: Page) -> None:
         status = await becomes(scraper, Reachability.READY)
         assert status.load is not None
         assert (status.load.running_requests, status.load.waiting_requests, status.load.kv_usage) == (1, 2, 0.5)
+
+
+async def test_a_pod_of_an_engine_that_is_not_known_is_never_idle_and_is_said() -> None:
+    async with pod(of_another_engine) as (address, _), scraping(address) as scraper:
+        await scraper.first_scrapes()
+        assert (await becomes(scraper, Reachability.UNKNOWN)).load is None
+        assert "the load of no engine that is known here (vLLM, SGLang, TensorRT-LLM)" in scraper.problems()[address]
+
+
+async def test_numbers_of_the_last_step_are_believed_though_they_stand_still() -> None:
+    async with pod(of_tensorrt_llm) as (address, _), scraping(address) as scraper:
+        status = await becomes(scraper, Reachability.READY)
+        assert status.load is not None
+        assert (status.load.running_requests, status.load.waiting_requests, status.load.kv_usage) == (1, 2, 0.5)
+        first = status.load.reported_at
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while status.load.reported_at < first + 0.5:  # longer than numbers may stand still
+                await asyncio.sleep(0.01)
+                status = await becomes(scraper, Reachability.READY)
+                assert status.load is not None
+        assert scraper.problems() == {}
 
 
 @pytest.mark.parametrize("page", [hangs, moved, endless, absurd], ids=["hangs", "redirects", "endless", "absurd"])

@@ -31,6 +31,7 @@ from podsim.publisher import PublisherSettings
 from podsim.server import running_pods
 
 TINY = ServedModel(name="tiny", tokens_from=TokensFrom.RENDER)
+UNDECLARED = ServedModel(name="tiny")
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "What is a block pool?"}]}
 RENDERED = {"token_ids": [1, 2, 3]}
 ONE_TWO_THREE = (TokenizedPrompt(tokens=array("I", [1, 2, 3]).tobytes()),)
@@ -80,8 +81,8 @@ async def serving(*handlers: Handler) -> AsyncIterator[list[FakePod]]:
 
 
 @asynccontextmanager
-async def simulated_pod() -> AsyncIterator[str]:
-    settings = PodSettings(max_model_len=2048, engine=EngineSettings(total_blocks=200))
+async def simulated_pod(*, renders: bool = True) -> AsyncIterator[str]:
+    settings = PodSettings(max_model_len=2048, engine=EngineSettings(total_blocks=200), scale_out=renders)
     folder, publisher = load_model_folder(TINY_MODEL), PublisherSettings(host="127.0.0.1")
     async with running_pods(settings, folder=folder, publisher=publisher) as [pod]:
         yield f"{pod.host}:{pod.port}"
@@ -111,10 +112,15 @@ async def rendering(
 
 
 async def ask(
-    render: PodRender, body: Any, *, path: str = "/v1/chat/completions", limit: int = 16
+    render: PodRender,
+    body: Any,
+    *,
+    path: str = "/v1/chat/completions",
+    limit: int = 16,
+    model: ServedModel = TINY,
 ) -> tuple[TokenizedPrompt, ...]:
     raw = json.dumps(body).encode()
-    return await render.prompts(parse_request(path=path, body=raw), raw, model=TINY, limit=limit)
+    return await render.prompts(parse_request(path=path, body=raw), raw, model=model, limit=limit)
 
 
 async def test_a_simulated_pod_renders_what_the_tokenizer_makes() -> None:
@@ -129,6 +135,72 @@ async def test_a_simulated_pod_renders_what_the_tokenizer_makes() -> None:
         with pytest.raises(RenderUnavailableError, match="'other' is not on the pods that were asked"):
             await ask(render, CHAT | {"model": "other"})
         assert render.problems() == {}
+
+
+async def test_a_pod_that_does_not_render_tokenizes_what_it_can_for_a_model_of_which_nobody_said_anything() -> None:
+    tokenizer = ModelTokenizer.load(Path(TINY_MODEL))
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": "é"}}}]
+    async with simulated_pod(renders=False) as address, rendering([address]) as render:
+        for path, body in (
+            ("/v1/chat/completions", CHAT),
+            ("/v1/chat/completions", CHAT | {"tools": tools, "add_generation_prompt": False, "max_tokens": 9}),
+            ("/v1/completions", {"model": "tiny", "prompt": "one"}),
+        ):
+            expected = tokenizer.token_buffers(parse_request(path=path, body=json.dumps(body).encode()))
+            found = await ask(render, body, path=path, model=UNDECLARED)
+            assert tuple(prompt.tokens for prompt in found) == expected
+        assert list(render.problems()) == [address]  # of its render endpoint
+        with pytest.raises(RenderUnavailableError, match="--enable-scale-out"):
+            await ask(render, CHAT | {"user": "another"}, model=TINY)
+
+
+async def test_a_tokenize_endpoint_that_is_found_wrong_is_not_asked_until_the_pods_change() -> None:
+    async with simulated_pod(renders=False) as address, rendering([address]) as render:
+        render.keep([address])
+        render.distrust_tokenize("tiny")  # never asked there: nothing is known to be wrong
+        found = await ask(render, CHAT, model=UNDECLARED)
+        render.distrust_tokenize("tiny")
+        for body in (CHAT, CHAT | {"user": "another"}):  # what it has said before does not count any more
+            with pytest.raises(RenderUnavailableError, match="other prompt tokens than their /tokenize says"):
+                await ask(render, body, model=UNDECLARED)
+        assert render.keep([address]) == frozenset()
+        assert render.keep([address, "10.0.0.9:8000"]) == {"tiny"}
+        assert await ask(render, CHAT, model=UNDECLARED) == found
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT | {"reasoning_effort": "low"}),
+        ("/v1/chat/completions", CHAT | {"documents": [{"text": "d"}]}),
+        ("/v1/chat/completions", CHAT | {"chat_template": "{{ 1 }}"}),
+        ("/v1/chat/completions", CHAT | {"tool_choice": "none"}),
+        ("/v1/completions", {"model": "tiny", "prompt": ["one", "two"]}),
+        ("/v1/completions", {"model": "tiny", "prompt": "one", "truncate_prompt_tokens": 3}),
+        ("/v1/completions", {"model": "tiny", "prompt": "one", "suffix": "two"}),
+        ("/v1/messages", CHAT | {"max_tokens": 5}),
+    ],
+)
+async def test_what_tokenize_would_get_wrong_is_not_asked_there(path: str, body: Any) -> None:
+    async with serving(answers({}, status=403)) as [pod], rendering([pod.address]) as render:
+        with pytest.raises(RenderUnavailableError, match="--enable-scale-out"):
+            await ask(render, body, path=path, model=UNDECLARED)
+        assert [asked.endswith("/render") for asked, _ in pod.asked] == [True]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ServedModel(name="openai/gpt-oss-20b"),
+        ServedModel(name="chat", aliases=frozenset({"DeepSeek-V3.2"})),
+        ServedModel(name="tiny", tokens_from=TokensFrom.TOKENIZER),  # its folder cannot do it
+    ],
+)
+async def test_chats_that_pods_render_in_code_are_not_asked_for_at_tokenize(model: ServedModel) -> None:
+    async with serving(answers({}, status=403)) as [pod], rendering([pod.address]) as render:
+        with pytest.raises(RenderUnavailableError, match="--enable-scale-out"):
+            await ask(render, CHAT, model=model)
+        assert [path for path, _ in pod.asked] == ["/v1/chat/completions/render"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import tokenizers
 
 from extproc.errors import TokenizerError
 from extproc.models.models import ServedModel, TokensFrom
+from extproc.prompts.engines import choose_engine
 from extproc.prompts.prompt_tokens import PromptTokenSource
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.openai import parse_request
@@ -156,7 +157,7 @@ def test_a_fastokens_that_is_wrong_or_unable_is_replaced_loudly(
     with caplog.at_level(logging.WARNING):
         tokenizer = ModelTokenizer.load(TINY_MODEL)
     assert tokenizer.engine == "tokenizers"
-    assert [record.name for record in caplog.records] == ["extproc.prompts.tokenizer"]
+    assert [record.name for record in caplog.records] == ["extproc.prompts.engines"]
     text = "Hello <|im_end|>"
     assert [ids(b) for b in tokenizer.token_buffers(completion(text))] == [reference.encode(text).ids]
 
@@ -171,3 +172,21 @@ async def test_the_reference_library_gives_the_same_ids_for_every_awkward_chat(
             request = chat(**case["request"])
             assert await source_buffers(slow, request) == fast.token_buffers(request), case["name"]
     slow.close()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "special_is_normalized", "engine"),
+    [("always", False, "fastokens"), ("always", True, "tokenizers"), ("first", False, "tokenizers")],
+)
+def test_a_metaspace_before_every_piece_runs_on_fastokens(
+    scheme: Any, special_is_normalized: bool, engine: str, reference: tokenizers.Tokenizer
+) -> None:
+    tokenizer = tokenizers.Tokenizer.from_str(reference.to_str())
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer.add_tokens([tokenizers.AddedToken("<|x|>", normalized=special_is_normalized)])
+    chosen = choose_engine(tokenizer, ("<|im_end|>", "<|x|>"), TINY_MODEL, 1 << 20)
+    assert chosen.name == engine
+    for text in ("", "a", " a", "▁a", "<|im_end|>a <|im_end|> b", "a<|x|>b"):
+        expected = tokenizer.encode(text, add_special_tokens=False).ids
+        assert ids(chosen.encode(text, add_special_tokens=False)) == expected

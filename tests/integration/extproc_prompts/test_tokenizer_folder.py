@@ -79,6 +79,10 @@ def test_chats_with_tools_use_the_tool_template_if_there_is_one(folder: Path) ->
     tool = {"type": "function", "function": {"name": "f"}}
     with_tools = ChatPrompt(messages=HELLO.messages, tools=(tool,))
     assert (tokenizer.render(HELLO), tokenizer.render(with_tools)) == ("plain", "tools")
+    among_variables = ChatPrompt(messages=HELLO.messages, chat_template_kwargs={"tools": [{"name": "f"}]})
+    assert tokenizer.render(among_variables) == "tools"
+    of_the_server = ModelTokenizer.load(folder, chat_template_kwargs={"tools": [tool]})
+    assert of_the_server.render(HELLO) == "tools"
 
 
 def test_special_tokens_of_older_folders_come_from_the_map_file(folder: Path) -> None:

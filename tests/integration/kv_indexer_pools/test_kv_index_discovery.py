@@ -15,10 +15,15 @@ PIECE = 1 << 14
 
 
 @asynccontextmanager
-async def pod_that_answers(*pieces: bytes) -> AsyncIterator[tuple[EventSourceDirectory, str]]:
-    """A pod whose every answer comes in these pieces, each its own HTTP chunk, sent once the one before has gone."""
+async def pod_that_answers(*pieces: bytes, path: str = "") -> AsyncIterator[tuple[EventSourceDirectory, str]]:
+    """A pod whose every answer comes in these pieces, each its own HTTP chunk, sent once the one before has gone.
+
+    With `path` it answers 404 to any other.
+    """
 
     async def answer(request: web.Request) -> web.StreamResponse:
+        if path and request.path != path:
+            return web.Response(status=404)
         response = web.StreamResponse()
         await response.prepare(request)
         for piece in pieces:
@@ -88,4 +93,42 @@ async def test_a_rank_that_cannot_be_is_refused(rank: str) -> None:
 async def test_a_pod_that_announces_what_is_not_its_own_has_no_events(body: bytes, why: str) -> None:
     async with pod_that_answers(body) as (directory, endpoint):
         with pytest.raises(NoEventSourceError, match=why):
+            await directory.find(endpoint)
+
+
+async def test_sglang_says_where_it_publishes_in_its_server_info() -> None:
+    found = (
+        b'{"version": "0.5.23", "kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, '
+    )
+    found += b'"topic": "", "block_size": 64, "dp_size": 2, "replay_endpoint_port_base": 6557}}'
+    async with pod_that_answers(found, path="/server_info") as (directory, endpoint):
+        assert await directory.find(endpoint) == {
+            rank: EventAddresses(
+                events=f"tcp://127.0.0.1:{5557 + rank}", replay=f"tcp://127.0.0.1:{6557 + rank}", announced=True
+            )
+            for rank in range(2)
+        }
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"kv_events": null}', "publishes no KV events"),
+        (b"{}", "publishes no KV events"),
+        (b"[]", "is not what SGLang answers"),
+        (b'{"kv_events": {"endpoint_port_base": 99999}}', "is not what SGLang answers"),
+        (b'{"kv_events": {"endpoint_port_base": 5557, "dp_size": 100000}}', "is not what SGLang answers"),
+        (b'{"kv_events": {"endpoint_port_base": 80}}', "only ports from 1024 to 65535"),
+        (b'{"kv_events": {"endpoint_port_base": 5557, "replay_endpoint_port_base": 5557}}', "one address twice"),
+    ],
+)
+async def test_an_sglang_pod_that_says_nothing_of_use_has_no_events(body: bytes, why: str) -> None:
+    async with pod_that_answers(body, path="/server_info") as (directory, endpoint):
+        with pytest.raises(NoEventSourceError, match=why):
+            await directory.find(endpoint)
+
+
+async def test_a_pod_that_says_nowhere_where_it_publishes_is_to_be_named() -> None:
+    async with pod_that_answers(b"{}", path="/health") as (directory, endpoint):
+        with pytest.raises(NoEventSourceError, match="name it in --event-sources"):
             await directory.find(endpoint)

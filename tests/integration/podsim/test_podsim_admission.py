@@ -9,9 +9,9 @@ import aiohttp
 import openai
 import pytest
 
+from kvmesh.pods.engine_metrics import parse_load
 from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import EndpointLoad
-from kvmesh.pods.vllm_metrics import parse_load
 from podsim.core.scheduler import EngineSettings
 from podsim.model_folder import TINY_MODEL, load_model_folder
 from podsim.pod import PodSettings

@@ -144,6 +144,47 @@ def test_a_model_whose_prompts_pods_must_render_needs_them_to(status: int, named
     assert named in finding.fix
 
 
+@pytest.mark.parametrize(
+    ("render", "tokenize", "told"),
+    [
+        ((200, 200), (200, 200), []),
+        ((403, 200), (200, 0), [(Severity.OK, "tiny", "10.0.0.1:8000: tokenize")]),
+        ((403, 200), (401, 200), [(Severity.ERROR, "10.0.0.1:8000", "other pods are asked")]),
+        (
+            (403, 0),
+            (404, 0),
+            [
+                (Severity.ERROR, "10.0.0.1:8000", "neither renders (403) nor tokenizes (404)"),
+                (Severity.ERROR, "10.0.0.2:8000", "no pod does, it is routed on text only"),
+            ],
+        ),
+    ],
+)
+def test_pods_of_a_model_without_a_folder_need_to_render_or_to_tokenize(
+    render: tuple[int, int], tokenize: tuple[int, int], told: list[tuple[Severity, str, str]]
+) -> None:
+    asked = zip(("10.0.0.1:8000", "10.0.0.2:8000"), render, tokenize, strict=True)
+    seen = facts(
+        *(
+            pod(endpoint=endpoint, render_status={"tiny": rendered}, tokenize_status={"tiny": tokenized})
+            for endpoint, rendered, tokenized in asked
+        )
+    )
+    findings = found("render", seen)
+    assert [(each.severity, each.subject) for each in findings] == [
+        (severity, subject) for severity, subject, _ in told
+    ]
+    assert all(words in each.seen for each, (_, _, words) in zip(findings, told, strict=True))
+    assert all("tokenizer" in each.fix for each in findings if each.severity is Severity.ERROR)
+
+
+def test_a_model_that_is_to_be_routed_on_text_is_said() -> None:
+    plain = facts()
+    text = ModelTable(served=(replace(TINY, tokens_from=TokensFrom.TEXT),))
+    [finding] = found("render", replace(plain, expected=replace(plain.expected, models=text)))
+    assert (finding.severity, finding.subject) == (Severity.WARNING, "tiny")
+
+
 # tokens ---------------------------------------------------------------------------------------------------------------
 
 

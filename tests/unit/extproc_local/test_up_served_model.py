@@ -7,12 +7,12 @@ import pytest
 
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.errors import UnnamedModelError
-from extproc.local.service import NO_PREFIX_ROUTING, ModelCard, ServedModels, fill_in_model
+from extproc.local.service import PODS_ARE_ASKED, ModelCard, ServedModels, fill_in_model
 from tests.unit.extproc_local.local_settings import settings
 
 POD = SocketAddress(host="10.0.0.1", port=8000)
 OPEN = settings(endpoints=(POD,), model=None, tokenizer=None)
-WITHOUT_TOKENIZER = f"no tokenizer: {NO_PREFIX_ROUTING}"
+WITHOUT_TOKENIZER = f"no tokenizer: {PODS_ARE_ASKED}"
 
 
 @pytest.fixture
@@ -32,6 +32,17 @@ def test_model_and_tokenizer_are_those_of_the_pod_if_its_folder_is_here(folder: 
         replace(OPEN, model="big", tokenizer_folder=folder),
         ("model big, as 10.0.0.1:8000 says", f"tokenizer {folder}, as 10.0.0.1:8000 says"),
     )
+
+
+def test_a_folder_that_needs_what_is_not_installed_is_left_and_that_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extproc.prompts.tokenizer_folder.is_installed", lambda: False)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    filled, notes = fill_in_model(OPEN, served(ModelCard(id="big", root=str(folder))))
+    assert filled == replace(OPEN, model="big")
+    assert notes[1].endswith("not used, because its tokenizer_class is LlamaTokenizer: pip install 'kvmesh[models]'")
+    assert notes[2] == WITHOUT_TOKENIZER
 
 
 @pytest.mark.parametrize("root", [None, "org/model", "/nonexistent", "", "\0", "x" * 5000])

@@ -17,6 +17,7 @@ from extproc.pods.latency_estimate import EstimateError
 from extproc.policy.priority import DegradationStep, PriorityPolicy, Quota, StepKind
 from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
+from extproc.pools.token_reports import TEXT_ONLY, TokenFinding
 from extproc.prefixes.match_watch import MatchFinding
 from kvmesh.blocks.findings import Finding as IndexFinding
 from kvmesh.blocks.source import IndexStatus, SourceState, SourceStatus
@@ -44,8 +45,8 @@ STATUSES = [
 ]
 
 
-def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None) -> PoolPages:
-    """A pool of two pods; `wrong`: pod -> the finding that its predictions never come true."""
+def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: Any = None) -> PoolPages:
+    """A pool of two pods; `wrong`: pod -> the finding that predictions never come true; `untokenized`: likewise."""
     books = SimpleNamespace(
         health=EndpointHealth(POLICY.health),
         bookings=SimpleNamespace(by_endpoint=lambda: {"a:1": 2}),
@@ -63,6 +64,8 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None) -> PoolPages:
         books=books,
         degradation=SimpleNamespace(in_force=lambda now: steps),
         runtime=SimpleNamespace(admission=SimpleNamespace(waiting={"critical": 4}), recent=recent),
+        token_watch=SimpleNamespace(sources={"tiny": "text"}),
+        token_reporter=SimpleNamespace(findings=untokenized or {}),
         quotas=SimpleNamespace(facts=lambda: {"quotas": 1}),
     )
     return PoolPages(cast("Pool", pool))
@@ -116,9 +119,10 @@ def test_the_index_has_its_sources_and_the_findings_of_indexers_and_picker() -> 
     index = IndexStatus(sources=SOURCES, indexer_alive=False, unreadable=("x",) * 50, findings=(found,))
     started = Finding(check="redis-memory", severity=Severity.WARNING, subject="redis", seen="full", fix="add some")
     wrong = {"a:1": MatchFinding(endpoint="a:1", message="tokens differ", since=1.0)}
+    untokenized = {"m": TokenFinding(model="m", reason=TEXT_ONLY, message="no tokens")}
     recent = [record(decision("a:1", degraded={"load-unknown": f"word {n}"}), at=50.0 - n) for n in range(3)]
 
-    page = pages(recent=recent, wrong=wrong).index(index, findings=[started])
+    page = pages(recent=recent, wrong=wrong, untokenized=untokenized).index(index, findings=[started])
 
     assert (page.state, page.problem) == ("stale", "no indexer is alive: the index stands still")
     assert page.sources == list(SOURCES)
@@ -128,6 +132,7 @@ def test_the_index_has_its_sources_and_the_findings_of_indexers_and_picker() -> 
             found_by="indexer",
         ),
         FindingState(check="never-matches", severity="error", subject="a:1", seen="tokens differ"),
+        FindingState(check="text-only", severity="error", subject="m", seen="no tokens"),
         FindingState(check="redis-memory", severity="warning", subject="redis", seen="full", fix="add some"),
     ]  # fmt: skip
     assert len(page.unreadable) == 20
@@ -150,6 +155,7 @@ def test_the_state_has_the_pods_the_classes_and_short_decisions() -> None:
 
     assert (state.index.state, state.index.sources, state.findings) == ("ok", 2, None)
     assert [pod.address for pod in state.endpoints] == ["a:1", "b:1"]
+    assert state.token_sources == {"tiny": "text"}
     (shown,) = state.decisions
     assert (shown.endpoint, shown.model, shown.reasons) == ("a:1", "tiny", ["turn 0.00 × 1"])
     assert (shown.candidates, shown.candidates_left_out) == ([], 2)

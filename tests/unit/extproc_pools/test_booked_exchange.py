@@ -48,6 +48,9 @@ class Books:
     def release(self, booking: Booking, *, status: int, model: str, arm: str, unserved: bool) -> None:
         self.told.append(("release", booking.endpoint, status, model, arm, *(["unserved"] if unserved else [])))
 
+    def keeps(self, response_id: str, endpoint: str) -> None:
+        self.told.append(("keeps", response_id, endpoint))
+
     def realised(self, comparison: Comparison) -> None:
         self.told.append(("realised", comparison))
 

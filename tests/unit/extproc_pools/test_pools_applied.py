@@ -1,6 +1,7 @@
 """What `Pools` makes of configurations: nothing is half done, and one pool's trouble is no other's."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -22,8 +23,12 @@ from extproc.pools import pools as module
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
 from extproc.prefixes.routing_memory import RoutingMemory
+from extproc.prompts.token_watch import TokenSource
 from extproc.prompts.tokenizer_cache import TokenizerCache
+from extproc.responses.realised import Usage, compare
+from extproc.responses.response_plan import Prediction
 from extproc.settings.config import PickerSettings
+from kvmesh.documents.pools import PoolEndpoint
 from tests.integration.hermetic_picker import SETTINGS
 
 A, B = PoolConfig(name="llm/a"), PoolConfig(name="llm/b")
@@ -258,4 +263,31 @@ async def test_the_name_by_which_the_picker_is_called_decides_before_the_host(tm
     assert pools.of_request(msgspec.structs.replace(request, called_as="picker.kvmesh-system.svc")).name == B.name
     await pools.apply(named(a, replace(b, endpoint_picker="llm/picker-a")))
     assert pools.of_request(request).name == B.name  # both are called so: the host decides
+    await pools.close()
+
+
+@pytest.mark.parametrize(("source", "let_go"), [(TokenSource.PODS, ["m"]), (TokenSource.FOLDER, [])])
+async def test_tokens_that_pods_told_wrong_are_let_go_of_until_the_pods_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: TokenSource, let_go: list[str]
+) -> None:
+    distrusted: list[str] = []
+    pools = made(tmp_path)
+    await pools.apply(named(A))
+    pool = pools.all["llm/a"]
+    monkeypatch.setattr(pool.render, "distrust_tokenize", distrusted.append)
+    monkeypatch.setattr(pool.render, "keep", lambda _: frozenset(distrusted))
+    pool.token_watch.took("m", source)
+    pool.token_reporter.look()
+    prediction = Prediction(model="m", endpoint="e", prompt_tokens=100, matched_tokens=0, best_matched_tokens=0)
+    comparison = compare(prediction, Usage(prompt_tokens=101, cached_tokens=0))
+    assert comparison is not None
+    for _ in range(20):
+        pool.books.realised_watch.add(comparison, now=time.monotonic())
+
+    pool.realised_reporter.look()
+    assert distrusted == let_go
+    assert "m" in pool.books.realised_watch.findings
+
+    await pools.apply(named(replace(A, endpoints=(PoolEndpoint(address="10.0.0.1:8000"),))))
+    assert ("m" in pool.books.realised_watch.findings) == (not let_go)
     await pools.close()

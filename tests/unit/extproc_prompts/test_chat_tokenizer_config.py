@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from extproc.prompts.tokenizer import added_tokens, chat_templates, special_tokens
+from extproc.prompts.tokenizer_folder import added_tokens, chat_templates, special_tokens
 
 
 @pytest.mark.parametrize(

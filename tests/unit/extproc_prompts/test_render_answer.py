@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extproc.prompts.pod_render import RenderAnswerError, read_refusal, read_render_answer
+from extproc.prompts.pod_answers import RenderAnswerError, read_refusal, read_render_answer
 from extproc.prompts.token_ids import Feature, TokenizedPrompt
 from kvmesh.pods.page_steps import Steps, T, at_once
 

@@ -11,6 +11,7 @@ from extproc.requests.request import (
     ApiKind,
     ChatPrompt,
     InferenceRequest,
+    PairPrompt,
     TextPrompt,
     TokenPrompt,
     Truncation,
@@ -119,12 +120,38 @@ def test_what_vllm_refuses_or_pads_is_left_to_the_pod(path: str, body: dict[str,
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/score", {"text_1": "a", "text_2": ["b", "c"]}),
+        ("/v1/score", {"queries": ["a"], "documents": ["b", "c"]}),
+        ("/v1/score", {"queries": ["a", "a"], "items": ["b", "c"]}),
+        ("/score", {"data_1": "a", "data_2": ["b", "c"]}),
+        ("/rerank", {"query": "a", "documents": ["b", "c"]}),
+        ("/v2/rerank", {"query": "a", "documents": ["b", "c"], "top_n": 1}),
+    ],
+)
+def test_each_document_is_a_pair_with_its_query(path: str, body: dict[str, Any]) -> None:
+    request = parse(path, model="m", **body)
+    assert (request.prompts, request.max_tokens) == (
+        (PairPrompt(query="a", document="b"), PairPrompt(query="a", document="c")),
+        0,
+    )
+
+
+def test_an_instruction_is_a_variable_of_the_template() -> None:
+    request = parse("/rerank", query="a", documents=["b"], instruction="i", chat_template_kwargs={"x": 1})
+    assert request.prompts == (PairPrompt(query="a", document="b", chat_template_kwargs={"instruction": "i", "x": 1}),)
+
+
+@pytest.mark.parametrize(
     ("path", "api", "body"),
     [
-        ("/score", ApiKind.SCORE, {"text_1": "a", "text_2": ["b"]}),
-        ("/v1/score", ApiKind.SCORE, {"queries": "a", "documents": ["b"]}),
-        ("/rerank", ApiKind.RERANK, {"query": "a", "documents": ["b"]}),
-        ("/v2/rerank", ApiKind.RERANK, {"query": "a", "documents": ["b"]}),
+        ("/score", ApiKind.SCORE, {"text_1": "a", "documents": ["b"]}),
+        ("/score", ApiKind.SCORE, {"text_1": ["a", "b"], "text_2": ["b"]}),
+        ("/score", ApiKind.SCORE, {"text_1": "a", "text_2": []}),
+        ("/score", ApiKind.SCORE, {"text_1": "a", "text_2": "b", "max_tokens_per_doc": 5}),
+        ("/rerank", ApiKind.RERANK, {"query": "a", "documents": [{"content": [{"type": "text", "text": "b"}]}]}),
+        ("/rerank", ApiKind.RERANK, {"query": "a", "documents": ["b"], "chat_template_kwargs": 5}),
         ("/v2/embed", ApiKind.EMBEDDINGS, {"texts": ["a"], "input_type": "query"}),
         ("/pooling", ApiKind.POOLING, {"data": {"image": "x"}, "task": "plugin"}),
     ],

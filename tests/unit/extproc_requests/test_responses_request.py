@@ -44,6 +44,7 @@ def test_a_text_is_what_the_user_says_and_instructions_are_a_system_message() ->
         ),
         stream=True,
         max_tokens=7,
+        wants_response_id=True,
     )
 
 

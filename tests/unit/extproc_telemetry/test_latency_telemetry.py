@@ -5,8 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from extproc.telemetry.endpoint_telemetry import LatencyTelemetry
 from extproc.telemetry.metrics import TTFT_SECONDS
 from kvmesh.metrics.registry import Registry
+from kvmesh.pods.engine_metrics import parse_load
 from kvmesh.pods.page_steps import at_once
-from kvmesh.pods.vllm_metrics import parse_load
 from podsim.wire.metrics_text import EngineState, PodMetrics
 
 IDLE = EngineState(running=0, waiting=0, kv_usage=0.0, prefix_queries=0, prefix_hits=0, preemptions=0)

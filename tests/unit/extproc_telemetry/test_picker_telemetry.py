@@ -111,6 +111,7 @@ def test_a_picker_shows_what_is_declared_and_no_more() -> None:
     telemetry = PickerTelemetry()
     overload = OverloadTelemetry(telemetry.registry, classes=DEFAULT_CLASSES)
     overload.show(queued=dict, steps_in_force=list, estimate_errors=list)
+    telemetry.show_token_sources(dict)
     telemetry.show(
         EndpointView(
             known=lambda _: (EndpointStatus(address="a", reachability=Reachability.READY, load=None),),

@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 
-from kvmesh.pods.page_steps import Steps, UnreadablePageError, at_once
-from kvmesh.pods.page_turns import FREE_SECONDS, SHARE, PageTurns
-from kvmesh.pods.vllm_metrics import (
-    MAX_LINE_BYTES,
+from kvmesh.pods.engine_metrics import (
     MOST_MODELS,
-    MOST_SERIES,
-    PIECE_BYTES,
-    STEP_BYTES,
     parse_latencies,
     parse_load,
     parse_pod_report,
 )
+from kvmesh.pods.page_series import MAX_LINE_BYTES, MOST_SERIES, PIECE_BYTES, STEP_BYTES
+from kvmesh.pods.page_steps import Steps, UnreadablePageError, at_once
+from kvmesh.pods.page_turns import FREE_SECONDS, SHARE, PageTurns
 
 SIZE = 1 << 20
 LINE = 30_000
@@ -47,6 +44,9 @@ PAGES = {
     "help": lines(
         b"vllm:gpu_prefix_cache_queries_total 1\n# HELP vllm:gpu_prefix_cache_hits " + b"block " * (LINE // 6) + b"\n"
     ),
+    "ranks": (b"sglang:num_queue_reqs{" + b'tp_rank="a",' * (LINE // 12) + b"} 1\n") * 34,
+    "open-ranks": (b"sglang:num_queue_reqs{" + b'tp_rank="' * (LINE // 9) + b"} 1\n") * 34,
+    "many-ranks": b'sglang:num_queue_reqs{tp_rank="1"} 1\n' * 15_000,
     "buckets": LOAD + b'vllm:time_to_first_token_seconds_bucket{le="1"} 1\n' * 15_000,
 }
 

@@ -4,9 +4,9 @@ from math import inf
 
 import pytest
 
+from kvmesh.pods.engine_metrics import MOST_BUCKETS, parse_latencies
 from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import PodHistogram
-from kvmesh.pods.vllm_metrics import MOST_BUCKETS, parse_latencies
 
 TTFT, INTER_TOKEN = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 

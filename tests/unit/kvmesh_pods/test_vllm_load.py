@@ -2,9 +2,9 @@
 
 import pytest
 
+from kvmesh.pods.engine_metrics import parse_load
 from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import EndpointLoad
-from kvmesh.pods.vllm_metrics import parse_load
 
 POD = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kvmesh.pods.engine_metrics import parse_pod_report
 from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import EngineCounters, PodReport
-from kvmesh.pods.vllm_metrics import parse_pod_report
 
 TODAY = b"""# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
 # TYPE process_start_time_seconds gauge
