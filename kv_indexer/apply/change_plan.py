@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from msgspec.structs import replace
 
 from kv_indexer.apply.orphans import Orphan, OrphanTable
 from kv_indexer.apply.remembered_keys import RememberedKeys
+from kv_indexer.apply.unplaced_blocks import UnplacedBlocks
 from kvmesh.blocks.block_keys import (
     KEY_BYTES,
     ExtraKeys,
@@ -21,12 +23,12 @@ from kvmesh.blocks.block_keys import (
     block_keys,
     separate_extra_keys,
 )
+from kvmesh.blocks.cache_groups import STATE, CacheGroup, is_of_group, tier_of
 from kvmesh.blocks.events import (
     MAX_GROUP,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
-    CacheGroup,
     Event,
     MoreStored,
     is_dense,
@@ -38,10 +40,13 @@ from kvmesh.blocks.index_changes import TIERS, Clear, Operation, Remove, Store, 
 
 NOT_UNDERSTOOD = frozenset({"extra-keys-mismatch"})  # of `skip_reason`; the others are blocks of no use here
 ORPHAN_DROPPED = "orphan-dropped"  # of `Plan.skipped`: the pod has its share of those that wait
+UNPLACED = "unplaced"  # of `Plan.skipped`: too many blocks wait whose place in a prompt is not known
 SIZE_CHANGED = "block-size-changed"  # counted and, where no restart explains it, why a source is degraded
 KNOWN_KEYS_LIMIT = 65_536  # engine hashes remembered a stream; Redis has them all
 FIRST_BLOCKS_LIMIT = 4096
+GROUP_SHIFT = 64  # of a group's number above an engine hash: group 0 leaves it as it is
 OPERATION_BLOCKS = 3  # what an operation takes Redis beside its blocks, in blocks
+_NO_KEYS = RememberedKeys()
 _NO_EXTRA_KEYS = ExtraKeys(cache_salt=None, folded=None)
 RootKeys = Callable[[str | None, str | None], bytes]  # (lora, cache_salt) -> root key
 
@@ -50,25 +55,48 @@ RootKeys = Callable[[str | None, str | None], bytes]  # (lora, cache_salt) -> ro
 class StreamContext:
     """What one stream has reported so far, as far as it decides what its next events mean."""
 
-    keys: RememberedKeys = field(default_factory=RememberedKeys)
+    keys: RememberedKeys = field(default_factory=RememberedKeys)  # of blocks of `main_size` tokens
+    main_size: int = 0  # 0: not known yet
+    # block size -> keys, of groups with blocks of other sizes: a hash is that of the prompt up to a block's end, so
+    # that blocks of several sizes have it
+    apart: dict[int, RememberedKeys] = field(default_factory=dict)
+    unplaced: UnplacedBlocks = field(default_factory=UnplacedBlocks)
     block_sizes: dict[str, int] = field(default_factory=dict)  # tier -> tokens a block
     groups: Mapping[int, CacheGroup] = field(default_factory=dict)
     orphans: OrphanTable = field(default_factory=OrphanTable)
-    first_blocks: dict[int, int] = field(
-        default_factory=dict
-    )  # of prompts, held on the GPU -> references, if we saw all
+    # of prompts, held on the GPU: engine hash, with the group's number above it -> references, if we saw all
+    first_blocks: dict[int, int] = field(default_factory=dict)
+    # of a hybrid model: first block -> whether all groups held it, and the group that stored it last
+    beginnings: dict[int, tuple[bool, int]] = field(default_factory=dict)
     is_exact: bool = True  # the index has all that the publisher has
     mixes_sizes: bool = False  # it was seen to change its block size without a restart
     reports_anew: bool = False  # it was seen to store a prompt's beginning that it holds: kv_cache_report_mode=full
     more_is_report: bool = False  # of the store whose first piece was planned last
 
+    def known(self, block_size: int) -> RememberedKeys:
+        """Return the keys of blocks of this size, to read."""
+        return self.keys if self.main_size in (0, block_size) else self.apart.get(block_size, _NO_KEYS)
+
+    def chain(self, block_size: int) -> RememberedKeys:
+        """Return the keys of blocks of this size, to add to."""
+        if block_size == self.main_size:
+            return self.keys
+        if not self.main_size:
+            self.main_size = block_size
+            return self.keys
+        return self.apart.setdefault(block_size, RememberedKeys())
+
     def forget_oldest(self, *, known_keys: int = KNOWN_KEYS_LIMIT) -> None:
         """Keep within bounds."""
         self.keys.forget_oldest(known_keys)
-        entries, limit = self.first_blocks, min(FIRST_BLOCKS_LIMIT, known_keys)
-        if len(entries) > limit:
-            for engine_hash in list(islice(entries, len(entries) - limit * 3 // 4)):
-                del entries[engine_hash]
+        for keys in self.apart.values():
+            keys.forget_oldest(known_keys)
+        limit = min(FIRST_BLOCKS_LIMIT, known_keys)
+        both: tuple[dict[int, Any], ...] = (self.first_blocks, self.beginnings)
+        for entries in both:
+            if len(entries) > limit:
+                for engine_hash in list(islice(entries, len(entries) - limit * 3 // 4)):
+                    del entries[engine_hash]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,6 +148,8 @@ def _split(operation: Store | Remove, size: int) -> tuple[Operation, Operation]:
 
 def hashes_to_look_up(events: Sequence[Event], context: StreamContext) -> set[tuple[int, int]]:
     """Return (hash, group) of parents and offloaded blocks that neither the context nor the change explains."""
+    if len(context.groups) > 1:
+        return _groups_to_look_up(events, context)
     missing: set[tuple[int, int]] = set()
     if _follow_each_other(events, context):
         return missing
@@ -136,6 +166,39 @@ def hashes_to_look_up(events: Sequence[Event], context: StreamContext) -> set[tu
             wanted = ()
         missing.update((each, event.group_idx or 0) for each in wanted if each not in stored and each not in known)
         stored.update(event.block_hashes)
+    return missing
+
+
+def _groups_to_look_up(events: Iterable[Event], context: StreamContext) -> set[tuple[int, int]]:
+    """Return what `hashes_to_look_up` does, of a hybrid model.
+
+    A block may be held by any group of its size: a window has often let the parent go, and who leaves blocks out does
+    not say where in the prompt the others are.
+    """
+    groups = context.groups
+    wanted: dict[int, set[int]] = {}  # block size -> engine hashes
+    stored: dict[int, set[int]] = {}
+    missing: set[tuple[int, int]] = set()
+    for event in events:
+        if not isinstance(event, BlockStored):
+            continue
+        number, size = event.group_idx or 0, event.block_size
+        reason = skip_reason(event, groups)
+        if _is_placeholder(event):
+            missing.update((each, number) for each in event.block_hashes if each not in context.keys)
+        elif reason == "not-dense" and is_of_group(_tier(event, groups)):
+            wanted.setdefault(size, set()).update(event.block_hashes)
+        elif reason is None:
+            parent = event.parent_block_hash
+            if parent is not None and parent not in stored.get(size, ()):
+                wanted.setdefault(size, set()).add(parent)
+            stored.setdefault(size, set()).update(event.block_hashes)
+    for size, hashes in wanted.items():
+        numbers = [number for number, group in groups.items() if group.block_size == size]
+        known = context.known(size)
+        for each in hashes - stored.get(size, set()):
+            if each not in known:
+                missing.update((each, number) for number in numbers)
     return missing
 
 
@@ -156,14 +219,22 @@ def _follow_each_other(events: Iterable[Event], context: StreamContext) -> bool:
 
 def first_blocks_to_look_up(events: Iterable[Event], context: StreamContext) -> set[tuple[int, int]]:
     """Return (hash, group) of prompts' first blocks of which we cannot say whether they are held."""
-    return {
+    found = {
         (event.block_hashes[0], event.group_idx or 0)
         for event in events
         if isinstance(event, BlockStored)
         and _may_be_report(event)
-        and event.block_hashes[0] not in context.first_blocks
+        and _first_block(event.block_hashes[0], event.group_idx) not in context.first_blocks
         and skip_reason(event, context.groups) is None
     }
+    if len(context.groups) > 1 and found:
+        found = {
+            (engine_hash, number)
+            for engine_hash, _ in found
+            for number in context.groups
+            if _first_block(engine_hash, number) not in context.first_blocks
+        }
+    return found
 
 
 def plan_change(events: Iterable[Event], *, context: StreamContext, roots: RootKeys, plan: Plan | None = None) -> Plan:
@@ -178,13 +249,17 @@ def plan_change(events: Iterable[Event], *, context: StreamContext, roots: RootK
                 _remove(plan, event, context)
             case AllBlocksCleared():
                 _clear(plan, context)
+    if len(context.unplaced):
+        _place(plan, context)
     return plan
 
 
 def plan_adoption(context: StreamContext) -> Plan:
     """Plan the stores of all orphans whose parents are known by now."""
     plan = Plan()
-    _adopt(plan, [parent for parent in context.orphans.parents() if parent in context.keys], context)
+    known = (context.keys, *context.apart.values())
+    parents = [parent for parent in context.orphans.parents() if any(parent in keys for keys in known)]
+    _adopt(plan, parents, context)
     return plan
 
 
@@ -197,7 +272,7 @@ def skip_reason(event: BlockStored, groups: Mapping[int, CacheGroup]) -> str | N
     if (event.group_idx or 0) > MAX_GROUP:
         return "group-out-of-range"
     if not is_indexed(groups, event.group_idx):
-        return "not-full-attention"
+        return "no-group-rule"
     return _form_reason(event)
 
 
@@ -214,8 +289,8 @@ def _form_reason(event: BlockStored) -> str | None:
 def first_size_change(batches: Iterable[Iterable[Event]], context: StreamContext) -> int | None:
     """Return the number of the first batch whose block size is not that of the same cache before it, or None.
 
-    A publisher cannot change it while it lives, so this is another process whose start was missed. Blocks of a second
-    dense group, or parts of a block (hybrid models), have sizes of their own and show nothing.
+    A publisher cannot change it while it lives, so this is another process whose start was missed. Blocks of other
+    groups, or parts of a block (hybrid models), have sizes of their own and show nothing.
     """
     size, groups = context.block_sizes.get("GPU"), context.groups
     for number, events in enumerate(batches):
@@ -224,7 +299,7 @@ def first_size_change(batches: Iterable[Iterable[Event]], context: StreamContext
                 size = None
             elif isinstance(event, BlockStored) and event.block_size != size and event.medium == "GPU":
                 group, groups = groups.get(event.group_idx or 0), learn(groups, event)
-                if skip_reason(event, groups) is not None:
+                if skip_reason(event, groups) is not None or is_of_group(_tier(event, groups)):
                     continue
                 same_cache = event.group_idx is None or (group is not None and group.block_size == size)
                 if size is not None and same_cache and not _is_part(event, size):
@@ -261,11 +336,21 @@ def _learn_group(plan: Plan, event: BlockStored, context: StreamContext) -> None
         _clear(plan, context)
 
 
+def _tier(event: BlockStored | BlockRemoved, groups: Mapping[int, CacheGroup]) -> str:
+    """Return where the index keeps the blocks; without a number they are not of another group than full attention."""
+    number = event.group_idx
+    return event.medium if number is None else tier_of(event.medium, groups.get(number))
+
+
 def _clear(plan: Plan, context: StreamContext) -> None:
     plan.operations[:] = [Clear()]  # what was stored before is gone again, and would take a slot until it is swept
     context.block_sizes.clear()
     context.orphans.clear()
+    context.unplaced.clear()
     context.first_blocks.clear()
+    context.beginnings.clear()
+    if not context.apart:
+        context.main_size = 0
 
 
 def _store(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKeys) -> None:
@@ -273,19 +358,27 @@ def _store(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKe
     if reason == "placeholder" and _is_placeholder(event):
         _offload(plan, event, context)
         return
-    size = context.block_sizes.get(event.medium, event.block_size)
+    tier = _tier(event, context.groups)
+    if reason == "not-dense" and is_of_group(tier):
+        _leave_out(plan, event, tier, context)
+        return
+    size = context.block_sizes.get(tier, event.block_size)
     if reason is None and size != event.block_size:
-        reason = _other_size(event, size, context)
+        if _shows_whole_block(event, size, context):
+            _clear(plan, context)
+            context.keys, context.main_size = RememberedKeys(), 0
+        else:
+            reason = _other_size(event, size, context)
     if reason is not None:
         (plan.not_understood if reason in NOT_UNDERSTOOD else plan.skipped)[reason] += 1
         return
     keys = _keys(plan, event, context, roots)
     if keys is None:
         return
-    context.block_sizes[event.medium] = event.block_size
+    context.block_sizes[tier] = event.block_size
     is_report = context.more_is_report if isinstance(event, MoreStored) else _is_report(event, context)
     context.more_is_report = is_report
-    _append_store(plan, event, event.block_hashes, keys, set_only=is_report)
+    _append_store(plan, event, tier, event.block_hashes, keys, set_only=is_report)
     _note_first_block(event, context, is_report=is_report)
     _adopt(plan, event.block_hashes, context)
 
@@ -298,7 +391,7 @@ def _keys(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKey
     if event.parent_block_hash is None:
         parent: bytes | None = roots(event.lora_name, event.cache_salt or extra.cache_salt)
     else:
-        parent = context.keys.get(event.parent_block_hash)
+        parent = context.known(event.block_size).get(event.parent_block_hash)
     if parent is None:
         plan.skipped["unknown-parent"] += 1  # a root it is not: its keys would match other prompts
         bare = replace(event, extra_keys=None, lora_name=None, cache_salt=None, session_id=None)
@@ -321,9 +414,37 @@ def _extra_keys(plan: Plan, event: BlockStored) -> ExtraKeys | None:
 
 
 def _chain(event: BlockStored, parent: bytes, folded: Sequence[bytes | None] | None, context: StreamContext) -> bytes:
-    keys = block_keys(event.tokens, block_size=event.block_size, parent=parent, extra=folded)
-    context.keys.add_run(event.block_hashes, keys)
+    chain = context.chain(event.block_size)
+    # the groups of a hybrid model report the same blocks one after the other
+    keys = chain.run(event.block_hashes) if len(context.groups) > 1 else None
+    if keys is None:
+        keys = block_keys(event.tokens, block_size=event.block_size, parent=parent, extra=folded)
+        chain.add_run(event.block_hashes, keys)
     return keys
+
+
+def _first_block(engine_hash: int, group: int | None) -> int:
+    """Return the name of a block among `StreamContext.first_blocks`."""
+    return engine_hash | group << GROUP_SHIFT if group else engine_hash
+
+
+def _begins_with_held(event: BlockStored, context: StreamContext) -> bool:
+    """Tell whether a prompt's first block was held, so that the prompt was not computed from its start.
+
+    In a hybrid model only if all groups held it: where one lacks it, vLLM may find no hit at all, and computes for all
+    of them. The groups report a step's blocks in the order of their numbers, so that what the first of them finds is
+    remembered for the others.
+    """
+    engine_hash, groups = event.block_hashes[0], context.groups
+    if len(groups) < 2:
+        return _first_block(engine_hash, event.group_idx) in context.first_blocks
+    number = event.group_idx or 0
+    was_held, last = context.beginnings.pop(engine_hash, (False, number))
+    if number <= last:
+        of_one_size = len({group.block_size for group in groups.values()}) == 1
+        was_held = of_one_size and all(_first_block(engine_hash, each) in context.first_blocks for each in groups)
+    context.beginnings[engine_hash] = was_held, number
+    return was_held
 
 
 def _may_be_report(event: BlockStored) -> bool:
@@ -344,7 +465,7 @@ def _is_report(event: BlockStored, context: StreamContext) -> bool:
     """
     if not _may_be_report(event):
         return False
-    is_held = event.block_hashes[0] in context.first_blocks
+    is_held = _begins_with_held(event, context)
     if len(event.block_hashes) == 1:
         return is_held and context.reports_anew
     context.reports_anew = context.reports_anew or is_held
@@ -353,8 +474,9 @@ def _is_report(event: BlockStored, context: StreamContext) -> bool:
 
 def _note_first_block(event: BlockStored, context: StreamContext, *, is_report: bool) -> None:
     if _may_be_report(event):
-        held = context.first_blocks.get(event.block_hashes[0], 0)
-        context.first_blocks[event.block_hashes[0]] = held or 1 if is_report else held + 1
+        first = _first_block(event.block_hashes[0], event.group_idx)
+        held = context.first_blocks.get(first, 0)
+        context.first_blocks[first] = held or 1 if is_report else held + 1
 
 
 def _adopt(plan: Plan, parents: Sequence[int], context: StreamContext) -> None:
@@ -366,35 +488,85 @@ def _adopt(plan: Plan, parents: Sequence[int], context: StreamContext) -> None:
 
 def _store_orphan(plan: Plan, orphan: Orphan, context: StreamContext) -> tuple[int, ...]:
     event = orphan.event
-    if context.block_sizes.setdefault(event.medium, event.block_size) != event.block_size:
-        plan.skipped[_other_size(event, context.block_sizes[event.medium], context)] += 1
-        return ()
     assert event.parent_block_hash is not None
-    keys = _chain(event, context.keys[event.parent_block_hash], orphan.folded, context)
+    parent = context.known(event.block_size).get(event.parent_block_hash)
+    if parent is None:  # what has come is a block of another size that ends there, too
+        context.orphans.add(event, orphan.folded)
+        return ()
+    tier = _tier(event, context.groups)
+    if context.block_sizes.setdefault(tier, event.block_size) != event.block_size:
+        plan.skipped[_other_size(event, context.block_sizes[tier], context)] += 1
+        return ()
+    keys = _chain(event, parent, orphan.folded, context)
     held = [place for place in range(len(event.block_hashes)) if place not in orphan.gone]
     if held:
         hashes = tuple(event.block_hashes[place] for place in held)
-        _append_store(plan, event, hashes, b"".join(keys[place * 8 : place * 8 + 8] for place in held))
+        _append_store(plan, event, tier, hashes, b"".join(keys[place * 8 : place * 8 + 8] for place in held))
     return event.block_hashes
+
+
+def _shows_whole_block(event: BlockStored, size: int, context: StreamContext) -> bool:
+    """Tell whether what was indexed so far are parts of blocks.
+
+    A block of a model with states may be longer than the first prompts: then only their ends were reported.
+    """
+    has_states = any(group.kind == STATE for group in context.groups.values())
+    return has_states and context.mixes_sizes and event.block_size > size and event.block_size % size == 0
+
+
+def _leave_out(plan: Plan, event: BlockStored, tier: str, context: StreamContext) -> None:
+    """Let blocks of a group wait, some of whose neighbours were left out (a Mamba state is kept now and then)."""
+    if tier not in context.block_sizes:  # a reader must know of the group before it holds anything
+        context.block_sizes[tier] = event.block_size
+        _append_store(plan, event, tier, (), b"")
+    is_report = event.parent_block_hash is None and context.reports_anew
+    dropped = context.unplaced.add(event, is_report=is_report)
+    if dropped:
+        plan.skipped[UNPLACED] += dropped
+
+
+def _place(plan: Plan, context: StreamContext) -> None:
+    """Store the blocks that wait and whose keys are known by now, because full attention has reported them."""
+    for block, block_size, copies, is_report in context.unplaced.entries():
+        key = context.known(block_size).get(block.engine_hash)
+        if key is not None:
+            context.unplaced.take(block)
+            tier = tier_of(block.medium, context.groups.get(block.group))
+            store = Store(
+                tier=tier,
+                group=block.group,
+                block_size=block_size,
+                hashes=pack_hashes((block.engine_hash,) * copies),
+                keys=key * copies,
+                set_only=is_report,
+            )
+            plan.operations.append(store)
 
 
 def _offload(plan: Plan, event: BlockStored, context: StreamContext) -> None:
     """Store blocks that another tier has reported, under the keys that they have there."""
     held = [engine_hash for engine_hash in event.block_hashes if engine_hash in context.keys]
-    sizes = context.block_sizes
-    size = sizes.get(event.medium) or sizes.get("GPU") or next(iter(sizes.values()), 0)
+    sizes, tier = context.block_sizes, _tier(event, context.groups)
+    size = sizes.get(tier) or sizes.get("GPU") or next(iter(sizes.values()), 0)
     if len(held) < len(event.block_hashes) or not size:
         plan.skipped["placeholder-unknown"] += 1
     if held and size:
-        sizes[event.medium] = size
+        sizes[tier] = size
         keys = b"".join(context.keys[engine_hash] for engine_hash in held)
-        _append_store(plan, event, held, keys, block_size=size)
+        _append_store(plan, event, tier, held, keys, block_size=size)
 
 
 def _append_store(
-    plan: Plan, event: BlockStored, hashes: Sequence[int], keys: bytes, *, block_size: int = 0, set_only: bool = False
+    plan: Plan,
+    event: BlockStored,
+    tier: str,
+    hashes: Sequence[int],
+    keys: bytes,
+    *,
+    block_size: int = 0,
+    set_only: bool = False,
 ) -> None:
-    tier, group, packed = event.medium, event.group_idx or 0, pack_hashes(hashes)
+    group, packed = event.group_idx or 0, pack_hashes(hashes)
     last = plan.operations[-1] if plan.operations else None
     if isinstance(last, Store) and (last.tier, last.group, last.set_only) == (tier, group, set_only):
         # one longer operation is far cheaper to apply than two
@@ -409,18 +581,20 @@ def _remove(plan: Plan, event: BlockRemoved, context: StreamContext) -> None:
     if event.locality == "REMOTE" or event.medium not in TIERS or not may_hold(context.groups, event.group_idx):
         plan.skipped["removal-of-unindexed"] += 1
         return
-    tier, group, orphans = event.medium, event.group_idx or 0, context.orphans
+    medium, group, orphans = event.medium, event.group_idx or 0, context.orphans
     hashes = event.block_hashes
-    if tier == "GPU":
-        for engine_hash in hashes:
-            references = context.first_blocks.pop(engine_hash, 1)
+    if medium == "GPU":
+        for first in hashes if not group else [each | group << GROUP_SHIFT for each in hashes]:
+            references = context.first_blocks.pop(first, 1)
             if references > 1:
-                context.first_blocks[engine_hash] = references - 1
+                context.first_blocks[first] = references - 1
     if len(orphans):
-        hashes = tuple(each for each in hashes if not orphans.remove(tier=tier, group=group, engine_hash=each))
+        hashes = tuple(each for each in hashes if not orphans.remove(tier=medium, group=group, engine_hash=each))
+    if len(context.unplaced):
+        hashes = tuple(each for each in hashes if not context.unplaced.remove(event, each))
     if not hashes:
         return
-    packed = pack_hashes(hashes)
+    packed, tier = pack_hashes(hashes), _tier(event, context.groups)
     last = plan.operations[-1] if plan.operations else None
     if isinstance(last, Remove) and (last.tier, last.group) == (tier, group):
         packed = last.hashes + packed  # as in `_append_store`: most publishers name one block an event

@@ -1,76 +1,84 @@
-"""How many tokens of a prompt a model with several KV cache groups can reuse, from the blocks that each group holds.
+"""How much of a prompt a hybrid model reuses: how far a match is a hit for each of its KV cache groups.
 
 The rules are vLLM 0.32's (`v1/core/single_type_kv_cache_manager.py`, `kv_cache_coordinator.py`), without EAGLE and
-without states within a block. There, each group shortens the candidate in turn until none does. That gives the longest
-length that every group accepts, which is found here directly. Pure.
+without states within a block: each group shortens the candidate in turn, until none does. Pure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, lcm
 
-from kvmesh.blocks.events import DENSE_KINDS, CacheGroup
+import msgspec
 
-WINDOW_KINDS = frozenset({"sliding_window", "sliding_window_mla"})
-STATE = "mamba"
+from kvmesh.blocks.cache_groups import CacheGroup, needed_blocks
+
+HeldRun = tuple[int, int]  # a mask of slots, and how many blocks in a row these hold
+EndRange = tuple[int, int]  # of blocks, counted from the prompt's start: a hit may end with any of these
+
+
+class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
+    """A hit that is shorter than what full attention holds, and why."""
+
+    tokens: int  # that full attention holds
+    by: CacheGroup  # that lacks blocks, of several the one that allows least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldGroup:
-    """What one group holds of a prompt."""
+class GroupMask:
+    """The slots of one stream's groups that are described alike."""
 
     group: CacheGroup
-    held: Sequence[bool]  # one a block of the group's size, from the prompt's start; what is absent is not held
+    mask: int
 
 
-def has_rule(group: CacheGroup) -> bool:
-    """Tell whether it is known what this group needs for a hit."""
-    if group.kind in WINDOW_KINDS:
-        return group.sliding_window is not None and group.sliding_window > 0
-    return group.kind == STATE or group.kind in DENSE_KINDS
+def shorten(
+    groups: Sequence[GroupMask], held: Mapping[int, Sequence[HeldRun]], *, tokens: int, step: int
+) -> tuple[int, CacheGroup | None]:
+    """Return the longest hit of at most `tokens` that all groups accept, and the group that made it shorter, if any.
 
-
-def reusable_tokens(groups: Sequence[HeldGroup], *, prompt_tokens: int) -> int:
-    """Return the tokens of the longest prefix that all groups accept; 0 without a group or without a rule for one.
-
-    The last token is always computed anew, so a hit is shorter than the prompt. A hit ends where a block of every group
-    ends.
+    `held`: block size -> who holds the blocks of the prompt, from its start; what is absent is not held. A hit ends at
+    a multiple of `step` tokens.
     """
-    if not groups or not all(has_rule(each.group) for each in groups):
-        return 0
-    step = lcm(*(each.group.block_size for each in groups))
-    longest = (prompt_tokens - 1) // step
-    accepted = [accepted_steps(each, step=step, longest=longest) for each in groups]
-    for steps in range(longest, 0, -1):
-        if all(of_group[steps] for of_group in accepted):
-            return steps * step
-    return 0
+    ends = [(each.group, _hit_ends(each, held.get(each.group.block_size, ()))) for each in groups]
+    longest = tokens // step * step
+    alone = [(_longest(of_group, longest, group.block_size), number) for number, (group, of_group) in enumerate(ends)]
+    least, number = min(alone, default=(longest, 0))
+    by = groups[number].group if least < longest else None
+    hit = longest
+    while True:
+        before = hit
+        for group, of_group in ends:
+            hit = _longest(of_group, hit, group.block_size) // step * step
+        if hit == before:
+            return hit, by
 
 
-def accepted_steps(each: HeldGroup, *, step: int, longest: int) -> list[bool]:
-    """Return for 0 to `longest` steps of `step` tokens whether the group accepts a hit of that length.
+def _hit_ends(each: GroupMask, runs: Sequence[HeldRun]) -> Sequence[EndRange]:
+    """Return where a hit may end for one group.
 
-    Full attention needs all blocks before the end; a window of w tokens the blocks with the last w - 1, or all where
-    there are fewer; a recurrent state the one block that ends there.
+    A window of w tokens needs the blocks with the last w - 1, or all where there are fewer; a state the one block that
+    ends there.
     """
-    per_step = step // each.group.block_size
-    runs = run_lengths(each.held, blocks=longest * per_step)
     needed = needed_blocks(each.group)
-    return [steps == 0 or runs[steps * per_step - 1] >= min(needed, steps * per_step) for steps in range(longest + 1)]
+    found: list[EndRange] = []
+    begin: int | None = None  # of the stretch of held blocks that goes on
+    at = 0
+    for mask, count in (*runs, (0, 0)):
+        if not mask & each.mask:
+            if begin is not None:
+                first = begin + needed if begin else 1
+                if first <= at:
+                    found.append((int(first), at))
+            begin = None
+        elif begin is None:
+            begin = at
+        at += count
+    return found
 
 
-def needed_blocks(group: CacheGroup) -> float:
-    """Return how many consecutive blocks must precede a hit's end; infinity for all of them."""
-    if group.kind in WINDOW_KINDS:
-        assert group.sliding_window is not None
-        return max(1, -(-(group.sliding_window - 1) // group.block_size))
-    return 1 if group.kind == STATE else inf
-
-
-def run_lengths(held: Sequence[bool], *, blocks: int) -> list[int]:
-    """Return for each block how many held blocks in a row end with it."""
-    runs, run = [], 0
-    for is_held in held[:blocks]:
-        run = run + 1 if is_held else 0
-        runs.append(run)
-    return runs + [0] * (blocks - len(runs))
+def _longest(ends: Sequence[EndRange], tokens: int, block_size: int) -> int:
+    """Return the tokens of the longest hit within `tokens` that ends in one of these ranges."""
+    limit = tokens // block_size
+    for first, last in reversed(ends):
+        if first <= limit:
+            return min(last, limit) * block_size
+    return 0

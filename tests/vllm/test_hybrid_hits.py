@@ -1,19 +1,28 @@
-"""What we make of the blocks that events report is the hit that vLLM's own cache manager finds."""
+"""What we make of the blocks that events report is the hit that vLLM's own cache manager finds.
+
+Events go through the indexer and the index in memory, and a lookup answers, as in production.
+"""
 
 import json
 import random
+import struct
 import subprocess
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from kvmesh.blocks.events import CacheGroup
-from kvmesh.index.group_match import HeldGroup, reusable_tokens
+from kv_indexer.apply.apply_events import EventApplier, root_keys
+from kv_indexer.events.sequence import Frame
+from kvmesh.blocks.block_keys import root_key
+from kvmesh.blocks.source import Stream
+from kvmesh.index.memory_index import MemoryPrefixIndex
+from tests.unit.kv_indexer_follow.kv_fakes import CountingTelemetry
 from tests.vllm.environment import VllmEnvironment, offline
 
 HERE = Path(__file__).parent
+POD = Stream(endpoint="10.0.0.1:8000")
 FULL = {"kind": "full_attention", "block_size": 16}
 NARROW = {"kind": "sliding_window", "block_size": 16, "sliding_window": 33}
 WIDE = {"kind": "sliding_window", "block_size": 16, "sliding_window": 97}
@@ -78,33 +87,51 @@ def played(environment: VllmEnvironment, cases: list[dict[str, Any]]) -> list[li
 
 
 class Known:
-    """What the events of one pod say: its groups, and how many copies of each block each group holds."""
+    """What an indexer makes of one pod's events, and a lookup of that."""
 
     def __init__(self) -> None:
-        self.groups: dict[int, CacheGroup] = {}
-        self.copies: dict[int, Counter[int]] = {}
+        self.index = MemoryPrefixIndex()
+        self.applied = 0
+        self.telemetry = CountingTelemetry()
 
-    def apply(self, event: dict[str, Any]) -> None:
-        number = event["group"]
-        copies = self.copies.setdefault(number, Counter())
-        if "stored" in event:
-            known = self.groups.get(number)
-            # the end of a prompt within a block is reported with the size of a hash's piece: the largest size counts
-            block_size = max(event["block_size"], known.block_size if known else 0)
-            self.groups[number] = CacheGroup(
-                kind=event["kind"], block_size=block_size, sliding_window=event["sliding_window"]
-            )
-            copies.update(event["stored"])
-        else:
-            copies.subtract(event["removed"])
+    async def begin(self) -> None:
+        self.applier = EventApplier(
+            claim=await self.index.claim(POD),
+            roots=root_keys(hash_seed=self.index.hash_seed, model="tiny"),
+            writer=self.index,
+            telemetry=self.telemetry,
+        )
+        await self.applier.resume()
 
-    def hit(self, hashes: list[int], *, hash_block_size: int, prompt_tokens: int) -> int:
-        """A block's hash is that of the prompt up to its end, whatever the block's size."""
-        held = []
-        for number, group in self.groups.items():
-            ends = hashes[group.block_size // hash_block_size - 1 :: group.block_size // hash_block_size]
-            held.append(HeldGroup(group=group, held=[self.copies[number][end] > 0 for end in ends]))
-        return reusable_tokens(held, prompt_tokens=prompt_tokens)
+    async def apply(self, events: list[dict[str, Any]]) -> None:
+        payload = msgspec.msgpack.encode([float(self.applied), [wire_event(event) for event in events], 0])
+        assert await self.applier.apply([Frame(seq=self.applied, payload=payload)]) is None
+        self.applied += 1
+
+    async def hit(self, prompt: list[int]) -> int:
+        root = root_key(hash_seed=self.index.hash_seed, model="tiny")
+        found = await self.index.lookup(struct.pack(f"<{len(prompt)}I", *prompt), root=root)
+        return found.matched_blocks.get(POD.endpoint, 0) * found.block_size.get(POD.endpoint, 0)
+
+
+def wire_event(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event of the oracle as vLLM publishes it."""
+    if "removed" in event:
+        return {"type": "BlockRemoved", "block_hashes": event["removed"], "medium": "GPU", "group_idx": event["group"]}
+    window = event["sliding_window"]
+    return {
+        "type": "BlockStored",
+        "block_hashes": event["stored"],
+        "parent_block_hash": event["parent"],
+        "token_ids": event["tokens"],
+        "block_size": event["block_size"],
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "group_idx": event["group"],
+        "kv_cache_spec_kind": event["kind"],
+        **({} if window is None else {"kv_cache_spec_sliding_window": window}),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -115,18 +142,21 @@ def outcomes(vllm_environment: VllmEnvironment) -> dict[str, list[tuple[dict[str
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_hit_is_vllms(name: str, outcomes: dict[str, list[tuple[dict[str, Any], list[dict[str, Any]]]]]) -> None:
+async def test_every_hit_is_vllms(
+    name: str, outcomes: dict[str, list[tuple[dict[str, Any], list[dict[str, Any]]]]]
+) -> None:
     hits, removals = 0, 0
     for case, answers in outcomes[name]:
         known = Known()
+        await known.begin()
         for number, (step, answer) in enumerate(zip(case["steps"], answers, strict=True)):
-            for event in answer["events"]:
-                known.apply(event)
-                removals += "removed" in event
+            if answer["events"]:
+                await known.apply(answer["events"])
+                removals += sum("removed" in event for event in answer["events"])
             if "probe" in step:
-                ours = known.hit(
-                    answer["hashes"], hash_block_size=case["hash_block_size"], prompt_tokens=len(step["probe"])
-                )
+                ours = await known.hit(step["probe"])
                 assert ours == answer["hit"], (number, case["groups"])
                 hits += ours > 0
+        assert known.applier.position.degraded == ""
+        assert known.telemetry.unindexed.keys() <= {"partial-block"}
     assert hits > 20 and removals > 100  # else the cases would prove nothing
