@@ -5,6 +5,7 @@ What is not indexed is counted by reason, never dropped silently. Stores whose p
 they wait until the parent arrives, because without its key theirs cannot be computed.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from kvmesh.blocks.block_keys import (
     block_keys,
     separate_extra_keys,
 )
-from kvmesh.blocks.cache_groups import STATE, CacheGroup, is_of_group, tier_of
+from kvmesh.blocks.cache_groups import DENSE_KINDS, SPARSE, STATE, CacheGroup, is_of_group, tier_of
 from kvmesh.blocks.events import (
     MAX_GROUP,
     AllBlocksCleared,
@@ -40,6 +41,7 @@ from kvmesh.blocks.index_changes import TIERS, Clear, Operation, Remove, Store, 
 
 NOT_UNDERSTOOD = frozenset({"extra-keys-mismatch"})  # of `skip_reason`; the others are blocks of no use here
 ORPHAN_DROPPED = "orphan-dropped"  # of `Plan.skipped`: the pod has its share of those that wait
+NO_RULE = "no-group-rule"  # of `Plan.skipped`
 UNPLACED = "unplaced"  # of `Plan.skipped`: too many blocks wait whose place in a prompt is not known
 SIZE_CHANGED = "block-size-changed"  # counted and, where no restart explains it, why a source is degraded
 KNOWN_KEYS_LIMIT = 65_536  # engine hashes remembered a stream; Redis has them all
@@ -61,6 +63,7 @@ class StreamContext:
     # that blocks of several sizes have it
     apart: dict[int, RememberedKeys] = field(default_factory=dict)
     unplaced: UnplacedBlocks = field(default_factory=UnplacedBlocks)
+    left_out: set[int] = field(default_factory=set)  # groups that have left blocks out since full attention reported
     block_sizes: dict[str, int] = field(default_factory=dict)  # tier -> tokens a block
     groups: Mapping[int, CacheGroup] = field(default_factory=dict)
     orphans: OrphanTable = field(default_factory=OrphanTable)
@@ -249,7 +252,7 @@ def plan_change(events: Iterable[Event], *, context: StreamContext, roots: RootK
                 _remove(plan, event, context)
             case AllBlocksCleared():
                 _clear(plan, context)
-    if len(context.unplaced):
+    if context.left_out or len(context.unplaced):
         _place(plan, context)
     return plan
 
@@ -272,7 +275,7 @@ def skip_reason(event: BlockStored, groups: Mapping[int, CacheGroup]) -> str | N
     if (event.group_idx or 0) > MAX_GROUP:
         return "group-out-of-range"
     if not is_indexed(groups, event.group_idx):
-        return "no-group-rule"
+        return NO_RULE
     return _form_reason(event)
 
 
@@ -519,28 +522,45 @@ def _leave_out(plan: Plan, event: BlockStored, tier: str, context: StreamContext
     if tier not in context.block_sizes:  # a reader must know of the group before it holds anything
         context.block_sizes[tier] = event.block_size
         _append_store(plan, event, tier, (), b"")
-    is_report = event.parent_block_hash is None and context.reports_anew
-    dropped = context.unplaced.add(event, is_report=is_report)
-    if dropped:
-        plan.skipped[UNPLACED] += dropped
+    context.left_out.add(event.group_idx or 0)
+    context.unplaced.add(event, is_report=event.parent_block_hash is None and context.reports_anew)
 
 
 def _place(plan: Plan, context: StreamContext) -> None:
-    """Store the blocks that wait and whose keys are known by now, because full attention has reported them."""
-    for block, block_size, copies, is_report in context.unplaced.entries():
-        key = context.known(block_size).get(block.engine_hash)
+    """Store the blocks that wait and whose keys are known by now, because full attention has reported them.
+
+    Where it has blocks of another size, nothing can say where they are, and such a group is not indexed. It may report
+    after them: until it does, they wait.
+    """
+    dense_sizes = {group.block_size for group in context.groups.values() if group.kind in DENSE_KINDS}
+    lost = {number for number in context.left_out if context.groups[number].block_size not in dense_sizes}
+    if dense_sizes:
+        context.left_out.clear()
+    if dense_sizes and lost:
+        context.groups = {
+            number: dataclasses.replace(group, kind=SPARSE) if number in lost else group
+            for number, group in context.groups.items()
+        }
+        plan.skipped[NO_RULE] += len(lost)
+        _clear(plan, context)
+        return
+    stores: dict[tuple[str, int, int, bool], tuple[list[int], list[bytes]]] = {}
+    for block, waiting in context.unplaced.entries() if dense_sizes else ():
+        key = context.known(waiting.block_size).get(block.engine_hash)
         if key is not None:
             context.unplaced.take(block)
             tier = tier_of(block.medium, context.groups.get(block.group))
-            store = Store(
-                tier=tier,
-                group=block.group,
-                block_size=block_size,
-                hashes=pack_hashes((block.engine_hash,) * copies),
-                keys=key * copies,
-                set_only=is_report,
-            )
-            plan.operations.append(store)
+            hashes, keys = stores.setdefault((tier, block.group, waiting.block_size, waiting.is_report), ([], []))
+            hashes += [block.engine_hash] * waiting.copies
+            keys += [key] * waiting.copies
+    for (tier, group, size, is_report), (hashes, keys) in stores.items():
+        packed = pack_hashes(hashes)
+        plan.operations.append(
+            Store(tier=tier, group=group, block_size=size, hashes=packed, keys=b"".join(keys), set_only=is_report)
+        )
+    dropped = context.unplaced.forget_oldest()
+    if dropped:
+        plan.skipped[UNPLACED] += dropped
 
 
 def _offload(plan: Plan, event: BlockStored, context: StreamContext) -> None:

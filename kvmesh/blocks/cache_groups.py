@@ -12,7 +12,7 @@ from math import inf
 DENSE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 WINDOW_KINDS = frozenset({"sliding_window", "sliding_window_mla"})
 STATE = "mamba"
-SPARSE = "sparse"  # our own name: the publisher named no kind, but left blocks out
+SPARSE = "sparse"  # our own name: blocks are left out, and nothing says which; a kind need not have been named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ def learn(catalogue: Mapping[int, CacheGroup], event: BlockStored) -> Mapping[in
 
     An event with neither number nor kind (vLLM < 0.20, SGLang, TRT-LLM) adds nothing, nor does an offload
     placeholder. A kind once known outlives stores that do not name it. Where none was ever named, a store whose tokens
-    do not fill its blocks exactly shows that the group is sparse. The largest block size counts: where hashes are finer
+    do not fill its blocks exactly shows that the group is sparse. What has proved sparse stays so. The largest block size counts: where hashes are finer
     than blocks, vLLM reports the end of a prompt within a block with the size of a hash's piece. At most MAX_GROUP + 1
     groups are kept.
     """
@@ -81,6 +81,8 @@ def learn(catalogue: Mapping[int, CacheGroup], event: BlockStored) -> Mapping[in
     if number > MAX_GROUP:
         return catalogue
     kind = event.kv_cache_spec_kind
+    if known is not None and known.kind == SPARSE and kind not in DENSE_KINDS:
+        kind = SPARSE
     if kind is None:
         kind = known.kind if known else None
         if kind is None and not is_dense(event):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kvmesh.blocks.cache_groups import CacheGroup, needed_blocks
+from kvmesh.blocks.cache_groups import STATE, CacheGroup, needed_blocks
 
 HeldRun = tuple[int, int]  # a mask of slots, and how many blocks in a row these hold
 EndRange = tuple[int, int]  # of blocks, counted from the prompt's start: a hit may end with any of these
@@ -20,6 +20,15 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: int  # that full attention holds
     by: CacheGroup  # that lacks blocks, of several the one that allows least
+
+    @property
+    def words(self) -> str:
+        """Say so for people."""
+        of_group = "state" if self.by.kind == STATE else f"window of {self.by.sliding_window} tokens"
+        return (
+            f"full attention holds {self.tokens} tokens, but what a longer hit needs of the {self.by.kind} group's "
+            f"{of_group} is gone or was never kept"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 Called by `test_hybrid_hits.py` as a subprocess. Reads JSON from standard input, {"cases": [{"groups": [{"kind":
 "full_attention" | "sliding_window" | "mamba", "block_size": tokens, "sliding_window": tokens, "mode": of mamba}],
-"blocks": of the pool, "hash_block_size": tokens, "steps": [...]}]}, where a step is one of
+"blocks": of the pool, "hash_block_size": tokens, "retention": tokens between kept checkpoints or null, "steps":
+[...]}]}, where a step is one of
     {"start": name, "tokens": [...], "chunk": tokens}    looks up, allocates and computes a prompt, chunk by chunk
     {"append": name, "tokens": [...]}                    generated tokens, one a step
     {"free": name}                                       ends a request
@@ -60,6 +61,7 @@ class Play:
             num_blocks=case["blocks"],
             kv_cache_tensors=[],
             kv_cache_groups=[KVCacheGroupSpec([f"layer{i}"], spec(group)) for i, group in enumerate(groups)],
+            prefix_cache_retention_interval=case["retention"],
         )
         self.manager = KVCacheManager(
             config,
@@ -93,7 +95,7 @@ class Play:
     def start(self, name: str, tokens: list[int], chunk: int) -> int:
         request = self.request(tokens)
         self.manager.new_step_starts()
-        computed, hit, _ = self.manager.get_computed_blocks(request)
+        computed, hit, request.shared_prefix_boundary = self.manager.get_computed_blocks(request)
         first = True
         request.num_computed_tokens = 0
         while first or request.num_computed_tokens < len(tokens):

@@ -253,6 +253,7 @@ def test_a_state_whose_neighbours_are_left_out_has_its_place_from_full_attention
 
 
 def test_a_state_without_a_place_waits_for_it_or_for_its_removal() -> None:
+    """As in a long batch, which is planned event by event."""
     context = StreamContext()
     sparse = {**STATES, "tokens": tokens(*range(12))}
     plan(stored(2, **sparse), stored(3, **sparse), stored(3, **sparse), context=context)
@@ -271,9 +272,21 @@ def test_a_group_that_holds_nothing_yet_is_known_to_readers() -> None:
     assert plan(nothing, nothing, context=context).operations == [gpu_store((), b"", tier=STATE_TIER, group=1)]
 
 
+def test_a_group_whose_blocks_have_no_place_is_not_indexed_any_longer() -> None:
+    """Full attention has blocks of another size, so that it cannot say where those are that were not left out."""
+    context = StreamContext()
+    fine: dict[str, Any] = {**WINDOW, "block_size": 2}
+    plan(stored(1), stored(9, **fine, tokens=tokens(0, 1)), context=context)
+
+    left_out = plan(stored(3, **fine, tokens=tokens(*range(6))), context=context)
+    assert left_out == Plan(operations=[Clear()], skipped=Counter({"no-group-rule": 1}))
+    again = plan(stored(1, 2), stored(3, **fine, tokens=tokens(*range(6))), context=context)
+    assert again == Plan(operations=[gpu_store((1, 2), keys(2))], skipped=Counter({"no-group-rule": 1}))
+
+
 def test_blocks_without_a_place_are_bounded() -> None:
     context = StreamContext(unplaced=UnplacedBlocks(max_blocks=2))
-    skipped = plan(stored(1, 2, 3, **STATES, tokens=tokens(*range(16))), context=context).skipped
+    skipped = plan(stored(1, 2, 3, **STATES, tokens=tokens(*range(16))), context=context).skipped  # a Mamba model
     assert (len(context.unplaced), skipped) == (2, Counter({"unplaced": 1}))
 
 
