@@ -70,9 +70,9 @@ def learn(catalogue: Mapping[int, CacheGroup], event: BlockStored) -> Mapping[in
 
     An event with neither number nor kind (vLLM < 0.20, SGLang, TRT-LLM) adds nothing, nor does an offload
     placeholder. A kind once known outlives stores that do not name it. Where none was ever named, a store whose tokens
-    do not fill its blocks exactly shows that the group is sparse. What has proved sparse stays so. The largest block size counts: where hashes are finer
-    than blocks, vLLM reports the end of a prompt within a block with the size of a hash's piece. At most MAX_GROUP + 1
-    groups are kept.
+    do not fill its blocks exactly shows that the group is sparse, and what has proved sparse stays so. The largest
+    block size counts: where hashes are finer than blocks, vLLM reports the end of a prompt within a block with the size
+    of a hash's piece. At most MAX_GROUP + 1 groups are kept.
     """
     if (event.group_idx is None and event.kv_cache_spec_kind is None) or event.block_size == 0:
         return catalogue

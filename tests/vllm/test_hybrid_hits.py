@@ -43,7 +43,7 @@ LAYOUTS: dict[str, list[dict[str, Any]]] = {
     "window only": [NARROW],
     "wide window only": [WIDE],
 }
-# of windows and states is kept: everything; where later prompts are known to go on (the default); that, and now and then
+# what is kept of windows and states: all; where later prompts are known to go on (the default); that, and now and then
 RETENTIONS: dict[str, int | None] = {"": None, ", sparse": 0, ", every 64": 64}
 # blocks are left out, and there is no full attention with blocks of that size to say which
 UNPLACED = {
