@@ -25,22 +25,15 @@ from kv_indexer.apply.batches import (
     portions,
     unreadable_batch,
 )
-from kv_indexer.apply.change_plan import (
-    GROUP_SHIFT,
-    SIZE_CHANGED,
-    Plan,
-    RootKeys,
-    StreamContext,
-    first_blocks_to_look_up,
-    first_size_change,
-    hashes_to_look_up,
-    plan_adoption,
-    plan_change,
-)
+from kv_indexer.apply.change_plan import Plan, RootKeys, plan_adoption, plan_change
 from kv_indexer.apply.failed_batches import FailedBatches
+from kv_indexer.apply.hit_reports import GROUP_SHIFT, first_blocks_to_look_up
+from kv_indexer.apply.look_ups import hashes_to_look_up
 from kv_indexer.apply.orphan_parents import ParentSearch
 from kv_indexer.apply.orphans import OrphanTable
 from kv_indexer.apply.pod_shares import PodShares
+from kv_indexer.apply.store_rules import SIZE_CHANGED, first_size_change
+from kv_indexer.apply.stream_context import StreamContext
 from kv_indexer.events.sequence import BatchAction, Frame, judge
 from kv_indexer.ports import IndexerTelemetry, IndexWriter
 from kvmesh.blocks.block_keys import root_key

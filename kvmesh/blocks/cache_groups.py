@@ -26,9 +26,10 @@ class CacheGroup:
 
 def has_rule(group: CacheGroup) -> bool:
     """Tell whether it is known what this group needs for a hit."""
-    if group.kind in WINDOW_KINDS:
-        return group.sliding_window is not None and group.sliding_window > 0
-    return group.kind == STATE or group.kind in DENSE_KINDS
+    kind = group.kind
+    if kind in DENSE_KINDS or kind == STATE:
+        return True
+    return kind in WINDOW_KINDS and group.sliding_window is not None and group.sliding_window > 0
 
 
 def needed_blocks(group: CacheGroup) -> float:

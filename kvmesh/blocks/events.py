@@ -78,9 +78,13 @@ def learn(catalogue: Mapping[int, CacheGroup], event: BlockStored) -> Mapping[in
         return catalogue
     number = event.group_idx or 0
     known = catalogue.get(number)
+    kind = event.kv_cache_spec_kind
+    if known is not None and kind is not None:
+        described = kind, event.block_size, event.kv_cache_spec_sliding_window
+        if described == (known.kind, known.block_size, known.sliding_window):  # nearly always
+            return catalogue
     if number > MAX_GROUP:
         return catalogue
-    kind = event.kv_cache_spec_kind
     if known is not None and known.kind == SPARSE and kind not in DENSE_KINDS:
         kind = SPARSE
     if kind is None:

@@ -6,16 +6,12 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.apply.change_plan import (
-    Plan,
-    StreamContext,
-    first_blocks_to_look_up,
-    first_size_change,
-    hashes_to_look_up,
-    plan_adoption,
-    plan_change,
-)
+from kv_indexer.apply.change_plan import Plan, plan_adoption, plan_change
+from kv_indexer.apply.hit_reports import first_blocks_to_look_up
+from kv_indexer.apply.look_ups import hashes_to_look_up
 from kv_indexer.apply.remembered_keys import RememberedKeys
+from kv_indexer.apply.store_rules import first_size_change
+from kv_indexer.apply.stream_context import StreamContext
 from kv_indexer.apply.unplaced_blocks import UnplacedBlocks
 from kvmesh.blocks.block_keys import block_keys, fold_features, root_key
 from kvmesh.blocks.cache_groups import CacheGroup
