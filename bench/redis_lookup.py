@@ -29,7 +29,7 @@ from kv_indexer.apply.redis_writer import RedisIndexWriter
 from kv_indexer.share.redis_leases import RedisLeaseBook
 from kvmesh.blocks.block_keys import KEY_BYTES, TOKEN_BYTES, block_keys, root_key, split_keys
 from kvmesh.blocks.index_changes import IndexChange, Store, pack_hashes
-from kvmesh.blocks.source import Stream
+from kvmesh.blocks.source import SourceState, Stream
 from kvmesh.index.known_keys import DepthHints, KnownBlockKeys
 from kvmesh.index.prefix_match import PrefixLookup
 from kvmesh.index.redis_reader import PrefixIndexReader
@@ -82,6 +82,7 @@ class Filler:
             position = await self._writer.read_position(stream)
             assert position is not None
             held = max(count * (4 - place) // 4, 0)
+            await self._writer.set_state(claims[stream], epoch=position.epoch, state=SourceState.LIVE)
             work = [(pack_hashes(range(1, held + 1)), keys[: held * KEY_BYTES])] if held else []
             seq, left = -1, others // PODS
             while work or left > 0:

@@ -41,6 +41,7 @@ def candidates_of(
     most = max(prompt_tokens - 1, 0)  # vLLM computes at least the last token anew
     matched_tokens, worth_tokens, states = match.matched_tokens, match.worth_tokens, hits.states
     indexed_tokens, recent_tokens = match.indexed_tokens, match.recent_tokens
+    held_back = hits.prompts[0].held_back if len(hits.prompts) == 1 else {}
     least = min(policy.minimum_hit_ratio * prompt_tokens, most)
     roles, cordoned = policy.roles, policy.cordoned
     # what sets one endpoint apart from another beside its load and what it holds: mostly nothing
@@ -92,6 +93,8 @@ def candidates_of(
                 ready_since=status.ready_since,
                 source_state="" if state == LIVE else state,
             )
+        if held_back and address in held_back:
+            candidate = structs.replace(candidate, held_back=held_back[address].words)
         candidates.append(candidate)
     return candidates
 

@@ -79,6 +79,9 @@ def render(answer: DecisionState, *, console: Console | None = None) -> None:
         console.print(Text(printable(line)))
     if answer.candidates:
         console.print(_candidates_table(answer))
+    for candidate in answer.candidates:
+        if candidate.held_back:
+            console.print(Text(printable(f"{candidate.endpoint}: {candidate.held_back}")))
     for rejected in answer.rejected:
         console.print(Text(printable(f"{rejected.endpoint} rejected by {rejected.filter}")))
 

@@ -47,6 +47,7 @@ class EndpointHolding:
     tiers: Mapping[str, int]  # tier -> matched blocks, each in its best tier
     state: str
     reason: str
+    held_back: str = ""  # why that is less than what full attention holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +155,7 @@ def _holding(lookup: PrefixLookup, *, tokens: int) -> PromptHolding:
                 tiers=dict(lookup.tiers.get(endpoint, {})),
                 state=cache.state.value,
                 reason=cache.reason,
+                held_back=lookup.held_back[endpoint].words if endpoint in lookup.held_back else "",
             )
         )
     endpoints.sort(key=lambda holding: (-holding.matched_tokens, holding.endpoint))
@@ -174,6 +176,8 @@ def render(report: LookupReport, *, console: Console) -> None:
         if not any(holding.matched_blocks for holding in prompt.endpoints):
             _say(console, f"Nobody holds its beginning, as the model {report.model} with this hash seed.")
         for holding in prompt.endpoints:
+            if holding.held_back:
+                _say(console, f"{holding.endpoint}: {holding.held_back}")
             if holding.reason:
                 _say(console, f"{holding.endpoint} is {holding.state}: {holding.reason}")
 

@@ -209,4 +209,5 @@ def _candidate(candidate: Candidate, *, block_tokens: int = 0, room: Room | None
         session=candidate.session,
         unhealthy=candidate.unhealthy,
         index_state=candidate.source_state or None,
+        held_back=candidate.held_back or None,
     )

@@ -155,6 +155,7 @@ class CandidateState(msgspec.Struct, frozen=True, kw_only=True):
     session: bool = False
     unhealthy: str | None = None
     index_state: str | None = None
+    held_back: str | None = None  # why the index expects less than what full attention holds there
     scores: Mapping[str, float] = {}
     total: float | None = None  # None: nothing was decided
 

@@ -111,6 +111,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     session: bool = False  # this session's last request went there
     adapter_placed: bool = False  # the request's LoRA adapter was sent there lately
     ready_since: float | None = None  # monotonic seconds since when it serves; None: it is not new
+    held_back: str = ""  # why the index expects less than what full attention holds there, in words
     source_state: str = ""  # what the index says of the endpoint's events where that is not "live", "" else
 
     @property

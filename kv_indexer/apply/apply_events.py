@@ -25,25 +25,20 @@ from kv_indexer.apply.batches import (
     portions,
     unreadable_batch,
 )
-from kv_indexer.apply.change_plan import (
-    SIZE_CHANGED,
-    Plan,
-    RootKeys,
-    StreamContext,
-    first_blocks_to_look_up,
-    first_size_change,
-    hashes_to_look_up,
-    plan_adoption,
-    plan_change,
-)
+from kv_indexer.apply.change_plan import Plan, RootKeys, plan_adoption, plan_change
 from kv_indexer.apply.failed_batches import FailedBatches
+from kv_indexer.apply.hit_reports import GROUP_SHIFT, first_blocks_to_look_up
+from kv_indexer.apply.look_ups import hashes_to_look_up
 from kv_indexer.apply.orphan_parents import ParentSearch
 from kv_indexer.apply.orphans import OrphanTable
 from kv_indexer.apply.pod_shares import PodShares
+from kv_indexer.apply.store_rules import SIZE_CHANGED, first_size_change
+from kv_indexer.apply.stream_context import StreamContext
 from kv_indexer.events.sequence import BatchAction, Frame, judge
 from kv_indexer.ports import IndexerTelemetry, IndexWriter
 from kvmesh.blocks.block_keys import root_key
-from kvmesh.blocks.events import CacheGroup, Event
+from kvmesh.blocks.cache_groups import DENSE_KINDS, CacheGroup, describe, has_rule
+from kvmesh.blocks.events import Event
 from kvmesh.blocks.index_changes import Clear, IndexChange
 from kvmesh.blocks.source import Claim, StreamPosition
 from kvmesh.errors import (
@@ -144,6 +139,9 @@ class EventApplier:
         next would be chained to it.
         """
         await self._find_place()
+        if self._lacks_groups():
+            log.warning("%s: its other KV cache groups are not indexed yet; beginning anew", self._stream.name)
+            await self.begin_epoch()
         before = self.position.namespace
         if before == self._namespace:
             return
@@ -152,6 +150,12 @@ class EventApplier:
             await self.begin_epoch()
         await self._writer.set_namespace(self._claim, namespace=self._namespace)
         self.position = replace(self.position, namespace=self._namespace)
+
+    def _lacks_groups(self) -> bool:
+        """Tell whether an indexer that leaves out all groups but full attention has followed the stream."""
+        known = {tier.partition("/")[2] for tier in self.position.block_sizes}
+        groups = [group for group in self.position.groups.values() if group.kind not in DENSE_KINDS and has_rule(group)]
+        return any(describe(group) not in known for group in groups)
 
     async def is_in_step(self) -> bool:
         """Tell whether the index had the stream where we left it; we go on from where it has it.
@@ -218,7 +222,8 @@ class EventApplier:
     def _witnesses(self) -> dict[int, bytes]:
         """Return blocks whose keys we have computed from their own tokens: the newest first blocks."""
         keys, newest = self._context.keys, reversed(self._context.first_blocks)
-        return dict(islice(((each, keys[each]) for each in newest if each in keys), WITNESS_LIMIT))
+        firsts = (each for each in newest if not each >> GROUP_SHIFT)  # group 0 alone is asked for elsewhere
+        return dict(islice(((each, keys[each]) for each in firsts if each in keys), WITNESS_LIMIT))
 
     async def _find_place(self) -> None:
         """Go on from where the index has the stream."""
@@ -372,10 +377,22 @@ class EventApplier:
         context.is_exact = not self.position.degraded
         unknown, first_blocks = hashes_to_look_up(events, context), first_blocks_to_look_up(events, context)
         if unknown or first_blocks:
-            found = await self._writer.find_block_keys(self._stream, unknown | first_blocks)
-            context.keys.update(found)
-            context.first_blocks.update({each: 1 for each, _ in first_blocks if each in found})
+            await self._look_up(unknown, first_blocks)
         plan_change(events, context=context, roots=self._roots, plan=plan)
+
+    async def _look_up(self, unknown: set[tuple[int, int]], first_blocks: set[tuple[int, int]]) -> None:
+        """Learn what the index holds of these (engine hash, group): group by group, as sizes of blocks may differ."""
+        context = self._context
+        by_group: dict[int, set[tuple[int, int]]] = {}
+        for name in unknown | first_blocks:
+            by_group.setdefault(name[1], set()).add(name)
+        for number, names in by_group.items():
+            found = await self._writer.find_block_keys(self._stream, names)
+            group = context.groups.get(number)
+            (context.keys if group is None else context.chain(group.block_size)).update(found)
+            for engine_hash, of_group in first_blocks:
+                if of_group == number and engine_hash in found:
+                    context.first_blocks[engine_hash | number << GROUP_SHIFT] = 1
 
     async def _write_rest(self, plan: Plan, fresh: Sequence[Batch], groups: Mapping[int, CacheGroup]) -> bool:
         """Apply the plan of these batches (none: what became known since); False if the index is elsewhere."""

@@ -10,7 +10,8 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import asdict, replace
 
-from kv_indexer.apply.change_plan import OPERATION_BLOCKS, SIZE_CHANGED, Plan
+from kv_indexer.apply.change_plan import OPERATION_BLOCKS, Plan
+from kv_indexer.apply.store_rules import SIZE_CHANGED
 from kv_indexer.events.event_fields import Fault
 from kv_indexer.events.sequence import Frame
 from kv_indexer.events.vllm_events import OpenBatch, decode_batch

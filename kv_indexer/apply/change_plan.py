@@ -5,15 +5,25 @@ What is not indexed is counted by reason, never dropped silently. Stores whose p
 they wait until the parent arrives, because without its key theirs cannot be computed.
 """
 
+import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from msgspec.structs import replace
 
-from kv_indexer.apply.orphans import Orphan, OrphanTable
+from kv_indexer.apply.hit_reports import GROUP_SHIFT, note_first_block, reports_hits
+from kv_indexer.apply.orphans import Orphan
 from kv_indexer.apply.remembered_keys import RememberedKeys
+from kv_indexer.apply.store_rules import (
+    NO_RULE,
+    NOT_UNDERSTOOD,
+    is_placeholder,
+    other_size,
+    skip_reason,
+    tier_of_event,
+)
+from kv_indexer.apply.stream_context import StreamContext
 from kvmesh.blocks.block_keys import (
     KEY_BYTES,
     ExtraKeys,
@@ -21,54 +31,24 @@ from kvmesh.blocks.block_keys import (
     block_keys,
     separate_extra_keys,
 )
+from kvmesh.blocks.cache_groups import DENSE_KINDS, SPARSE, STATE, is_of_group, tier_of
 from kvmesh.blocks.events import (
-    MAX_GROUP,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
-    CacheGroup,
     Event,
     MoreStored,
-    is_dense,
     is_indexed,
     learn,
     may_hold,
 )
 from kvmesh.blocks.index_changes import TIERS, Clear, Operation, Remove, Store, pack_hashes
 
-NOT_UNDERSTOOD = frozenset({"extra-keys-mismatch"})  # of `skip_reason`; the others are blocks of no use here
 ORPHAN_DROPPED = "orphan-dropped"  # of `Plan.skipped`: the pod has its share of those that wait
-SIZE_CHANGED = "block-size-changed"  # counted and, where no restart explains it, why a source is degraded
-KNOWN_KEYS_LIMIT = 65_536  # engine hashes remembered a stream; Redis has them all
-FIRST_BLOCKS_LIMIT = 4096
+UNPLACED = "unplaced"  # of `Plan.skipped`: too many blocks wait whose place in a prompt is not known
 OPERATION_BLOCKS = 3  # what an operation takes Redis beside its blocks, in blocks
 _NO_EXTRA_KEYS = ExtraKeys(cache_salt=None, folded=None)
 RootKeys = Callable[[str | None, str | None], bytes]  # (lora, cache_salt) -> root key
-
-
-@dataclass(slots=True, kw_only=True)
-class StreamContext:
-    """What one stream has reported so far, as far as it decides what its next events mean."""
-
-    keys: RememberedKeys = field(default_factory=RememberedKeys)
-    block_sizes: dict[str, int] = field(default_factory=dict)  # tier -> tokens a block
-    groups: Mapping[int, CacheGroup] = field(default_factory=dict)
-    orphans: OrphanTable = field(default_factory=OrphanTable)
-    first_blocks: dict[int, int] = field(
-        default_factory=dict
-    )  # of prompts, held on the GPU -> references, if we saw all
-    is_exact: bool = True  # the index has all that the publisher has
-    mixes_sizes: bool = False  # it was seen to change its block size without a restart
-    reports_anew: bool = False  # it was seen to store a prompt's beginning that it holds: kv_cache_report_mode=full
-    more_is_report: bool = False  # of the store whose first piece was planned last
-
-    def forget_oldest(self, *, known_keys: int = KNOWN_KEYS_LIMIT) -> None:
-        """Keep within bounds."""
-        self.keys.forget_oldest(known_keys)
-        entries, limit = self.first_blocks, min(FIRST_BLOCKS_LIMIT, known_keys)
-        if len(entries) > limit:
-            for engine_hash in list(islice(entries, len(entries) - limit * 3 // 4)):
-                del entries[engine_hash]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,54 +98,6 @@ def _split(operation: Store | Remove, size: int) -> tuple[Operation, Operation]:
     )
 
 
-def hashes_to_look_up(events: Sequence[Event], context: StreamContext) -> set[tuple[int, int]]:
-    """Return (hash, group) of parents and offloaded blocks that neither the context nor the change explains."""
-    missing: set[tuple[int, int]] = set()
-    if _follow_each_other(events, context):
-        return missing
-    stored: set[int] = set()
-    known, groups = context.keys, context.groups
-    for event in events:
-        if not isinstance(event, BlockStored):
-            continue
-        if _is_placeholder(event):
-            wanted: Iterable[int] = event.block_hashes
-        elif event.parent_block_hash is not None and skip_reason(event, groups) is None:
-            wanted = (event.parent_block_hash,)
-        else:
-            wanted = ()
-        missing.update((each, event.group_idx or 0) for each in wanted if each not in stored and each not in known)
-        stored.update(event.block_hashes)
-    return missing
-
-
-def _follow_each_other(events: Iterable[Event], context: StreamContext) -> bool:
-    """Tell whether each store begins a prompt, or goes on where one of these or a known block ends: most do.
-
-    It is enough to remember the last block of each, which takes a tenth of the time that all of them take.
-    """
-    ends: set[int] = set()
-    for event in events:
-        if isinstance(event, BlockStored):
-            parent = event.parent_block_hash
-            if not event.tokens or not (parent is None or parent in ends or parent in context.keys):
-                return False
-            ends.update(event.block_hashes[-1:])
-    return True
-
-
-def first_blocks_to_look_up(events: Iterable[Event], context: StreamContext) -> set[tuple[int, int]]:
-    """Return (hash, group) of prompts' first blocks of which we cannot say whether they are held."""
-    return {
-        (event.block_hashes[0], event.group_idx or 0)
-        for event in events
-        if isinstance(event, BlockStored)
-        and _may_be_report(event)
-        and event.block_hashes[0] not in context.first_blocks
-        and skip_reason(event, context.groups) is None
-    }
-
-
 def plan_change(events: Iterable[Event], *, context: StreamContext, roots: RootKeys, plan: Plan | None = None) -> Plan:
     """Turn events into operations, learning from them; they come after those of `plan`, if it is given."""
     plan = plan or Plan()
@@ -178,75 +110,18 @@ def plan_change(events: Iterable[Event], *, context: StreamContext, roots: RootK
                 _remove(plan, event, context)
             case AllBlocksCleared():
                 _clear(plan, context)
+    if context.left_out or len(context.unplaced):
+        _place(plan, context)
     return plan
 
 
 def plan_adoption(context: StreamContext) -> Plan:
     """Plan the stores of all orphans whose parents are known by now."""
     plan = Plan()
-    _adopt(plan, [parent for parent in context.orphans.parents() if parent in context.keys], context)
+    known = (context.keys, *context.apart.values())
+    parents = [parent for parent in context.orphans.parents() if any(parent in keys for keys in known)]
+    _adopt(plan, parents, context)
     return plan
-
-
-def skip_reason(event: BlockStored, groups: Mapping[int, CacheGroup]) -> str | None:
-    """Say why a store is not indexed, or None. `groups` has learned from it."""
-    if event.locality == "REMOTE":
-        return "remote"
-    if event.medium not in TIERS:
-        return "unknown-medium"
-    if (event.group_idx or 0) > MAX_GROUP:
-        return "group-out-of-range"
-    if not is_indexed(groups, event.group_idx):
-        return "not-full-attention"
-    return _form_reason(event)
-
-
-def _form_reason(event: BlockStored) -> str | None:
-    if event.block_size == 0 or not event.tokens:
-        return "placeholder"
-    if not is_dense(event):
-        return "not-dense"
-    if event.extra_keys is not None and len(event.extra_keys) != len(event.block_hashes):
-        return "extra-keys-mismatch"
-    return None
-
-
-def first_size_change(batches: Iterable[Iterable[Event]], context: StreamContext) -> int | None:
-    """Return the number of the first batch whose block size is not that of the same cache before it, or None.
-
-    A publisher cannot change it while it lives, so this is another process whose start was missed. Blocks of a second
-    dense group, or parts of a block (hybrid models), have sizes of their own and show nothing.
-    """
-    size, groups = context.block_sizes.get("GPU"), context.groups
-    for number, events in enumerate(batches):
-        for event in events:
-            if isinstance(event, AllBlocksCleared):
-                size = None
-            elif isinstance(event, BlockStored) and event.block_size != size and event.medium == "GPU":
-                group, groups = groups.get(event.group_idx or 0), learn(groups, event)
-                if skip_reason(event, groups) is not None:
-                    continue
-                same_cache = event.group_idx is None or (group is not None and group.block_size == size)
-                if size is not None and same_cache and not _is_part(event, size):
-                    return number
-                size = size or event.block_size
-    return None
-
-
-def _is_part(event: BlockStored, whole: int) -> bool:
-    """Tell whether this may be a part of a block: vLLM gives those one by one, with the smaller size."""
-    return len(event.block_hashes) == 1 and 0 < event.block_size < whole and whole % event.block_size == 0
-
-
-def _other_size(event: BlockStored, expected: int, context: StreamContext) -> str:
-    if _is_part(event, expected):
-        return "partial-block"
-    return SIZE_CHANGED if context.mixes_sizes and event.medium == "GPU" else "other-block-size"
-
-
-def _is_placeholder(event: BlockStored) -> bool:
-    """Tell whether these are copies of blocks of another tier, named by their hashes alone (OffloadingConnector)."""
-    return not event.tokens and event.medium != "GPU" and event.medium in TIERS and event.locality != "REMOTE"
 
 
 def _learn_group(plan: Plan, event: BlockStored, context: StreamContext) -> None:
@@ -265,28 +140,40 @@ def _clear(plan: Plan, context: StreamContext) -> None:
     plan.operations[:] = [Clear()]  # what was stored before is gone again, and would take a slot until it is swept
     context.block_sizes.clear()
     context.orphans.clear()
+    context.unplaced.clear()
     context.first_blocks.clear()
+    context.beginnings.clear()
+    if not context.apart:
+        context.main_size = 0
 
 
 def _store(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKeys) -> None:
     reason = skip_reason(event, context.groups)
-    if reason == "placeholder" and _is_placeholder(event):
+    if reason == "placeholder" and is_placeholder(event):
         _offload(plan, event, context)
         return
-    size = context.block_sizes.get(event.medium, event.block_size)
+    tier = tier_of_event(event, context.groups)
+    if reason == "not-dense" and is_of_group(tier):
+        _leave_out(plan, event, tier, context)
+        return
+    size = context.block_sizes.get(tier, event.block_size)
     if reason is None and size != event.block_size:
-        reason = _other_size(event, size, context)
+        if _shows_whole_block(event, size, context):
+            _clear(plan, context)
+            context.keys, context.main_size = RememberedKeys(), 0
+        else:
+            reason = other_size(event, size, context)
     if reason is not None:
         (plan.not_understood if reason in NOT_UNDERSTOOD else plan.skipped)[reason] += 1
         return
     keys = _keys(plan, event, context, roots)
     if keys is None:
         return
-    context.block_sizes[event.medium] = event.block_size
-    is_report = context.more_is_report if isinstance(event, MoreStored) else _is_report(event, context)
+    context.block_sizes[tier] = event.block_size
+    is_report = context.more_is_report if isinstance(event, MoreStored) else reports_hits(event, context)
     context.more_is_report = is_report
-    _append_store(plan, event, event.block_hashes, keys, set_only=is_report)
-    _note_first_block(event, context, is_report=is_report)
+    _append_store(plan, event, tier, event.block_hashes, keys, set_only=is_report)
+    note_first_block(event, context, is_report=is_report)
     _adopt(plan, event.block_hashes, context)
 
 
@@ -298,7 +185,7 @@ def _keys(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKey
     if event.parent_block_hash is None:
         parent: bytes | None = roots(event.lora_name, event.cache_salt or extra.cache_salt)
     else:
-        parent = context.keys.get(event.parent_block_hash)
+        parent = context.known(event.block_size).get(event.parent_block_hash)
     if parent is None:
         plan.skipped["unknown-parent"] += 1  # a root it is not: its keys would match other prompts
         bare = replace(event, extra_keys=None, lora_name=None, cache_salt=None, session_id=None)
@@ -321,40 +208,13 @@ def _extra_keys(plan: Plan, event: BlockStored) -> ExtraKeys | None:
 
 
 def _chain(event: BlockStored, parent: bytes, folded: Sequence[bytes | None] | None, context: StreamContext) -> bytes:
-    keys = block_keys(event.tokens, block_size=event.block_size, parent=parent, extra=folded)
-    context.keys.add_run(event.block_hashes, keys)
+    chain = context.chain(event.block_size)
+    # the groups of a hybrid model report the same blocks one after the other
+    keys = chain.run(event.block_hashes) if len(context.groups) > 1 else None
+    if keys is None:
+        keys = block_keys(event.tokens, block_size=event.block_size, parent=parent, extra=folded)
+        chain.add_run(event.block_hashes, keys)
     return keys
-
-
-def _may_be_report(event: BlockStored) -> bool:
-    return event.parent_block_hash is None and event.medium == "GPU" and bool(event.block_hashes)
-
-
-def _is_report(event: BlockStored, context: StreamContext) -> bool:
-    """Tell whether a store reports blocks that are there already (kv_cache_report_mode=full).
-
-    vLLM reports a hit exactly as it reports new blocks: the same fields, no parent, from the prompt's first block on.
-    What differs is that a prompt whose first block is cached is not computed from its start, so that such a store is a
-    report; a real second copy of first blocks comes about only where the prompt is no longer than one block (a hit is
-    at most all tokens but one). So several blocks that begin with one that is held are not counted again. A single one
-    is, until the publisher has been seen to report. Where a real copy is not counted (prompts that may not read the
-    cache, such as those that ask for prompt_logprobs), its removal costs a hit; the other way round, blocks that are
-    gone would be claimed for ever. Hence also: where the index may lack first blocks (it is not exact, or copies were
-    not counted), nothing without a parent is counted twice. Only the GPU's own pool reports hits; connectors count.
-    """
-    if not _may_be_report(event):
-        return False
-    is_held = event.block_hashes[0] in context.first_blocks
-    if len(event.block_hashes) == 1:
-        return is_held and context.reports_anew
-    context.reports_anew = context.reports_anew or is_held
-    return context.reports_anew or not context.is_exact
-
-
-def _note_first_block(event: BlockStored, context: StreamContext, *, is_report: bool) -> None:
-    if _may_be_report(event):
-        held = context.first_blocks.get(event.block_hashes[0], 0)
-        context.first_blocks[event.block_hashes[0]] = held or 1 if is_report else held + 1
 
 
 def _adopt(plan: Plan, parents: Sequence[int], context: StreamContext) -> None:
@@ -366,35 +226,102 @@ def _adopt(plan: Plan, parents: Sequence[int], context: StreamContext) -> None:
 
 def _store_orphan(plan: Plan, orphan: Orphan, context: StreamContext) -> tuple[int, ...]:
     event = orphan.event
-    if context.block_sizes.setdefault(event.medium, event.block_size) != event.block_size:
-        plan.skipped[_other_size(event, context.block_sizes[event.medium], context)] += 1
-        return ()
     assert event.parent_block_hash is not None
-    keys = _chain(event, context.keys[event.parent_block_hash], orphan.folded, context)
+    parent = context.known(event.block_size).get(event.parent_block_hash)
+    if parent is None:  # what has come is a block of another size that ends there, too
+        context.orphans.add(event, orphan.folded)
+        return ()
+    tier = tier_of_event(event, context.groups)
+    if context.block_sizes.setdefault(tier, event.block_size) != event.block_size:
+        plan.skipped[other_size(event, context.block_sizes[tier], context)] += 1
+        return ()
+    keys = _chain(event, parent, orphan.folded, context)
     held = [place for place in range(len(event.block_hashes)) if place not in orphan.gone]
     if held:
         hashes = tuple(event.block_hashes[place] for place in held)
-        _append_store(plan, event, hashes, b"".join(keys[place * 8 : place * 8 + 8] for place in held))
+        _append_store(plan, event, tier, hashes, b"".join(keys[place * 8 : place * 8 + 8] for place in held))
     return event.block_hashes
+
+
+def _shows_whole_block(event: BlockStored, size: int, context: StreamContext) -> bool:
+    """Tell whether what was indexed so far are parts of blocks.
+
+    A block of a model with states may be longer than the first prompts: then only their ends were reported.
+    """
+    has_states = any(group.kind == STATE for group in context.groups.values())
+    return has_states and context.mixes_sizes and event.block_size > size and event.block_size % size == 0
+
+
+def _leave_out(plan: Plan, event: BlockStored, tier: str, context: StreamContext) -> None:
+    """Let blocks of a group wait, some of whose neighbours were left out (a Mamba state is kept now and then)."""
+    if tier not in context.block_sizes:  # a reader must know of the group before it holds anything
+        context.block_sizes[tier] = event.block_size
+        _append_store(plan, event, tier, (), b"")
+    context.left_out.add(event.group_idx or 0)
+    context.unplaced.add(event, is_report=event.parent_block_hash is None and context.reports_anew)
+
+
+def _place(plan: Plan, context: StreamContext) -> None:
+    """Store the blocks that wait and whose keys are known by now, because full attention has reported them.
+
+    Where it has blocks of another size, nothing can say where they are, and such a group is not indexed. It may report
+    after them: until it does, they wait.
+    """
+    dense_sizes = {group.block_size for group in context.groups.values() if group.kind in DENSE_KINDS}
+    lost = {number for number in context.left_out if context.groups[number].block_size not in dense_sizes}
+    if dense_sizes:
+        context.left_out.clear()
+    if dense_sizes and lost:
+        context.groups = {
+            number: dataclasses.replace(group, kind=SPARSE) if number in lost else group
+            for number, group in context.groups.items()
+        }
+        plan.skipped[NO_RULE] += len(lost)
+        _clear(plan, context)
+        return
+    stores: dict[tuple[str, int, int, bool], tuple[list[int], list[bytes]]] = {}
+    for block, waiting in context.unplaced.entries() if dense_sizes else ():
+        key = context.known(waiting.block_size).get(block.engine_hash)
+        if key is not None:
+            context.unplaced.take(block)
+            tier = tier_of(block.medium, context.groups.get(block.group))
+            hashes, keys = stores.setdefault((tier, block.group, waiting.block_size, waiting.is_report), ([], []))
+            hashes += [block.engine_hash] * waiting.copies
+            keys += [key] * waiting.copies
+    for (tier, group, size, is_report), (hashes, keys) in stores.items():
+        packed = pack_hashes(hashes)
+        plan.operations.append(
+            Store(tier=tier, group=group, block_size=size, hashes=packed, keys=b"".join(keys), set_only=is_report)
+        )
+    dropped = context.unplaced.forget_oldest()
+    if dropped:
+        plan.skipped[UNPLACED] += dropped
 
 
 def _offload(plan: Plan, event: BlockStored, context: StreamContext) -> None:
     """Store blocks that another tier has reported, under the keys that they have there."""
     held = [engine_hash for engine_hash in event.block_hashes if engine_hash in context.keys]
-    sizes = context.block_sizes
-    size = sizes.get(event.medium) or sizes.get("GPU") or next(iter(sizes.values()), 0)
+    sizes, tier = context.block_sizes, tier_of_event(event, context.groups)
+    size = sizes.get(tier) or sizes.get("GPU") or next(iter(sizes.values()), 0)
     if len(held) < len(event.block_hashes) or not size:
         plan.skipped["placeholder-unknown"] += 1
     if held and size:
-        sizes[event.medium] = size
+        sizes[tier] = size
         keys = b"".join(context.keys[engine_hash] for engine_hash in held)
-        _append_store(plan, event, held, keys, block_size=size)
+        _append_store(plan, event, tier, held, keys, block_size=size)
 
 
 def _append_store(
-    plan: Plan, event: BlockStored, hashes: Sequence[int], keys: bytes, *, block_size: int = 0, set_only: bool = False
+    plan: Plan,
+    event: BlockStored,
+    tier: str,
+    hashes: Sequence[int],
+    keys: bytes,
+    *,
+    block_size: int = 0,
+    set_only: bool = False,
 ) -> None:
-    tier, group, packed = event.medium, event.group_idx or 0, pack_hashes(hashes)
+    group, packed = event.group_idx or 0, pack_hashes(hashes)
     last = plan.operations[-1] if plan.operations else None
     if isinstance(last, Store) and (last.tier, last.group, last.set_only) == (tier, group, set_only):
         # one longer operation is far cheaper to apply than two
@@ -409,18 +336,20 @@ def _remove(plan: Plan, event: BlockRemoved, context: StreamContext) -> None:
     if event.locality == "REMOTE" or event.medium not in TIERS or not may_hold(context.groups, event.group_idx):
         plan.skipped["removal-of-unindexed"] += 1
         return
-    tier, group, orphans = event.medium, event.group_idx or 0, context.orphans
+    medium, group, orphans = event.medium, event.group_idx or 0, context.orphans
     hashes = event.block_hashes
-    if tier == "GPU":
-        for engine_hash in hashes:
-            references = context.first_blocks.pop(engine_hash, 1)
+    if medium == "GPU":
+        for first in hashes if not group else [each | group << GROUP_SHIFT for each in hashes]:
+            references = context.first_blocks.pop(first, 1)
             if references > 1:
-                context.first_blocks[engine_hash] = references - 1
+                context.first_blocks[first] = references - 1
     if len(orphans):
-        hashes = tuple(each for each in hashes if not orphans.remove(tier=tier, group=group, engine_hash=each))
+        hashes = tuple(each for each in hashes if not orphans.remove(tier=medium, group=group, engine_hash=each))
+    if len(context.unplaced):
+        hashes = tuple(each for each in hashes if not context.unplaced.remove(event, each))
     if not hashes:
         return
-    packed = pack_hashes(hashes)
+    packed, tier = pack_hashes(hashes), tier_of_event(event, context.groups)
     last = plan.operations[-1] if plan.operations else None
     if isinstance(last, Remove) and (last.tier, last.group) == (tier, group):
         packed = last.hashes + packed  # as in `_append_store`: most publishers name one block an event

@@ -3,8 +3,8 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from kv_indexer.apply.change_plan import KNOWN_KEYS_LIMIT
 from kv_indexer.apply.orphans import OrphanShares
+from kv_indexer.apply.stream_context import KNOWN_KEYS_LIMIT
 
 LEAST_KNOWN_KEYS = 2048  # of each rank, however many there are
 FULL_RANKS = 4  # up to so many remember as much as one alone

@@ -44,6 +44,13 @@ class RememberedKeys:
             key = self._single.get(engine_hash)
         return key
 
+    def run(self, hashes: Sequence[int]) -> bytes | None:
+        """Return the keys of just these blocks if they were remembered together, or None."""
+        run = self._runs.get(hashes[-1]) if hashes else None
+        if isinstance(run, bytes):
+            return run if len(hashes) == 1 else None
+        return run[1] if run is not None and run[0] == hashes else None
+
     def update(self, keys: Mapping[int, bytes]) -> None:
         """Remember single blocks."""
         for engine_hash, key in keys.items():

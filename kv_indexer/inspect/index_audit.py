@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvmesh.blocks.block_keys import KEY_BYTES
-from kvmesh.blocks.events import DENSE_KINDS
+from kvmesh.blocks.cache_groups import DENSE_KINDS
 from kvmesh.redis.keys import MAX_SLOTS, PREFIX
 
 HASH_BYTES = 8
@@ -145,7 +145,7 @@ def read_owner(record: bytes) -> SlotOwner | None:
             stream=f"{value['endpoint']}#{int(value['rank'])}",
             tier=str(value["tier"]),
             epoch=int(value["epoch"]),
-            live=value["state"] == "live",
+            live=value["state"] in {"live", "group"},
         )
     except (ValueError, TypeError, KeyError, RecursionError):
         return None

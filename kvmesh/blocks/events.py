@@ -1,19 +1,17 @@
 """What a vLLM pod says about its KV cache, in one form for all wire formats; and the cache groups learned from it.
 
 A store describes its KV cache group (vLLM >= 0.22) or only numbers it (0.20, 0.21); a removal names the number alone.
-Hybrid models have several groups, of which only those with full attention hold a prompt's whole prefix. Pure.
+Hybrid models have several groups, each with a rule of its own of what a hit is (`cache_groups`). Pure.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from kvmesh.blocks.block_keys import TOKEN_BYTES
+from kvmesh.blocks.cache_groups import DENSE_KINDS, SPARSE, CacheGroup, has_rule
 
-DENSE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-SPARSE = "sparse"  # our own name: the publisher named no kind, but left blocks out
 MAX_GROUP = 255  # it is one byte in Redis
 
 
@@ -67,29 +65,28 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     skipped: Mapping[str, int] = {}  # reason -> events of this batch that could not be read
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheGroup:
-    """One group, as a store described it."""
-
-    kind: str | None  # `full_attention`, `sliding_window`, …; None where the publisher does not say
-    block_size: int  # tokens
-    sliding_window: int | None = None  # tokens
-
-
 def learn(catalogue: Mapping[int, CacheGroup], event: BlockStored) -> Mapping[int, CacheGroup]:
     """Return the catalogue with what this store says of its group; the same object if that is nothing new.
 
     An event with neither number nor kind (vLLM < 0.20, SGLang, TRT-LLM) adds nothing, nor does an offload
     placeholder. A kind once known outlives stores that do not name it. Where none was ever named, a store whose tokens
-    do not fill its blocks exactly shows that the group is sparse. At most MAX_GROUP + 1 groups are kept.
+    do not fill its blocks exactly shows that the group is sparse, and what has proved sparse stays so. The largest
+    block size counts: where hashes are finer than blocks, vLLM reports the end of a prompt within a block with the size
+    of a hash's piece. At most MAX_GROUP + 1 groups are kept.
     """
     if (event.group_idx is None and event.kv_cache_spec_kind is None) or event.block_size == 0:
         return catalogue
     number = event.group_idx or 0
     known = catalogue.get(number)
+    kind = event.kv_cache_spec_kind
+    if known is not None and kind is not None:
+        described = kind, event.block_size, event.kv_cache_spec_sliding_window
+        if described == (known.kind, known.block_size, known.sliding_window):  # nearly always
+            return catalogue
     if number > MAX_GROUP:
         return catalogue
-    kind = event.kv_cache_spec_kind
+    if known is not None and known.kind == SPARSE and kind not in DENSE_KINDS:
+        kind = SPARSE
     if kind is None:
         kind = known.kind if known else None
         if kind is None and not is_dense(event):
@@ -97,7 +94,8 @@ def learn(catalogue: Mapping[int, CacheGroup], event: BlockStored) -> Mapping[in
     window = event.kv_cache_spec_sliding_window
     if window is None and known is not None:
         window = known.sliding_window
-    group = CacheGroup(kind=kind, block_size=event.block_size, sliding_window=window)
+    block_size = event.block_size if known is None else max(event.block_size, known.block_size)
+    group = CacheGroup(kind=kind, block_size=block_size, sliding_window=window)
     return catalogue if group == known else {**catalogue, number: group}
 
 
@@ -109,13 +107,14 @@ def is_dense(event: BlockStored) -> bool:
 def is_indexed(catalogue: Mapping[int, CacheGroup], group_idx: int | None) -> bool:
     """Tell whether stores of this group are indexed; call it with the catalogue that `learn` gave for the event.
 
-    Dense kinds are. A group of no known kind is, if nothing speaks of other groups: there is no number at all (older
-    vLLM, other engines), or it is number 0 and no other has been seen, so that the model is not hybrid as far as we
-    know. Once another group appears, number 0 may as well be the sliding window, and what it stores is left out.
+    Kinds are whose rule is known; without a number only full attention, as removals name nothing else. A group of no
+    known kind is, if nothing speaks of other groups: there is no number at all (older vLLM, other engines), or it is
+    number 0 and no other has been seen, so that the model is not hybrid as far as we know. Once another group appears,
+    number 0 may as well be the sliding window, and what it stores is left out.
     """
     group = catalogue.get(group_idx or 0)
     if group is not None and group.kind is not None:
-        return group.kind in DENSE_KINDS
+        return has_rule(group) if group_idx is not None else group.kind in DENSE_KINDS
     return group_idx is None or (group_idx == 0 and catalogue.keys() <= {0})
 
 
@@ -128,4 +127,6 @@ def may_hold(catalogue: Mapping[int, CacheGroup], group_idx: int | None) -> bool
     group = catalogue.get(group_idx or 0)
     if (group_idx or 0) > MAX_GROUP:
         return False
-    return group is None or group.kind in (None, SPARSE) or group.kind in DENSE_KINDS
+    if group is None or group.kind in (None, SPARSE):
+        return True
+    return has_rule(group) if group_idx is not None else group.kind in DENSE_KINDS

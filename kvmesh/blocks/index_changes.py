@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kvmesh.blocks.events import CacheGroup
+from kvmesh.blocks.cache_groups import CacheGroup
 
 # share of a GPU hit's worth: the rest is the cost of fetching the block
 TIER_WEIGHTS: Mapping[str, float] = {

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from kvmesh.blocks.events import CacheGroup
+from kvmesh.blocks.cache_groups import CacheGroup, is_of_group
 from kvmesh.blocks.findings import Finding
 
 
@@ -157,7 +157,7 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointCache:
-    """What the index knows of one endpoint, over all of its ranks and tiers."""
+    """What the index knows of one endpoint, over all of its ranks and its tiers of full attention."""
 
     cached_blocks: int
     block_size: int | None  # tokens; None before the first block. The smallest, if tiers differ
@@ -214,9 +214,12 @@ class Registry:
         found = {}
         for endpoint, of_endpoint in lines.items():
             worst = min(of_endpoint, key=lambda line: WORST_FIRST.index(line.state))
+            # what other groups hold is of the same prompts: it counts only where no full attention says how much
+            tiers = [line for line in of_endpoint if line.tier is not None]
+            counted = [line for line in tiers if not is_of_group(line.tier)] or tiers
             found[endpoint] = EndpointCache(
-                cached_blocks=sum(line.cached_blocks for line in of_endpoint),
-                block_size=min((line.block_size for line in of_endpoint if line.block_size), default=None),
+                cached_blocks=sum(line.cached_blocks for line in counted),
+                block_size=min((line.block_size for line in counted if line.block_size), default=None),
                 state=worst.state,
                 reason=worst.reason,
             )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from kvmesh.blocks.block_keys import TOKEN_BYTES, BlockExtras, block_keys, split_keys
+from kvmesh.blocks.cache_groups import read_tier
 from kvmesh.blocks.index_changes import Applied, Clear, IndexChange, Operation, Remove, Store
 from kvmesh.blocks.source import (
     NOT_FOLLOWED,
@@ -25,7 +26,7 @@ from kvmesh.blocks.source import (
     StreamRecord,
 )
 from kvmesh.errors import LeaseLostError
-from kvmesh.index.prefix_match import PrefixLookup, match_prompt, match_table, usable_tokens
+from kvmesh.index.prefix_match import GPU, PrefixLookup, match_prompt, match_table, usable_tokens
 
 Field = tuple[bytes, int]  # (engine hash, group)
 FOR_GOOD = float("inf")
@@ -116,12 +117,12 @@ class MemoryPrefixIndex:
         usable = memoryview(tokens)[: usable_tokens(tokens) * TOKEN_BYTES]
         keys = {
             size: block_keys(usable, block_size=size, parent=root, extra=extra(size) if extra else None)
-            for size in table.masks
+            for size in table.masks.keys() | table.apart
         }
         values = {
             size: [bitmap(self._holders.get(key, ())) for key in split_keys(packed)] for size, packed in keys.items()
         }
-        return match_prompt(table, values, keys=keys)
+        return match_prompt(table, values, keys={size: keys[size] for size in table.masks})
 
     async def sources(self) -> list[SourceStatus]:
         """See `PrefixIndexReader`."""
@@ -360,7 +361,7 @@ class MemoryPrefixIndex:
                 self._release_block(key, tier.slot)
 
     def _rotate_if_due(self, tier: _Tier, name: str) -> None:
-        if name == "GPU" or tier.removes or tier.slot is None or self.clock() - tier.since < self._tier_ttl:
+        if read_tier(name)[0] == GPU or tier.removes or tier.slot is None or self.clock() - tier.since < self._tier_ttl:
             return
         if tier.old is not None:
             self._slots[tier.old].live = False

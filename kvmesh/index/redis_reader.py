@@ -8,19 +8,22 @@ its last answer may still be on their way (`docs/decisions/0006-tracked-blocks.m
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvmesh.blocks.block_keys import KEY_BYTES, TOKEN_BYTES, BlockExtras, block_keys
 from kvmesh.blocks.source import IndexStatus, SourceStatus
 from kvmesh.errors import IndexUnavailableError
-from kvmesh.index.known_keys import FIRST_BATCH, DepthHints, KnownBlockKeys, PromptKeys, next_batch
+from kvmesh.index.group_match import HeldRun
+from kvmesh.index.known_keys import FIRST_BATCH, LARGEST_BATCH, DepthHints, KnownBlockKeys, PromptKeys, next_batch
 from kvmesh.index.prefix_match import (
+    NO_RUNS,
     MatchTable,
     PrefixLookup,
     PrefixWalk,
     Run,
+    held_runs,
     match_table,
     prefix_lookup,
     runs_of,
@@ -35,6 +38,7 @@ from kvmesh.redis.snapshot import ASK_VERSION, READ_AT_ONCE, read_snapshot
 
 SNAPSHOT_MAX_AGE_SECONDS = 1.0  # counts and the indexer's heartbeat may be this old; slots and states never are
 CONFLICT_LIMIT = 4  # a registry that changes between all round trips is not worth waiting for
+ASKED_BYTES = LARGEST_BATCH * KEY_BYTES  # of one MGET for groups of another block size
 
 _WHO = pack("INFO", "server")
 
@@ -87,13 +91,22 @@ class PrefixIndexReader:
             if table is None or asyncio.get_running_loop().time() - self._read_at > SNAPSHOT_MAX_AGE_SECONDS:
                 table = await self._current_table()
             searches = [
-                _Search(size, PrefixWalk(streams, width=table.width), self._keys(tokens, usable, size, root, extra))
+                _Search(
+                    size,
+                    PrefixWalk(streams, width=table.width, has_groups=size in table.grouped),
+                    self._keys(tokens, usable, size, root, extra),
+                )
                 for size, streams in table.masks.items()
             ]
             if await self._walk(searches, table, passed):
-                walks = {search.block_size: search.walk for search in searches}
-                keys = {search.block_size: search.keys.reach(search.keys.blocks) for search in searches}
-                return prefix_lookup(table, walks, keys=keys, also=passed.got)
+                apart: Mapping[int, Sequence[HeldRun]] | None = NO_RUNS
+                if table.apart:
+                    of_size = {size: self._keys(tokens, usable, size, root, extra) for size in table.apart}
+                    apart = await self._read_apart(searches, of_size, table, passed)
+                if apart is not None:
+                    walks = {search.block_size: search.walk for search in searches}
+                    keys = {search.block_size: search.keys.reach(search.keys.blocks) for search in searches}
+                    return prefix_lookup(table, walks, keys=keys, apart=apart, also=passed.got)
             self._table = None
         raise IndexUnavailableError("the sources changed during each of several attempts")
 
@@ -194,6 +207,37 @@ class PrefixIndexReader:
                     asyncio.get_running_loop().call_soon(self._learn)
                 self._learns.append(search)
         return True
+
+    async def _read_apart(
+        self,
+        searches: Sequence["_Search"],
+        keys: Mapping[int, "PromptKeys | _ComputedKeys"],
+        table: MatchTable,
+        passed: "_PassedThrough",
+    ) -> Mapping[int, Sequence[HeldRun]] | None:
+        """Ask who holds the blocks of groups whose size is not their stream's; None if the registry has changed.
+
+        In a round trip of its own, because the matches of full attention bound what is worth asking for.
+        """
+        batches: list[bytes] = []
+        sizes: list[int] = []
+        for size, of_size in keys.items():
+            bound = max(search.walk.longest_with(size) * search.block_size for search in searches) // size
+            packed = of_size.reach(bound)[: bound * KEY_BYTES]
+            pieces = [packed[at : at + ASKED_BYTES] for at in range(0, len(packed), ASKED_BYTES)]
+            batches += pieces
+            sizes += [size] * len(pieces)
+        if not batches:
+            return NO_RUNS
+        self.asked_blocks += sum(map(len, batches)) // KEY_BYTES
+        commands, replies = _commands(batches, passed)
+        found, values = self._read(await self._link.request(commands, replies=replies), batches, passed)
+        if found != table.registry.version:
+            return None
+        apart: dict[int, list[HeldRun]] = {}
+        for size, runs in zip(sizes, values, strict=True):
+            apart.setdefault(size, []).extend(held_runs(runs, width=table.width))
+        return apart
 
     def _read(
         self, replies: list[Any], batches: Sequence[bytes], passed: "_PassedThrough"

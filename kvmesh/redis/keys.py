@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvmesh.blocks.block_keys import KEY_BYTES
-from kvmesh.blocks.events import CacheGroup
+from kvmesh.blocks.cache_groups import CacheGroup, is_of_group, read_tier
 from kvmesh.blocks.index_changes import Clear, IndexChange, Operation, Remove, Store
 from kvmesh.blocks.source import (
     NOT_FOLLOWED,
@@ -203,8 +203,10 @@ def _parse_slot(slot: bytes, record: bytes, blocks: int) -> SlotRecord | None:
     number = int(slot)
     if value.state == "sweeping":
         return None
+    of_group = is_of_group(value.tier)  # readers of before groups were indexed leave such a slot out
     checks = (
-        (value.state != "live", f"unknown state {value.state!r}"),
+        (value.state != ("group" if of_group else "live"), f"unknown state {value.state!r}"),
+        (of_group and _group_size(value.tier) != value.block_size, "another block size than its group's"),
         (b"%d" % number != slot or not 0 <= number < MAX_SLOTS, f"not a number from 0 to {MAX_SLOTS - 1}"),
         (value.block_size < 1, f"a block size of {value.block_size}"),
         (blocks < 0, "its blocks are not a hash"),
@@ -221,6 +223,11 @@ def _parse_slot(slot: bytes, record: bytes, blocks: int) -> SlotRecord | None:
         block_size=value.block_size,
         blocks=blocks,
     )
+
+
+def _group_size(tier: str) -> int:
+    _, group = read_tier(tier)
+    return group.block_size if group is not None else 0
 
 
 def live_slots(reply: Sequence[bytes]) -> list[bytes]:

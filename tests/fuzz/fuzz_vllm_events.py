@@ -18,7 +18,10 @@ from typing import Any, get_args
 import atheris
 
 with atheris.instrument_imports(include=["kv_indexer"]):
-    from kv_indexer.apply.change_plan import StreamContext, first_size_change, hashes_to_look_up, plan_change
+    from kv_indexer.apply.change_plan import plan_change
+    from kv_indexer.apply.look_ups import hashes_to_look_up
+    from kv_indexer.apply.store_rules import first_size_change
+    from kv_indexer.apply.stream_context import StreamContext
     from kv_indexer.events.event_fields import Fault
     from kv_indexer.events.sequence import is_replay_end, parse_live, parse_replay
     from kv_indexer.events.vllm_events import decode_any_batch, decode_batch

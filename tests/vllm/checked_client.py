@@ -6,6 +6,7 @@ pod's cache, so that a prediction cannot fail for an event that is still on its 
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,7 @@ class CheckedClient:
     stack: Stack
     pods: Mapping[str, VllmPod]
     outcomes: list[Outcome] = field(default_factory=list)
+    block_size: int = BLOCK_SIZE
 
     async def send(self, kind: str, path: str, **fields: Any) -> Outcome:
         """Send one request of the default model or of `model`; the output is short, and one token for later APIs."""
@@ -69,12 +71,14 @@ class CheckedClient:
 
     async def _indexed(self, tokens: Sequence[int], body: Mapping[str, Any], *, pod: str) -> None:
         """Wait until the index has every block that vLLM filled; it never computes the last token it generated."""
-        filled = (len(tokens) - 1) // BLOCK_SIZE * BLOCK_SIZE
+        filled = (len(tokens) - 1) // self.block_size * self.block_size
         question = {name: body[name] for name in ("model", "cache_salt") if name in body} | {"prompt": [*tokens, 0]}
 
         def complete(explanation: Any) -> bool:
-            held = {each["endpoint"]: each["indexed_tokens"] for each in explanation["candidates"]}
-            return bool(held[pod] >= filled)
+            (held,) = [each for each in explanation["candidates"] if each["endpoint"] == pod]
+            # other groups of a hybrid model may hold less
+            reported = re.search(r"full attention holds (\d+) tokens", held["held_back"] or "")
+            return int(reported[1]) >= filled if reported else bool(held["indexed_tokens"] >= filled)
 
         await eventually(lambda: self.stack.explain(question), complete)
 

@@ -150,7 +150,7 @@ end
 
 -- Returns why nothing can be stored, or nil. A refusal holds for a second, because asking again is what costs.
 local function ready_to_store(source, tier, block_size)
-  if source.slot and not source.removes and tier ~= 'GPU' and now - source.since * 1000 >= ARGV[11] * 1000 then
+  if source.slot and not source.removes and not is_gpu(tier) and now - source.since * 1000 >= ARGV[11] * 1000 then
     rotate(stream, tier, source.slot, source.old)
     source.old, source.slot = source.slot, nil
   end

@@ -56,6 +56,13 @@ local function put_slot(slot, endpoint, rank, tier, epoch, size, state)
     epoch = tonumber(epoch) or 0, block_size = tonumber(size) or 0, state = state}))
 end
 
+-- The state of a slot that is in use. Readers that know nothing of KV cache groups (a tier with a slash) do not know
+-- the second: they would take such a slot's blocks for a part of the prefix.
+local function used_state(tier) return string.find(tier, '/', 1, true) and 'group' or 'live' end
+
+-- Tiers whose removals are always reported: the GPU's, of any group.
+local function is_gpu(tier) return tier == 'GPU' or sub(tier, 1, 4) == 'GPU/' end
+
 -- A slot's record, or nil if it is not ours to read.
 local function slot_record(text)
   local readable, record = pcall(cjson.decode, text or '')
@@ -65,7 +72,7 @@ end
 -- Whether `slots` says of a slot what its stream says: without that the number may be given to another.
 local function is_recorded(text, endpoint, rank, tier, epoch)
   local record = slot_record(text)
-  return record and record.state == 'live' and record.tier == tier and record.endpoint == endpoint
+  return record and record.state == used_state(tier) and record.tier == tier and record.endpoint == endpoint
     and record.rank == tonumber(rank) and record.epoch == tonumber(epoch)
 end
 
@@ -74,7 +81,7 @@ end
 local function retire_slot(key, slot, tier)
   local who = call('HMGET', key, 'endpoint', 'rank', 'epoch', 'size:' .. tier)
   local now = slot_record(call('HGET', SLOTS, slot))
-  if now and now.state == 'live' and (now.endpoint ~= who[1] or now.rank ~= tonumber(who[2])) then return end
+  if now and now.state ~= 'sweeping' and (now.endpoint ~= who[1] or now.rank ~= tonumber(who[2])) then return end
   put_slot(slot, who[1], who[2], tier, who[3], who[4], 'sweeping')
   bump()
 end
@@ -132,7 +139,7 @@ local function take_slot(key, tier, block_size, epoch, now)
   for _, number in ipairs(call('HKEYS', SLOTS)) do used[number] = true end
   while slot < MAX_SLOTS and (used[tostring(slot)] or is_leftover(slot)) do slot = slot + 1 end
   if slot >= MAX_SLOTS then return nil, 'no-free-slot' end
-  put_slot(slot, who[1], who[2], tier, epoch, block_size, 'live')
+  put_slot(slot, who[1], who[2], tier, epoch, block_size, used_state(tier))
   call('HSET', key, 'slot:' .. tier, slot, 'size:' .. tier, block_size, 'since:' .. tier, format('%.3f', now / 1000))
   bump()
   return slot

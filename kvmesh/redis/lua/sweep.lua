@@ -18,7 +18,7 @@ local function age(key)
   for i = 1, #record, 2 do fields[record[i]] = record[i + 1] end
   for field, value in pairs(fields) do
     local tier = string.match(field, '^since:(.+)$')
-    local void = tier and tier ~= 'GPU' and not fields['removes:' .. tier]
+    local void = tier and not is_gpu(tier) and not fields['removes:' .. tier]
       and now - (tonumber(value) or 0) * 1000 >= ARGV[3] * 1000
     if void then
       local slot, old = slot_number(fields['slot:' .. tier]), slot_number(fields['old:' .. tier])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvmesh.blocks.block_keys import block_keys, root_key
-from kvmesh.blocks.events import CacheGroup
+from kvmesh.blocks.cache_groups import CacheGroup
 from kvmesh.blocks.index_changes import Applied, Clear, Operation, Store
 from kvmesh.blocks.source import (
     EndpointCache,

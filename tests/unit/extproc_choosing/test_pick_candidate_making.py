@@ -4,6 +4,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from extproc.choosing.candidates import candidates_of
 from extproc.choosing.health import EndpointHealth
@@ -13,6 +14,10 @@ from extproc.policy.values import HealthPolicy, PickPolicy
 from extproc.prefixes.prompt_match import NO_HITS, NO_MATCH, IndexHits, PromptKeys, PromptMatch
 from extproc.prefixes.routing_memory import UNFOLLOWED_LIMIT, RecentRoutes, RoutingMemory
 from extproc.replicas.shared_load import EndpointBookings, SharedView
+from kvmesh.blocks.cache_groups import CacheGroup
+from kvmesh.blocks.source import Registry
+from kvmesh.index.group_match import HeldBack
+from kvmesh.index.prefix_match import PrefixLookup
 from tests.unit.extproc_choosing.pick_candidates import load
 
 POLICY = PickPolicy()
@@ -53,6 +58,17 @@ def test_a_match_never_covers_the_last_token() -> None:
     match = PromptMatch(prompt_tokens=64, matched_tokens={"a": 64}, worth_tokens={"a": 64.0}, indexed_tokens={"a": 48})
     (pod,) = seen(status("a"), match=match)
     assert (pod.matched_tokens, pod.saved_tokens, pod.indexed_tokens) == (63, 63, 48)
+
+
+def test_a_candidate_says_why_the_index_expects_less_than_full_attention_holds() -> None:
+    back = HeldBack(tokens=96, by=CacheGroup(kind="mamba", block_size=16))
+    found = PrefixLookup(
+        matched_blocks={}, block_size={}, endpoints={}, registry=Registry(version=b"1"), indexer_alive=True
+    )
+    held_back = structs.replace(found, held_back={"a": back})
+    pods = seen(status("a"), status("b"), hits=IndexHits(prompts=(held_back,)))
+    assert [pod.held_back for pod in pods] == [back.words, ""]
+    assert "96 tokens" in back.words
 
 
 def test_bookings_of_this_and_the_other_replicas_add_up() -> None:

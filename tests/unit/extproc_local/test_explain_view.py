@@ -8,6 +8,8 @@ from rich.console import Console
 
 from extproc.local.explain import render
 from extproc.pages.picker_state import DecisionState
+from kvmesh.blocks.cache_groups import CacheGroup
+from kvmesh.index.group_match import HeldBack
 
 WINNER: dict[str, Any] = {
     "endpoint": "127.0.0.1:8101",
@@ -73,6 +75,15 @@ def test_a_decision_is_its_winner_its_prompt_and_a_line_for_each_candidate_best_
         ["127.0.0.1:8101", "6", "1+3", "2", "25%", "0.80", "1.00", "4.40"],
         ["[fe80::1]:8000", "(unknown,", "full)", "0", "?", "?", "?", "0.00", "-", "0.00"],
     ]
+
+
+def test_what_held_a_hit_back_is_said() -> None:
+    words = HeldBack(tokens=160, by=CacheGroup(kind="sliding_window", block_size=16, sliding_window=128)).words
+    lines = shown(ROUTED | {"candidates": [UNKNOWN, WINNER | {"held_back": words}]}, width=200)
+    assert lines[-1] == (
+        "127.0.0.1:8101: full attention holds 160 tokens, but what a longer hit needs of the sliding_window group's "
+        "window of 128 tokens is gone or was never kept"
+    )
 
 
 def test_a_decision_with_three_scorers_fits_80_columns() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from array import array
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -90,6 +91,12 @@ def test_holders_are_shown_with_their_tiers_and_what_is_wrong_with_them() -> Non
         "[fe80::1]:8000      0      0    0% -            lost",
         "[fe80::1]:8000 is lost: unreachable",
     ]
+
+
+def test_what_held_a_hit_back_is_said() -> None:
+    prompt = PromptHolding(tokens=200, endpoints=(replace(HOLDING, held_back="a window has gone"),))
+    report = LookupReport(model="tiny", prompts=(prompt,), indexer_alive=True)
+    assert shown(report)[-1] == "10.0.0.1:8000: a window has gone"
 
 
 def test_a_prompt_that_nobody_holds_and_an_empty_index_are_said_in_words() -> None:

@@ -12,7 +12,7 @@ from kv_indexer.apply.batches import BLOCKS_A_CHANGE
 from kv_indexer.apply.change_plan import OPERATION_BLOCKS
 from kv_indexer.events.sequence import BatchAction, Frame
 from kvmesh.blocks.block_keys import root_key
-from kvmesh.blocks.events import CacheGroup
+from kvmesh.blocks.cache_groups import CacheGroup
 from kvmesh.blocks.index_changes import IndexChange
 from kvmesh.blocks.source import Claim, SourceState, Stream
 from kvmesh.errors import IndexUnavailableError, LeaseLostError, StreamForgottenError
@@ -148,7 +148,7 @@ async def test_events_of_no_use_here_are_counted_apart_from_those_that_nobody_un
     events = (placeholder, stored(2, parent=77), odd, stored(1, extra_keys=[]), {"type": "New"}, window)
     await bench.applier.apply([frame(0, *events)])
 
-    assert bench.telemetry.unindexed == Counter({"not-full-attention": 1, "placeholder": 1, "unknown-parent": 1})
+    assert bench.telemetry.unindexed == Counter({"no-group-rule": 1, "placeholder": 1, "unknown-parent": 1})
     assert bench.telemetry.decode_errors == Counter(
         {"unknown-extra-key": 1, "extra-keys-mismatch": 1, "unknown-event-type": 1}
     )
@@ -312,6 +312,59 @@ async def test_the_group_catalogue_outlives_the_indexer(bench: Bench) -> None:
     await successor.apply([frame(1, removed(1, group_idx=1))])
     assert bench.telemetry.unindexed["removal-of-unindexed"] == 1
     assert await bench.matched(1) == 1
+
+
+WINDOW: Mapping[str, Any] = {
+    "kv_cache_spec_kind": "sliding_window",
+    "kv_cache_spec_sliding_window": 8,
+    "group_idx": 1,
+}
+
+
+async def test_another_process_goes_on_with_all_groups(bench: Bench) -> None:
+    await bench.applier.apply([frame(0, stored(1, 2), stored(1, 2, **WINDOW))])
+    successor = await bench.take()
+    assert successor.position.last_seq == 0
+    children = [stored(3, parent=2, **more) for more in ({}, WINDOW)]
+    await successor.apply([frame(1, removed(1, 2, group_idx=1)), frame(2, *children)])
+
+    assert bench.telemetry.unindexed == Counter()
+    assert await bench.matched(3) == 0  # the window needs two blocks
+    await successor.apply([frame(3, stored(1, 2, **WINDOW))])
+    assert await bench.matched(3) == 3
+
+
+async def test_a_stream_whose_other_groups_were_left_out_begins_anew(bench: Bench) -> None:
+    """An indexer of before groups were indexed has followed it: what the window holds is not known."""
+    groups = {
+        0: CacheGroup(kind="full_attention", block_size=4),
+        1: CacheGroup(kind="sliding_window", block_size=4, sliding_window=8),
+    }
+    await bench.applier.apply([frame(0, stored(1))])
+    at = bench.applier.position
+    change = IndexChange(epoch=at.epoch, previous_seq=0, last_seq=1, last_ts=1.0, last_crc=1, groups=groups)
+    await bench.index.apply(bench.claim, change)
+    successor = await bench.take()
+
+    assert (successor.position.last_seq, successor.position.groups) == (-1, {})
+    await successor.apply([frame(0, stored(1), stored(1, **WINDOW)), frame(1)])
+    assert (await bench.take()).position.last_seq == 1
+
+
+async def test_blocks_that_a_window_has_lost_and_that_are_computed_anew_are_counted_twice(bench: Bench) -> None:
+    """Full attention held them all the time: a hit of nothing is no report of what is there."""
+    both = stored(1, 2), stored(1, 2, **WINDOW)
+    await bench.applier.apply([frame(0, *both), frame(1, removed(1, 2, group_idx=1)), frame(2, *both)])
+    await bench.applier.apply([frame(3, removed(1, 2))])
+    assert await bench.matched(2) == 2
+
+
+async def test_a_report_of_all_groups_is_not_counted(bench: Bench) -> None:
+    both = stored(1, 2), stored(1, 2, **WINDOW)
+    await bench.applier.apply([frame(0, *both), frame(1, *both), frame(2, removed(2))])
+    assert await bench.matched(2) == 1
+    await bench.applier.apply([frame(3, stored(2, parent=1)), frame(4, removed(1, 2, group_idx=1))])
+    assert await bench.matched(2) == 0
 
 
 async def test_an_offloaded_block_is_found_in_the_index_by_another_indexer(bench: Bench) -> None:

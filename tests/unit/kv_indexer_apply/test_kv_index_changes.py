@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 
-from kv_indexer.apply.change_plan import (
-    Plan,
-    StreamContext,
-    first_blocks_to_look_up,
-    first_size_change,
-    hashes_to_look_up,
-    plan_adoption,
-    plan_change,
-)
+from kv_indexer.apply.change_plan import Plan, plan_adoption, plan_change
+from kv_indexer.apply.hit_reports import first_blocks_to_look_up
+from kv_indexer.apply.look_ups import hashes_to_look_up
 from kv_indexer.apply.remembered_keys import RememberedKeys
+from kv_indexer.apply.store_rules import first_size_change
+from kv_indexer.apply.stream_context import StreamContext
+from kv_indexer.apply.unplaced_blocks import UnplacedBlocks
 from kvmesh.blocks.block_keys import block_keys, fold_features, root_key
-from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheGroup, Event
+from kvmesh.blocks.cache_groups import CacheGroup
+from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvmesh.blocks.index_changes import Clear, Remove, Store, pack_hashes
 
 
@@ -151,9 +149,10 @@ def test_a_missing_kind_without_a_group_is_an_older_vllm_and_is_indexed() -> Non
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"kv_cache_spec_kind": "sliding_window"}, "not-full-attention"),
-        ({"kv_cache_spec_kind": "mamba"}, "not-full-attention"),
-        ({"kv_cache_spec_kind": None, "group_idx": 1}, "not-full-attention"),
+        ({"kv_cache_spec_kind": "sliding_window"}, "no-group-rule"),  # how wide?
+        ({"kv_cache_spec_kind": "chunked_local_attention"}, "no-group-rule"),
+        ({"kv_cache_spec_kind": "mamba", "group_idx": None}, "no-group-rule"),  # removals would not say whose
+        ({"kv_cache_spec_kind": None, "group_idx": 1}, "no-group-rule"),
         ({"tokens": b"", "block_size": 0}, "placeholder"),
         ({"tokens": b"", "block_size": 0, "medium": "CPU"}, "placeholder-unknown"),
         ({"tokens": tokens(*range(64))}, "not-dense"),
@@ -181,22 +180,153 @@ def test_a_removal_from_a_tier_that_is_not_indexed_is_counted() -> None:
 WINDOW: dict[str, Any] = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 128, "group_idx": 1}
 
 
-def test_a_sparse_group_is_learned_though_it_is_not_indexed() -> None:
-    context = StreamContext()
-    plan(stored(1, **WINDOW), stored(1), context=context)
+STATES: dict[str, Any] = {"kv_cache_spec_kind": "mamba", "group_idx": 1}
+WINDOW_TIER, STATE_TIER = "GPU/sliding_window/4/128", "GPU/mamba/4"
 
+
+def test_each_group_has_a_tier_of_its_own() -> None:
+    context = StreamContext()
+
+    assert plan(stored(1, **WINDOW), stored(1), gpu_removal(1, group=1), context=context).operations == [
+        gpu_store((1,), keys(1), tier=WINDOW_TIER, group=1),
+        gpu_store((1,), keys(1)),
+        Remove(tier=WINDOW_TIER, group=1, hashes=pack_hashes((1,))),
+    ]
     assert context.groups == {
         0: CacheGroup(kind="full_attention", block_size=4),
         1: CacheGroup(kind="sliding_window", block_size=4, sliding_window=128),
     }
+    assert context.block_sizes == {WINDOW_TIER: 4, "GPU": 4}
+
+
+def test_groups_of_other_block_sizes_have_keys_of_their_own_under_the_same_hashes() -> None:
+    fine = {**WINDOW, "block_size": 2}
+    halves = block_keys(tokens(*range(12)), block_size=2, parent=ROOT)
+    first, second = (
+        stored(1, **fine, tokens=tokens(0, 1)),
+        stored(2, 3, 4, **fine, parent=1, tokens=tokens(*range(2, 8))),
+    )
+
+    context = StreamContext()
+    assert plan(stored(2, 4), first, second, context=context).operations == [
+        gpu_store((2, 4), keys(2)),
+        gpu_store((1, 2, 3, 4), halves[: 4 * 8], tier="GPU/sliding_window/2/128", group=1, block_size=2),
+    ]
+    goes_on = stored(5, 6, **fine, parent=4, tokens=tokens(*range(8, 12)))
+    assert plan(goes_on, context=context).operations == [
+        gpu_store((5, 6), halves[4 * 8 :], tier="GPU/sliding_window/2/128", group=1, block_size=2)
+    ]
+
+
+def test_a_child_waits_for_a_parent_of_its_own_block_size() -> None:
+    fine = {**WINDOW, "block_size": 2}
+    context = StreamContext()
+    plan(stored(2), context=context)
+
+    waiting = plan(stored(3, **fine, parent=2, tokens=tokens(4, 5)), context=context)
+    assert waiting == Plan(skipped=Counter({"unknown-parent": 1}))
+    halves = block_keys(tokens(*range(6)), block_size=2, parent=ROOT)
+    assert plan(stored(1, 2, **fine, tokens=tokens(*range(4))), context=context).operations == [
+        gpu_store((1, 2, 3), halves, tier="GPU/sliding_window/2/128", group=1, block_size=2)
+    ]
+
+
+def test_a_state_whose_neighbours_are_left_out_has_its_place_from_full_attention() -> None:
+    """vLLM reports it in the same step, before or after."""
+    context = StreamContext()
+    state = stored(3, **STATES, tokens=tokens(*range(12)))
+
+    assert (
+        plan(state, stored(1, 2, 3), context=context).operations
+        == [
+            gpu_store((), b"", tier=STATE_TIER, group=1),  # so that readers know that there is such a group
+            gpu_store((1, 2, 3), keys(3)),
+            gpu_store((3,), keys(3)[16:], tier=STATE_TIER, group=1),
+        ]
+    )
+    again = stored(3, **STATES, parent=2, tokens=tokens(*range(4, 12)))
+    assert plan(again, context=context).operations == [gpu_store((3,), keys(3)[16:], tier=STATE_TIER, group=1)]
+
+
+def test_a_state_without_a_place_waits_for_it_or_for_its_removal() -> None:
+    """As in a long batch, which is planned event by event."""
+    context = StreamContext()
+    sparse = {**STATES, "tokens": tokens(*range(12))}
+    plan(stored(2, **sparse), stored(3, **sparse), stored(3, **sparse), context=context)
+    removals = BlockRemoved(block_hashes=(2, 3), group_idx=1)
+
+    assert plan(removals, context=context).operations == []
+    assert plan(stored(1, 2, 3), context=context).operations == [
+        gpu_store((1, 2, 3), keys(3)),
+        gpu_store((3,), keys(3)[16:], tier=STATE_TIER, group=1),
+    ]
+
+
+def test_a_group_that_holds_nothing_yet_is_known_to_readers() -> None:
+    context = StreamContext()
+    nothing = stored(**STATES, tokens=tokens(*range(4)))
+    assert plan(nothing, nothing, context=context).operations == [gpu_store((), b"", tier=STATE_TIER, group=1)]
+
+
+def test_a_group_whose_blocks_have_no_place_is_not_indexed_any_longer() -> None:
+    """Full attention has blocks of another size, so that it cannot say where those are that were not left out."""
+    context = StreamContext()
+    fine: dict[str, Any] = {**WINDOW, "block_size": 2}
+    plan(stored(1), stored(9, **fine, tokens=tokens(0, 1)), context=context)
+
+    left_out = plan(stored(3, **fine, tokens=tokens(*range(6))), context=context)
+    assert left_out == Plan(operations=[Clear()], skipped=Counter({"no-group-rule": 1}))
+    again = plan(stored(1, 2), stored(3, **fine, tokens=tokens(*range(6))), context=context)
+    assert again == Plan(operations=[gpu_store((1, 2), keys(2))], skipped=Counter({"no-group-rule": 1}))
+
+
+def test_blocks_without_a_place_are_bounded() -> None:
+    context = StreamContext(unplaced=UnplacedBlocks(max_blocks=2))
+    skipped = plan(stored(1, 2, 3, **STATES, tokens=tokens(*range(16))), context=context).skipped  # a Mamba model
+    assert (len(context.unplaced), skipped) == (2, Counter({"unplaced": 1}))
+
+
+def test_whole_blocks_replace_the_parts_that_short_prompts_were_reported_as() -> None:
+    context = StreamContext(mixes_sizes=True)
+    plan(stored(1), context=context)
+    whole: dict[str, Any] = {"block_size": 8, "tokens": tokens(*range(8))}
+
+    assert plan(stored(2, **STATES | whole), stored(2, **whole), context=context).operations == [
+        Clear(),
+        gpu_store((2,), block_keys(tokens(*range(8)), block_size=8, parent=ROOT), block_size=8),
+    ]
+
+
+def test_groups_are_looked_up_wherever_a_block_of_their_size_may_be_held() -> None:
+    groups = {
+        0: CacheGroup(kind="full_attention", block_size=4),
+        1: CacheGroup(kind="sliding_window", block_size=4, sliding_window=128),
+        2: CacheGroup(kind="mamba", block_size=8),
+    }
+    events = [
+        stored(11, **WINDOW, parent=10),  # whose window has left the parent behind
+        stored(12, **WINDOW, parent=11),
+        stored(21, **STATES | {"group_idx": 2}, block_size=8, parent=20, tokens=tokens(*range(8))),
+        stored(30, **STATES, tokens=tokens(*range(12))),
+    ]
+    assert hashes_to_look_up(events, StreamContext(groups=groups)) == {(10, 0), (10, 1), (20, 2), (30, 0), (30, 1)}
+
+
+def test_the_first_block_of_one_group_is_no_report_of_anothers() -> None:
+    context = StreamContext()
+    plan(stored(1, 2), stored(1, 2, **WINDOW), context=context)
+    assert not context.reports_anew
+    plan(stored(1, 2, **WINDOW), context=context)
+    assert context.reports_anew
 
 
 def test_removals_of_a_group_that_is_not_indexed_are_dropped_early() -> None:
     context = StreamContext()
+    chunked: dict[str, Any] = {"kv_cache_spec_kind": "chunked_local_attention", "group_idx": 1}
 
-    assert plan(stored(1, **WINDOW), gpu_removal(1, group=1), gpu_removal(1), context=context) == Plan(
+    assert plan(stored(1, **chunked), gpu_removal(1, group=1), gpu_removal(1), context=context) == Plan(
         operations=[Remove(tier="GPU", group=0, hashes=pack_hashes((1,)))],
-        skipped=Counter({"not-full-attention": 1, "removal-of-unindexed": 1}),
+        skipped=Counter({"no-group-rule": 1, "removal-of-unindexed": 1}),
     )
 
 
@@ -206,7 +336,7 @@ def test_groups_that_nobody_describes_are_indexed_while_there_is_one_and_void_on
 
     assert plan(stored(1, **nameless), context=context).operations == [gpu_store((1,), keys(1))]
     assert plan(stored(1, **nameless, group_idx=1), stored(2, **nameless), context=context) == Plan(
-        operations=[Clear()], skipped=Counter({"not-full-attention": 2})
+        operations=[Clear()], skipped=Counter({"no-group-rule": 2})
     )
 
 

@@ -267,14 +267,14 @@ def test_a_pod_whose_cache_is_hit_while_the_index_holds_nothing_is_found_with_th
     pod.watch(5)
     pod.serve(prompt=1000, hit=992)
     pod.activity.received(1, now=pod.now)
-    pod.activity.not_indexed.add("not-full-attention", 7, now=pod.now)
+    pod.activity.not_indexed.add("no-group-rule", 7, now=pod.now)
     assert pod.watch(30) == []
 
     (finding,) = pod.look()
     assert finding.reason == "nothing-indexed"
     assert finding.message == (
         "has found 992 prompt tokens in its own cache, but the index holds none of its blocks; events were left out: "
-        "not-full-attention ×7 (see docs/reference/findings.md). Compare its model kind, KV connector and vLLM version "
+        "no-group-rule ×7 (see docs/reference/findings.md). Compare its model kind, KV connector and vLLM version "
         "with the supported ones; restart the pod if its first events are lost for good (no replay endpoint)"
     )
     pod.blocks = 1

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvmesh.blocks.events import MAX_GROUP, SPARSE, BlockStored, CacheGroup, is_dense, is_indexed, learn, may_hold
+from kvmesh.blocks.cache_groups import SPARSE, CacheGroup
+from kvmesh.blocks.events import MAX_GROUP, BlockStored, is_dense, is_indexed, learn, may_hold
 
 FULL = CacheGroup(kind="full_attention", block_size=4)
 WINDOW = CacheGroup(kind="sliding_window", block_size=4, sliding_window=128)
@@ -55,6 +56,13 @@ def test_a_later_store_corrects_kind_and_block_size() -> None:
     }
 
 
+def test_the_largest_block_size_of_a_group_counts() -> None:
+    """The end of a prompt within a block is reported with the size of a hash's piece."""
+    catalogue = learned(stored(group_idx=0, kv_cache_spec_kind="full_attention", block_size=8, tokens=8))
+    part = stored(group_idx=0, kv_cache_spec_kind="full_attention")
+    assert learn(catalogue, part) is catalogue
+
+
 def test_a_group_without_a_kind_that_leaves_blocks_out_is_sparse() -> None:
     assert learned(stored(group_idx=0), stored(group_idx=0, tokens=16)) == {0: CacheGroup(kind=SPARSE, block_size=4)}
     assert learned(stored(group_idx=0, kv_cache_spec_kind="full_attention", tokens=16)) == {0: FULL}
@@ -70,19 +78,21 @@ def test_the_catalogue_is_bounded() -> None:
         ({}, None, True),  # vLLM before 0.20, other engines
         ({0: FULL}, 0, True),
         ({0: FULL, 1: WINDOW}, 0, True),
-        ({0: FULL, 1: WINDOW}, 1, False),
+        ({0: FULL, 1: WINDOW}, 1, True),
+        ({0: FULL, 1: CacheGroup(kind="sliding_window", block_size=4)}, 1, False),  # how wide?
+        ({0: FULL, 1: CacheGroup(kind="chunked_local_attention", block_size=4)}, 1, False),
         ({0: UNNAMED}, 0, True),  # vLLM 0.20 and 0.21
         ({0: UNNAMED, 1: UNNAMED}, 0, False),  # either may be the sliding window
         ({0: UNNAMED, 1: FULL}, 0, False),
         ({1: UNNAMED}, 1, False),
         ({1: FULL}, 1, True),
         ({0: CacheGroup(kind=SPARSE, block_size=4)}, 0, False),
-        ({0: CacheGroup(kind="mamba", block_size=528)}, 0, False),
+        ({0: CacheGroup(kind="mamba", block_size=528)}, 0, True),
         ({0: CacheGroup(kind="unknown", block_size=16)}, 0, False),
-        ({0: WINDOW}, None, False),  # a kind without a number describes group 0
+        ({0: WINDOW}, None, False),  # a kind without a number describes group 0, and removals would not say whose
     ],
 )
-def test_dense_groups_are_indexed_and_an_unnamed_one_while_it_is_alone(
+def test_groups_with_a_rule_are_indexed_and_an_unnamed_one_while_it_is_alone(
     catalogue: dict[int, CacheGroup], group: int | None, expected: bool
 ) -> None:
     assert is_indexed(catalogue, group) is expected
@@ -98,7 +108,9 @@ def test_mla_and_sink_full_groups_are_dense(kind: str) -> None:
     [
         ({}, None, True),
         ({}, 3, True),  # never described: its removal finds nothing, which does no harm
-        ({0: WINDOW}, 0, False),
+        ({0: WINDOW}, 0, True),
+        ({0: WINDOW}, None, False),
+        ({0: CacheGroup(kind="chunked_local_attention", block_size=4)}, 0, False),
         ({0: WINDOW}, MAX_GROUP + 1, False),
         ({0: FULL}, 0, True),
         ({0: UNNAMED, 1: UNNAMED}, 0, True),  # was indexed while it was alone

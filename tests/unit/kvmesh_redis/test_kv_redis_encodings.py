@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from kvmesh.blocks.events import CacheGroup
+from kvmesh.blocks.cache_groups import CacheGroup
 from kvmesh.blocks.index_changes import Clear, IndexChange, Remove, Store
 from kvmesh.blocks.source import Registry, SlotRecord, SourceState, StreamPosition, StreamRecord
 from kvmesh.index.prefix_match import match_table
@@ -128,6 +128,13 @@ def test_slots_that_wait_for_their_sweep_are_not_in_the_registry() -> None:
     )
 
 
+def test_the_slot_of_a_group_has_a_state_that_readers_of_before_do_not_believe() -> None:
+    slot = slot_json(tier="GPU/mamba/16", state="group")
+    assert parse_registry([b"n", b"7", 1, [b"1", slot, 4], STREAM]).slots == (
+        SlotRecord(slot=1, endpoint="a:1", dp_rank=0, tier="GPU/mamba/16", epoch=2, block_size=16, blocks=4),
+    )
+
+
 def test_an_empty_redis_is_an_empty_registry() -> None:
     assert parse_registry([None, None, 0, [], []]) == Registry(version=b".0")
 
@@ -163,6 +170,10 @@ SLOT_RECORD = SlotRecord(slot=1, endpoint="a:1", dp_rank=0, tier="GPU", epoch=2,
         ([b"7", b"[" * 100_000, 1], "slot 7: "),
         ([b"7", slot_json(epoch="x"), 1], "slot 7: Expected `int`, got `str` - at `$.epoch`"),
         ([b"7", slot_json(state="paused"), 1], "slot 7: unknown state 'paused'"),
+        ([b"7", slot_json(tier="GPU/mamba/16"), 1], "slot 7: unknown state 'live'"),  # of no version
+        ([b"7", slot_json(state="group"), 1], "slot 7: unknown state 'group'"),
+        ([b"7", slot_json(tier="GPU/later/16", state="group"), 1], "slot 7: tier 'GPU/later/16': no rule is known"),
+        ([b"7", slot_json(tier="GPU/mamba/8", state="group"), 1], "slot 7: another block size than its group's"),
         ([b"7", slot_json(block_size=0), 1], "slot 7: a block size of 0"),
         ([b"7", slot_json(), -1], "slot 7: its blocks are not a hash"),
         ([b"-1", slot_json(), 1], "slot -1: not a number from 0 to 4095"),

@@ -1,0 +1,86 @@
+"""Which stores only report what is cached already (kv_cache_report_mode=full), told by prompts' first blocks. Pure."""
+
+from collections.abc import Iterable
+
+from kv_indexer.apply.store_rules import skip_reason
+from kv_indexer.apply.stream_context import StreamContext
+from kvmesh.blocks.events import BlockStored, Event
+
+GROUP_SHIFT = 64  # of a group's number above an engine hash: group 0 leaves it as it is
+
+
+def first_blocks_to_look_up(events: Iterable[Event], context: StreamContext) -> set[tuple[int, int]]:
+    """Return (hash, group) of prompts' first blocks of which we cannot say whether they are held."""
+    found = {
+        (event.block_hashes[0], event.group_idx or 0)
+        for event in events
+        if isinstance(event, BlockStored)
+        and _may_be_report(event)
+        and first_block(event.block_hashes[0], event.group_idx) not in context.first_blocks
+        and skip_reason(event, context.groups) is None
+    }
+    if len(context.groups) > 1 and found:
+        found = {
+            (engine_hash, number)
+            for engine_hash, _ in found
+            for number in context.groups
+            if first_block(engine_hash, number) not in context.first_blocks
+        }
+    return found
+
+
+def reports_hits(event: BlockStored, context: StreamContext) -> bool:
+    """Tell whether a store reports blocks that are there already (kv_cache_report_mode=full).
+
+    vLLM reports a hit exactly as it reports new blocks: the same fields, no parent, from the prompt's first block on.
+    What differs is that a prompt whose first block is cached is not computed from its start, so that such a store is a
+    report; a real second copy of first blocks comes about only where the prompt is no longer than one block (a hit is
+    at most all tokens but one). So several blocks that begin with one that is held are not counted again. A single one
+    is, until the publisher has been seen to report. Where a real copy is not counted (prompts that may not read the
+    cache, such as those that ask for prompt_logprobs), its removal costs a hit; the other way round, blocks that are
+    gone would be claimed for ever. Hence also: where the index may lack first blocks (it is not exact, or copies were
+    not counted), nothing without a parent is counted twice. Only the GPU's own pool reports hits; connectors count.
+    """
+    if not _may_be_report(event):
+        return False
+    is_held = _begins_with_held(event, context)
+    if len(event.block_hashes) == 1:
+        return is_held and context.reports_anew
+    context.reports_anew = context.reports_anew or is_held
+    return context.reports_anew or not context.is_exact
+
+
+def note_first_block(event: BlockStored, context: StreamContext, *, is_report: bool) -> None:
+    """Take note of a store: its first block is held, perhaps once more."""
+    if _may_be_report(event):
+        first = first_block(event.block_hashes[0], event.group_idx)
+        held = context.first_blocks.get(first, 0)
+        context.first_blocks[first] = held or 1 if is_report else held + 1
+
+
+def _begins_with_held(event: BlockStored, context: StreamContext) -> bool:
+    """Tell whether a prompt's first block was held, so that the prompt was not computed from its start.
+
+    In a hybrid model only if all groups held it: where one lacks it, vLLM may find no hit at all, and computes for all
+    of them. The groups report a step's blocks in the order of their numbers, so that what the first of them finds is
+    remembered for the others.
+    """
+    engine_hash, groups = event.block_hashes[0], context.groups
+    if len(groups) < 2:
+        return first_block(engine_hash, event.group_idx) in context.first_blocks
+    number = event.group_idx or 0
+    was_held, last = context.beginnings.pop(engine_hash, (False, number))
+    if number <= last:
+        of_one_size = len({group.block_size for group in groups.values()}) == 1
+        was_held = of_one_size and all(first_block(engine_hash, each) in context.first_blocks for each in groups)
+    context.beginnings[engine_hash] = was_held, number
+    return was_held
+
+
+def _may_be_report(event: BlockStored) -> bool:
+    return event.parent_block_hash is None and event.medium == "GPU" and bool(event.block_hashes)
+
+
+def first_block(engine_hash: int, group: int | None) -> int:
+    """Return the name of a block among `StreamContext.first_blocks`."""
+    return engine_hash | group << GROUP_SHIFT if group else engine_hash
