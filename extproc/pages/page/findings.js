@@ -14,6 +14,8 @@ export const FINDINGS = {
   "cache-overpredicted": ["The picker, of a model: much of what it expected in caches was not there.", "kvmesh index verify; look for missed events."],
   "cache-underpredicted": ["The picker, of a model: much was in caches that it did not expect.", "Compare tokens and block size; look for events."],
   "other-prompt-tokens": ["The picker, of a model: pods count other prompt lengths than it does.", "Compare tokenizer and template."],
+  "tokens-differ": ["The picker, of a model: its folder or its pods tell other tokens than the pods have.", "kvmesh doctor; correct the folder."],
+  "tokenizer-folder": ["The picker, of a model: its folder cannot be loaded.", "What the message says."],
   "text-only": ["The picker, of a model: most of its last prompts had no tokens, only text.", "Give it a folder, or pods that answer /tokenize."],
 };
 
