@@ -17,7 +17,6 @@ import zmq
 
 from kv_indexer.admin_http import AdminPages, serve_admin
 from kv_indexer.apply.apply_events import EventApplier, root_keys
-from kv_indexer.apply.change_plan import RootKeys
 from kv_indexer.apply.pod_shares import PodShares
 from kv_indexer.apply.redis_writer import RedisIndexWriter
 from kv_indexer.config import IndexerSettings
@@ -35,6 +34,7 @@ from kv_indexer.telemetry.redis_telemetry import RedisWatch
 from kv_indexer.watch.pod_metrics import PodMetrics
 from kv_indexer.watch.watch_index import EvictionWatch, IndexWatch
 from kv_indexer.watch.watch_pods import PodWatch
+from kvmesh.blocks.block_keys import RootKeys
 from kvmesh.blocks.source import Claim, EventAddresses, IndexStatus, SourceState, Stream
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.errors import IndexUnavailableError

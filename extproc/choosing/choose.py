@@ -28,6 +28,7 @@ from extproc.prefixes.prompt_match import (
     PromptMatch,
     indexed_tokens,
     match_prompts,
+    reported_tokens,
 )
 from extproc.prefixes.routing_memory import NOTHING_HELD, RecentHits, RoutingMemory
 from extproc.replicas.shared_load import EndpointBookings, SharedView
@@ -241,21 +242,14 @@ def _match(
             query.prompts,
             states={} if query.are_chunks else hits.states,
             endpoints=[status.address for status in statuses],
-            indexed=_reported(indexed, hits) if indexed is not None and len(query.prompts) == 1 else NOTHING_HELD,
+            indexed=reported_tokens(hits.prompts[0], indexed)
+            if indexed is not None and len(query.prompts) == 1
+            else NOTHING_HELD,
             now=now,
         )
     return match_prompts(
         query.estimated_tokens, hits.prompts, recent=recent, tier_weights=view.policy.tier_weights, indexed=indexed
     )
-
-
-def _reported(indexed: Mapping[str, int], hits: IndexHits) -> Mapping[str, int]:
-    """Return endpoint -> leading tokens that it has reported, also where its other cache groups allow no such hit.
-
-    What was sent there is not expected any longer then: the index knows better.
-    """
-    held_back = hits.prompts[0].held_back
-    return {**indexed, **{endpoint: each.tokens for endpoint, each in held_back.items()}} if held_back else indexed
 
 
 def _will_be_refused(kept: Sequence[Candidate], query: Query) -> bool:

@@ -40,6 +40,7 @@ from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
 from extproc.prefixes.prefix_index import NO_INDEXER
 from extproc.records.request_events import DecisionRecord
+from kvmesh.blocks.cache_groups import is_of_group
 from kvmesh.blocks.source import WORST_FIRST, IndexStatus, SourceStatus
 
 SHOWN_DECISIONS = 50  # in the state
@@ -279,11 +280,13 @@ def _endpoint(status: EndpointStatus, sources: Sequence[SourceStatus], **known_h
     for source in sources:
         if source.tier is not None:
             tiers[source.tier] = tiers.get(source.tier, 0) + source.cached_blocks
+    # other cache groups of a hybrid model hold blocks of the same prompts
+    counted = [source for source in sources if not is_of_group(source.tier)] or sources
     worst = min(sources, key=lambda source: WORST_FIRST.index(source.state), default=None)
     return EndpointState(
         address=status.address,
         state=status.reachability.value,
-        cached_blocks=sum(tiers.values()),
+        cached_blocks=sum(source.cached_blocks for source in counted),
         running=load.running_requests if load else None,
         waiting=load.waiting_requests if load else None,
         kv_usage=load.kv_usage if load else None,
@@ -294,8 +297,8 @@ def _endpoint(status: EndpointStatus, sources: Sequence[SourceStatus], **known_h
         prefill_tokens_per_second=rounded(status.trend.prefill_tokens_per_second),
         inter_token_ms=rounded(status.trend.inter_token_seconds, times=1000.0),
         tiers=tiers,
-        cached_tokens=sum(source.cached_blocks * (source.block_size or 0) for source in sources),
-        block_tokens=min((source.block_size for source in sources if source.block_size), default=None),
+        cached_tokens=sum(source.cached_blocks * (source.block_size or 0) for source in counted),
+        block_tokens=min((source.block_size for source in counted if source.block_size), default=None),
         index_state=worst.state.value if worst is not None else None,
         index_reason=worst.reason if worst is not None else "",
         **known_here,

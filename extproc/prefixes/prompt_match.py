@@ -122,6 +122,15 @@ def indexed_tokens(hit: PrefixLookup) -> dict[str, int]:
     return {endpoint: blocks * sizes[endpoint] for endpoint, blocks in hit.matched_blocks.items() if blocks}
 
 
+def reported_tokens(hit: PrefixLookup, indexed: Mapping[str, int]) -> Mapping[str, int]:
+    """Return endpoint -> leading tokens that it has reported, also where its other cache groups allow no such hit.
+
+    `indexed`: the result of `indexed_tokens`. What was sent there lately is not expected then: the index knows better.
+    """
+    held_back = hit.held_back
+    return {**indexed, **{endpoint: each.tokens for endpoint, each in held_back.items()}} if held_back else indexed
+
+
 def _match_one(
     hit: PrefixLookup, tier_weights: Mapping[str, float], indexed: Mapping[str, int] | None = None
 ) -> PromptMatch:

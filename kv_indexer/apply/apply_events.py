@@ -25,7 +25,7 @@ from kv_indexer.apply.batches import (
     portions,
     unreadable_batch,
 )
-from kv_indexer.apply.change_plan import Plan, RootKeys, plan_adoption, plan_change
+from kv_indexer.apply.change_plan import Plan, plan_adoption, plan_change
 from kv_indexer.apply.failed_batches import FailedBatches
 from kv_indexer.apply.hit_reports import GROUP_SHIFT, first_blocks_to_look_up
 from kv_indexer.apply.look_ups import hashes_to_look_up
@@ -36,7 +36,7 @@ from kv_indexer.apply.store_rules import SIZE_CHANGED, first_size_change
 from kv_indexer.apply.stream_context import StreamContext
 from kv_indexer.events.sequence import BatchAction, Frame, judge
 from kv_indexer.ports import IndexerTelemetry, IndexWriter
-from kvmesh.blocks.block_keys import root_key
+from kvmesh.blocks.block_keys import RootKeys, root_key
 from kvmesh.blocks.cache_groups import DENSE_KINDS, CacheGroup, describe, has_rule
 from kvmesh.blocks.events import Event
 from kvmesh.blocks.index_changes import Clear, IndexChange

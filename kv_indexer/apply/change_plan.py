@@ -7,11 +7,13 @@ they wait until the parent arrives, because without its key theirs cannot be com
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from kv_indexer.apply.coarser_blocks import chain_coarser
 from kv_indexer.apply.hit_reports import GROUP_SHIFT, note_first_block, reports_hits
 from kv_indexer.apply.orphans import Orphan
 from kv_indexer.apply.remembered_keys import RememberedKeys
@@ -27,6 +29,7 @@ from kv_indexer.apply.stream_context import StreamContext
 from kvmesh.blocks.block_keys import (
     KEY_BYTES,
     ExtraKeys,
+    RootKeys,
     UnknownExtraKeyError,
     block_keys,
     separate_extra_keys,
@@ -48,7 +51,6 @@ ORPHAN_DROPPED = "orphan-dropped"  # of `Plan.skipped`: the pod has its share of
 UNPLACED = "unplaced"  # of `Plan.skipped`: too many blocks wait whose place in a prompt is not known
 OPERATION_BLOCKS = 3  # what an operation takes Redis beside its blocks, in blocks
 _NO_EXTRA_KEYS = ExtraKeys(cache_salt=None, folded=None)
-RootKeys = Callable[[str | None, str | None], bytes]  # (lora, cache_salt) -> root key
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,6 +195,8 @@ def _keys(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKey
         if dropped:
             plan.skipped[ORPHAN_DROPPED] += dropped
         return None
+    if len(context.groups) > 1 and not is_of_group(tier_of_event(event, context.groups)):
+        chain_coarser(event, roots, context)
     return _chain(event, parent, extra.folded, context)
 
 
@@ -264,11 +268,11 @@ def _leave_out(plan: Plan, event: BlockStored, tier: str, context: StreamContext
 def _place(plan: Plan, context: StreamContext) -> None:
     """Store the blocks that wait and whose keys are known by now, because full attention has reported them.
 
-    Where it has blocks of another size, nothing can say where they are, and such a group is not indexed. It may report
-    after them: until it does, they wait.
+    Where its blocks are longer, nothing can say where they are, and such a group is not indexed. It may report after
+    them: until it does, they wait.
     """
     dense_sizes = {group.block_size for group in context.groups.values() if group.kind in DENSE_KINDS}
-    lost = {number for number in context.left_out if context.groups[number].block_size not in dense_sizes}
+    lost = {number for number in context.left_out if not _is_made_of(context.groups[number].block_size, dense_sizes)}
     if dense_sizes:
         context.left_out.clear()
     if dense_sizes and lost:
@@ -296,6 +300,10 @@ def _place(plan: Plan, context: StreamContext) -> None:
     dropped = context.unplaced.forget_oldest()
     if dropped:
         plan.skipped[UNPLACED] += dropped
+
+
+def _is_made_of(block_size: int, dense_sizes: AbstractSet[int]) -> bool:
+    return any(block_size % size == 0 for size in dense_sizes)
 
 
 def _offload(plan: Plan, event: BlockStored, context: StreamContext) -> None:

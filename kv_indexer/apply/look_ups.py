@@ -1,7 +1,9 @@
 """Which block keys the index must be asked for before a change can be planned. Pure."""
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 
+from kv_indexer.apply.coarser_blocks import coarser_sizes
 from kv_indexer.apply.store_rules import is_placeholder, skip_reason, tier_of_event
 from kv_indexer.apply.stream_context import StreamContext
 from kvmesh.blocks.cache_groups import is_of_group
@@ -44,24 +46,29 @@ def _groups_to_look_up(events: Iterable[Event], context: StreamContext) -> set[t
     for event in events:
         if not isinstance(event, BlockStored):
             continue
-        number, size = event.group_idx or 0, event.block_size
-        reason = skip_reason(event, groups)
+        size, reason = event.block_size, skip_reason(event, groups)
         if is_placeholder(event):
-            missing.update((each, number) for each in event.block_hashes if each not in context.keys)
+            missing.update((each, event.group_idx or 0) for each in event.block_hashes if each not in context.keys)
         elif reason == "not-dense" and is_of_group(tier_of_event(event, groups)):
             wanted.setdefault(size, set()).update(event.block_hashes)
         elif reason is None:
             parent = event.parent_block_hash
             if parent is not None and parent not in stored.get(size, ()):
-                wanted.setdefault(size, set()).add(parent)
+                for each in _sizes_of_parent(event, context):
+                    wanted.setdefault(each, set()).add(parent)
             stored.setdefault(size, set()).update(event.block_hashes)
     for size, hashes in wanted.items():
-        numbers = [number for number, group in groups.items() if group.block_size == size]
         known = context.known(size)
-        for each in hashes - stored.get(size, set()):
-            if each not in known:
-                missing.update((each, number) for number in numbers)
+        unknown = [each for each in hashes - stored.get(size, set()) if each not in known]
+        missing.update(product(unknown, [number for number, group in groups.items() if group.block_size == size]))
     return missing
+
+
+def _sizes_of_parent(event: BlockStored, context: StreamContext) -> set[int]:
+    """Return the sizes of the blocks that a store goes on from: full attention's tell of longer ones, too."""
+    if is_of_group(tier_of_event(event, context.groups)):
+        return {event.block_size}
+    return {event.block_size, *coarser_sizes(event.block_size, context)}
 
 
 def _follow_each_other(events: Iterable[Event], context: StreamContext) -> bool:

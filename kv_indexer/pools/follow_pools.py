@@ -12,11 +12,11 @@ from functools import lru_cache
 from operator import is_
 
 from kv_indexer.apply.apply_events import root_keys
-from kv_indexer.apply.change_plan import RootKeys
 from kv_indexer.pools.event_sources import EventSourceDirectory, MemberDirectory
 from kv_indexer.pools.find_streams import StreamFinder
 from kv_indexer.pools.members import Member, Membership, PoolFeed, is_other_feed, membership
 from kv_indexer.pools.pool_report import IndexFacts, PoolsReport, pools_report
+from kvmesh.blocks.block_keys import RootKeys
 from kvmesh.documents.documents import DocumentProblem, DocumentSource, Snapshot
 from kvmesh.documents.pool_resolver import PoolResolver
 from kvmesh.documents.pools import Pool, pool_seed

@@ -26,6 +26,7 @@ NAME_LIMIT = 256  # characters of a salt, an adapter or an identifier that are k
 NAME_DIGEST_BYTES = 16
 FEW_BLOCKS = 64  # that are cut by a layout made before: 2 kB each
 
+RootKeys = Callable[[str | None, str | None], bytes]  # (LoRA name, cache salt) -> root key
 # block size -> what enters each full block's key beside its tokens (see `fold_features`); None: nothing anywhere
 BlockExtras = Callable[[int], Sequence[bytes | None] | None]
 

@@ -27,6 +27,7 @@ FULL = {"kind": "full_attention", "block_size": 16}
 NARROW = {"kind": "sliding_window", "block_size": 16, "sliding_window": 33}
 WIDE = {"kind": "sliding_window", "block_size": 16, "sliding_window": 97}
 FINE = {"kind": "sliding_window", "block_size": 8, "sliding_window": 20}
+COARSE = {"kind": "sliding_window", "block_size": 32, "sliding_window": 70}
 STATE = {"kind": "mamba", "block_size": 16, "mode": "all"}
 ALIGNED_STATE = {"kind": "mamba", "block_size": 16, "mode": "align"}
 LAYOUTS: dict[str, list[dict[str, Any]]] = {
@@ -37,6 +38,7 @@ LAYOUTS: dict[str, list[dict[str, Any]]] = {
     "window before full": [NARROW, FULL],
     "full and two equal windows": [FULL, NARROW, NARROW],
     "full and finer window": [FULL, FINE],
+    "coarser window before full": [COARSE, FULL],
     "full and state": [FULL, STATE],
     "full and aligned state": [FULL, ALIGNED_STATE],
     "full, window and state": [FULL, NARROW, STATE],

@@ -44,6 +44,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
         "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
     },
+    "gemma4": {  # full attention has heads twice as wide, so that the windows' blocks are twice as long
+        "model_type": "gemma4_text",
+        "architectures": ["Gemma4ForCausalLM"],
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 2,
+        "hidden_size_per_layer_input": 0,
+    },
     "gpt-oss": {
         "model_type": "gpt_oss",
         "architectures": ["GptOssForCausalLM"],
@@ -67,8 +76,8 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 # so few that blocks are evicted, and enough for the longest prompt of all groups
-BLOCKS = {"gemma3": 260, "gpt-oss": 120, "qwen3-next": 24}
-BLOCK_SIZES = {"gemma3": BLOCK_SIZE, "gpt-oss": BLOCK_SIZE, "qwen3-next": 544}
+BLOCKS = {"gemma3": 260, "gemma4": 200, "gpt-oss": 120, "qwen3-next": 24}
+BLOCK_SIZES = {"gemma3": BLOCK_SIZE, "gemma4": 2 * BLOCK_SIZE, "gpt-oss": BLOCK_SIZE, "qwen3-next": 544}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,7 +132,7 @@ function candidates(decision, names, all) {
     const mine = pod.endpoint === decision.endpoint;
     const name = el("span", { class: "pod-name" }, names(pod.endpoint), mine ? chip("picked", "good") : null, pod.full ? chip("full", "warn") : null, pod.state && pod.state !== "ready" ? chip(pod.state, "warn") : null, pod.unhealthy ? chip("unhealthy", "bad") : null);
     const loss = el("span", { class: "loss" }, stack(lost(pod).map((each) => ({ part: each.points / most, kind: hue(each.name) }))), el("span", { class: "loss-sum", text: sum(pod) < 0.005 ? "0" : `−${sum(pod).toFixed(2)}` }));
-    const row = shown.row(name, ...(scored ? [loss, (pod.total ?? 0).toFixed(2)] : []), count(pod.matched_tokens), count(pod.running), `${count(pod.waiting)}${pod.booked_since_report ? ` + ${pod.booked_since_report}` : ""}`, share(pod.kv_usage));
+    const row = shown.row(name, ...(scored ? [loss, (pod.total ?? 0).toFixed(2)] : []), pod.held_back ? el("span", { title: pod.held_back, text: `${count(pod.matched_tokens)} *` }) : count(pod.matched_tokens), count(pod.running), `${count(pod.waiting)}${pod.booked_since_report ? ` + ${pod.booked_since_report}` : ""}`, share(pod.kv_usage));
     if (mine) row.classList.add("winner");
     shown.body.append(row);
   }

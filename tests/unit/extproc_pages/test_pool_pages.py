@@ -1,6 +1,7 @@
 """One pool's pages: what is shown of small pools."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -71,6 +72,13 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: 
         quotas=SimpleNamespace(facts=lambda: {"quotas": 1}),
     )
     return PoolPages(cast("Pool", pool))
+
+
+def test_what_other_groups_of_a_hybrid_model_hold_is_not_counted_twice() -> None:
+    window = replace(SOURCES[0], tier="GPU/sliding_window/8/128", slot=3, block_size=8, cached_blocks=7)
+    first = pages().endpoints(replace(INDEX, sources=(*SOURCES, window))).pods[0]
+    assert (first.cached_blocks, first.cached_tokens, first.block_tokens) == (13, 256, 16)
+    assert first.tiers == {"GPU": 10, "CPU": 3, "GPU/sliding_window/8/128": 7}
 
 
 def test_a_pod_has_its_load_its_cache_by_tier_and_the_worst_word_of_its_sources() -> None:

@@ -1,7 +1,11 @@
 """Expected hits of all prompts of one request, summed up: of index and recent routing the longer."""
 
-from extproc.prefixes.prompt_match import PromptMatch, match_prompts
+from msgspec import structs
+
+from extproc.prefixes.prompt_match import PromptMatch, match_prompts, reported_tokens
+from kvmesh.blocks.cache_groups import CacheGroup
 from kvmesh.blocks.source import Registry
+from kvmesh.index.group_match import HeldBack
 from kvmesh.index.prefix_match import PrefixLookup
 
 
@@ -25,6 +29,14 @@ def test_prompts_of_one_request_add_up_and_those_not_looked_up_count_as_cold() -
     match = match_prompts(150, [Hits({"a": 2}, SIZES), Hits({"a": 1, "b": 1}, SIZES)])
     tokens = {"a": 48, "b": 32}
     assert match == PromptMatch(prompt_tokens=150, matched_tokens=tokens, worth_tokens=tokens, indexed_tokens=tokens)
+
+
+def test_what_full_attention_has_reported_is_reported_also_where_other_groups_allow_no_such_hit() -> None:
+    plain = Hits({"a": 2}, SIZES)
+    tokens = {"a": 32}
+    assert reported_tokens(plain, tokens) is tokens
+    back = HeldBack(tokens=96, by=CacheGroup(kind="mamba", block_size=16))
+    assert reported_tokens(structs.replace(plain, held_back={"b": back}), tokens) == {"a": 32, "b": 96}
 
 
 def test_no_prompts_match_nothing() -> None:

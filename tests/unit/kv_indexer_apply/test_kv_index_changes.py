@@ -218,6 +218,43 @@ def test_groups_of_other_block_sizes_have_keys_of_their_own_under_the_same_hashe
     ]
 
 
+COARSE: dict[str, Any] = {**WINDOW, "block_size": 8}
+COARSE_TIER = "GPU/sliding_window/8/128"
+
+
+def test_longer_blocks_that_are_left_out_have_their_keys_from_full_attentions_stores() -> None:
+    """As in Gemma 4, whose windows report before full attention."""
+    longer = block_keys(tokens(*range(32)), block_size=8, parent=ROOT)
+    context = StreamContext()
+
+    first = plan(stored(4, **COARSE, tokens=tokens(*range(16))), stored(1, 2, 3, 4), context=context)
+    assert first.operations[2:] == [gpu_store((4,), longer[8:16], tier=COARSE_TIER, group=1, block_size=8)]
+    goes_on = stored(8, **COARSE, parent=4, tokens=tokens(*range(16, 32)))
+    second = plan(goes_on, stored(5, 6, 7, 8, parent=4, first_token=16), context=context)
+    assert second.operations[1:] == [gpu_store((8,), longer[24:], tier=COARSE_TIER, group=1, block_size=8)]
+
+
+def test_longer_blocks_have_the_salt_and_the_images_of_the_shorter_ones() -> None:
+    image, other = ("i", 2), ("o", 3)
+    context = StreamContext()
+    extra = (("i", 2), "salt"), (("i", -2), ("o", 3)), None, None
+    states = stored(4, **COARSE, tokens=tokens(*range(16)))
+    found = plan(states, stored(1, 2, 3, 4, extra_keys=extra), context=context).operations[-1]
+
+    folded = [fold_features([image, ("o", 7)]), None]
+    longer = block_keys(tokens(*range(16)), block_size=8, parent=roots(None, "salt"), extra=folded)
+    assert other[1] + 4 == 7
+    assert found == gpu_store((4,), longer[8:], tier=COARSE_TIER, group=1, block_size=8)
+
+
+def test_longer_blocks_with_embeddings_have_no_keys() -> None:
+    context = StreamContext()
+    left_out = stored(4, **COARSE, tokens=tokens(*range(16)))
+    extra = ((b"one",), (b"two",), None, None)
+    assert plan(left_out, stored(1, 2, 3, 4, extra_keys=extra), context=context).operations[2:] == []
+    assert len(context.unplaced) == 1
+
+
 def test_a_child_waits_for_a_parent_of_its_own_block_size() -> None:
     fine = {**WINDOW, "block_size": 2}
     context = StreamContext()
