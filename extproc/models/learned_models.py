@@ -13,7 +13,7 @@ from extproc.pods.endpoint import EndpointModels
 
 MOST_MODELS, MOST_ALIASES = 8, 16  # of one pool: names may be labels of metrics
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")  # one of them makes a folder
 
 
 def learned_models(reported: Iterable[EndpointModels | None], *, folders: Path | None) -> tuple[ServedModel, ...]:
@@ -43,8 +43,14 @@ def _model(name: str, aliases: set[str], *, folders: Path | None) -> ServedModel
 
 def _folder(name: str, folders: Path | None) -> Path | None:
     """Return the model's folder; None where there is none, or where the name could lead elsewhere."""
-    parts = name.split("/")
-    if folders is None or len(parts) > 3 or not all(map(_PART.fullmatch, parts)):
+    parts = folder_parts(name)
+    if folders is None or parts is None:
         return None
     folder = folders.joinpath(*parts)
-    return folder if (folder / TOKENIZER_FILE).is_file() else None
+    return folder if any((folder / each).is_file() for each in TOKENIZER_FILES) else None
+
+
+def folder_parts(name: str) -> list[str] | None:
+    """Return the folders that a model's name stands for, None where it could lead elsewhere."""
+    parts = name.split("/")
+    return parts if len(parts) <= 3 and all(map(_PART.fullmatch, parts)) else None
