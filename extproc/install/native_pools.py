@@ -5,21 +5,15 @@ of the pool when it asks, so each pool has a Service of its own onto the same pi
 tells them apart.
 """
 
-from hashlib import sha256
 from typing import Any
 
-from extproc.install.objects import EXPORT_TO, Document, component_labels, component_object, kube_object
+from extproc.install.objects import EXPORT_TO, Document, component_labels, component_object, fitting_name, kube_object
 from extproc.install.plan import CLUSTER_DOMAIN, GRPC_PORT, PICKER, PICKER_ADMIN_PORT, InstallPlan, PoolTarget
-
-LONGEST_NAME = 63
 
 
 def picker_service_name(pool: PoolTarget) -> str:
-    """Return what a pool's endpointPickerRef has to name: at most 63 characters, as it is a Service's name."""
-    name = f"{PICKER}-{pool.name}"
-    if len(name) <= LONGEST_NAME:
-        return name
-    return f"{PICKER}-{pool.name[:40].rstrip('-')}-{sha256(pool.name.encode()).hexdigest()[:8]}"
+    """Return what a pool's endpointPickerRef has to name."""
+    return fitting_name(f"{PICKER}-", pool.name)
 
 
 def picker_hosts(plan: InstallPlan) -> list[str]:

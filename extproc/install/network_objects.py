@@ -4,12 +4,19 @@ The NetworkPolicies are a second fence beside mTLS: they hold where a pod is not
 """
 
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Any
 
 from extproc.install.istio_release import plan_wiring
 from extproc.install.native_pools import picker_hosts, plain_inbound
-from extproc.install.objects import EXPORT_TO, Document, component_labels, component_object, kube_object, pods_of
+from extproc.install.objects import (
+    EXPORT_TO,
+    Document,
+    component_labels,
+    component_object,
+    fitting_name,
+    kube_object,
+    pods_of,
+)
 from extproc.install.plan import (
     CLUSTER_DOMAIN,
     GRPC_PORT,
@@ -42,7 +49,6 @@ PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 # where vLLM publishes its events by default (kv_events_config: endpoint, replay_endpoint)
 EVENTS_PORT = 5557
 REPLAY_PORT = 5558
-LONGEST_NAME = 63
 
 
 def network_objects(plan: InstallPlan) -> list[Document]:
@@ -178,7 +184,7 @@ def _pods_by_address(plan: InstallPlan, pool: PoolTarget) -> list[Document]:
     """
     if pool.selector is None or not pool.in_mesh or plan.membership is not MeshMembership.SIDECAR:
         return []
-    name = _pods_name(pool)
+    name = fitting_name("kvmesh-", pool.name, "-pods")
     ports = {"tcp-api": pool.api_port, "tcp-kv-events": EVENTS_PORT, "tcp-kv-replay": REPLAY_PORT}
     service = {
         "clusterIP": "None",
@@ -198,14 +204,6 @@ def _pods_by_address(plan: InstallPlan, pool: PoolTarget) -> list[Document]:
         kube_object("Service", name, pool.namespace, annotations=only_ours, spec=service),
         kube_object("DestinationRule", name, pool.namespace, spec=rule),
     ]
-
-
-def _pods_name(pool: PoolTarget) -> str:
-    """Return a name of at most 63 characters: it is a Service's."""
-    name = f"kvmesh-{pool.name}-pods"
-    if len(name) <= LONGEST_NAME:
-        return name
-    return f"kvmesh-{pool.name[:40].rstrip('-')}-{sha256(pool.name.encode()).hexdigest()[:8]}-pods"
 
 
 def _strict_mtls(plan: InstallPlan) -> list[Document]:

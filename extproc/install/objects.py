@@ -5,6 +5,7 @@ By these labels `kvmesh uninstall` finds the objects again.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 Document = dict[str, Any]
@@ -17,6 +18,7 @@ STATUS_LEASE = "kvmesh-status-writer"  # a Lease and its Role; the Lease's holde
 SPACES = "kvmesh.io/namespaces"  # annotation of that Role: the namespaces that have objects of the installation
 INSTALLATION = "kvmesh.io/installation"  # its namespace: a cluster may have several
 EXPORT_TO = "networking.istio.io/exportTo"  # annotation of a Service: the namespaces whose proxies may know it
+LONGEST_NAME = 63  # characters of a Service's name
 OWNED = {PART_OF: "kvmesh", MANAGED_BY: OWNER}
 
 
@@ -118,6 +120,14 @@ def kube_object(
     if annotations:
         meta["annotations"] = dict(annotations)
     return {"apiVersion": kind_of(kind).api_version, "kind": kind, "metadata": meta, **content}
+
+
+def fitting_name(before: str, pool: str, after: str = "") -> str:
+    """Return the name of a pool's own Service: a long name of a pool is cut, and a digest of it keeps two apart."""
+    name = f"{before}{pool}{after}"
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{before}{pool[:40].rstrip('-')}-{sha256(pool.encode()).hexdigest()[:8]}{after}"
 
 
 def component_object(kind: str, component: str, namespace: str, **content: Any) -> Document:

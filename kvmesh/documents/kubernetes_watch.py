@@ -30,9 +30,8 @@ LAST_PAUSE_SECONDS = 10.0
 _TRUST = 3  # failures in a row after which neither our connections nor our resource version is trusted any more
 _GONE = 410
 OF_THE_API = frozenset({"api-unreachable", "api-failing", "api-unauthorized"})  # reasons that every kind suffers from
-_STARTS = (
-    8  # refusals in a row, some 40 s, after which they count although the API server does not say that it is ready
-)
+# refusals in a row, some 40 s, after which they count although the API server does not say that it is ready
+_STARTS = 8
 _PATIENCE = 5  # failures in a row after which the first snapshot no longer waits for a kind that is not essential
 
 

@@ -25,6 +25,7 @@ from extproc.install.render import render
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.ports import pick_free_port
 from extproc.local.processes import HttpReady, ProcessSpec
+from tests.e2e.echo_pod import MODEL, echo_pod
 from tests.istiod.apply import apply_envoy_filters
 from tests.istiod.base import GatewayRoute, Proxy, gateway_proxy
 from tests.istiod.bootstrap import HOST, address, running_envoy, running_proxy, supervised
@@ -37,7 +38,6 @@ FOLDER = Path(__file__).parents[1] / "data" / "conformance"
 NAMESPACE = "inference-conformance-app-backend"
 GATEWAYS_NAMESPACE = "inference-conformance-infra"
 MINOR = 30
-MODEL = "conformance-fake-model"
 PIN_HEADER, SERVED_HEADER = "test-epp-endpoint-selection", "x-conformance-test-served-endpoint"
 SUBSET = {"metadata_namespace": "envoy.lb.subset_hint", "key": "x-gateway-destination-endpoint-subset"}
 PROTOCOL_HEADER = "x-protocol"
@@ -309,29 +309,13 @@ def _two_ports(avoid: Iterable[int]) -> tuple[int, int]:
 async def _echo(pod: Pod, *, port: int, listen: int) -> AsyncIterator[None]:
     """Serve what the picker asks of a pod, and tell everybody else who answers."""
 
-    async def metrics(_: web.Request) -> web.Response:
-        lines = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        return web.Response(text="".join(f'vllm:{name}{{engine="0"}} 0.0\n' for name in lines))
-
-    async def models(_: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": MODEL, "parent": None, "max_model_len": 4096}]})
-
     async def echo(request: web.Request) -> web.Response:
         await request.read()
         own = {"pod": pod.name, "namespace": NAMESPACE, "httpPort": str(port)}
         return web.json_response(own | {"protocol": request.headers.get(PROTOCOL_HEADER, "HTTP/1.1")})
 
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    app.router.add_get("/v1/models", models)
-    app.router.add_route("*", "/{path:.*}", echo)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, pod.ip, listen).start()
+    async with echo_pod(pod.ip, listen, echo):
         yield
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests.e2e.install_checks import PODS_COUNT, SETTINGS
+from tests.e2e.stack import Stack, running_stack, simulated_pods
 from tests.kube_api.certificates import Authority, make_authority
 from tests.mesh.go_programs import STAMPS, GoBuildError, go_program
 from tests.mesh.kube import Kube, kube_in_background
@@ -50,3 +52,13 @@ async def secrets(authority: Authority, tmp_path_factory: pytest.TempPathFactory
     socket = tmp_path_factory.mktemp("secrets") / "sds.sock"
     async with secrets_server(authority, socket):
         yield socket
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """Pods that stay for a module's tests; each case has a mesh of its own before them."""
+    async with (
+        simulated_pods(PODS_COUNT, own_hosts=True) as pods,
+        running_stack(tmp_path_factory.mktemp("mesh"), endpoints=list(pods), settings=SETTINGS) as running,
+    ):
+        yield running

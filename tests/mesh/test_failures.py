@@ -1,10 +1,8 @@
 """A picker that is gone and a pod that is gone, behind a real istiod: who is answered, and how."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from extproc.install.plan import FailureMode, Mode
 from tests.e2e.install_checks import PODS_COUNT, SETTINGS, story
@@ -15,17 +13,6 @@ from tests.kube_api.certificates import Authority
 from tests.mesh.real_way import MeshCase, real_way
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """A mesh whose pods stay."""
-    folder = tmp_path_factory.mktemp("mesh")
-    async with (
-        simulated_pods(PODS_COUNT, own_hosts=True) as pods,
-        running_stack(folder, endpoints=list(pods), settings=SETTINGS) as running,
-    ):
-        yield running
 
 
 @pytest.mark.parametrize("mode", FILTER_MODES)

@@ -1,15 +1,13 @@
 """A gateway with a listener for HTTP and one for HTTPS, and a `--hostname` that names no port."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from extproc.install.plan import Mode
-from tests.e2e.install_checks import PODS_COUNT, SETTINGS, a_repeated_prompt_lands_on_the_pod_that_holds_it
-from tests.e2e.stack import Stack, free_ports, running_stack, simulated_pods
+from tests.e2e.install_checks import a_repeated_prompt_lands_on_the_pod_that_holds_it
+from tests.e2e.stack import Stack, free_ports
 from tests.istiod.bootstrap import HOST
 from tests.istiod.installs import POOL, Installation
 from tests.kube_api.certificates import Authority
@@ -18,17 +16,6 @@ from tests.mesh.real_way import GATEWAY, MeshCase, real_way
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 INSTALLED = Installation(minor=31, mode=Mode.GATEWAY)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """A mesh without its own gateway in use."""
-    folder = tmp_path_factory.mktemp("mesh")
-    async with (
-        simulated_pods(PODS_COUNT, own_hosts=True) as pods,
-        running_stack(folder, endpoints=list(pods), settings=SETTINGS) as running,
-    ):
-        yield running
 
 
 async def test_a_host_of_both_listeners_asks_the_picker_on_both(

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from extproc.install.plan import Mode, RouteSettings
 from tests.e2e import install_checks
-from tests.e2e.install_checks import PODS_COUNT, SETTINGS, story
-from tests.e2e.stack import Stack, running_stack, simulated_pods
+from tests.e2e.install_checks import story
+from tests.e2e.stack import Stack
 from tests.istiod.installs import PICKER, PODS, POOL, Installation
 from tests.kube_api.certificates import Authority
 from tests.mesh.mesh_objects import Object, http_route, kubernetes_object, rule
@@ -24,17 +23,6 @@ OLDER, YOUNGER = "2020-01-01T00:00:00Z", "2030-01-01T00:00:00Z"
 THEIRS = "7s"  # a connect timeout that only their rule has
 LONG_ANSWER = 600  # tokens
 NAMESPACES = (POOL.namespace, "istio-ingress", "istio-system")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """A mesh without its own gateway in use."""
-    folder = tmp_path_factory.mktemp("mesh")
-    async with (
-        simulated_pods(PODS_COUNT, own_hosts=True) as pods,
-        running_stack(folder, endpoints=list(pods), settings=SETTINGS) as running,
-    ):
-        yield running
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from extproc.local.processes import HttpReady, ProcessSpec
+from tests.e2e.echo_pod import echo_pod
 from tests.istiod.bootstrap import supervised
 from tests.mesh.go_programs import go_program
 from tests.mesh.istio_proxy import Workload, running_istio_proxy
@@ -27,7 +28,6 @@ from tests.mesh_cluster.cluster import ISTIOD, START_SECONDS, pods_eventually
 
 INFRA, APP = "inference-conformance-infra", "inference-conformance-app-backend"
 GATEWAYS = {"conformance-primary": 18080, "conformance-secondary": 18081}  # the port at which the proxy listens
-MODEL = "conformance-fake-model"
 POLL_SECONDS = 0.1
 ADMIN_PORT = 19090
 SUITE_SECONDS = 400.0  # it takes 40; a case that fails waits for 200
@@ -172,13 +172,6 @@ async def _echo(pod: Mapping[str, Any], address: str, port: int) -> AsyncIterato
     """Serve what the picker asks of a pod, and tell everybody else what has come."""
     meta = pod["metadata"]
 
-    async def metrics(_: web.Request) -> web.Response:
-        lines = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        return web.Response(text="".join(f'vllm:{name}{{engine="0"}} 0.0\n' for name in lines))
-
-    async def models(_: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": MODEL, "parent": None, "max_model_len": 4096}]})
-
     async def echo(request: web.Request) -> web.Response:
         await request.read()
         came = {"path": request.raw_path, "host": request.host, "method": request.method, "proto": "HTTP/1.1"}
@@ -187,14 +180,5 @@ async def _echo(pod: Mapping[str, Any], address: str, port: int) -> AsyncIterato
         told = json.dumps(came | own | {"headers": headers}).encode()
         return web.Response(body=told, headers={"Content-Type": "application/json"})  # nothing else is read as JSON
 
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    app.router.add_get("/v1/models", models)
-    app.router.add_route("*", "/{path:.*}", echo)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, address, port).start()
+    async with echo_pod(address, port, echo):
         yield
-    finally:
-        await runner.cleanup()

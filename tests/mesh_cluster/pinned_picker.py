@@ -5,6 +5,7 @@ it becomes the protocol's subset hint. The answer tells who has served (`destina
 """
 
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 
@@ -18,34 +19,33 @@ PIN_HEADER, SERVED_HEADER = "test-epp-endpoint-selection", "x-conformance-test-s
 PORTS = (3000, 3002, 3004)  # of the suite's pools
 
 
-def _pin() -> None:
-    plain_facts, plain_headers = answers.request_facts, answers.wanted_headers
-
-    def pinned_facts(message: HeadersMessage, **more: Any) -> RequestFacts:
-        facts = plain_facts(message, **more)
-        named = message.headers.get(PIN_HEADER)
-        if named is None:
-            return facts
-        addresses = [name.strip() for name in named.split(",")]
-        allowed = {name for name in addresses if ":" in name} | {f"{ip}:{port}" for ip in addresses for port in PORTS}
-        return msgspec.structs.replace(facts, subset=frozenset(allowed))
-
-    answers.request_facts = pinned_facts
-    answers.wanted_headers = lambda *given: plain_headers(*given) | {PIN_HEADER}
+plain_facts, plain_headers, plain_responded = answers.request_facts, answers.wanted_headers, BookedExchange.responded
 
 
-def _tell_who_served() -> None:
-    plain = BookedExchange.responded
+def pinned_facts(message: HeadersMessage, **more: Any) -> RequestFacts:
+    facts = plain_facts(message, **more)
+    named = message.headers.get(PIN_HEADER)
+    if named is None:
+        return facts
+    addresses = [name.strip() for name in named.split(",")]
+    allowed = {name for name in addresses if ":" in name} | {f"{ip}:{port}" for ip in addresses for port in PORTS}
+    return msgspec.structs.replace(facts, subset=frozenset(allowed))
 
-    def responded(self: BookedExchange, *, served_by: str | None, **more: Any) -> None:
-        plain(self, served_by=served_by, **more)
-        if served_by is not None:
-            self.response_headers = {**self.response_headers, SERVED_HEADER: served_by}
 
-    BookedExchange.responded = responded  # type: ignore[method-assign]
+def headers_and_pin(*given: frozenset[str]) -> frozenset[str]:
+    return plain_headers(*given) | {PIN_HEADER}
+
+
+def responded_and_told(exchange: BookedExchange, *, served_by: str | None, **more: Any) -> None:
+    plain_responded(exchange, served_by=served_by, **more)
+    if served_by is not None:
+        exchange.response_headers = {**exchange.response_headers, SERVED_HEADER: served_by}
 
 
 if __name__ == "__main__":
-    _pin()
-    _tell_who_served()
-    main()
+    with (
+        patch.object(answers, "request_facts", pinned_facts),
+        patch.object(answers, "wanted_headers", headers_and_pin),
+        patch.object(BookedExchange, "responded", responded_and_told),
+    ):
+        main()

@@ -7,16 +7,8 @@
 {{- $ports := list -}}
 {{- range .Values.pools -}}
   {{- $port := .port | default 8000 | int -}}
-  {{- $podsName := printf "kvmesh-%s-pods" .name -}}
-  {{- if gt (len $podsName) 63 -}}
-    {{- $short := regexReplaceAll "-+$" (.name | trunc 40) "" -}}
-    {{- $podsName = printf "kvmesh-%s-%s-pods" $short (sha256sum .name | trunc 8) -}}
-  {{- end -}}
-  {{- $pickerName := printf "kvmesh-picker-%s" .name -}}
-  {{- if gt (len $pickerName) 63 -}}
-    {{- $short := regexReplaceAll "-+$" (.name | trunc 40) "" -}}
-    {{- $pickerName = printf "kvmesh-picker-%s-%s" $short (sha256sum .name | trunc 8) -}}
-  {{- end -}}
+  {{- $podsName := include "kvmesh.fittingName" (dict "format" "kvmesh-%s-pods" "pool" .name) -}}
+  {{- $pickerName := include "kvmesh.fittingName" (dict "format" "kvmesh-picker-%s" "pool" .name) -}}
   {{- $names := dict "podsName" $podsName "pickerName" $pickerName -}}
   {{- $pool := merge (dict "port" $port "podPort" (.podPort | default $port)) $names . -}}
   {{- $_ := set $byName (printf "%s/%s" .namespace .name) $pool -}}
@@ -69,6 +61,16 @@ clientsNamespaces:
 {{- range include "kvmesh.clients" . | fromJsonArray | include "kvmesh.namespaces" | fromJsonArray }}
   - namespace: {{ . }}
 {{- end }}
+{{- end -}}
+
+{{- /* A Service's name has at most 63 characters. */ -}}
+{{- define "kvmesh.fittingName" -}}
+{{- $name := printf .format .pool -}}
+{{- if gt (len $name) 63 -}}
+  {{- $short := regexReplaceAll "-+$" (.pool | trunc 40) "" -}}
+  {{- $name = printf .format (printf "%s-%s" $short (sha256sum .pool | trunc 8)) -}}
+{{- end -}}
+{{- $name -}}
 {{- end -}}
 
 {{- define "kvmesh.gateways" -}}
