@@ -1,6 +1,11 @@
 """The commands `kvmesh models fetch` and `kvmesh models list`. They import late, to start fast."""
 
 import os
+import resource
+import signal
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,29 +69,34 @@ def fetch_models(
     What is there is checked by its checksums and kept, at the commit of the first time. The exit code is 1 where a
     model could not be had.
     """
-    from extproc.hub.fetch import Outcome, fetch
+    from extproc.hub.fetch import Fetched, Outcome, fetch
     from extproc.hub.hub import PUBLIC_HUB, Hub
-    from extproc.hub.wanted_models import parse_all
+    from extproc.hub.wanted_models import check_endpoint, parse_all
 
     wanted = parse_all(model)
-    endpoint = hub_endpoint or os.environ.get("HF_ENDPOINT") or PUBLIC_HUB
-    if not endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"--hub-endpoint {endpoint!r}: must begin with https:// or http://")
+    endpoint = check_endpoint(hub_endpoint or os.environ.get("HF_ENDPOINT") or PUBLIC_HUB)
     token = _token(hub_token_file)
     is_offline = offline or os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
     os.umask(0o002)  # a cache is shared by processes of one group
     found = []
     for each in wanted:
-        found.append(
-            fetch(
-                each,
-                into,
-                hub=lambda: Hub(endpoint, token=token),
-                renew=renew,
-                offline=is_offline,
-                timeout_seconds=timeout_seconds,
-            )
-        )
+        try:
+            with _limits():
+                done = fetch(
+                    each,
+                    into,
+                    hub=lambda: Hub(endpoint, token=token),
+                    renew=renew,
+                    offline=is_offline,
+                    timeout_seconds=timeout_seconds,
+                )
+        except Exception as error:  # a defect: a picker that waits for this must start all the same
+            if not best_effort:
+                raise
+            traceback.print_exc()
+            reason = f"{type(error).__name__}: {error}"
+            done = Fetched(model=each, folder=each.folder(into), outcome=Outcome.FAILED, record=None, reason=reason)
+        found.append(done)
         if not json:
             typer.echo(found[-1].line(), err=found[-1].outcome is Outcome.FAILED)
     if json:
@@ -123,6 +133,25 @@ def list_models(
             typer.echo(f"no tokenizer folders in {folder}")
     if any(row["damage"] for row in rows):
         raise typer.Exit(FAILURE)
+
+
+@contextmanager
+def _limits() -> Iterator[None]:
+    """Write no file above the limit, whatever a hub sends, and clean up on SIGTERM, which process 1 would ignore."""
+    from extproc.hub.hub import MOST_FILE_BYTES
+
+    def end(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGTERM, end)
+    if soft == resource.RLIM_INFINITY or soft > MOST_FILE_BYTES:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGTERM, before)
 
 
 def _token(file: Path | None) -> str | None:

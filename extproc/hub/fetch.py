@@ -8,7 +8,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from extproc.hub.hub import DamagedFileError, Hub, HubError, HubFile, HubModel, UnavailableHubError, deadline
+from extproc.hub.hub import (
+    DamagedFileError,
+    Hub,
+    HubError,
+    HubFile,
+    HubModel,
+    NoRevisionError,
+    UnavailableHubError,
+    deadline,
+)
 from extproc.hub.kept_folder import (
     CacheError,
     FetchRecord,
@@ -26,6 +35,7 @@ from extproc.hub.token_files import TOKENIZERS, token_files
 from extproc.hub.wanted_models import COMMIT, WantedModel
 
 TRIES = 3
+MOST_FILES = 64  # of one model: real ones have fifteen at most, and as many chat templates as they like
 BACKOFF_SECONDS = 1.0  # doubled after each try
 
 
@@ -95,9 +105,12 @@ def fetch(
             new = _with_retries(lambda: _fetch(hub(), model, pinned, folder), sleep)
     except (HubError, CacheError) as error:
         told = f"{error} ({reason})" if wrong and not offline else str(error)
+        if wrong and isinstance(error, NoRevisionError):
+            told += "; its history was changed: --renew takes what the branch is now"
         return Fetched(model=model, folder=folder, outcome=Outcome.FAILED, record=record, reason=told)
     except OSError as error:
-        return Fetched(model=model, folder=folder, outcome=Outcome.FAILED, record=record, reason=f"{into}: {error}")
+        told = f"it cannot be kept in {into}: {error.strerror}"
+        return Fetched(model=model, folder=folder, outcome=Outcome.FAILED, record=record, reason=told)
     outcome = Outcome.MENDED if wrong else Outcome.KEPT if fits and new == record else Outcome.FETCHED
     return Fetched(model=model, folder=folder, outcome=outcome, record=new, reason=reason)
 
@@ -143,6 +156,8 @@ def _chosen(model: HubModel) -> Sequence[HubFile]:
     if not set(paths).intersection(TOKENIZERS):
         names = ", ".join(TOKENIZERS)
         raise HubError(f"{model.repository} has none of {names}: its pods can be asked for tokens (`tokens: render`)")
+    if len(paths) > MOST_FILES:
+        raise HubError(f"{model.repository} has {len(paths)} files of a tokenizer: no model has more than {MOST_FILES}")
     return [file for file in model.files if file.path in paths]
 
 

@@ -1,6 +1,7 @@
 """A Hugging Face hub, or a mirror of one, by the library huggingface_hub: what a model has, and its files.
 
-Each error says what to do. The library retries by itself, so whoever calls bounds the time (`deadline`).
+Each error says what to do; those of the disk are OSErrors. The library retries by itself, so whoever calls bounds the
+time (`deadline`) and the size of files (`extproc.hub.commands`).
 """
 
 import hashlib
@@ -12,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from extproc.errors import KvmeshError
 
 PUBLIC_HUB = "https://huggingface.co"
 MOST_FILE_BYTES = 256 << 20  # ten times the largest tokenizer that is known
+RING_AGAIN_SECONDS = 5.0  # an exception of a signal is lost where Python runs a finalizer
 SETTINGS = {  # of the library, read when it is imported
     "HF_HUB_DISABLE_XET": "1",  # plain downloads from where the hub sends one: mirrors and proxies know no other
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -32,6 +36,10 @@ class HubError(KvmeshError):
 
 class UnavailableHubError(HubError):
     """The hub does not answer, or too slowly: it may later."""
+
+
+class NoRevisionError(HubError):
+    """The hub has the model, and no such branch, tag or commit."""
 
 
 class DamagedFileError(HubError):
@@ -63,8 +71,10 @@ class Hub:
     def __init__(self, endpoint: str, *, token: str | None) -> None:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
-        from huggingface_hub import HfApi  # noqa: PLC0415 - takes half a second, and reads the settings
-
+        try:
+            from huggingface_hub import HfApi  # noqa: PLC0415 - takes half a second, and reads the settings
+        except ImportError as error:
+            raise HubError(f"{error}: pip install 'kvmesh[models]'") from error
         self.endpoint = endpoint.rstrip("/")
         self._token: str | bool = token or False
         self._api = HfApi(endpoint=self.endpoint, token=self._token, library_name="kvmesh")
@@ -109,13 +119,22 @@ class Hub:
         except errors.GatedRepoError as error:
             raise HubError(f"{where}: {self._gated(repository)}") from error
         except errors.RevisionNotFoundError as error:
-            raise HubError(f"{where}: {self.endpoint} has the model, but no such branch, tag or commit") from error
+            raise NoRevisionError(
+                f"{where}: {self.endpoint} has the model, but no such branch, tag or commit"
+            ) from error
         except errors.RepositoryNotFoundError as error:
             raise HubError(f"{where}: {self.endpoint} does not have it: {self._access()}") from error
         except errors.OfflineModeIsEnabled as error:
             raise HubError(f"{where}: HF_HUB_OFFLINE is set, so the hub is not asked") from error
         except (errors.LocalEntryNotFoundError, OSError, httpx2.HTTPError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the disk: those of the network come wrapped
             raise self._failure(where, error) from error
+        except Exception as error:  # a page of a proxy that says 200, an address that is none
+            raise HubError(
+                f"{where}: {self.endpoint} does not answer as a Hugging Face hub or a mirror does "
+                f"({type(error).__name__}: {str(error)[:200]})"
+            ) from error
 
     def _failure(self, where: str, error: BaseException) -> HubError:
         """Say what is wrong by the innermost reason: the library wraps connection errors into others."""
@@ -179,6 +198,11 @@ def _checked(path: Path, file: HubFile, model: HubModel) -> Path:
             raise DamagedFileError(
                 f"{model.repository}: {file.path} arrived with another {what} ({found}) than the hub says ({said})"
             )
+    if file.sha256 is None and file.git_sha1 is None and path.suffix == ".json":
+        try:
+            msgspec.json.decode(content)
+        except msgspec.MsgspecError as error:
+            raise DamagedFileError(f"{model.repository}: {file.path} arrived as no JSON ({error})") from error
     return path
 
 
@@ -200,7 +224,7 @@ def deadline(seconds: float, what: str) -> Iterator[None]:
         raise _TooLate
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, RING_AGAIN_SECONDS)
     try:
         yield
     except _TooLate:

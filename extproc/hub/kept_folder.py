@@ -5,6 +5,7 @@ replace it is to rename a link, so whoever reads the folder sees the old one or 
 cache need no lock: each fills a folder of its own, and the last link counts.
 """
 
+import errno
 import hashlib
 import os
 import secrets
@@ -86,6 +87,8 @@ def new_folder(link: Path, commit: str) -> Path:
     try:
         if link.is_dir() and not link.is_symlink():
             raise CacheError(f"{link} is there and was not fetched by kvmesh: remove it, or fetch into another folder")
+        if any((outer / RECORD).exists() for outer in link.parents[:2]):  # names have three parts at most
+            raise CacheError(f"{link} would be in another model's folder: give it another name, NAME=MODEL")
         folder.mkdir(parents=True)
     except OSError as error:
         raise CacheError(f"{folder} cannot be made ({error.strerror}): give a folder that can be written") from error
@@ -93,8 +96,10 @@ def new_folder(link: Path, commit: str) -> Path:
 
 
 def write_record(folder: Path, record: FetchRecord) -> None:
-    """Keep the record beside the files; raise OSError."""
+    """Keep the record beside the files, and all of them on the disk before anything leads there; raise OSError."""
     (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+    for path in [*folder.rglob("*"), folder]:
+        _to_disk(path)
 
 
 def link_to(link: Path, folder: Path) -> None:
@@ -103,18 +108,35 @@ def link_to(link: Path, folder: Path) -> None:
     try:
         new.symlink_to(folder.name)
         new.rename(link)
+        _to_disk(link.parent)
     except OSError as error:
         new.unlink(missing_ok=True)
         raise CacheError(f"{link} cannot be made ({error.strerror}): the volume has to take symbolic links") from error
 
 
+def _to_disk(path: Path) -> None:
+    """Have the disk hold a file or the names of a folder: a node that loses power must not leave a cut file."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network volumes cannot for folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
 def remove_old(link: Path) -> None:
-    """Remove folders that `link` does not lead to, unless they are so young that somebody may use them."""
-    current = os.path.realpath(link)
-    for folder in link.parent.glob(f".{link.name}.*"):
+    """Remove what `link` does not lead to, unless it is so young that somebody may use it."""
+    current = link.resolve()
+    for old in link.parent.glob(f".{link.name}.*"):
         try:
-            if os.path.realpath(folder) != current and time.time() - folder.lstat().st_mtime > FRESH_SECONDS:
-                shutil.rmtree(folder)
+            if time.time() - old.lstat().st_mtime < FRESH_SECONDS:
+                continue
+            if old.is_symlink():
+                old.unlink()  # a fetch ended before it was renamed
+            elif old.resolve() != current:
+                shutil.rmtree(old)
         except OSError:
             continue  # another process removes it, or owns it
 

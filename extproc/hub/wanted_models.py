@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from extproc.errors import ConfigError
 from extproc.models.learned_models import folder_parts
@@ -39,6 +40,22 @@ def parse_wanted(text: str) -> WantedModel:
     if at and (_REVISION.fullmatch(revision) is None or ".." in revision):
         raise ConfigError(f"{text!r}: {revision!r} is no branch, tag or commit; write {WRITTEN}")
     return WantedModel(served=served, repository=repository, revision=revision or None)
+
+
+def check_endpoint(url: str) -> str:
+    """Return the address of a hub; raise ConfigError where it is none, or holds what not everybody may read."""
+    if "@" in url or "?" in url or "#" in url:
+        raise ConfigError(
+            "--hub-endpoint: a user, a password or a token does not belong into an address that everybody may read"
+        )
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or any(not 32 < ord(each) < 127 for each in url):
+        raise ConfigError(f"--hub-endpoint {url[:200]!r}: must be https://HOST or http://HOST")
+    return url
 
 
 def parse_all(texts: Iterable[str]) -> tuple[WantedModel, ...]:

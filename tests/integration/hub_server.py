@@ -61,6 +61,7 @@ class HubState:
     faults: list[Fault] = field(default_factory=list)
     endpoint: str = ""
     cdn: str = ""
+    describes_files: bool = True  # mirrors may leave out sizes and checksums
 
     def repository(self, name: str, files: Mapping[str, bytes]) -> Repository:
         """Add a model with one commit."""
@@ -96,17 +97,19 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.place == "cdn":
             self.answer(200, state.blobs[self.asked_path.strip("/")])
         elif self.asked_path.startswith("/api/models/"):
-            self._model(self.asked_path.removeprefix("/api/models/"))
+            self.answer_model()
         else:
             self._file(self.asked_path.strip("/"))
 
-    def _model(self, rest: str) -> None:
-        name, _, revision = rest.partition("/revision/")
+    def answer_model(self) -> None:
+        name, _, revision = self.asked_path.removeprefix("/api/models/").partition("/revision/")
         commit = self._commit(name, revision or "main", needs_access=False)
         if commit is None:
             return
         files = self.server.state.repositories[name].commits[commit]
         siblings = [_described(path, content) for path, content in files.items()]
+        if not self.server.state.describes_files:
+            siblings = [{"rfilename": path} for path in files]
         self.answer(200, json.dumps({"id": name, "modelId": name, "sha": commit, "siblings": siblings}).encode())
 
     def _file(self, rest: str) -> None:
@@ -234,6 +237,23 @@ def other_content(handler: _Handler) -> bool:
     """Send something of the same length."""
     content = handler.server.state.blobs[handler.asked_path.strip("/")]
     handler.answer(200, bytes(len(content)))
+    return True
+
+
+def web_page(handler: _Handler) -> bool:
+    """Send a page with status 200, as a proxy does that wants a login."""
+    handler.answer(200, b"<html>Please log in</html>", {"Content-Type": "text/html"})
+    return True
+
+
+def moved(handler: _Handler) -> bool:
+    """Send clients of the API to another host, which answers."""
+    if not handler.asked_path.startswith("/api/"):
+        return False
+    if handler.server.place == "hub":
+        handler.answer(307, b"", {"Location": handler.server.state.cdn + handler.path})
+    else:
+        handler.answer_model()
     return True
 
 

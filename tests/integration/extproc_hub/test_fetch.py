@@ -4,9 +4,11 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,24 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from extproc.hub import fetch as fetching
+from extproc.hub import hub as hubs
 from extproc.hub import kept_folder
 from extproc.hub.commands import app
 from extproc.hub.kept_folder import RECORD, read_record
 from extproc.models.learned_models import learned_models
 from extproc.models.models import TokensFrom
 from extproc.pods.endpoint import EndpointModels
-from tests.integration.hub_server import HubState, cut_off, hub_server, other_content, status, times, trickle
+from tests.integration.hub_server import (
+    HubState,
+    cut_off,
+    hub_server,
+    moved,
+    other_content,
+    status,
+    times,
+    trickle,
+    web_page,
+)
 from tests.kube_api.certificates import make_server_certificate
 
 TOKENIZER = b'{"model": "' + b"x" * 2000 + b'"}'  # large: it is on the CDN
@@ -88,6 +101,17 @@ def test_the_token_goes_to_the_hub_and_not_to_the_cdn(hub: HubState, tmp_path: P
     assert told(tmp_path / "cache", "org/llama", f"--hub-token-file={secret}")["outcome"] == "fetched"
     assert {each.token for each in hub.requests if each.place == "hub"} == {hub.token}
     assert {each.token for each in hub.requests if each.place == "cdn"} == {None}
+
+
+def test_the_token_does_not_follow_to_another_host(
+    hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    hub.faults.append(moved)
+    assert told(tmp_path, "org/llama")["outcome"] == "fetched"
+    elsewhere = [each for each in hub.requests if each.place == "cdn"]
+    assert "/api/models/org/llama" in {each.path for each in elsewhere}
+    assert {each.token for each in elsewhere} == {None}
 
 
 def test_a_whole_folder_is_kept_without_asking_the_hub(hub: HubState, tmp_path: Path) -> None:
@@ -200,6 +224,83 @@ def test_a_file_that_never_is_what_the_hub_says_leaves_nothing(hub: HubState, tm
     assert files(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"x" * 3000, "tokenizer.json arrived as no JSON"), (TOKENIZER[:1500], "tokenizer.json arrived as no JSON")],
+)
+def test_a_mirror_that_says_no_checksums_must_send_json(
+    hub: HubState, tmp_path: Path, content: bytes, words: str
+) -> None:
+    hub.describes_files = False
+    assert told(tmp_path, "org/llama")["outcome"] == "fetched"
+    hub.repository("org/cut", FILES | {"tokenizer.json": content})
+    assert words in told(tmp_path, "org/cut")["reason"]
+
+
+def test_a_file_without_end_does_not_fill_the_volume(
+    hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hubs, "MOST_FILE_BYTES", 1000)
+    hub.describes_files = False
+    assert told(tmp_path, "org/llama")["reason"] == f"it cannot be kept in {tmp_path}: File too large"
+    assert files(tmp_path) == []
+    assert len(hub.asked("cdn")) == 1, "nothing is tried again where the disk refuses"
+    hub.describes_files = True
+    assert "has 2013 bytes: no tokenizer has that many" in told(tmp_path, "org/llama")["reason"]
+
+
+def test_a_model_with_countless_files_is_refused(hub: HubState, tmp_path: Path) -> None:
+    hub.repository("org/many", FILES | {f"additional_chat_templates/t{i}.jinja": b"" for i in range(64)})
+    assert "no model has more than 64" in told(tmp_path, "org/many")["reason"]
+
+
+def test_a_page_of_a_proxy_is_no_answer_of_a_hub(hub: HubState, tmp_path: Path) -> None:
+    hub.faults.append(times(9, web_page, where="/api/models"))
+    assert "does not answer as a Hugging Face hub or a mirror does" in told(tmp_path, "org/llama")["reason"]
+    assert len(hub.requests) == 1
+
+
+def test_a_commit_that_is_gone_says_how_to_go_on(hub: HubState, tmp_path: Path) -> None:
+    told(tmp_path, "org/llama")
+    hub.repositories["org/llama"].commits.clear()
+    hub.repository("org/llama", {"tokenizer.json": b"{}"}).commits["f" * 40] = {"tokenizer.json": b"{}"}
+    hub.repositories["org/llama"].refs["main"] = "f" * 40
+    del hub.repositories["org/llama"].commits[f"{1:040x}"]
+    (tmp_path / "org" / "llama" / "tokenizer.json").unlink()
+    assert "its history was changed: --renew takes" in told(tmp_path, "org/llama")["reason"]
+    assert told(tmp_path, "org/llama", "--renew")["outcome"] == "mended"
+
+
+def test_one_that_is_ended_leaves_nothing(hub: HubState, tmp_path: Path) -> None:
+    has_begun = threading.Event()
+
+    def without_end(handler: Any) -> bool:
+        has_begun.set()
+        return trickle(handler)
+
+    hub.faults.append(times(999, without_end, where=hashed(TOKENIZER)))
+    command = [str(Path(sys.executable).with_name("kvmesh")), "models", "fetch", "org/llama", f"--into={tmp_path}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert has_begun.wait(timeout=30)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert files(tmp_path) == []
+
+
+def test_a_defect_does_not_keep_a_picker_from_starting(
+    hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "new_folder", lambda *_: 1 / 0)
+    done = call(tmp_path, "org/llama", "--best-effort")
+    assert done.exit_code == 0
+    assert "failed org/llama: ZeroDivisionError" in done.output
+
+
+def test_a_folder_in_another_models_folder_is_refused(hub: HubState, tmp_path: Path) -> None:
+    told(tmp_path, "chat=org/llama")
+    assert "would be in another model's folder" in told(tmp_path, "chat/b=org/llama")["reason"]
+
+
 def test_a_failure_leaves_what_was_there(hub: HubState, tmp_path: Path) -> None:
     told(tmp_path, "org/llama")
     hub.faults.append(times(99, status(410), where="/api/models"))
@@ -308,7 +409,15 @@ def test_a_record_says_what_was_fetched(hub: HubState, tmp_path: Path) -> None:
     assert kept_folder.damage(tmp_path / "copy", record) == []
 
 
-@pytest.mark.parametrize("arguments", [("../x",), ("org/llama", "--hub-endpoint=ftp://hub")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("../x",),
+        ("org/llama", "--hub-endpoint=ftp://hub"),
+        ("org/llama", "--hub-endpoint=https://[hub"),
+        ("org/llama", "--hub-endpoint=https://me:hf_secret@hub"),
+    ],
+)
 def test_wrong_usage(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("kvmesh")), "models", "fetch", *arguments, f"--into={tmp_path}"],
@@ -318,6 +427,7 @@ def test_wrong_usage(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     )
     assert done.returncode == 2
     assert "kvmesh: " in done.stderr
+    assert "hf_secret" not in done.stderr
 
 
 def hashed(content: bytes) -> str:
