@@ -31,8 +31,9 @@ from extproc.hub.kept_folder import (
     sha256_of,
     write_record,
 )
-from extproc.hub.token_files import TOKENIZERS, token_files
+from extproc.hub.token_files import token_files
 from extproc.hub.wanted_models import COMMIT, WantedModel
+from extproc.models.model_folders import TOKENIZER_FILES
 
 TRIES = 3
 MOST_FILES = 64  # of one model: real ones have fifteen at most, and as many chat templates as they like
@@ -153,8 +154,8 @@ def _fetch(hub: Hub, model: WantedModel, revision: str | None, link: Path) -> Fe
 
 def _chosen(model: HubModel) -> Sequence[HubFile]:
     paths = token_files(file.path for file in model.files)
-    if not set(paths).intersection(TOKENIZERS):
-        names = ", ".join(TOKENIZERS)
+    if not set(paths).intersection(TOKENIZER_FILES):
+        names = ", ".join(TOKENIZER_FILES)
         raise HubError(f"{model.repository} has none of {names}: its pods can be asked for tokens (`tokens: render`)")
     if len(paths) > MOST_FILES:
         raise HubError(f"{model.repository} has {len(paths)} files of a tokenizer: no model has more than {MOST_FILES}")

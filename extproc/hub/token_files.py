@@ -13,7 +13,6 @@ ALWAYS = frozenset(
         *("preprocessor_config.json", "processor_config.json", "config_sentence_transformers.json"),
     )
 )
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")  # one of them makes a folder usable
 _TEMPLATES = re.compile(r"additional_chat_templates/[A-Za-z0-9_][\w.-]{0,127}\.jinja", re.ASCII)
 _MISTRAL = re.compile(r"tekken\.json|params\.json|tokenizer\.model\.v[\w.]{1,32}", re.ASCII)
 

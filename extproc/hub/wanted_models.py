@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from extproc.errors import ConfigError
-from extproc.models.learned_models import folder_parts
+from extproc.models.model_folders import folder_parts
 
 WRITTEN = "[NAME=]MODEL[@REVISION]"
 COMMIT = re.compile(r"[0-9a-f]{40}")
