@@ -99,7 +99,8 @@ async def _gather_pool(
     """Ask the pods of one pool that are ready, try them, and have a picker that serves the pool count their tokens."""
     addresses = tuple(each.address for each in config.endpoints if each.ready and not each.terminating)
     learned = () if config.model else await _learned(client, settings, addresses)
-    models = declared_models(replace(config, learned=learned), settings.picker.model_table.served)
+    own, folders = settings.picker.model_table.served, settings.picker.tokenizer_folders
+    models = declared_models(replace(config, learned=learned), own, folders=folders)
     model = config.model or next((each.name for each in learned), None)
     if not models.served and model is not None:
         models = ModelTable(served=(ServedModel(name=model),))

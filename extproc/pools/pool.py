@@ -64,8 +64,8 @@ class Pool:
         self.config = config
         self._resources = resources
         self._memory_share = 1.0
-        self._own_models = settings.model_table.served
-        self._models = models_of(config, self._own_models, resources.tokenizers)
+        self._own_models, self._folders = settings.model_table.served, settings.tokenizer_folders
+        self._models = models_of(config, self._own_models, resources.tokenizers, folders=self._folders)
         self.telemetry = PickerTelemetry()
         self.telemetry.reconfigure(policy)
         self.overload = OverloadTelemetry(
@@ -137,7 +137,7 @@ class Pool:
         Raise ConfigError where a tokenizer cannot be used; whatever it raises, it may be tried again.
         """
         before = self.config
-        models = models_of(config, self._own_models, self._resources.tokenizers)
+        models = models_of(config, self._own_models, self._resources.tokenizers, folders=self._folders)
         prompts = self.prompts
         if models != self._models or self._has_other_tokenizers(models):
             prompts = self._prompt_source(models)
@@ -174,7 +174,7 @@ class Pool:
 
     def declared_models(self) -> Sequence[ServedModel]:
         """Return the models with the tokenizers that they are to have."""
-        return declared_models(self.config, self._own_models).served
+        return declared_models(self.config, self._own_models, folders=self._folders).served
 
     def model_tokens(self) -> tuple[ModelTokens, ...]:
         """Return where each model's tokens come from, as its requests have shown."""

@@ -2,24 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from extproc.models.model_folders import with_found_folder
 from extproc.models.models import ModelTable, ServedModel
 from extproc.policy.pool_config import PoolConfig
 from extproc.prompts.tokenizer_cache import TokenizerCache, without_missing
 
 
-def models_of(config: PoolConfig, own: Sequence[ServedModel], tokenizers: TokenizerCache) -> ModelTable:
+def models_of(
+    config: PoolConfig, own: Sequence[ServedModel], tokenizers: TokenizerCache, *, folders: Path | None
+) -> ModelTable:
     """Return the pool's models; of those whose tokenizers are not loaded yet the pods are asked."""
-    return without_missing(declared_models(config, own), tokenizers)
+    return without_missing(declared_models(config, own, folders=folders), tokenizers)
 
 
-def declared_models(config: PoolConfig, own: Sequence[ServedModel]) -> ModelTable:
-    """Return the pool's models, with the picker's own (`--models`, `--model`) where the policy says nothing of them."""
+def declared_models(config: PoolConfig, own: Sequence[ServedModel], *, folders: Path | None = None) -> ModelTable:
+    """Return the pool's models, with the picker's own (`--models`, `--model`) where the policy says nothing of them.
+
+    Those that nothing is said of have the tokenizer folders of their names below `folders`.
+    """
     known = config.models.names()
     further = [model for model in own if model.name not in known and config.model in (None, model.name, *model.aliases)]
     served = [_as_told(model, config.learned) for model in (*config.models.served, *further)]
     served = [as_indexed(model, config.model) for model in served]
-    return replace(config.models, served=_once((*served, *_unknown(config, served))))
+    found = [with_found_folder(model, folders) for model in _once((*served, *_unknown(config, served)))]
+    return replace(config.models, served=tuple(found))
 
 
 def as_indexed(model: ServedModel, indexed: str | None) -> ServedModel:

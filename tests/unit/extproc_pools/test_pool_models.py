@@ -42,6 +42,29 @@ def test_a_model_that_pods_tell_has_the_tokenizer_of_the_folder_with_its_name(tm
     )
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer.model", "tekken.json"])
+def test_a_folder_may_have_any_other_name_of_its_model(tmp_path: Path, file: str) -> None:
+    (tmp_path / "org" / "qwen").mkdir(parents=True)
+    (tmp_path / "org" / "qwen" / file).touch()
+    [model] = learned_models([told("chat", "org/qwen", "qwen")], folders=tmp_path)
+    assert (model.name, model.tokenizer_folder) == ("chat", tmp_path / "org" / "qwen")
+
+
+def test_declared_models_find_their_folders_unless_something_else_is_said_of_their_tokens(tmp_path: Path) -> None:
+    for name in ("auto", "render", "own", "text"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").touch()
+    said = (
+        ServedModel(name="render", tokens_from=TokensFrom.RENDER),
+        ServedModel(name="own", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=Path("/own")),
+        ServedModel(name="text", tokens_from=TokensFrom.TEXT),
+        ServedModel(name="none"),
+    )
+    config = PoolConfig(name="llm/a", models=ModelTable(served=(ServedModel(name="auto"), *said)), model="auto")
+    found = ServedModel(name="auto", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=tmp_path / "auto")
+    assert declared_models(config, (), folders=tmp_path).served == (found, *said)
+
+
 @pytest.mark.parametrize("name", ["../secret", "/etc", "a/../../secret", "a//b", "", ".", "a\0b", "a/b/c/d"])
 def test_a_pods_name_never_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
     for folder in (tmp_path / "secret", tmp_path / "a" / "b" / "c" / "d"):
