@@ -28,7 +28,7 @@ NOT_VALUES = {
     "preflight": "only kvmesh install looks at the mesh first",
 }
 NEEDED = ("image", "istioVersion")  # Helm can neither find nor guess them
-LISTS = {"image_pull_secret": "imagePullSecrets"}
+LISTS = {"image_pull_secret": "imagePullSecrets", "fetch_model": "fetchModels"}
 LABEL = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 PORT = {"type": ["integer", "null"], "minimum": 1, "maximum": 65535}
 SELECTOR = {"type": "object", "minProperties": 1, "additionalProperties": {"type": "string"}}
@@ -37,6 +37,7 @@ SELECTOR = {"type": "object", "minProperties": 1, "additionalProperties": {"type
 HOST = r"^(\*|(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)$"
 EMPTY = {"maxItems": 0}
 SOME = {"minItems": 1}
+NONE = {"type": "null"}
 
 
 def _is(**given: Any) -> dict[str, Any]:
@@ -86,6 +87,21 @@ RULES = [
                 "redis": {"pattern": r"^rediss?(\+sentinel|\+cluster)?://", "not": {"pattern": "@|password="}},
             }
         },
+    },
+    *(
+        {
+            "if": {"properties": {first: {"type": "string"}}, "required": [first]},
+            "then": {"properties": dict.fromkeys(others, NONE)},
+        }
+        for first, others in (
+            ("tokenizersClaim", ("modelCacheClaim", "tokenizersImage")),
+            ("modelCacheClaim", ("tokenizersImage",)),
+        )
+    ),
+    {
+        "if": {"properties": {"fetchModels": EMPTY}},
+        "then": {"properties": {"hubEndpoint": NONE, "hubTokenSecret": NONE}},
+        "else": {"properties": {"tokenizersClaim": NONE, "tokenizersImage": NONE}},
     },
     {"if": _is(scope="namespaced"), "then": {"properties": {"rootNamespace": {"type": "null"}}}},
 ]

@@ -76,6 +76,11 @@ EXPRESSIONS = {
     "admintoken": "$.Values.adminTokenSecret",
     "hashseed": "$.Values.hashSeed",
     "tokenizers": "$.Values.tokenizersClaim",
+    "modelcache": "$.Values.modelCacheClaim",
+    "tokenizersimage": "$.Values.tokenizersImage",
+    "fetchmodel": '(join "," $.Values.fetchModels)',
+    "hubendpoint": "$.Values.hubEndpoint",
+    "hubtoken": "$.Values.hubTokenSecret",
     "monitoringnamespace": "$.Values.monitoringNamespace",
 }
 PLAIN = re.compile(r"[A-Za-z/][-\w./@%+]*")  # needs no quotes in YAML
@@ -114,6 +119,7 @@ PHRASES = {
     "kvmesh-zqpoolnameqz-pods": "$pool.podsName",
     "kvmesh-picker-zqpoolnameqz": "$pool.pickerName",
     "redis://zqredisqz": "$.Values.redis",  # the plan wants a scheme
+    "https://zqhubendpointqz": "$.Values.hubEndpoint",  # likewise
 }
 LOOPS = {
     "$route": "$route := $plan.routes }}{{- $pool := $route.pool",  # a route names its pool
@@ -144,6 +150,12 @@ OPTIONAL = {
     "tokenizers_claim": "tokenizers",
     "istio_revision": "revision",
     "image_pull_policy": "pullpolicy",
+}
+FOLDERS = {
+    "model_cache_claim": "modelcache",
+    "tokenizers_image": "tokenizersimage",
+    "hub_endpoint": "hubendpoint",
+    "hub_token_secret": "hubtoken",
 }
 
 
@@ -246,6 +258,7 @@ def draw_plan(chance: random.Random, *, sure: bool = False) -> tuple[InstallPlan
     )
     given = {name: f"zq{word}qz" for name, word in OPTIONAL.items() if maybe() and _may_be(name, plan)}
     plan = replace(plan, **given)  # type: ignore[arg-type]
+    plan = plan if sure else _with_folders(plan)
     facts = _facts(plan)
     return plan, {condition for condition, holds in facts.items() if holds}
 
@@ -254,6 +267,26 @@ def _may_be(name: str, plan: InstallPlan) -> bool:
     if name.startswith("redis_") and name != "redis_password_secret":
         return plan.redis is RedisKind.EXTERNAL
     return name != "istio_revision" or plan.membership is MeshMembership.SIDECAR
+
+
+def _with_folders(plan: InstallPlan) -> InstallPlan:
+    """Draw where tokenizer folders come from, where no claim has them."""
+    if plan.tokenizers_claim:
+        return plan
+    chance = random.Random(repr(plan))  # noqa: S311 - the same each time, and no other draw depends on it
+    kind = chance.choice(["none", "image", "claim", "fetched", "fetched into a claim"])
+    if kind == "image":
+        return replace(plan, tokenizers_image="zqtokenizersimageqz")
+    claim = "zqmodelcacheqz" if "claim" in kind else None
+    if not kind.startswith("fetched"):
+        return replace(plan, model_cache_claim=claim)
+    return replace(
+        plan,
+        model_cache_claim=claim,
+        fetch_models=("zqfetchmodelqz",),
+        hub_endpoint=chance.choice([None, "https://zqhubendpointqz"]),
+        hub_token_secret=chance.choice([None, "zqhubtokenqz"]),
+    )
 
 
 def _facts(plan: InstallPlan) -> dict[str, bool]:
@@ -280,7 +313,8 @@ def _facts(plan: InstallPlan) -> dict[str, bool]:
         "$plan.poolsInMesh": pool.in_mesh,
         "$.Values.runAsUser": plan.run_as_user,
         "$.Values.imagePullSecrets": bool(plan.image_pull_secrets),
-        **{EXPRESSIONS[word]: getattr(plan, name) is not None for name, word in OPTIONAL.items()},
+        "$.Values.fetchModels": bool(plan.fetch_models),
+        **{EXPRESSIONS[word]: getattr(plan, name) is not None for name, word in (OPTIONAL | FOLDERS).items()},
         "$pool.selector": pool.selector is not None,
         "$pool.hasRule": pool.has_rule,
         "$route.route": route is not None and route.route is not None,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def _fetch(hub: Hub, model: WantedModel, revision: str | None, link: Path) -> Fe
 
 def _chosen(model: HubModel) -> Sequence[HubFile]:
     paths = token_files(file.path for file in model.files)
-    if not set(paths).intersection(TOKENIZER_FILES):
+    if not any(fnmatchcase(path, pattern) for path in paths for pattern in TOKENIZER_FILES):
         names = ", ".join(TOKENIZER_FILES)
         raise HubError(f"{model.repository} has none of {names}: its pods can be asked for tokens (`tokens: render`)")
     if len(paths) > MOST_FILES:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from extproc.errors import KvmeshError
-from extproc.models.model_folders import TOKENIZER_FILES
+from extproc.models.model_folders import is_tokenizer_folder
 
 RECORD = "kvmesh-fetched.json"
 FRESH_SECONDS = 3600.0  # what nobody links to may be in use that long: by who fetches it, or by who reads it
@@ -148,7 +148,7 @@ def kept_models(cache: Path) -> Iterator[tuple[str, Path, FetchRecord | None]]:
             name = folder.relative_to(cache)
             if any(part.startswith(".") for part in name.parts) or not folder.is_dir():
                 continue
-            if (folder / RECORD).is_file() or any((folder / each).is_file() for each in TOKENIZER_FILES):
+            if (folder / RECORD).is_file() or is_tokenizer_folder(folder):
                 yield str(name), folder, read_record(folder)
 
 

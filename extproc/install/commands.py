@@ -33,6 +33,10 @@ LEFT_OUT = (
     "(docs/guides/admin-access.md)"
 )
 
+IMAGE_LEFT_OUT = (
+    "warning: the API server has left the image out of the pickers' volume: it lacks the feature ImageVolume, and the "
+    "pickers find no tokenizer folders. Give a claim (--tokenizers-claim), or switch the feature on"
+)
 NO_IMAGE = (
     "--image is missing: no image of kvmesh is published yet. Build one, push it to a registry that your nodes reach, "
     "and name it (docs/guides/install.md, The image)"
@@ -202,6 +206,26 @@ def install(
     tokenizers_claim: Annotated[
         str | None, typer.Option(help="PersistentVolumeClaim with tokenizer folders; pickers see it as /models.")
     ] = None,
+    tokenizers_image: Annotated[
+        str | None, typer.Option(help="OCI image with tokenizer folders, as a volume (Kubernetes 1.31 or newer).")
+    ] = None,
+    model_cache_claim: Annotated[
+        str | None,
+        typer.Option(help="PersistentVolumeClaim (ReadWriteMany) that --fetch-model fills, for all pickers."),
+    ] = None,
+    fetch_model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]MODEL[@REVISION]",
+            help="Model of a Hugging Face hub whose tokenizer is fetched before a picker starts, never its weights.",
+        ),
+    ] = None,
+    hub_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="Hub or mirror of --fetch-model. Default: https://huggingface.co.")
+    ] = None,
+    hub_token_secret: Annotated[
+        str | None, typer.Option(help="Secret whose key token is the hub's token, for gated models.")
+    ] = None,
     monitoring: Annotated[
         bool,
         typer.Option(help="Install monitors, rules, alerts and dashboards; open the metrics' ports to Prometheus."),
@@ -269,6 +293,11 @@ def install(
         longest_queue_seconds=longest_queue_seconds,
         longest_stream_seconds=longest_stream_seconds,
         tokenizers_claim=tokenizers_claim,
+        tokenizers_image=tokenizers_image,
+        model_cache_claim=model_cache_claim,
+        fetch_models=tuple(fetch_model or ()),
+        hub_endpoint=hub_endpoint,
+        hub_token_secret=hub_token_secret,
         monitoring=monitoring,
         monitoring_namespace=monitoring_namespace,
     )
@@ -284,6 +313,10 @@ def install(
     if preflight:
         plan = _checked(cluster, plan, release_is_given=istio_version is not None)
         documents = render(plan, crds=crds)
+    if plan.tokenizers_image:
+        from extproc.install.model_folders import check_image_volumes
+
+        check_image_volumes(cluster.minor_version())
     _apply(cluster, plan, documents, force=force_conflicts, wait_seconds=wait_seconds)
 
 
@@ -322,6 +355,9 @@ def _apply(
     wait_seconds: float,
 ) -> None:
     from extproc.install.installer import install as apply
+    from extproc.install.model_folders import lacks_image_volume
+    from extproc.install.objects import kind_of
+    from extproc.install.plan import PICKER
     from extproc.install.pod_parts import admin_secret
     from extproc.install.token_question import token_lines
 
@@ -335,6 +371,8 @@ def _apply(
         force=force,
         say=typer.echo,
     )
+    if plan.tokenizers_image and lacks_image_volume(cluster.get(kind_of("Deployment"), PICKER, plan.namespace)):
+        typer.echo(IMAGE_LEFT_OUT)
     _say_what_is_next(plan, typer.echo)
     for line in token_lines(cluster, plan):
         typer.echo(line)
@@ -355,9 +393,15 @@ def _say_what_is_next(plan: "InstallPlan", say: Callable[[str], None]) -> None:
 
 def _tokens_from(plan: "InstallPlan") -> str:
     asked = "the pods are asked for each prompt (/render with --enable-scale-out, else /tokenize)"
-    if plan.tokenizers_claim:
-        return f"of models with a folder in claim {plan.tokenizers_claim}, from there; of others, {asked}"
-    return f"{asked}; --tokenizers-claim gives folders, which cost less time"
+    folders = plan.tokenizers_claim or plan.model_cache_claim
+    if plan.tokenizers_image:
+        return f"of models with a folder in image {plan.tokenizers_image}, from there; of others, {asked}"
+    if plan.fetch_models:
+        into = f"into claim {folders}" if folders else "by each picker's pod"
+        return f"of {', '.join(plan.fetch_models)}, fetched {into} before it starts; of others, {asked}"
+    if folders:
+        return f"of models with a folder in claim {folders}, from there; of others, {asked}"
+    return f"{asked}; folders (--tokenizers-claim, --fetch-model) cost less time"
 
 
 def _what_next(plan: "InstallPlan", pool: "PoolTarget") -> str:

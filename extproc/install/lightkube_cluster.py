@@ -110,6 +110,11 @@ class LightkubeCluster:
         except NotThereError:
             return
 
+    def minor_version(self) -> int:
+        """Return the 31 of Kubernetes 1.31."""
+        answer = self._call("its version", lambda: self._http.get("/version", timeout=TIMEOUT_SECONDS))
+        return int("".join(filter(str.isdigit, str(answer.json().get("minor", "")))) or 0)  # some add a "+"
+
     def ask_pod(self, namespace: str, name: str, port: int, path: str, *, post: bytes) -> PodAnswer:
         """POST JSON to a pod by the API server's proxy, whose own refusals are objects of kind Status."""
         url = f"/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy{path}"

@@ -195,7 +195,13 @@ class InstallPlan:
     longest_queue_seconds: int = 300  # `queueSeconds` of the most patient class
     longest_stream_seconds: int = 900  # one answer, from its pick on; of RouteSettings.REPLACE
     log_level: str = "info"
-    tokenizers_claim: str | None = None  # a PersistentVolumeClaim with the models' tokenizer folders, seen at /models
+    # what pickers see at /models, with the models' tokenizer folders: one of these at most
+    tokenizers_claim: str | None = None  # a PersistentVolumeClaim
+    model_cache_claim: str | None = None  # one that `fetch_models` come into, shared by all pickers
+    tokenizers_image: str | None = None  # an OCI image, as a volume of Kubernetes
+    fetch_models: tuple[str, ...] = ()  # [NAME=]MODEL[@REVISION], fetched before a picker starts
+    hub_endpoint: str | None = None
+    hub_token_secret: str | None = None  # a Secret whose key `token` is the hub's
     monitoring: bool = False
     monitoring_namespace: str = "monitoring"
 

@@ -56,10 +56,11 @@ def pod_template(
     volumes: Sequence[Mapping[str, Any]],
     grace_seconds: int,
     token: bool,
+    first: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return a pod template with our labels, its place in the mesh, and no rights.
 
-    `token` says whether the pod gets one for the Kubernetes API.
+    `token` says whether the pod gets one for the Kubernetes API; `first` are the init containers.
     """
     labels = component_labels(component) | OWNED | MEMBERSHIP_LABELS[plan.membership] | revision_label(plan)
     meta: dict[str, Any] = {"labels": labels}
@@ -84,6 +85,7 @@ def pod_template(
                 _spread(component, "kubernetes.io/hostname"),
                 _spread(component, "topology.kubernetes.io/zone"),
             ],
+            **({"initContainers": list(first)} if first else {}),
             "containers": [container],
             "volumes": list(volumes),
         },
@@ -123,8 +125,7 @@ def role_container(
     environment |= _redis_settings(plan)
     return {
         "name": name,
-        "image": plan.image,
-        **({"imagePullPolicy": str(plan.image_pull_policy)} if plan.image_pull_policy else {}),
+        **image_of(plan),
         "args": [name],
         "env": [
             *(
@@ -147,6 +148,12 @@ def role_container(
             ),
         ],
     }
+
+
+def image_of(plan: InstallPlan) -> dict[str, Any]:
+    """Return which image a container of ours has, and when it is pulled."""
+    policy = {"imagePullPolicy": str(plan.image_pull_policy)} if plan.image_pull_policy else {}
+    return {"image": plan.image, **policy}
 
 
 def role_volumes(plan: InstallPlan) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import yaml
 from extproc.errors import ConfigError
 from extproc.install.envoy_filters import envoy_filters
 from extproc.install.istio_release import INFERENCE_POOL_FROM, OVERRIDE_HOST_FROM, plan_wiring
+from extproc.install.model_folders import check_model_folders
 from extproc.install.native_pools import picker_services
 from extproc.install.network_objects import mesh_objects, network_objects
 from extproc.install.objects import INSTALLATION, NAME, OWNED, Document, component_object, kube_object, pods_of
@@ -131,6 +132,7 @@ def check_plan(plan: InstallPlan) -> None:
     _check_targets(plan)
     _check_failure_mode(plan)
     _check_redis(plan)
+    check_model_folders(plan)
     _check_numbers(plan)
 
 
@@ -162,6 +164,8 @@ def _long_names(plan: InstallPlan) -> Iterator[tuple[str, str]]:
         "--redis-tls-secret": plan.redis_tls_secret,
         "--admin-token-secret": plan.admin_token_secret,
         "--tokenizers-claim": plan.tokenizers_claim,
+        "--model-cache-claim": plan.model_cache_claim,
+        "--hub-token-secret": plan.hub_token_secret,
     }
     yield from ((flag, name) for flag, name in given.items() if name is not None)
     yield from (("--image-pull-secret", name) for name in plan.image_pull_secrets)

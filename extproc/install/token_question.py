@@ -46,8 +46,9 @@ class PodsOfCluster(Protocol):
 
 def token_lines(cluster: PodsOfCluster, plan: InstallPlan) -> Iterator[str]:
     """Yield a line for each pool: whether its pods tell tokens, and what to do where they do not. Raise nothing."""
+    claim = plan.tokenizers_claim or plan.model_cache_claim
     for pool in plan.pools:
-        yield f"tokens of pool {pool.identity}: {_verdict(cluster, pool, claim=plan.tokenizers_claim)}"
+        yield f"tokens of pool {pool.identity}: {_verdict(cluster, pool, claim=claim)}"
 
 
 def _verdict(cluster: PodsOfCluster, pool: PoolTarget, *, claim: str | None) -> str:

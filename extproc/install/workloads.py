@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from extproc.install.istio_release import plan_wiring
+from extproc.install.model_folders import MODELS, fetching_containers, model_volume
 from extproc.install.objects import (
     EXPORT_TO,
     INSTALLATION,
@@ -37,7 +38,6 @@ from extproc.install.pod_parts import (
     role_volumes,
 )
 
-MODELS = "/models"
 BUSY_PERCENT = 60  # of the one core that a picker can use, where another one is started
 HEADROOM = 1.6  # of memory above Redis' data: the copy-on-write of rewriting the log, buffers of clients
 ROLLING_UPDATE = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
@@ -114,11 +114,10 @@ def _picker_deployment(plan: InstallPlan) -> Document:
     ports = {"grpc": GRPC_PORT, "http-admin": PICKER_ADMIN_PORT}
     container = role_container(plan, "extproc", settings=settings, ports=ports, cpu="1", memory="512Mi")
     volumes = role_volumes(plan)
-    if plan.tokenizers_claim:
-        container["env"].append({"name": "KVMESH_TOKENIZERS", "value": MODELS})  # of models that only pods name
-        container["volumeMounts"].append({"name": "models", "mountPath": MODELS, "readOnly": True})
-        claim = {"claimName": plan.tokenizers_claim, "readOnly": True}
-        volumes.append({"name": "models", "persistentVolumeClaim": claim})
+    if (models := model_volume(plan)) is not None:
+        container["env"].append({"name": "KVMESH_TOKENIZERS", "value": MODELS})
+        container["volumeMounts"].append({"name": models["name"], "mountPath": MODELS, "readOnly": True})
+        volumes.append(models)
     spec = {  # no `replicas`: they are the autoscaler's
         "selector": pods_of(PICKER),
         "strategy": ROLLING_UPDATE,
@@ -130,6 +129,7 @@ def _picker_deployment(plan: InstallPlan) -> Document:
             volumes=volumes,
             grace_seconds=plan.drain_seconds + SETTLE_SECONDS,
             token=True,
+            first=fetching_containers(plan),
         ),
     }
     return component_object("Deployment", PICKER, plan.namespace, spec=spec)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from extproc.models.models import ServedModel, TokensFrom
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json")  # one of them makes a folder
+# one of them makes a folder; those of SentencePiece that Mistral has made say their version in the name
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "tokenizer.model.v*")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -30,7 +31,12 @@ def find_folder(names: Iterable[str], folders: Path | None) -> Path | None:
     if folders is None:
         return None
     paths = (folders.joinpath(*parts) for name in names if (parts := folder_parts(name)) is not None)
-    return next((path for path in paths if any((path / each).is_file() for each in TOKENIZER_FILES)), None)
+    return next(filter(is_tokenizer_folder, paths), None)
+
+
+def is_tokenizer_folder(folder: Path) -> bool:
+    """Tell whether the folder has a tokenizer, whatever else it lacks."""
+    return any(path.is_file() for pattern in TOKENIZER_FILES for path in folder.glob(pattern))
 
 
 def folder_parts(name: str) -> list[str] | None:

@@ -1,5 +1,6 @@
 """`kvmesh install` and `kvmesh uninstall` against a real Kubernetes control plane."""
 
+import json
 import re
 import subprocess
 import sys
@@ -63,6 +64,32 @@ def test_a_second_installation_changes_nothing_and_other_flags_change_what_they_
     other = site.install("--indexer-replicas=3")
     changed = [name for name, outcome in other.outcomes.items() if outcome != "unchanged"]
     assert changed == [f"Deployment {site.namespace}/kvmesh-indexer"], other.printed + other.errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "source", "said"),
+    [
+        (("--tokenizers-image=r.example/t:1",), {"image"}, "of models with a folder in image r.example/t:1"),
+        (("--fetch-model=org/a@v1", "--hub-token-secret=hub"), {"emptyDir"}, "of org/a@v1, fetched by each picker's"),
+    ],
+)
+def test_tokenizer_folders_come_from_a_volume_that_the_cluster_knows(
+    site: Site, flags: tuple[str, ...], source: set[str], said: str
+) -> None:
+    done = site.install(*flags)
+    assert done.code == 0, done.errors
+    assert said in done.printed
+    assert "feature ImageVolume" not in done.printed
+    picker = json.loads(site.kube.kubectl("get", "deployment", "-n", site.namespace, "kvmesh-picker", "-o", "json"))
+    pod = picker["spec"]["template"]["spec"]
+    [volume] = [each for each in pod["volumes"] if each["name"] == "models"]
+    assert volume.keys() - {"name"} == source
+    assert [each["name"] for each in pod.get("initContainers", ())] == ["fetch-models"] * ("image" not in source)
+    assert set(site.install(*flags).outcomes.values()) == {"unchanged"}
+    plain = site.install()
+    assert [name for name, outcome in plain.outcomes.items() if outcome != "unchanged"] == [
+        f"Deployment {site.namespace}/kvmesh-picker"
+    ]
 
 
 def test_kubectl_may_apply_what_is_printed_before_and_after(site: Site) -> None:

@@ -22,6 +22,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "bundled redis with a password": {"redis_password_secret": "redis-password"},
     "tokenizers": {"tokenizers_claim": "models"},
+    "tokenizers in an image": {"tokenizers_image": "registry.example.com/tokenizers@sha256:1234"},
+    "models fetched into each pod": {"fetch_models": ("meta/llama@v1", "chat=org/model")},
+    "models fetched into a claim": {
+        "fetch_models": ("meta/llama",),
+        "model_cache_claim": "cache",
+        "hub_endpoint": "https://mirror.example.com",
+        "hub_token_secret": "hub",
+    },
     "outside of the mesh": {"membership": MeshMembership.NONE},
     "fails open": {"failure_mode": FailureMode.FAIL_OPEN},
 }
@@ -34,3 +42,8 @@ def plan(minor: int = 27, mode: Mode = Mode.GATEWAY, **changes: Any) -> InstallP
 def every_plan() -> dict[str, InstallPlan]:
     plans = {f"1.{minor} {mode}": plan(minor, mode) for minor in RELEASES for mode in MODES}
     return plans | {name: plan(**changes) for name, changes in VARIANTS.items()}
+
+
+def one(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    [found] = [each for each in documents if each["kind"] == kind and each["metadata"]["name"] == name]
+    return found

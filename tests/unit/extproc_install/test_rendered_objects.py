@@ -11,7 +11,7 @@ from extproc.install.envoy_filters import envoy_filters
 from extproc.install.objects import INSTALLATION, KINDS, OWNED
 from extproc.install.plan import InstallPlan, MeshMembership, Mode, PoolTarget, RedisKind, RouteTarget
 from extproc.install.render import render
-from tests.unit.extproc_install.sample_plans import every_plan, plan
+from tests.unit.extproc_install.sample_plans import every_plan, one, plan
 
 PLANS = every_plan()
 
@@ -23,11 +23,6 @@ def rendered(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 def workloads(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return (each for each in documents if each["kind"] in {"Deployment", "StatefulSet"})
-
-
-def one(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
-    [found] = [each for each in documents if each["kind"] == kind and each["metadata"]["name"] == name]
-    return found
 
 
 def test_every_container_meets_the_restricted_pod_standard(rendered: list[dict[str, Any]]) -> None:
@@ -310,17 +305,6 @@ def test_every_setting_of_a_pod_is_a_flag_of_its_command(
     assert container["args"] == [command]
     # token_file is of the commands that people run in the container
     assert names - flags == {"log_format", "log_level", "token_file"}
-
-
-@pytest.mark.parametrize(("claim", "folder"), [("models", "/models"), (None, None)])
-def test_pickers_look_for_the_tokenizers_of_learned_models_where_the_claim_is_seen(
-    claim: str | None, folder: str | None
-) -> None:
-    picker = one(render(plan(tokenizers_claim=claim)), "Deployment", "kvmesh-picker")
-    [container] = [each for each in picker["spec"]["template"]["spec"]["containers"] if each["name"] == "extproc"]
-    settings = {each["name"]: each.get("value") for each in container["env"]}
-    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
-    assert (settings.get("KVMESH_TOKENIZERS"), mounts.get("models")) == (folder, folder)
 
 
 def test_secrets_of_redis_are_mounted_whole_and_named_to_both_roles() -> None:
