@@ -20,6 +20,7 @@ from kv_indexer.apply.remembered_keys import RememberedKeys
 from kv_indexer.apply.store_rules import (
     NO_RULE,
     NOT_UNDERSTOOD,
+    are_parts,
     is_placeholder,
     other_size,
     skip_reason,
@@ -34,7 +35,7 @@ from kvmesh.blocks.block_keys import (
     block_keys,
     separate_extra_keys,
 )
-from kvmesh.blocks.cache_groups import DENSE_KINDS, SPARSE, STATE, is_of_group, tier_of
+from kvmesh.blocks.cache_groups import DENSE_KINDS, SPARSE, is_of_group, tier_of
 from kvmesh.blocks.events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -131,11 +132,27 @@ def _learn_group(plan: Plan, event: BlockStored, context: StreamContext) -> None
     if event.locality == "REMOTE" or event.medium not in TIERS:
         return
     context.groups = groups = learn(before, event)
-    if groups is before or 0 not in before or before[0].kind is not None:
+    if groups is before:
+        return
+    known = before.get(event.group_idx or 0)
+    if known is not None and are_parts(known.block_size, of=event.block_size, groups=groups):
+        _begin_with_whole_blocks(plan, context, parts=known.block_size, whole=event.block_size)
+    if 0 not in before or before[0].kind is not None:
         return
     if is_indexed(before, 0) and not is_indexed(groups, 0):
         # vLLM 0.20 and 0.21 do not say what a group is: what was taken for the only one may be a sliding window
         _clear(plan, context)
+
+
+def _begin_with_whole_blocks(plan: Plan, context: StreamContext, *, parts: int, whole: int) -> None:
+    """Let go of what was indexed of prompts that were shorter than a block."""
+    context.groups = {
+        number: dataclasses.replace(group, block_size=whole) if group.block_size == parts else group
+        for number, group in context.groups.items()
+    }
+    _clear(plan, context)
+    context.keys, context.main_size = RememberedKeys(), 0
+    context.apart.clear()
 
 
 def _clear(plan: Plan, context: StreamContext) -> None:
@@ -160,11 +177,7 @@ def _store(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKe
         return
     size = context.block_sizes.get(tier, event.block_size)
     if reason is None and size != event.block_size:
-        if _shows_whole_block(event, size, context):
-            _clear(plan, context)
-            context.keys, context.main_size = RememberedKeys(), 0
-        else:
-            reason = other_size(event, size, context)
+        reason = other_size(event, size, context)
     if reason is not None:
         (plan.not_understood if reason in NOT_UNDERSTOOD else plan.skipped)[reason] += 1
         return
@@ -245,15 +258,6 @@ def _store_orphan(plan: Plan, orphan: Orphan, context: StreamContext) -> tuple[i
         hashes = tuple(event.block_hashes[place] for place in held)
         _append_store(plan, event, tier, hashes, b"".join(keys[place * 8 : place * 8 + 8] for place in held))
     return event.block_hashes
-
-
-def _shows_whole_block(event: BlockStored, size: int, context: StreamContext) -> bool:
-    """Tell whether what was indexed so far are parts of blocks.
-
-    A block of a model with states may be longer than the first prompts: then only their ends were reported.
-    """
-    has_states = any(group.kind == STATE for group in context.groups.values())
-    return has_states and context.mixes_sizes and event.block_size > size and event.block_size % size == 0
 
 
 def _leave_out(plan: Plan, event: BlockStored, tier: str, context: StreamContext) -> None:

@@ -10,8 +10,13 @@ GROUP_SHIFT = 64  # of a group's number above an engine hash: group 0 leaves it 
 
 
 def first_blocks_to_look_up(events: Iterable[Event], context: StreamContext) -> set[tuple[int, int]]:
-    """Return (hash, group) of prompts' first blocks of which we cannot say whether they are held."""
-    found = {
+    """Return (hash, group) of prompts' first blocks of which we cannot say whether they are held.
+
+    None of a hybrid model: of which groups hold a first block, memory alone decides (`_begins_with_held`).
+    """
+    if len(context.groups) > 1:
+        return set()
+    return {
         (event.block_hashes[0], event.group_idx or 0)
         for event in events
         if isinstance(event, BlockStored)
@@ -19,14 +24,6 @@ def first_blocks_to_look_up(events: Iterable[Event], context: StreamContext) -> 
         and first_block(event.block_hashes[0], event.group_idx) not in context.first_blocks
         and skip_reason(event, context.groups) is None
     }
-    if len(context.groups) > 1 and found:
-        found = {
-            (engine_hash, number)
-            for engine_hash, _ in found
-            for number in context.groups
-            if first_block(engine_hash, number) not in context.first_blocks
-        }
-    return found
 
 
 def reports_hits(event: BlockStored, context: StreamContext) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from kv_indexer.apply.stream_context import StreamContext
-from kvmesh.blocks.cache_groups import CacheGroup, is_of_group, tier_of
+from kvmesh.blocks.cache_groups import DENSE_KINDS, STATE, CacheGroup, is_of_group, tier_of
 from kvmesh.blocks.events import (
     MAX_GROUP,
     AllBlocksCleared,
@@ -60,10 +60,20 @@ def first_size_change(batches: Iterable[Iterable[Event]], context: StreamContext
                 if skip_reason(event, groups) is not None or is_of_group(tier_of_event(event, groups)):
                     continue
                 same_cache = event.group_idx is None or (group is not None and group.block_size == size)
-                if size is not None and same_cache and not is_part(event, size):
+                if size is not None and are_parts(size, of=event.block_size, groups=groups):
+                    size = event.block_size
+                elif size is not None and same_cache and not is_part(event, size):
                     return number
                 size = size or event.block_size
     return None
+
+
+def are_parts(size: int, *, of: int, groups: Mapping[int, CacheGroup]) -> bool:
+    """Tell whether blocks of this size were parts of a group's blocks, which are as long as `of` now shows.
+
+    Blocks of a model with states may be longer than the first prompts, of which then only the ends are reported.
+    """
+    return size < of and of % size == 0 and any(group.kind == STATE for group in groups.values())
 
 
 def is_part(event: BlockStored, whole: int) -> bool:
@@ -85,5 +95,7 @@ def is_placeholder(event: BlockStored) -> bool:
 
 def tier_of_event(event: BlockStored | BlockRemoved, groups: Mapping[int, CacheGroup]) -> str:
     """Return where the index keeps the blocks; without a number they are not of another group than full attention."""
-    number = event.group_idx
-    return event.medium if number is None else tier_of(event.medium, groups.get(number))
+    group = None if event.group_idx is None else groups.get(event.group_idx)
+    if group is None or group.kind in DENSE_KINDS:  # nearly always
+        return event.medium
+    return tier_of(event.medium, group)

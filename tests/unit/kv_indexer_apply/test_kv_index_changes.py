@@ -323,15 +323,26 @@ def test_blocks_without_a_place_are_bounded() -> None:
     assert (len(context.unplaced), skipped) == (2, Counter({"unplaced": 1}))
 
 
-def test_whole_blocks_replace_the_parts_that_short_prompts_were_reported_as() -> None:
-    context = StreamContext(mixes_sizes=True)
-    plan(stored(1), context=context)
+@pytest.mark.parametrize("first_group", [0, 1])
+def test_whole_blocks_replace_the_parts_that_short_prompts_were_reported_as(first_group: int) -> None:
+    """As with `--prefix-match-unit`: each group reports the end of a prompt with the size of a hash's piece."""
+    context = StreamContext()
+    plan(stored(1, **STATES), stored(1), context=context)
+    assert context.block_sizes == {STATE_TIER: 4, "GPU": 4}
     whole: dict[str, Any] = {"block_size": 8, "tokens": tokens(*range(8))}
+    both = [stored(2, **whole), stored(2, **STATES | whole)]
+    events = [both[first_group], both[1 - first_group]]
 
-    assert plan(stored(2, **STATES | whole), stored(2, **whole), context=context).operations == [
-        Clear(),
-        gpu_store((2,), block_keys(tokens(*range(8)), block_size=8, parent=ROOT), block_size=8),
+    key = block_keys(tokens(*range(8)), block_size=8, parent=ROOT)
+    stores = [
+        gpu_store((2,), key, block_size=8),
+        gpu_store((2,), key, block_size=8, tier="GPU/mamba/8", group=1),
     ]
+    assert first_size_change([events], context) is None
+    found = plan(*events, context=context)
+    assert found.operations == [Clear(), stores[first_group], stores[1 - first_group]]
+    parts = plan(stored(3, first_token=8, parent=2), stored(3, **STATES, first_token=8, parent=2), context=context)
+    assert parts == Plan(skipped=Counter({"partial-block": 2}))
 
 
 def test_groups_are_looked_up_wherever_a_block_of_their_size_may_be_held() -> None:

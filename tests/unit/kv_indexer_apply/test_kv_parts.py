@@ -1,6 +1,6 @@
 """However finely a batch is cut, the index holds the same after it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from kv_indexer.apply import apply_events, batches
 from kv_indexer.apply.apply_events import EventApplier, root_keys
 from kvmesh.blocks.source import Stream
 from kvmesh.index.memory_index import MemoryPrefixIndex
-from tests.unit.kv_indexer_follow.kv_fakes import CLEARED, CountingTelemetry, frame, removed, stored
+from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, CLEARED, CountingTelemetry, frame, removed, stored
 
 POD = Stream(endpoint="10.0.0.1:8000")
 HASHES = st.integers(1, 12)
@@ -26,16 +26,32 @@ def stores(draw: st.DrawFn) -> dict[str, Any]:
     tier = draw(st.sampled_from(["GPU", "GPU", "CPU"])) if first > 1 else "GPU"
     if tier == "CPU" and draw(st.booleans()):
         return stored(*range(first, first + count), token_ids=[], block_size=0, medium=tier)
-    extra = [["image"] if each % 5 == 0 else None for each in range(first, first + count)]  # a hash is a content
-    return stored(*range(first, first + count), parent=first - 1 or None, medium=tier, extra_keys=extra)
+    hashes = range(first, first + count)
+    return stored(*hashes, parent=first - 1 or None, medium=tier, extra_keys=extra_keys(hashes))
+
+
+def extra_keys(hashes: Iterable[int]) -> list[list[str] | None]:
+    """A hash is a content."""
+    return [["image"] if each % 5 == 0 else None for each in hashes]
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> dict[str, Any]:
+    """Some blocks of a prompt's beginning, in a group that leaves the others out."""
+    count = draw(st.integers(1, 12))
+    kept = [each for each in range(1, count + 1) if draw(st.booleans())]
+    window: dict[str, Any] = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8, "group_idx": 1}
+    return stored(*kept, first_block=1, token_ids=list(range(count * BLOCK)), extra_keys=extra_keys(kept), **window)
 
 
 EVENTS = st.one_of(
+    windows(),
+    st.lists(HASHES, min_size=1, max_size=5).map(lambda hashes: removed(*hashes, group_idx=1)),
     stores(),
     stores(),
     st.lists(HASHES, min_size=1, max_size=9).map(lambda hashes: removed(*hashes)),
     st.lists(HASHES, min_size=1, max_size=3).map(lambda hashes: removed(*hashes, medium="CPU")),
-    st.sampled_from([CLEARED, {"type": "New"}, stored(1, kv_cache_spec_kind="mamba", group_idx=1)]),
+    st.sampled_from([CLEARED, {"type": "New"}, stored(1, kv_cache_spec_kind="mamba", group_idx=2)]),
 )
 
 
