@@ -62,6 +62,9 @@ test-mesh: install ## what is installed, on a real istiod and API server (builds
 test-vllm: install ## two real vLLM servers on the CPU behind the real stack (builds a cached environment)
 	@$(BIN)/python -m tests.vllm.environment  # outside of any test's time
 	@$(BIN)/python -m tests.sglang.environment
+	@$(BIN)/python -m tests.mesh.prepare
+	@unshare --net $(if $(filter 0,$(shell id -u)),,--map-root-user) \
+		$(BIN)/python -m pytest tests/vllm_cluster  # pods have addresses of their own
 	@$(BIN)/python -m pytest tests/vllm tests/sglang --durations=15
 
 test-cluster: install ## what we expect of Kubernetes, against the cluster of $KUBECONFIG; makes and removes its own namespaces

@@ -123,7 +123,7 @@ def start(
         command(environment, model_folder=model_folder, address=address, extra_flags=extra_flags),
         env=offline()
         | {
-            "VLLM_HOST_IP": "127.0.0.1",  # what tcp://*:0 binds
+            "VLLM_HOST_IP": address.rpartition(":")[0],  # what tcp://*:0 binds
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",
