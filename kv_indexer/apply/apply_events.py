@@ -27,7 +27,7 @@ from kv_indexer.apply.batches import (
 )
 from kv_indexer.apply.change_plan import Plan, plan_adoption, plan_change
 from kv_indexer.apply.failed_batches import FailedBatches
-from kv_indexer.apply.hit_reports import GROUP_SHIFT, first_blocks_to_look_up
+from kv_indexer.apply.hit_reports import GROUP_SHIFT, first_block, first_blocks_to_look_up
 from kv_indexer.apply.look_ups import hashes_to_look_up
 from kv_indexer.apply.orphan_parents import ParentSearch
 from kv_indexer.apply.orphans import OrphanTable
@@ -392,7 +392,7 @@ class EventApplier:
             (context.keys if group is None else context.chain(group.block_size)).update(found)
             for engine_hash, of_group in first_blocks:
                 if of_group == number and engine_hash in found:
-                    context.first_blocks[engine_hash | number << GROUP_SHIFT] = 1
+                    context.first_blocks[first_block(engine_hash, number)] = 1
 
     async def _write_rest(self, plan: Plan, fresh: Sequence[Batch], groups: Mapping[int, CacheGroup]) -> bool:
         """Apply the plan of these batches (none: what became known since); False if the index is elsewhere."""

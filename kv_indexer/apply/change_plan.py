@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import product
 
 from msgspec.structs import replace
 
 from kv_indexer.apply.coarser_blocks import chain_coarser
-from kv_indexer.apply.hit_reports import GROUP_SHIFT, note_first_block, reports_hits
+from kv_indexer.apply.hit_reports import first_block, note_first_block, reports_hits
 from kv_indexer.apply.orphans import Orphan
 from kv_indexer.apply.remembered_keys import RememberedKeys
 from kv_indexer.apply.store_rules import (
@@ -27,6 +28,7 @@ from kv_indexer.apply.store_rules import (
     tier_of_event,
 )
 from kv_indexer.apply.stream_context import StreamContext
+from kv_indexer.apply.unplaced_blocks import UnplacedBlock
 from kvmesh.blocks.block_keys import (
     KEY_BYTES,
     ExtraKeys,
@@ -189,6 +191,8 @@ def _store(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKe
     context.more_is_report = is_report
     _append_store(plan, event, tier, event.block_hashes, keys, set_only=is_report)
     note_first_block(event, context, is_report=is_report)
+    if len(context.unplaced):
+        _store_placed(plan, context, _may_wait(event.block_hashes, context))
     _adopt(plan, event.block_hashes, context)
 
 
@@ -257,6 +261,8 @@ def _store_orphan(plan: Plan, orphan: Orphan, context: StreamContext) -> tuple[i
     if held:
         hashes = tuple(event.block_hashes[place] for place in held)
         _append_store(plan, event, tier, hashes, b"".join(keys[place * 8 : place * 8 + 8] for place in held))
+    if len(context.unplaced):
+        _store_placed(plan, context, _may_wait(event.block_hashes, context))
     return event.block_hashes
 
 
@@ -266,7 +272,9 @@ def _leave_out(plan: Plan, event: BlockStored, tier: str, context: StreamContext
         context.block_sizes[tier] = event.block_size
         _append_store(plan, event, tier, (), b"")
     context.left_out.add(event.group_idx or 0)
-    context.unplaced.add(event, is_report=event.parent_block_hash is None and context.reports_anew)
+    blocks = context.unplaced.add(event, is_report=event.parent_block_hash is None and context.reports_anew)
+    if _is_made_of(event.block_size, _dense_sizes(context)):
+        _store_placed(plan, context, blocks)
 
 
 def _place(plan: Plan, context: StreamContext) -> None:
@@ -275,7 +283,7 @@ def _place(plan: Plan, context: StreamContext) -> None:
     Where its blocks are longer, nothing can say where they are, and such a group is not indexed. It may report after
     them: until it does, they wait.
     """
-    dense_sizes = {group.block_size for group in context.groups.values() if group.kind in DENSE_KINDS}
+    dense_sizes = _dense_sizes(context)
     lost = {number for number in context.left_out if not _is_made_of(context.groups[number].block_size, dense_sizes)}
     if dense_sizes:
         context.left_out.clear()
@@ -287,23 +295,39 @@ def _place(plan: Plan, context: StreamContext) -> None:
         plan.skipped[NO_RULE] += len(lost)
         _clear(plan, context)
         return
-    stores: dict[tuple[str, int, int, bool], tuple[list[int], list[bytes]]] = {}
-    for block, waiting in context.unplaced.entries() if dense_sizes else ():
+    if dense_sizes:
+        _store_placed(plan, context)
+    dropped = context.unplaced.forget_oldest()
+    if dropped:
+        plan.skipped[UNPLACED] += dropped
+
+
+def _store_placed(plan: Plan, context: StreamContext, blocks: Iterable[UnplacedBlock] | None = None) -> None:
+    """Store those of these blocks that wait and whose keys are known, before what comes next of them; None: of all."""
+    stores: dict[tuple[bool, str, int, int], tuple[list[int], list[bytes]]] = {}  # reports first: they add no copy
+    for block, waiting in context.unplaced.entries(blocks):
         key = context.known(waiting.block_size).get(block.engine_hash)
         if key is not None:
             context.unplaced.take(block)
             tier = tier_of(block.medium, context.groups.get(block.group))
-            hashes, keys = stores.setdefault((tier, block.group, waiting.block_size, waiting.is_report), ([], []))
-            hashes += [block.engine_hash] * waiting.copies
-            keys += [key] * waiting.copies
-    for (tier, group, size, is_report), (hashes, keys) in stores.items():
+            for is_copy, times in ((False, int(waiting.is_reported)), (True, waiting.copies)):
+                if times:
+                    hashes, keys = stores.setdefault((is_copy, tier, block.group, waiting.block_size), ([], []))
+                    hashes += [block.engine_hash] * times
+                    keys += [key] * times
+    for (is_copy, tier, group, size), (hashes, keys) in sorted(stores.items()):
         packed = pack_hashes(hashes)
         plan.operations.append(
-            Store(tier=tier, group=group, block_size=size, hashes=packed, keys=b"".join(keys), set_only=is_report)
+            Store(tier=tier, group=group, block_size=size, hashes=packed, keys=b"".join(keys), set_only=not is_copy)
         )
-    dropped = context.unplaced.forget_oldest()
-    if dropped:
-        plan.skipped[UNPLACED] += dropped
+
+
+def _may_wait(engine_hashes: Iterable[int], context: StreamContext) -> Iterable[UnplacedBlock]:
+    return (UnplacedBlock(*names) for names in product(TIERS, context.groups, engine_hashes))
+
+
+def _dense_sizes(context: StreamContext) -> AbstractSet[int]:
+    return {group.block_size for group in context.groups.values() if group.kind in DENSE_KINDS}
 
 
 def _is_made_of(block_size: int, dense_sizes: AbstractSet[int]) -> bool:
@@ -351,7 +375,7 @@ def _remove(plan: Plan, event: BlockRemoved, context: StreamContext) -> None:
     medium, group, orphans = event.medium, event.group_idx or 0, context.orphans
     hashes = event.block_hashes
     if medium == "GPU":
-        for first in hashes if not group else [each | group << GROUP_SHIFT for each in hashes]:
+        for first in hashes if not group else [first_block(each, group) for each in hashes]:
             references = context.first_blocks.pop(first, 1)
             if references > 1:
                 context.first_blocks[first] = references - 1

@@ -5,7 +5,7 @@ attention has reported a block of the same hash, which it does within the same e
 bounded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvmesh.blocks.events import BlockRemoved, BlockStored
@@ -25,8 +25,8 @@ class Waiting(NamedTuple):
     """How it was stored."""
 
     block_size: int  # tokens
-    copies: int
-    is_report: bool  # of a block that is there already
+    is_reported: bool  # first as a block that is there already, which adds no copy where it is
+    copies: int  # that have come since
 
 
 class UnplacedBlocks:
@@ -39,32 +39,36 @@ class UnplacedBlocks:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, event: BlockStored, *, is_report: bool) -> None:
-        """Let the blocks of a store wait."""
-        for engine_hash in event.block_hashes:
-            block = UnplacedBlock(event.medium, event.group_idx or 0, engine_hash)
+    def add(self, event: BlockStored, *, is_report: bool) -> Sequence[UnplacedBlock]:
+        """Let the blocks of a store wait, and return them."""
+        blocks = [UnplacedBlock(event.medium, event.group_idx or 0, each) for each in event.block_hashes]
+        for block in blocks:
             before = self._waiting.get(block)
-            self._waiting[block] = Waiting(event.block_size, before.copies + 1 if before else 1, is_report)
+            if before is None:
+                before = Waiting(event.block_size, is_reported=is_report, copies=0)
+            self._waiting[block] = before if is_report else before._replace(copies=before.copies + 1)
+        return blocks
 
-    def entries(self) -> Sequence[tuple[UnplacedBlock, Waiting]]:
-        """Return all that wait."""
-        return list(self._waiting.items())
+    def entries(self, blocks: Iterable[UnplacedBlock] | None = None) -> Sequence[tuple[UnplacedBlock, Waiting]]:
+        """Return those of these blocks that wait, each once; None: all."""
+        wanted = self._waiting if blocks is None else dict.fromkeys(blocks)
+        return [(block, self._waiting[block]) for block in wanted if block in self._waiting]
 
     def take(self, block: UnplacedBlock) -> None:
         """Take out a block that has its place."""
         del self._waiting[block]
 
     def remove(self, event: BlockRemoved, engine_hash: int) -> bool:
-        """Take one copy of a block back; False if it does not wait here."""
+        """Take one copy of a block back; False if the index has to: it does not wait here, or was only reported."""
         block = UnplacedBlock(event.medium, event.group_idx or 0, engine_hash)
         waiting = self._waiting.get(block)
         if waiting is None:
             return False
-        if waiting.copies > 1:
+        if waiting.copies > 1 or (waiting.copies and waiting.is_reported):
             self._waiting[block] = waiting._replace(copies=waiting.copies - 1)
         else:
             del self._waiting[block]
-        return True
+        return bool(waiting.copies)
 
     def forget_oldest(self) -> int:
         """Keep within the bound; return how many had to go."""

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from kv_indexer.apply import apply_events, batches
@@ -39,9 +39,13 @@ def extra_keys(hashes: Iterable[int]) -> list[list[str] | None]:
 def windows(draw: st.DrawFn) -> dict[str, Any]:
     """Some blocks of a prompt's beginning, in a group that leaves the others out."""
     count = draw(st.integers(1, 12))
-    kept = [each for each in range(1, count + 1) if draw(st.booleans())]
-    window: dict[str, Any] = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8, "group_idx": 1}
-    return stored(*kept, first_block=1, token_ids=list(range(count * BLOCK)), extra_keys=extra_keys(kept), **window)
+    return window(*[each for each in range(1, count + 1) if draw(st.booleans())], of=count)
+
+
+def window(*kept: int, of: int) -> dict[str, Any]:
+    """These blocks of the first `of` of a prompt."""
+    group: dict[str, Any] = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8, "group_idx": 1}
+    return stored(*kept, first_block=1, token_ids=list(range(of * BLOCK)), extra_keys=extra_keys(kept), **group)
 
 
 EVENTS = st.one_of(
@@ -89,6 +93,10 @@ async def outcome(said: list[list[dict[str, Any]]]) -> Any:
 
 @settings(max_examples=150, deadline=None)
 @given(said=st.lists(st.lists(EVENTS, max_size=6), min_size=1, max_size=4))
+# blocks that wait for their place: reported twice and removed, and stored before or after they had it
+@example(said=[[stored(1), stored(1, 2), window(2, of=2), window(2, of=2), removed(2, group_idx=1)]])
+@example(said=[[stored(1), stored(1, 2), window(1, of=2), window(1, of=1)]])
+@example(said=[[window(2, of=2), stored(1, 2), window(1, of=1), window(1, 2, 3, of=3)]])
 async def test_a_batch_means_the_same_in_parts(said: list[list[dict[str, Any]]]) -> None:
     whole, orphans = await outcome(said)
     assume(orphans == 0)  # a report that completes orphans counts what they held once more if it comes as a whole
