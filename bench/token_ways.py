@@ -69,20 +69,24 @@ async def ways_of(folder: Path, *, rounds: int) -> dict[str, list[dict[str, Any]
     found = {"folder": await measured(here, words_a_token, rounds=rounds)}
     for way, flags in POD.items():
         async with pod(folder, *flags) as address:
-            render = PodRender(
-                endpoints=lambda _, at=address: [at],  # type: ignore[misc]
-                settings=RenderSettings(timeout_seconds=30.0),
-            )
-            model = ServedModel(name=MODEL, tokens_from=TokensFrom.AUTO)
-
-            async def asked(body: bytes, render: PodRender = render, model: ServedModel = model) -> int:
-                prompts = await render.prompts(parse_request(path=PATH, body=body), body, model=model, limit=1)
-                return len(prompts[0].tokens) // TOKEN_BYTES
-
+            asked = Asked(address)
             await asked(body_of("one that says which path there is"))
             found[way] = await measured(asked, words_a_token, rounds=rounds)
-            render.close()
+            asked.render.close()
     return found
+
+
+class Asked:
+    """Asks one pod for a prompt's tokens, and counts them."""
+
+    def __init__(self, address: str) -> None:
+        self._model = ServedModel(name=MODEL, tokens_from=TokensFrom.AUTO)
+        self.render = PodRender(endpoints=lambda _: [address], settings=RenderSettings(timeout_seconds=30.0))
+
+    async def __call__(self, body: bytes) -> int:
+        request = parse_request(path=PATH, body=body)
+        prompts = await self.render.prompts(request, body, model=self._model, limit=1)
+        return len(prompts[0].tokens) // TOKEN_BYTES
 
 
 async def measured(ask: Ask, words_a_token: float, *, rounds: int) -> list[dict[str, Any]]:

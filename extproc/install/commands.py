@@ -314,7 +314,7 @@ def install(
         plan = _checked(cluster, plan, release_is_given=istio_version is not None)
         documents = render(plan, crds=crds)
     if plan.tokenizers_image:
-        from extproc.install.model_folders import check_image_volumes
+        from extproc.install.model_volume import check_image_volumes
 
         check_image_volumes(cluster.minor_version())
     _apply(cluster, plan, documents, force=force_conflicts, wait_seconds=wait_seconds)
@@ -355,7 +355,7 @@ def _apply(
     wait_seconds: float,
 ) -> None:
     from extproc.install.installer import install as apply
-    from extproc.install.model_folders import lacks_image_volume
+    from extproc.install.model_volume import lacks_image_volume
     from extproc.install.objects import kind_of
     from extproc.install.plan import PICKER
     from extproc.install.pod_parts import admin_secret

@@ -13,7 +13,7 @@ import yaml
 from extproc.errors import ConfigError
 from extproc.install.envoy_filters import envoy_filters
 from extproc.install.istio_release import INFERENCE_POOL_FROM, OVERRIDE_HOST_FROM, plan_wiring
-from extproc.install.model_folders import check_model_folders
+from extproc.install.model_volume import check_model_folders
 from extproc.install.native_pools import picker_services
 from extproc.install.network_objects import mesh_objects, network_objects
 from extproc.install.objects import INSTALLATION, NAME, OWNED, Document, component_object, kube_object, pods_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from extproc.install.istio_release import plan_wiring
-from extproc.install.model_folders import MODELS, fetching_containers, model_volume
+from extproc.install.model_volume import MODELS, fetching_containers, model_volume
 from extproc.install.objects import (
     EXPORT_TO,
     INSTALLATION,

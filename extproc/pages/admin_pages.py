@@ -119,7 +119,7 @@ class PickerPages:
         for pool in self._pools.all.values():
             facts["endpoint_problems"] |= pool.endpoints.problems()
             facts["index_problem"] = facts["index_problem"] or pool.index.problem
-            facts["render_problems"] |= pool.render.problems()
+            facts["render_problems"] |= pool.tokens.render.problems()
             facts["tokenizers"] |= pool.prompts.engines()
         return self.ready, facts
 

@@ -103,8 +103,10 @@ class PoolPages:
             index=IndexState(state=state, problem=problem, sources=0 if isinstance(index, str) else len(index.sources)),
             classes=self.classes().classes,
             quotas=self.pool.quotas.facts(),
-            token_sources=self.pool.token_watch.sources,
-            token_states={model: (state.verdict.value, state.why) for model, state in self.pool.checks.states.items()},
+            token_sources=self.pool.tokens.watch.sources,
+            token_states={
+                model: (state.verdict.value, state.why) for model, state in self.pool.tokens.checks.states.items()
+            },
             replicas=self._replicas(),
             findings=None if findings is None else [_finding(finding) for finding in findings],
             decisions=[
@@ -262,7 +264,7 @@ class PoolPages:
             for subject, finding in findings.items()
         ] + [
             FindingState(check=finding.reason, severity="error", subject=finding.model, seen=finding.message)
-            for finding in self.pool.token_reporter.findings.values()
+            for finding in self.pool.tokens.reporter.findings.values()
         ]
 
 

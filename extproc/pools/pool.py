@@ -1,6 +1,5 @@
 """One pool while it is served: its parts, made from its configuration, and changed with it while requests run."""
 
-import logging
 import random
 import time
 from collections import deque
@@ -16,9 +15,8 @@ from extproc.admission.flow_queue import FlowQueue
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.choosing.choose import PoolView, RoundRobin
 from extproc.choosing.hot_prefixes import HotPrefixes
-from extproc.errors import ConfigError, PromptTokensError
-from extproc.models.models import ModelTable, ServedModel, TokensFrom
-from extproc.pods.endpoint import EndpointStatus, Reachability
+from extproc.models.models import ServedModel
+from extproc.pods.endpoint import Reachability
 from extproc.pods.metrics_scraper import MetricsScraper
 from extproc.policy.model_tokens import ModelTokens
 from extproc.policy.pool_config import FAIL_OPEN, PoolConfig
@@ -28,17 +26,11 @@ from extproc.pools.booked_exchange import ReadResponse
 from extproc.pools.picker_books import PickerBooks
 from extproc.pools.pool_models import declared_models, models_of
 from extproc.pools.pool_runtime import PoolRuntime
+from extproc.pools.pool_tokens import PoolTokens
 from extproc.pools.prediction_reports import MatchReporter, RealisedReporter
 from extproc.pools.shared_resources import SharedResources
-from extproc.pools.token_reports import TOKENIZER_FOLDER, TOKENS_DIFFER, TokenReporter, shown_tokens
 from extproc.prefixes.prefix_index import RedisPrefixIndex
-from extproc.prompts.pod_render import PodRender, RenderSettings
-from extproc.prompts.prompt_tokens import PromptTokenSource
-from extproc.prompts.token_checks import TokenChecks, TokenVerdict
-from extproc.prompts.token_trust import Cause, Teller, TokenTrust
-from extproc.prompts.token_watch import TokenSource, TokenWatch
 from extproc.quotas.shared_quotas import Quotas
-from extproc.responses.realised import OTHER_TOKENS, DriftFinding
 from extproc.responses.response_plan import ResponsePlan
 from extproc.telemetry.endpoint_telemetry import EndpointView
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
@@ -46,12 +38,8 @@ from extproc.telemetry.picker_telemetry import PickerTelemetry
 from extproc.telemetry.process_telemetry import show_quotas
 from kvmesh.documents.pools import PoolEndpoint, pool_seed
 
-log = logging.getLogger(__name__)
-
 RECENT_DECISIONS = 200
 RECENT_DECISIONS_OF_A_POOL = 50  # there may be hundreds of pools
-RENDER_CACHE_BYTES_OF_A_POOL = 4 << 20  # likewise
-WRONG_TOKENS = "the pods count other prompt tokens than it says; it is not asked until the pods change"
 
 
 class Pool:
@@ -82,9 +70,14 @@ class Pool:
             degradations=resources.degradations,
         )
         resources.books[config.name] = self.books
-        self.trust = TokenTrust()
-        self.render = self._render()
-        self.checks = TokenChecks(render=self.render, trust=self.trust)
+        self.tokens = PoolTokens(
+            resources,
+            self.telemetry,
+            endpoints=lambda: self.endpoints,
+            declared=self.declared_models,
+            forget=self.books.realised_watch.forget,
+            is_from_flags=config.from_flags,
+        )
         self.endpoints = self._scraper()
         self.shared = resources.share_of(config.name, session_ttl_seconds=policy.session_seconds)
         self.quotas = self._quotas()
@@ -110,17 +103,10 @@ class Pool:
         self.realised_reporter = RealisedReporter(
             watch=self.books.realised_watch,
             show=self.telemetry.model_finding,
-            stands=self._drift_stands,
+            stands=self.tokens.drift_stands,
             clock=time.monotonic,
         )
-        self.token_watch = TokenWatch()
-        self.token_reporter = TokenReporter(
-            watch=self.token_watch,
-            found={TOKENS_DIFFER: self._doubts, TOKENIZER_FOLDER: self._folder_problems},
-            show=self.telemetry.model_finding,
-            clock=time.monotonic,
-        )
-        self.prompts = self._prompt_source(self._models)
+        self.prompts = self.tokens.prompts(self._models.served)
         self.runtime = self._runtime()
         self._show()
 
@@ -139,16 +125,14 @@ class Pool:
         before = self.config
         models = models_of(config, self._own_models, self._resources.tokenizers, folders=self._folders)
         prompts = self.prompts
-        if models != self._models or self._has_other_tokenizers(models):
-            prompts = self._prompt_source(models)
+        if models != self._models or self.tokens.are_other(prompts, models.served):
+            prompts = self.tokens.prompts(models.served)
         self.config = config
         try:
             if config.endpoints != before.endpoints:
                 self.endpoints.set_endpoints(closed_endpoints(config.endpoints))
                 self.books.set_endpoints(endpoint.address for endpoint in config.endpoints)
-                self.render.keep(endpoint.address for endpoint in config.endpoints)
-                self.checks.keep([endpoint.address for endpoint in config.endpoints])
-                self._pods_changed()
+                self.tokens.keep_endpoints([endpoint.address for endpoint in config.endpoints])
             self.runtime.sample_share = self._sample_share()
             if config.policy != before.policy or models != self._models or prompts is not self.prompts:
                 self._models, self.prompts = models, prompts
@@ -178,7 +162,11 @@ class Pool:
 
     def model_tokens(self) -> tuple[ModelTokens, ...]:
         """Return where each model's tokens come from, as its requests have shown."""
-        return shown_tokens(self._models.served, sources=self.token_watch.sources, reporter=self.token_reporter)
+        return self.tokens.shown(self._models.served)
+
+    async def check_tokens(self) -> None:
+        """Compare the folders' tokens with those of one pod more, where there is one that was not asked."""
+        await self.tokens.check(self.prompts, self._models.served)
 
     def wanted_headers(self) -> frozenset[str]:
         """Return the request headers (lowercase) that the policy looks at."""
@@ -205,7 +193,7 @@ class Pool:
             del self._resources.books[self.name]
         self.endpoints.close()
         await self.quotas.close()
-        self.render.close()
+        self.tokens.close()
 
     def _reconfigure(self, before: PriorityPolicy) -> None:
         policy, priorities = self.config.policy, self.config.policy.priorities
@@ -225,68 +213,12 @@ class Pool:
         runtime.view = replace(runtime.view, policy=policy)
         runtime.reader = replace(runtime.reader, models=self._models, policy=priorities)
         runtime.prompts, runtime.labels = self.prompts, self._models.names()
-        names = {model.name for model in self._models.served}
-        self.token_watch.keep(names)
-        self.trust.keep(names)
-        self.token_reporter.look()
+        self.tokens.keep_models({model.name for model in self._models.served})
         runtime.admission.reconfigure(priorities)
-
-    # --- whose tokens are believed ----------------------------------------------------------------------------------
-
-    async def check_tokens(self) -> None:
-        """Compare the folders' tokens with those of one pod more, where there is one that was not asked."""
-
-        def serving(model: str) -> Sequence[str]:
-            return _serving(self.endpoints.known(now=time.monotonic()), model)
-
-        await self.checks.look(self.prompts.tokenizers, self._models.served, serving)
-
-    def _drift_stands(self, finding: DriftFinding) -> None:
-        """Let go of a source of tokens that is found wrong; the next one is judged by what comes from now on."""
-        model = finding.model
-        if finding.reason != OTHER_TOKENS:
-            return
-        match self.token_watch.sources.get(model):
-            case TokenSource.FOLDER:
-                teller: Teller | None = Teller.FOLDER
-            case TokenSource.PODS:
-                teller = self.trust.teller_of_most(model)
-            case _:
-                return
-        if teller is not None and self.trust.distrust(model, teller, Cause.DRIFT, WRONG_TOKENS):
-            self.render.distrusted(model, teller)
-            self.books.realised_watch.forget(model)
-
-    def _pods_changed(self) -> None:
-        """Believe again whose tokens have not come true: the pods may say, or make, others now."""
-        for model in self.trust.renew():
-            self.books.realised_watch.forget(model)
 
     def _restarted(self, address: str) -> None:
         self.books.restarted(address)
-        self.render.is_another(address)
-        self.checks.is_another(address)
-        self._pods_changed()
-
-    def _has_other_tokenizers(self, models: ModelTable) -> bool:
-        """Tell whether a folder was loaded again since the prompts' source was made."""
-        loaded, cache = self.prompts.tokenizers, self._resources.tokenizers
-        return any(
-            model.tokens_from is TokensFrom.TOKENIZER and loaded.get(model.name) is not cache.get(model)
-            for model in models.served
-        )
-
-    def _doubts(self) -> Mapping[str, str]:
-        """Return, by model, which tokens are wrong."""
-        differ = {
-            model: state.why for model, state in self.checks.states.items() if state.verdict is TokenVerdict.DIFFERS
-        }
-        return {**differ, **self.trust.doubts}
-
-    def _folder_problems(self) -> Mapping[str, str]:
-        """Return, by model, why its folder cannot be loaded."""
-        problem = self._resources.tokenizers.problem
-        return {model.name: why for model in self.declared_models() if (why := problem(model)) is not None}
+        self.tokens.restarted(address)
 
     # --- its parts ------------------------------------------------------------------------------------------------
 
@@ -385,35 +317,6 @@ class Pool:
             others=self._resources.other_replicas,
         )
 
-    def _render(self) -> PodRender:
-        seconds = self._resources.settings.render_timeout_seconds
-        settings = RenderSettings(timeout_seconds=seconds, media_timeout_seconds=4 * seconds)
-        if not self.config.from_flags:  # one of many
-            settings = replace(settings, cache_bytes=RENDER_CACHE_BYTES_OF_A_POOL)
-
-        def serving(model: ServedModel) -> Sequence[str]:
-            """Return the pods that report and serve the model: one that does not answer would cost the deadline."""
-            return _serving(self.endpoints.snapshot(now=time.monotonic()), model.name)
-
-        return PodRender(endpoints=serving, settings=settings, trust=self.trust)
-
-    def _prompt_source(self, models: ModelTable) -> PromptTokenSource:
-        served, resources = models.served, self._resources
-        if self.config.from_flags and all(model.tokens_from is TokensFrom.TEXT for model in served):
-            log.warning("prompts are not tokenized: requests are routed on load and on what was routed before")
-        try:
-            return PromptTokenSource(
-                served,
-                render=self.render,
-                settings=resources.token_settings,
-                load=resources.tokenizers.get,
-                long_work=resources.long_work,
-                watch=self.token_watch,
-                trust=self.trust,
-            )
-        except PromptTokensError as error:
-            raise ConfigError(str(error)) from error
-
     def _show(self) -> None:
         """Let the metrics page ask what is not counted."""
         queue, degradation, books = self.queue, self.degradation, self.books
@@ -426,10 +329,6 @@ class Pool:
                 ((endpoint,), error.mean_seconds) for endpoint, error in books.estimates.errors().items()
             ),
         )
-        self.telemetry.show_token_sources(self.token_watch.counts)
-        self.telemetry.show_token_states(
-            lambda: {(model, state.verdict.value): 1.0 for model, state in self.checks.states.items()}
-        )
         self.telemetry.show(
             EndpointView(
                 known=lambda now: self.endpoints.known(now=now),
@@ -438,15 +337,6 @@ class Pool:
                 index_problem=lambda: self.index.problem,
             )
         )
-
-
-def _serving(statuses: Sequence[EndpointStatus], model: str) -> list[str]:
-    """Return the pods that report and serve the model: one that does not answer would cost the deadline."""
-    return [
-        status.address
-        for status in statuses
-        if status.reachability is Reachability.READY and (status.models is None or status.models.serves(model))
-    ]
 
 
 def closed_endpoints(endpoints: Sequence[PoolEndpoint]) -> Mapping[str, Reachability | None]:

@@ -317,7 +317,7 @@ class Pools:
         with self._alone(pool.name):
             await self._resources.tokenizers.load(missing)
             pool.apply(pool.config)
-            pool.token_reporter.look()
+            pool.tokens.reporter.look()
 
     async def _refresh_folders(self) -> None:
         """Take up what has changed in the models' folders, and what could not be loaded before."""
@@ -354,7 +354,7 @@ class Pools:
                             pool.realised_reporter.look()
                 if looks % every == 0:
                     with self._alone(pool.name):
-                        pool.token_reporter.look()
+                        pool.tokens.reporter.look()
             self._end_waits()
             for pool in tuple(self._leaving.values()):
                 # it may have come back while another one was closed

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from extproc.models.models import ServedModel
 from extproc.policy.model_tokens import ModelTokens, not_seen
+from extproc.prompts.prompt_tokens import TOKENS_DIFFER
 from extproc.prompts.token_watch import TokenSource, TokenWatch
 
 log = logging.getLogger(__name__)
 
 TEXT_ONLY = "text-only"
-TOKENS_DIFFER = "tokens-differ"
 TOKENIZER_FOLDER = "tokenizer-folder"
 REMEDIES: Mapping[str, str] = {
     TOKENS_DIFFER: "compare the tokenizer folder, the chat template and its default kwargs with the pods' "

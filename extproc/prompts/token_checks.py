@@ -14,6 +14,7 @@ from typing import NamedTuple
 from extproc.errors import PickError, PromptTokensError
 from extproc.models.models import ServedModel
 from extproc.prompts.pod_render import PodRender, RenderUnavailableError
+from extproc.prompts.retries import Retries
 from extproc.prompts.token_probes import PROBES, Probe, TokenComparison, Tokens, token_ids
 from extproc.prompts.token_trust import Cause, Teller, TokenTrust
 from extproc.prompts.tokenizer import ModelTokenizer
@@ -22,8 +23,6 @@ from extproc.requests.openai import parse_request
 log = logging.getLogger(__name__)
 
 SAID_EVERY_SECONDS = 60.0  # of a model, while its verdict changes
-AGAIN_SECONDS = 5.0  # until a pod that could not be asked is asked again; twice as long each time
-MOST_AGAIN_SECONDS, MOST_DOUBLINGS = 300.0, 6
 SHOWN_PODS = 3
 
 
@@ -48,8 +47,7 @@ class _Asked:
 
     difference: str | None = None  # "" where there is none; None: it could not be asked
     problem: str = ""
-    tries: int = 0
-    again_at: float = float("-inf")
+    retries: Retries = field(default_factory=Retries)
 
 
 @dataclass(slots=True)
@@ -115,8 +113,7 @@ class TokenChecks:
             asked.difference = await self._difference(model, folder.tokenizer, address)
         except RenderUnavailableError as error:
             asked.problem = str(error)
-            asked.again_at = now + min(AGAIN_SECONDS * 2.0**asked.tries, MOST_AGAIN_SECONDS)
-            asked.tries = min(asked.tries + 1, MOST_DOUBLINGS)
+            asked.retries.failed(now)
         self._judge(model.name, folder)
 
     def keep(self, addresses: Sequence[str]) -> None:
@@ -177,7 +174,7 @@ def tokens_of_probe(probe: Probe, model: str, tokenizer: ModelTokenizer) -> Toke
 
 
 def _is_due(asked: _Asked, now: float) -> bool:
-    return asked.difference is None and now >= asked.again_at
+    return asked.difference is None and asked.retries.is_due(now)
 
 
 def _state(pods: Mapping[str, _Asked]) -> TokenState:

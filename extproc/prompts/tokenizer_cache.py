@@ -9,19 +9,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from extproc.errors import PromptTokensError
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.prompts.prompt_tokens import load_tokenizer
+from extproc.prompts.retries import Retries
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.prompts.tokenizer_files import FolderFiles, folder_files
 
 log = logging.getLogger(__name__)
 
-AGAIN_SECONDS = 5.0  # until a folder that could not be loaded is tried again; twice as long each time
-MOST_AGAIN_SECONDS, MOST_DOUBLINGS = 300.0, 6
 CHANGES = "its files change while they are read"
 
 
@@ -34,12 +33,11 @@ class _Folder:
     read: FolderFiles | None = None  # as they were when they were last read
     seen: FolderFiles | None = None  # as they were at the last look
     problem: str = ""  # why the last attempt failed
-    tries: int = 0  # that have failed, one after another
-    again_at: float = float("-inf")
+    retries: Retries = field(default_factory=Retries)
 
     def is_due(self, now: float) -> bool:
         """Whether it is to be loaded: never tried, or failed long enough ago."""
-        return (self.tokenizer is None or bool(self.problem)) and now >= self.again_at
+        return (self.tokenizer is None or bool(self.problem)) and self.retries.is_due(now)
 
 
 class TokenizerCache:
@@ -132,11 +130,10 @@ class TokenizerCache:
         else:
             if folder.tokenizer is not None or folder.problem:
                 log.info("the tokenizer of %s was loaded again: its folder has changed", model.name)
-            folder.tokenizer, folder.problem, folder.tries, folder.again_at = tokenizer, "", 0, float("-inf")
+            folder.tokenizer, folder.problem, folder.retries = tokenizer, "", Retries()
             return True
         folder.problem = problem
-        folder.again_at = self._clock() + min(AGAIN_SECONDS * 2.0**folder.tries, MOST_AGAIN_SECONDS)
-        folder.tries = min(folder.tries + 1, MOST_DOUBLINGS)
+        folder.retries.failed(self._clock())
         return False
 
     def _load_between_looks(self, folder: _Folder) -> tuple[ModelTokenizer, FolderFiles]:

@@ -34,7 +34,7 @@ MODEL_TYPES_WITH_OWN_CLASS = frozenset(
 )
 # in tokenizer_config.json: where they are set, they change the tokenizer of a plain class, too
 CHANGING_FIELDS = ("split_special_tokens", "fix_mistral_regex", "auto_map")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+TRANSFORMERS_FILES = ("tokenizer.json", "tokenizer.model")
 ONLY_SENTENCEPIECE = "it has tokenizer.model and no tokenizer.json"
 LISTS_OF_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 
@@ -108,7 +108,7 @@ def model_config(folder: Path) -> dict[str, Any]:
 
 def has_tokenizer(folder: Path) -> bool:
     """Tell whether a folder has a file that a tokenizer can be made of."""
-    return any((folder / name).is_file() for name in TOKENIZER_FILES) or has_mistral_file(folder)
+    return any((folder / name).is_file() for name in TRANSFORMERS_FILES) or has_mistral_file(folder)
 
 
 def why_not_readable(folder: Path) -> str | None:
@@ -149,7 +149,7 @@ def _contents(tokens: Any) -> set[str]:
 
 
 def _check_transformers_can(folder: Path) -> None:
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if not any((folder / name).is_file() for name in TRANSFORMERS_FILES):
         raise _no_tokenizer(folder)
     if not (folder / "config.json").is_file():
         raise TokenizerError(

@@ -11,6 +11,7 @@ from kvmesh.blocks.cache_groups import CacheGroup, tier_of
 from kvmesh.blocks.index_changes import Clear, Operation
 from kvmesh.index.group_match import HeldBack
 from tests.integration.kv_index import A1, A, B, Index, blocks, memory_index, redis_index, without
+from tests.integration.kv_redis import RedisServer
 from tests.unit.kv_indexer_follow.kv_fakes import BLOCK
 
 WINDOW = CacheGroup(kind="sliding_window", block_size=BLOCK, sliding_window=2 * BLOCK)  # needs two blocks
@@ -141,14 +142,13 @@ async def test_a_source_says_of_which_group_it_is_and_a_pods_blocks_are_those_of
     assert (await index.lookup(5)).endpoints[A.endpoint].cached_blocks == 5
 
 
-async def test_the_audit_understands_groups(index: Index) -> None:
-    if index.redis is None:
-        pytest.skip("an audit is of Redis")
-    await index.apply(A, blocks(1, 5), window(1, 5), window(1, 5, group=2))
-    await index.apply(A, without(5, tier=OF_WINDOW["tier"], group=2), window(6, 6))
-    inspector = RedisInspector(url=index.redis.url)
-    try:
-        audit = await IndexVerifier(inspector).verify()
-    finally:
-        await inspector.close()
+async def test_the_audit_understands_groups(redis_server: RedisServer) -> None:
+    async with redis_index(redis_server) as index:
+        await index.apply(A, blocks(1, 5), window(1, 5), window(1, 5, group=2))
+        await index.apply(A, without(5, tier=OF_WINDOW["tier"], group=2), window(6, 6))
+        inspector = RedisInspector(url=redis_server.url)
+        try:
+            audit = await IndexVerifier(inspector).verify()
+        finally:
+            await inspector.close()
     assert (audit.counts, audit.sources, audit.partial_blocks) == ({}, 2, 1)

@@ -66,9 +66,11 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: 
         books=books,
         degradation=SimpleNamespace(in_force=lambda now: steps),
         runtime=SimpleNamespace(admission=SimpleNamespace(waiting={"critical": 4}), recent=recent),
-        token_watch=SimpleNamespace(sources={"tiny": "text"}),
-        token_reporter=SimpleNamespace(findings=untokenized or {}),
-        checks=SimpleNamespace(states={"tiny": TokenState(TokenVerdict.EXACT, "as 2 pods")}),
+        tokens=SimpleNamespace(
+            watch=SimpleNamespace(sources={"tiny": "text"}),
+            reporter=SimpleNamespace(findings=untokenized or {}),
+            checks=SimpleNamespace(states={"tiny": TokenState(TokenVerdict.EXACT, "as 2 pods")}),
+        ),
         quotas=SimpleNamespace(facts=lambda: {"quotas": 1}),
     )
     return PoolPages(cast("Pool", pool))
@@ -166,6 +168,7 @@ def test_the_state_has_the_pods_the_classes_and_short_decisions() -> None:
     assert (state.index.state, state.index.sources, state.findings) == ("ok", 2, None)
     assert [pod.address for pod in state.endpoints] == ["a:1", "b:1"]
     assert state.token_sources == {"tiny": "text"}
+    assert state.token_states == {"tiny": ("exact", "as 2 pods")}
     (shown,) = state.decisions
     assert (shown.endpoint, shown.model, shown.reasons) == ("a:1", "tiny", ["turn 0.00 × 1"])
     assert (shown.candidates, shown.candidates_left_out) == ([], 2)

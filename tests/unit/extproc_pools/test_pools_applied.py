@@ -24,11 +24,13 @@ from extproc.pools import pools as module
 from extproc.pools.pool import Pool
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
-from extproc.pools.token_reports import TOKENIZER_FOLDER, TOKENS_DIFFER
+from extproc.pools.token_reports import TOKENIZER_FOLDER
 from extproc.prefixes.routing_memory import RoutingMemory
+from extproc.prompts.prompt_tokens import TOKENS_DIFFER
+from extproc.prompts.retries import FIRST_SECONDS
 from extproc.prompts.token_trust import Teller
 from extproc.prompts.token_watch import TokenSource
-from extproc.prompts.tokenizer_cache import AGAIN_SECONDS, TokenizerCache
+from extproc.prompts.tokenizer_cache import TokenizerCache
 from extproc.responses.realised import Usage, compare
 from extproc.responses.response_plan import Prediction
 from extproc.settings.config import PickerSettings
@@ -281,20 +283,20 @@ async def test_whatever_tells_wrong_tokens_is_let_go_of_until_the_pods_change(
     pools = made(tmp_path)
     await pools.apply(named(A))
     pool = pools.all["llm/a"]
-    monkeypatch.setattr(pool.render, "distrusted", lambda *what: forgotten.append(what))
-    pool.trust.told("m", teller)
-    pool.token_watch.took("m", source)
-    pool.token_reporter.look()
+    monkeypatch.setattr(pool.tokens.render, "distrusted", lambda *what: forgotten.append(what))
+    pool.tokens.trust.told("m", teller)
+    pool.tokens.watch.took("m", source)
+    pool.tokens.reporter.look()
     find_other_tokens(pool)
 
     assert forgotten == [("m", teller)]
-    assert "other prompt tokens" in (pool.trust.doubt("m", teller) or "")
+    assert "other prompt tokens" in (pool.tokens.trust.doubt("m", teller) or "")
     assert "m" not in pool.books.realised_watch.findings  # the next source is judged by what comes from now on
-    pool.token_reporter.look()
-    assert ("m", TOKENS_DIFFER) in pool.token_reporter.findings
+    pool.tokens.reporter.look()
+    assert ("m", TOKENS_DIFFER) in pool.tokens.reporter.findings
 
     await pools.apply(named(replace(A, endpoints=(PoolEndpoint(address="10.0.0.1:8000"),))))
-    assert pool.trust.doubt("m", teller) is None
+    assert pool.tokens.trust.doubt("m", teller) is None
     await pools.close()
 
 
@@ -302,15 +304,15 @@ async def test_a_pod_that_was_started_again_may_tell_other_tokens(tmp_path: Path
     pools = made(tmp_path)
     await pools.apply(named(A))
     pool = pools.all["llm/a"]
-    pool.trust.told("m", Teller.RENDER)
-    pool.token_watch.took("m", TokenSource.PODS)
-    pool.token_reporter.look()
+    pool.tokens.trust.told("m", Teller.RENDER)
+    pool.tokens.watch.took("m", TokenSource.PODS)
+    pool.tokens.reporter.look()
     find_other_tokens(pool)
-    assert pool.trust.doubt("m", Teller.RENDER)
+    assert pool.tokens.trust.doubt("m", Teller.RENDER)
 
     pool._restarted("10.0.0.1:8000")
 
-    assert pool.trust.doubt("m", Teller.RENDER) is None
+    assert pool.tokens.trust.doubt("m", Teller.RENDER) is None
     await pools.close()
 
 
@@ -318,10 +320,10 @@ async def test_text_is_not_blamed_for_other_tokens(tmp_path: Path) -> None:
     pools = made(tmp_path)
     await pools.apply(named(A))
     pool = pools.all["llm/a"]
-    pool.token_watch.took("m", TokenSource.TEXT)
-    pool.token_reporter.look()
+    pool.tokens.watch.took("m", TokenSource.TEXT)
+    pool.tokens.reporter.look()
     find_other_tokens(pool)
-    assert pool.trust.doubts == {}
+    assert pool.tokens.trust.doubts == {}
     assert "m" in pool.books.realised_watch.findings
     await pools.close()
 
@@ -341,16 +343,16 @@ async def test_a_folder_that_cannot_be_loaded_is_a_finding_and_is_taken_up_when_
     await cache.load((model,))
     await pools.apply(named(config))
     pool = pools.all["llm/a"]
-    pool.token_reporter.look()
-    assert problem in pool.token_reporter.findings["m", TOKENIZER_FOLDER].message
+    pool.tokens.reporter.look()
+    assert problem in pool.tokens.reporter.findings["m", TOKENIZER_FOLDER].message
     assert not pool.prompts.tokenizers
 
-    problem, now = "", AGAIN_SECONDS
+    problem, now = "", FIRST_SECONDS
     assert [await cache.refresh() for _ in range(2)].count(True) == 1
     pool.apply(config)
-    pool.token_reporter.look()
+    pool.tokens.reporter.look()
 
-    assert (list(pool.prompts.tokenizers), dict(pool.token_reporter.findings)) == (["m"], {})
+    assert (list(pool.prompts.tokenizers), dict(pool.tokens.reporter.findings)) == (["m"], {})
     await pools.close()
 
 

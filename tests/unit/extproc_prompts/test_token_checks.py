@@ -10,7 +10,8 @@ import pytest
 
 from extproc.models.models import ServedModel, TokensFrom
 from extproc.prompts.pod_render import PodRender, RenderUnavailableError
-from extproc.prompts.token_checks import AGAIN_SECONDS, TokenChecks, TokenVerdict, tokens_of_probe
+from extproc.prompts.retries import FIRST_SECONDS
+from extproc.prompts.token_checks import TokenChecks, TokenVerdict, tokens_of_probe
 from extproc.prompts.token_ids import TokenizedPrompt
 from extproc.prompts.token_probes import PROBES
 from extproc.prompts.token_trust import Teller, TokenTrust
@@ -111,14 +112,14 @@ async def test_a_pod_that_tells_nothing_is_asked_again_ever_more_rarely(way: str
     asked = len(checked.pods.asked)
     await checked.look(times=3)
     assert len(checked.pods.asked) == asked
-    checked.now += AGAIN_SECONDS
+    checked.now += FIRST_SECONDS
     await checked.look()
     assert len(checked.pods.asked) == 2 * asked
-    checked.now += AGAIN_SECONDS
+    checked.now += FIRST_SECONDS
     await checked.look()
     assert len(checked.pods.asked) == 2 * asked
     checked.pods.ways["a:1"] = TRUE
-    checked.now += AGAIN_SECONDS
+    checked.now += FIRST_SECONDS
     assert await checked.look() is TokenVerdict.EXACT
 
 
@@ -134,7 +135,7 @@ async def test_a_verdict_is_logged_once_and_a_change_at_most_once_a_minute(caplo
     checked = Checked({"a:1": AWAY})
     await checked.look(times=2)
     checked.pods.ways["a:1"] = TRUE
-    checked.now += AGAIN_SECONDS
+    checked.now += FIRST_SECONDS
     await checked.look()
     assert [record.args[1] for record in caplog.records if isinstance(record.args, tuple)] == ["unverified"]
     checked.now += 60.0

@@ -8,8 +8,9 @@ import pytest
 
 from extproc.errors import TokenizerError
 from extproc.models.models import ServedModel, TokensFrom
+from extproc.prompts.retries import FIRST_SECONDS
 from extproc.prompts.tokenizer import ModelTokenizer
-from extproc.prompts.tokenizer_cache import AGAIN_SECONDS, CHANGES, TokenizerCache
+from extproc.prompts.tokenizer_cache import CHANGES, TokenizerCache
 from extproc.prompts.tokenizer_files import FolderFiles, folder_files
 
 MODEL = ServedModel(name="m", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=Path("/models/m"))
@@ -68,12 +69,12 @@ async def test_a_folder_that_cannot_be_loaded_is_tried_again_ever_more_rarely() 
     assert (folder.loaded, folder.cache.problem(MODEL)) == (None, folder.problem)
     await folder.cache.load((MODEL,))
     assert (await folder.cache.refresh(), folder.loads) == (False, 1)
-    folder.now += AGAIN_SECONDS
+    folder.now += FIRST_SECONDS
     await folder.cache.refresh()
-    folder.now += AGAIN_SECONDS
+    folder.now += FIRST_SECONDS
     await folder.cache.refresh()
     assert folder.loads == 2
-    folder.problem, folder.now = "", folder.now + AGAIN_SECONDS
+    folder.problem, folder.now = "", folder.now + FIRST_SECONDS
     assert await folder.cache.refresh()
     assert (folder.loaded, folder.cache.problem(MODEL)) == ("tokenizer 3", None)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from extproc.errors import ConfigError
-from extproc.install.model_folders import check_image_volumes, lacks_image_volume
+from extproc.install.model_volume import check_image_volumes, lacks_image_volume
 from extproc.install.plan import MeshMembership
 from extproc.install.render import render
 from tests.unit.extproc_install.sample_plans import one, plan

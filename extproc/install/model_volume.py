@@ -14,7 +14,7 @@ from extproc.install.pod_parts import LOCKED_DOWN, TMP_MOUNT, image_of
 MODELS = "/models"
 VOLUME = "models"
 TOKEN_KEY = "token"  # noqa: S105 - of the Secret
-CACHE_SIZE = "2Gi"  # of a node's disk: some hundred models, at up to 34 MB each
+CACHE_SIZE = "2Gi"  # of a node's disk: some sixty models, at up to 34 MB each
 # Istio's own user. A pod's init containers run before its proxy, and whatever others send is led to it and lost
 PROXY_USER = 1337
 IMAGE_VOLUMES_SINCE = 31  # Kubernetes 1.31, with the feature ImageVolume; without asking since 1.35
