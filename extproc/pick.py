@@ -32,6 +32,7 @@ from extproc.errors import (
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.pool_runtime import PendingPick, PoolRuntime
+from extproc.pools.prefill_legs import PrefillWork, plan_of
 from extproc.prefixes.prompt_match import IndexHits
 from extproc.quotas.quota import QuotaVerdict
 
@@ -46,18 +47,22 @@ async def pick(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) -> Bo
         prepared = await prepare(facts, body, pool, pending)
         while True:
             try:
-                return await _seat(prepared, pool, pending)
+                exchange = await _seat(prepared, pool, pending)
+                break
             except NoReadyEndpointError as refusal:
                 prepared = await _fall_back(prepared, refusal, pool, pending)
     except BaseException as error:  # a client that leaves, too
-        if (exchange := pool.without_decision(pending, error)) is not None:
-            return exchange
+        if (anywhere := pool.without_decision(pending, error)) is not None:
+            return anywhere
         # raised here and not where it was in hand: a frame of its traceback that has it would keep the body with it
         if isinstance(error, Exception) and not isinstance(error, PickError):
             raise InternalPickError(DEFECT) from error
         raise
     finally:
         pool.end(pending)
+    if pending.prefill is not None:
+        await _prefill(pending.prefill, exchange, pool)
+    return exchange
 
 
 async def explain(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) -> tuple[Picked, Preview]:
@@ -78,7 +83,8 @@ async def explain(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) ->
         found = choose(pool.view, prepared.query, snapshot, ceiling=None)
     assert isinstance(found, Choice), "without a ceiling there is always a choice"
     preview = pool.admission.preview(prepared, pool.view, snapshot)
-    return Picked(prepared=prepared, choice=found), preview
+    prefill = plan_of(prepared, found, pool.view, ceiling=None)
+    return Picked(prepared=prepared, choice=found, prefill=prefill), preview
 
 
 async def prepare(facts: RequestFacts, body: bytes | None, pool: PoolRuntime, pending: PendingPick | None) -> Prepared:
@@ -163,9 +169,20 @@ async def _seat(prepared: Prepared, pool: PoolRuntime, pending: PendingPick) -> 
         if isinstance(found, Full):
             pool.no_room(found, prepared.asked, seen)
             return None
-        return pool.book(Picked(prepared=prepared, choice=found), pending)
+        prefill = plan_of(prepared, found, pool.view, ceiling=ceiling)
+        return pool.book(Picked(prepared=prepared, choice=found, prefill=prefill), pending)
 
     return await pool.admission.seat(prepared, snapshot, look=look_again, attempt=attempt, undo=BookedExchange.finish)
+
+
+async def _prefill(work: PrefillWork, exchange: BookedExchange, pool: PoolRuntime) -> None:
+    """Have a prefill pod compute a booked request's prompt. Whatever this raises, the booking is released."""
+    assert pool.legs is not None, "who has planned a leg runs it"
+    try:
+        await pool.legs.run(work, exchange)
+    except BaseException:  # a client that leaves, too
+        exchange.finish()
+        raise
 
 
 def _to_keeper(asked: AskedRequest, hits: IndexHits, pool: PoolRuntime, *, session: str | None) -> AskedRequest:

@@ -14,9 +14,6 @@ from extproc.requests.json_edit import JsonObject
 from extproc.requests.openai_bodies import COMPLETION_MAX_TOKENS
 from extproc.requests.request import ApiKind, InferenceRequest
 
-# what llm-d's sidecar computes the prompt by; a body that speaks of a prefiller means that it has begun
-PREFILLER_HEADERS = ("x-prefiller-host-port",)
-NOTHING_REMOVED: tuple[str, ...] = ()
 LEAST_THINKING_TOKENS = 1024  # Anthropic's API takes no smaller budget
 
 _CHAT_LIMITS = ("max_completion_tokens", "max_tokens")  # the first one that is given counts
@@ -53,11 +50,6 @@ def body_changes(
 def caps(changes: Mapping[str, bytes]) -> bool:
     """Tell whether these changes lower what the request may generate."""
     return not _CAPPING.isdisjoint(changes)
-
-
-def removed_headers(measures: Measures) -> tuple[str, ...]:
-    """Return the request headers that do not go to the pod."""
-    return PREFILLER_HEADERS if measures.no_remote_prefill else NOTHING_REMOVED
 
 
 def capped(request: InferenceRequest, plain: JsonObject, *, tokens: int) -> Mapping[str, bytes]:

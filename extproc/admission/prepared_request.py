@@ -8,10 +8,10 @@ import msgspec
 
 from extproc.admission.asked_request import AskedRequest, SentBody
 from extproc.admission.degradation import NO_MEASURES, took, words_of
-from extproc.admission.output_cap import PREFILLER_HEADERS
 from extproc.choosing.choose import Choice, Query
 from extproc.choosing.decision import Decision
 from extproc.choosing.room import Room
+from extproc.disaggregation.prefill_plan import PrefillPlan
 from extproc.errors import PromptTokensError, ResponseGoneError, UnknownResponseError
 from extproc.ext_proc.exchange import NO_HEADERS
 from extproc.models.models import ModelTable, ServedModel
@@ -91,9 +91,13 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         asked = self.asked
         if asked.measures is NO_MEASURES:
             return ()
-        named = not asked.facts.headers.keys().isdisjoint(PREFILLER_HEADERS)
-        kinds = took(asked.measures, capped=self.sent.capped, model_changed=asked.has_smaller_model)
-        return tuple(kind for kind in kinds if named or kind is not StepKind.NO_REMOTE_PREFILL)
+        return took(asked.measures, capped=self.sent.capped, model_changed=asked.has_smaller_model)
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether the client's body has a content-encoding that is still to be taken off."""
+        sent, body = self.sent, self.asked.body
+        return sent.changed is None and body is not None and sent.plain is not body.raw
 
     @property
     def summary(self) -> AskedFor:
@@ -114,6 +118,15 @@ class Picked(msgspec.Struct, frozen=True, kw_only=True):
 
     prepared: Prepared
     choice: Choice
+    prefill: PrefillPlan | None = None  # None: there is nobody else to compute its prompt
+
+    @property
+    def uncached_tokens(self) -> int:
+        """The tokens that the endpoint is expected to compute; what comes from a prefill pod, it only fetches."""
+        decision = self.choice.decision
+        if self.prefill is not None and self.prefill.is_remote:
+            return 1
+        return max(decision.prompt_tokens - decision.matched_tokens, 1) if decision.prompt_tokens else 0
 
     @property
     def decision(self) -> Decision:

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from extproc.choosing.candidates import candidates_of
-from extproc.choosing.decision import Decision, decide, require_some
+from extproc.choosing.decision import Decision, decide, prefillers, require_some
 from extproc.choosing.filters import context_limit
 from extproc.choosing.health import EndpointHealth
 from extproc.choosing.hot_prefixes import HotPrefixes, WarmWait, copy_of_hot_prefix
@@ -104,6 +104,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     degraded: Mapping[str, str]
     at: float  # monotonic seconds
+    prefillers: Sequence[Candidate] = ()  # those that may compute its prompt for one of them
 
     @property
     def uncached_tokens(self) -> int:
@@ -147,7 +148,15 @@ def look(view: PoolView, query: Query, *, now: float, others: Mapping[str, Endpo
         match = NO_MATCH
         candidates = _candidates(view, query, hits, statuses, match, now=now)
         kept, rejected = require_some(candidates, ask=ask, strict=query.strict)
-    return Snapshot(kept=kept, rejected=rejected, ask=ask, prompt_tokens=match.prompt_tokens, degraded=degraded, at=now)
+    return Snapshot(
+        kept=kept,
+        rejected=rejected,
+        ask=ask,
+        prompt_tokens=match.prompt_tokens,
+        degraded=degraded,
+        at=now,
+        prefillers=prefillers(candidates, ask) if view.policy.disaggregation.enabled else (),
+    )
 
 
 def choose(view: PoolView, query: Query, snapshot: Snapshot, *, ceiling: float | None) -> Choice | Full:
@@ -183,10 +192,12 @@ def choose(view: PoolView, query: Query, snapshot: Snapshot, *, ceiling: float |
     return Choice(decision=decision, snapshot=snapshot, needed_room=ceiling is not None, warm_wait=warm_wait)
 
 
-def rooms_in(view: PoolView, snapshot: Snapshot, *, ceiling: float) -> Sequence[Room]:
-    """Return how full each kept endpoint is for a class with this ceiling."""
+def rooms_in(
+    view: PoolView, snapshot: Snapshot, *, ceiling: float, of: Sequence[Candidate] | None = None
+) -> Sequence[Room]:
+    """Return how full each kept endpoint is for a class with this ceiling; `of`: others in place of these."""
     return rooms_of(
-        snapshot.kept,
+        snapshot.kept if of is None else of,
         ceiling=ceiling,
         policy=view.policy.priorities.overload,
         estimates=view.estimates,

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from extproc.choosing.filters import FILTERS, LENIENT
+from extproc.choosing.filters import CLIENTS_ONLY, FILTERS, LENIENT
 from extproc.choosing.scorers import SCORERS
 from extproc.errors import NoReadyEndpointError
-from extproc.pods.endpoint import NOTHING_ASKED, Ask, Candidate
+from extproc.pods.endpoint import NOTHING_ASKED, Ask, Candidate, Role
 from extproc.policy.values import PickPolicy
 
 DIGITS = 9  # of a total; what is beyond is noise
@@ -131,6 +131,17 @@ def apply_filters(
             rejected[address] = f"{name}: {why}"
         kept = [candidate for candidate in kept if candidate.address not in dropped]
     return kept, rejected
+
+
+def prefillers(candidates: Sequence[Candidate], ask: Ask) -> Sequence[Candidate]:
+    """Return the prefill pods that may compute the prompt of such a request; no filter gives way for them."""
+    kept: Sequence[Candidate] = [candidate for candidate in candidates if candidate.role is Role.PREFILL]
+    for name, dropped_by in FILTERS.items():
+        if not kept:
+            break
+        if name not in CLIENTS_ONLY and (dropped := dropped_by(kept, ask)):
+            kept = [candidate for candidate in kept if candidate.address not in dropped]
+    return kept
 
 
 def best_first(totals: Sequence[float], tie_break: Callable[[], float]) -> list[int]:

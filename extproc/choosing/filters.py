@@ -87,3 +87,4 @@ FILTERS: Mapping[str, Callable[[Sequence[Candidate], Ask], Mapping[str, str]]] =
     "healthy": healthy,
 }
 LENIENT = frozenset({"model", "context-length", "healthy"})
+CLIENTS_ONLY = frozenset({"role"})  # says who may answer clients, and nothing of who may compute a prompt

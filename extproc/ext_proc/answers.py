@@ -68,7 +68,9 @@ _OWN_HEADERS = frozenset({":method", ":path", "x-request-id", "traceparent", OBJ
 # what the picker reads of a request besides: the body's form, and what names a session
 FURTHER_HEADERS = frozenset(
     {
-        *("content-type", "content-encoding", "x-prefiller-host-port"),
+        *("content-type", "content-encoding"),
+        # by which llm-d's sidecars choose pods: they are taken off
+        *("x-prefiller-host-port", "x-encoder-hosts-ports", "x-kv-cache-source-host-port"),
         *("x-session-id", "session-id", "x-session-affinity", "x-claude-code-session-id"),
     }
 )

@@ -92,6 +92,9 @@ def _facts(answer: DecisionState) -> Iterator[str]:
     else:
         yield f"winner: {answer.endpoint}   fallbacks: {', '.join(answer.fallbacks) or 'none'}"
         yield f"prompt: {answer.prompt_tokens} tokens, {answer.matched_tokens} expected in the winner's cache"
+    if (prefill := answer.prefill) is not None:
+        where = f"remote, by {prefill.endpoint}" if prefill.where == "remote" else "local, by the winner"
+        yield f"prefill: {where} ({prefill.rule}: {prefill.why})"
     if answer.admission is not None and answer.request is not None:
         yield f"class {answer.request.class_name} ({answer.request.class_by}): {_admission(answer.admission)}"
     if answer.degraded:

@@ -11,12 +11,14 @@ from msgspec.structs import replace
 from extproc.admission.prepared_request import Preview
 from extproc.choosing.decision import Decision, apply_filters
 from extproc.choosing.room import Room
+from extproc.disaggregation.prefill_plan import PrefillPlan
 from extproc.errors import PickError
 from extproc.pages.picker_state import (
     AdmissionState,
     CandidateState,
     DecisionState,
     EndedEvent,
+    PrefillState,
     RejectedState,
     RequestState,
 )
@@ -74,6 +76,7 @@ def decision_state(
     return replace(
         shown,
         request=_request(asked, policy.priorities),
+        prefill=_prefill(record.prefill) if record.prefill is not None else None,
         endpoint=outcome.endpoints[0],
         reasons=outcome.reasons(),
         fallbacks=list(outcome.endpoints[1:]),
@@ -173,6 +176,23 @@ def _tenant(tenant: str, policy: PriorityPolicy) -> str:
     Clients write what they like into the header that it comes from, secrets as well.
     """
     return tenant if not tenant or any(quota.tenant == tenant for quota in policy.quotas) else "other"
+
+
+def _prefill(plan: PrefillPlan) -> PrefillState:
+    sides, best = plan.sides, plan.places[0]
+    return PrefillState(
+        where="remote" if plan.is_remote else "local",
+        why=plan.verdict.why,
+        rule=plan.policy.rule.value,
+        endpoint=best.endpoint,
+        uncached_tokens=sides.uncached_tokens,
+        remote_uncached_tokens=best.uncached_tokens,
+        prefill_queue=sides.prefill_queue,
+        decode_requests=sides.decode_requests,
+        local_ms=round(1000 * sides.local_seconds, 1),
+        remote_ms=round(1000 * sides.remote_seconds, 1),
+        transfer_ms=round(1000 * sides.transfer_seconds, 1),
+    )
 
 
 def _shown(decision: Decision, *, most: int | None) -> Sequence[int]:

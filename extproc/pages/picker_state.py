@@ -194,6 +194,22 @@ class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
     waiting_requests: int = 0
 
 
+class PrefillState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request's prompt is computed, and what was compared; the times are to the client's first token."""
+
+    where: str  # "remote" or "local"
+    why: str
+    rule: str
+    endpoint: str  # the prefill pod that was compared with
+    uncached_tokens: int  # of the prompt, on the decode pod
+    remote_uncached_tokens: int  # on the prefill pod
+    prefill_queue: int  # requests
+    decode_requests: int
+    local_ms: float
+    remote_ms: float
+    transfer_ms: float  # of the remote time
+
+
 class DecisionState(msgspec.Struct, frozen=True, kw_only=True):
     """One request that was answered, or that `explain` asks about, with what the decision rests on.
 
@@ -228,6 +244,7 @@ class DecisionState(msgspec.Struct, frozen=True, kw_only=True):
     rejected: Sequence[RejectedState] = ()
     rejected_left_out: int = 0
     request: RequestState | None = None
+    prefill: PrefillState | None = None  # None: nobody but the decode pod could compute the prompt
     admission: AdmissionState | None = None  # of an explanation
     missed: int = 0  # events of the feed that were left out before this one
 

@@ -216,7 +216,14 @@ class PoolPages:
             return with_candidates(refused, any_request(self.pool.runtime.view, now=time.monotonic()))
         asked, sources = picked.prepared.summary, () if isinstance(index, str) else index.sources
         shown = decision_state(
-            DecisionRecord(at=time.time(), facts=facts, model=asked.model, outcome=picked.decision, asked=asked),
+            DecisionRecord(
+                at=time.time(),
+                facts=facts,
+                model=asked.model,
+                outcome=picked.decision,
+                asked=asked,
+                prefill=picked.prefill,
+            ),
             policy=self.policy,
             blocks={source.endpoint: source.block_size for source in sources if source.block_size},
             rooms=preview.rooms,

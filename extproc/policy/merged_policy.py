@@ -58,6 +58,7 @@ def pick_policy(fields: Mapping[str, Any], *, rewrites: Sequence[ModelRule] = ()
         prefill_tokens_per_second=load.prefill_tokens_per_second,
         health=load.health,
         hotspot=cache.hotspot,
+        disaggregation=spec.disaggregation,
         priorities=PriorityPolicy(
             classes=_with_falling_ceilings(priorities.classes),
             default_class=priorities.default_class,

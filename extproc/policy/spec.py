@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from extproc.models.models import StickyBy, TokensFrom
+from extproc.policy.disaggregation import Disaggregation
 from extproc.policy.priority import Priorities, Quota
 from extproc.policy.schema import (
-    Count,
     HeaderName,
     Million,
     Name,
@@ -68,18 +68,6 @@ class TargetRef(Section, frozen=True, kw_only=True):
 
 
 # --- sections that nothing acts on yet --------------------------------------------------------------------------------
-
-
-class Disaggregation(Section, frozen=True, kw_only=True):
-    """When another pod computes a prompt than the one that decodes."""
-
-    enabled: Annotated[bool, about("split prefill from decode")] = False
-    prompt_tokens: Annotated[Count, about("uncached tokens from which on a prompt is sent elsewhere")] = 256
-    busy_prompt_tokens: Annotated[Count, about("the same where the decoding pod is busy")] = 64
-    busy_decodes: Annotated[Count, about("requests in decoding from which on a pod is busy")] = 8
-    prefill_queue_requests: Annotated[
-        Count, about("requests waiting for prefill from which on no more is sent there")
-    ] = 10
 
 
 class ScaleSignals(Section, frozen=True, kw_only=True):
@@ -261,7 +249,7 @@ class Spec(Section, frozen=True, kw_only=True):
         Meta(max_length=256),
         about("what a tenant may use of a model; the first that matches counts"),
     ] = ()
-    disaggregation: Annotated[Disaggregation, about("prefill apart from decode: read and shown, not acted on yet")] = (
+    disaggregation: Annotated[Disaggregation, about("when another pod computes a prompt than the one that decodes")] = (
         Disaggregation()
     )
     autoscale: Annotated[Autoscale, about("thresholds for replicas: read and shown, not acted on yet")] = Autoscale()

@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from extproc.pods.endpoint import Role
+from extproc.policy.disaggregation import Disaggregation
 from extproc.policy.priority import OverloadPolicy, PriorityPolicy
 from extproc.policy.schema import (
     Amount,
@@ -224,7 +225,7 @@ class Load(Section, frozen=True, kw_only=True):
     health: Annotated[HealthPolicy, about("when a pod is avoided although it reports")] = HealthPolicy()
 
 
-SCORING, PREFIX_CACHE, LOAD = Scoring(), PrefixCache(), Load()
+SCORING, PREFIX_CACHE, LOAD, DISAGGREGATION = Scoring(), PrefixCache(), Load(), Disaggregation()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,5 +251,6 @@ class PickPolicy:
     hotspot: HotspotPolicy = PREFIX_CACHE.hotspot
     cordoned: frozenset[str] = frozenset()  # endpoints that get nothing new
     roles: Mapping[str, Role] = field(default_factory=dict)  # endpoint -> role; others do both
+    disaggregation: Disaggregation = DISAGGREGATION
     priorities: PriorityPolicy = field(default_factory=PriorityPolicy)
     observability: ObservabilityPolicy = field(default_factory=ObservabilityPolicy)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from extproc.models.models import ModelTable
+from extproc.policy.disaggregation import OffloadRule
 from extproc.policy.inference_policy import InferencePolicy
 from extproc.policy.priority import ANY, DEFAULT_CLASSES, PriorityPolicy, StepKind
 from extproc.policy.values import PickPolicy
@@ -64,9 +65,16 @@ def _of_sections(spec: Mapping[str, Any]) -> Iterator[str]:
     usage = spec.get("load", {}).get("overload", {}).get("kvUsage", 1)
     if usage < LEAST_CEILING:
         yield f"spec.load.overload.kvUsage: pods count as full from {usage:g} of their cache on: nearly always"
-    for section in ("disaggregation", "autoscale"):
-        if spec.get(section):
-            yield f"spec.{section}: is read and shown, and not acted on yet"
+    if spec.get("autoscale"):
+        yield "spec.autoscale: is read and shown, and not acted on yet"
+    yield from _of_disaggregation(spec.get("disaggregation", {}))
+
+
+def _of_disaggregation(given: Mapping[str, Any]) -> Iterator[str]:
+    if given.get("rule") == OffloadRule.VOTES and not given.get("votes"):
+        yield "spec.disaggregation.votes: are none, so that the rule leaves every prompt where it is decoded"
+    if given and not given.get("enabled"):
+        yield "spec.disaggregation.enabled: is not true here: the section acts only where another policy says so"
 
 
 def _of_classes(classes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -48,6 +48,12 @@ class ExchangeBooks(Protocol):
     def rebook(self, booking: Booking, endpoint: str) -> Booking:
         """Move a booking to the pod that really serves, after a retry; count it, and return the new one."""
 
+    def computes_itself(self, booking: Booking, uncached_tokens: int) -> Booking:
+        """Book so many tokens more for its pod, which were to come from another one; return the new booking."""
+
+    def release_leg(self, booking: Booking) -> None:
+        """End the booking of a prefill leg."""
+
     def endpoint_answered(self, endpoint: str, *, failed: bool) -> None:
         """Note for `choosing.health`: it answered, or it could not be reached, broke off, or answered 5xx."""
 
@@ -91,6 +97,7 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
     served_by: str | None = None  # who gave it
     unserved: bool = False  # Envoy answered in a pod's place, or the pod had no room
     response_id: str | None = None  # of the response, which the pod may keep
+    leg: Booking | None = None  # on the prefill pod of a leg that others run; None: there is none, or it is over
 
     def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str = "") -> None:
         """Take note of the answer: who failed before it came, who gave it, and who therefore holds the booking.
@@ -98,6 +105,7 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
         `content_type` counts for a 503: vLLM's own is JSON, what a proxy before it says in its place is not.
         """
         self.status = status
+        self._end_leg()
         self.unserved = not from_pod and status != GATEWAY_TIMEOUT
         if self.trace is not None:
             self.served_by = served_by if served_by is not None or not from_pod else self.endpoints[0]
@@ -129,13 +137,32 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
         self.books.response_missed(why)
 
     def finish(self) -> None:
-        """Release the booking."""
+        """Release what is booked."""
+        self._end_leg()
         if self.trace is not None:
             self.trace.end(
                 endpoint=self.endpoints[0], served_by=self.served_by, status=self.status, unserved=self.unserved
             )
         if self.booking is not None:
             self.books.release(self.booking, status=self.status, model=self.model, arm=self.arm, unserved=self.unserved)
+
+    def comes_from(self, *, cached_tokens: int) -> None:
+        """Note that the prompt was computed by a pod that held so much of it: vLLM's usage has that number then."""
+        if (prediction := self.plan.prediction) is not None:
+            prediction = msgspec.structs.replace(
+                prediction, matched_tokens=cached_tokens, best_matched_tokens=cached_tokens
+            )
+            self.plan = msgspec.structs.replace(self.plan, prediction=prediction)
+
+    def computes_itself(self, uncached_tokens: int) -> None:
+        """Note that the pod will compute the prompt that was to come from a prefill pod."""
+        if self.booking is not None:
+            self.booking = self.books.computes_itself(self.booking, uncached_tokens)
+
+    def _end_leg(self) -> None:
+        if self.leg is not None:
+            leg, self.leg = self.leg, None
+            self.books.release_leg(leg)
 
     def _remember_keeper(self, response_id: str, keeper: str) -> None:
         if tag_in(response_id) != tag_of(keeper):  # the client's own id, or Envoy's retry went past the pod

@@ -8,6 +8,7 @@ import msgspec
 from extproc.admission.prepared_request import Picked, response_session
 from extproc.choosing.health import EndpointHealth
 from extproc.choosing.room import expected_ttft
+from extproc.disaggregation.prefill_plan import PrefillPlace
 from extproc.pods.endpoint import EndpointTrend, Role
 from extproc.pods.inflight import Booking, Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
@@ -61,6 +62,7 @@ class PickerBooks:
         self.quotas: Quotas | None = None
         self.freed: Callable[[], None] = _no_request_waits  # told when there may be room for a request that waits
         self._sent: dict[Booking, _Sent] = {}
+        self._legs: set[Booking] = set()  # of prompts that are computed for other pods
         self._telemetry = telemetry
         self._overload = overload
         self._degradations = degradations
@@ -119,7 +121,7 @@ class PickerBooks:
         uncached = context = 0
         if request.api is not ApiKind.TOKENIZE:  # which costs no GPU and leaves nothing in its cache
             prompts, context = prepared.query.prompts, decision.prompt_tokens
-            uncached = max(context - decision.matched_tokens, 1) if context else 0
+            uncached = picked.uncached_tokens
         booking = self.bookings.book(endpoint, now=now, uncached_tokens=uncached, context_tokens=context)
         self._sent[booking] = _Sent(
             prompts=prompts,
@@ -133,6 +135,35 @@ class PickerBooks:
             self.shared.changed()
         return booking
 
+    def book_leg(self, place: PrefillPlace, prompts: Sequence[PromptKeys], *, context_tokens: int) -> Booking:
+        """Book a prompt on a prefill pod; `release_leg` ends it. It is no request of its own in any count."""
+        now = self._clock()
+        booking = self.bookings.book(
+            place.endpoint, now=now, uncached_tokens=place.uncached_tokens, context_tokens=context_tokens
+        )
+        self._legs.add(booking)
+        self.estimates.promised(place.endpoint, seconds=place.leg_seconds)
+        self.memory.note(place.endpoint, prompts=prompts, session=None, adapter=None, now=now)
+        self.matches.routed(place.endpoint, prompt_tokens=context_tokens, matched_tokens=place.cached_tokens)
+        self.health.sent(place.endpoint, now=now)
+        if self.shared is not None:
+            self.shared.changed()
+        return booking
+
+    def release_leg(self, booking: Booking) -> None:
+        """End the booking of a prefill leg."""
+        self._legs.remove(booking)
+        self.bookings.release(booking)
+        self.freed()
+        if self.shared is not None:
+            self.shared.ended()
+        if self._leaving:
+            self._forget_if_free(booking.endpoint)
+
+    def computes_itself(self, booking: Booking, uncached_tokens: int) -> Booking:
+        """Book for a pod that it computes a prompt which was to come to it from another one; return the new booking."""
+        return self._move(booking, booking.endpoint, uncached_tokens=uncached_tokens)
+
     def remember(self, picked: Picked, *, label: str = "") -> None:
         """Remember and count a booked decision, which can wait until its answer is out.
 
@@ -143,8 +174,14 @@ class PickerBooks:
         resolved = asked.resolved
         winner = chosen.address
         # no other pick asks what this one was promised, and the pods' reports tell of first tokens far later than now
-        promised = expected_ttft(chosen, self.estimates, now=now)
-        self.estimates.promised(winner, seconds=promised)
+        plan = picked.prefill
+        if plan is None or not plan.is_remote:
+            promised = expected_ttft(chosen, self.estimates, now=now)
+            self.estimates.promised(winner, seconds=promised)
+        else:
+            # to the client; the decode pod's own time begins when the cache is to be fetched
+            promised = plan.sides.remote_seconds
+            self.estimates.promised(winner, seconds=plan.sides.transfer_seconds)
         prompts, session, adapter = prepared.query.prompts, prepared.query.session, resolved.adapter
         self.memory.note(
             winner,
@@ -184,11 +221,14 @@ class PickerBooks:
     def rebook(self, booking: Booking, endpoint: str) -> Booking:
         """Move a booking to the pod that Envoy's retry went to, and what is expected to be there."""
         self._telemetry.rerouted(picked=booking.endpoint, served_by=endpoint)
+        return self._move(booking, endpoint, uncached_tokens=booking.uncached_tokens)
+
+    def _move(self, booking: Booking, endpoint: str, *, uncached_tokens: int) -> Booking:
         self.bookings.release(booking)
         moved = self.bookings.book(
             endpoint,
             now=self._clock(),
-            uncached_tokens=booking.uncached_tokens,
+            uncached_tokens=uncached_tokens,
             context_tokens=booking.context_tokens,
         )
         self._sent[moved] = sent = self._sent.pop(booking)

@@ -28,6 +28,7 @@ from extproc.pools.pool_models import declared_models, models_of
 from extproc.pools.pool_runtime import PoolRuntime
 from extproc.pools.pool_tokens import PoolTokens
 from extproc.pools.prediction_reports import MatchReporter, RealisedReporter
+from extproc.pools.prefill_legs import PrefillLegs
 from extproc.pools.shared_resources import SharedResources
 from extproc.prefixes.prefix_index import RedisPrefixIndex
 from extproc.quotas.shared_quotas import Quotas
@@ -107,6 +108,11 @@ class Pool:
             clock=time.monotonic,
         )
         self.prompts = self.tokens.prompts(self._models.served)
+        self.legs = PrefillLegs(
+            books=self.books,
+            telemetry=self.telemetry.prefill,
+            degradations=resources.degradations,
+        )
         self.runtime = self._runtime()
         self._show()
 
@@ -192,6 +198,7 @@ class Pool:
         if self._resources.books.get(self.name) is self.books:  # and not those of a pool that has come in its place
             del self._resources.books[self.name]
         self.endpoints.close()
+        self.legs.close()
         await self.quotas.close()
         self.tokens.close()
 
@@ -211,7 +218,12 @@ class Pool:
             runtime.pressure.reconfigure(priorities)
         runtime.view.hot.reconfigure(policy.hotspot)
         runtime.view = replace(runtime.view, policy=policy)
-        runtime.reader = replace(runtime.reader, models=self._models, policy=priorities)
+        runtime.reader = replace(
+            runtime.reader,
+            models=self._models,
+            policy=priorities,
+            splits_prefill=policy.disaggregation.enabled,
+        )
         runtime.prompts, runtime.labels = self.prompts, self._models.names()
         self.tokens.keep_models({model.name for model in self._models.served})
         runtime.admission.reconfigure(priorities)
@@ -242,6 +254,7 @@ class Pool:
                 known_models=settings.known_models,
                 policy=priorities,
                 max_body_bytes=settings.max_body_bytes,
+                splits_prefill=policy.disaggregation.enabled,
             ),
             long_work=resources.long_work,
             view=PoolView(
@@ -266,6 +279,7 @@ class Pool:
             degradations=resources.degradations,
             reads=resources.reads,
             full=self.queue.wake_at,
+            legs=self.legs,
             quotas=self.quotas,
             others=resources.others,
             recent=deque(maxlen=RECENT_DECISIONS if self.config.from_flags else RECENT_DECISIONS_OF_A_POOL),

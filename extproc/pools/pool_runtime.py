@@ -24,6 +24,7 @@ from extproc.ext_proc.exchange import NO_HEADERS, RequestFacts
 from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.picker_books import PickerBooks
 from extproc.pools.plan_response import Pace, plan_response
+from extproc.pools.prefill_legs import PrefillLegs, PrefillWork
 from extproc.pools.request_watch import RequestTrace, RequestWatch
 from extproc.prefixes.routing_memory import KEY_BYTES
 from extproc.quotas.quota import QuotaAsk
@@ -44,7 +45,7 @@ FAILED_OPEN = "failed-open"  # an outcome: sent without a decision
 class PendingPick:
     """One pick that is under way, and what is to be noted or given back when it ends."""
 
-    __slots__ = ("asked", "facts", "phases", "prepared", "queued_seconds", "quota", "trace")
+    __slots__ = ("asked", "facts", "phases", "prefill", "prepared", "queued_seconds", "quota", "trace")
 
     def __init__(self, facts: RequestFacts, trace: RequestTrace | None = None) -> None:
         self.facts = facts
@@ -52,6 +53,7 @@ class PendingPick:
         self.asked: AskedRequest | None = None  # once it is read
         self.prepared: Prepared | None = None  # once it is looked up
         self.quota: QuotaAsk | None = None  # what is asked of its tenant's quota
+        self.prefill: PrefillWork | None = None  # what is left to do once it is booked; None: nothing
         self.queued_seconds: float | None = None  # None: it did not wait for room
         self.phases: dict[str, float] = {}  # parse, tokenize, lookup, decide: seconds
 
@@ -79,6 +81,7 @@ class PoolRuntime:
     reads: Pace  # of responses that are read although they are not sampled
     full: Callable[[float], None]  # told when the pool will have room though nothing happens: monotonic seconds
     long_work: LongWork = field(default_factory=LongWork)
+    legs: PrefillLegs | None = None  # None: no prompt is computed by another pod
     quotas: Quotas | None = None
     others: Callable[[], Mapping[str, EndpointBookings] | None] = lambda: None  # what other replicas have booked
     clock: Callable[[], float] = time.monotonic
@@ -113,7 +116,10 @@ class PoolRuntime:
             self.overload.objective_ignored(ignored.value)
 
     def book(self, picked: Picked, pending: PendingPick) -> BookedExchange:
-        """Book a decision in the turn of the event loop in which it was made: the next one counts with it."""
+        """Book a decision in the turn of the event loop in which it was made: the next one counts with it.
+
+        What is to be done before the request goes there is in `pending.prefill` then.
+        """
         decision, prepared, snapshot = picked.decision, picked.prepared, picked.choice.snapshot
         asked, trace = prepared.asked, pending.trace
         resolved = asked.resolved
@@ -149,6 +155,8 @@ class PoolRuntime:
             trace=trace,
             set_headers=trace.set_headers if trace is not None else NO_HEADERS,
         )
+        if self.legs is not None and picked.prefill is not None:
+            pending.prefill = self.legs.book(picked, exchange)
         pending.phase("decide", self.clock() - snapshot.at)
         if trace is not None:
             trace.settle()
@@ -249,7 +257,14 @@ class PoolRuntime:
             self.degradations.note(decision.degraded, now=now)
         self.books.remember(picked, label=label)
         summary = picked.prepared.summary
-        record = DecisionRecord(at=time.time(), facts=asked.facts, model=summary.model, outcome=decision, asked=summary)
+        record = DecisionRecord(
+            at=time.time(),
+            facts=asked.facts,
+            model=summary.model,
+            outcome=decision,
+            asked=summary,
+            prefill=picked.prefill,
+        )
         self.recent.appendleft(record)
         if trace is not None:
             trace.decided(RequestOutcome.ROUTED, record, endpoint=decision.endpoints[0])

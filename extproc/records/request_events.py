@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from extproc.choosing.decision import Decision
+from extproc.disaggregation.prefill_plan import PrefillPlan
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.policy.request_class import RequestClass
@@ -56,6 +57,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     outcome: Decision | PickError
     asked: AskedFor | None = None  # None: it was refused before it was read
+    prefill: PrefillPlan | None = None  # None: nobody but the decode pod could compute its prompt
 
 
 class SpanContext(msgspec.Struct, frozen=True, kw_only=True):

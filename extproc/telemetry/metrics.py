@@ -116,6 +116,17 @@ ENDPOINT_FAILURES = counter(
     "Requests that an endpoint failed: a 5xx of its own, broken off, or not reached.",
     "endpoint",
 )
+PREFILL_PROMPTS = counter(
+    "kvmesh_prefill_prompts_total",
+    "Prompts that a prefill pod could compute, by where they are: remote, local, or fell-back (legs that failed).",
+    "where",
+)
+PREFILL_LEGS = counter(
+    "kvmesh_prefill_legs_total", "Requests to prefill pods by how they ended.", "endpoint", "outcome"
+)
+PREFILL_LEG_SECONDS = histogram(
+    "kvmesh_prefill_leg_seconds", "Time from a prefill leg's request to its answer.", bounds=QUEUE_SECONDS
+)
 ENDPOINT_FULL = counter("kvmesh_endpoint_full_answers_total", "503 of an endpoint itself: it has no room.", "endpoint")
 FINDING = gauge(
     "kvmesh_extproc_finding",

@@ -10,6 +10,7 @@ from extproc.policy.values import ObservabilityPolicy, PickPolicy
 from extproc.responses.realised import Comparison
 from extproc.telemetry import metrics
 from extproc.telemetry.endpoint_telemetry import EndpointView, LatencyTelemetry, endpoint_metrics
+from extproc.telemetry.prefill_telemetry import PrefillTelemetry
 from extproc.telemetry.process_telemetry import process_text
 from extproc.telemetry.tenant_telemetry import TenantTelemetry
 from kvmesh.metrics.registry import Histogram, MetricsPage, Registry, Value
@@ -51,6 +52,7 @@ class PickerTelemetry:
         self._alert_hit_ratio = registry.values(metrics.ALERT_HIT_RATIO).of()
         self._missed = registry.values(metrics.RESPONSES_MISSED)
         self._findings = registry.values(metrics.FINDING)
+        self.prefill = PrefillTelemetry(registry)
         self._model_findings = registry.values(metrics.MODEL_FINDING)
 
     def phase(self, name: str, seconds: float) -> None:
@@ -150,6 +152,7 @@ class PickerTelemetry:
         """Drop the series of an endpoint that is gone: new pods come with new addresses for ever."""
         for family in (self._picks, self._bookings, self._rerouted, self._failures, self._responses, self._findings):
             family.drop("endpoint", (endpoint,))
+        self.prefill.forget(endpoint)
 
     def reconfigure(self, policy: PickPolicy) -> None:
         """Go by another policy from now on: its tenants, its price, its target."""

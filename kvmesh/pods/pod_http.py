@@ -7,9 +7,10 @@ sends its answer in crumbs is read a hundred times a second at most.
 
 import asyncio
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
+from types import MappingProxyType
 
 from kvmesh.pods.http_response import HttpResponse, HttpResponseError, ResponseReader
 
@@ -18,6 +19,7 @@ MAX_MODELS_BYTES = 1 << 20  # of /v1/models: two thousand cards
 CONNECT_SECONDS = 2.0
 READS_AT_ONCE = 64  # of one answer, and one more for each KiB of it: networks bring more in one
 BYTES_A_READ = 1 << 10
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 CRUMB_SECONDS = 0.01  # between two reads of an answer that comes in smaller ones
 
 
@@ -42,9 +44,16 @@ class PodHttp:
         """
         return await self._answer(f"GET {path}{self._rest}".encode(), max_body_bytes)
 
-    async def post(self, path: str, body: bytes, *, max_body_bytes: int) -> HttpResponse:
-        """Return what the pod answers to this JSON; it may be asked twice. Raise as `get` does."""
-        head = f"POST {path}{self._rest[:-2]}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    async def post(
+        self, path: str, body: bytes, *, max_body_bytes: int, headers: Mapping[str, str] = NO_HEADERS
+    ) -> HttpResponse:
+        """Return what the pod answers to this JSON; it may be asked twice. Raise as `get` does.
+
+        `headers` are further ones; their values are of one line.
+        """
+        further = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {path}{self._rest[:-2]}{further}{length}"
         return await self._answer(head.encode() + body, max_body_bytes)
 
     def close(self) -> None:
@@ -203,11 +212,18 @@ class PodPages:
             return await self._pod(endpoint).get(path, max_body_bytes=max_body_bytes)
 
     async def post(
-        self, endpoint: str, path: str, body: bytes, *, timeout_seconds: float | None, max_body_bytes: int
+        self,
+        endpoint: str,
+        path: str,
+        body: bytes,
+        *,
+        timeout_seconds: float | None,
+        max_body_bytes: int,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> HttpResponse:
         """Return what the pod answers to this JSON. Raise HttpResponseError or OSError (TimeoutError is one)."""
         async with asyncio.timeout(timeout_seconds):
-            return await self._pod(endpoint).post(path, body, max_body_bytes=max_body_bytes)
+            return await self._pod(endpoint).post(path, body, max_body_bytes=max_body_bytes, headers=headers)
 
     def keep(self, endpoints: Iterable[str]) -> None:
         """Forget all others."""

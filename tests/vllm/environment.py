@@ -24,6 +24,7 @@ TORCH_VERSION = "2.13.0"
 BUILD_DEADLINE_SECONDS = 1500.0
 MODEL_DEADLINE_SECONDS = 180.0
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # their CUDA builds break `import transformers`
+NIXL_VERSION = "1.5.1"  # moves caches over TCP without a GPU; of its builds the one for the CUDA of that torch is taken
 TORCHVISION_VERSION = "0.28.0"  # of that torch; alone, and for the servers of vision models only, it breaks nothing
 MARKER = "kvmesh-complete.json"
 HERE = Path(__file__).parent
@@ -87,13 +88,22 @@ def ensure_model(environment: VllmEnvironment, *, tokenizer: Path) -> Path:
 
 def ensure_torchvision(environment: VllmEnvironment) -> Path:
     """Return a folder for PYTHONPATH from which servers of vision models get torchvision; fetched once."""
-    folder = cache_folder() / f"torchvision-{TORCHVISION_VERSION}-py311"
+    return packages_beside(environment, f"torchvision=={TORCHVISION_VERSION}")
+
+
+def ensure_nixl(environment: VllmEnvironment) -> Path:
+    """Return a folder for PYTHONPATH from which servers that hand caches over get NIXL; fetched once (60 MB)."""
+    return packages_beside(environment, f"nixl=={NIXL_VERSION}", f"nixl-cu13=={NIXL_VERSION}")
+
+
+def packages_beside(environment: VllmEnvironment, *packages: str) -> Path:
+    """Install `NAME==VERSION` without what they ask for into a folder of their own, named after the first."""
+    folder = cache_folder() / f"{packages[0].replace('==', '-')}-py311"
     with exclusive(folder.with_name(folder.name + ".lock"), deadline_seconds=BUILD_DEADLINE_SECONDS):
         if not (folder / MARKER).exists():
             shutil.rmtree(folder, ignore_errors=True)
             pip = [str(environment.python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-            package = f"torchvision=={TORCHVISION_VERSION}"
-            run([*pip, "--no-deps", "--target", str(folder), package], deadline_seconds=BUILD_DEADLINE_SECONDS)
+            run([*pip, "--no-deps", "--target", str(folder), *packages], deadline_seconds=BUILD_DEADLINE_SECONDS)
             (folder / MARKER).write_text("{}")
     return folder
 

@@ -14,7 +14,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -86,10 +86,12 @@ def running_pods(
     logs: Path,
     extra_flags: Sequence[str] = (),
     addresses: Sequence[str] = (),
+    extra_env: Callable[[], Mapping[str, str]] = dict,
 ) -> Iterator[tuple[VllmPod, ...]]:
     """Start servers side by side, yield them when all are healthy, and end them whatever happens.
 
     `addresses` are HOST:PORT for the first of them, as for a pod that comes back where it was; others get free ones.
+    `extra_env` is asked once for each.
     """
     logs.mkdir(parents=True, exist_ok=True)
     pods: list[VllmPod] = []
@@ -102,6 +104,7 @@ def running_pods(
                 log_file=stack.enter_context((logs / f"vllm-{number}.log").open("wb")),
                 log=logs / f"vllm-{number}.log",
                 extra_flags=extra_flags,
+                extra_env=extra_env(),
             )
             stack.callback(stop, pod)
             pods.append(pod)
@@ -117,6 +120,7 @@ def start(
     log_file: IO[bytes],
     log: Path,
     extra_flags: Sequence[str],
+    extra_env: Mapping[str, str] | None = None,
 ) -> VllmPod:
     """Start one server in a process group of its own and return at once; it is not healthy yet."""
     process = subprocess.Popen(
@@ -128,6 +132,7 @@ def start(
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",
             "VLLM_LOGGING_LEVEL": "INFO",
+            **(extra_env or {}),
         },
         stdin=subprocess.DEVNULL,
         stdout=log_file,

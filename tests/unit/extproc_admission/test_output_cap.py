@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.admission.degradation import NO_MEASURES, measures_of
-from extproc.admission.output_cap import body_changes, capped, caps, removed_headers
+from extproc.admission.output_cap import body_changes, capped, caps
 from extproc.policy.priority import DegradationStep, StepKind
 from extproc.requests.json_edit import JsonObject, replace_top_level
 from extproc.requests.openai import parse_request
@@ -228,12 +228,3 @@ def test_cap_and_priority_are_one_set_of_changes() -> None:
     changes = body_changes(request, JsonObject(plain), measures=NO_MEASURES, priority=-100)
     assert (changes, caps(changes)) == ({"priority": b"100"}, False)
     assert body_changes(request, JsonObject(plain), measures=NO_MEASURES, priority=None) == {}
-
-
-def test_only_the_step_against_remote_prefill_takes_the_prefillers_header_away() -> None:
-    step = DegradationStep(step=StepKind.NO_REMOTE_PREFILL, enter=1.0, leave=0.5)
-    assert [removed_headers(measures(step)), removed_headers(measures(CAP)), removed_headers(NO_MEASURES)] == [
-        ("x-prefiller-host-port",),
-        (),
-        (),
-    ]

@@ -24,6 +24,7 @@ from extproc.policy.values import PickPolicy
 from extproc.pools.picker_books import PickerBooks
 from extproc.pools.plan_response import Pace
 from extproc.pools.pool_runtime import PoolRuntime
+from extproc.pools.prefill_legs import PrefillLegs
 from extproc.pools.request_watch import RequestWatch
 from extproc.prefixes.prompt_match import IndexHits
 from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
@@ -33,6 +34,7 @@ from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
 from kvmesh.blocks.source import Registry
 from kvmesh.index.prefix_match import PrefixLookup
+from kvmesh.pods.pod_http import PodPages
 from tests.unit.extproc_choosing.pick_candidates import load
 
 TINY = ServedModel(name="tiny", adapters=frozenset({"lora"}), tokens_from=TokensFrom.RENDER)
@@ -88,7 +90,7 @@ def Hits(  # noqa: N802 - reads as the value that it makes
 ) -> PrefixLookup:
     return PrefixLookup(
         matched_blocks=matched_blocks,
-        block_size={"a": 16, "b": 16, "c": 16},
+        block_size=dict.fromkeys(("a", "b", "c", *matched_blocks), 16),
         tiers=tiers or {},
         endpoints={},
         registry=Registry(version=b""),
@@ -114,6 +116,7 @@ def runtime(
     policy: PickPolicy = POLICY,
     learned: Mapping[str, str] | None = None,
     clock: Callable[[], float] = lambda: 1.0,
+    prefill_pods: PodPages | None = None,
 ) -> PoolRuntime:
     """Return the parts of a pool over fakes of all that is outside of the process."""
     priorities = policy.priorities
@@ -140,7 +143,13 @@ def runtime(
     )
     return PoolRuntime(
         name="",
-        reader=RequestReader(models=models, known_models=known_models, policy=priorities, max_body_bytes=1 << 20),
+        reader=RequestReader(
+            models=models,
+            known_models=known_models,
+            policy=priorities,
+            max_body_bytes=1 << 20,
+            splits_prefill=policy.disaggregation.enabled,
+        ),
         view=PoolView(
             endpoints=FakeEndpoints(list(statuses), learned or {}),
             bookings=books.bookings,
@@ -164,6 +173,9 @@ def runtime(
         reads=Pace(per_second=0.0, burst_seconds=0.0),
         full=queue.wake_at,
         clock=clock,
+        legs=PrefillLegs(
+            books=books, telemetry=telemetry.prefill, degradations=DegradationLog(), pages=prefill_pods, clock=clock
+        ),
     )
 
 

@@ -64,8 +64,14 @@ from tests.unit.extproc_policy.policy_documents import policy
         (
             {"disaggregation": {"enabled": True}, "autoscale": {"both": {"minReplicas": 2}}},
             [
-                "spec.disaggregation: is read and shown, and not acted on yet",
                 "spec.autoscale: is read and shown, and not acted on yet",
+            ],
+        ),
+        (
+            {"disaggregation": {"rule": "votes"}},
+            [
+                "spec.disaggregation.votes: are none, so that the rule leaves every prompt where it is decoded",
+                "spec.disaggregation.enabled: is not true here: the section acts only where another policy says so",
             ],
         ),
         (

@@ -1,0 +1,217 @@
+"""The prefill legs of a pool's requests: planned when the decode pod is chosen, run before the request goes there.
+
+Each leg has a booking of its own on the prefill pod, released when the leg ends, however it does. A leg that brings
+nothing is followed by one to the next prefill pod, and by the decode pod's own prefill when the time that the class has
+for this is over: the client never sees an error that this could have avoided.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from extproc.admission.asked_request import CONTENT_ENCODING
+from extproc.admission.prepared_request import Picked, Prepared
+from extproc.choosing.choose import Choice, PoolView, rooms_in
+from extproc.disaggregation.offload import Verdict
+from extproc.disaggregation.prefill_leg import KEPT_CONNECTIONS, LegError, run_leg
+from extproc.disaggregation.prefill_plan import PrefillPlace, PrefillPlan, plan_prefill
+from extproc.disaggregation.transfer_protocols import (
+    PREFILLER_HEADER,
+    LegOutcome,
+    TransferParameters,
+    cannot_be_split,
+    decode_body,
+    prefill_body,
+)
+from extproc.errors import PickError
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.pods.inflight import Booking
+from extproc.policy.disaggregation import Protocol
+from extproc.policy.priority import StepKind
+from extproc.pools.booked_exchange import BookedExchange
+from extproc.pools.picker_books import PickerBooks
+from extproc.prefixes.prompt_match import PromptKeys
+from extproc.requests.json_edit import JsonObject
+from extproc.requests.request import InferenceRequest
+from extproc.telemetry.degradation_log import DegradationLog
+from extproc.telemetry.prefill_telemetry import PrefillTelemetry
+from kvmesh.pods.pod_http import PodPages
+
+LEG_FAILED = "prefill-leg-failed"  # a word of the log
+
+
+class PrefillWork(msgspec.Struct, kw_only=True, eq=False):
+    """What a booked request's leg needs."""
+
+    plan: PrefillPlan
+    request: InferenceRequest
+    body: JsonObject  # for the decode pod, without parameters
+    headers: Mapping[str, str]
+    prompts: Sequence[PromptKeys]
+    booking: Booking | None  # of the first place; None: its leg is over
+    context_tokens: int  # of the prompt
+    seconds: float  # for all legs together
+    removed_headers: tuple[str, ...] = ()  # that describe the client's body and not this one
+
+
+class PrefillLegs:
+    """Plans, books and runs the legs of one pool."""
+
+    def __init__(
+        self,
+        *,
+        books: PickerBooks,
+        telemetry: PrefillTelemetry,
+        degradations: DegradationLog,
+        pages: PodPages | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._books = books
+        self._telemetry = telemetry
+        self._degradations = degradations
+        self._clock = clock
+        self._pages = pages or PodPages(most_kept=KEPT_CONNECTIONS)
+
+    def book(self, picked: Picked, exchange: BookedExchange) -> PrefillWork | None:
+        """Book the leg of a request that has just been booked; return what is left to be done before it goes there."""
+        plan, prepared = picked.prefill, picked.prepared
+        if plan is None:
+            return None
+        self._telemetry.decided(remote=plan.is_remote)
+        if not plan.is_remote:
+            return None
+        first, prompts, context_tokens = plan.places[0], prepared.query.prompts, picked.decision.prompt_tokens
+        booking = self._books.book_leg(first, prompts, context_tokens=context_tokens)
+        if plan.policy.protocol is Protocol.SIDECAR:
+            exchange.leg = booking  # the decode pod's sidecar runs it
+            exchange.set_headers = {**exchange.set_headers, PREFILLER_HEADER: first.endpoint}
+            return None
+        body = exchange.body if exchange.body is not None else prepared.sent.plain
+        assert body is not None, "only what can be read is split"
+        promised = prepared.asked.request_class.priority_class.targets.ttft_seconds
+        return PrefillWork(
+            plan=plan,
+            request=prepared.asked.request,
+            body=JsonObject(body),
+            headers=_leg_headers(prepared.asked.facts, exchange.set_headers),
+            prompts=prompts,
+            booking=booking,
+            context_tokens=context_tokens,
+            removed_headers=(CONTENT_ENCODING,) if prepared.is_coded else (),
+            seconds=min(plan.policy.timeout_seconds, max(promised - plan.sides.local_seconds, 2.0 * first.leg_seconds)),
+        )
+
+    async def run(self, work: PrefillWork, exchange: BookedExchange) -> None:
+        """Run the leg, and put into the exchange what the decode pod gets: where the blocks are, or nothing of it."""
+        until = self._clock() + work.seconds
+        parameters, place = None, None
+        try:
+            body = prefill_body(work.request, work.body)
+            for place in work.plan.places:
+                left = until - self._clock()
+                if work.booking is None:
+                    if left < place.leg_seconds:  # the decode pod would have to hurry as it is
+                        break
+                    work.booking = self._books.book_leg(place, work.prompts, context_tokens=work.context_tokens)
+                parameters = await self._leg(work, place, body, timeout_seconds=left)
+                if parameters is not None:
+                    break
+        finally:
+            if work.booking is not None:
+                self._release(work)
+        if parameters is None or place is None:
+            self._telemetry.fell_back()
+            exchange.computes_itself(work.plan.sides.uncached_tokens)
+            return
+        exchange.body = decode_body(work.body, parameters)
+        exchange.removed_headers = (*exchange.removed_headers, *work.removed_headers)
+        exchange.comes_from(cached_tokens=place.cached_tokens)
+
+    def close(self) -> None:
+        """Close the connections to prefill pods."""
+        self._pages.close()
+
+    async def _leg(
+        self, work: PrefillWork, place: PrefillPlace, body: bytes, *, timeout_seconds: float
+    ) -> TransferParameters | None:
+        """Run one leg that is booked, and end its booking; None where it brings nothing."""
+        outcome, began = LegOutcome.CLIENT_LEFT, self._clock()
+        try:
+            parameters = await run_leg(
+                self._pages,
+                place.endpoint,
+                work.request.path,
+                body,
+                headers=work.headers,
+                timeout_seconds=timeout_seconds,
+            )
+            outcome = LegOutcome.ANSWERED
+        except LegError as error:
+            outcome = error.outcome
+            self._degradations.note({LEG_FAILED: f"{place.endpoint}: {error}"}, now=self._clock())
+            return None
+        finally:
+            self._release(work)
+            self._telemetry.leg_ended(place.endpoint, outcome, seconds=self._clock() - began)
+            self._note(place.endpoint, outcome)
+        return parameters
+
+    def _release(self, work: PrefillWork) -> None:
+        assert work.booking is not None, "a leg is released once"
+        booking, work.booking = work.booking, None
+        self._books.release_leg(booking)
+
+    def _note(self, endpoint: str, outcome: LegOutcome) -> None:
+        if outcome is LegOutcome.FULL:
+            self._books.endpoint_full(endpoint)
+        elif outcome is not LegOutcome.CLIENT_LEFT:
+            failed = outcome not in (LegOutcome.ANSWERED, LegOutcome.REFUSED)
+            self._books.endpoint_answered(endpoint, failed=failed)
+
+
+def plan_of(prepared: Prepared, choice: Choice, view: PoolView, *, ceiling: float | None) -> PrefillPlan | None:
+    """Return where a request's prompt is computed; None where there is nobody but the decode pod. Changes nothing."""
+    snapshot, asked = choice.snapshot, prepared.asked
+    prefillers = snapshot.prefillers
+    if not prefillers:
+        return None
+    if ceiling is not None:
+        rooms = rooms_in(view, snapshot, ceiling=ceiling, of=prefillers)
+        prefillers = [pod for pod, room in zip(prefillers, rooms, strict=True) if room.fill < 1.0]
+    priority_class = asked.request_class.priority_class
+    plan = plan_prefill(
+        choice.decision.winner,
+        prefillers,
+        policy=view.policy.disaggregation,
+        estimates=view.estimates,
+        target_seconds=priority_class.targets.ttft_seconds,
+        yields=priority_class.sheddable,
+        tie_break=view.random,
+        now=snapshot.at,
+    )
+    if plan is None or not plan.is_remote:
+        return plan
+    why = _why_whole(prepared)
+    return plan if why is None else msgspec.structs.replace(plan, verdict=Verdict(remote=False, why=why))
+
+
+def _why_whole(prepared: Prepared) -> str | None:
+    """Return why a request's prompt is computed where it is decoded, whatever the numbers say."""
+    asked, plain = prepared.asked, prepared.sent.plain
+    if asked.measures.no_remote_prefill:
+        return f"class {asked.request_class.class_name!r} is under pressure: {StepKind.NO_REMOTE_PREFILL.value}"
+    if not plain:
+        return "its body cannot be read"
+    try:
+        return cannot_be_split(asked.request, JsonObject(plain))
+    except PickError as error:
+        return f"its body cannot be changed: {error}"
+
+
+def _leg_headers(facts: RequestFacts, set_headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the headers of a leg: the request's identity and its trace."""
+    headers = {"x-request-id": facts.request_id} if facts.request_id else {}
+    if facts.traceparent is not None:
+        headers["traceparent"] = facts.traceparent
+    return {**headers, **set_headers}
