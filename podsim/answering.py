@@ -9,9 +9,11 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
+from podsim.errors import GenerationFailedError, RequestRefusedError
 from podsim.pod import Pod, Ticket
 from podsim.prompts import bounded_prompt, chat_token_ids, completion_token_ids, limits_for
 from podsim.wire.openai_requests import (
@@ -30,6 +32,7 @@ from podsim.wire.openai_responses import (
     chat_answer,
     completion_answer,
     encode_json,
+    error_event,
 )
 
 _WRITE_TIMEOUT_SECONDS = 60.0  # for a client that does not read
@@ -55,14 +58,19 @@ class _Exchange:
 
     def usage(self, *, streamed: bool) -> Usage:
         """The sums over all prompts and choices; cached tokens are those of one prompt, as in vLLM."""
-        told = self.tickets[0 if streamed else -1].generation
+        ticket = self.tickets[0 if streamed else -1]
+        told = ticket.generation
         full_blocks = told.prompt_tokens // self.block_size * self.block_size
         return Usage(
             prompt_tokens=sum(len(prompt) for prompt in self.prompts),
             completion_tokens=sum(ticket.generation.produced for ticket in self.tickets),
-            cached_tokens=told.cached_tokens,
+            cached_tokens=ticket.cached_tokens,
             created_cache_tokens=max(0, full_blocks - told.cached_tokens) if self.chat else None,
         )
+
+    def kv_transfer_params(self) -> dict[str, Any] | None:
+        """Those of the first prompt's last choice, as in vLLM; what the others leave goes with its lease."""
+        return self.tickets[len(self.tickets) // len(self.prompts) - 1].kv_transfer_params
 
     def choice(self, index: int) -> Choice:
         answer, ids = self.tickets[index].answer, self.body.return_token_ids
@@ -82,7 +90,7 @@ async def answer_chat(pod: Pod, request: web.BaseRequest, body: ChatRequest) -> 
     check_chat(body)
     check_model(body, served=pod.settings.model)
     prompt = chat_token_ids(body, folder=pod.folder, model=pod.settings.model, encode=pod.folder.encode)
-    return await _answer(pod, request, body, prompts=[prompt], id_prefix="chatcmpl-")
+    return await _answer(pod, request, body, prompts=[prompt], base_id=f"chatcmpl-{request_id(request, body)}")
 
 
 async def answer_completion(pod: Pod, request: web.BaseRequest, body: CompletionRequest) -> web.StreamResponse:
@@ -95,7 +103,7 @@ async def answer_completion(pod: Pod, request: web.BaseRequest, body: Completion
         folder=pod.folder,
         encode=pod.folder.encode,
     )
-    return await _answer(pod, request, body, prompts=prompts, id_prefix="cmpl-")
+    return await _answer(pod, request, body, prompts=prompts, base_id=f"cmpl-{request_id(request, body)}")
 
 
 async def _answer(
@@ -104,7 +112,7 @@ async def _answer(
     body: ChatRequest | CompletionRequest,
     *,
     prompts: Sequence[list[int]],
-    id_prefix: str,
+    base_id: str,
 ) -> web.StreamResponse:
     longest = pod.settings.max_model_len
     prompts = [bounded_prompt(prompt, request=body, max_model_len=longest) for prompt in prompts]
@@ -118,18 +126,16 @@ async def _answer(
             cache_salt=body.cache_salt,
             reports_hits=body.reports_cache_hits,
             streamed=bool(body.stream),
+            kv_transfer_params=body.kv_transfer_params,
+            request_id=_engine_id(body, base_id, prompt=number, choice=choice) if body.kv_transfer_params else "",
         )
-        for prompt, limit in zip(prompts, limits, strict=True)
+        for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
         for choice in range(body.n or 1)
     ]
     echo = isinstance(body, CompletionRequest) and body.echo
     exchange = _Exchange(
         body=body,
-        envelope=Envelope(
-            request_id=id_prefix + request_id(request, body),
-            created=int(time.time()),
-            model=pod.settings.model,
-        ),
+        envelope=Envelope(request_id=base_id, created=int(time.time()), model=pod.settings.model),
         prompts=prompts,
         echoes=[pod.folder.decode(prompt) if echo else "" for prompt in prompts],
         tickets=tickets,
@@ -147,7 +153,12 @@ async def _collect(exchange: _Exchange) -> web.Response:
         await ticket.progress(0)
     choices = [exchange.choice(index) for index in range(len(exchange.tickets))]
     answer = chat_answer if exchange.chat else completion_answer
-    content = answer(exchange.envelope, choices, exchange.usage(streamed=False))
+    content = answer(
+        exchange.envelope,
+        choices,
+        exchange.usage(streamed=False),
+        kv_transfer_params=exchange.kv_transfer_params(),
+    )
     return web.Response(body=encode_json(content), content_type="application/json")
 
 
@@ -156,17 +167,23 @@ async def _stream(exchange: _Exchange, request: web.BaseRequest) -> web.StreamRe
     await response.prepare(request)
     writer = ChunkWriter(exchange.envelope, chat=exchange.chat)
     options = exchange.body.stream_options
-    if len(exchange.tickets) == 1:
-        await _stream_choice(exchange, 0, writer=writer, response=response)
-    else:
-        async with asyncio.TaskGroup() as streams:
-            for index in range(len(exchange.tickets)):
-                streams.create_task(
-                    _stream_choice(exchange, index, writer=writer, response=response), name=f"choice-{index}"
-                )
     tail = STREAM_END
-    if options is not None and options.include_usage:
-        tail = writer.usage(exchange.usage(streamed=True)) + tail
+    try:
+        if len(exchange.tickets) == 1:
+            await _stream_choice(exchange, 0, writer=writer, response=response)
+        else:
+            async with asyncio.TaskGroup() as streams:
+                for index in range(len(exchange.tickets)):
+                    streams.create_task(
+                        _stream_choice(exchange, index, writer=writer, response=response), name=f"choice-{index}"
+                    )
+    except* GenerationFailedError as failures:
+        [failure, *_] = failures.exceptions
+        assert isinstance(failure, RequestRefusedError)
+        tail = error_event(failure) + tail
+    else:
+        if options is not None and options.include_usage:
+            tail = writer.usage(exchange.usage(streamed=True)) + tail
     await _write(response, tail)
     await response.write_eof()
     return response
@@ -180,11 +197,15 @@ async def _stream_choice(exchange: _Exchange, index: int, *, writer: ChunkWriter
     continuous = options is not None and options.include_usage and options.continuous_usage_stats
     includes_usage = options is not None and options.include_usage
     text_before = exchange.echoes[exchange.prompt_index(index)]
-    seen = await ticket.progress(0)
     chunks: list[bytes] = []
     if exchange.chat:
         usage = _counts(prompt, 0) if continuous else None
         chunks.append(writer.role(index, usage=usage, prompt_token_ids=prompt if ids else None))
+    try:
+        seen = await ticket.progress(0)
+    except GenerationFailedError:
+        await _write(response, b"".join(chunks))
+        raise
     written = 0
     while True:
         for position in range(written, seen):
@@ -212,6 +233,13 @@ async def _stream_choice(exchange: _Exchange, index: int, *, writer: ChunkWriter
 def request_id(request: web.BaseRequest, body: ChatRequest | CompletionRequest) -> str:
     """The id that the client gave, in the header X-Request-Id or in the body, or a random one."""
     return request.headers.get("X-Request-Id") or body.request_id or os.urandom(8).hex()
+
+
+def _engine_id(body: ChatRequest | CompletionRequest, base_id: str, *, prompt: int, choice: int) -> str:
+    """The id by which vLLM's engine knows one generation; its end is random."""
+    told = base_id if isinstance(body, ChatRequest) else f"{base_id}-{prompt}"
+    drawn = f"{told}-{os.urandom(4).hex()}"
+    return drawn if (body.n or 1) == 1 else f"{choice}_{drawn}"
 
 
 def _counts(prompt: Sequence[int], completion_tokens: int) -> Usage:

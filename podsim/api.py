@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from podsim.answering import answer_chat, answer_completion, request_id
-from podsim.errors import MalformedRequestError, RequestRefusedError, ScaleOutDisabledError
+from podsim.errors import EngineDeadError, MalformedRequestError, RequestRefusedError, ScaleOutDisabledError
 from podsim.model_folder import ModelFolder
 from podsim.pod import Pod
 from podsim.prompts import bounded_prompt, chat_token_ids, completion_token_ids, limits_for
@@ -90,7 +90,8 @@ class PodApi:
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
         self._in_flight += 1
         try:
-            return await answer_chat(self._pod, request, decode_body(await _body(request), ChatRequest))
+            body = decode_body(await _body(request), ChatRequest)
+            return await self._answer(answer_chat(self._pod, request, body), body)
         finally:
             self._in_flight -= 1
 
@@ -98,9 +99,26 @@ class PodApi:
         self._in_flight += 1
         try:
             body = decode_body(await _body(request), CompletionRequest)
-            return await answer_completion(self._pod, request, body)
+            return await self._answer(answer_completion(self._pod, request, body), body)
         finally:
             self._in_flight -= 1
+
+    async def _answer(
+        self, answer: Awaitable[web.StreamResponse], body: ChatRequest | CompletionRequest
+    ) -> web.StreamResponse:
+        if not body.kv_transfer_params:
+            return await answer
+        try:
+            return await answer
+        except EngineDeadError:
+            raise  # a dead engine tells the prefill pod nothing
+        except RequestRefusedError:
+            self._pod.reject_kv(body.kv_transfer_params)
+            raise
+        except asyncio.CancelledError:  # a streamed answer has begun by then
+            if not body.stream:
+                self._pod.reject_kv(body.kv_transfer_params)
+            raise
 
     async def _render_chat(self, request: web.BaseRequest) -> web.StreamResponse:
         body = decode_body(await _body(request), ChatRequest)
@@ -225,6 +243,8 @@ class PodApi:
 
     async def _metrics(self, _: web.BaseRequest) -> web.StreamResponse:
         text = self._pod.metrics.render(self._pod.engine_state())
+        if self._pod.kv_transfer is not None:
+            text += self._pod.kv_transfer.render_metrics()
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
 
     async def _health(self, _: web.BaseRequest) -> web.StreamResponse:

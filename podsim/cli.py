@@ -84,15 +84,33 @@ def sim(
     tokenize: Annotated[
         bool, typer.Option(help="Answer /tokenize; without: 404, as behind a proxy that lets only /v1 pass.")
     ] = True,
+    kv_transfer_config: Annotated[
+        str | None,
+        typer.Option(
+            help="Prefill/decode disaggregation, vLLM's flag: a JSON object with kv_connector NixlConnector, kv_role "
+            "and, in kv_connector_extra_config, kv_lease_duration in seconds. Without: kv_transfer_params are ignored."
+        ),
+    ] = None,
+    kv_bytes_per_token: Annotated[
+        int, typer.Option(min=1, help="Size of a prompt's KV, in bytes per token: what a decode pod fetches.")
+    ] = 131_072,
+    kv_link_bytes_per_second: Annotated[
+        float, typer.Option(min=1.0, help="Bandwidth of a pod's link, which all its transfers of KV share equally.")
+    ] = 12.5e9,
+    kv_link_seconds: Annotated[
+        float, typer.Option(min=0.0, help="Time that each transfer of KV takes beside that of its bytes.")
+    ] = 0.001,
 ) -> None:
     """Run simulated vLLM pods: OpenAI API, prefix cache, KV events and metrics as vLLM 0.32, without a model."""
     # loaded here so that other commands do not pay for them
     import uvloop
 
+    from podsim.core.link import LinkSettings
     from podsim.core.scheduler import EngineSettings
     from podsim.model_folder import TINY_MODEL, load_model_folder
     from podsim.pod import PodSettings
     from podsim.publisher import PublisherSettings
+    from podsim.wire.kv_transfer import parse_kv_transfer_config
 
     engine = EngineSettings(
         block_size=block_size,
@@ -102,19 +120,26 @@ def sim(
         prefill_tokens_per_second=prefill_tokens_per_second,
         inter_token_seconds=inter_token_ms / 1000,
     )
-    settings = PodSettings(
-        model=model,
-        max_model_len=max_model_len,
-        max_queued_requests=max_num_queued_reqs,
-        max_queued_tokens=max_num_queued_tokens,
-        seed=seed,
-        scale_out=enable_scale_out,
-        tokenizes=tokenize,
-        engine=engine,
+    link = LinkSettings(
+        bytes_per_token=kv_bytes_per_token, bytes_per_second=kv_link_bytes_per_second, fixed_seconds=kv_link_seconds
     )
     publisher = PublisherSettings(host=host, port=events_port, generation=event_generation, buffer_steps=buffer_steps)
     try:
+        settings = PodSettings(
+            model=model,
+            max_model_len=max_model_len,
+            max_queued_requests=max_num_queued_reqs,
+            max_queued_tokens=max_num_queued_tokens,
+            seed=seed,
+            scale_out=enable_scale_out,
+            tokenizes=tokenize,
+            kv_transfer=None if kv_transfer_config is None else parse_kv_transfer_config(kv_transfer_config),
+            kv_link=link,
+            engine=engine,
+        )
         settings.check()
+        if settings.kv_transfer is not None and settings.kv_transfer.engine_id is not None and pods > 1:
+            raise SettingsError(f"one engine_id cannot name {pods} pods: leave it out or start them one by one")
         if sim_port + pods - 1 > LARGEST_PORT:
             raise SettingsError(f"sim-port {sim_port} leaves no ports for {pods} pods: lower one of them")
         folder = load_model_folder(tokenizer or TINY_MODEL)

@@ -22,6 +22,12 @@ class PortInUseError(PodsimError):
     reason = "port-in-use"
 
 
+class PeerError(PodsimError):
+    """Another pod does not answer, or refuses, when KV is to be handed over."""
+
+    reason = "peer"
+
+
 class RequestRefusedError(PodsimError):
     """vLLM answers such a request with an error object.
 
@@ -70,6 +76,24 @@ class ScaleOutDisabledError(RequestRefusedError):
             http_status=403,
             error_type="PermissionDeniedError",
         )
+
+
+class GenerationFailedError(RequestRefusedError):
+    """The engine gave a request up: its prompt's KV did not come."""
+
+    reason = "generation-failed"
+
+    def __init__(self, message: str = "Internal server error") -> None:
+        super().__init__(message, http_status=500, error_type="InternalServerError")
+
+
+class EngineDeadError(GenerationFailedError):
+    """A real engine would have died; this is what all its requests get then."""
+
+    reason = "engine-dead"
+
+    def __init__(self) -> None:
+        super().__init__("EngineCore encountered an issue. See stack trace (above) for the root cause.")
 
 
 class PodFullError(RequestRefusedError):

@@ -4,18 +4,30 @@ The server submits prompts and awaits their progress; `run` is the engine and li
 """
 
 import asyncio
+import logging
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from podsim.core.generate import Answer, Limits, generate_answer, prompt_seed
+from podsim.core.link import LinkSettings
 from podsim.core.scheduler import EngineSettings, Generation, Scheduler, State, Step
-from podsim.errors import MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS, PodFullError, SettingsError
+from podsim.errors import (
+    MAX_QUEUED_REQUESTS,
+    MAX_QUEUED_TOKENS,
+    PodFullError,
+    RequestRefusedError,
+    SettingsError,
+)
+from podsim.kv_transfer import KvTransfer
 from podsim.model_folder import ModelFolder
 from podsim.publisher import EventPublisher
+from podsim.wire.kv_transfer import KvTransferConfig, remote_cached_tokens
 from podsim.wire.metrics_text import EngineState, PodMetrics
+
+log = logging.getLogger(__name__)
 
 _CATCH_UP_SECONDS = 0.02  # a timer that fires this late does not slow the engine down
 
@@ -31,6 +43,8 @@ class PodSettings:
     max_queued_tokens: int | None = None  # of prompts without a first token, as --max-num-queued-tokens
     scale_out: bool = True  # whether /render answers, as with vLLM's --enable-scale-out
     tokenizes: bool = True  # whether /tokenize answers; a proxy may let nothing but /v1 pass
+    kv_transfer: KvTransferConfig | None = None  # without, `kv_transfer_params` are ignored, as in vLLM
+    kv_link: LinkSettings = field(default_factory=LinkSettings)
     engine: EngineSettings
 
     def check(self) -> None:
@@ -47,13 +61,27 @@ class PodSettings:
 class Ticket:
     """A submitted prompt: what the server reads while the engine works on it."""
 
-    __slots__ = ("_waiter", "answer", "generation", "streamed")
+    __slots__ = (
+        *("_waiter", "answer", "failure", "generation", "kv_transfer_params", "prefill_cached_tokens"),
+        "streamed",
+    )
 
-    def __init__(self, generation: Generation, answer: Answer, *, streamed: bool) -> None:
+    def __init__(
+        self, generation: Generation, answer: Answer, *, streamed: bool, prefill_cached_tokens: int | None = None
+    ) -> None:
         self.generation: Final = generation
         self.answer: Final = answer
         self.streamed: Final = streamed
+        self.prefill_cached_tokens: Final = prefill_cached_tokens  # of the prefill leg, if this is its decode leg
+        self.kv_transfer_params: dict[str, Any] | None = None  # of a prefill leg's answer
+        self.failure: RequestRefusedError | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """What `usage` tells: a decode leg has all of its prompt, so that vLLM tells what its prefill leg had."""
+        told = self.prefill_cached_tokens
+        return self.generation.cached_tokens if told is None else told
 
     @property
     def finished(self) -> bool:
@@ -61,8 +89,13 @@ class Ticket:
         return self.generation.state is State.FINISHED
 
     async def progress(self, seen: int) -> int:
-        """Wait until more than `seen` tokens exist (or all, if not streamed) and return their number."""
+        """Wait until more than `seen` tokens exist (or all, if not streamed) and return their number.
+
+        Raises what ended the generation, if it failed.
+        """
         while self.generation.produced <= seen or not (self.streamed or self.finished):
+            if self.failure is not None:
+                raise self.failure
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self.generation.produced
@@ -97,6 +130,17 @@ class Pod:
             total_blocks=settings.engine.total_blocks,
             started_at=wall_clock(),
         )
+        self.kv_transfer: KvTransfer | None = None
+        if settings.kv_transfer is not None:
+            self.kv_transfer = KvTransfer(
+                settings.kv_transfer,
+                settings.kv_link,
+                model=settings.model,
+                metric_labels=self.metrics.labels,
+                scheduler=self.scheduler,
+                on_change=self._wake,
+                on_failed=self._fail,
+            )
         self._monotonic = monotonic
         self._wall_clock = wall_clock
         self._tickets: dict[Generation, Ticket] = {}
@@ -126,8 +170,13 @@ class Pod:
         cache_salt: str | None = None,
         reports_hits: bool = False,
         streamed: bool = False,
+        kv_transfer_params: Mapping[str, Any] | None = None,
+        request_id: str = "",
     ) -> Ticket:
-        """Queue a prompt whose length the caller has checked; `choice` makes the n answers differ."""
+        """Queue a prompt whose length the caller has checked; `choice` makes the n answers differ.
+
+        `request_id` is the engine's, which has random digits at its end: only KV transfers need it.
+        """
         rng = random.Random(prompt_seed(prompt, seed=self.settings.seed) + choice)  # noqa: S311 - reproducible text
         answer = generate_answer(rng, self.folder.vocabulary, limits)
         generation = Generation(
@@ -137,14 +186,38 @@ class Pod:
             cache_salt=cache_salt,
             reports_hits=reports_hits,
         )
-        ticket = self._tickets[generation] = Ticket(generation, answer, streamed=streamed)
+        ticket = self._tickets[generation] = Ticket(
+            generation,
+            answer,
+            streamed=streamed,
+            prefill_cached_tokens=remote_cached_tokens(kv_transfer_params) if kv_transfer_params else None,
+        )
+        if kv_transfer_params:
+            # a stop string is found outside of vLLM's engine, which frees the blocks of what it must abort
+            pins = answer.stop_reason is None or len(answer.token_ids) == limits.max_tokens
+            self._admit(generation, kv_transfer_params, request_id=request_id, pins=pins)
         self.scheduler.add(generation)
         self._work.set()
         return ticket
 
+    def _admit(
+        self, generation: Generation, kv_transfer_params: Mapping[str, Any], *, request_id: str, pins: bool
+    ) -> None:
+        if self.kv_transfer is None:
+            log.warning("Got kv_transfer_params, but no KVConnector found. Disabling KVTransfer for this request.")
+        else:
+            self.kv_transfer.admit(generation, kv_transfer_params, request_id=request_id, pins=pins)
+
+    def reject_kv(self, kv_transfer_params: Mapping[str, Any] | None) -> None:
+        """A request ended before its answer began: what a prefill pod keeps for it is freed there."""
+        if kv_transfer_params and self.kv_transfer is not None:
+            self.kv_transfer.reject(kv_transfer_params)
+
     def abort(self, ticket: Ticket) -> None:
         """The client is gone: free the ticket's slot and blocks. No effect on a finished one."""
         if self._tickets.pop(ticket.generation, None) is not None:
+            if self.kv_transfer is not None:
+                self.kv_transfer.abort(ticket.generation)
             self.scheduler.abort(ticket.generation)
             self.metrics.finished["abort"] += 1
 
@@ -158,9 +231,13 @@ class Pod:
         return EngineState(
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
+            deferred=self.scheduler.loading + self.scheduler.loaded,
             kv_usage=self.scheduler.pool.usage,
             prefix_queries=totals.queried_tokens,
             prefix_hits=totals.hit_tokens,
+            # vLLM asks its connector for all that is not in the pod's own cache, whatever the request says
+            external_queries=totals.queried_tokens - totals.hit_tokens if self.kv_transfer is not None else 0,
+            external_hits=totals.loaded_tokens,
             preemptions=totals.preemptions,
         )
 
@@ -170,6 +247,8 @@ class Pod:
         while True:
             now = self._monotonic()
             step = self.scheduler.begin_step(due if now - due < _CATCH_UP_SECONDS else now)
+            if self.kv_transfer is not None:
+                self.kv_transfer.start_loads()
             if step is None:
                 self._work.clear()
                 await self._work.wait()
@@ -191,12 +270,30 @@ class Pod:
             ticket = self._tickets[generation]
             if generation.state is State.FINISHED:
                 del self._tickets[generation]
-                self._count_finished(generation, ticket.answer, now=now)
+                if generation.keeps_blocks and self.kv_transfer is not None:
+                    ticket.kv_transfer_params = self.kv_transfer.hand_over(generation)
+                self._count_finished(ticket, now=now)
                 ticket.wake()
             elif ticket.streamed:
                 ticket.wake()
         if outcome.events:
             self.publisher.publish(outcome.events, timestamp=self._wall_clock())
+
+    def _wake(self) -> None:
+        self._work.set()
+
+    def _fail(self, generation: Generation, failure: RequestRefusedError) -> None:
+        ticket = self._tickets.pop(generation, None)
+        if ticket is None:
+            return  # its client had left before
+        metrics = self.metrics
+        metrics.finished["error"] += 1
+        metrics.request_prompt_tokens.observe(generation.prompt_tokens)
+        metrics.request_generation_tokens.observe(0)
+        metrics.request_latency.observe(self._monotonic() - generation.arrived_at)
+        metrics.prefill_computed_tokens.observe(generation.prompt_tokens)
+        ticket.failure = failure
+        ticket.wake()
 
     def _count_token(self, generation: Generation, *, now: float) -> None:
         metrics = self.metrics
@@ -204,11 +301,12 @@ class Pod:
         if generation.produced == 1:
             metrics.prompt_tokens += generation.prompt_tokens
             metrics.cached_prompt_tokens += generation.cached_tokens
+            metrics.loaded_prompt_tokens += generation.loaded_tokens
             metrics.time_to_first_token.observe(now - generation.arrived_at)
 
-    def _count_finished(self, generation: Generation, answer: Answer, *, now: float) -> None:
-        metrics = self.metrics
-        metrics.finished[answer.finish_reason] += 1
+    def _count_finished(self, ticket: Ticket, *, now: float) -> None:
+        metrics, generation = self.metrics, ticket.generation
+        metrics.finished[ticket.answer.finish_reason] += 1
         metrics.request_prompt_tokens.observe(generation.prompt_tokens)
         metrics.request_generation_tokens.observe(generation.produced)
         metrics.request_latency.observe(now - generation.arrived_at)
@@ -218,4 +316,4 @@ class Pod:
         metrics.prefill_time.observe(first_token_at - admitted_at)
         metrics.decode_time.observe(now - first_token_at)
         metrics.inference_time.observe(now - admitted_at)
-        metrics.prefill_computed_tokens.observe(generation.prompt_tokens - generation.cached_tokens)
+        metrics.prefill_computed_tokens.observe(generation.prompt_tokens - ticket.cached_tokens)

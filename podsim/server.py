@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,14 +55,14 @@ class RunningPod:
 
 @asynccontextmanager
 async def running_pods(
-    settings: PodSettings,
+    settings: PodSettings | Sequence[PodSettings],
     *,
     folder: ModelFolder,
     publisher: PublisherSettings,
     port: int = 0,
     count: int = 1,
 ) -> AsyncIterator[Sequence[RunningPod]]:
-    """Serve `count` equal pods on `publisher.host`.
+    """Serve pods on `publisher.host`: `count` equal ones, or one for each of several settings, as for roles.
 
     Pod i listens on port + i and publishes on events port + 2i (replay: + 2i + 1); 0 leaves a port to the OS.
     Raises PortInUseError, with nothing left running.
@@ -71,12 +71,13 @@ async def running_pods(
         context = zmq.asyncio.Context()
         stack.callback(context.term)
         pods: list[RunningPod] = []
-        for index in range(count):
+        each = [settings] * count if isinstance(settings, PodSettings) else settings
+        for index, one in enumerate(each):
             own = replace(publisher, port=publisher.port + 2 * index if publisher.port else 0)
             pods.append(
                 await _start_pod(
                     stack,
-                    settings,
+                    one,
                     folder=folder,
                     events=EventPublisher(context, own, advertised_host=_advertised(publisher.host)),
                     host=publisher.host,
@@ -87,16 +88,20 @@ async def running_pods(
             running = [
                 tasks.create_task(coroutine, name=f"podsim-{name}-{served.port}")
                 for served in pods
-                for name, coroutine in (
-                    ("engine", served.pod.run()),
-                    ("replay", served.pod.publisher.serve_replay()),
-                )
+                for name, coroutine in _endless_work(served.pod)
             ]
             try:
                 yield pods
             finally:
                 for task in running:
                     task.cancel()
+
+
+def _endless_work(pod: Pod) -> Iterator[tuple[str, Coroutine[None, None, None]]]:
+    yield "engine", pod.run()
+    yield "replay", pod.publisher.serve_replay()
+    if pod.kv_transfer is not None:
+        yield "kv-transfer", pod.kv_transfer.run()
 
 
 async def _start_pod(
@@ -110,6 +115,9 @@ async def _start_pod(
 ) -> RunningPod:
     stack.callback(events.close)
     pod = Pod(settings, folder=folder, publisher=events)
+    if pod.kv_transfer is not None:
+        stack.callback(pod.kv_transfer.close)
+        await pod.kv_transfer.listen(host, advertised_host=_advertised(host))
     server = web.Server(
         PodApi(pod).handle,
         request_factory=_make_request,

@@ -2,7 +2,8 @@
 
 The pod calls `begin_step`, sleeps until the step's end, and calls `finish_step`. Follows vLLM's V1 scheduler: running
 sequences first, then first come first served; chunked prefill; blocks are cached when a step is planned; a sequence
-that finds no block for its next token pushes the youngest one back into the queue.
+that finds no block for its next token pushes the youngest one back into the queue. A prompt whose KV is at another pod
+gets its blocks at once and waits until they are filled; blocks that another pod is to read outlive their generation.
 """
 
 from collections import deque
@@ -35,9 +36,11 @@ class State(Enum):
     """Where a generation stands."""
 
     WAITING = "waiting"
+    LOADING = "loading"  # its prompt's KV is on its way from another pod
     RUNNING = "running"
     FINISHED = "finished"
     ABORTED = "aborted"
+    FAILED = "failed"  # its prompt's KV did not come
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -49,9 +52,12 @@ class Generation:
     arrived_at: float  # seconds, the clock of `begin_step`
     cache_salt: str | None = None
     reports_hits: bool = False  # announce cached blocks again (kv_cache_report_mode "full")
+    loads_prompt: bool = False  # the prompt's KV is at another pod; cleared when its load starts
+    keeps_blocks: bool = False  # once finished, another pod reads them: they stay until `release_kept`
     state: State = State.WAITING
     produced: int = 0  # output tokens that exist by now
-    cached_tokens: int = 0  # prompt tokens that were in the cache when it was first admitted
+    cached_tokens: int = 0  # prompt tokens that need no computing: in the cache when first admitted, or loaded
+    loaded_tokens: int = 0  # those of them that come from another pod
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -88,6 +94,7 @@ class SchedulerTotals:
 
     queried_tokens: int = 0
     hit_tokens: int = 0
+    loaded_tokens: int = 0  # asked of other pods, whether they came or not
     preemptions: int = 0
 
 
@@ -100,6 +107,9 @@ class Scheduler:
         self.totals = SchedulerTotals()
         self._running: list[Generation] = []
         self._waiting: deque[Generation] = deque()
+        self._loading: set[Generation] = set()
+        self._loaded: deque[Generation] = deque()  # hold their blocks, so they run before all that wait
+        self._started_loads: list[Generation] = []
 
     @property
     def running(self) -> int:
@@ -108,16 +118,38 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Sequences in the queue."""
-        return len(self._waiting)
+        """Sequences that are not running: in the queue, or with a load."""
+        return len(self._waiting) + self.loading + self.loaded
+
+    @property
+    def loading(self) -> int:
+        """Sequences whose prompt's KV is on its way."""
+        return len(self._loading)
+
+    @property
+    def loaded(self) -> int:
+        """Sequences whose load has ended and that do not run yet."""
+        return len(self._loaded)
+
+    def waiting_to_load(self) -> int:
+        """Sequences in the queue whose load has not started."""
+        return sum(generation.loads_prompt for generation in self._waiting)
 
     def add(self, generation: Generation) -> None:
         """Queue a generation; its prompt must fit into `capacity_tokens`."""
         self._waiting.append(generation)
 
     def abort(self, generation: Generation) -> None:
-        """Drop a generation and free its blocks at once; no effect if it is already complete."""
-        if generation.state is State.WAITING:
+        """Drop a generation and free its blocks at once; no effect if it is already complete.
+
+        Blocks that a load still writes to are freed when it ends.
+        """
+        if generation.state is State.LOADING:
+            self._loading.remove(generation)
+        elif generation.state is State.WAITING and generation.blocks:
+            self._loaded.remove(generation)
+            self._release(generation)
+        elif generation.state is State.WAITING:
             self._waiting.remove(generation)
         elif generation.state is State.RUNNING:
             self._leave(generation)
@@ -150,10 +182,48 @@ class Scheduler:
             if generation.first_token_at is None:
                 generation.first_token_at = now
             if generation.known_tokens == len(generation.token_ids):
-                self._leave(generation)
+                self._running.remove(generation)
+                if not generation.keeps_blocks:
+                    self._release(generation)
                 generation.state = State.FINISHED
             produced.append(generation)
         return StepOutcome(produced=produced, events=self.pool.take_events())
+
+    def take_started_loads(self) -> list[Generation]:
+        """The generations that got blocks for their prompt's KV since the last call; end each with `finish_load`."""
+        started, self._started_loads = self._started_loads, []
+        return started
+
+    def finish_load(self, generation: Generation) -> None:
+        """The prompt's KV is there: the generation runs as soon as a slot is free."""
+        if self._still_loading(generation):
+            self._loaded.append(generation)
+            generation.state = State.WAITING
+
+    def fail_load(self, generation: Generation, *, recompute: bool) -> None:
+        """The prompt's KV does not come: fail the generation, or have it compute what it lacks."""
+        if not self._still_loading(generation):
+            return
+        generation.computed = generation.cached_blocks * self.settings.block_size
+        generation.state = State.WAITING if recompute else State.FAILED
+        if recompute and generation.computed:
+            self._loaded.append(generation)
+            return
+        self._release(generation)
+        if recompute:
+            self._waiting.appendleft(generation)
+
+    def release_kept(self, generation: Generation) -> None:
+        """Free the blocks of a finished generation with `keeps_blocks`."""
+        self._release(generation)
+
+    def _still_loading(self, generation: Generation) -> bool:
+        """Whether it still wants its load; an aborted one frees its blocks now."""
+        if generation.state is State.LOADING:
+            self._loading.remove(generation)
+            return True
+        self._release(generation)
+        return False
 
     def _continue_running(self) -> tuple[list[tuple[Generation, int]], bool]:
         work: list[tuple[Generation, int]] = []
@@ -174,24 +244,51 @@ class Scheduler:
 
     def _admit_waiting(self, work: list[tuple[Generation, int]], *, now: float) -> None:
         budget = self.settings.max_step_tokens - sum(tokens for _, tokens in work)
+        while self._loaded and budget > 0 and len(self._running) < self.settings.max_running:
+            generation = self._loaded.popleft()
+            self._cache_full_blocks(generation, generation.computed)
+            # the last token is computed here: its logits give the next one
+            generation.computed = min(generation.computed, generation.known_tokens - 1)
+            if generation.admitted_at is None:
+                generation.admitted_at = now
+            budget -= self._run(generation, work, budget=budget)
         while self._waiting and budget > 0 and len(self._running) < self.settings.max_running:
             generation = self._waiting[0]
             if not self._take_cached_prefix(generation):
                 break
             self._waiting.popleft()
-            self._running.append(generation)
-            generation.state = State.RUNNING
             if generation.reports_hits and generation.cached_blocks:
                 self.pool.report(self._stored(generation, 0, generation.cached_blocks))
             if generation.admitted_at is None:
-                generation.admitted_at = now
                 generation.cached_tokens = generation.computed
                 self.totals.queried_tokens += generation.prompt_tokens
                 self.totals.hit_tokens += generation.computed
-            tokens = min(generation.known_tokens - generation.computed, budget)
-            self._grow(generation, tokens)
-            budget -= tokens
-            work.append((generation, tokens))
+                if generation.loads_prompt:
+                    self._start_load(generation)
+                    continue
+                generation.admitted_at = now
+            budget -= self._run(generation, work, budget=budget)
+
+    def _run(self, generation: Generation, work: list[tuple[Generation, int]], *, budget: int) -> int:
+        """Take a generation into the step that is being planned; how many tokens it computes there."""
+        self._running.append(generation)
+        generation.state = State.RUNNING
+        tokens = min(generation.known_tokens - generation.computed, budget)
+        self._grow(generation, tokens)
+        work.append((generation, tokens))
+        return tokens
+
+    def _start_load(self, generation: Generation) -> None:
+        """Give a generation all blocks of its prompt; they are cached when they are filled."""
+        size, tokens = self.settings.block_size, generation.prompt_tokens
+        generation.blocks += self.pool.allocate(-(-tokens // size) - len(generation.blocks))
+        generation.loaded_tokens = tokens - generation.computed
+        generation.cached_tokens = generation.computed = tokens
+        self.totals.loaded_tokens += generation.loaded_tokens
+        generation.loads_prompt = False
+        generation.state = State.LOADING
+        self._loading.add(generation)
+        self._started_loads.append(generation)
 
     def _take_cached_prefix(self, generation: Generation) -> bool:
         """Reference the cached prefix, if the rest of the sequence fits as well."""
@@ -200,13 +297,24 @@ class Scheduler:
         # the last token is always computed: its logits give the next one
         hits = self.pool.cached_prefix(generation.hashes, max_blocks=(tokens - 1) // size)
         new_blocks = -(-tokens // size) - len(hits)
-        if new_blocks + self.pool.unused(hits) > self.pool.free_blocks:
+        # a load is not preempted: it must leave the blocks that running prompts still need
+        promised = self._promised_blocks() if generation.loads_prompt else 0
+        if new_blocks + self.pool.unused(hits) + promised > self.pool.free_blocks:
             return False
         self.pool.touch(hits)
         generation.blocks = hits
         generation.cached_blocks = len(hits)
         generation.computed = len(hits) * size
         return True
+
+    def _promised_blocks(self) -> int:
+        """Blocks that running prompts, computed in parts, do not have yet."""
+        size = self.settings.block_size
+        return sum(
+            -(-generation.known_tokens // size) - len(generation.blocks)
+            for generation in self._running
+            if generation.known_tokens - generation.computed > 1
+        )
 
     def _grow(self, generation: Generation, tokens: int) -> bool:
         """Make room for `tokens` more tokens and cache the blocks they fill; False if blocks are short."""
@@ -256,5 +364,8 @@ class Scheduler:
 
     def _leave(self, generation: Generation) -> None:
         self._running.remove(generation)
+        self._release(generation)
+
+    def _release(self, generation: Generation) -> None:
         self.pool.release(generation.blocks)
         generation.blocks = []

@@ -61,11 +61,14 @@ class EngineState:
     """What the engine says about itself at the moment of a scrape."""
 
     running: int
-    waiting: int
+    waiting: int  # the deferred ones included
     kv_usage: float  # 0 to 1
     prefix_queries: int  # tokens
     prefix_hits: int  # tokens
     preemptions: int
+    deferred: int = 0  # wait for their prompt's KV, not for room
+    external_queries: int = 0  # tokens that a connector was asked for
+    external_hits: int = 0  # tokens
 
 
 class PodMetrics:
@@ -81,10 +84,12 @@ class PodMetrics:
         started_at: float,  # unix seconds
     ) -> None:
         escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        self._labels = labels = f'engine="0",model_name="{escaped}"'
+        self.labels = labels = f'engine="0",model_name="{escaped}"'
         self._model = f'model_name="{escaped}"'
         self.started_at = started_at
-        self.prompt_tokens = self.cached_prompt_tokens = self.generation_tokens = 0
+        self.prompt_tokens = self.generation_tokens = 0
+        self.cached_prompt_tokens = 0  # loaded ones included
+        self.loaded_prompt_tokens = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.rejections = dict.fromkeys(REJECTION_REASONS, 0)
 
@@ -143,7 +148,7 @@ class PodMetrics:
 
     def render(self, state: EngineState) -> bytes:
         """The text of /metrics (`text/plain; version=1.0.0`)."""
-        labels = self._labels
+        labels = self.labels
         scalars = (
             ("num_requests_running", "gauge", "Number of requests in model execution batches.", state.running),
             ("num_requests_waiting", "gauge", "Number of requests waiting to be processed.", state.waiting),
@@ -160,6 +165,20 @@ class PodMetrics:
                 "Prefix cache hits, in terms of number of cached tokens.",
                 state.prefix_hits,
             ),
+            (
+                "external_prefix_cache_queries_total",
+                "counter",
+                "External prefix cache queries from KV connector cross-instance cache sharing, "
+                "in terms of number of queried tokens.",
+                state.external_queries,
+            ),
+            (
+                "external_prefix_cache_hits_total",
+                "counter",
+                "External prefix cache hits from KV connector cross-instance cache sharing, "
+                "in terms of number of cached tokens.",
+                state.external_hits,
+            ),
             ("num_preemptions_total", "counter", "Cumulative number of preemption from the engine.", state.preemptions),
             ("prompt_tokens_total", "counter", "Number of prefill tokens processed.", self.prompt_tokens),
             (
@@ -175,18 +194,32 @@ class PodMetrics:
             f"# HELP vllm:{name} {text}\n# TYPE vllm:{name} {kind}\nvllm:{name}{{{labels}}} {float(value)}\n"
             for name, kind, text, value in scalars
         ]
-        parts.append(self._waiting_by_reason(state.waiting))
+        parts.append(self._prompt_tokens_by_source())
+        parts.append(self._waiting_by_reason(state))
         parts.append(self._finished())
         parts.append(self._rejections())
         parts += [histogram.render() for histogram in self._histograms]
         return "".join(parts).encode()
 
-    def _waiting_by_reason(self, waiting: int) -> str:
+    def _prompt_tokens_by_source(self) -> str:
+        name = "vllm:prompt_tokens_by_source_total"
+        cached, loaded = self.cached_prompt_tokens, self.loaded_prompt_tokens
+        lines: Iterable[str] = (
+            f'{name}{{{self.labels},source="{source}"}} {count}.0\n'
+            for source, count in (
+                ("local_compute", self.prompt_tokens - cached),
+                ("local_cache_hit", cached - loaded),
+                ("external_kv_transfer", loaded),
+            )
+        )
+        return f"# HELP {name} Number of prompt tokens by source.\n# TYPE {name} counter\n" + "".join(lines)
+
+    def _waiting_by_reason(self, state: EngineState) -> str:
         name = "vllm:num_requests_waiting_by_reason"
         return (
             f"# HELP {name} Number of waiting requests by reason.\n# TYPE {name} gauge\n"
-            f'{name}{{{self._labels},reason="capacity"}} {float(waiting)}\n'
-            f'{name}{{{self._labels},reason="deferred"}} 0.0\n'
+            f'{name}{{{self.labels},reason="capacity"}} {float(state.waiting - state.deferred)}\n'
+            f'{name}{{{self.labels},reason="deferred"}} {float(state.deferred)}\n'
         )
 
     def _finished(self) -> str:

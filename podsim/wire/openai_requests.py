@@ -42,6 +42,7 @@ class _Generating(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     request_id: str | None = None
     vllm_xargs: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def reports_cache_hits(self) -> bool:

@@ -3,7 +3,7 @@
 The server calls this with what the engine produced. Streams are bytes put together by hand: one per token and client.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,13 @@ class Envelope:
     model: str
 
 
-def chat_answer(envelope: Envelope, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+def chat_answer(
+    envelope: Envelope,
+    choices: Sequence[Choice],
+    usage: Usage,
+    *,
+    kv_transfer_params: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """The body of a chat completion."""
     return {
         "id": envelope.request_id,
@@ -90,13 +96,19 @@ def chat_answer(envelope: Envelope, choices: Sequence[Choice], usage: Usage) -> 
         "prompt_logprobs": None,
         "prompt_token_ids": choices[0].prompt_token_ids,
         "prompt_text": None,
-        "kv_transfer_params": None,
+        "kv_transfer_params": kv_transfer_params,
         "ec_transfer_params": None,
         "metrics": None,
     }
 
 
-def completion_answer(envelope: Envelope, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+def completion_answer(
+    envelope: Envelope,
+    choices: Sequence[Choice],
+    usage: Usage,
+    *,
+    kv_transfer_params: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """The body of a text completion."""
     return {
         "id": envelope.request_id,
@@ -107,7 +119,7 @@ def completion_answer(envelope: Envelope, choices: Sequence[Choice], usage: Usag
         "service_tier": None,
         "system_fingerprint": SYSTEM_FINGERPRINT,
         "usage": usage.as_object(),
-        "kv_transfer_params": None,
+        "kv_transfer_params": kv_transfer_params,
         "ec_transfer_params": None,
         "metrics": None,
     }
@@ -188,6 +200,11 @@ class ChunkWriter:
             encode_json(usage.as_stream_object()),
             encode_json(SYSTEM_FINGERPRINT),
         )
+
+
+def error_event(error: RequestRefusedError) -> bytes:
+    """The chunk of a stream that fails."""
+    return b"data: %b\n\n" % error_body(error)
 
 
 def error_body(error: RequestRefusedError) -> bytes:

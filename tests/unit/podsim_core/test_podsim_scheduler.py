@@ -252,3 +252,123 @@ def apply(held: Counter[bytes], events: list[CacheEvent]) -> None:
         elif isinstance(event, BlockRemoved):
             held[event.block_hash] -= 1
             assert held[event.block_hash] >= 0
+
+
+def load_started(scheduler: Scheduler, one: Generation) -> None:
+    """Queue a decode leg and plan a step, in which its load begins."""
+    one.loads_prompt = True
+    scheduler.add(one)
+    scheduler.begin_step(0.0)
+    assert scheduler.take_started_loads() == [one]
+    assert (one.state, one.loads_prompt) == (State.LOADING, False)
+
+
+def test_a_prompt_that_is_loaded_is_cached_when_it_is_there_and_only_its_last_token_is_computed() -> None:
+    scheduler = Scheduler(SMALL)
+    leg = generation(list(range(10)), output=2)
+    load_started(scheduler, leg)
+    assert (scheduler.waiting, scheduler.loading, scheduler.running) == (1, 1, 0)
+    assert (scheduler.pool.free_blocks, leg.cached_tokens, leg.loaded_tokens) == (29, 10, 10)
+    assert scheduler.pool.take_events() == []
+    scheduler.finish_load(leg)
+    assert (scheduler.loading, scheduler.loaded) == (0, 1)
+    step = scheduler.begin_step(1.0)
+    assert step is not None
+    assert [(one, tokens) for one, tokens in step.work] == [(leg, 1)]
+    assert stored_counts(scheduler.finish_step(step, 1.01).events) == [2]
+    assert (leg.admitted_at, scheduler.waiting) == (1.0, 0)
+    finish(scheduler, now=1.01)
+    assert (leg.state, scheduler.pool.free_blocks) == (State.FINISHED, 32)
+    totals = scheduler.totals
+    assert (totals.queried_tokens, totals.hit_tokens, totals.loaded_tokens) == (10, 0, 10)
+
+
+def test_only_what_is_not_cached_is_loaded_and_at_least_the_last_block() -> None:
+    scheduler = Scheduler(SMALL)
+    finish(scheduler, generation(list(range(12))))
+    leg = generation(list(range(12)))
+    load_started(scheduler, leg)
+    assert (len(leg.blocks), leg.cached_blocks, leg.loaded_tokens, leg.cached_tokens) == (3, 2, 4, 12)
+
+
+def test_loads_take_no_slot_and_run_before_what_waits() -> None:
+    scheduler = Scheduler(EngineSettings(block_size=4, total_blocks=33, max_running=1, max_step_tokens=64))
+    legs = [generation([number] * 10, output=1) for number in (1, 2)]
+    for leg in legs:
+        leg.loads_prompt = True
+        scheduler.add(leg)
+    plain = generation([3] * 10, output=3)
+    scheduler.add(plain)
+    step = scheduler.begin_step(0.0)
+    assert step is not None
+    assert [one for one, _ in step.work] == [plain]
+    later = generation([4] * 10)
+    scheduler.add(later)
+    for leg in legs:
+        scheduler.finish_load(leg)
+    events = scheduler.finish_step(step, 0.1)
+    assert events.produced == [plain]
+    order: list[Generation] = []
+    now = 0.1
+    while (step := scheduler.begin_step(now)) is not None:
+        now = step.ends_at
+        order += [one for one in scheduler.finish_step(step, now).produced if one is not plain]
+    assert order == [*legs, later]
+
+
+def test_a_load_leaves_the_blocks_that_a_running_prompt_still_needs() -> None:
+    scheduler = Scheduler(EngineSettings(block_size=4, total_blocks=11, max_running=4, max_step_tokens=8))
+    long = generation(list(range(30)))  # 8 blocks, two a step
+    scheduler.add(long)
+    step = scheduler.begin_step(0.0)
+    assert step is not None
+    scheduler.finish_step(step, 0.1)
+    leg = generation([9] * 12)
+    leg.loads_prompt = True
+    scheduler.add(leg)
+    scheduler.begin_step(0.1)
+    assert scheduler.take_started_loads() == []  # 3 blocks of the 6 that are free, and 4 or more are promised
+
+
+def test_an_aborted_load_frees_its_blocks_when_it_ends_and_not_before() -> None:
+    scheduler = Scheduler(SMALL)
+    leg = generation(list(range(10)))
+    load_started(scheduler, leg)
+    scheduler.abort(leg)
+    assert (leg.state, scheduler.waiting, scheduler.pool.free_blocks) == (State.ABORTED, 0, 29)
+    scheduler.finish_load(leg)
+    assert scheduler.pool.free_blocks == 32
+    ready = generation(list(range(10)))
+    load_started(scheduler, ready)
+    scheduler.finish_load(ready)
+    scheduler.abort(ready)
+    assert (ready.state, scheduler.waiting, scheduler.pool.free_blocks) == (State.ABORTED, 0, 32)
+
+
+def test_a_load_that_fails_ends_its_generation_or_has_it_computed() -> None:
+    scheduler = Scheduler(SMALL)
+    failed = generation(list(range(10)))
+    load_started(scheduler, failed)
+    scheduler.fail_load(failed, recompute=False)
+    assert (failed.state, scheduler.waiting, scheduler.pool.free_blocks) == (State.FAILED, 0, 32)
+    for cached in (0, 8):  # tokens: with none, the generation goes back into the queue
+        computed = generation(list(range(10)), output=2)
+        load_started(scheduler, computed)
+        scheduler.fail_load(computed, recompute=True)
+        step = scheduler.begin_step(0.0)
+        assert step is not None
+        assert step.work == [(computed, 10 - cached)]
+        scheduler.finish_step(step, 0.1)
+        finish(scheduler)
+        assert (computed.state, scheduler.pool.free_blocks) == (State.FINISHED, 32)
+
+
+def test_kept_blocks_outlive_their_generation_until_they_are_released() -> None:
+    scheduler = Scheduler(SMALL)
+    leg = generation(list(range(10)))
+    leg.keeps_blocks = True
+    finish(scheduler, leg)
+    assert (leg.state, leg.blocks, scheduler.running, scheduler.pool.free_blocks) == (State.FINISHED, [1, 2, 3], 0, 29)
+    assert not scheduler.pool.reset()
+    scheduler.release_kept(leg)
+    assert (leg.blocks, scheduler.pool.free_blocks) == ([], 32)
