@@ -169,12 +169,19 @@ async def running_stack(
 
 
 @asynccontextmanager
-async def simulated_pods(count: int, *, own_hosts: bool = False) -> AsyncIterator[dict[str, subprocess.Popen[bytes]]]:
-    """Start simulated pods that `kvmesh up` did not start, by address; with `own_hosts` each has an IP of its own."""
+async def simulated_pods(
+    count: int, *flags: str, own_hosts: bool = False
+) -> AsyncIterator[dict[str, subprocess.Popen[bytes]]]:
+    """Start simulated pods that `kvmesh up` did not start, by address; with `own_hosts` each has an IP of its own.
+
+    `flags` are for each.
+    """
     hosts = [f"127.0.0.{number + 2 if own_hosts else 1}" for number in range(count)]
     places = list(zip(hosts, free_ports(count), strict=True))
     pods = {
-        f"{host}:{port}": subprocess.Popen([sys.executable, "-m", "podsim", "--host", host, "--sim-port", str(port)])
+        f"{host}:{port}": subprocess.Popen(
+            [sys.executable, "-m", "podsim", "--host", host, "--sim-port", str(port), *flags]
+        )
         for host, port in places
     }
     try:

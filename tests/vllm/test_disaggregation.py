@@ -1,0 +1,144 @@
+"""One prefill and two decode pods of real vLLM with NixlConnector behind the real stack."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.stack import Stack, eventually, running_stack
+from tests.e2e.test_disaggregation import CONNECTOR, answer, forms, text
+from tests.vllm.environment import VllmEnvironment, ensure_nixl
+from tests.vllm.servers import MODEL_NAME, VllmPod, free_port, running_pods
+
+# patient: three servers share this machine's cores
+SETTINGS = "index_timeout_ms: 2000\nsample_share: 1.0\n"
+REQUESTS = 50
+
+
+@pytest.fixture(scope="module")
+def split_pods(
+    vllm_environment: VllmEnvironment, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[VllmPod, ...]]:
+    """Three servers that hand caches over by TCP: the first is to prefill."""
+    nixl = ensure_nixl(vllm_environment)
+
+    def environment() -> dict[str, str]:
+        return {
+            "PYTHONPATH": str(nixl),
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+            "UCX_TLS": "tcp,self",
+            "UCX_NET_DEVICES": "lo",
+        }
+
+    flags = ("--kv-transfer-config", json.dumps(CONNECTOR | {"kv_buffer_device": "cpu"}))
+    with running_pods(
+        3,
+        environment=vllm_environment,
+        model_folder=tiny_model,
+        logs=tmp_path_factory.mktemp("split"),
+        extra_flags=flags,
+        extra_env=environment,
+    ) as pods:
+        yield pods
+
+
+@asynccontextmanager
+async def stack_before(pods: tuple[VllmPod, ...], folder: Path) -> AsyncIterator[Stack]:
+    """Start the stack; every prompt is computed by the first pod while that is there."""
+    (folder / "policy.yaml").write_text("disaggregation: {enabled: true, rule: always}\n", encoding="utf-8")
+    settings = f"{SETTINGS}roles: {pods[0].address}=prefill\npolicy: {folder / 'policy.yaml'}\n"
+    flags = ("--model", MODEL_NAME, "--tokenizer", str(pods[0].model_folder))
+    names = [pod.address for pod in pods]
+    async with running_stack(folder, *flags, settings=settings, endpoints=names) as stack:
+        await eventually(stack.state, lambda state: all(pod["state"] == "ready" for pod in state["endpoints"]))
+        yield stack
+
+
+def metric(pod: VllmPod, name: str, **labels: str) -> float:
+    """Return the sum of a server's series of this name and these labels."""
+    series = re.findall(rf"^{name}\{{(.*)\}} (\S+)$", pod.get_text("/metrics"), re.MULTILINE)
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(float(value) for found, value in series if all(each in found for each in wanted))
+
+
+def greedy(body: dict[str, Any]) -> dict[str, Any]:
+    return body | {"temperature": 0}
+
+
+async def test_mixed_requests_have_a_single_pods_words_and_the_predicted_hits(
+    split_pods: tuple[VllmPod, ...], tmp_path: Path
+) -> None:
+    decode = split_pods[1:]
+    fetched = sum(metric(pod, "vllm:nixl_bytes_transferred_count") for pod in decode)
+    async with stack_before(split_pods, tmp_path) as stack:
+        prompts = [text(4 + 3 * number) for number in range(REQUESTS // 8)]  # up to 350 tokens
+        asked = []
+        for number in range(REQUESTS):
+            # every second one goes on from a prompt that was sent before
+            prompt = prompts[number % len(prompts)] + (text(number % 7) if number % 2 else "")
+            path, body = forms(prompt)[number % 4]
+            status, served_by, words = await answer(stack, path, greedy(body))
+            assert (status, served_by in [pod.address for pod in decode]) == (200, True), words
+            asked.append((path, body, words))
+        for path, body, words in asked:
+            assert await answer(stack, path, greedy(body), pod=decode[0].address) == (200, "", words)
+        legs = await stack.metric("kvmesh_prefill_legs_total")
+        names = ("requests", "predicted_tokens", "cached_tokens")
+        realised = {name: await stack.metric(f"kvmesh_realised_{name}_total") for name in names}
+    assert legs == REQUESTS
+    assert sum(metric(pod, "vllm:nixl_bytes_transferred_count") for pod in decode) - fetched == REQUESTS
+    assert sum(metric(pod, "vllm:nixl_num_failed_transfers_total") for pod in split_pods) == 0
+    assert realised["predicted_tokens"] == realised["cached_tokens"] > 0, realised
+    # a completion's stream tells usage only where its client asks for it
+    assert realised["requests"] >= REQUESTS // 4 * 3, realised
+
+
+async def test_a_client_that_leaves_ends_the_leg_in_the_engine(split_pods: tuple[VllmPod, ...], tmp_path: Path) -> None:
+    prefill = split_pods[0]
+    done = metric(prefill, "vllm:request_success_total")
+
+    async def running(_: object = None) -> float:
+        return await asyncio.to_thread(metric, prefill, "vllm:num_requests_running")
+
+    async with stack_before(split_pods, tmp_path) as stack:
+        # so many that the engine cannot be done with them before their clients leave
+        path, _ = forms("")[0]
+        bodies = [greedy(forms(text(250))[0][1]) for _ in range(12)]
+        tasks = [asyncio.create_task(answer(stack, path, body)) for body in bodies]
+        await eventually(running, lambda count: count > 0)
+        for task in tasks:
+            task.cancel()
+        await eventually(running, lambda count: count == 0)
+        await eventually(stack.open_bookings, lambda open_: open_ == 0)
+        waiting = metric(prefill, "vllm:num_requests_waiting")
+    # vLLM 0.32 counts no aborted request; those that neither run nor wait and have not ended well are just these
+    assert (metric(prefill, "vllm:request_success_total") - done < len(bodies), waiting) == (True, 0.0)
+    assert metric(prefill, "vllm:kv_cache_usage_perc") == 0.0
+
+
+async def test_a_prefill_pod_that_dies_under_load_costs_no_client_an_error(
+    split_pods: tuple[VllmPod, ...], tmp_path: Path
+) -> None:
+    prefill = split_pods[0]
+    statuses: list[int] = []
+    async with stack_before(split_pods, tmp_path) as stack:
+
+        async def load(number: int) -> None:
+            while len(statuses) < 40:
+                path, body = forms(text(40))[number]
+                status, _, _ = await answer(stack, path, greedy(body))
+                statuses.append(status)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(4):
+                tasks.create_task(load(number))
+            await eventually(lambda: stack.metric("kvmesh_prefill_legs_total"), lambda legs: legs > 5)
+            prefill.kill()
+        assert set(statuses) == {200}
+        await eventually(stack.open_bookings, lambda open_: open_ == 0)
