@@ -1,11 +1,23 @@
 """When another pod computes a prompt than the one that decodes: the `disaggregation` section of a policy."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
 
-from extproc.policy.schema import Amount, AmountOrZero, Count, Million, Seconds, SecondsOrZero, Section, Share, about
+from extproc.policy.schema import (
+    Amount,
+    AmountOrZero,
+    Count,
+    Million,
+    Name,
+    Seconds,
+    SecondsOrZero,
+    Section,
+    Share,
+    about,
+)
 
 
 class Protocol(StrEnum):
@@ -40,6 +52,10 @@ class VoteAction(StrEnum):
     PREFER_LOCAL = "prefer-local"
 
 
+LabelName = Annotated[Name, about("a label of pods")]
+LabelValue = Annotated[str, Meta(max_length=63), about("exactly this value")]
+
+
 class Vote(Section, frozen=True, kw_only=True):
     """One vote: where its metric is above its threshold, its weight counts for its side."""
 
@@ -54,6 +70,19 @@ class Disaggregation(Section, frozen=True, kw_only=True):
 
     enabled: Annotated[bool, about("have prefill pods compute prompts for the pods that decode")] = False
     protocol: Annotated[Protocol, about("how the cache gets from pod to pod")] = Protocol.NIXL
+    prefill_selector: Annotated[
+        Mapping[LabelName, LabelValue],
+        Meta(max_length=16),
+        about(
+            "labels of the pods that only prefill; they go before the pods' own label `llm-d.ai/role`",
+            entry=("name", "value"),
+        ),
+    ] = {}
+    decode_selector: Annotated[
+        Mapping[LabelName, LabelValue],
+        Meta(max_length=16),
+        about("labels of the pods that only decode", entry=("name", "value")),
+    ] = {}
     rule: Annotated[OffloadRule, about("what decides whether a prompt is computed elsewhere")] = OffloadRule.ESTIMATE
     prompt_tokens: Annotated[Count, about("thresholds: uncached tokens from which on a prompt is sent elsewhere")] = 256
     busy_prompt_tokens: Annotated[Count, about("thresholds: the same where the decoding pod is busy")] = 64

@@ -26,6 +26,7 @@ from extproc.policy.intake import Intake
 from extproc.policy.merge import Layer, Level
 from extproc.policy.model_tokens import ModelTokens, found_wrong
 from extproc.policy.outcomes import OBJECTIVE, REWRITE, SETTINGS, Extensions, Outcome, OutcomeBook, PoolLayer
+from extproc.policy.pod_roles import cordoned_of, role_problems, roles_of
 from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
 from extproc.policy.status import Findings, PolicyStatus
 from kvmesh.documents.documents import Document, DocumentProblem, Snapshot
@@ -120,14 +121,16 @@ class MeshPolicy:
             self._policies_seen, self._tokens_seen, self._settled = policies, tokens, settled
         self._made = {name: made for name, made in self._made.items() if name in resolved.pools}
         statuses = self._statuses.statuses()
+        configs = {name: self._config(pool, settled) for name, pool in resolved.pools.items()}
         self.state = MeshState(
-            configs={name: self._config(pool, settled) for name, pool in resolved.pools.items()},
+            configs=configs,
             statuses=statuses,
             unwritten=self._statuses.unwritten(),
             problems=(
                 *snapshot.problems,
                 *resolved.problems,
                 *settled.host_problems,
+                *_role_problems(resolved.pools, configs),
                 *self._extension_problems(settled.outcomes.values()),
                 *refusals(statuses.values()),
             ),
@@ -191,8 +194,10 @@ class MeshPolicy:
         if known is not None and made_of == (pool, outcome) and (known.hosts, known.endpoint_picker) == settled_else:
             return known
         policy = outcome.policy
-        if self.cordoned or self.roles:
-            policy = replace(policy, cordoned=self.cordoned, roles=self.roles)
+        roles = roles_of(pool.endpoints, policy.disaggregation, flags=self.roles)
+        cordoned = cordoned_of(pool.endpoints, flags=self.cordoned)
+        if roles or cordoned:
+            policy = replace(policy, cordoned=cordoned, roles=roles)
         config = PoolConfig(
             name=pool.name,
             endpoints=pool.endpoints,
@@ -226,6 +231,12 @@ class MeshPolicy:
                 if fault.source.startswith(REWRITE):
                     message = f"not in force at {fault.pool}: {fault.message}"
                     yield DocumentProblem(reason="model-rewrite-not-valid", where=fault.source, words=message)
+
+
+def _role_problems(pools: Mapping[str, Pool], configs: Mapping[str, PoolConfig]) -> Iterator[DocumentProblem]:
+    for name, pool in pools.items():
+        policy = configs[name].policy
+        yield from role_problems(pool, policy.disaggregation, policy.roles)
 
 
 def explain_state(

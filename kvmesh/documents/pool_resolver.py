@@ -16,6 +16,7 @@ from kvmesh.documents.document_fields import FieldError, items_at, mapping_at, p
 from kvmesh.documents.document_kinds import INFERENCE_GROUP
 from kvmesh.documents.documents import Document, DocumentProblem, document_key
 from kvmesh.documents.pools import (
+    CORDON,
     EVENTS_ANNOTATION,
     MODEL_ANNOTATION,
     POOL_LABEL,
@@ -43,6 +44,7 @@ class PodFacts:
     host: str  # as written before ":PORT", IPv6 bracketed; the node's own with hostNetwork
     ready: bool
     terminating: bool
+    cordoned: bool
     ports: Mapping[str, int]  # named container ports
 
 
@@ -60,6 +62,7 @@ def pod_facts(document: Document) -> PodFacts | None:
         host=_host(address),
         ready=_is_ready(document),
         terminating=bool(mapping_at(document, "metadata").get("deletionTimestamp")),
+        cordoned="true" in (labels.get(CORDON), texts_at(document, "metadata.annotations").get(CORDON)),
         ports=_named_ports(document),
     )
 
@@ -338,6 +341,8 @@ def _add_endpoints(endpoints: dict[str, PoolEndpoint], pod: PodFacts, ports: Seq
             rank=place if len(ports) > 1 else None,
             ready=pod.ready,
             terminating=pod.terminating,
+            cordoned=pod.cordoned,
+            labels=pod.labels,
         )
         # two pods at one address: one that goes, and its successor on the same node (hostNetwork)
         before = endpoints.get(endpoint.address)

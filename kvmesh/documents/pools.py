@@ -10,6 +10,7 @@ POOL_LABEL = "kvmesh.io/pool"  # on a Service: "true" makes it a pool
 MODEL_ANNOTATION = "kvmesh.io/model"
 EVENTS_ANNOTATION = "kvmesh.io/events-port"
 REPLAY_ANNOTATION = "kvmesh.io/replay-port"
+CORDON = "kvmesh.io/cordon"  # label or annotation of a pod: "true" keeps new requests away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class PoolEndpoint:
     rank: int | None = None  # index of the port where the pool has several target ports, else None
     ready: bool = True
     terminating: bool = False  # gets nothing new, finishes what it has
+    cordoned: bool = False  # the same by its operator's will, until that changes
+    labels: Mapping[str, str] = field(default_factory=dict)  # the pod's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,15 @@ async def answer(stack: Stack, path: str, body: dict[str, Any], *, pod: str | No
     )  # fmt: skip
 
 
+async def answers(answered: list[int], least: int) -> None:
+    """Wait until there are so many answers."""
+
+    async def count() -> int:
+        return len(answered)
+
+    await eventually(count, lambda seen: seen >= least)
+
+
 async def test_every_form_of_a_request_is_prefilled_on_one_pod_and_decoded_on_another(tmp_path: Path) -> None:
     async with split_stack(tmp_path, 1, 2) as (stack, prefill, decode, _):
         asked = 0
@@ -125,10 +134,7 @@ async def test_a_prefill_pod_that_dies_costs_no_client_an_error(tmp_path: Path) 
             await eventually(lambda: pods_sum(stack, prefill, "vllm:request_success_total"), lambda sum_: sum_ > 5)
             for pod in prefill:
                 processes[pod].kill()
-                before = len(answered)
-                await eventually(
-                    lambda: asyncio.sleep(0, len(answered)), lambda count, least=before + 10: count > least
-                )
+                await answers(answered, len(answered) + 10)
         assert set(answered) == {200}
         await eventually(stack.open_bookings, lambda open_: open_ == 0)
         assert await pods_sum(stack, decode, "podsim_stale_kv_reads_total") == 0

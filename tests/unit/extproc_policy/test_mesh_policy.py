@@ -30,7 +30,7 @@ def fallbacks(count: int) -> dict[str, object]:
 
 def test_without_any_policy_a_pool_has_the_defaults() -> None:
     state = Mesh().update(inference_pool("a/llama"), pod("a/one", app="llama", ip="10.0.0.1"))
-    endpoint = PoolEndpoint(address="10.0.0.1:8000", pod="a/one")
+    endpoint = PoolEndpoint(address="10.0.0.1:8000", pod="a/one", labels={"app": "llama"})
     assert state.configs == {"a/llama": PoolConfig(name="a/llama", endpoints=(endpoint,))}
     assert (state.configs["a/llama"].policy, state.statuses, state.problems) == (PickPolicy(), {}, ())
 
@@ -162,7 +162,9 @@ def test_a_change_of_pods_changes_that_pool_only_and_costs_no_merge() -> None:
     )
     merges = mesh.policy.book.merges
     after = mesh.update(pod("a/one", app="llama", ip="10.0.0.1"))
-    assert after.configs["a/llama"].endpoints == (PoolEndpoint(address="10.0.0.1:8000", pod="a/one"),)
+    assert after.configs["a/llama"].endpoints == (
+        PoolEndpoint(address="10.0.0.1:8000", pod="a/one", labels={"app": "llama"}),
+    )
     assert after.configs["a/llama"].policy is before.configs["a/llama"].policy
     assert after.configs["a/qwen"] is before.configs["a/qwen"]
     assert (mesh.policy.book.merges, after.statuses) == (merges, before.statuses)

@@ -63,8 +63,8 @@ def test_a_pool_has_one_endpoint_for_each_pod_that_its_labels_select_in_its_name
         )
     )
     endpoints = tuple(
-        PoolEndpoint(address=f"10.0.0.{number}:8000", pod=f"llm/{name}")
-        for number, name in ((1, "a"), (2, "b"), (5, "more"))
+        PoolEndpoint(address=f"10.0.0.{number}:8000", pod=f"llm/{name}", labels={"app": "vllm", **more})
+        for number, name, more in ((1, "a", {}), (2, "b", {}), (5, "more", {"x": "y"}))
     )
     expected = Pool(name="llm/llama", kind="InferencePool", endpoints=endpoints, labels={"team": "a"})
     assert (dict(resolved.pools), resolved.problems) == ({"llm/llama": expected}, ())
@@ -259,3 +259,12 @@ def test_a_pool_that_has_not_changed_is_the_same_object() -> None:
 
 def test_each_pool_has_a_seed_of_its_own_and_the_static_pool_the_plain_one() -> None:
     assert [pool_seed("kvmesh", pool) for pool in ("", "a/b", "a/c")] == ["kvmesh", "kvmesh/a/b", "kvmesh/a/c"]
+
+
+@pytest.mark.parametrize("where", ["labels", "annotations"])
+def test_a_pod_is_cordoned_by_a_label_or_an_annotation(where: str) -> None:
+    pods = [_pod("a", "10.0.0.1"), _pod("b", "10.0.0.2"), _pod("c", "10.0.0.3")]
+    for pod, value in zip(pods, ("true", "false", "yes"), strict=True):
+        pod["metadata"].setdefault(where, {})["kvmesh.io/cordon"] = value
+    endpoints = resolve_pools(_documents(_pool(), *pods)).pools["llm/llama"].endpoints
+    assert [endpoint.cordoned for endpoint in endpoints] == [True, False, False]
