@@ -83,6 +83,7 @@ class VirtualPicker:
                 memory=books.memory,
                 health=books.health,
                 estimates=books.estimates,
+                links=books.links,
                 hot=HotPrefixes(policy.hotspot),
                 turns=RoundRobin(),
                 policy=policy,

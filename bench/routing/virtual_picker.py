@@ -15,6 +15,7 @@ from extproc.choosing.hot_prefixes import HotPrefixes
 from extproc.pods.endpoint import Ask, EndpointStatus
 from extproc.pods.inflight import Booking, Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
+from extproc.pods.link_estimate import LinkEstimates
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import LIVE, IndexHits, PromptKeys
 from extproc.prefixes.routing_memory import RoutingMemory
@@ -39,6 +40,7 @@ class Picker:
             memory=RoutingMemory(policy),
             health=EndpointHealth(policy.health),
             estimates=LatencyEstimates(tokens_per_second=policy.prefill_tokens_per_second),
+            links=LinkEstimates(),
             hot=HotPrefixes(policy.hotspot),
             turns=RoundRobin(),
             policy=policy,

@@ -19,6 +19,7 @@ from extproc.choosing.room import Room, expected_ttft, rooms_of
 from extproc.pods.endpoint import NOTHING_ASKED, Ask, Candidate, EndpointStatus
 from extproc.pods.inflight import Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
+from extproc.pods.link_estimate import LinkEstimates
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import (
     NO_HITS,
@@ -75,6 +76,7 @@ class PoolView:
     memory: RoutingMemory
     health: EndpointHealth
     estimates: LatencyEstimates
+    links: LinkEstimates
     hot: HotPrefixes
     turns: RoundRobin
     policy: PickPolicy

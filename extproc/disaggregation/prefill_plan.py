@@ -13,6 +13,7 @@ from extproc.choosing.room import expected_ttft
 from extproc.disaggregation.offload import Sides, Verdict, decide
 from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates
+from extproc.pods.link_estimate import LinkEstimates
 from extproc.policy.disaggregation import Disaggregation
 
 
@@ -46,6 +47,7 @@ def plan_prefill(
     *,
     policy: Disaggregation,
     estimates: LatencyEstimates,
+    links: LinkEstimates,
     target_seconds: float | None,
     yields: bool,
     tie_break: Callable[[], float],
@@ -58,7 +60,9 @@ def plan_prefill(
     if not prefillers or not decode.prompt_tokens:
         return None
     missing = max(decode.prompt_tokens - decode.matched_tokens, 1)
-    transfer = missing * policy.kv_bytes_per_token / policy.link_bytes_per_second + policy.hand_over_seconds
+    moved = missing * links.bytes_per_token(declared=policy.kv_bytes_per_token)
+    rate = links.bytes_per_second(decode.address, declared=policy.link_bytes_per_second)
+    transfer = moved / rate + policy.hand_over_seconds
     ranked = []
     for candidate in prefillers:
         leg = expected_ttft(candidate, estimates, now=now)

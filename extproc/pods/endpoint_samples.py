@@ -153,6 +153,7 @@ class RunningLimit:
         self.is_queued = is_queued
 
 
+FETCHED_SECONDS = 300.0  # after a fetch the prompts of requests that end may have come from another pod
 WINDOW_SECONDS = 5.0  # half-life of the sums: requests end in bursts
 LEAST_SPAN_SECONDS = 0.05  # between two reports; below, one has overtaken the other
 LEAST_WEIGHT = 0.5  # of an endpoint's own samples, from which they count for the pool
@@ -206,6 +207,7 @@ class EndpointSamples:
     prefill_tokens: float = 0.0
     busy_seconds: float = 0.0  # in which some prompt was being computed
     beside_seconds: float = 0.0  # see `_newly_busy`
+    fetched_at: float = float("-inf")  # when it was last seen to have fetched a cache from another pod
     ended_at: float = 0.0  # when prompts that had ended were reported last
     peak: float = 0.0  # prompt tokens a busy second: the most that it has computed of late, over some seconds
     generation_seconds: float = 0.0
@@ -254,6 +256,11 @@ class EndpointSamples:
                 last.prefix_query_tokens - last.prefix_hit_tokens
             )
         took = max(load.prefill_seconds_sum - last.prefill_seconds_sum, 0.0)
+        if load.fetched_bytes > last.fetched_bytes:
+            self.fetched_at = load.reported_at
+        if load.reported_at - self.fetched_at < FETCHED_SECONDS:
+            # what other pods have computed counts in vLLM as its own, in next to no time
+            ended, tokens, took = 0, 0, 0.0
         self.wall_seconds = self.wall_seconds * share + seconds
         self.queued_seconds = self.queued_seconds * share + (seconds if self.running.is_queued else 0.0)
         self.first_tokens = self.first_tokens * share + load.first_token_count - last.first_token_count
@@ -436,8 +443,8 @@ class TrendWatch:
             self._waiting_since, self._rate_then = load, known
             return known
         seconds = load.reported_at - start.reported_at
-        computed = (load.prefix_query_tokens - load.prefix_hit_tokens) - (
-            start.prefix_query_tokens - start.prefix_hit_tokens
+        computed = (load.prefix_query_tokens - load.prefix_hit_tokens - load.fetched_tokens) - (
+            start.prefix_query_tokens - start.prefix_hit_tokens - start.fetched_tokens
         )
         if seconds < LEAST_WAITED_SECONDS or computed <= 0:  # none: it waits for memory, not for its turn
             return known

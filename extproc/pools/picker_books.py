@@ -12,6 +12,7 @@ from extproc.disaggregation.prefill_plan import PrefillPlace
 from extproc.pods.endpoint import EndpointTrend, Role
 from extproc.pods.inflight import Booking, Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
+from extproc.pods.link_estimate import LinkEstimates
 from extproc.policy.values import PickPolicy
 from extproc.pools.booked_exchange import GATEWAY_TIMEOUT, NO_RESPONSE_FILTER, NOT_DELIVERED
 from extproc.prefixes.match_watch import MatchWatch
@@ -55,6 +56,7 @@ class PickerBooks:
         self.memory = RoutingMemory(policy)
         self.health = EndpointHealth(policy.health, full_seconds=policy.priorities.overload.full_seconds)
         self.estimates = LatencyEstimates(tokens_per_second=policy.prefill_tokens_per_second)
+        self.links = LinkEstimates()
         self.matches = MatchWatch()
         self.realised_watch = RealisedWatch()
         # these read the books, hence are set later
@@ -108,6 +110,7 @@ class PickerBooks:
     def _forget(self, endpoint: str) -> None:
         self.memory.forget(endpoint)  # once more: a request that was on its way may have been remembered since
         self.estimates.forget(endpoint)
+        self.links.forget(endpoint)
         self.health.restarted(endpoint)
         self.matches.forget(endpoint)
         self._telemetry.forget(endpoint)
@@ -307,6 +310,7 @@ class PickerBooks:
         now = self._clock()
         self.estimates.report(endpoint, load, now=now)
         self.estimates.trend(endpoint, trend)
+        self.links.report(endpoint, load)
         seconds = self.estimates.pace(endpoint).first_token_seconds
         self.bookings.reported(endpoint, load, first_token_seconds=seconds)
         rate = self.estimates.tokens_per_second(endpoint)
@@ -321,6 +325,7 @@ class PickerBooks:
     def restarted(self, endpoint: str) -> None:
         """Forget what was expected of a pod that is another process now."""
         self.estimates.forget(endpoint)
+        self.links.forget(endpoint)
         self.memory.forget(endpoint)
         self.health.restarted(endpoint)
         self.bookings.emptied(endpoint)

@@ -263,6 +263,7 @@ class Pool:
                 memory=books.memory,
                 health=books.health,
                 estimates=books.estimates,
+                links=books.links,
                 hot=HotPrefixes(policy.hotspot),
                 turns=RoundRobin(),
                 policy=policy,

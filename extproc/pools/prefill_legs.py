@@ -185,6 +185,7 @@ def plan_of(prepared: Prepared, choice: Choice, view: PoolView, *, ceiling: floa
         prefillers,
         policy=view.policy.disaggregation,
         estimates=view.estimates,
+        links=view.links,
         target_seconds=priority_class.targets.ttft_seconds,
         yields=priority_class.sheddable,
         tie_break=view.random,

@@ -58,11 +58,13 @@ class _Reader:
 def _reader(profile: EngineProfile) -> _Reader:
     histograms = (*profile.first_token, *profile.inter_token)
     prefill = profile.prefill_seconds, profile.prefill_computed
+    fetches = tuple(filter(None, (profile.fetched_bytes, profile.fetch_seconds)))
     infos = [info.name for info in (profile.cache_info, profile.adapters) if info is not None]
     load = {
         *_names_of(profile.running, profile.kv_usage, profile.queried_tokens, profile.hit_tokens, profile.preemptions),
         *_names_of(profile.capacity_tokens, profile.block_tokens, profile.blocks),
-        *_names_of((profile.waiting, profile.moved_bytes)),
+        *_names_of((profile.waiting, profile.moved_bytes), profile.fetched_tokens),
+        *(name + SUM for name in fetches),
         *(name + end for name in (*histograms, *filter(None, prefill)) for end in (SUM, COUNT)),
         *infos,
     }
@@ -143,6 +145,9 @@ def parse_load(text: bytes, *, reported_at: float) -> Steps[EndpointLoad | None]
         prefill_computed_tokens=computed,
         first_token_seconds_sum=total(first_token + SUM),
         first_token_count=count(first_token + COUNT),
+        fetched_tokens=_count(found, profile.fetched_tokens),
+        fetched_bytes=total(profile.fetched_bytes + SUM),
+        fetch_seconds_sum=total(profile.fetch_seconds + SUM),
         shows_last_step=profile.shows_last_step,
     )
 

@@ -80,6 +80,9 @@ class EngineProfile:
     blocks: Choices = ()
     preemptions: Choices = ()
     moved_bytes: Sum = ()
+    fetched_tokens: Choices = ()
+    fetched_bytes: bytes = b""  # histogram
+    fetch_seconds: bytes = b""  # histogram
     prefill_seconds: bytes = b""  # histogram, of requests that have ended
     prefill_computed: bytes = b""  # histogram of tokens; without it what was computed is prompts less what was cached
     adapters: Adapters | None = None
@@ -115,6 +118,9 @@ VLLM = EngineProfile(
     preemptions=_either("vllm:num_preemptions_total"),
     # with --enable-mfu-metrics only
     moved_bytes=_sum("vllm:estimated_read_bytes_per_gpu_total", "vllm:estimated_write_bytes_per_gpu_total"),
+    fetched_tokens=_either("vllm:external_prefix_cache_hits_total"),
+    fetched_bytes=b"vllm:nixl_bytes_transferred",
+    fetch_seconds=b"vllm:nixl_xfer_time_seconds",
     prefill_seconds=b"vllm:request_prefill_time_seconds",
     prefill_computed=b"vllm:request_prefill_kv_computed_tokens",  # not in older versions
     adapters=Adapters(

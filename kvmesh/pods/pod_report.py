@@ -31,6 +31,10 @@ class EndpointLoad:
     prefill_computed_tokens: int = 0  # of their prompts, without those from the cache
     first_token_seconds_sum: float = 0.0  # from arrival at the pod
     first_token_count: int = 0
+    # fetched from other pods' caches since the pod started; 0 where it fetches none
+    fetched_tokens: int = 0  # from anywhere outside of its own GPU cache
+    fetched_bytes: float = 0.0
+    fetch_seconds_sum: float = 0.0  # of all fetches together, which may be under way at the same time
     shows_last_step: bool = False  # an engine whose numbers stand still while there is no step, whatever they say
 
     def is_stale(self, *, now: float, limit_seconds: float) -> bool:

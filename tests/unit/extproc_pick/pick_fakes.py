@@ -156,6 +156,7 @@ def runtime(
             memory=books.memory,
             health=books.health,
             estimates=books.estimates,
+            links=books.links,
             hot=HotPrefixes(policy.hotspot),
             turns=RoundRobin(),
             policy=policy,

@@ -1,7 +1,5 @@
 """What pods are for: flags before selectors before labels, and what no word says."""
 
-from typing import Any
-
 import pytest
 
 from extproc.pods.endpoint import Role
@@ -12,11 +10,11 @@ from kvmesh.documents.pools import Pool, PoolEndpoint
 NO_POLICY = Disaggregation()
 
 
-def endpoint(address: str = "a:1", *, cordoned: bool = False, **labels: str) -> PoolEndpoint:
-    return PoolEndpoint(address=address, pod=f"ns/{address}", cordoned=cordoned, labels=labels)
+def endpoint(address: str = "a:1", /, **labels: str) -> PoolEndpoint:
+    return PoolEndpoint(address=address, pod=f"ns/{address}", labels=labels)
 
 
-def role(policy: Disaggregation = NO_POLICY, flags: dict[str, Role] | None = None, **labels: Any) -> Role:
+def role(policy: Disaggregation = NO_POLICY, flags: dict[str, Role] | None = None, /, **labels: str) -> Role:
     return roles_of([endpoint(**labels)], policy, flags=flags or {}).get("a:1", Role.BOTH)
 
 
@@ -53,7 +51,7 @@ def test_our_own_label_goes_before_the_others() -> None:
 
 
 def test_pods_that_only_encode_and_those_that_are_closed_get_nothing() -> None:
-    pods = [endpoint("a:1", cordoned=True), endpoint("b:1", **{"llm-d.ai/role": "encode"}), endpoint("c:1")]
+    pods = [PoolEndpoint(address="a:1", cordoned=True), endpoint("b:1", **{"llm-d.ai/role": "encode"}), endpoint("c:1")]
     assert cordoned_of(pods, flags=frozenset({"f:1"})) == {"a:1", "b:1", "f:1"}
 
 
