@@ -246,7 +246,6 @@ class Scheduler:
         budget = self.settings.max_step_tokens - sum(tokens for _, tokens in work)
         while self._loaded and budget > 0 and len(self._running) < self.settings.max_running:
             generation = self._loaded.popleft()
-            self._cache_full_blocks(generation, generation.computed)
             # the last token is computed here: its logits give the next one
             generation.computed = min(generation.computed, generation.known_tokens - 1)
             if generation.admitted_at is None:
@@ -297,24 +296,13 @@ class Scheduler:
         # the last token is always computed: its logits give the next one
         hits = self.pool.cached_prefix(generation.hashes, max_blocks=(tokens - 1) // size)
         new_blocks = -(-tokens // size) - len(hits)
-        # a load is not preempted: it must leave the blocks that running prompts still need
-        promised = self._promised_blocks() if generation.loads_prompt else 0
-        if new_blocks + self.pool.unused(hits) + promised > self.pool.free_blocks:
+        if new_blocks + self.pool.unused(hits) > self.pool.free_blocks:
             return False
         self.pool.touch(hits)
         generation.blocks = hits
         generation.cached_blocks = len(hits)
         generation.computed = len(hits) * size
         return True
-
-    def _promised_blocks(self) -> int:
-        """Blocks that running prompts, computed in parts, do not have yet."""
-        size = self.settings.block_size
-        return sum(
-            -(-generation.known_tokens // size) - len(generation.blocks)
-            for generation in self._running
-            if generation.known_tokens - generation.computed > 1
-        )
 
     def _grow(self, generation: Generation, tokens: int) -> bool:
         """Make room for `tokens` more tokens and cache the blocks they fill; False if blocks are short."""

@@ -316,18 +316,21 @@ def test_loads_take_no_slot_and_run_before_what_waits() -> None:
     assert order == [*legs, later]
 
 
-def test_a_load_leaves_the_blocks_that_a_running_prompt_still_needs() -> None:
-    scheduler = Scheduler(EngineSettings(block_size=4, total_blocks=11, max_running=4, max_step_tokens=8))
-    long = generation(list(range(30)))  # 8 blocks, two a step
-    scheduler.add(long)
+def test_a_load_waits_until_its_whole_prompt_has_room() -> None:
+    scheduler = Scheduler(EngineSettings(block_size=4, total_blocks=6))
+    scheduler.add(generation(list(range(10)), output=2))
     step = scheduler.begin_step(0.0)
     assert step is not None
-    scheduler.finish_step(step, 0.1)
     leg = generation([9] * 12)
     leg.loads_prompt = True
     scheduler.add(leg)
-    scheduler.begin_step(0.1)
-    assert scheduler.take_started_loads() == []  # 3 blocks of the 6 that are free, and 4 or more are promised
+    scheduler.finish_step(step, 0.1)
+    step = scheduler.begin_step(0.1)
+    assert step is not None
+    assert (scheduler.take_started_loads(), scheduler.waiting, scheduler.waiting_to_load()) == ([], 1, 1)
+    scheduler.finish_step(step, 0.2)
+    scheduler.begin_step(0.2)
+    assert scheduler.take_started_loads() == [leg]
 
 
 def test_an_aborted_load_frees_its_blocks_when_it_ends_and_not_before() -> None:
