@@ -208,7 +208,9 @@ class KvLoader:
             self._known_engines.add(key)
         except (PeerError, TimeoutError) as error:
             self._metrics.failed_transfers += 1
-            log.error("NIXL transfer failure: handshake_setup_failed with engine %s: %s", key, error or "no answer")
+            log.error(
+                "NIXL transfer failure: handshake_setup_failed with engine %s: %s", key, str(error) or "no answer"
+            )
         finally:
             del self._handshakes[key]
             if not done.done():
