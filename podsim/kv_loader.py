@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from podsim.core.generate import prompt_seed
 from podsim.core.link import LinkSettings
-from podsim.core.scheduler import Generation, Scheduler
+from podsim.core.scheduler import Generation, Scheduler, State
 from podsim.errors import EngineDeadError, GenerationFailedError, PeerError, RequestRefusedError
 from podsim.side_channel import Channel, connected
 from podsim.transfer_link import TransferLink
@@ -159,7 +159,8 @@ class KvLoader:
             finally:
                 carried.cancel()
             self._metrics.transferred(seconds=loop.time() - started_at, size=size, blocks=blocks)
-            if not (await self._release(channel, prompt) and valid):
+            released = await self._release(channel, prompt)
+            if not (valid and released) and generation.state is State.LOADING:  # nobody sees what an aborted one read
                 self._metrics.stale_reads += 1
                 log.error("the KV read for request %s was not, or not any more, that of its prompt", prompt.request_id)
 
@@ -207,7 +208,9 @@ class KvLoader:
             self._known_engines.add(key)
         except (PeerError, TimeoutError) as error:
             self._metrics.failed_transfers += 1
-            log.error("NIXL transfer failure: handshake_setup_failed with engine %s: %s", key, error or "no answer")
+            log.error(
+                "NIXL transfer failure: handshake_setup_failed with engine %s: %s", key, str(error) or "no answer"
+            )
         finally:
             del self._handshakes[key]
             if not done.done():

@@ -20,7 +20,12 @@ _COMPLETION_MAX_TOKENS = 16
 def chat_token_ids(
     request: ChatRequest | TokenizeRequest, *, folder: ModelFolder, model: str, encode: Encode
 ) -> list[int]:
-    """The ids of a rendered chat. The template adds BOS itself, so special tokens default to off."""
+    """The ids of a rendered chat. The template adds BOS itself, so special tokens default to off.
+
+    Ids that a prefill stage has left in `kv_transfer_params` replace the messages.
+    """
+    if isinstance(request, ChatRequest) and (ids := _forwarded_ids(request, folder=folder)) is not None:
+        return ids
     template = folder.require_chat_template()
     kwargs: dict[str, Any] = dict(request.chat_template_kwargs or {})
     if isinstance(request, ChatRequest):
@@ -98,6 +103,22 @@ def limits_for(request: ChatRequest | CompletionRequest, *, prompt_tokens: int, 
         ignore_eos=request.ignore_eos,
         stop=request.stop_strings,
     )
+
+
+def _forwarded_ids(request: ChatRequest, *, folder: ModelFolder) -> list[int] | None:
+    ids = request.kv_transfer_params and request.kv_transfer_params.get("prompt_token_ids")
+    if ids is None:
+        return None
+    parameter = "kv_transfer_params.prompt_token_ids"
+    if not isinstance(ids, list) or not ids or any(type(token_id) is not int or token_id < 0 for token_id in ids):
+        raise RequestRefusedError(
+            "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers. "
+            f"(parameter={parameter})",
+            param=parameter,
+        )
+    if (largest := max(ids)) >= folder.vocabulary_size:
+        raise RequestRefusedError(f"Token id {largest} is out of vocabulary (parameter={parameter})", param=parameter)
+    return ids
 
 
 def _wanted_tokens(request: ChatRequest | CompletionRequest) -> tuple[str, int | None]:

@@ -107,8 +107,7 @@ class Scheduler:
         self.totals = SchedulerTotals()
         self._running: list[Generation] = []
         self._waiting: deque[Generation] = deque()
-        self._loading: set[Generation] = set()
-        self._loaded: deque[Generation] = deque()  # hold their blocks, so they run before all that wait
+        self._with_load: dict[Generation, None] = {}  # by the start of their loads; before all others once these end
         self._started_loads: list[Generation] = []
 
     @property
@@ -119,17 +118,17 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Sequences that are not running: in the queue, or with a load."""
-        return len(self._waiting) + self.loading + self.loaded
+        return len(self._waiting) + len(self._with_load)
 
     @property
     def loading(self) -> int:
         """Sequences whose prompt's KV is on its way."""
-        return len(self._loading)
+        return sum(generation.state is State.LOADING for generation in self._with_load)
 
     @property
     def loaded(self) -> int:
         """Sequences whose load has ended and that do not run yet."""
-        return len(self._loaded)
+        return len(self._with_load) - self.loading
 
     def waiting_to_load(self) -> int:
         """Sequences in the queue whose load has not started."""
@@ -145,12 +144,10 @@ class Scheduler:
         Blocks that a load still writes to are freed when it ends.
         """
         if generation.state is State.LOADING:
-            self._loading.remove(generation)
-        elif generation.state is State.WAITING and generation.blocks:
-            self._loaded.remove(generation)
-            self._release(generation)
+            del self._with_load[generation]
         elif generation.state is State.WAITING:
-            self._waiting.remove(generation)
+            self._dequeue(generation)
+            self._release(generation)
         elif generation.state is State.RUNNING:
             self._leave(generation)
         else:
@@ -196,34 +193,42 @@ class Scheduler:
 
     def finish_load(self, generation: Generation) -> None:
         """The prompt's KV is there: the generation runs as soon as a slot is free."""
-        if self._still_loading(generation):
-            self._loaded.append(generation)
+        if self._ends_its_load(generation):
             generation.state = State.WAITING
 
     def fail_load(self, generation: Generation, *, recompute: bool) -> None:
-        """The prompt's KV does not come: fail the generation, or have it compute what it lacks."""
-        if not self._still_loading(generation):
+        """The prompt's KV does not come: fail the generation, or have it compute what is not cached then."""
+        if not self._ends_its_load(generation):
             return
-        generation.computed = generation.cached_blocks * self.settings.block_size
-        generation.state = State.WAITING if recompute else State.FAILED
-        if recompute and generation.computed:
-            self._loaded.append(generation)
-            return
-        self._release(generation)
         if recompute:
-            self._waiting.appendleft(generation)
+            generation.state = State.WAITING
+            generation.computed = generation.loaded_tokens = 0
+        else:
+            self._dequeue(generation)
+            self._release(generation)
+            generation.state = State.FAILED
 
     def release_kept(self, generation: Generation) -> None:
         """Free the blocks of a finished generation with `keeps_blocks`."""
         self._release(generation)
 
-    def _still_loading(self, generation: Generation) -> bool:
+    def _ends_its_load(self, generation: Generation) -> bool:
         """Whether it still wants its load; an aborted one frees its blocks now."""
-        if generation.state is State.LOADING:
-            self._loading.remove(generation)
-            return True
-        self._release(generation)
-        return False
+        if generation.state is not State.LOADING:
+            self._release(generation)
+        return generation.state is State.LOADING
+
+    def _next_waiting(self) -> Generation | None:
+        for generation in self._with_load:
+            if generation.state is State.WAITING:
+                return generation
+        return self._waiting[0] if self._waiting else None
+
+    def _dequeue(self, generation: Generation) -> None:
+        if generation in self._with_load:
+            del self._with_load[generation]
+        else:
+            self._waiting.remove(generation)
 
     def _continue_running(self) -> tuple[list[tuple[Generation, int]], bool]:
         work: list[tuple[Generation, int]] = []
@@ -244,30 +249,34 @@ class Scheduler:
 
     def _admit_waiting(self, work: list[tuple[Generation, int]], *, now: float) -> None:
         budget = self.settings.max_step_tokens - sum(tokens for _, tokens in work)
-        while self._loaded and budget > 0 and len(self._running) < self.settings.max_running:
-            generation = self._loaded.popleft()
-            self._cache_full_blocks(generation, generation.computed)
-            # the last token is computed here: its logits give the next one
-            generation.computed = min(generation.computed, generation.known_tokens - 1)
-            if generation.admitted_at is None:
-                generation.admitted_at = now
-            budget -= self._run(generation, work, budget=budget)
-        while self._waiting and budget > 0 and len(self._running) < self.settings.max_running:
-            generation = self._waiting[0]
-            if not self._take_cached_prefix(generation):
+        while budget > 0 and len(self._running) < self.settings.max_running:
+            generation = self._next_waiting()
+            if generation is None:
                 break
-            self._waiting.popleft()
-            if generation.reports_hits and generation.cached_blocks:
-                self.pool.report(self._stored(generation, 0, generation.cached_blocks))
+            if not generation.computed:
+                self._release(generation)  # those of a load that failed
+            if generation.blocks:  # its load has ended
+                generation.computed = generation.known_tokens - 1  # the last one's logits give the next
+            elif not self._take_cached_prefix(generation):
+                break
+            elif self._count_hits(generation):
+                self._dequeue(generation)
+                self._start_load(generation)
+                continue
+            self._dequeue(generation)
             if generation.admitted_at is None:
-                generation.cached_tokens = generation.computed
-                self.totals.queried_tokens += generation.prompt_tokens
-                self.totals.hit_tokens += generation.computed
-                if generation.loads_prompt:
-                    self._start_load(generation)
-                    continue
                 generation.admitted_at = now
             budget -= self._run(generation, work, budget=budget)
+
+    def _count_hits(self, generation: Generation) -> bool:
+        """Account for the cached prefix that was just taken; whether the rest of the prompt is to be loaded."""
+        if generation.reports_hits and generation.cached_blocks:
+            self.pool.report(self._stored(generation, 0, generation.cached_blocks))
+        if generation.admitted_at is None:
+            generation.cached_tokens = generation.computed
+            self.totals.queried_tokens += generation.prompt_tokens
+            self.totals.hit_tokens += generation.computed
+        return generation.loads_prompt
 
     def _run(self, generation: Generation, work: list[tuple[Generation, int]], *, budget: int) -> int:
         """Take a generation into the step that is being planned; how many tokens it computes there."""
@@ -287,7 +296,7 @@ class Scheduler:
         self.totals.loaded_tokens += generation.loaded_tokens
         generation.loads_prompt = False
         generation.state = State.LOADING
-        self._loading.add(generation)
+        self._with_load[generation] = None
         self._started_loads.append(generation)
 
     def _take_cached_prefix(self, generation: Generation) -> bool:
@@ -297,24 +306,13 @@ class Scheduler:
         # the last token is always computed: its logits give the next one
         hits = self.pool.cached_prefix(generation.hashes, max_blocks=(tokens - 1) // size)
         new_blocks = -(-tokens // size) - len(hits)
-        # a load is not preempted: it must leave the blocks that running prompts still need
-        promised = self._promised_blocks() if generation.loads_prompt else 0
-        if new_blocks + self.pool.unused(hits) + promised > self.pool.free_blocks:
+        if new_blocks + self.pool.unused(hits) > self.pool.free_blocks:
             return False
         self.pool.touch(hits)
         generation.blocks = hits
         generation.cached_blocks = len(hits)
         generation.computed = len(hits) * size
         return True
-
-    def _promised_blocks(self) -> int:
-        """Blocks that running prompts, computed in parts, do not have yet."""
-        size = self.settings.block_size
-        return sum(
-            -(-generation.known_tokens // size) - len(generation.blocks)
-            for generation in self._running
-            if generation.known_tokens - generation.computed > 1
-        )
 
     def _grow(self, generation: Generation, tokens: int) -> bool:
         """Make room for `tokens` more tokens and cache the blocks they fill; False if blocks are short."""

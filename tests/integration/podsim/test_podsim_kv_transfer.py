@@ -210,9 +210,14 @@ async def test_the_decode_leg_fetches_the_prompt_says_what_one_pod_would_and_fre
         ) == (96, 104, 104, 8 * 16 * 1000, 0)
 
 
-async def test_a_request_waits_as_deferred_while_its_prompt_is_on_its_way() -> None:
-    slow = replace(LINK, bytes_per_second=100.0)
-    async with pods(settings("kv_producer", link=slow), settings("kv_consumer", link=slow)) as (prefiller, decoder):
+SLOW_LINK = replace(LINK, bytes_per_second=100.0)
+
+
+@pytest.mark.parametrize(("there", "here"), [(SLOW_LINK, LINK), (LINK, SLOW_LINK)], ids=["slow there", "slow here"])
+async def test_a_request_waits_as_deferred_while_its_prompt_is_on_its_way(
+    there: LinkSettings, here: LinkSettings
+) -> None:
+    async with pods(settings("kv_producer", link=there), settings("kv_consumer", link=here)) as (prefiller, decoder):
         params = await prefiller.prefill()
         request = asyncio.create_task(decoder.complete(max_tokens=1, kv_transfer_params=params))
         await until_metric(decoder, "vllm:num_requests_kv_fetch_by_stage", 1, stage="in_progress")
@@ -221,10 +226,24 @@ async def test_a_request_waits_as_deferred_while_its_prompt_is_on_its_way() -> N
         assert await decoder.metric("vllm:kv_cache_usage_perc") == pytest.approx(7 / 200)
         # others are not held up by it
         await decoder.complete(list(range(50)), max_tokens=3)
-        # the client leaves: the blocks are written to until the load ends
+        assert prefiller.used_blocks == 7
+        # the client leaves: vLLM has the blocks over there freed at once, those here are written to until the load ends
         request.cancel()
         await until_metric(decoder, "vllm:num_requests_waiting", 0)
+        await until(lambda: prefiller.used_blocks == 0)
         assert decoder.used_blocks == 7
+
+
+async def test_what_is_read_for_a_client_that_has_left_is_not_counted_as_stale() -> None:
+    slow = replace(LINK, bytes_per_second=200_000.0)  # half a second
+    async with pods(settings("kv_producer", link=slow), settings("kv_consumer", link=slow)) as (prefiller, decoder):
+        params = await prefiller.prefill()
+        request = asyncio.create_task(decoder.complete(max_tokens=1, kv_transfer_params=params))
+        await until_metric(decoder, "vllm:num_requests_kv_fetch_by_stage", 1, stage="in_progress")
+        request.cancel()
+        await until_metric(prefiller, "vllm:nixl_num_notifications_after_expiry_total", 1)
+        await until(lambda: decoder.used_blocks == 0)
+        assert await decoder.metric("podsim_stale_kv_reads_total") == 0
 
 
 async def test_a_lease_ends_without_a_decode_leg_and_a_late_one_reads_stale_blocks_without_a_word() -> None:
@@ -379,9 +398,8 @@ async def test_the_policy_recompute_computes_what_does_not_come() -> None:
 
 
 async def test_a_prefill_pod_that_dies_in_the_middle_of_a_transfer_fails_the_request() -> None:
-    slow = replace(LINK, bytes_per_second=100.0)
-    async with pods(settings("kv_consumer", link=slow)) as (decoder,):
-        async with pods(settings("kv_producer", link=slow)) as (prefiller,):
+    async with pods(settings("kv_consumer", link=SLOW_LINK)) as (decoder,):
+        async with pods(settings("kv_producer", link=SLOW_LINK)) as (prefiller,):
             params = await prefiller.prefill()
             request = asyncio.create_task(decoder.post(prompt=PROMPT, max_tokens=2, kv_transfer_params=params))
             await until_metric(decoder, "vllm:num_requests_kv_fetch_by_stage", 1, stage="in_progress")

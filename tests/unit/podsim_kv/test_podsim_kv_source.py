@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import dataclass, field
 
+import pytest
+
 from bench.overload.virtual_loop import run
 from podsim.core.generate import prompt_seed
 from podsim.core.scheduler import EngineSettings, Generation, Scheduler
@@ -87,7 +89,7 @@ def test_heartbeats_renew_a_lease_for_two_thirds_of_its_time() -> None:
     run(story())
 
 
-def test_a_release_frees_the_blocks_once() -> None:
+def test_a_release_frees_the_blocks_once(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         pod = Prefiller()
         release = Release(engine_id="ours", request_id="leg")
@@ -97,6 +99,7 @@ def test_a_release_frees_the_blocks_once() -> None:
         assert pod.metrics.late_notifications == 1
         await asyncio.sleep(60)
         assert pod.metrics.expired_leases == 0
+        assert [record.name for record in caplog.records] == ["podsim.kv_source"]  # no timer has failed
 
     run(story())
 

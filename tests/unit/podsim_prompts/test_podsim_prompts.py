@@ -45,6 +45,24 @@ def test_a_chats_template_kwargs_never_override_what_the_request_itself_says() -
     assert FOLDER.decode(token_ids).endswith("<|im_start|>assistant\n")
 
 
+def forwarded(ids: Any) -> list[int]:
+    request = ChatRequest(messages=[{"role": "user", "content": "hi"}], kv_transfer_params={"prompt_token_ids": ids})
+    return chat_token_ids(request, folder=FOLDER, model="tiny", encode=FOLDER.encode)
+
+
+def test_ids_that_a_prefill_stage_has_left_replace_the_messages() -> None:
+    assert forwarded([5, 6]) == [5, 6]
+    plain = ChatRequest(messages=[{"role": "user", "content": "hi"}])
+    assert forwarded(None) == chat_token_ids(plain, folder=FOLDER, model="tiny", encode=FOLDER.encode)
+
+
+@pytest.mark.parametrize("ids", [[], "5", [5, "6"], [-1], [True], [4096]])
+def test_impossible_ids_of_a_prefill_stage_are_refused(ids: Any) -> None:
+    with pytest.raises(RequestRefusedError) as refused:
+        forwarded(ids)
+    assert refused.value.param == "kv_transfer_params.prompt_token_ids"
+
+
 @pytest.mark.parametrize(
     ("limit", "side", "expected"),
     [(None, None, range(50)), (5, None, range(45, 50)), (5, "left", range(45, 50)), (5, "right", range(5))],
