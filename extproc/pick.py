@@ -61,7 +61,7 @@ async def pick(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) -> Bo
     finally:
         pool.end(pending)
     if pending.prefill is not None:
-        await _prefill(pending.prefill, exchange, pool)
+        await _prefill(pending.prefill, prepared, exchange, pool)
     return exchange
 
 
@@ -175,11 +175,18 @@ async def _seat(prepared: Prepared, pool: PoolRuntime, pending: PendingPick) -> 
     return await pool.admission.seat(prepared, snapshot, look=look_again, attempt=attempt, undo=BookedExchange.finish)
 
 
-async def _prefill(work: PrefillWork, exchange: BookedExchange, pool: PoolRuntime) -> None:
-    """Have a prefill pod compute a booked request's prompt. Whatever this raises, the booking is released."""
+async def _prefill(work: PrefillWork, prepared: Prepared, exchange: BookedExchange, pool: PoolRuntime) -> None:
+    """Have a prefill pod compute a booked request's prompt. Whatever this raises, the booking is released.
+
+    A decode pod that has gone meanwhile is replaced: nobody has fetched the blocks yet, so that any may.
+    """
     assert pool.legs is not None, "who has planned a leg runs it"
     try:
         await pool.legs.run(work, exchange)
+        if not pool.serves(exchange.endpoints[0]):
+            found = choose(pool.view, prepared.query, look(pool.view, prepared.query, now=pool.clock()), ceiling=None)
+            assert isinstance(found, Choice), "without a ceiling there is always a choice"
+            exchange.move(found.decision.endpoints[: pool.most_endpoints])
     except BaseException:  # a client that leaves, too
         exchange.finish()
         raise

@@ -154,6 +154,16 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
             )
             self.plan = msgspec.structs.replace(self.plan, prediction=prediction)
 
+    def move(self, endpoints: Sequence[str]) -> None:
+        """Send it to others than those that were picked, before it has gone anywhere."""
+        self.endpoints = endpoints
+        if self.booking is not None and self.booking.endpoint != endpoints[0]:
+            self.booking = self.books.rebook(self.booking, endpoints[0])
+        if (prediction := self.plan.prediction) is not None:
+            self.plan = msgspec.structs.replace(
+                self.plan, prediction=msgspec.structs.replace(prediction, endpoint=endpoints[0])
+            )
+
     def computes_itself(self, uncached_tokens: int) -> None:
         """Note that the pod will compute the prompt that was to come from a prefill pod."""
         if self.booking is not None:

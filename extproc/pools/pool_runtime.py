@@ -21,6 +21,7 @@ from extproc.admission.prepared_request import Picked, PrefixIndex, Prepared, Pr
 from extproc.choosing.choose import Choice, Full, PoolView, Snapshot
 from extproc.errors import DEFECT, InternalPickError, NoReadyEndpointError, PickError, RequestShedError
 from extproc.ext_proc.exchange import NO_HEADERS, RequestFacts
+from extproc.pods.endpoint import Reachability
 from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.picker_books import PickerBooks
 from extproc.pools.plan_response import Pace, plan_response
@@ -38,6 +39,8 @@ from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
 
 log = logging.getLogger(__name__)
+
+READY, UNKNOWN = Reachability.READY, Reachability.UNKNOWN
 
 FAILED_OPEN = "failed-open"  # an outcome: sent without a decision
 
@@ -165,6 +168,11 @@ class PoolRuntime:
         # the answer leaves in this turn of the loop; what need not be ready for it comes after it
         asyncio.get_running_loop().call_soon(self._remember, picked, trace, label)
         return exchange
+
+    def serves(self, endpoint: str) -> bool:
+        """Tell whether an endpoint may get requests now, as far as is known."""
+        statuses = self.view.endpoints.snapshot(now=self.clock())
+        return any(each.address == endpoint and each.reachability in (READY, UNKNOWN) for each in statuses)
 
     def no_room(self, found: Full, asked: AskedRequest, snapshot: Snapshot) -> None:
         """Note that a request has found every endpoint full."""

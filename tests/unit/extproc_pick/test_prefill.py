@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from extproc.local.explain import render
 from extproc.pages.decision_state import decision_state
 from extproc.pages.picker_state import DecisionState, PrefillState
 from extproc.pick import pick
-from extproc.pods.endpoint import Role
+from extproc.pods.endpoint import Reachability, Role
 from extproc.policy.disaggregation import Disaggregation, OffloadRule, Protocol
 from extproc.policy.values import PickPolicy
 from extproc.pools.pool_runtime import PoolRuntime
@@ -22,6 +23,7 @@ from extproc.prefixes.prompt_match import IndexHits, PromptKeys
 from kvmesh.pods.http_response import HttpResponse, HttpResponseError
 from kvmesh.pods.pod_http import PodPages
 from tests.unit.extproc_pick.pick_fakes import (
+    FakeEndpoints,
     FakeIndex,
     FakePrompts,
     Hits,
@@ -179,6 +181,26 @@ async def test_a_client_that_leaves_ends_the_leg_and_every_booking() -> None:
         await task
     assert (booked(pool), pool.books.open_requests, pool.under_way) == ({}, 0, 0)
     assert counted(pool, "kvmesh_prefill_legs_total") == {"client-left": 1}
+
+
+async def test_a_decode_pod_that_goes_during_the_leg_is_replaced_and_the_other_one_fetches() -> None:
+    pods = PrefillPods()
+    pool = split_pool(pods, "p", "d1", "d2", held={"d1": 5})
+
+    async def answer() -> HttpResponse:
+        statuses = pool.view.endpoints.snapshot(now=1.0)
+        assert isinstance(pool.view.endpoints, FakeEndpoints)
+        pool.view.endpoints.statuses = [
+            replace(each, reachability=Reachability.UNREACHABLE) if each.address == "d1" else each for each in statuses
+        ]
+        return ANSWER
+
+    pods.replies["p"] = answer
+    exchange = await pick(facts(), chat(), pool)
+    assert (exchange.endpoints, booked(pool)) == (("d2",), {"d2": (1, 1.0)})
+    assert json.loads(exchange.body or b"")["kv_transfer_params"] == PARAMETERS
+    exchange.finish()
+    assert (booked(pool), pool.books.open_requests) == ({}, 0)
 
 
 async def test_a_decision_shows_both_sides_numbers() -> None:
