@@ -21,6 +21,7 @@ from extproc.pick import pick
 from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
 from extproc.pools.booked_exchange import BookedExchange, ReadResponse
 from extproc.pools.mesh import MeshFollower, follow_source, mesh_policy
+from extproc.pools.pool import Pool
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
 from extproc.requests.json_body import LONG_BODY_BYTES
@@ -142,11 +143,18 @@ class PoolPicks:
 
     def pick(self, facts: RequestFacts, body: bytes | None) -> Coroutine[Any, Any, BookedExchange]:
         """Decide and book, once awaited. Raise PickError with the answer for the client."""
-        return pick(facts, body, self._pools.of_request(facts).runtime)
+        pool = self._pools.of_request(facts)
+        return _pick_once_asked(facts, body, pool) if pool.is_asking else pick(facts, body, pool.runtime)
 
     def response(self, plan: ResponsePlan) -> ReadResponse:
         """Open a response whose pick, here or on another picker, made this plan."""
         return self._pools.response(plan)
+
+
+async def _pick_once_asked(facts: RequestFacts, body: bytes | None, pool: Pool) -> BookedExchange:
+    """Pick when the pods of a pool of which nothing is known yet have told their models, or do not."""
+    await pool.answers()
+    return await pick(facts, body, pool.runtime)
 
 
 def static_config(settings: PickerSettings) -> PoolConfig:
@@ -212,7 +220,7 @@ def _spare_the_collector() -> None:
 
 
 async def _is_known(pools: Pools, *, stop: asyncio.Event) -> bool:
-    """Wait until the endpoints are known and were scraped once, or until `stop` is set; tell which."""
+    """Wait until the endpoints are known and were looked at once, or until `stop` is set; tell which."""
     async with asyncio.TaskGroup() as tasks:
         known = tasks.create_task(_known(pools), name="wait for endpoints")
         stopped = tasks.create_task(stop.wait(), name="wait for the end")
@@ -225,7 +233,7 @@ async def _is_known(pools: Pools, *, stop: asyncio.Event) -> bool:
 
 async def _known(pools: Pools) -> None:
     await pools.known()
-    await pools.first_scrapes()
+    await pools.first_looks()
 
 
 async def _take_traffic(service: PickerService, server: ExtProcServer, *, stop: asyncio.Event) -> None:

@@ -2,7 +2,8 @@
 
 The picker reads `snapshot`. An endpoint that refuses connections is unreachable at once: nothing listens there. One
 that is slow or answers nonsense keeps its last report until that is stale, and its load is then unknown: never idle.
-Now and then its /v1/models is read as well: which models and LoRA adapters it serves, and how long a prompt may be.
+Its /v1/models is read as well, when it has first answered and now and then: which models and LoRA adapters it serves,
+and how long a prompt may be.
 A report that stays the same although it says that requests run or wait is no report: its engine is stuck or dead.
 An endpoint that refused connections, is another process, or came later is new from its first report on (`ready_since`).
 Endpoints come and go while it runs (`set_endpoints`); those that may get no new requests are scraped until they are
@@ -26,6 +27,7 @@ from extproc.pods.endpoint import (
     parse_served_models,
 )
 from extproc.pods.endpoint_samples import TrendWatch, restarted
+from extproc.pods.first_answers import FirstAnswers
 from extproc.pods.scrape_pace import IDLE_AFTER_SECONDS, ScrapePace
 from kvmesh.pods.engine_metrics import parse_load
 from kvmesh.pods.metrics_page import MetricsPage, is_page, why_no_load
@@ -81,6 +83,8 @@ class _Target:
     ready_since: float | None = None  # monotonic seconds; None: it served when we first looked, or has not yet
     last_problem: str | None = None
     scraped: asyncio.Event = field(default_factory=asyncio.Event)
+    must_ask: bool = True  # its process has not been asked for its models
+    models_due: asyncio.Event = field(default_factory=asyncio.Event)  # set: at once
 
 
 class MetricsScraper:
@@ -97,6 +101,7 @@ class MetricsScraper:
         restarted: Callable[[str], None] | None = None,
         reported: Callable[[str, EndpointLoad, EndpointTrend], None] | None = None,
         changed: Callable[[], None] | None = None,
+        told: Callable[[], None] | None = None,
         pace: ScrapePace | None = None,
         turns: PageTurns | None = None,
         pages: PageReader | None = None,
@@ -104,7 +109,8 @@ class MetricsScraper:
         """`pace` and `turns` are shared with the other pools' scrapers; `pages` gets all good pages.
 
         `restarted` is called for each endpoint that is another process now, `reported` for each report, and `changed`
-        for each scrape that gave none: the endpoint may be unknown or unreachable now.
+        for each scrape that gave none: the endpoint may be unknown or unreachable now. `told` is called when all
+        endpoints that are new have been asked for their models.
         """
         self._reported, self._changed = reported, changed
         self._models_interval_seconds = models_interval_seconds
@@ -112,6 +118,7 @@ class MetricsScraper:
         self._pages = pages
         self._learned_adapters: Mapping[str, str] = {}
         self._targets = {address: _target(address, timeout_seconds=timeout_seconds) for address in addresses}
+        self._answers = FirstAnswers(addresses, completed=told or (lambda: None))
         self._wanted_interval_seconds = interval_seconds
         self._timeout_seconds = timeout_seconds
         self._wanted_stale_seconds = stale_after_seconds
@@ -135,9 +142,13 @@ class MetricsScraper:
             self._remove(self._targets.pop(address))
         for address, closed in endpoints.items():
             target = self._targets.get(address)
+            if target is not None and closed is None and target.closed is not None and _is_silent(target):
+                self._remove(target)  # it was not up when it was looked at: look again now, not when its turn comes
+                target = None
             if target is None:
                 target = self._targets[address] = _target(address, timeout_seconds=self._timeout_seconds)
                 target.is_new = self._tasks is not None
+                self._answers.expect(address)
                 self._count(1)
                 self._start(target)
             is_closed_by = target.closed.reachability if target.closed is not None else None
@@ -170,10 +181,19 @@ class MetricsScraper:
         """LoRA adapter -> its base model's name, as the pods say."""
         return self._learned_adapters
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether an endpoint is new and has not been asked for its models yet."""
+        return not self._answers.is_complete
+
     async def first_scrapes(self) -> None:
         """Wait until every endpoint was scraped once, with whatever outcome; each scrape has its deadline."""
         for target in tuple(self._targets.values()):
             await target.scraped.wait()
+
+    async def first_answers(self) -> None:
+        """Wait until every endpoint that answers was asked for its models, for a scrape's deadline at most."""
+        await self._answers.wait(seconds=self._timeout_seconds)
 
     def problems(self) -> dict[str, str]:
         """Return what is wrong with each endpoint that did not report last time."""
@@ -208,6 +228,7 @@ class MetricsScraper:
         for task in target.tasks:
             task.cancel()
         target.scraped.set()  # `first_scrapes` must not wait for it
+        self._answers.got(target.address)
 
     def _count(self, more: int) -> None:
         self._pace.endpoints += more
@@ -231,6 +252,8 @@ class MetricsScraper:
         self._catching_up = self._asked_at + CATCH_UP_SECONDS, self._stale_after_seconds
         self._set_pace()
         self._busy.set()
+        for target in self._targets.values():
+            target.models_due.set()
 
     async def _pause(self) -> None:
         """Wait until the next scrape; jitter keeps replicas and endpoints from falling into step."""
@@ -239,12 +262,8 @@ class MetricsScraper:
             self._pace.busy -= len(self._targets)
             self._busy.clear()
         self._set_pace()
-        await self._rest(self._interval_seconds)
-
-    async def _rest(self, seconds: float) -> None:
-        """Wait so long, or until requests come again."""
-        seconds *= random.uniform(0.8, 1.2)  # noqa: S311
-        if not self._is_idle:
+        seconds = _jittered(self._interval_seconds)
+        if not self._is_idle:  # else until requests come again
             await asyncio.sleep(seconds)
             return
         with suppress(TimeoutError):
@@ -268,23 +287,14 @@ class MetricsScraper:
             _refuses(target, refused=False)
             if load is not None and target.load is not None and restarted(target.load, load):
                 self._is_another(target, began_anew=True)
+            if target.must_ask:
+                target.must_ask = False
+                self._answers.expect(target.address)
+                target.models_due.set()
             if load is None:
                 self._problem(target, f"its load is unknown: {why_no_load(response)}")
-            elif (still := _still_seconds(target, load)) > self._most_still_seconds(target):
-                target.ready = None
-                self._problem(target, FROZEN.format(load=load))
             else:
-                if still == 0.0:
-                    _moved(target, load)
-                if target.is_new:
-                    target.is_new, target.ready_since = False, asked_at
-                    target.unknown = replace(target.unknown, ready_since=asked_at)
-                target.load, target.text = load, response.body if len(response.body) <= KEPT_PAGE_BYTES else b""
-                self._ready(target, load)
-                if self._pages is not None:
-                    async with asyncio.timeout(self._timeout_seconds):
-                        await self._turns.read(self._pages.page(target.address, response.body, load=load))
-                self._problem(target, None)
+                await self._take(target, load, response.body, asked_at)
         except Exception as error:  # whatever one pod answers must not end the scraping of all
             # nothing listens there; names that do not resolve or routes that fail say nothing of the pod
             refused = isinstance(error, ConnectionRefusedError)
@@ -292,10 +302,30 @@ class MetricsScraper:
             if refused and not target.refused:
                 self._is_another(target)  # the process that listens there next has an empty cache
             _refuses(target, refused=refused)
+            if target.must_ask:
+                self._answers.got(target.address)
             self._problem(target, f"no load from /metrics: {str(error) or type(error).__name__}")
         target.scraped.set()
         if self._changed is not None and target.last_problem is not None:
             self._changed()
+
+    async def _take(self, target: _Target, load: EndpointLoad, text: bytes, asked_at: float) -> None:
+        """Believe a report, unless its numbers stand still, and read the rest of its page."""
+        if (still := _still_seconds(target, load)) > self._most_still_seconds(target):
+            target.ready = None
+            self._problem(target, FROZEN.format(load=load))
+            return
+        if still == 0.0:
+            _moved(target, load)
+        if target.is_new:
+            target.is_new, target.ready_since = False, asked_at
+            target.unknown = replace(target.unknown, ready_since=asked_at)
+        target.load, target.text = load, text if len(text) <= KEPT_PAGE_BYTES else b""
+        self._ready(target, load)
+        if self._pages is not None:
+            async with asyncio.timeout(self._timeout_seconds):
+                await self._turns.read(self._pages.page(target.address, text, load=load))
+        self._problem(target, None)
 
     async def _load(self, target: _Target, text: bytes, asked_at: float) -> EndpointLoad | None:
         """Read the load; a page that says what the last report said is not read again."""
@@ -322,7 +352,7 @@ class MetricsScraper:
     def _is_another(self, target: _Target, *, began_anew: bool = False) -> None:
         """Take it for another process; `began_anew`: by its counters, and not because it has refused a connection."""
         target.models = None
-        target.is_new = True
+        target.is_new = target.must_ask = True
         target.longest_pause_seconds = 0.0
         # not for a refusal alone: were it the same process after all, all that it has ever counted would count again
         if began_anew and self._pages is not None:
@@ -333,9 +363,14 @@ class MetricsScraper:
     async def _keep_models(self, target: _Target) -> None:
         await target.scraped.wait()  # and its connection is there
         while True:
+            target.models_due.clear()
             await self._read_models(target)
+            if not target.models_due.is_set():
+                self._answers.got(target.address)
             seconds = self._pace.models_interval(self._models_interval_seconds, idle=self._is_idle)
-            await self._rest(seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_jittered(seconds)):
+                    await target.models_due.wait()
 
     async def _read_models(self, target: _Target) -> None:
         """Keep what was known where the pod does not answer; where it does not say, every model may be there."""
@@ -392,10 +427,19 @@ def _target(address: str, *, timeout_seconds: float) -> _Target:
     )
 
 
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(0.8, 1.2)  # noqa: S311
+
+
 def _refuses(target: _Target, *, refused: bool) -> None:
     """Note whether it refuses connections, and what a pick sees of it."""
     target.refused = refused
     target.out = target.closed or (target.unreachable if refused else None)
+
+
+def _is_silent(target: _Target) -> bool:
+    """Tell whether it has never said anything."""
+    return target.load is None and target.models is None
 
 
 def _still_seconds(target: _Target, load: EndpointLoad) -> float:

@@ -3,7 +3,7 @@
 import random
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from extproc.admission.admission_queue import AdmissionQueue
@@ -52,6 +52,7 @@ class Pool:
         self.config = config
         self._resources = resources
         self._memory_share = 1.0
+        self.told: Callable[[], None] = lambda: None  # called when all new pods have been asked for their models
         self._own_models, self._folders = settings.model_table.served, settings.tokenizer_folders
         self._models = models_of(config, self._own_models, resources.tokenizers, folders=self._folders)
         self.telemetry = PickerTelemetry()
@@ -177,6 +178,16 @@ class Pool:
         return claims_named(self.config.policy.priorities)
 
     @property
+    def is_asking(self) -> bool:
+        """Whether nothing is known of its models, and pods are being asked right now."""
+        config = self.config
+        return not config.learned and self.endpoints.is_asking and config.learns_models
+
+    async def answers(self) -> None:
+        """Wait until the pods have been asked for their models, for a scrape's deadline at most."""
+        await self.endpoints.first_answers()
+
+    @property
     def has_counted(self) -> bool:
         """Whether there was any request."""
         return self.runtime.has_failed_open or bool(self.runtime.recent)
@@ -215,6 +226,9 @@ class Pool:
         runtime.prompts, runtime.labels = self.prompts, self._models.names()
         self.tokens.keep_models({model.name for model in self._models.served})
         runtime.admission.reconfigure(priorities)
+
+    def _all_told(self) -> None:
+        self.told()
 
     def _restarted(self, address: str) -> None:
         self.books.restarted(address)
@@ -301,6 +315,7 @@ class Pool:
             restarted=self._restarted,
             reported=books.reported,
             changed=books.changed,
+            told=self._all_told,
             pace=self._resources.scrape_pace,
             turns=self._resources.page_turns,
             pages=self.telemetry.latencies,

@@ -44,7 +44,8 @@ REGRET_TOKENS = counter(
 )
 TOKEN_SOURCES = counter(
     "kvmesh_prompt_token_sources_total",
-    "Requests by what made their prompts' tokens: the model's folder, its pods, the client, or nothing but text.",
+    "Requests by what made their prompts' tokens: the model's folder, its pods, the client, or nothing but text; "
+    'the model is "(unknown)" where none is configured or learned by the name that was asked for.',
     "model",
     "source",
 )
