@@ -157,6 +157,11 @@ class Pool:
         lacks = self._resources.tokenizers.lacks
         return [model for model in self.declared_models() if lacks((model,))]
 
+    def found_folders(self) -> bool:
+        """Tell whether a model has a tokenizer folder that was not there before; this may block."""
+        knows = self._resources.tokenizers.knows
+        return any(not knows(model) for model in self.missing_tokenizers())
+
     def declared_models(self) -> Sequence[ServedModel]:
         """Return the models with the tokenizers that they are to have."""
         return declared_models(self.config, self._own_models, folders=self._folders).served

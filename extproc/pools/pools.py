@@ -339,9 +339,13 @@ class Pools:
             pool.tokens.reporter.look()
 
     async def _refresh_folders(self) -> None:
-        """Take up what has changed in the models' folders, and what could not be loaded before."""
+        """Take up what has changed in folders, what could not be loaded before, and folders that are new."""
         while True:
             await asyncio.sleep(FOLDERS_EVERY_SECONDS)
+            for pool in tuple(self._pools.values()) if self._resources.settings.tokenizer_folders is not None else ():
+                with self._alone(pool.name):
+                    if await asyncio.to_thread(pool.found_folders):
+                        self._load_tokenizers(pool)
             if await self._resources.tokenizers.refresh():
                 for pool in tuple(self.with_requests.values()):
                     with self._alone(pool.name):

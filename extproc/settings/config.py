@@ -84,7 +84,7 @@ class PickerSettings:
     tokenizer_folders: Path | None = setting(
         None,
         "With --kubernetes or --policies: folder with a tokenizer folder for each model, by its name, for models "
-        "that no policy, flag or annotation declares: they are learned from the pods.",
+        "whose tokens nobody has said anything about. A folder that appears later is seen by itself.",
         "tokenizers",
         metavar="FOLDER",
         must_exist=True,
