@@ -217,7 +217,8 @@ def install(
         list[str] | None,
         typer.Option(
             metavar="[NAME=]MODEL[@REVISION]",
-            help="Model of a Hugging Face hub whose tokenizer is fetched before a picker starts, never its weights.",
+            help="Model of a Hugging Face hub whose tokenizer is fetched before a picker starts, never its weights. "
+            "A hub that does not answer holds up a picker for two minutes a model.",
         ),
     ] = None,
     hub_endpoint: Annotated[
@@ -233,7 +234,10 @@ def install(
     monitoring_namespace: Annotated[str, typer.Option(help="Namespace that Prometheus runs in.")] = "monitoring",
     skip_crds: Annotated[bool, typer.Option(help="Do not install the CRDs.")] = False,
     preflight: Annotated[
-        bool, typer.Option(help="Look first at what the cluster has of Istio, gateways, routes and pools.")
+        bool,
+        typer.Option(
+            help="Look first at what the cluster has of Istio, gateways, routes, pools and of the tokenizers' volume."
+        ),
     ] = True,
     dry_run: Annotated[bool, typer.Option(help="Print the objects as YAML and change nothing.")] = False,
     force_conflicts: Annotated[bool, typer.Option(help="Take over fields that another manager owns.")] = False,
@@ -310,13 +314,13 @@ def install(
         typer.echo(f"Tokens: {_tokens_from(plan)}. Whether its pods tell any is asked once this is applied", err=True)
         return
     cluster = _cluster(kubeconfig, context)
-    if preflight:
-        plan = _checked(cluster, plan, release_is_given=istio_version is not None)
-        documents = render(plan, crds=crds)
     if plan.tokenizers_image:
         from extproc.install.model_volume import check_image_volumes
 
         check_image_volumes(cluster.minor_version())
+    if preflight:
+        plan = _checked(cluster, plan, release_is_given=istio_version is not None)
+        documents = render(plan, crds=crds)
     _apply(cluster, plan, documents, force=force_conflicts, wait_seconds=wait_seconds)
 
 
@@ -324,14 +328,16 @@ def _checked(cluster: "LightkubeCluster", plan: "InstallPlan", *, release_is_giv
     """Return the plan as it suits the cluster. Raise ConfigError, before anything is applied, where it cannot work."""
     from extproc.install.mesh_facts import read_mesh
     from extproc.install.preflight import judge
+    from extproc.install.volume_checks import judge_volume, read_volume
 
     found = judge(plan, read_mesh(cluster, plan), release_is_given=release_is_given)
+    refusals, warnings = judge_volume(plan, read_volume(cluster, plan))
     for line in found.notes:
         typer.echo(f"found: {line}")
-    for line in found.warnings:
+    for line in (*found.warnings, *warnings):
         typer.echo(f"warning: {line}")
-    if found.refusals:
-        reasons = "\n".join(f"* {each}" for each in found.refusals)
+    if found.refusals or refusals:
+        reasons = "\n".join(f"* {each}" for each in (*found.refusals, *refusals))
         raise ConfigError(f"nothing was applied:\n{reasons}\n(--no-preflight installs all the same)")
     return found.plan
 
