@@ -16,35 +16,35 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 from extproc.pods.endpoint import (
-    EndpointModels,
     EndpointStatus,
     EndpointTrend,
     Reachability,
     parse_served_models,
 )
-from extproc.pods.endpoint_samples import TrendWatch, restarted
+from extproc.pods.endpoint_samples import restarted
 from extproc.pods.first_answers import FirstAnswers
 from extproc.pods.scrape_pace import IDLE_AFTER_SECONDS, ScrapePace
+from extproc.pods.scrape_target import ScrapeTarget
 from kvmesh.pods.engine_metrics import parse_load
-from kvmesh.pods.metrics_page import MetricsPage, is_page, why_no_load
+from kvmesh.pods.metrics_page import is_page, why_no_load
 from kvmesh.pods.page_steps import Steps
 from kvmesh.pods.page_turns import PageTurns
-from kvmesh.pods.pod_http import MAX_MODELS_BYTES, PodHttp
+from kvmesh.pods.pod_http import MAX_MODELS_BYTES
 from kvmesh.pods.pod_report import EndpointLoad
 
 log = logging.getLogger(__name__)
 
 # a pod counts with each step: numbers that have changed after so long a time may stand still for so many times it again
 PAUSE_FACTOR = 2.0
-MOST_PAUSE_SECONDS = 10.0  # no step takes longer
 FROZEN = "/metrics stands still with {load.running_requests} requests running and {load.waiting_requests} waiting"
 CATCH_UP_SECONDS = 2.0  # until the endpoints of a pool that was idle have all been scraped again
 KEPT_PAGE_BYTES = 1 << 18  # of a page, to know it again; a longer one is read each time
 MODELS_INTERVAL_SECONDS = 5.0  # an adapter that a pod has just loaded is known this much later at most
+MODELS_AGAIN_SECONDS = 1.0  # at least, after an answer: counters that always go back are no new process each time
 
 
 class PageReader(Protocol):
@@ -58,33 +58,6 @@ class PageReader(Protocol):
 
     def forget(self, endpoint: str) -> None:
         """Take note that the endpoint is gone."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Target:
-    address: str
-    http: PodHttp  # one connection for all pages
-    page: MetricsPage
-    # what a pick may see, made once a scrape and not once a pick
-    unknown: EndpointStatus
-    unreachable: EndpointStatus
-    ready: EndpointStatus | None = None
-    load: EndpointLoad | None = None  # that `ready` has
-    models: EndpointModels | None = None
-    trends: TrendWatch = field(default_factory=TrendWatch)
-    text: bytes = b""  # that `load` was read from
-    changed_at: float = 0.0  # monotonic seconds of the first report with the numbers of `load`
-    longest_pause_seconds: float = 0.0  # that its numbers stood still while requests were there, and then moved
-    refused: bool = False  # by the last scrape
-    closed: EndpointStatus | None = None  # what a pick sees while it may get no new requests, whatever it reports
-    out: EndpointStatus | None = None  # `closed`, or `unreachable` where it has refused
-    tasks: tuple[asyncio.Task[None], ...] = ()
-    is_new: bool = False  # its next report is its first: it was not there, or is another process
-    ready_since: float | None = None  # monotonic seconds; None: it served when we first looked, or has not yet
-    last_problem: str | None = None
-    scraped: asyncio.Event = field(default_factory=asyncio.Event)
-    must_ask: bool = True  # its process has not been asked for its models
-    models_due: asyncio.Event = field(default_factory=asyncio.Event)  # set: at once
 
 
 class MetricsScraper:
@@ -117,7 +90,7 @@ class MetricsScraper:
         self._restarted = restarted
         self._pages = pages
         self._learned_adapters: Mapping[str, str] = {}
-        self._targets = {address: _target(address, timeout_seconds=timeout_seconds) for address in addresses}
+        self._targets = {address: ScrapeTarget.at(address, timeout_seconds=timeout_seconds) for address in addresses}
         self._answers = FirstAnswers(addresses, completed=told or (lambda: None))
         self._wanted_interval_seconds = interval_seconds
         self._timeout_seconds = timeout_seconds
@@ -142,11 +115,11 @@ class MetricsScraper:
             self._remove(self._targets.pop(address))
         for address, closed in endpoints.items():
             target = self._targets.get(address)
-            if target is not None and closed is None and target.closed is not None and _is_silent(target):
+            if target is not None and closed is None and target.closed is not None and target.is_silent:
                 self._remove(target)  # it was not up when it was looked at: look again now, not when its turn comes
                 target = None
             if target is None:
-                target = self._targets[address] = _target(address, timeout_seconds=self._timeout_seconds)
+                target = self._targets[address] = ScrapeTarget.at(address, timeout_seconds=self._timeout_seconds)
                 target.is_new = self._tasks is not None
                 self._answers.expect(address)
                 self._count(1)
@@ -154,7 +127,7 @@ class MetricsScraper:
             is_closed_by = target.closed.reachability if target.closed is not None else None
             if closed is not is_closed_by:
                 target.closed = None if closed is None else replace(target.unreachable, reachability=closed)
-                _refuses(target, refused=target.refused)
+                target.refuses(refused=target.refused)
         # in the order given: pages and ties go by it
         self._targets = {address: self._targets[address] for address in endpoints}
         self._learn_adapters()
@@ -214,14 +187,14 @@ class MetricsScraper:
         """Count no more for the others' pace; call it when `run` has ended."""
         self._count(-len(self._targets))
 
-    def _start(self, target: _Target) -> None:
+    def _start(self, target: ScrapeTarget) -> None:
         if self._tasks is not None:
             target.tasks = (
                 self._tasks.create_task(self._keep_fresh(target), name=f"scrape {target.address}"),
                 self._tasks.create_task(self._keep_models(target), name=f"models of {target.address}"),
             )
 
-    def _remove(self, target: _Target) -> None:
+    def _remove(self, target: ScrapeTarget) -> None:
         if self._pages is not None:
             self._pages.forget(target.address)
         self._count(-1)
@@ -270,7 +243,7 @@ class MetricsScraper:
             async with asyncio.timeout(seconds):
                 await self._busy.wait()
 
-    async def _keep_fresh(self, target: _Target) -> None:
+    async def _keep_fresh(self, target: ScrapeTarget) -> None:
         try:
             while True:
                 await self._scrape(target)
@@ -278,13 +251,13 @@ class MetricsScraper:
         finally:
             target.http.close()
 
-    async def _scrape(self, target: _Target) -> None:
+    async def _scrape(self, target: ScrapeTarget) -> None:
         asked_at = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 response = await target.page.get()
                 load = await self._load(target, response.body, asked_at) if is_page(response) else None
-            _refuses(target, refused=False)
+            target.refuses(refused=False)
             if load is not None and target.load is not None and restarted(target.load, load):
                 self._is_another(target, began_anew=True)
             if target.must_ask:
@@ -301,7 +274,7 @@ class MetricsScraper:
             target.is_new = target.is_new or refused
             if refused and not target.refused:
                 self._is_another(target)  # the process that listens there next has an empty cache
-            _refuses(target, refused=refused)
+            target.refuses(refused=refused)
             if target.must_ask:
                 self._answers.got(target.address)
             self._problem(target, f"no load from /metrics: {str(error) or type(error).__name__}")
@@ -309,14 +282,14 @@ class MetricsScraper:
         if self._changed is not None and target.last_problem is not None:
             self._changed()
 
-    async def _take(self, target: _Target, load: EndpointLoad, text: bytes, asked_at: float) -> None:
+    async def _take(self, target: ScrapeTarget, load: EndpointLoad, text: bytes, asked_at: float) -> None:
         """Believe a report, unless its numbers stand still, and read the rest of its page."""
-        if (still := _still_seconds(target, load)) > self._most_still_seconds(target):
+        if (still := target.still_seconds(load)) > self._most_still_seconds(target):
             target.ready = None
             self._problem(target, FROZEN.format(load=load))
             return
         if still == 0.0:
-            _moved(target, load)
+            target.moved(load)
         if target.is_new:
             target.is_new, target.ready_since = False, asked_at
             target.unknown = replace(target.unknown, ready_since=asked_at)
@@ -327,16 +300,16 @@ class MetricsScraper:
                 await self._turns.read(self._pages.page(target.address, text, load=load))
         self._problem(target, None)
 
-    async def _load(self, target: _Target, text: bytes, asked_at: float) -> EndpointLoad | None:
+    async def _load(self, target: ScrapeTarget, text: bytes, asked_at: float) -> EndpointLoad | None:
         """Read the load; a page that says what the last report said is not read again."""
         if target.load is not None and text == target.text:
             return replace(target.load, reported_at=asked_at)
         return await self._turns.read(parse_load(text, reported_at=asked_at))
 
-    def _most_still_seconds(self, target: _Target) -> float:
+    def _most_still_seconds(self, target: ScrapeTarget) -> float:
         return max(self._stale_after_seconds, PAUSE_FACTOR * target.longest_pause_seconds)
 
-    def _ready(self, target: _Target, load: EndpointLoad) -> None:
+    def _ready(self, target: ScrapeTarget, load: EndpointLoad) -> None:
         trend = target.trends.report(load)
         target.ready = EndpointStatus(
             address=target.address,
@@ -349,7 +322,7 @@ class MetricsScraper:
         if self._reported is not None:
             self._reported(target.address, load, trend)
 
-    def _is_another(self, target: _Target, *, began_anew: bool = False) -> None:
+    def _is_another(self, target: ScrapeTarget, *, began_anew: bool = False) -> None:
         """Take it for another process; `began_anew`: by its counters, and not because it has refused a connection."""
         target.models = None
         target.is_new = target.must_ask = True
@@ -360,34 +333,38 @@ class MetricsScraper:
         if self._restarted is not None:
             self._restarted(target.address)
 
-    async def _keep_models(self, target: _Target) -> None:
+    async def _keep_models(self, target: ScrapeTarget) -> None:
         await target.scraped.wait()  # and its connection is there
         while True:
             target.models_due.clear()
-            await self._read_models(target)
+            has_answered = await self._read_models(target)
             if not target.models_due.is_set():
                 self._answers.got(target.address)
             seconds = self._pace.models_interval(self._models_interval_seconds, idle=self._is_idle)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_jittered(seconds)):
+                    await asyncio.sleep(MODELS_AGAIN_SECONDS if has_answered else 0.0)
                     await target.models_due.wait()
 
-    async def _read_models(self, target: _Target) -> None:
-        """Keep what was known where the pod does not answer; where it does not say, every model may be there."""
+    async def _read_models(self, target: ScrapeTarget) -> bool:
+        """Keep what was known where the pod does not answer; where it does not say, every model may be there.
+
+        Return whether it has answered.
+        """
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 response = await target.http.get("/v1/models", max_body_bytes=MAX_MODELS_BYTES)
         except Exception as error:  # whatever one pod answers must not end the scraping of all
             log.debug("no models from /v1/models: %s", error, extra={"endpoint": target.address})
-            return
+            return False
         models = parse_served_models(response.body) if response.status == 200 else None
-        if models == target.models:
-            return
-        target.models = models
-        target.unknown = replace(target.unknown, models=models)
-        if target.ready is not None:
-            target.ready = replace(target.ready, models=models)
-        self._learn_adapters()
+        if models != target.models:
+            target.models = models
+            target.unknown = replace(target.unknown, models=models)
+            if target.ready is not None:
+                target.ready = replace(target.ready, models=models)
+            self._learn_adapters()
+        return True
 
     def _learn_adapters(self) -> None:
         self._learned_adapters = {
@@ -398,7 +375,7 @@ class MetricsScraper:
             if base is not None
         }
 
-    def _status(self, target: _Target, now: float) -> EndpointStatus:
+    def _status(self, target: ScrapeTarget, now: float) -> EndpointStatus:
         if target.out is not None:
             return target.out
         load, ready = target.load, target.ready
@@ -406,7 +383,7 @@ class MetricsScraper:
             return target.unknown
         return ready
 
-    def _problem(self, target: _Target, problem: str | None) -> None:
+    def _problem(self, target: ScrapeTarget, problem: str | None) -> None:
         if problem == target.last_problem:
             return
         target.last_problem = problem
@@ -416,50 +393,5 @@ class MetricsScraper:
             log.warning("endpoint: %s", problem, extra={"endpoint": target.address})
 
 
-def _target(address: str, *, timeout_seconds: float) -> _Target:
-    http = PodHttp(address, connect_seconds=timeout_seconds)
-    return _Target(
-        address=address,
-        http=http,
-        page=MetricsPage(http.get),
-        unknown=EndpointStatus(address=address, reachability=Reachability.UNKNOWN, load=None),
-        unreachable=EndpointStatus(address=address, reachability=Reachability.UNREACHABLE, load=None),
-    )
-
-
 def _jittered(seconds: float) -> float:
     return seconds * random.uniform(0.8, 1.2)  # noqa: S311
-
-
-def _refuses(target: _Target, *, refused: bool) -> None:
-    """Note whether it refuses connections, and what a pick sees of it."""
-    target.refused = refused
-    target.out = target.closed or (target.unreachable if refused else None)
-
-
-def _is_silent(target: _Target) -> bool:
-    """Tell whether it has never said anything."""
-    return target.load is None and target.models is None
-
-
-def _still_seconds(target: _Target, load: EndpointLoad) -> float:
-    """Return for how long its numbers have been these although it says that requests run or wait there.
-
-    Numbers, not the page: what the process counts of itself goes on when its engine is stuck. An idle pod has no reason
-    to count, and one that became busy does so from then on.
-    """
-    last = target.load
-    if last is None or replace(load, reported_at=last.reported_at) != last:
-        return 0.0
-    if load.shows_last_step or not (load.running_requests or load.waiting_requests):
-        return 0.0
-    return load.reported_at - target.changed_at
-
-
-def _moved(target: _Target, load: EndpointLoad) -> None:
-    """Note that the numbers have changed, and after how long a pause: on a slow pod that is a step's time."""
-    last = target.load
-    if last is not None and (last.running_requests or last.waiting_requests):
-        pause = min(load.reported_at - target.changed_at, MOST_PAUSE_SECONDS)
-        target.longest_pause_seconds = max(target.longest_pause_seconds, pause)
-    target.changed_at = load.reported_at

@@ -402,6 +402,22 @@ async def test_a_pod_that_is_another_process_is_asked_for_its_models_as_soon_as_
                 await asyncio.sleep(0.005)
 
 
+async def test_a_pod_whose_counters_go_back_at_each_scrape_is_not_asked_for_its_models_each_time() -> None:
+    asked, queries = {"/metrics": 0, "/v1/models": 0}, count(1000, -1)
+
+    async def page(request: web.Request) -> web.Response:
+        asked[request.path] += 1
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "tiny"}]})
+        return web.Response(text=f"{LOAD}vllm:prefix_cache_queries_total {next(queries)}\n")
+
+    async with pod(page) as (address, _), scraping(address):
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while asked["/metrics"] < 20:
+                await asyncio.sleep(0.005)
+        assert asked["/v1/models"] < 10
+
+
 async def test_pods_that_do_not_answer_hold_nobody_up() -> None:
     free = pick_free_port(host="127.0.0.1", avoid=())
 
