@@ -13,6 +13,7 @@ NODE = Kind(name="Node", group="", version="v1", plural="nodes", namespaced=Fals
 CLAIM = kind_of("PersistentVolumeClaim")
 PROBE = "kvmesh-image-volume"  # of a Deployment that is never made
 EVERYWHERE = "default"  # a namespace that each cluster has
+ONE_NODE, MANY_NODES, MANY_READERS = "ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"
 KEEPS_PODS_AWAY = ("NoSchedule", "NoExecute")
 T = TypeVar("T")
 
@@ -47,7 +48,9 @@ def read_volume(cluster: Cluster, plan: InstallPlan) -> VolumeFacts:
         return VolumeFacts()
     claim = read(f"claim {name}", lambda: cluster.get(CLAIM, name, plan.namespace), None)
     is_missing = claim is None and not unread
-    nodes = read("how many nodes there are", lambda: _nodes(cluster), None) if _access_modes(claim) else None
+    modes, nodes = _access_modes(claim), None
+    if ONE_NODE in modes and MANY_NODES not in modes:
+        nodes = read("how many nodes there are", lambda: _nodes(cluster), None)
     return VolumeFacts(claim=claim, claim_is_missing=is_missing, nodes=nodes, unread=tuple(unread))
 
 
@@ -64,7 +67,7 @@ def judge_volume(plan: InstallPlan, facts: VolumeFacts) -> tuple[Sequence[str], 
             "starts until there is"
         )
     modes = _access_modes(facts.claim)
-    if modes and "ReadWriteMany" not in modes:
+    if modes and MANY_NODES not in modes:
         refusals += [f"{of_claim}: {each}" for each in _useless_modes(plan, modes)]
         warnings += [f"{of_claim}: {each}" for each in _one_node(plan, modes, facts.nodes)]
     return refusals, warnings
@@ -81,18 +84,18 @@ def _no_image(plan: InstallPlan) -> str:
 def _useless_modes(plan: InstallPlan, modes: Sequence[str]) -> Iterator[str]:
     """Say by which modes no picker, or not a second one, can have the claim."""
     said = ", ".join(modes)
-    if "ReadOnlyMany" in modes:
-        if plan.fetch_models and "ReadWriteOnce" not in modes:
+    if MANY_READERS in modes:
+        if plan.fetch_models and ONE_NODE not in modes:
             yield f"it is {said}, and --fetch-model writes into it: {_instead(plan)}"
-    elif "ReadWriteOnce" not in modes:
+    elif ONE_NODE not in modes:
         yield f"it is {said}: one pod alone can have it, also while a picker is replaced: {_instead(plan)}"
 
 
 def _one_node(plan: InstallPlan, modes: Sequence[str], nodes: int | None) -> Iterator[str]:
     """Say that pickers on several nodes cannot share the claim; `nodes` None: it is not known how many there are."""
     most = max(plan.picker_replicas, plan.picker_replicas_max)
-    writes = bool(plan.fetch_models) or "ReadOnlyMany" not in modes
-    if "ReadWriteOnce" not in modes or not writes or most == 1 or nodes in {0, 1}:
+    writes = bool(plan.fetch_models) or MANY_READERS not in modes
+    if ONE_NODE not in modes or not writes or most == 1 or nodes in {0, 1}:
         return
     yield (
         f"it is {', '.join(modes)}: of {'the' if nodes is None else nodes} nodes one alone can have it, and pickers on "

@@ -124,6 +124,10 @@ def test_a_claim_must_be_one_that_all_pickers_can_have(
         assert expected in "".join(told)
 
 
+def test_nodes_are_not_counted_for_a_claim_that_all_can_have() -> None:
+    assert judged(CACHE, FakeCluster(claim=(RWX,), refuses=ForbiddenError("cannot list nodes"))) == ([], [])
+
+
 def test_nodes_that_may_not_be_counted_are_taken_for_several() -> None:
     _, warnings = judged(CACHE, FakeCluster(claim=(RWO,), refuses=ForbiddenError("cannot list nodes")))
     assert warnings[0] == "not looked at: how many nodes there are: cannot list nodes"
