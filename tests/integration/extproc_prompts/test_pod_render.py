@@ -251,7 +251,7 @@ async def test_a_pod_that_begins_to_render_was_started_otherwise() -> None:
         (answers({"tokens": [1, 2, 3]}), ONE_TWO_THREE[0]),
         (answers({}, status=400), None),
         (answers({"error": {"message": "The model does not exist"}}, status=404), "/tokenize does not know the model"),
-        (answers({}, status=401), "wants an API key for /tokenize"),
+        (answers({}, status=401), "/tokenize: the pod wants a key: give --pod-key-file"),
         (answers({"tokens": "no"}), "not an answer of vLLM's tokenize endpoint"),
         (never, "no answer within 0.2 s"),
     ],
@@ -349,7 +349,7 @@ async def test_the_same_body_is_asked_once_until_the_answer_is_old_or_pushed_out
     ("status", "answer", "problem", "rests_seconds"),
     [
         (403, {"error": {"message": "Scale-out endpoints are disabled."}}, "--enable-scale-out", 120.0),
-        (401, {"error": "Unauthorized"}, "wants an API key", 120.0),
+        (401, {"error": "Unauthorized"}, "the pod wants a key: give --pod-key-file", 120.0),
         (404, {"detail": "Not Found"}, "has no /v1/chat/completions/render", 120.0),
         (501, {"error": {"message": "not supported"}}, "status 501", 120.0),
         (500, {"error": {"message": "out of luck"}}, "answered /v1/chat/completions/render with status 500", 5.0),
