@@ -16,7 +16,7 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 OK, UNAUTHORIZED, FORBIDDEN = 200, 401, 403  # HTTP
 GIVE_KEY = (
     "put the key that the pods have as --api-key into a file, and name it in --pod-key-file of picker, indexer and "
-    "this command"
+    "this command (`kvmesh install --pod-key-secret` mounts a Secret)"
 )
 MODELS_PATH = "/v1/models"
 NAMED = 4  # addresses or pools that one finding names
