@@ -61,7 +61,7 @@ def endpoint_metrics(view: EndpointView) -> Iterator[tuple[Metric, Rows]]:
         ),
     )
     refusing = frozenset(view.refusing())
-    yield metrics.ENDPOINT_REFUSES, ((key, key[0] in refusing) for key in addresses)
+    yield metrics.ENDPOINT_WANTS_KEY, ((key, key[0] in refusing) for key in addresses)
     yield metrics.ENDPOINT_PACE, ((key, pace(key[0]).prefill.seconds_a_token) for key in addresses)
     yield metrics.ESTIMATE_BIAS, ((key, errors[key[0]].bias_seconds) for key in addresses if key[0] in errors)
     for metric, read in _REPORTED.items():

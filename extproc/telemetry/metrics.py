@@ -143,9 +143,9 @@ ENDPOINT_REPORTING = gauge(
     "endpoint",
     over=Over.EACH,
 )
-ENDPOINT_REFUSES = gauge(
-    "kvmesh_endpoint_refuses",
-    "1 while an endpoint refuses to list its models (401, 403): it wants a key, or another one (--pod-key-file).",
+ENDPOINT_WANTS_KEY = gauge(
+    "kvmesh_endpoint_wants_key",
+    "1 while an endpoint does not list its models for want of a key, or of the right one (401, 403; --pod-key-file).",
     "endpoint",
     over=Over.EACH,
 )

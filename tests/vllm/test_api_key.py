@@ -140,13 +140,13 @@ async def test_with_the_key_prompts_are_rendered_and_hit_as_predicted(guarded_po
         await eventually(lambda: problems(stack), lambda said: "does not take the key of --pod-key-file" in said)
         [endpoint] = await endpoints(stack)
         assert endpoint["models"] == [MODEL_NAME]
-        assert await stack.metric("kvmesh_endpoint_refuses") == 1
+        assert await stack.metric("kvmesh_endpoint_wants_key") == 1
         predicted, cached = await completion(stack, f"{shared} by /tokenize")  # which stays open
         assert predicted == cached > 0
 
         write_key(file, NEXT)
         await eventually(lambda: problems(stack), lambda said: "--pod-key-file" not in said)
-        assert await stack.metric("kvmesh_endpoint_refuses") == 0
+        assert await stack.metric("kvmesh_endpoint_wants_key") == 0
         seen = json.dumps(await stack.state())
     assert KEY not in seen
     assert NEXT not in seen

@@ -100,7 +100,7 @@ async def test_with_the_key_models_are_learned_and_prompts_rendered(
         ready = await pages.get("/readyz")
         assert (ready["endpoint_problems"], ready["render_problems"], ready["pod_key_problem"]) == ({}, {}, None)
         shown = [await pages.get(path) for path in ("/state", "/readyz", "/metrics", "/v1/decisions")]
-        assert f'kvmesh_endpoint_refuses{{endpoint="{address_of(pod)}"}} 0' in shown[2]
+        assert f'kvmesh_endpoint_wants_key{{endpoint="{address_of(pod)}"}} 0' in shown[2]
         assert "kvmesh_pod_key_unusable 0" in shown[2]
     assert KEY not in str(shown) + str(explained) + caplog.text
 
@@ -114,7 +114,7 @@ async def test_without_a_key_it_is_said_which_flag_to_give(
         explained = await pages.explain()
         assert explained["prompt_tokens"] > 16  # /tokenize stays open
         assert WANTS_A_KEY in str((await pages.get("/readyz"))["render_problems"])
-        assert f'kvmesh_endpoint_refuses{{endpoint="{address_of(pod)}"}} 1' in await pages.get("/metrics")
+        assert f'kvmesh_endpoint_wants_key{{endpoint="{address_of(pod)}"}} 1' in await pages.get("/metrics")
     said = [each.getMessage() for each in caplog.records if "does not list its models" in each.getMessage()]
     assert said == [f"endpoint does not list its models: {WANTS_A_KEY}"]
 

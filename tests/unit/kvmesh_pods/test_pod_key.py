@@ -4,7 +4,9 @@ import logging
 from pathlib import Path
 
 import pytest
+import typer
 
+from extproc import cli
 from kvmesh.errors import SettingError
 from kvmesh.pods import pod_key
 from kvmesh.pods.pod_access import MAX_KEY_BYTES, PodAccess, read_pod_key, why_refused
@@ -144,3 +146,20 @@ def test_the_key_is_in_no_log_line_and_no_repr(tmp_path: Path, caplog: pytest.Lo
 def test_a_refusal_says_which_flag_to_give(status: int, shows_key: bool, why: str | None) -> None:
     said = why_refused(status, shows_key=shows_key)
     assert said == why if why is None else why in (said or "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("extproc", "--endpoints", "127.0.0.1:1"),
+        ("indexer", "--endpoints", "127.0.0.1:1", "--model", "tiny"),
+        ("doctor", "--endpoints", "127.0.0.1:1"),
+        ("up",),
+    ],
+)
+def test_a_file_that_cannot_be_used_prevents_the_start(command: tuple[str, ...], tmp_path: Path) -> None:
+    root = cli.build()
+    with pytest.raises(typer.BadParameter, match="has a space or another character") as raised:
+        root([*command, "--pod-key-file", str(written(tmp_path, f"Bearer {KEY}".encode()))], standalone_mode=False)
+    assert raised.value.exit_code == 2
+    assert KEY not in raised.value.format_message()
