@@ -2,7 +2,8 @@
 
 The picker reads `snapshot`. An endpoint that refuses connections is unreachable at once: nothing listens there. One
 that is slow or answers nonsense keeps its last report until that is stale, and its load is then unknown: never idle.
-Now and then its /v1/models is read as well: which models and LoRA adapters it serves, and how long a prompt may be.
+Now and then its /v1/models is read as well: which models and LoRA adapters it serves, and how long a prompt may be. A
+pod that refuses to say so, as it wants a key, keeps the models that it has said.
 A report that stays the same although it says that requests run or wait is no report: its engine is stuck or dead.
 An endpoint that refused connections, is another process, or came later is new from its first report on (`ready_since`).
 Endpoints come and go while it runs (`set_endpoints`); those that may get no new requests are scraped until they are
@@ -13,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -31,7 +32,9 @@ from kvmesh.pods.engine_metrics import parse_load
 from kvmesh.pods.metrics_page import MetricsPage, is_page, why_no_load
 from kvmesh.pods.page_steps import Steps
 from kvmesh.pods.page_turns import PageTurns
+from kvmesh.pods.pod_access import why_refused
 from kvmesh.pods.pod_http import MAX_MODELS_BYTES, PodHttp
+from kvmesh.pods.pod_key import PodKey
 from kvmesh.pods.pod_report import EndpointLoad
 
 log = logging.getLogger(__name__)
@@ -80,6 +83,7 @@ class _Target:
     is_new: bool = False  # its next report is its first: it was not there, or is another process
     ready_since: float | None = None  # monotonic seconds; None: it served when we first looked, or has not yet
     last_problem: str | None = None
+    refusal: str | None = None  # why it does not list its models
     scraped: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -100,8 +104,9 @@ class MetricsScraper:
         pace: ScrapePace | None = None,
         turns: PageTurns | None = None,
         pages: PageReader | None = None,
+        key: PodKey | None = None,
     ) -> None:
-        """`pace` and `turns` are shared with the other pools' scrapers; `pages` gets all good pages.
+        """`pace`, `turns` and `key` are shared with the other pools' scrapers; `pages` gets all good pages.
 
         `restarted` is called for each endpoint that is another process now, `reported` for each report, and `changed`
         for each scrape that gave none: the endpoint may be unknown or unreachable now.
@@ -111,9 +116,10 @@ class MetricsScraper:
         self._restarted = restarted
         self._pages = pages
         self._learned_adapters: Mapping[str, str] = {}
-        self._targets = {address: _target(address, timeout_seconds=timeout_seconds) for address in addresses}
-        self._wanted_interval_seconds = interval_seconds
+        self._key = key
         self._timeout_seconds = timeout_seconds
+        self._targets = {address: self._target(address) for address in addresses}
+        self._wanted_interval_seconds = interval_seconds
         self._wanted_stale_seconds = stale_after_seconds
         self._pace = pace or ScrapePace()
         self._turns = turns or PageTurns()
@@ -136,7 +142,7 @@ class MetricsScraper:
         for address, closed in endpoints.items():
             target = self._targets.get(address)
             if target is None:
-                target = self._targets[address] = _target(address, timeout_seconds=self._timeout_seconds)
+                target = self._targets[address] = self._target(address)
                 target.is_new = self._tasks is not None
                 self._count(1)
                 self._start(target)
@@ -176,8 +182,12 @@ class MetricsScraper:
             await target.scraped.wait()
 
     def problems(self) -> dict[str, str]:
-        """Return what is wrong with each endpoint that did not report last time."""
-        return {t.address: t.last_problem for t in self._targets.values() if t.last_problem is not None}
+        """Return what is wrong with each endpoint that did not report last time, or refuses to list its models."""
+        return {t.address: why for t in self._targets.values() if (why := t.last_problem or t.refusal) is not None}
+
+    def refusing(self) -> Collection[str]:
+        """Return the endpoints that refuse to list their models: they want a key, or another one."""
+        return [t.address for t in self._targets.values() if t.refusal is not None]
 
     async def run(self) -> None:
         """Scrape until cancelled."""
@@ -193,6 +203,16 @@ class MetricsScraper:
     def close(self) -> None:
         """Count no more for the others' pace; call it when `run` has ended."""
         self._count(-len(self._targets))
+
+    def _target(self, address: str) -> _Target:
+        http = PodHttp(address, connect_seconds=self._timeout_seconds, key=self._key)
+        return _Target(
+            address=address,
+            http=http,
+            page=MetricsPage(http.get),
+            unknown=EndpointStatus(address=address, reachability=Reachability.UNKNOWN, load=None),
+            unreachable=EndpointStatus(address=address, reachability=Reachability.UNREACHABLE, load=None),
+        )
 
     def _start(self, target: _Target) -> None:
         if self._tasks is not None:
@@ -345,6 +365,9 @@ class MetricsScraper:
         except Exception as error:  # whatever one pod answers must not end the scraping of all
             log.debug("no models from /v1/models: %s", error, extra={"endpoint": target.address})
             return
+        self._refused(target, why_refused(response.status, shows_key=self._key is not None))
+        if target.refusal is not None:
+            return
         models = parse_served_models(response.body) if response.status == 200 else None
         if models == target.models:
             return
@@ -371,6 +394,15 @@ class MetricsScraper:
             return target.unknown
         return ready
 
+    def _refused(self, target: _Target, refusal: str | None) -> None:
+        if refusal == target.refusal:
+            return
+        target.refusal = refusal
+        if refusal is None:
+            log.info("endpoint lists its models", extra={"endpoint": target.address})
+        else:
+            log.warning("endpoint does not list its models: %s", refusal, extra={"endpoint": target.address})
+
     def _problem(self, target: _Target, problem: str | None) -> None:
         if problem == target.last_problem:
             return
@@ -379,17 +411,6 @@ class MetricsScraper:
             log.info("endpoint reports its load", extra={"endpoint": target.address})
         else:
             log.warning("endpoint: %s", problem, extra={"endpoint": target.address})
-
-
-def _target(address: str, *, timeout_seconds: float) -> _Target:
-    http = PodHttp(address, connect_seconds=timeout_seconds)
-    return _Target(
-        address=address,
-        http=http,
-        page=MetricsPage(http.get),
-        unknown=EndpointStatus(address=address, reachability=Reachability.UNKNOWN, load=None),
-        unreachable=EndpointStatus(address=address, reachability=Reachability.UNREACHABLE, load=None),
-    )
 
 
 def _refuses(target: _Target, *, refused: bool) -> None:

@@ -42,6 +42,7 @@ class HeldPod:
     life: int = 1  # another number is another process
     is_mute: bool = False  # /metrics gives no answer at all
     refuses: bool = False  # with vLLM's 503
+    wants_key: bool = False  # to list its models, as with vLLM's --api-key
     address: str = ""
     received: list[Received] = field(default_factory=list)
     open_requests: int = 0
@@ -114,6 +115,8 @@ class HeldPod:
         return web.Response(text=self.metrics())
 
     async def _cards(self, _: web.Request) -> web.Response:
+        if self.wants_key:
+            return web.json_response({"error": "Unauthorized"}, status=401)
         return web.json_response(
             {"data": [{"id": name, "parent": None, "max_model_len": 8192} for name in self.models]}
         )
