@@ -27,7 +27,7 @@ from extproc.pools.shared_resources import SharedResources
 from extproc.requests.json_body import LONG_BODY_BYTES
 from extproc.responses.response_plan import ResponsePlan
 from extproc.settings.config import PickerSettings
-from extproc.telemetry.process_telemetry import show_lookups, show_records, show_uploads
+from extproc.telemetry.process_telemetry import show_lookups, show_pod_key, show_records, show_uploads
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.documents.pools import PoolEndpoint
 from kvmesh.heap import return_free_pages, return_large_blocks
@@ -91,13 +91,15 @@ class PickerService:
     def _observe(self, registry: Registry, *, policies: ExplainPolicies | None) -> None:
         """Have requests shown on the pages, and what is written of them counted."""
         resources = self.resources
-        self.pages = PickerPages(self.pools, view=IndexView(url=self.settings.redis_url), policies=policies)
+        view = IndexView(url=self.settings.redis_url)
+        self.pages = PickerPages(self.pools, view=view, policies=policies, pod_key=resources.pod_key)
         self.live = LiveFeed(self.pages, watch=resources.watch)
         resources.watch.on_picked = self.live.picked
         targets = resources.records.log.buffers if resources.records is not None else ()
         show_records(registry, targets=targets, traces=resources.tracing)
         show_lookups(registry, resources.reader)
         show_uploads(registry, self.uploads)
+        show_pod_key(registry, resources.pod_key)
 
     def _server(self) -> ExtProcServer:
         return ExtProcServer(

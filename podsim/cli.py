@@ -84,6 +84,13 @@ def sim(
     tokenize: Annotated[
         bool, typer.Option(help="Answer /tokenize; without: 404, as behind a proxy that lets only /v1 pass.")
     ] = True,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Key that opens paths below /v1, /v2, /inference and /cohere, as vLLM's; others stay open. Repeat for "
+            "more. Every user can read the flags of a process: KVMESH_API_KEY does not show them."
+        ),
+    ] = None,
 ) -> None:
     """Run simulated vLLM pods: OpenAI API, prefix cache, KV events and metrics as vLLM 0.32, without a model."""
     # loaded here so that other commands do not pay for them
@@ -110,6 +117,7 @@ def sim(
         seed=seed,
         scale_out=enable_scale_out,
         tokenizes=tokenize,
+        api_keys=tuple(api_key or ()),
         engine=engine,
     )
     publisher = PublisherSettings(host=host, port=events_port, generation=event_generation, buffer_steps=buffer_steps)

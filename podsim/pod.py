@@ -7,7 +7,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from podsim.core.generate import Answer, Limits, generate_answer, prompt_seed
@@ -31,6 +31,7 @@ class PodSettings:
     max_queued_tokens: int | None = None  # of prompts without a first token, as --max-num-queued-tokens
     scale_out: bool = True  # whether /render answers, as with vLLM's --enable-scale-out
     tokenizes: bool = True  # whether /tokenize answers; a proxy may let nothing but /v1 pass
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # as --api-key: one of these opens the guarded paths
     engine: EngineSettings
 
     def check(self) -> None:

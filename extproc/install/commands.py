@@ -11,6 +11,7 @@ import typer
 from extproc.errors import ConfigError
 from extproc.install.plan import (
     GRPC_PORT,
+    POD_KEY,
     REDIS_IMAGE,
     BodyMode,
     FailureMode,
@@ -187,6 +188,14 @@ def install(
             "random token that is never shown (docs/guides/admin-access.md)."
         ),
     ] = None,
+    pod_key_secret: Annotated[
+        str | None,
+        typer.Option(
+            help="Secret in kvmesh's namespace with the key of pods that run with --api-key; picker and indexer show "
+            "it (docs/guides/security.md)."
+        ),
+    ] = None,
+    pod_key_secret_key: Annotated[str, typer.Option(help="Key of that Secret.")] = POD_KEY,
     hash_seed: Annotated[str, typer.Option(help="Seed of the block keys.")] = "kvmesh",
     replicas: Annotated[int, typer.Option(min=1, help="Pickers, at least.")] = 2,
     max_replicas: Annotated[int, typer.Option(min=1, help="Pickers, at most; CPU decides.")] = 10,
@@ -289,6 +298,8 @@ def install(
         redis_memory_mib=redis_memory_mib,
         redis_storage_gib=redis_storage_gib,
         admin_token_secret=admin_token_secret,
+        pod_key_secret=pod_key_secret,
+        pod_key_secret_key=pod_key_secret_key,
         hash_seed=hash_seed,
         picker_replicas=replicas,
         picker_replicas_max=max_replicas,

@@ -3,7 +3,7 @@
 The picker reads `snapshot`. An endpoint that refuses connections is unreachable at once: nothing listens there. One
 that is slow or answers nonsense keeps its last report until that is stale, and its load is then unknown: never idle.
 Its /v1/models is read as well, when it has first answered and now and then: which models and LoRA adapters it serves,
-and how long a prompt may be.
+and how long a prompt may be. A pod that refuses to say so, as it wants a key, keeps the models that it has said.
 A report that stays the same although it says that requests run or wait is no report: its engine is stuck or dead.
 An endpoint that refused connections, is another process, or came later is new from its first report on (`ready_since`).
 Endpoints come and go while it runs (`set_endpoints`); those that may get no new requests are scraped until they are
@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -33,7 +33,9 @@ from kvmesh.pods.engine_metrics import parse_load
 from kvmesh.pods.metrics_page import is_page, why_no_load
 from kvmesh.pods.page_steps import Steps
 from kvmesh.pods.page_turns import PageTurns
+from kvmesh.pods.pod_access import why_refused
 from kvmesh.pods.pod_http import MAX_MODELS_BYTES
+from kvmesh.pods.pod_key import PodKey
 from kvmesh.pods.pod_report import EndpointLoad
 
 log = logging.getLogger(__name__)
@@ -78,8 +80,9 @@ class MetricsScraper:
         pace: ScrapePace | None = None,
         turns: PageTurns | None = None,
         pages: PageReader | None = None,
+        key: PodKey | None = None,
     ) -> None:
-        """`pace` and `turns` are shared with the other pools' scrapers; `pages` gets all good pages.
+        """`pace`, `turns` and `key` are shared with the other pools' scrapers; `pages` gets all good pages.
 
         `restarted` is called for each endpoint that is another process now, `reported` for each report, and `changed`
         for each scrape that gave none: the endpoint may be unknown or unreachable now. `told` is called when all
@@ -90,10 +93,11 @@ class MetricsScraper:
         self._restarted = restarted
         self._pages = pages
         self._learned_adapters: Mapping[str, str] = {}
-        self._targets = {address: ScrapeTarget.at(address, timeout_seconds=timeout_seconds) for address in addresses}
+        self._key = key
+        self._timeout_seconds = timeout_seconds
+        self._targets = {address: self._target(address) for address in addresses}
         self._answers = FirstAnswers(addresses, completed=told or (lambda: None))
         self._wanted_interval_seconds = interval_seconds
-        self._timeout_seconds = timeout_seconds
         self._wanted_stale_seconds = stale_after_seconds
         self._pace = pace or ScrapePace()
         self._turns = turns or PageTurns()
@@ -119,7 +123,7 @@ class MetricsScraper:
                 self._remove(target)  # it was not up when it was looked at: look again now, not when its turn comes
                 target = None
             if target is None:
-                target = self._targets[address] = ScrapeTarget.at(address, timeout_seconds=self._timeout_seconds)
+                target = self._targets[address] = self._target(address)
                 target.is_new = self._tasks is not None
                 self._answers.expect(address)
                 self._count(1)
@@ -169,8 +173,12 @@ class MetricsScraper:
         await self._answers.wait(seconds=self._timeout_seconds)
 
     def problems(self) -> dict[str, str]:
-        """Return what is wrong with each endpoint that did not report last time."""
-        return {t.address: t.last_problem for t in self._targets.values() if t.last_problem is not None}
+        """Return what is wrong with each endpoint that did not report last time, or refuses to list its models."""
+        return {t.address: why for t in self._targets.values() if (why := t.last_problem or t.refusal) is not None}
+
+    def refusing(self) -> Collection[str]:
+        """Return the endpoints that refuse to list their models: they want a key, or another one."""
+        return [t.address for t in self._targets.values() if t.refusal is not None]
 
     async def run(self) -> None:
         """Scrape until cancelled."""
@@ -186,6 +194,9 @@ class MetricsScraper:
     def close(self) -> None:
         """Count no more for the others' pace; call it when `run` has ended."""
         self._count(-len(self._targets))
+
+    def _target(self, address: str) -> ScrapeTarget:
+        return ScrapeTarget.at(address, timeout_seconds=self._timeout_seconds, key=self._key)
 
     def _start(self, target: ScrapeTarget) -> None:
         if self._tasks is not None:
@@ -357,6 +368,9 @@ class MetricsScraper:
         except Exception as error:  # whatever one pod answers must not end the scraping of all
             log.debug("no models from /v1/models: %s", error, extra={"endpoint": target.address})
             return False
+        self._refused(target, why_refused(response.status, shows_key=self._key is not None))
+        if target.refusal is not None:
+            return True
         models = parse_served_models(response.body) if response.status == 200 else None
         if models != target.models:
             target.models = models
@@ -382,6 +396,15 @@ class MetricsScraper:
         if load is None or ready is None or load.is_stale(now=now, limit_seconds=self._stale_after_seconds):
             return target.unknown
         return ready
+
+    def _refused(self, target: ScrapeTarget, refusal: str | None) -> None:
+        if refusal == target.refusal:
+            return
+        target.refusal = refusal
+        if refusal is None:
+            log.info("endpoint lists its models", extra={"endpoint": target.address})
+        else:
+            log.warning("endpoint does not list its models: %s", refusal, extra={"endpoint": target.address})
 
     def _problem(self, target: ScrapeTarget, problem: str | None) -> None:
         if problem == target.last_problem:

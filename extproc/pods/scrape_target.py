@@ -8,6 +8,7 @@ from extproc.pods.endpoint import EndpointModels, EndpointStatus, Reachability
 from extproc.pods.endpoint_samples import TrendWatch
 from kvmesh.pods.metrics_page import MetricsPage
 from kvmesh.pods.pod_http import PodHttp
+from kvmesh.pods.pod_key import PodKey
 from kvmesh.pods.pod_report import EndpointLoad
 
 MOST_PAUSE_SECONDS = 10.0  # no step takes longer
@@ -37,14 +38,15 @@ class ScrapeTarget:
     is_new: bool = False  # its next report is its first: it was not there, or is another process
     ready_since: float | None = None  # monotonic seconds; None: it served when we first looked, or has not yet
     last_problem: str | None = None
+    refusal: str | None = None  # why it does not list its models
     scraped: asyncio.Event = field(default_factory=asyncio.Event)
     must_ask: bool = True  # its process has not been asked for its models
     models_due: asyncio.Event = field(default_factory=asyncio.Event)  # set: at once
 
     @classmethod
-    def at(cls, address: str, *, timeout_seconds: float) -> Self:
-        """Return an endpoint of which nothing is known yet; a connection may take so long."""
-        http = PodHttp(address, connect_seconds=timeout_seconds)
+    def at(cls, address: str, *, timeout_seconds: float, key: PodKey | None = None) -> Self:
+        """Return an endpoint of which nothing is known yet; a connection may take so long. `key` is shown to it."""
+        http = PodHttp(address, connect_seconds=timeout_seconds, key=key)
         return cls(
             address=address,
             http=http,

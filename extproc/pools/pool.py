@@ -324,6 +324,7 @@ class Pool:
             pace=self._resources.scrape_pace,
             turns=self._resources.page_turns,
             pages=self.telemetry.latencies,
+            key=self._resources.pod_key,
         )
         scraper.set_endpoints(closed_endpoints(self.config.endpoints))
         return scraper
@@ -355,6 +356,7 @@ class Pool:
                 estimates=books.estimates,
                 role_of=books.role_of,
                 index_problem=lambda: self.index.problem,
+                refusing=self.endpoints.refusing,
             )
         )
 

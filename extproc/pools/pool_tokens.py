@@ -179,7 +179,7 @@ class PoolTokens:
         def serving(model: ServedModel) -> Sequence[str]:
             return _serving(self._endpoints().snapshot(now=time.monotonic()), model.name)
 
-        return PodRender(endpoints=serving, settings=settings, trust=self.trust)
+        return PodRender(endpoints=serving, settings=settings, trust=self.trust, key=self._resources.pod_key)
 
 
 def _serving(statuses: Sequence[EndpointStatus], model: str) -> list[str]:

@@ -144,6 +144,12 @@ ENDPOINT_REPORTING = gauge(
     "endpoint",
     over=Over.EACH,
 )
+ENDPOINT_WANTS_KEY = gauge(
+    "kvmesh_endpoint_wants_key",
+    "1 while an endpoint does not list its models for want of a key, or of the right one (401, 403; --pod-key-file).",
+    "endpoint",
+    over=Over.EACH,
+)
 ENDPOINT_WAITING = gauge(
     "kvmesh_endpoint_waiting_requests",
     "Requests that wait at the endpoint, as it reports.",
@@ -367,6 +373,11 @@ TRACE_SPANS = counter(
     "kvmesh_trace_spans_total",
     "Spans by what became of them: exported, or dropped because the collector did not take them.",
     "outcome",
+)
+POD_KEY_UNUSABLE = gauge(
+    "kvmesh_pod_key_unusable",
+    "1 while the file of --pod-key-file cannot be used: pods are shown the last good key.",
+    over=Over.EACH,
 )
 READY = gauge(
     "kvmesh_ready",

@@ -45,6 +45,7 @@ class HeldPod:
     scrapes: int = 0
     asked_for_models: asyncio.Event = field(default_factory=asyncio.Event)
     refuses: bool = False  # with vLLM's 503
+    wants_key: bool = False  # to list its models, as with vLLM's --api-key
     address: str = ""
     received: list[Received] = field(default_factory=list)
     open_requests: int = 0
@@ -121,6 +122,8 @@ class HeldPod:
         self.asked_for_models.set()
         if self.told is not None:
             await self.told.wait()
+        if self.wants_key:
+            return web.json_response({"error": "Unauthorized"}, status=401)
         return web.json_response(
             {"data": [{"id": name, "parent": None, "max_model_len": 8192} for name in self.models]}
         )

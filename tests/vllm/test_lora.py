@@ -1,11 +1,13 @@
 """Real LoRA adapters on two real vLLM servers that hold one adapter each at a time: requests go where theirs is."""
 
+import asyncio
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,10 +47,35 @@ def text(words: int) -> str:
     return f"{uuid.uuid4()} " + " ".join(f"the {i}th wave reached the harbour" for i in range(words))
 
 
-async def lora_scores(stack: Stack, adapter: str) -> dict[str, float]:
-    """Return how the picker rates each pod for a request of this adapter."""
-    explanation = await stack.explain({"model": adapter, "prompt": text(1)})
-    return {each["endpoint"]: each["scores"]["lora"] for each in explanation["candidates"]}
+async def both_rate(stack: Stack, adapter: str, scores: Mapping[str, float]) -> None:
+    """Wait until the picker knows both pods' load and rates them so for a request of this adapter."""
+
+    def holds(explanation: Any) -> bool:
+        candidates = explanation["candidates"]
+        rated = {each["endpoint"]: each["scores"]["lora"] for each in candidates}
+        return rated == scores and all(each["running"] is not None for each in candidates)
+
+    await eventually(lambda: stack.explain({"model": adapter, "prompt": text(1)}), holds)
+
+
+@asynccontextmanager
+async def kept_generating(pod: VllmPod, adapter: str, stack: Stack) -> AsyncIterator[None]:
+    """Have the pod generate with the adapter; past the picker, which can learn of it from the pod's report only."""
+    body = {"model": adapter, "prompt": text(4), "max_tokens": 3500, "ignore_eos": True, "stream": True}
+
+    async def generate() -> None:
+        while True:  # the model is so small that an answer may end before the test does
+            async with stack.http.post(f"{pod.url}{COMPLETION}", json=body) as stream:
+                assert stream.status == 200
+                await stream.read()
+
+    task = asyncio.create_task(generate(), name="keep a pod generating")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+    assert task.cancelled(), task.exception()
 
 
 def adapters_seen(pod: VllmPod, *, since: float) -> set[str]:
@@ -66,21 +93,24 @@ async def test_requests_follow_their_adapter_to_the_pod_that_has_loaded_it(
     idle, busy = lora_pods
     started = time.time()
     async with stack_before(lora_pods, tmp_path) as stack:
-        # past the picker, so that it can learn of it from the pod's own report only
-        endless = {"model": ADA, "prompt": text(4), "max_tokens": 3500, "ignore_eos": True, "stream": True}
-        async with stack.http.post(f"{busy.url}{COMPLETION}", json=endless) as stream:
-            assert stream.status == 200
-            await eventually(
-                lambda: lora_scores(stack, BEE), lambda seen: seen == {idle.address: 0.8, busy.address: 0.0}
-            )
-            assert await lora_scores(stack, ADA) == {idle.address: 0.8, busy.address: 1.0}
-            served = [await stack.complete(text(3), model=name) for name in (BEE, ADA, ADA, BEE)]
-            assert [answer.status for answer in served] == [200] * 4
-            assert [answer.upstream for answer in served] == [idle.address, busy.address, busy.address, idle.address]
+        async with kept_generating(busy, ADA, stack):
+            await both_rate(stack, BEE, {idle.address: 0.8, busy.address: 0.0})
+            await both_rate(stack, ADA, {idle.address: 0.8, busy.address: 1.0})
+            # a server that has no core for seconds reports nothing meanwhile, and loses its requests rightly
+            for model, pod, scores in (
+                (BEE, idle, {idle.address: 0.8, busy.address: 0.0}),
+                (ADA, busy, {idle.address: 0.8, busy.address: 1.0}),
+                (ADA, busy, {idle.address: 0.8, busy.address: 1.0}),
+                (BEE, idle, {idle.address: 1.0, busy.address: 0.0}),
+            ):
+                await both_rate(stack, model, scores)
+                answer = await stack.complete(text(3), model=model)
+                assert (answer.status, answer.upstream) == (200, pod.address)
         # both are loaded and nothing runs: each stays where it is
         for _ in range(6):
-            served = [await stack.complete(text(3), model=name) for name in (ADA, BEE)]
-            assert [answer.upstream for answer in served] == [busy.address, idle.address]
+            for model, pod, other in ((ADA, busy, idle), (BEE, idle, busy)):
+                await both_rate(stack, model, {pod.address: 1.0, other.address: 0.8})
+                assert (await stack.complete(text(3), model=model)).upstream == pod.address
     assert adapters_seen(idle, since=started) == {BEE}
     assert adapters_seen(busy, since=started) == {ADA}
 
