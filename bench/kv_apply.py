@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from kv_indexer.apply.redis_writer import RedisIndexWriter
 from kv_indexer.events.sequence import Frame
 from kv_indexer.share.redis_leases import RedisLeaseBook
 from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry
-from kvmesh.blocks.source import Stream
+from kvmesh.blocks.source import Claim, SourceState, Stream
 
 BLOCK_SIZE = 16
 ALL_DAY_SECONDS = 86_400.0
@@ -87,14 +87,21 @@ class Bench:
         self._streams = [Stream(endpoint=f"10.0.0.{number}:8000") for number in range(sources)]
         self._book = RedisLeaseBook(url=url, indexer="bench", endpoints=(), lease_seconds=ALL_DAY_SECONDS)
         self._appliers: list[EventApplier] = []
+        self._claims: Mapping[Stream, Claim] = {}
 
     async def open(self) -> None:
-        claims = await self._book.tick(set(self._streams))
+        self._claims = claims = await self._book.tick(set(self._streams))
         roots, telemetry = root_keys(hash_seed="kvmesh", model="bench"), PrometheusTelemetry()
         for stream in self._streams:
             applier = EventApplier(claim=claims[stream], roots=roots, writer=self._writer, telemetry=telemetry)
             await applier.resume()
             self._appliers.append(applier)
+
+    async def go_live(self) -> None:
+        """Have lookups believe what was applied."""
+        for applier, stream in zip(self._appliers, self._streams, strict=True):
+            epoch = applier.position.epoch
+            await self._writer.set_state(self._claims[stream], epoch=epoch, state=SourceState.LIVE)
 
     async def close(self) -> None:
         await self._book.close()

@@ -21,12 +21,13 @@ from extproc.pick import pick
 from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
 from extproc.pools.booked_exchange import BookedExchange, ReadResponse
 from extproc.pools.mesh import MeshFollower, follow_source, mesh_policy
+from extproc.pools.pool import Pool
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
 from extproc.requests.json_body import LONG_BODY_BYTES
 from extproc.responses.response_plan import ResponsePlan
 from extproc.settings.config import PickerSettings
-from extproc.telemetry.process_telemetry import show_lookups, show_records, show_uploads
+from extproc.telemetry.process_telemetry import show_lookups, show_pod_key, show_records, show_uploads
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.documents.pools import PoolEndpoint
 from kvmesh.heap import return_free_pages, return_large_blocks
@@ -90,13 +91,15 @@ class PickerService:
     def _observe(self, registry: Registry, *, policies: ExplainPolicies | None) -> None:
         """Have requests shown on the pages, and what is written of them counted."""
         resources = self.resources
-        self.pages = PickerPages(self.pools, view=IndexView(url=self.settings.redis_url), policies=policies)
+        view = IndexView(url=self.settings.redis_url)
+        self.pages = PickerPages(self.pools, view=view, policies=policies, pod_key=resources.pod_key)
         self.live = LiveFeed(self.pages, watch=resources.watch)
         resources.watch.on_picked = self.live.picked
         targets = resources.records.log.buffers if resources.records is not None else ()
         show_records(registry, targets=targets, traces=resources.tracing)
         show_lookups(registry, resources.reader)
         show_uploads(registry, self.uploads)
+        show_pod_key(registry, resources.pod_key)
 
     def _server(self) -> ExtProcServer:
         return ExtProcServer(
@@ -142,11 +145,18 @@ class PoolPicks:
 
     def pick(self, facts: RequestFacts, body: bytes | None) -> Coroutine[Any, Any, BookedExchange]:
         """Decide and book, once awaited. Raise PickError with the answer for the client."""
-        return pick(facts, body, self._pools.of_request(facts).runtime)
+        pool = self._pools.of_request(facts)
+        return _pick_once_asked(facts, body, pool) if pool.is_asking else pick(facts, body, pool.runtime)
 
     def response(self, plan: ResponsePlan) -> ReadResponse:
         """Open a response whose pick, here or on another picker, made this plan."""
         return self._pools.response(plan)
+
+
+async def _pick_once_asked(facts: RequestFacts, body: bytes | None, pool: Pool) -> BookedExchange:
+    """Pick when the pods of a pool of which nothing is known yet have told their models, or do not."""
+    await pool.answers()
+    return await pick(facts, body, pool.runtime)
 
 
 def static_config(settings: PickerSettings) -> PoolConfig:
@@ -212,7 +222,7 @@ def _spare_the_collector() -> None:
 
 
 async def _is_known(pools: Pools, *, stop: asyncio.Event) -> bool:
-    """Wait until the endpoints are known and were scraped once, or until `stop` is set; tell which."""
+    """Wait until the endpoints are known and were looked at once, or until `stop` is set; tell which."""
     async with asyncio.TaskGroup() as tasks:
         known = tasks.create_task(_known(pools), name="wait for endpoints")
         stopped = tasks.create_task(stop.wait(), name="wait for the end")
@@ -225,7 +235,7 @@ async def _is_known(pools: Pools, *, stop: asyncio.Event) -> bool:
 
 async def _known(pools: Pools) -> None:
     await pools.known()
-    await pools.first_scrapes()
+    await pools.first_looks()
 
 
 async def _take_traffic(service: PickerService, server: ExtProcServer, *, stop: asyncio.Event) -> None:

@@ -17,6 +17,7 @@ from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.blocks.source import EventAddresses, reachable
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.errors import SettingError
+from kvmesh.pods.pod_access import PodAccess
 from kvmesh.redis.address import RedisAccess
 from kvmesh.settings import group, setting, text_setting
 
@@ -171,6 +172,7 @@ class IndexerSettings:
         least=1.0,
         most=86_400.0,
     )
+    pod_access: PodAccess = group(PodAccess())
     admin_access: AdminAccess = group(AdminAccess())
     redis_url: RedisAccess | str = group(RedisAccess())  # a plain address has no files beside it
     recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)

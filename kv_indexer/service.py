@@ -40,6 +40,7 @@ from kvmesh.documents.documents import DocumentSource
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.redis_findings import RedisFindings
 from kvmesh.pods.pod_http import PodPages
+from kvmesh.pods.pod_key import open_key
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,8 @@ class IndexerService:
             clock=time.monotonic,
         )
         self._watch = IndexWatch(writer=self._writer, seen=self._sharer.registered, slowdown=self._slowdown)
-        self._pages = PodPages()
+        self._pod_key = open_key(settings.pod_access)
+        self._pages = PodPages(key=self._pod_key)
         self._pods = PodMetrics(
             settings.endpoints, interval_seconds=settings.scrape_seconds, slowdown=self._slowdown, pages=self._pages
         )
@@ -334,6 +336,7 @@ class IndexerService:
             except (IndexUnavailableError, TimeoutError) as error:
                 log.debug("metrics with the block counts of the last time: %s", error)
             self._telemetry.ready(not self.not_ready())
+            self._telemetry.pod_key(unusable=self._pod_key is not None and bool(self._pod_key.problem))
             if self._pools:
                 self._shown_pools = self._pools_report()
             return await asyncio.to_thread(self._telemetry.render)  # megabytes where there are thousands of pods

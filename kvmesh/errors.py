@@ -43,6 +43,12 @@ class FeedLostError(KvIndexerError):
     reason = "unreachable"
 
 
+class PodRefusesError(FeedLostError):
+    """A pod does not let us in: it wants a key, or another one; the message names the flag to give."""
+
+    reason = "pod-refuses"
+
+
 class UnknownModelError(FeedLostError):
     """A pod of a pool that declares no model does not say which one it serves."""
 

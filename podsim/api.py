@@ -5,6 +5,7 @@ The server hands each request to `PodApi.handle`. Shapes and errors are those of
 
 import asyncio
 import os
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from podsim.wire.openai_requests import (
 from podsim.wire.openai_responses import VLLM_VERSION, encode_json, error_body
 
 _READ_TIMEOUT_SECONDS = 60.0
+_GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # by --api-key (vllm/entrypoints/serve/middleware/authenticate.py)
 _JSON = "application/json"
 _SAMPLING_DEFAULTS = {
     "presence_penalty": 0.0,
@@ -76,6 +78,8 @@ class PodApi:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; a refused one gets vLLM's error object."""
+        if not self._lets_in(request):
+            return _json({"error": "Unauthorized"}, status=401)
         route = self._routes.get(request.path)
         if route is None:
             return _json({"detail": "Not Found"}, status=404)
@@ -86,6 +90,14 @@ class PodApi:
             return await handler(request)
         except RequestRefusedError as error:
             return web.Response(body=error_body(error), status=error.http_status, content_type=_JSON)
+
+    def _lets_in(self, request: web.BaseRequest) -> bool:
+        """Tell whether the request shows a key, or needs none."""
+        keys = self._pod.settings.api_keys
+        if not keys or request.method == "OPTIONS" or not request.path.startswith(_GUARDED):
+            return True
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and any(secrets.compare_digest(key.encode(), each.encode()) for each in keys)
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
         self._in_flight += 1

@@ -100,6 +100,13 @@ def sim(
     kv_link_seconds: Annotated[
         float, typer.Option(min=0.0, help="Time that each transfer of KV takes beside that of its bytes.")
     ] = 0.001,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Key that opens paths below /v1, /v2, /inference and /cohere, as vLLM's; others stay open. Repeat for "
+            "more. Every user can read the flags of a process: KVMESH_API_KEY does not show them."
+        ),
+    ] = None,
 ) -> None:
     """Run simulated vLLM pods: OpenAI API, prefix cache, KV events and metrics as vLLM 0.32, without a model."""
     # loaded here so that other commands do not pay for them
@@ -133,6 +140,7 @@ def sim(
             seed=seed,
             scale_out=enable_scale_out,
             tokenizes=tokenize,
+            api_keys=tuple(api_key or ()),
             kv_transfer=None if kv_transfer_config is None else parse_kv_transfer_config(kv_transfer_config),
             kv_link=link,
             engine=engine,

@@ -45,6 +45,7 @@ class PodSettings:
     tokenizes: bool = True  # whether /tokenize answers; a proxy may let nothing but /v1 pass
     kv_transfer: KvTransferConfig | None = None  # without, `kv_transfer_params` are ignored, as in vLLM
     kv_link: LinkSettings = field(default_factory=LinkSettings)
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # as --api-key: one of these opens the guarded paths
     engine: EngineSettings
 
     def check(self) -> None:

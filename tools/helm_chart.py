@@ -74,6 +74,8 @@ EXPRESSIONS = {
     "redisca": "$.Values.redisCaSecret",
     "redistls": "$.Values.redisTlsSecret",
     "admintoken": "$.Values.adminTokenSecret",
+    "podkey": "$.Values.podKeySecret",
+    "podkeyname": "$.Values.podKeySecretKey",
     "hashseed": "$.Values.hashSeed",
     "tokenizers": "$.Values.tokenizersClaim",
     "modelcache": "$.Values.modelCacheClaim",
@@ -147,6 +149,7 @@ OPTIONAL = {
     "redis_ca_secret": "redisca",
     "redis_tls_secret": "redistls",
     "admin_token_secret": "admintoken",
+    "pod_key_secret": "podkey",
     "tokenizers_claim": "tokenizers",
     "istio_revision": "revision",
     "image_pull_policy": "pullpolicy",
@@ -252,6 +255,7 @@ def draw_plan(chance: random.Random, *, sure: bool = False) -> tuple[InstallPlan
         redis=RedisKind.EXTERNAL if external else RedisKind.BUNDLED,
         redis_url="redis://zqredisqz" if external else None,
         hash_seed="zqhashseedqz",
+        pod_key_secret_key="zqpodkeynameqz",  # noqa: S106 - a word that stands for a name
         monitoring=maybe(),
         monitoring_namespace="zqmonitoringnamespaceqz",
         **{name: number for name, (number, _) in NUMBERS.items()},  # type: ignore[arg-type]

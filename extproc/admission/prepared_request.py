@@ -14,7 +14,7 @@ from extproc.choosing.room import Room
 from extproc.disaggregation.prefill_plan import PrefillPlan
 from extproc.errors import PromptTokensError, ResponseGoneError, UnknownResponseError
 from extproc.ext_proc.exchange import NO_HEADERS
-from extproc.models.models import ModelTable, ServedModel
+from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pods.endpoint import Ask
 from extproc.policy.priority import StepKind
 from extproc.prefixes.prompt_match import IndexHits, PromptKeys
@@ -31,7 +31,9 @@ DEGRADED_HEADER = "x-kvmesh-degraded"
 # a batch of prompts in one request is looked up this far: the rest changes the pick little and the delay much
 MAX_PROMPTS_LOOKED_UP = 16
 NO_PROMPTS = PromptTokens()
-ANY_MODEL = ServedModel(name="")  # in place of one that is not configured: its prompts are known as text only
+# in place of one that is not configured: its prompts are known as text only, as no pod can be asked about no model
+ANY_MODEL = ServedModel(name="", tokens_from=TokensFrom.TEXT)
+NOT_FOR_MODEL, NO_MODELS = "no-tokenizer-for-model", "models-unknown"
 MODEL_FILTER = frozenset({"model"})
 NO_FILTER: frozenset[str] = frozenset()
 
@@ -161,9 +163,12 @@ async def prompt_tokens(
 ) -> PromptTokens:
     """Return the tokens of the first prompts, or what else is known of them; `degraded` takes a word why."""
     request, resolved = asked.request, asked.resolved
-    if resolved.base is None and models.served and request.prompts:
+    of_no_model = resolved.base is None and request.prompts
+    if of_no_model and models.served:
         names = ", ".join(served.name for served in models.served)
-        degraded["no-tokenizer-for-model"] = f"the tokenizers here belong to {names}"
+        degraded[NOT_FOR_MODEL] = f"the tokenizers here belong to {names}"
+    elif of_no_model:
+        degraded[NO_MODELS] = "no model is configured, and no pod has told its models yet (GET /v1/models)"
     try:
         tokens = await source.prompts(
             request,
@@ -176,7 +181,7 @@ async def prompt_tokens(
     except PromptTokensError as error:
         degraded[error.reason] = str(error)
         return NO_PROMPTS
-    if tokens.degraded is not None and "no-tokenizer-for-model" not in degraded:
+    if tokens.degraded is not None and not of_no_model:
         degraded[tokens.degraded] = tokens.degraded_why
     return tokens
 

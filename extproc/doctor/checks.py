@@ -102,6 +102,7 @@ class Check:
 
 CHECKS: dict[str, Check] = {
     "pods-answer": Check(judge=pods.pods_answer, right="every pod answers as a vLLM"),
+    "pod-key": Check(judge=pods.pods_let_in, right="the pods let picker and indexer see their pages", applies=_pods),
     "models-served": Check(judge=pods.models_served, right="the pods serve the configured models", applies=_pods),
     "vllm-version": Check(judge=pods.vllm_version, right="the pods run one known version of vLLM", applies=_pods),
     "prefix-caching": Check(judge=pods.prefix_caching, right="every pod caches prefixes", applies=_pods),
@@ -158,8 +159,8 @@ CHECKS: dict[str, Check] = {
 }
 # of several pools these are asked of each with its own pods, models and part of the index; the others once
 OF_EACH_POOL = frozenset(CHECKS) & {
-    *("pods-answer", "models-served", "vllm-version", "prefix-caching", "tokens", "render", "event-publisher"),
-    *("replay-socket", "index-follows", "events-flow", "block-size", "same-keys"),
+    *("pods-answer", "pod-key", "models-served", "vllm-version", "prefix-caching", "tokens", "render"),
+    *("event-publisher", "replay-socket", "index-follows", "events-flow", "block-size", "same-keys"),
     *("picker-tokens", "envoy-steering", "envoy-failure-mode"),
 }
 OF_THE_MESH = frozenset(CHECKS) - OF_EACH_POOL - {"picker-endpoints"}  # `pool-picker` compares those

@@ -16,6 +16,7 @@ from extproc.policy.values import Steering
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.options import takes_settings
 from kvmesh.plain_text import cut_end, printable
+from kvmesh.pods.pod_access import PodAccess
 from kvmesh.redis.address import RedisAccess
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def _group() -> None:
 def doctor(
     login: AdminLogin,
     access: RedisAccess,
+    pods: PodAccess,
     endpoints: Annotated[
         str,
         typer.Option(
@@ -143,6 +145,7 @@ def doctor(
             grpc_port=grpc_port,
             admin_port=0,
             redis_url=access,
+            pod_access=pods,
             endpoints=parse_endpoints(endpoints),
             model=model,
             tokenizer_folder=tokenizer,

@@ -19,6 +19,7 @@ from extproc.doctor.questions import Client, open_client
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.settings.config import PickerSettings
 from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.pods.pod_key import open_key
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,8 @@ async def gather(settings: DoctorSettings, *, tokenizers: Mapping[str, ModelToke
     expected, seconds = expected_of(settings.picker), settings.timeout_seconds
     access = settings.picker.redis_url
     own = await own_tokens(expected.models.served, loaded=tokenizers)
-    async with open_client(timeout_seconds=seconds, login=settings.login) as client:
+    key = open_key(settings.picker.pod_access)
+    async with open_client(timeout_seconds=seconds, login=settings.login, pod_key=key) as client:
         async with asyncio.TaskGroup() as group:
             of_pods = group.create_task(gather_pods(client, expected, own), name="ask the pods")
             of_redis = group.create_task(gather_redis(access, timeout_seconds=seconds), name="ask redis")

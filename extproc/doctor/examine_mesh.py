@@ -25,6 +25,7 @@ from extproc.pools.pool_models import declared_models
 from kvmesh.documents.documents import Snapshot
 from kvmesh.documents.pools import pool_seed
 from kvmesh.pods.pod_http import MAX_MODELS_BYTES
+from kvmesh.pods.pod_key import open_key
 
 
 async def examine_mesh(
@@ -55,7 +56,8 @@ async def _gather_mesh(
     state = await asyncio.to_thread(policy.update, snapshot, now=now)
     asked = [config for name, config in state.configs.items() if not pools or name in pools]
     redis = await gather_redis(own.redis_url, timeout_seconds=seconds)
-    async with open_client(timeout_seconds=seconds, login=settings.login) as client:
+    key = open_key(settings.picker.pod_access)
+    async with open_client(timeout_seconds=seconds, login=settings.login, pod_key=key) as client:
         picker, served = None, None
         if settings.picker_admin:
             picker, served = await gather_pools_picker(client, settings.picker_admin, grpc_port=own.grpc_port)

@@ -47,6 +47,8 @@ class PodFacts:
 
     endpoint: str
     problem: str = ""  # why it says nothing of itself; all below is unknown then
+    refused: tuple[str, ...] = ()  # paths that it does not let us see
+    refusal: str = ""  # why, in words
     served: EndpointModels | None = None
     version: str | None = None
     block_sizes: frozenset[int] = frozenset()  # tokens; all sizes that its events may rightly have

@@ -170,6 +170,8 @@ class Trials:
         """Return why the pod did not serve the prompt, or ''."""
         body = msgspec.json.encode({"model": name, "prompt": ids, "max_tokens": 1, "temperature": 0})
         page = await self.client.ask_pod(pod.endpoint, "/v1/completions", post=body)
+        if (why := self.client.pods.why_refused(page.status)) is not None:
+            return f"/v1/completions: {why}"
         said = page.body[:200].decode("utf-8", "replace")
         return "" if page.status == 200 else page.problem or f"/v1/completions answers {page.status}: {said}"
 

@@ -20,6 +20,7 @@ from kvmesh.pods.engine_metrics import parse_load, parse_pod_report
 from kvmesh.pods.engine_profiles import ENGINES, PROFILES
 from kvmesh.pods.page_steps import UnreadablePageError
 from kvmesh.pods.page_turns import PageTurns
+from kvmesh.pods.pod_access import FORBIDDEN, UNAUTHORIZED
 from kvmesh.pods.pod_http import MAX_MODELS_BYTES, MAX_PAGE_BYTES
 from kvmesh.pods.pod_report import sum_counters
 
@@ -58,7 +59,9 @@ async def _gather_pod(
         ask("/kv_event_sources"),
     )
     if metrics.status != 200:
-        return PodFacts(endpoint=endpoint, problem=metrics.problem or f"/metrics answers {metrics.status}")
+        refusal = client.pods.why_refused(metrics.status)
+        said = f"/metrics: {refusal}" if refusal is not None else f"/metrics answers {metrics.status}"
+        return PodFacts(endpoint=endpoint, problem=metrics.problem or said)
     if not any(profile.prefix in metrics.body for profile in PROFILES):
         return PodFacts(
             endpoint=endpoint, problem=f"/metrics shows no engine that is known here ({ENGINES}): its load is unknown"
@@ -69,6 +72,11 @@ async def _gather_pod(
             report = await turns.read(parse_pod_report(metrics.body, scraped_at=0.0))
     except (UnreadablePageError, TimeoutError) as error:
         return PodFacts(endpoint=endpoint, problem=str(error) or "/metrics takes too long to be read")
+    refusals = {
+        path: why
+        for path, page in (("/v1/models", listed), ("/version", version), ("/kv_event_sources", sources))
+        if (why := client.pods.why_refused(page.status)) is not None
+    }
     engines = sum_counters((report.engines or {}).values())
     served = parse_served_models(listed.body) if listed.status == 200 else None
     names = {model.name: name for model in models if (name := served_name(model, served)) is not None}
@@ -81,6 +89,8 @@ async def _gather_pod(
     }
     return PodFacts(
         endpoint=endpoint,
+        refused=tuple(refusals),
+        refusal=next(iter(refusals.values()), ""),
         served=served,
         version=_version(version),
         block_sizes=report.block_sizes,
@@ -184,6 +194,8 @@ def _compare(probe: Probe, *, model: str, ours: Tokens, answer: Page) -> TokenCo
 
 
 def _their_tokens(answer: Page) -> Tokens:
+    if answer.status in (UNAUTHORIZED, FORBIDDEN):  # what it says to that may repeat the key
+        return f"/tokenize answers {answer.status}"
     if answer.status != 200:
         said = answer.body[:SHOWN_CHARACTERS].decode("utf-8", "replace")
         return answer.problem or f"/tokenize answers {answer.status}: {said}"

@@ -13,7 +13,12 @@ OLDEST = (0, 8)  # vLLM; docs/limits.md
 WITHOUT_GROUP_KINDS = frozenset({(0, 20), (0, 21)})
 CLOCK_LIMIT_SECONDS = 5.0  # a Date header and a slow answer make two of these
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
-OK, FORBIDDEN = 200, 403  # HTTP
+OK, UNAUTHORIZED, FORBIDDEN = 200, 401, 403  # HTTP
+GIVE_KEY = (
+    "put the key that the pods have as --api-key into a file, and name it in --pod-key-file of picker, indexer and "
+    "this command (`kvmesh install --pod-key-secret` mounts a Secret)"
+)
+MODELS_PATH = "/v1/models"
 NAMED = 4  # addresses or pools that one finding names
 
 
@@ -31,6 +36,13 @@ def pods_answer(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def pods_let_in(facts: Facts) -> Iterator[Finding]:
+    """Every pod lets us see its pages."""
+    for pod in facts.answering:
+        if pod.refused:
+            yield error(pod.endpoint, f"{', '.join(pod.refused)}: {pod.refusal}", fix=GIVE_KEY)
+
+
 def models_served(facts: Facts) -> Iterator[Finding]:
     """Pods and settings agree on the models and on their names."""
     models = facts.expected.models
@@ -43,7 +55,9 @@ def models_served(facts: Facts) -> Iterator[Finding]:
         )
         return
     for pod in facts.answering:
-        if pod.served is None:
+        if MODELS_PATH in pod.refused:
+            yield unchecked(pod.endpoint, "does not let this command see its models", fix=GIVE_KEY)
+        elif pod.served is None:
             yield unchecked(pod.endpoint, "/v1/models lists no model", fix="check that the API server there is vLLM's")
         elif not pod.served.models & known:
             yield error(
@@ -177,6 +191,8 @@ def _only_rendered(model: str, statuses: Mapping[str, int]) -> Iterator[Finding]
                 f"refuses to render prompts of {model} (403)",
                 fix="start vLLM with --enable-scale-out, or give the model a `tokenizer` in `models`",
             )
+        elif status == UNAUTHORIZED:
+            yield error(endpoint, f"wants a key to render prompts of {model} (401)", fix=GIVE_KEY)
         elif status != OK:
             yield error(
                 endpoint,

@@ -16,6 +16,7 @@ from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.errors import SettingError
 from kvmesh.pods.http_response import HttpResponseError
 from kvmesh.pods.pod_http import PodPages
+from kvmesh.pods.pod_key import PodKey
 
 ANSWER_LIMIT_BYTES = 64 << 20  # Envoy's configuration in a large mesh
 POD_ANSWER_BYTES = 256 << 10  # decoding a list of so many bytes takes a millisecond
@@ -119,11 +120,13 @@ class Client:
 
 
 @asynccontextmanager
-async def open_client(*, timeout_seconds: float, login: AdminLogin) -> AsyncIterator[Client]:
-    """Open the client's session, and close it at the end."""
+async def open_client(
+    *, timeout_seconds: float, login: AdminLogin, pod_key: PodKey | None = None
+) -> AsyncIterator[Client]:
+    """Open the client's session, and close it at the end; `pod_key` is shown to pods alone."""
     connector = aiohttp.TCPConnector(limit=CONNECTIONS)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=True, trust_env=False) as http:
-        pods = PodPages(most_kept=CONNECTIONS_TO_A_POD)
+        pods = PodPages(most_kept=CONNECTIONS_TO_A_POD, key=pod_key)
         try:
             yield Client(http=http, pods=pods, timeout_seconds=timeout_seconds, login=login)
         finally:

@@ -8,8 +8,9 @@ from tempfile import TemporaryDirectory
 
 from extproc.errors import ConfigError
 from extproc.ext_proc.grpc_tls_settings import GrpcTlsSettings
-from kvmesh.admin.admin_credentials import load_own, stamp_of
+from kvmesh.admin.admin_credentials import load_own
 from kvmesh.errors import SettingError
+from kvmesh.secret_file import stamp_of
 
 log = logging.getLogger(__name__)
 

@@ -54,7 +54,10 @@ def fetch_models(
     offline: Annotated[
         bool, typer.Option("--offline", help="Check what is there and ask no hub, as $HF_HUB_OFFLINE=1 does.")
     ] = False,
-    timeout_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds for one model, tries included.")] = 120,
+    timeout_seconds: Annotated[
+        float,
+        typer.Option(min=0.1, help="Seconds for each model, tries included: several take as much one after another."),
+    ] = 120,
     best_effort: Annotated[
         bool,
         typer.Option("--best-effort", help="Exit with 0 where a model cannot be had: the pods are asked instead."),

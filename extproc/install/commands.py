@@ -11,6 +11,7 @@ import typer
 from extproc.errors import ConfigError
 from extproc.install.plan import (
     GRPC_PORT,
+    POD_KEY,
     REDIS_IMAGE,
     BodyMode,
     FailureMode,
@@ -187,6 +188,14 @@ def install(
             "random token that is never shown (docs/guides/admin-access.md)."
         ),
     ] = None,
+    pod_key_secret: Annotated[
+        str | None,
+        typer.Option(
+            help="Secret in kvmesh's namespace with the key of pods that run with --api-key; picker and indexer show "
+            "it (docs/guides/security.md)."
+        ),
+    ] = None,
+    pod_key_secret_key: Annotated[str, typer.Option(help="Key of that Secret.")] = POD_KEY,
     hash_seed: Annotated[str, typer.Option(help="Seed of the block keys.")] = "kvmesh",
     replicas: Annotated[int, typer.Option(min=1, help="Pickers, at least.")] = 2,
     max_replicas: Annotated[int, typer.Option(min=1, help="Pickers, at most; CPU decides.")] = 10,
@@ -217,7 +226,8 @@ def install(
         list[str] | None,
         typer.Option(
             metavar="[NAME=]MODEL[@REVISION]",
-            help="Model of a Hugging Face hub whose tokenizer is fetched before a picker starts, never its weights.",
+            help="Model of a Hugging Face hub whose tokenizer is fetched before a picker starts, never its weights. "
+            "A hub that does not answer holds up a picker for two minutes a model.",
         ),
     ] = None,
     hub_endpoint: Annotated[
@@ -233,7 +243,10 @@ def install(
     monitoring_namespace: Annotated[str, typer.Option(help="Namespace that Prometheus runs in.")] = "monitoring",
     skip_crds: Annotated[bool, typer.Option(help="Do not install the CRDs.")] = False,
     preflight: Annotated[
-        bool, typer.Option(help="Look first at what the cluster has of Istio, gateways, routes and pools.")
+        bool,
+        typer.Option(
+            help="Look first at what the cluster has of Istio, gateways, routes, pools and of the tokenizers' volume."
+        ),
     ] = True,
     dry_run: Annotated[bool, typer.Option(help="Print the objects as YAML and change nothing.")] = False,
     force_conflicts: Annotated[bool, typer.Option(help="Take over fields that another manager owns.")] = False,
@@ -285,6 +298,8 @@ def install(
         redis_memory_mib=redis_memory_mib,
         redis_storage_gib=redis_storage_gib,
         admin_token_secret=admin_token_secret,
+        pod_key_secret=pod_key_secret,
+        pod_key_secret_key=pod_key_secret_key,
         hash_seed=hash_seed,
         picker_replicas=replicas,
         picker_replicas_max=max_replicas,
@@ -310,13 +325,13 @@ def install(
         typer.echo(f"Tokens: {_tokens_from(plan)}. Whether its pods tell any is asked once this is applied", err=True)
         return
     cluster = _cluster(kubeconfig, context)
-    if preflight:
-        plan = _checked(cluster, plan, release_is_given=istio_version is not None)
-        documents = render(plan, crds=crds)
     if plan.tokenizers_image:
         from extproc.install.model_volume import check_image_volumes
 
         check_image_volumes(cluster.minor_version())
+    if preflight:
+        plan = _checked(cluster, plan, release_is_given=istio_version is not None)
+        documents = render(plan, crds=crds)
     _apply(cluster, plan, documents, force=force_conflicts, wait_seconds=wait_seconds)
 
 
@@ -324,14 +339,16 @@ def _checked(cluster: "LightkubeCluster", plan: "InstallPlan", *, release_is_giv
     """Return the plan as it suits the cluster. Raise ConfigError, before anything is applied, where it cannot work."""
     from extproc.install.mesh_facts import read_mesh
     from extproc.install.preflight import judge
+    from extproc.install.volume_checks import judge_volume, read_volume
 
     found = judge(plan, read_mesh(cluster, plan), release_is_given=release_is_given)
+    refusals, warnings = judge_volume(plan, read_volume(cluster, plan))
     for line in found.notes:
         typer.echo(f"found: {line}")
-    for line in found.warnings:
+    for line in (*found.warnings, *warnings):
         typer.echo(f"warning: {line}")
-    if found.refusals:
-        reasons = "\n".join(f"* {each}" for each in found.refusals)
+    if found.refusals or refusals:
+        reasons = "\n".join(f"* {each}" for each in (*found.refusals, *refusals))
         raise ConfigError(f"nothing was applied:\n{reasons}\n(--no-preflight installs all the same)")
     return found.plan
 

@@ -111,9 +111,10 @@ class LightkubeCluster:
             return
 
     def minor_version(self) -> int:
-        """Return the 31 of Kubernetes 1.31."""
-        answer = self._call("its version", lambda: self._http.get("/version", timeout=TIMEOUT_SECONDS))
-        return int("".join(filter(str.isdigit, str(answer.json().get("minor", "")))) or 0)  # some add a "+"
+        """Return the 31 of Kubernetes 1.31, whose features the API server has."""
+        said = self._call("its version", lambda: self._http.get("/version", timeout=TIMEOUT_SECONDS)).json()
+        minor = said.get("emulationMinor") or said.get("minor", "")  # --emulated-version, while a cluster is upgraded
+        return int("".join(filter(str.isdigit, str(minor))) or 0)  # some add a "+"
 
     def ask_pod(self, namespace: str, name: str, port: int, path: str, *, post: bytes) -> PodAnswer:
         """POST JSON to a pod by the API server's proxy, whose own refusals are objects of kind Status."""

@@ -21,8 +21,10 @@ PICKER_IDLE_TIMEOUT = "3600s"  # of a gateway's connection to it
 INDEXER_ADMIN_PORT = 9091
 REDIS_PORT = 6379
 REDIS_IMAGE = "docker.io/valkey/valkey:8.1"
+POD_KEY = "api-key"  # of a Secret
 GATEWAY_LABEL = "gateway.networking.k8s.io/gateway-name"  # Istio puts it on the pods of a Gateway API gateway
 CLIENT_LABEL = "kvmesh.io/client"
+SECRET_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 LABEL_NAME = re.compile(r"([a-z0-9][-a-z0-9.]{0,251}[a-z0-9]/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
@@ -187,6 +189,8 @@ class InstallPlan:
     redis_memory_mib: int = 2048  # of the bundled one, for its data
     redis_storage_gib: int = 8
     admin_token_secret: str | None = None  # a Secret with the key `token`; None: the one that `kvmesh install` makes
+    pod_key_secret: str | None = None  # a Secret with the key of pods that run with --api-key
+    pod_key_secret_key: str = POD_KEY  # under which name that Secret has it
     hash_seed: str = "kvmesh"
     picker_replicas: int = 2  # at least; the HPA adds more
     picker_replicas_max: int = 10

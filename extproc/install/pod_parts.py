@@ -13,6 +13,7 @@ REDIS_SECRETS = "/etc/kvmesh/redis"
 ADMIN_SECRET = "kvmesh-admin-token"  # noqa: S105 - its name
 ADMIN_KEY = "token"
 ADMIN_FOLDER = "/etc/kvmesh/admin"
+POD_KEY_FOLDER, POD_KEY_FILE = "/etc/kvmesh/pods", "key"
 POD_FACTS = (("POD_NAME", "metadata.name"), ("POD_NAMESPACE", "metadata.namespace"))  # who holds the lease, and where
 SETTLE_SECONDS = 15  # to end once drained: 5 s for open exchanges, and to close its connections
 MEMBERSHIP_LABELS = {
@@ -123,6 +124,8 @@ def role_container(
     if plan.watched_namespaces:
         environment["namespaces"] = ",".join(plan.watched_namespaces)
     environment |= _redis_settings(plan)
+    if plan.pod_key_secret:
+        environment["pod_key_file"] = f"{POD_KEY_FOLDER}/{POD_KEY_FILE}"
     return {
         "name": name,
         **image_of(plan),
@@ -146,6 +149,7 @@ def role_container(
                 {"name": f"redis-{part}", "mountPath": f"{REDIS_SECRETS}/{part}", "readOnly": True}
                 for part, _, _ in _redis_secrets(plan)
             ),
+            *([{"name": "pod-key", "mountPath": POD_KEY_FOLDER, "readOnly": True}] if plan.pod_key_secret else []),
         ],
     }
 
@@ -169,7 +173,17 @@ def role_volumes(plan: InstallPlan) -> list[dict[str, Any]]:
             {"name": f"redis-{part}", "secret": {"secretName": secret, "defaultMode": 0o440}}
             for part, secret, _ in _redis_secrets(plan)
         ),
+        *_pod_key_volumes(plan),
     ]
+
+
+def _pod_key_volumes(plan: InstallPlan) -> list[dict[str, Any]]:
+    """Return the Secret with the pods' key, of which nothing but that key is shown."""
+    if not plan.pod_key_secret:
+        return []
+    items = [{"key": plan.pod_key_secret_key, "path": POD_KEY_FILE}]
+    secret = {"secretName": plan.pod_key_secret, "items": items, "defaultMode": 0o440}
+    return [{"name": "pod-key", "secret": secret}]
 
 
 def admin_secret_name(plan: InstallPlan) -> str:

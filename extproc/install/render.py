@@ -20,6 +20,7 @@ from extproc.install.objects import INSTALLATION, NAME, OWNED, Document, compone
 from extproc.install.plan import (
     INDEXER,
     PICKER,
+    SECRET_KEY,
     BodyMode,
     FailureMode,
     InstallPlan,
@@ -150,6 +151,10 @@ def _check_names(plan: InstallPlan) -> None:
         for value in values:
             if DNS_LABEL.fullmatch(value) is None:
                 raise ConfigError(f"{flag}: {value!r} is no Kubernetes name (a-z, 0-9 and -, at most 63 characters)")
+    if SECRET_KEY.fullmatch(plan.pod_key_secret_key) is None:
+        raise ConfigError(
+            f"--pod-key-secret-key: {plan.pod_key_secret_key!r} is no key of a Secret (letters, digits, -, _ and dots)"
+        )
     for flag, name in _long_names(plan):
         if DNS_NAME.fullmatch(name) is None:
             raise ConfigError(f"{flag}: {name!r} is no Kubernetes name (a-z, 0-9, - and dots)")
@@ -163,6 +168,7 @@ def _long_names(plan: InstallPlan) -> Iterator[tuple[str, str]]:
         "--redis-ca-secret": plan.redis_ca_secret,
         "--redis-tls-secret": plan.redis_tls_secret,
         "--admin-token-secret": plan.admin_token_secret,
+        "--pod-key-secret": plan.pod_key_secret,
         "--tokenizers-claim": plan.tokenizers_claim,
         "--model-cache-claim": plan.model_cache_claim,
         "--hub-token-secret": plan.hub_token_secret,

@@ -19,6 +19,7 @@ INFERENCE_POOL = Kind(
 )
 QUESTION = json.dumps({"prompt": "Which tokens are these?"}).encode()
 PATHS = ("/tokenize", "/v1/completions/render")  # the first is what every vLLM has
+UNAUTHORIZED = 401  # HTTP
 LOOK_LATER = "`kvmesh policy explain {pool}` says what the pickers find, and `kvmesh doctor` (render) asks every pod"
 
 
@@ -48,10 +49,11 @@ def token_lines(cluster: PodsOfCluster, plan: InstallPlan) -> Iterator[str]:
     """Yield a line for each pool: whether its pods tell tokens, and what to do where they do not. Raise nothing."""
     claim = plan.tokenizers_claim or plan.model_cache_claim
     for pool in plan.pools:
-        yield f"tokens of pool {pool.identity}: {_verdict(cluster, pool, claim=claim)}"
+        verdict = _verdict(cluster, pool, claim=claim, shows_key=plan.pod_key_secret is not None)
+        yield f"tokens of pool {pool.identity}: {verdict}"
 
 
-def _verdict(cluster: PodsOfCluster, pool: PoolTarget, *, claim: str | None) -> str:
+def _verdict(cluster: PodsOfCluster, pool: PoolTarget, *, claim: str | None, shows_key: bool) -> str:
     look_later = LOOK_LATER.format(pool=pool.identity)
     try:
         pods = _ready_pods(cluster, pool)
@@ -61,13 +63,19 @@ def _verdict(cluster: PodsOfCluster, pool: PoolTarget, *, claim: str | None) -> 
         return f"UNVERIFIED, it has no pod that is ready yet. {look_later}"
     name = pods[0]["metadata"]["name"]
     refusals = []
+    wants_key = False
     for path in PATHS:
         answer = cluster.ask_pod(pool.namespace, name, pool.api_port, path, post=QUESTION)
         if answer.problem:
             return f"UNVERIFIED, pod {name} cannot be asked from here: {answer.problem}. {look_later}"
         if answer.status == 200 and _has_tokens(answer.body):
             return f"pod {name} tells them at {path}"
+        if answer.status == UNAUTHORIZED:
+            wants_key = True  # which the API server does not pass on
         refusals.append(f"{path} answers {answer.status}{', without tokens' if answer.status == 200 else ''}")
+    if wants_key:
+        then = "the pickers show theirs" if shows_key else "give the pickers one by --pod-key-secret"
+        return f"UNVERIFIED, pod {name} wants a key, which is not sent through the API server: {then}. {look_later}"
     routed = "models without a folder in that claim are routed on TEXT ONLY" if claim else "it is routed on TEXT ONLY"
     folders = f"put their folders into claim {claim}" if claim else "give folders by --tokenizers-claim"
     return (

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import aiohttp
 import msgspec
 from rich.console import Console
 
@@ -43,6 +42,10 @@ from extproc.prompts.tokenizer_folder import has_tokenizer, why_not_readable
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.errors import RedisUrlError
 from kvmesh.plain_text import printable
+from kvmesh.pods.http_response import HttpResponseError
+from kvmesh.pods.pod_access import PodAccess, read_pod_key
+from kvmesh.pods.pod_http import MAX_MODELS_BYTES, PodPages
+from kvmesh.pods.pod_key import open_key
 from kvmesh.redis.address import RedisAccess, read_address
 
 EXTERNAL_REDIS_SECONDS = 10.0
@@ -100,13 +103,14 @@ def _redis(parts: LocalParts) -> ProcessSpec:
 
 def _pod(settings: StackSettings, number: int) -> ProcessSpec:
     # one process each, so that one pod can be killed and the others live on
-    address = settings.pods[number]
+    address, key_file = settings.pods[number], settings.pod_access.key_file
     flags = _flags(
         host=address.host, sim_port=address.port, pods=1, model=settings.model, tokenizer=settings.tokenizer_folder
     )
     return ProcessSpec(
         name=f"pod-{number}",
         argv=(*KVMESH, "sim", *flags, *settings.log_flags),
+        environment={} if key_file is None else {"KVMESH_API_KEY": read_pod_key(key_file)},
         ready=(HttpReady(url=f"http://{address}/health"),),
     )
 
@@ -118,6 +122,7 @@ def _indexer(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
         endpoints=",".join(map(str, settings.pods)),
         model=settings.model,
         event_sources=settings.event_sources,
+        pod_key_file=settings.pod_access.key_file,
         admin_token_file=settings.admin_token_file,
     )
     return ProcessSpec(
@@ -136,6 +141,7 @@ def _picker(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
         endpoints=",".join(map(str, settings.pods)),
         model=settings.model,
         tokenizer=settings.tokenizer_folder,
+        pod_key_file=settings.pod_access.key_file,
         admin_token_file=settings.admin_token_file,
         drain_seconds=0,  # Envoy ends at the same moment: no client is left
     )
@@ -185,7 +191,8 @@ async def run(settings: StackSettings) -> None:
             parts = await _prepare(settings, directory)
             notes: tuple[str, ...] = ()
             if settings.endpoints and (settings.model is None or settings.tokenizer_folder is None):
-                settings, notes = fill_in_model(settings, await first_served_models(settings.endpoints))
+                served = await first_served_models(settings.endpoints, settings.pod_access)
+                settings, notes = fill_in_model(settings, served)
             await _supervise(settings, parts, notes=notes)
         except asyncio.CancelledError:
             if not told_to_end.is_set():
@@ -287,18 +294,21 @@ class ServedModels(msgspec.Struct, frozen=True):
     pod: str = ""  # its address
 
 
-async def first_served_models(pods: Sequence[SocketAddress]) -> ServedModels | None:
+async def first_served_models(pods: Sequence[SocketAddress], access: PodAccess) -> ServedModels | None:
     """The answer of the first pod that serves a model, or None; takes no longer than ASK_SECONDS for all of them."""
-    async with aiohttp.ClientSession() as session:
-        answers = await asyncio.gather(*(_ask(session, str(pod)) for pod in pods))
+    pages = PodPages(key=open_key(access))
+    try:
+        answers = await asyncio.gather(*(_ask(pages, str(pod)) for pod in pods))
+    finally:
+        pages.close()
     return next((answer for answer in answers if answer is not None and answer.data), None)
 
 
-async def _ask(session: aiohttp.ClientSession, pod: str) -> ServedModels | None:
+async def _ask(pages: PodPages, pod: str) -> ServedModels | None:
     try:
-        async with asyncio.timeout(ASK_SECONDS), session.get(f"http://{pod}/v1/models") as response:
-            answer = msgspec.json.decode(await response.read(), type=ServedModels)
-    except (TimeoutError, aiohttp.ClientError, msgspec.MsgspecError, OSError):
+        page = await pages.get(pod, "/v1/models", timeout_seconds=ASK_SECONDS, max_body_bytes=MAX_MODELS_BYTES)
+        answer = msgspec.json.decode(page.body, type=ServedModels)
+    except (HttpResponseError, msgspec.MsgspecError, OSError):
         return None
     return msgspec.structs.replace(answer, pod=pod)
 
@@ -311,7 +321,8 @@ def fill_in_model(settings: StackSettings, served: ServedModels | None) -> tuple
     if settings.model is None and served is None:
         pods = ", ".join(map(str, settings.pods))
         raise UnnamedModelError(
-            f"no pod of --endpoints says which model it serves (GET /v1/models of {pods}); start one, or give --model"
+            f"no pod of --endpoints says which model it serves (GET /v1/models of {pods}); start one, give --model, or "
+            "--pod-key-file where the pods run with --api-key"
         )
     model = settings.model or (served.data[0].id if served else "")
     notes = [] if settings.model or served is None else [f"model {model}, as {served.pod} says"]

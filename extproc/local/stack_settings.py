@@ -11,6 +11,7 @@ from pathlib import Path
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.errors import BadEndpointError, BadSettingError
 from kvmesh.admin.admin_access import AdminAccess
+from kvmesh.pods.pod_access import PodAccess
 from kvmesh.redis.address import RedisAccess
 from kvmesh.settings import Setting, declared, group, options_of, setting, text_setting
 
@@ -124,6 +125,7 @@ class StackSettings:
         metavar="JSON",
     )
     redis: RedisAccess = group(OWN_REDIS, url=REDIS)
+    pod_access: PodAccess = group(PodAccess())
     admin_token_file: Path | None = declared(AdminAccess, "token_file")
     envoy_port: int = _port(10000, "Gateway port, where clients connect.")
     envoy_admin_port: int = _port(9901, "Envoy's admin port.")

@@ -23,6 +23,7 @@ from kvmesh.blocks.source import IndexStatus
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.index_view import IndexView
 from kvmesh.metrics.registry import MetricsPage
+from kvmesh.pods.pod_key import PodKey
 
 LISTED_ENDPOINTS = 2000  # in the state of all pools; more are in those of each
 LONGEST_NAME = 200  # characters of a pool's name that are repeated
@@ -37,8 +38,15 @@ class BadQueryError(KvmeshError):
 class PickerPages:
     """The pages of all pools. `?pool=namespace/name` asks for one; without it, the only one or all in short."""
 
-    def __init__(self, pools: Pools, *, view: IndexView, policies: ExplainPolicies | None = None) -> None:
-        """`policies` explains which policies apply to a target.
+    def __init__(
+        self,
+        pools: Pools,
+        *,
+        view: IndexView,
+        policies: ExplainPolicies | None = None,
+        pod_key: PodKey | None = None,
+    ) -> None:
+        """`policies` explains which policies apply to a target; `pod_key` is what pods are shown.
 
         None: the endpoints are those of `--endpoints`. They are one pool, which is shown without a name.
         """
@@ -48,6 +56,7 @@ class PickerPages:
         self.findings: Sequence[Finding] | None = None if policies is None else ()
         self._pools = pools
         self._policies = policies
+        self._pod_key = pod_key
         self._pages: dict[str, PoolPages] = {}  # made when first asked for
         self._looking = asyncio.Lock()
         self._looked: tuple[float, IndexStatus | str] = (float("-inf"), "")
@@ -116,6 +125,7 @@ class PickerPages:
         """
         facts: dict[str, Any] = {"pools": len(self._pools.all), "endpoint_problems": {}, "index_problem": None}
         facts |= {"render_problems": {}, "tokenizers": {}}
+        facts["pod_key_problem"] = None if self._pod_key is None else self._pod_key.problem or None
         for pool in self._pools.all.values():
             facts["endpoint_problems"] |= pool.endpoints.problems()
             facts["index_problem"] = facts["index_problem"] or pool.index.problem

@@ -2,7 +2,8 @@
 
 The picker reads `snapshot`. An endpoint that refuses connections is unreachable at once: nothing listens there. One
 that is slow or answers nonsense keeps its last report until that is stale, and its load is then unknown: never idle.
-Now and then its /v1/models is read as well: which models and LoRA adapters it serves, and how long a prompt may be.
+Its /v1/models is read as well, when it has first answered and now and then: which models and LoRA adapters it serves,
+and how long a prompt may be. A pod that refuses to say so, as it wants a key, keeps the models that it has said.
 A report that stays the same although it says that requests run or wait is no report: its engine is stuck or dead.
 An endpoint that refused connections, is another process, or came later is new from its first report on (`ready_since`).
 Endpoints come and go while it runs (`set_endpoints`); those that may get no new requests are scraped until they are
@@ -13,36 +14,39 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 from extproc.pods.endpoint import (
-    EndpointModels,
     EndpointStatus,
     EndpointTrend,
     Reachability,
     parse_served_models,
 )
-from extproc.pods.endpoint_samples import TrendWatch, restarted
+from extproc.pods.endpoint_samples import restarted
+from extproc.pods.first_answers import FirstAnswers
 from extproc.pods.scrape_pace import IDLE_AFTER_SECONDS, ScrapePace
+from extproc.pods.scrape_target import ScrapeTarget
 from kvmesh.pods.engine_metrics import parse_load
-from kvmesh.pods.metrics_page import MetricsPage, is_page, why_no_load
+from kvmesh.pods.metrics_page import is_page, why_no_load
 from kvmesh.pods.page_steps import Steps
 from kvmesh.pods.page_turns import PageTurns
-from kvmesh.pods.pod_http import MAX_MODELS_BYTES, PodHttp
+from kvmesh.pods.pod_access import why_refused
+from kvmesh.pods.pod_http import MAX_MODELS_BYTES
+from kvmesh.pods.pod_key import PodKey
 from kvmesh.pods.pod_report import EndpointLoad
 
 log = logging.getLogger(__name__)
 
 # a pod counts with each step: numbers that have changed after so long a time may stand still for so many times it again
 PAUSE_FACTOR = 2.0
-MOST_PAUSE_SECONDS = 10.0  # no step takes longer
 FROZEN = "/metrics stands still with {load.running_requests} requests running and {load.waiting_requests} waiting"
 CATCH_UP_SECONDS = 2.0  # until the endpoints of a pool that was idle have all been scraped again
 KEPT_PAGE_BYTES = 1 << 18  # of a page, to know it again; a longer one is read each time
 MODELS_INTERVAL_SECONDS = 5.0  # an adapter that a pod has just loaded is known this much later at most
+MODELS_AGAIN_SECONDS = 1.0  # at least, after an answer: counters that always go back are no new process each time
 
 
 class PageReader(Protocol):
@@ -56,31 +60,6 @@ class PageReader(Protocol):
 
     def forget(self, endpoint: str) -> None:
         """Take note that the endpoint is gone."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Target:
-    address: str
-    http: PodHttp  # one connection for all pages
-    page: MetricsPage
-    # what a pick may see, made once a scrape and not once a pick
-    unknown: EndpointStatus
-    unreachable: EndpointStatus
-    ready: EndpointStatus | None = None
-    load: EndpointLoad | None = None  # that `ready` has
-    models: EndpointModels | None = None
-    trends: TrendWatch = field(default_factory=TrendWatch)
-    text: bytes = b""  # that `load` was read from
-    changed_at: float = 0.0  # monotonic seconds of the first report with the numbers of `load`
-    longest_pause_seconds: float = 0.0  # that its numbers stood still while requests were there, and then moved
-    refused: bool = False  # by the last scrape
-    closed: EndpointStatus | None = None  # what a pick sees while it may get no new requests, whatever it reports
-    out: EndpointStatus | None = None  # `closed`, or `unreachable` where it has refused
-    tasks: tuple[asyncio.Task[None], ...] = ()
-    is_new: bool = False  # its next report is its first: it was not there, or is another process
-    ready_since: float | None = None  # monotonic seconds; None: it served when we first looked, or has not yet
-    last_problem: str | None = None
-    scraped: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class MetricsScraper:
@@ -97,23 +76,28 @@ class MetricsScraper:
         restarted: Callable[[str], None] | None = None,
         reported: Callable[[str, EndpointLoad, EndpointTrend], None] | None = None,
         changed: Callable[[], None] | None = None,
+        told: Callable[[], None] | None = None,
         pace: ScrapePace | None = None,
         turns: PageTurns | None = None,
         pages: PageReader | None = None,
+        key: PodKey | None = None,
     ) -> None:
-        """`pace` and `turns` are shared with the other pools' scrapers; `pages` gets all good pages.
+        """`pace`, `turns` and `key` are shared with the other pools' scrapers; `pages` gets all good pages.
 
         `restarted` is called for each endpoint that is another process now, `reported` for each report, and `changed`
-        for each scrape that gave none: the endpoint may be unknown or unreachable now.
+        for each scrape that gave none: the endpoint may be unknown or unreachable now. `told` is called when all
+        endpoints that are new have been asked for their models.
         """
         self._reported, self._changed = reported, changed
         self._models_interval_seconds = models_interval_seconds
         self._restarted = restarted
         self._pages = pages
         self._learned_adapters: Mapping[str, str] = {}
-        self._targets = {address: _target(address, timeout_seconds=timeout_seconds) for address in addresses}
-        self._wanted_interval_seconds = interval_seconds
+        self._key = key
         self._timeout_seconds = timeout_seconds
+        self._targets = {address: self._target(address) for address in addresses}
+        self._answers = FirstAnswers(addresses, completed=told or (lambda: None))
+        self._wanted_interval_seconds = interval_seconds
         self._wanted_stale_seconds = stale_after_seconds
         self._pace = pace or ScrapePace()
         self._turns = turns or PageTurns()
@@ -135,15 +119,19 @@ class MetricsScraper:
             self._remove(self._targets.pop(address))
         for address, closed in endpoints.items():
             target = self._targets.get(address)
+            if target is not None and closed is None and target.closed is not None and target.is_silent:
+                self._remove(target)  # it was not up when it was looked at: look again now, not when its turn comes
+                target = None
             if target is None:
-                target = self._targets[address] = _target(address, timeout_seconds=self._timeout_seconds)
+                target = self._targets[address] = self._target(address)
                 target.is_new = self._tasks is not None
+                self._answers.expect(address)
                 self._count(1)
                 self._start(target)
             is_closed_by = target.closed.reachability if target.closed is not None else None
             if closed is not is_closed_by:
                 target.closed = None if closed is None else replace(target.unreachable, reachability=closed)
-                _refuses(target, refused=target.refused)
+                target.refuses(refused=target.refused)
         # in the order given: pages and ties go by it
         self._targets = {address: self._targets[address] for address in endpoints}
         self._learn_adapters()
@@ -170,14 +158,27 @@ class MetricsScraper:
         """LoRA adapter -> its base model's name, as the pods say."""
         return self._learned_adapters
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether an endpoint is new and has not been asked for its models yet."""
+        return not self._answers.is_complete
+
     async def first_scrapes(self) -> None:
         """Wait until every endpoint was scraped once, with whatever outcome; each scrape has its deadline."""
         for target in tuple(self._targets.values()):
             await target.scraped.wait()
 
+    async def first_answers(self) -> None:
+        """Wait until every endpoint that answers was asked for its models, for a scrape's deadline at most."""
+        await self._answers.wait(seconds=self._timeout_seconds)
+
     def problems(self) -> dict[str, str]:
-        """Return what is wrong with each endpoint that did not report last time."""
-        return {t.address: t.last_problem for t in self._targets.values() if t.last_problem is not None}
+        """Return what is wrong with each endpoint that did not report last time, or refuses to list its models."""
+        return {t.address: why for t in self._targets.values() if (why := t.last_problem or t.refusal) is not None}
+
+    def refusing(self) -> Collection[str]:
+        """Return the endpoints that refuse to list their models: they want a key, or another one."""
+        return [t.address for t in self._targets.values() if t.refusal is not None]
 
     async def run(self) -> None:
         """Scrape until cancelled."""
@@ -194,20 +195,24 @@ class MetricsScraper:
         """Count no more for the others' pace; call it when `run` has ended."""
         self._count(-len(self._targets))
 
-    def _start(self, target: _Target) -> None:
+    def _target(self, address: str) -> ScrapeTarget:
+        return ScrapeTarget.at(address, timeout_seconds=self._timeout_seconds, key=self._key)
+
+    def _start(self, target: ScrapeTarget) -> None:
         if self._tasks is not None:
             target.tasks = (
                 self._tasks.create_task(self._keep_fresh(target), name=f"scrape {target.address}"),
                 self._tasks.create_task(self._keep_models(target), name=f"models of {target.address}"),
             )
 
-    def _remove(self, target: _Target) -> None:
+    def _remove(self, target: ScrapeTarget) -> None:
         if self._pages is not None:
             self._pages.forget(target.address)
         self._count(-1)
         for task in target.tasks:
             task.cancel()
         target.scraped.set()  # `first_scrapes` must not wait for it
+        self._answers.got(target.address)
 
     def _count(self, more: int) -> None:
         self._pace.endpoints += more
@@ -231,6 +236,8 @@ class MetricsScraper:
         self._catching_up = self._asked_at + CATCH_UP_SECONDS, self._stale_after_seconds
         self._set_pace()
         self._busy.set()
+        for target in self._targets.values():
+            target.models_due.set()
 
     async def _pause(self) -> None:
         """Wait until the next scrape; jitter keeps replicas and endpoints from falling into step."""
@@ -239,19 +246,15 @@ class MetricsScraper:
             self._pace.busy -= len(self._targets)
             self._busy.clear()
         self._set_pace()
-        await self._rest(self._interval_seconds)
-
-    async def _rest(self, seconds: float) -> None:
-        """Wait so long, or until requests come again."""
-        seconds *= random.uniform(0.8, 1.2)  # noqa: S311
-        if not self._is_idle:
+        seconds = _jittered(self._interval_seconds)
+        if not self._is_idle:  # else until requests come again
             await asyncio.sleep(seconds)
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._busy.wait()
 
-    async def _keep_fresh(self, target: _Target) -> None:
+    async def _keep_fresh(self, target: ScrapeTarget) -> None:
         try:
             while True:
                 await self._scrape(target)
@@ -259,54 +262,65 @@ class MetricsScraper:
         finally:
             target.http.close()
 
-    async def _scrape(self, target: _Target) -> None:
+    async def _scrape(self, target: ScrapeTarget) -> None:
         asked_at = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 response = await target.page.get()
                 load = await self._load(target, response.body, asked_at) if is_page(response) else None
-            _refuses(target, refused=False)
+            target.refuses(refused=False)
             if load is not None and target.load is not None and restarted(target.load, load):
                 self._is_another(target, began_anew=True)
+            if target.must_ask:
+                target.must_ask = False
+                self._answers.expect(target.address)
+                target.models_due.set()
             if load is None:
                 self._problem(target, f"its load is unknown: {why_no_load(response)}")
-            elif (still := _still_seconds(target, load)) > self._most_still_seconds(target):
-                target.ready = None
-                self._problem(target, FROZEN.format(load=load))
             else:
-                if still == 0.0:
-                    _moved(target, load)
-                if target.is_new:
-                    target.is_new, target.ready_since = False, asked_at
-                    target.unknown = replace(target.unknown, ready_since=asked_at)
-                target.load, target.text = load, response.body if len(response.body) <= KEPT_PAGE_BYTES else b""
-                self._ready(target, load)
-                if self._pages is not None:
-                    async with asyncio.timeout(self._timeout_seconds):
-                        await self._turns.read(self._pages.page(target.address, response.body, load=load))
-                self._problem(target, None)
+                await self._take(target, load, response.body, asked_at)
         except Exception as error:  # whatever one pod answers must not end the scraping of all
             # nothing listens there; names that do not resolve or routes that fail say nothing of the pod
             refused = isinstance(error, ConnectionRefusedError)
             target.is_new = target.is_new or refused
             if refused and not target.refused:
                 self._is_another(target)  # the process that listens there next has an empty cache
-            _refuses(target, refused=refused)
+            target.refuses(refused=refused)
+            if target.must_ask:
+                self._answers.got(target.address)
             self._problem(target, f"no load from /metrics: {str(error) or type(error).__name__}")
         target.scraped.set()
         if self._changed is not None and target.last_problem is not None:
             self._changed()
 
-    async def _load(self, target: _Target, text: bytes, asked_at: float) -> EndpointLoad | None:
+    async def _take(self, target: ScrapeTarget, load: EndpointLoad, text: bytes, asked_at: float) -> None:
+        """Believe a report, unless its numbers stand still, and read the rest of its page."""
+        if (still := target.still_seconds(load)) > self._most_still_seconds(target):
+            target.ready = None
+            self._problem(target, FROZEN.format(load=load))
+            return
+        if still == 0.0:
+            target.moved(load)
+        if target.is_new:
+            target.is_new, target.ready_since = False, asked_at
+            target.unknown = replace(target.unknown, ready_since=asked_at)
+        target.load, target.text = load, text if len(text) <= KEPT_PAGE_BYTES else b""
+        self._ready(target, load)
+        if self._pages is not None:
+            async with asyncio.timeout(self._timeout_seconds):
+                await self._turns.read(self._pages.page(target.address, text, load=load))
+        self._problem(target, None)
+
+    async def _load(self, target: ScrapeTarget, text: bytes, asked_at: float) -> EndpointLoad | None:
         """Read the load; a page that says what the last report said is not read again."""
         if target.load is not None and text == target.text:
             return replace(target.load, reported_at=asked_at)
         return await self._turns.read(parse_load(text, reported_at=asked_at))
 
-    def _most_still_seconds(self, target: _Target) -> float:
+    def _most_still_seconds(self, target: ScrapeTarget) -> float:
         return max(self._stale_after_seconds, PAUSE_FACTOR * target.longest_pause_seconds)
 
-    def _ready(self, target: _Target, load: EndpointLoad) -> None:
+    def _ready(self, target: ScrapeTarget, load: EndpointLoad) -> None:
         trend = target.trends.report(load)
         target.ready = EndpointStatus(
             address=target.address,
@@ -319,10 +333,10 @@ class MetricsScraper:
         if self._reported is not None:
             self._reported(target.address, load, trend)
 
-    def _is_another(self, target: _Target, *, began_anew: bool = False) -> None:
+    def _is_another(self, target: ScrapeTarget, *, began_anew: bool = False) -> None:
         """Take it for another process; `began_anew`: by its counters, and not because it has refused a connection."""
         target.models = None
-        target.is_new = True
+        target.is_new = target.must_ask = True
         target.longest_pause_seconds = 0.0
         # not for a refusal alone: were it the same process after all, all that it has ever counted would count again
         if began_anew and self._pages is not None:
@@ -330,29 +344,41 @@ class MetricsScraper:
         if self._restarted is not None:
             self._restarted(target.address)
 
-    async def _keep_models(self, target: _Target) -> None:
+    async def _keep_models(self, target: ScrapeTarget) -> None:
         await target.scraped.wait()  # and its connection is there
         while True:
-            await self._read_models(target)
+            target.models_due.clear()
+            has_answered = await self._read_models(target)
+            if not target.models_due.is_set():
+                self._answers.got(target.address)
             seconds = self._pace.models_interval(self._models_interval_seconds, idle=self._is_idle)
-            await self._rest(seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_jittered(seconds)):
+                    await asyncio.sleep(MODELS_AGAIN_SECONDS if has_answered else 0.0)
+                    await target.models_due.wait()
 
-    async def _read_models(self, target: _Target) -> None:
-        """Keep what was known where the pod does not answer; where it does not say, every model may be there."""
+    async def _read_models(self, target: ScrapeTarget) -> bool:
+        """Keep what was known where the pod does not answer; where it does not say, every model may be there.
+
+        Return whether it has answered.
+        """
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 response = await target.http.get("/v1/models", max_body_bytes=MAX_MODELS_BYTES)
         except Exception as error:  # whatever one pod answers must not end the scraping of all
             log.debug("no models from /v1/models: %s", error, extra={"endpoint": target.address})
-            return
+            return False
+        self._refused(target, why_refused(response.status, shows_key=self._key is not None))
+        if target.refusal is not None:
+            return True
         models = parse_served_models(response.body) if response.status == 200 else None
-        if models == target.models:
-            return
-        target.models = models
-        target.unknown = replace(target.unknown, models=models)
-        if target.ready is not None:
-            target.ready = replace(target.ready, models=models)
-        self._learn_adapters()
+        if models != target.models:
+            target.models = models
+            target.unknown = replace(target.unknown, models=models)
+            if target.ready is not None:
+                target.ready = replace(target.ready, models=models)
+            self._learn_adapters()
+        return True
 
     def _learn_adapters(self) -> None:
         self._learned_adapters = {
@@ -363,7 +389,7 @@ class MetricsScraper:
             if base is not None
         }
 
-    def _status(self, target: _Target, now: float) -> EndpointStatus:
+    def _status(self, target: ScrapeTarget, now: float) -> EndpointStatus:
         if target.out is not None:
             return target.out
         load, ready = target.load, target.ready
@@ -371,7 +397,16 @@ class MetricsScraper:
             return target.unknown
         return ready
 
-    def _problem(self, target: _Target, problem: str | None) -> None:
+    def _refused(self, target: ScrapeTarget, refusal: str | None) -> None:
+        if refusal == target.refusal:
+            return
+        target.refusal = refusal
+        if refusal is None:
+            log.info("endpoint lists its models", extra={"endpoint": target.address})
+        else:
+            log.warning("endpoint does not list its models: %s", refusal, extra={"endpoint": target.address})
+
+    def _problem(self, target: ScrapeTarget, problem: str | None) -> None:
         if problem == target.last_problem:
             return
         target.last_problem = problem
@@ -381,41 +416,5 @@ class MetricsScraper:
             log.warning("endpoint: %s", problem, extra={"endpoint": target.address})
 
 
-def _target(address: str, *, timeout_seconds: float) -> _Target:
-    http = PodHttp(address, connect_seconds=timeout_seconds)
-    return _Target(
-        address=address,
-        http=http,
-        page=MetricsPage(http.get),
-        unknown=EndpointStatus(address=address, reachability=Reachability.UNKNOWN, load=None),
-        unreachable=EndpointStatus(address=address, reachability=Reachability.UNREACHABLE, load=None),
-    )
-
-
-def _refuses(target: _Target, *, refused: bool) -> None:
-    """Note whether it refuses connections, and what a pick sees of it."""
-    target.refused = refused
-    target.out = target.closed or (target.unreachable if refused else None)
-
-
-def _still_seconds(target: _Target, load: EndpointLoad) -> float:
-    """Return for how long its numbers have been these although it says that requests run or wait there.
-
-    Numbers, not the page: what the process counts of itself goes on when its engine is stuck. An idle pod has no reason
-    to count, and one that became busy does so from then on.
-    """
-    last = target.load
-    if last is None or replace(load, reported_at=last.reported_at) != last:
-        return 0.0
-    if load.shows_last_step or not (load.running_requests or load.waiting_requests):
-        return 0.0
-    return load.reported_at - target.changed_at
-
-
-def _moved(target: _Target, load: EndpointLoad) -> None:
-    """Note that the numbers have changed, and after how long a pause: on a slow pod that is a step's time."""
-    last = target.load
-    if last is not None and (last.running_requests or last.waiting_requests):
-        pause = min(load.reported_at - target.changed_at, MOST_PAUSE_SECONDS)
-        target.longest_pause_seconds = max(target.longest_pause_seconds, pause)
-    target.changed_at = load.reported_at
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(0.8, 1.2)  # noqa: S311

@@ -30,3 +30,8 @@ class PoolConfig:
     learned: tuple[ServedModel, ...] = ()  # what they tell there, where no model is declared
     # every field that some policy gives: "spec.scoring.strategy" -> "namespace/name" of that policy
     origins: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def learns_models(self) -> bool:
+        """Whether its pods tell which models it has."""
+        return self.model is None and not self.from_flags

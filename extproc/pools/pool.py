@@ -3,7 +3,7 @@
 import random
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from extproc.admission.admission_queue import AdmissionQueue
@@ -15,6 +15,7 @@ from extproc.admission.flow_queue import FlowQueue
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.choosing.choose import PoolView, RoundRobin
 from extproc.choosing.hot_prefixes import HotPrefixes
+from extproc.disaggregation.prefill_leg import KEPT_CONNECTIONS
 from extproc.models.models import ServedModel
 from extproc.pods.endpoint import Reachability
 from extproc.pods.metrics_scraper import MetricsScraper
@@ -38,6 +39,7 @@ from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
 from extproc.telemetry.process_telemetry import show_quotas
 from kvmesh.documents.pools import PoolEndpoint, pool_seed
+from kvmesh.pods.pod_http import PodPages
 
 RECENT_DECISIONS = 200
 RECENT_DECISIONS_OF_A_POOL = 50  # there may be hundreds of pools
@@ -53,6 +55,7 @@ class Pool:
         self.config = config
         self._resources = resources
         self._memory_share = 1.0
+        self.told: Callable[[], None] = lambda: None  # called when all new pods have been asked for their models
         self._own_models, self._folders = settings.model_table.served, settings.tokenizer_folders
         self._models = models_of(config, self._own_models, resources.tokenizers, folders=self._folders)
         self.telemetry = PickerTelemetry()
@@ -112,6 +115,7 @@ class Pool:
             books=self.books,
             telemetry=self.telemetry.prefill,
             degradations=resources.degradations,
+            pages=PodPages(most_kept=KEPT_CONNECTIONS, key=resources.pod_key),
         )
         self.runtime = self._runtime()
         self._show()
@@ -139,6 +143,7 @@ class Pool:
                 self.endpoints.set_endpoints(closed_endpoints(config.endpoints))
                 self.books.set_endpoints(endpoint.address for endpoint in config.endpoints)
                 self.tokens.keep_endpoints([endpoint.address for endpoint in config.endpoints])
+                self.legs.keep_endpoints([endpoint.address for endpoint in config.endpoints])
             self.runtime.sample_share = self._sample_share()
             if config.policy != before.policy or models != self._models or prompts is not self.prompts:
                 self._models, self.prompts = models, prompts
@@ -162,6 +167,11 @@ class Pool:
         lacks = self._resources.tokenizers.lacks
         return [model for model in self.declared_models() if lacks((model,))]
 
+    def found_folders(self) -> bool:
+        """Tell whether a model has a tokenizer folder that was not there before; this may block."""
+        knows = self._resources.tokenizers.knows
+        return any(not knows(model) for model in self.missing_tokenizers())
+
     def declared_models(self) -> Sequence[ServedModel]:
         """Return the models with the tokenizers that they are to have."""
         return declared_models(self.config, self._own_models, folders=self._folders).served
@@ -181,6 +191,16 @@ class Pool:
     def wanted_claims(self) -> frozenset[str]:
         """Return the claims of a verified JWT that the policy looks at."""
         return claims_named(self.config.policy.priorities)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether nothing is known of its models, and pods are being asked right now."""
+        config = self.config
+        return not config.learned and self.endpoints.is_asking and config.learns_models
+
+    async def answers(self) -> None:
+        """Wait until the pods have been asked for their models, for a scrape's deadline at most."""
+        await self.endpoints.first_answers()
 
     @property
     def has_counted(self) -> bool:
@@ -227,6 +247,9 @@ class Pool:
         runtime.prompts, runtime.labels = self.prompts, self._models.names()
         self.tokens.keep_models({model.name for model in self._models.served})
         runtime.admission.reconfigure(priorities)
+
+    def _all_told(self) -> None:
+        self.told()
 
     def _restarted(self, address: str) -> None:
         self.books.restarted(address)
@@ -316,9 +339,11 @@ class Pool:
             restarted=self._restarted,
             reported=books.reported,
             changed=books.changed,
+            told=self._all_told,
             pace=self._resources.scrape_pace,
             turns=self._resources.page_turns,
             pages=self.telemetry.latencies,
+            key=self._resources.pod_key,
         )
         scraper.set_endpoints(closed_endpoints(self.config.endpoints))
         return scraper
@@ -350,6 +375,7 @@ class Pool:
                 estimates=books.estimates,
                 role_of=books.role_of,
                 index_problem=lambda: self.index.problem,
+                refusing=self.endpoints.refusing,
             )
         )
 

@@ -11,18 +11,19 @@ from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.metrics_scraper import MetricsScraper
 from extproc.policy.model_tokens import ModelTokens
 from extproc.pools.shared_resources import SharedResources
-from extproc.pools.token_reports import TOKENIZER_FOLDER, TokenReporter, shown_tokens
+from extproc.pools.token_reports import MODELS_UNKNOWN, TOKENIZER_FOLDER, TokenReporter, shown_tokens
 from extproc.prompts.pod_render import PodRender, RenderSettings
 from extproc.prompts.prompt_tokens import TOKENS_DIFFER, PromptTokenSource
 from extproc.prompts.token_checks import TokenChecks, TokenVerdict
 from extproc.prompts.token_trust import Cause, Teller, TokenTrust
-from extproc.prompts.token_watch import TokenSource, TokenWatch
+from extproc.prompts.token_watch import UNKNOWN_MODEL, TokenSource, TokenWatch
 from extproc.responses.realised import OTHER_TOKENS, DriftFinding
 from extproc.telemetry.picker_telemetry import PickerTelemetry
 
 log = logging.getLogger(__name__)
 
 RENDER_CACHE_BYTES_OF_A_POOL = 4 << 20  # there may be hundreds of pools
+SHOWN_PODS = 3
 WRONG_TOKENS = "the pods count other prompt tokens than it says; it is not asked until the pods change"
 
 
@@ -54,7 +55,11 @@ class PoolTokens:
         self.watch = TokenWatch()
         self.reporter = TokenReporter(
             watch=self.watch,
-            found={TOKENS_DIFFER: self._doubts, TOKENIZER_FOLDER: self._folder_problems},
+            found={
+                TOKENS_DIFFER: self._doubts,
+                TOKENIZER_FOLDER: self._folder_problems,
+                MODELS_UNKNOWN: self._unknown_models,
+            },
             show=telemetry.model_finding,
             clock=time.monotonic,
         )
@@ -156,6 +161,15 @@ class PoolTokens:
         problem = self._resources.tokenizers.problem
         return {model.name: why for model in self._declared() if (why := problem(model)) is not None}
 
+    def _unknown_models(self) -> Mapping[str, str]:
+        """Return that nothing is known of the models, while requests come; flags that name none are said at start."""
+        is_unknown = self.watch.has_unknown and not self._is_from_flags and not self._declared()
+        return {UNKNOWN_MODEL: self._why_unknown()} if is_unknown else {}
+
+    def _why_unknown(self) -> str:
+        problems = self._endpoints().problems()
+        return "; ".join(f"{address}: {why}" for address, why in sorted(problems.items())[:SHOWN_PODS])
+
     def _render(self) -> PodRender:
         seconds = self._resources.settings.render_timeout_seconds
         settings = RenderSettings(timeout_seconds=seconds, media_timeout_seconds=4 * seconds)
@@ -165,7 +179,7 @@ class PoolTokens:
         def serving(model: ServedModel) -> Sequence[str]:
             return _serving(self._endpoints().snapshot(now=time.monotonic()), model.name)
 
-        return PodRender(endpoints=serving, settings=settings, trust=self.trust)
+        return PodRender(endpoints=serving, settings=settings, trust=self.trust, key=self._resources.pod_key)
 
 
 def _serving(statuses: Sequence[EndpointStatus], model: str) -> list[str]:

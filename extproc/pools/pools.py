@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from extproc.admission.classify import claims_named, headers_named
@@ -34,6 +35,7 @@ LOOK_SECONDS = 1.0
 LOOKS_BACK_EVERY = 5  # looks
 LOOKS_BACK_AT_REST = 30  # likewise, at the models of pools without requests: their pods are asked minutes apart
 FOLDERS_EVERY_SECONDS = 5.0
+TOKENIZERS_SECONDS = 5.0  # that a picker which starts waits for them: meanwhile the pods could be asked
 WATCHED_SECONDS = 900.0  # after its last pick a pool is looked at so long
 RETURN_SECONDS = 5.0  # for a pool that was deleted to be made anew: waiting requests go on then, and get a 503 else
 FULL_MEMORY_POOLS = 4  # with more pools, each remembers less of what it has routed
@@ -55,6 +57,7 @@ class Pools:
         self._pickers = PoolPickers({})
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, tuple[asyncio.Task[None], ...]] = {}
+        self._loading: set[asyncio.Task[None]] = set()
         self._given: dict[str, PoolConfig] = {}  # what each pool was last set up with, before what its pods tell
         self._one_at_a_time = asyncio.Lock()
         self._coming: Sequence[PoolConfig] = ()  # being applied: what they look at is read already
@@ -201,6 +204,7 @@ class Pools:
             self._waits_until.pop(name, None)
             if pool is None:
                 pool = Pool(config, self._resources)
+                pool.told = partial(self._told, pool)
             pool.share_memory(self._memory_share)
             self._pools[name] = pool
             self._start(pool)
@@ -225,7 +229,7 @@ class Pools:
 
     def _as_learned(self, pool: Pool, config: PoolConfig) -> PoolConfig:
         """Return the config with the models that the pool's pods tell, where it declares none."""
-        if config.model is not None or config.from_flags:
+        if not config.learns_models:
             return config
         told = [status.models for status in pool.endpoints.known(now=time.monotonic())]
         learned = pool.config.learned  # pods that do not answer have not become others
@@ -241,6 +245,12 @@ class Pools:
             log.info("the pods tell their models", extra={"pool": pool.name, "models": names})
             pool.apply(config)
             self._load_tokenizers(pool)
+
+    def _told(self, pool: Pool) -> None:
+        """Learn at once what the last of a pool's new pods has told: requests may wait for it."""
+        if self._pools.get(pool.name) is pool:
+            with self._alone(pool.name):
+                self._learn(pool)
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
@@ -291,10 +301,17 @@ class Pools:
         for pool in self._pools.values():
             pool.runtime.admission.close()
 
-    async def first_scrapes(self) -> None:
-        """Wait until every endpoint was scraped once; each scrape has its deadline."""
-        for pool in tuple(self._pools.values()):
+    async def first_looks(self) -> None:
+        """Wait until every endpoint was scraped and asked for its models, and until the models' tokenizers are loaded.
+
+        All of it has deadlines: what does not answer is not waited for.
+        """
+        pools = tuple(self._pools.values())
+        for pool in pools:
             await pool.endpoints.first_scrapes()
+        await asyncio.gather(*[pool.answers() for pool in pools])
+        if self._loading:  # of declared models, and of those that the pods have told
+            await asyncio.wait(self._loading, timeout=TOKENIZERS_SECONDS)
 
     def _start(self, pool: Pool) -> None:
         if self._tasks is not None and pool.name not in self._running:
@@ -311,7 +328,9 @@ class Pools:
     def _load_tokenizers(self, pool: Pool) -> None:
         missing = pool.missing_tokenizers()
         if missing and self._tasks is not None:
-            self._tasks.create_task(self._loaded(pool, missing), name=f"load tokenizers of {pool.name}")
+            task = self._tasks.create_task(self._loaded(pool, missing), name=f"load tokenizers of {pool.name}")
+            self._loading.add(task)
+            task.add_done_callback(self._loading.discard)
 
     async def _loaded(self, pool: Pool, missing: Sequence[Any]) -> None:
         with self._alone(pool.name):
@@ -320,9 +339,13 @@ class Pools:
             pool.tokens.reporter.look()
 
     async def _refresh_folders(self) -> None:
-        """Take up what has changed in the models' folders, and what could not be loaded before."""
+        """Take up what has changed in folders, what could not be loaded before, and folders that are new."""
         while True:
             await asyncio.sleep(FOLDERS_EVERY_SECONDS)
+            for pool in tuple(self._pools.values()) if self._resources.settings.tokenizer_folders is not None else ():
+                with self._alone(pool.name):
+                    if await asyncio.to_thread(pool.found_folders):
+                        self._load_tokenizers(pool)
             if await self._resources.tokenizers.refresh():
                 for pool in tuple(self.with_requests.values()):
                     with self._alone(pool.name):

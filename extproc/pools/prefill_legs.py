@@ -6,7 +6,7 @@ for this is over: the client never sees an error that this could have avoided.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -14,7 +14,7 @@ from extproc.admission.asked_request import CONTENT_ENCODING
 from extproc.admission.prepared_request import Picked, Prepared
 from extproc.choosing.choose import Choice, PoolView, rooms_in
 from extproc.disaggregation.offload import Verdict
-from extproc.disaggregation.prefill_leg import KEPT_CONNECTIONS, LegError, run_leg
+from extproc.disaggregation.prefill_leg import LegError, run_leg
 from extproc.disaggregation.prefill_plan import PrefillPlace, PrefillPlan, plan_prefill
 from extproc.disaggregation.transfer_protocols import (
     PREFILLER_HEADER,
@@ -64,14 +64,14 @@ class PrefillLegs:
         books: PickerBooks,
         telemetry: PrefillTelemetry,
         degradations: DegradationLog,
-        pages: PodPages | None = None,
+        pages: PodPages,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._books = books
         self._telemetry = telemetry
         self._degradations = degradations
         self._clock = clock
-        self._pages = pages or PodPages(most_kept=KEPT_CONNECTIONS)
+        self._pages = pages
 
     def book(self, picked: Picked, exchange: BookedExchange) -> PrefillWork | None:
         """Book the leg of a request that has just been booked; return what is left to be done before it goes there."""
@@ -127,6 +127,10 @@ class PrefillLegs:
         exchange.body = decode_body(work.body, parameters)
         exchange.removed_headers = (*exchange.removed_headers, *work.removed_headers)
         exchange.comes_from(cached_tokens=place.cached_tokens)
+
+    def keep_endpoints(self, endpoints: Iterable[str]) -> None:
+        """Close the connections to all others."""
+        self._pages.keep(endpoints)
 
     def close(self) -> None:
         """Close the connections to prefill pods."""

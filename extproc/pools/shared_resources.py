@@ -25,6 +25,7 @@ from kvmesh.documents.pools import pool_seed
 from kvmesh.errors import RedisUrlError
 from kvmesh.index.redis_reader import PrefixIndexReader
 from kvmesh.pods.page_turns import PageTurns
+from kvmesh.pods.pod_key import open_key
 from kvmesh.redis.link import RedisLink
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class SharedResources:
         self.tokenizers = TokenizerCache()
         self.scrape_pace = ScrapePace(rests=settings.follows_mesh)
         self.page_turns = PageTurns()
+        self.pod_key = open_key(settings.pod_access)
         self.watch = RequestWatch()
         self.observers = self.watch.observers  # of requests; each enters and leaves
         self.watch.traces = self.tracing = _tracing(settings.otlp_endpoint, share=settings.observation.trace_share)

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 TEXT_ONLY = "text-only"
 TOKENIZER_FOLDER = "tokenizer-folder"
+MODELS_UNKNOWN = "models-unknown"
 REMEDIES: Mapping[str, str] = {
     TOKENS_DIFFER: "compare the tokenizer folder, the chat template and its default kwargs with the pods' "
     "(`kvmesh doctor`)",
@@ -23,11 +24,15 @@ REMEDIES: Mapping[str, str] = {
     TEXT_ONLY: "give the model a tokenizer folder (--tokenizer, KVMESH_TOKENIZERS, `tokenizer` in `models`), or let "
     "the picker ask its pods: `tokens: auto`, and vLLM pods that answer POST /tokenize or, with --enable-scale-out, "
     "/render",
+    MODELS_UNKNOWN: "see what the pods answer to GET /v1/models (`kvmesh doctor`), or declare the model: the pool's "
+    "annotation kvmesh.io/model, or `models` in a policy",
 }
 FACTS: Mapping[str, str] = {
     TOKENS_DIFFER: "not all that tells its tokens is right, and what is wrong is not used while another can be asked",
     TOKENIZER_FOLDER: "its tokenizer folder cannot be loaded, and the pods are asked",
     TEXT_ONLY: "prompts are routed on their text, which only predicts",
+    MODELS_UNKNOWN: "no pod has told which models it serves, and none is declared: prompts are routed on their text, "
+    "and the index is not asked",
 }
 WORST_FIRST = (TEXT_ONLY, TOKENS_DIFFER, TOKENIZER_FOLDER)  # of a model with several
 SAID_EVERY_SECONDS = 60.0

@@ -29,7 +29,9 @@ from extproc.requests.request import ApiKind, InferenceRequest
 from kvmesh.pods.http_response import HttpResponseError
 from kvmesh.pods.page_steps import Steps
 from kvmesh.pods.page_turns import PageTurns
+from kvmesh.pods.pod_access import FORBIDDEN, UNAUTHORIZED
 from kvmesh.pods.pod_http import PodPages
+from kvmesh.pods.pod_key import PodKey
 
 log = logging.getLogger(__name__)
 
@@ -143,12 +145,14 @@ class PodRender:
         settings: RenderSettings | None = None,
         trust: TokenTrust | None = None,
         clock: Callable[[], float] = time.monotonic,
+        key: PodKey | None = None,
     ) -> None:
         self._endpoints = endpoints
         self._settings = settings or RenderSettings()
         self._trust = trust or TokenTrust()
         self._clock = clock
-        self._pages = PodPages(most_kept=CONNECTIONS_KEPT)
+        self._pages = PodPages(most_kept=CONNECTIONS_KEPT, key=key)
+        self._shows_key = key is not None
         self._turns = PageTurns(share=TURNS_SHARE)
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
         self._cached_bytes = 0
@@ -331,12 +335,21 @@ class PodRender:
             return _NoAnswer(f"not reached: {str(error) or type(error).__name__}", soon)
         except RenderAnswerError as error:
             return _NoAnswer(str(error), late)
-        if status >= 500 and status != NOT_IMPLEMENTED:
-            return _NoAnswer(f"answered {path} with status {status}", soon)
-        if (why := _why_unable(status, path)) is not None:
-            return _NoAnswer(why, late, is_able=False)
+        if (unable := self._unable(status, path)) is not None:
+            return unable
         # its text may repeat the prompt: the client gets it from the pod, the log and the pages do not
         raise RenderRefusedError(f"{address} answered {path} with status {status}")
+
+    def _unable(self, status: int, path: str) -> _NoAnswer | None:
+        """Return why a pod answers a path to nobody, None where it has refused only this request."""
+        soon, late = self._settings.retry_seconds, self._settings.disabled_seconds
+        if status == UNAUTHORIZED:  # the file may have another key soon, which is no news of the pod
+            return _NoAnswer(f"{path}: {self._pages.why_refused(status)}", soon if self._shows_key else late)
+        if status == FORBIDDEN:
+            return _NoAnswer("render is not enabled: start vLLM with --enable-scale-out", late, is_able=False)
+        if status in (404, 405, NOT_IMPLEMENTED):
+            return _NoAnswer(f"has no {path} (status {status}): vLLM is too old", late, is_able=False)
+        return _NoAnswer(f"answered {path} with status {status}", soon) if status >= 500 else None
 
     def _notice(self, asked: tuple[str, str], *, is_able: bool) -> None:
         """Let go of what a pod has said where it begins or ceases to answer a path: it was started otherwise."""
@@ -376,17 +389,6 @@ class PodRender:
         self._changes += 1
         self._cache = OrderedDict((key, cached) for key, cached in self._cache.items() if not concerns(cached))
         self._cached_bytes = sum(cached.size for cached in self._cache.values())
-
-
-def _why_unable(status: int, path: str) -> str | None:
-    """Return why a pod answers a path to nobody, None where it has refused only this request."""
-    if status == 403:
-        return "render is not enabled: start vLLM with --enable-scale-out"
-    if status == 401:
-        return f"wants an API key for {path} (--api-key), and the picker has none"
-    if status in (404, 405, NOT_IMPLEMENTED):
-        return f"has no {path} (status {status}): vLLM is too old"
-    return None
 
 
 def _tokenize_first(question: _Question) -> bool:

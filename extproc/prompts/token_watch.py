@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+UNKNOWN_MODEL = "(unknown)"  # in place of a model that is neither configured nor learned
 LEAST_PROMPTS = 5  # say what a model's source is: one odd request does not
 WINDOW_SECONDS = 60.0
 
@@ -71,7 +72,7 @@ class TokenWatch:
     def counts(self) -> Mapping[tuple[str, str], int]:
         """Return the requests by model and source since the start."""
         return {
-            (name, source.value): count
+            (name or UNKNOWN_MODEL, source.value): count
             for name, seen in self._models.items()
             for source, count in seen.counts.items()
             if count
@@ -81,6 +82,12 @@ class TokenWatch:
     def sources(self) -> Mapping[str, TokenSource]:
         """Return the source of most of each model's last prompts; without those that had none yet."""
         return {name: seen.source for name, seen in self._models.items() if name and seen.source is not None}
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether the last prompts of models that are not configured had no tokens."""
+        seen = self._models.get("")
+        return seen is not None and seen.is_certain and seen.source is TokenSource.TEXT
 
     @property
     def text_only(self) -> Mapping[str, str]:

@@ -73,6 +73,10 @@ class TokenizerCache:
             for model in models
         )
 
+    def knows(self, model: ServedModel) -> bool:
+        """Tell whether the model's folder was wanted before: `refresh` then looks after it."""
+        return _key(model) in self._folders
+
     def problem(self, model: ServedModel) -> str | None:
         """Return why the model's folder could not be loaded the last time, None where it could or was not tried."""
         folder = self._folders.get(_key(model)) if model.tokens_from is TokensFrom.TOKENIZER else None

@@ -23,6 +23,7 @@ from extproc.policy.reading import PolicyDocumentError
 from extproc.policy.values import SCORER_NAMES, PickPolicy, Steering, Strategy
 from extproc.settings.observation_settings import ObservationSettings
 from kvmesh.admin.admin_access import AdminAccess
+from kvmesh.pods.pod_access import PodAccess
 from kvmesh.redis.address import RedisAccess
 from kvmesh.settings import group, milliseconds, setting, text_setting
 
@@ -84,7 +85,7 @@ class PickerSettings:
     tokenizer_folders: Path | None = setting(
         None,
         "With --kubernetes or --policies: folder with a tokenizer folder for each model, by its name, for models "
-        "that no policy, flag or annotation declares: they are learned from the pods.",
+        "whose tokens nobody has said anything about. A folder that appears later is seen by itself.",
         "tokenizers",
         metavar="FOLDER",
         must_exist=True,
@@ -150,6 +151,7 @@ class PickerSettings:
     reads_per_second: float = setting(
         5, "Most of these responses that are read in a second; samples come on top.", least=0
     )  # reading one costs as much as a fifth of a pick
+    pod_access: PodAccess = group(PodAccess())
     admin_access: AdminAccess = group(AdminAccess())
     redis_url: RedisAccess | str = group(RedisAccess())  # a plain address has no files beside it
     policy: PickPolicy = field(default_factory=PickPolicy)

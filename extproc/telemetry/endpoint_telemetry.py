@@ -5,7 +5,7 @@ Endpoints that are gone are not shown. Every replica shows all endpoints: their 
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -31,6 +31,7 @@ class EndpointView:
     estimates: LatencyEstimates
     role_of: Callable[[str], str]
     index_problem: Callable[[], str | None]
+    refusing: Callable[[], Collection[str]] = tuple  # endpoints that do not list their models
     clock: Callable[[], float] = time.monotonic
 
 
@@ -59,6 +60,8 @@ def endpoint_metrics(view: EndpointView) -> Iterator[tuple[Metric, Rows]]:
             for state in Reachability
         ),
     )
+    refusing = frozenset(view.refusing())
+    yield metrics.ENDPOINT_WANTS_KEY, ((key, key[0] in refusing) for key in addresses)
     yield metrics.ENDPOINT_PACE, ((key, pace(key[0]).prefill.seconds_a_token) for key in addresses)
     yield metrics.ESTIMATE_BIAS, ((key, errors[key[0]].bias_seconds) for key in addresses if key[0] in errors)
     for metric, read in _REPORTED.items():

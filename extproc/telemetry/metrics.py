@@ -44,7 +44,8 @@ REGRET_TOKENS = counter(
 )
 TOKEN_SOURCES = counter(
     "kvmesh_prompt_token_sources_total",
-    "Requests by what made their prompts' tokens: the model's folder, its pods, the client, or nothing but text.",
+    "Requests by what made their prompts' tokens: the model's folder, its pods, the client, or nothing but text; "
+    'the model is "(unknown)" where none is configured or learned by the name that was asked for.',
     "model",
     "source",
 )
@@ -151,6 +152,12 @@ ENDPOINT_STATE = gauge(
 ENDPOINT_REPORTING = gauge(
     "kvmesh_endpoint_reporting",
     "1 while an endpoint's last report is fresh enough to be believed.",
+    "endpoint",
+    over=Over.EACH,
+)
+ENDPOINT_WANTS_KEY = gauge(
+    "kvmesh_endpoint_wants_key",
+    "1 while an endpoint does not list its models for want of a key, or of the right one (401, 403; --pod-key-file).",
     "endpoint",
     over=Over.EACH,
 )
@@ -377,6 +384,11 @@ TRACE_SPANS = counter(
     "kvmesh_trace_spans_total",
     "Spans by what became of them: exported, or dropped because the collector did not take them.",
     "outcome",
+)
+POD_KEY_UNUSABLE = gauge(
+    "kvmesh_pod_key_unusable",
+    "1 while the file of --pod-key-file cannot be used: pods are shown the last good key.",
+    over=Over.EACH,
 )
 READY = gauge(
     "kvmesh_ready",

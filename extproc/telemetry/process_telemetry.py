@@ -13,6 +13,7 @@ from extproc.telemetry.tenant_telemetry import ANY, MOST_TENANTS
 from kvmesh.index.redis_reader import PrefixIndexReader
 from kvmesh.metrics.process_metrics import show_process
 from kvmesh.metrics.registry import Reading, Registry, Value
+from kvmesh.pods.pod_key import PodKey
 
 if TYPE_CHECKING:
     from extproc.records.tracing import ExchangeTraces  # an optional extra
@@ -68,6 +69,11 @@ def _records(targets: Sequence[RecordBuffer], traces: "ExchangeTraces | None") -
     yield metrics.ACCESS_LOG_LINES, lines + [((each.target, DROPPED), each.dropped) for each in targets]
     spans = [] if traces is None else [((EXPORTED,), traces.exported_spans), ((DROPPED,), traces.dropped_spans)]
     yield metrics.TRACE_SPANS, spans
+
+
+def show_pod_key(registry: Registry, key: PodKey | None) -> None:
+    """Show whether the file with the pods' key can be used; None: there is none."""
+    registry.read(lambda: [(metrics.POD_KEY_UNUSABLE, [((), key is not None and bool(key.problem))])])
 
 
 @cache

@@ -13,7 +13,7 @@ import msgspec
 
 from kv_indexer.pools.members import Member, PoolFeed, own_rank
 from kvmesh.blocks.source import EventAddresses, reachable
-from kvmesh.errors import FeedLostError, NoEventSourceError, UnknownModelError
+from kvmesh.errors import FeedLostError, NoEventSourceError, PodRefusesError, UnknownModelError
 from kvmesh.pods.pod_http import MAX_MODELS_BYTES, PodPages
 from kvmesh.pods.served_models import ModelCard, first_base_model, model_cards
 
@@ -157,6 +157,8 @@ class EventSourceDirectory:
             answer = await self._pages.get(endpoint, path, timeout_seconds=self._timeout, max_body_bytes=max_body_bytes)
         except (OSError, ValueError) as error:  # TimeoutError and HttpResponseError among them
             raise FeedLostError(f"{endpoint}{path}: {str(error) or type(error).__name__}") from error
+        if (why := self._pages.why_refused(answer.status)) is not None:
+            raise PodRefusesError(f"{endpoint}{path}: {why}")
         return answer.status, answer.body
 
 

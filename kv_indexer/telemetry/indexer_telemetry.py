@@ -50,6 +50,7 @@ class PrometheusTelemetry:
         self._redis_up = registry.values(metrics.REDIS_UP).of()
         self._eviction = registry.values(metrics.REDIS_EVICTION)
         self._unreadable = registry.values(metrics.UNREADABLE).of()
+        self._pod_key_unusable = registry.values(metrics.POD_KEY_UNUSABLE).of()
         self._held = registry.values(metrics.STREAMS_HELD).of()
         self._finding = registry.values(metrics.FINDING)
         self._found: dict[str, set[str]] = {}  # endpoint -> reasons, as shown
@@ -169,6 +170,10 @@ class PrometheusTelemetry:
     def unreadable(self, records: int) -> None:
         """Show how many records in Redis cannot be read."""
         self._unreadable.value = records
+
+    def pod_key(self, *, unusable: bool) -> None:
+        """Show whether the file with the pods' key can be used."""
+        self._pod_key_unusable.value = unusable
 
     def sources(self, lines: Iterable[SourceStatus]) -> None:
         """Show how many blocks each source holds."""

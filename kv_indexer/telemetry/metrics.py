@@ -57,6 +57,11 @@ ORPHANS = gauge(
 # this indexer
 READY = gauge("kvmesh_indexer_ready", "1 while the indexer is ready.", over=Over.EACH)
 STREAMS_HELD = gauge("kvmesh_indexer_streams_held", "Streams that this indexer follows.")
+POD_KEY_UNUSABLE = gauge(
+    "kvmesh_indexer_pod_key_unusable",
+    "1 while the file of --pod-key-file cannot be used: pods are shown the last good key.",
+    over=Over.EACH,
+)
 FINDING = gauge(
     "kvmesh_indexer_finding",
     "1 while something is wrong with a pod although nothing has failed; docs/reference/findings.md says what to do.",

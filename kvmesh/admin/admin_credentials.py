@@ -7,19 +7,18 @@ the files as they are when it begins.
 import hmac
 import logging
 import ssl
-import stat
 from hashlib import sha256
 from pathlib import Path
 
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.errors import SettingError
+from kvmesh.secret_file import read_secret, stamp_of
 
 log = logging.getLogger(__name__)
 
 Stamp = tuple[tuple[int, ...], ...]
 MIN_BYTES = 16
 MAX_TOKENS = 16
-MAX_FILE_BYTES = 65536
 
 
 class AdminTls:
@@ -48,15 +47,6 @@ class AdminTls:
     def _look(self) -> Stamp:
         files = (self._access.tls_cert, self._access.tls_key, self._access.client_ca)
         return tuple(stamp_of(path) for path in files if path is not None)
-
-
-def stamp_of(path: Path) -> tuple[int, ...]:
-    """Return what differs once the file was written anew; () where there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev)
 
 
 def _server_context(access: AdminAccess) -> ssl.SSLContext:
@@ -100,15 +90,7 @@ def read_tokens(path: Path) -> tuple[str, ...]:
 
     Several are let in at once while a token is replaced by another one.
     """
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe waits for who writes, and all else would wait, too
-            raise SettingError(f"{path} is no file with a token: pipes and folders cannot be read again and again")
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise SettingError(f"the token file {path} cannot be read: {error.strerror}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise SettingError(f"the token file {path} is longer than {MAX_FILE_BYTES} bytes")
+    content = read_secret(path, what="token")
     lines = [line.strip() for line in content.splitlines() if line.strip()]
     if not lines:
         raise SettingError(f"the token file {path} is empty: it needs a token of at least {MIN_BYTES} bytes")

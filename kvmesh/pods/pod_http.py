@@ -13,6 +13,8 @@ from ipaddress import ip_address
 from types import MappingProxyType
 
 from kvmesh.pods.http_response import HttpResponse, HttpResponseError, ResponseReader
+from kvmesh.pods.pod_access import why_refused
+from kvmesh.pods.pod_key import PodKey
 
 MAX_PAGE_BYTES = 4 << 20
 MAX_MODELS_BYTES = 1 << 20  # of /v1/models: two thousand cards
@@ -26,12 +28,16 @@ CRUMB_SECONDS = 0.01  # between two reads of an answer that comes in smaller one
 class PodHttp:
     """One pod; `address` is host:port, IPv6 bracketed. Requests at a time have a connection each, few are kept."""
 
-    def __init__(self, address: str, *, connect_seconds: float, most_kept: int = 1) -> None:
-        """Take the time that the attempts to connect to all addresses of a name have together."""
+    def __init__(self, address: str, *, connect_seconds: float, most_kept: int = 1, key: PodKey | None = None) -> None:
+        """Take the time that the attempts to connect to all addresses of a name have together.
+
+        `key` is shown with each request, to this address alone: where a pod redirects to is for the caller to see.
+        """
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._is_name = not _is_ip(self._host)
-        self._rest = f" HTTP/1.1\r\nHost: {address}\r\nAccept: */*\r\nUser-Agent: kvmesh\r\n\r\n"
+        self._head = f" HTTP/1.1\r\nHost: {address}\r\nAccept: */*\r\nUser-Agent: kvmesh\r\n"
+        self._key = key
         self._connect_seconds = connect_seconds
         self._kept: list[_Connection] = []
         self._most_kept = most_kept
@@ -42,7 +48,7 @@ class PodHttp:
 
         ConnectionRefusedError: no process listens on any of the name's addresses.
         """
-        return await self._answer(f"GET {path}{self._rest}".encode(), max_body_bytes)
+        return await self._answer(f"GET {path}{self._head}{self._shown()}\r\n".encode(), max_body_bytes)
 
     async def post(
         self, path: str, body: bytes, *, max_body_bytes: int, headers: Mapping[str, str] = NO_HEADERS
@@ -53,7 +59,7 @@ class PodHttp:
         """
         further = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        head = f"POST {path}{self._rest[:-2]}{further}{length}"
+        head = f"POST {path}{self._head}{self._shown()}{further}{length}"
         return await self._answer(head.encode() + body, max_body_bytes)
 
     def close(self) -> None:
@@ -62,6 +68,9 @@ class PodHttp:
         kept, self._kept = self._kept, []
         for connection in kept:
             connection.abort()
+
+    def _shown(self) -> str:
+        return "" if self._key is None else self._key.header()
 
     async def _answer(self, request: bytes, max_body_bytes: int) -> HttpResponse:
         closes = self._closes
@@ -201,10 +210,15 @@ def _is_ip(host: str) -> bool:
 class PodPages:
     """Asks pods, by endpoint. `forget` those that are gone, and `close` at the end."""
 
-    def __init__(self, *, most_kept: int = 1) -> None:
-        """Take how many connections to each pod may be kept."""
+    def __init__(self, *, most_kept: int = 1, key: PodKey | None = None) -> None:
+        """Take how many connections to each pod may be kept, and the key that is shown to all pods."""
         self._pods: dict[str, PodHttp] = {}
         self._most_kept = most_kept
+        self._key = key
+
+    def why_refused(self, status: int) -> str | None:
+        """Return why a pod that answers with this status does not let us in, None where it does."""
+        return why_refused(status, shows_key=self._key is not None)
 
     async def get(self, endpoint: str, path: str, *, timeout_seconds: float, max_body_bytes: int) -> HttpResponse:
         """Return what the pod answers. Raise HttpResponseError or OSError (TimeoutError is one)."""
@@ -244,5 +258,7 @@ class PodPages:
     def _pod(self, endpoint: str) -> PodHttp:
         pod = self._pods.get(endpoint)
         if pod is None:
-            pod = self._pods[endpoint] = PodHttp(endpoint, connect_seconds=CONNECT_SECONDS, most_kept=self._most_kept)
+            pod = self._pods[endpoint] = PodHttp(
+                endpoint, connect_seconds=CONNECT_SECONDS, most_kept=self._most_kept, key=self._key
+            )
         return pod

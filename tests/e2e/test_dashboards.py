@@ -57,7 +57,7 @@ async def test_no_alert_fires_while_all_is_well(mesh: WatchedMesh) -> None:
 
 
 async def test_alerts_of_overload_and_of_a_pod_that_misbehaves(mesh: WatchedMesh, tmp_path: Path) -> None:
-    mesh.odd.fails = mesh.odd.refuses_some = mesh.odd.lies = True
+    mesh.odd.fails = mesh.odd.refuses_some = mesh.odd.lies = mesh.odd.wants_key = True
     mesh.talk(workers=3, tenant="acme", stream=True)
     mesh.talk(workers=3, model="chat")
     mesh.talk(workers=5, model=SMALL, objective="critical")
@@ -76,7 +76,7 @@ async def test_alerts_of_overload_and_of_a_pod_that_misbehaves(mesh: WatchedMesh
     try:
         await fires(
             mesh,
-            *("KvmeshPoolFails", "KvmeshEndpointFails", "KvmeshEndpointRefuses"),
+            *("KvmeshPoolFails", "KvmeshEndpointFails", "KvmeshEndpointRefuses", "KvmeshEndpointWantsKey"),
             *("KvmeshClassShed", "KvmeshPromiseBroken", "KvmeshQueueNeverEmpty", "KvmeshStepInForce"),
             *("KvmeshIndexBehind", "KvmeshEventsNotUnderstood", "KvmeshFinding", "KvmeshModelFinding"),
             "KvmeshTextOnly",
@@ -160,7 +160,7 @@ async def test_alerts_of_a_redis_that_evicts(mesh: WatchedMesh) -> None:
 
 async def test_alerts_of_a_pod_that_freezes_and_of_one_that_takes_no_connections(mesh: WatchedMesh) -> None:
     await mesh.silence()
-    mesh.odd.fails = mesh.odd.refuses_some = False
+    mesh.odd.fails = mesh.odd.refuses_some = mesh.odd.wants_key = False
     mesh.talk(workers=8, shared=False, words=20, tenant="acme")
     frozen = next(iter(mesh.pods.values()))
     frozen.send_signal(signal.SIGSTOP)

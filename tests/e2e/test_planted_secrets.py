@@ -1,7 +1,7 @@
 """Secrets planted in requests and settings are found nowhere that an operator or an observer looks.
 
 One mesh with everything on: debug logs, traces, access log and audit chain to a file and to Redis, token on the admin
-pages, password on Redis, quotas by tenant; every pick traced, every response sampled.
+pages, password on Redis, a key of the pods, quotas by tenant; every pick traced, every response sampled.
 """
 
 import asyncio
@@ -122,10 +122,12 @@ def assert_was_looked_at(places: Mapping[str, bytes]) -> None:
 def write_settings(folder: Path, *, otlp: str) -> str:
     """Return a settings file with everything on; the files that it names are in `folder`."""
     (folder / "token").write_text(SECRETS.admin_token)
+    (folder / "pod-key").write_text(SECRETS.authorization)  # which the clients have, too
     (folder / "audit-key").write_text(f"k1:{SECRETS.audit_key}\n")
     return json.dumps(
         {
             "admin_token_file": str(folder / "token"),
+            "pod_key_file": str(folder / "pod-key"),
             "otlp_endpoint": otlp,
             "access_log": True,
             "access_log_file": str(folder / "access.log"),

@@ -25,6 +25,7 @@ from kv_indexer.config import IndexerSettings
 from kv_indexer.service import IndexerService
 from kvmesh.blocks.source import SourceState
 from kvmesh.index.redis_reader import PrefixIndexReader
+from kvmesh.pods.pod_access import PodAccess
 from podsim.core.scheduler import EngineSettings
 from podsim.model_folder import TINY_MODEL, load_model_folder
 from podsim.pod import PodSettings
@@ -124,7 +125,13 @@ async def _proxy(target: str, tampered: Tampered) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def indexer(
-    redis_url: str, endpoints: Sequence[str], *, model: str = "tiny", hash_seed: str = SEED, live: bool = True
+    redis_url: str,
+    endpoints: Sequence[str],
+    *,
+    model: str = "tiny",
+    hash_seed: str = SEED,
+    live: bool = True,
+    pod_access: PodAccess | None = None,
 ) -> AsyncIterator[str]:
     """A real indexer; gives its admin address once it follows every endpoint."""
     port = pick_free_port(host=HOST, avoid=())
@@ -135,6 +142,7 @@ async def indexer(
         endpoints=tuple(endpoints),
         model=model,
         hash_seed=hash_seed,
+        pod_access=pod_access or PodAccess(),
     )
     task = asyncio.create_task(IndexerService(settings).run(), name="indexer")
     try:

@@ -41,7 +41,11 @@ class HeldPod:
     first_tokens: float = 0.0  # that it has counted
     life: int = 1  # another number is another process
     is_mute: bool = False  # /metrics gives no answer at all
+    told: asyncio.Event | None = None  # until it is set, /v1/models gives no answer
+    scrapes: int = 0
+    asked_for_models: asyncio.Event = field(default_factory=asyncio.Event)
     refuses: bool = False  # with vLLM's 503
+    wants_key: bool = False  # to list its models, as with vLLM's --api-key
     address: str = ""
     received: list[Received] = field(default_factory=list)
     open_requests: int = 0
@@ -109,11 +113,17 @@ class HeldPod:
         await self.start(int(port), host=host)
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        self.scrapes += 1
         if self.is_mute:
             await asyncio.Event().wait()
         return web.Response(text=self.metrics())
 
     async def _cards(self, _: web.Request) -> web.Response:
+        self.asked_for_models.set()
+        if self.told is not None:
+            await self.told.wait()
+        if self.wants_key:
+            return web.json_response({"error": "Unauthorized"}, status=401)
         return web.json_response(
             {"data": [{"id": name, "parent": None, "max_model_len": 8192} for name in self.models]}
         )

@@ -138,11 +138,16 @@ class Mesh:
     open: AsyncExitStack = field(default_factory=AsyncExitStack)
     _hosts: int = 0
 
-    async def pod(self, pool: str, **changes: Any) -> HeldPod:
-        """Start a pod and put its document."""
+    def address(self) -> str:
+        """Return an address for one pod more."""
         self._hosts += 1
+        return f"127.0.1.{self._hosts}:{self.port}"
+
+    async def pod(self, pool: str, *, address: str | None = None, **changes: Any) -> HeldPod:
+        """Start a pod and put its document."""
+        host, _, _ = (address or self.address()).rpartition(":")
         pod = HeldPod(**changes)
-        await pod.start(self.port, host=f"127.0.1.{self._hosts}")
+        await pod.start(self.port, host=host)
         self.open.push_async_callback(pod.stop)
         self.desk.put(pod_document(pod.address, pool=pool))
         return pod
@@ -221,7 +226,9 @@ async def running_mesh(
     )
     async with aiohttp.ClientSession() as http:
         task = asyncio.create_task(serve(settings, stop=stop, source=source), name="picker")
-        picker = Picker(grpc_address=f"{HOST}:{ports[0]}", admin=f"http://{HOST}:{ports[1]}", pods=(), http=http)
+        picker = Picker(
+            grpc_address=f"{HOST}:{ports[0]}", admin=f"http://{HOST}:{settings.admin_port}", pods=(), http=http
+        )
         mesh = Mesh(picker=picker, desk=desk, port=ports[3])
         try:
             async with asyncio.timeout(DEADLINE_SECONDS):

@@ -103,8 +103,11 @@ class Kube:
 
 
 @asynccontextmanager
-async def running_kube(folder: Path) -> AsyncIterator[Kube]:
-    """Start the control plane and its node in this event loop; logs are `folder/NAME.log`."""
+async def running_kube(folder: Path, *, emulates: str | None = None) -> AsyncIterator[Kube]:
+    """Start the control plane and its node in this event loop; logs are `folder/NAME.log`.
+
+    `emulates`: the release whose features the API server has, such as 1.34.
+    """
     program = str(go_program("kube"))
     etcd, peers, api, manager, scheduler = free_ports(5)
     authority = make_authority(folder)
@@ -130,6 +133,7 @@ async def running_kube(folder: Path) -> AsyncIterator[Kube]:
             *(f"--service-account-signing-key-file={shown.key}", "--service-cluster-ip-range=10.96.0.0/16"),
             *(f"--client-ca-file={authority.cert}", f"--tls-cert-file={shown.cert}"),
             *(f"--tls-private-key-file={shown.key}", f"--cert-dir={folder / 'made'}"),
+            *([f"--emulated-version={emulates}"] if emulates else []),
         ),
         _spec(
             "kube-controller-manager",
@@ -174,14 +178,14 @@ async def _answers(session: aiohttp.ClientSession, path: str) -> bool:
 
 
 @contextmanager
-def kube_in_background(folder: Path) -> Iterator[Kube]:
+def kube_in_background(folder: Path, *, emulates: str | None = None) -> Iterator[Kube]:
     """Run the control plane in a thread of its own, for tests that wait in theirs."""
     began: Future[Kube] = Future()
     end = threading.Event()
 
     async def run() -> None:
         try:
-            async with running_kube(folder) as kube:
+            async with running_kube(folder, emulates=emulates) as kube:
                 began.set_result(kube)
                 await asyncio.to_thread(end.wait)
         except BaseException as error:

@@ -92,6 +92,23 @@ def test_tokenizer_folders_come_from_a_volume_that_the_cluster_knows(
     ]
 
 
+def test_the_pods_key_comes_from_the_secret_that_is_named_and_goes_with_the_flag(site: Site) -> None:
+    flags = ("--pod-key-secret=vllm", "--pod-key-secret-key=VLLM_API_KEY")
+    done = site.install(*flags)
+    assert done.code == 0, done.errors
+    for name in ("kvmesh-picker", "kvmesh-indexer"):
+        stored = json.loads(site.kube.kubectl("get", "deployment", "-n", site.namespace, name, "-o", "json"))
+        pod = stored["spec"]["template"]["spec"]
+        [volume] = [each for each in pod["volumes"] if each["name"] == "pod-key"]
+        items = [{"key": "VLLM_API_KEY", "path": "key"}]
+        assert volume["secret"] == {"secretName": "vllm", "items": items, "defaultMode": 0o440}
+    assert set(site.install(*flags).outcomes.values()) == {"unchanged"}
+    plain = site.install()
+    assert {name for name, outcome in plain.outcomes.items() if outcome != "unchanged"} == {
+        f"Deployment {site.namespace}/kvmesh-{role}" for role in ("picker", "indexer")
+    }
+
+
 def test_kubectl_may_apply_what_is_printed_before_and_after(site: Site) -> None:
     rendered = site.call("install", *site.flags(), "--istio-version=1.31", "--dry-run").printed
     site.kube.kubectl("apply", "--server-side", "-f", "-", stdin=rendered)

@@ -1,7 +1,7 @@
 """A pod of SGLang's own parts, without a model: its prefix cache, its event publisher, its metrics; no GPU is needed.
 
 Runs in the environment of `environment.ensure_sglang`. Arguments: a model's folder, HTTP port, event port, replay port,
-tokens a page.
+tokens a page, and the key of --api-key where it has one.
 Reads JSON lines from standard input and answers each with one: {"serve": token ids} computes a prompt as far as it is
 not cached (answers how many tokens were), {"evict": tokens}, {"clear": true}, or {"load": {"running", "waiting",
 "usage"}}.
@@ -34,6 +34,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (  # type: ignore[import-not-
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey  # type: ignore[import-not-found]
 from sglang.srt.observability import metrics_collector  # type: ignore[import-not-found]
 from sglang.srt.server_args import ServerArgs  # type: ignore[import-not-found]
+from sglang.srt.utils.auth import add_api_key_middleware  # type: ignore[import-not-found]
 from sglang.srt.utils.common import add_prometheus_middleware  # type: ignore[import-not-found]
 
 MODEL = "tiny"
@@ -119,12 +120,14 @@ class Pod:
 
 
 def main() -> None:
-    port, events, replay, page = map(int, sys.argv[2:])
+    port, events, replay, page = map(int, sys.argv[2:6])
     answers = os.fdopen(os.dup(1), "w", buffering=1)  # SGLang may print
     os.dup2(2, 1)
     pod = Pod(sys.argv[1], events=events, replay=replay, page=page)
     app = FastAPI()
     add_prometheus_middleware(app)
+    if key := "".join(sys.argv[6:]):
+        add_api_key_middleware(app, api_key=key, admin_api_key=None)
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:

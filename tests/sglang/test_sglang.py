@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 
+from kv_indexer.pools.event_sources import EventSourceDirectory
+from kvmesh.errors import PodRefusesError
 from kvmesh.pods.engine_metrics import parse_latencies, parse_load, parse_pod_report
 from kvmesh.pods.page_steps import at_once
+from kvmesh.pods.pod_http import PodPages
+from kvmesh.pods.pod_key import PodKey
 from tests.e2e.stack import Stack, eventually, free_ports, running_stack, simulated_pods
+from tests.integration.keyed_pods import KEY, write_key
 from tests.sglang.environment import ensure_sglang, without_gpu
 from tests.vllm.environment import ensure_environment, ensure_model
 
@@ -27,13 +32,13 @@ PROMPT = list(range(100, 100 + 10 * PAGE + 5))
 class SglangPod:
     """The program, and a client for it."""
 
-    def __init__(self, python: Path, model: Path, log: Path) -> None:
+    def __init__(self, python: Path, model: Path, log: Path, *key: str) -> None:
         self.port, self.events, self.replay = free_ports(3)
         self.address = f"127.0.0.1:{self.port}"
         ports = map(str, (self.port, self.events, self.replay, PAGE))
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [str(python), str(HERE / "sglang_pod.py"), str(model), *ports],
+                [str(python), str(HERE / "sglang_pod.py"), str(model), *ports, *key],
                 env=without_gpu(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -133,3 +138,23 @@ async def test_its_page_says_all_that_is_read(stack: Stack, pod: SglangPod) -> N
     assert (report.block_size, list(report.engines or ())) == (PAGE, [0])
     first, _ = at_once(parse_latencies(page))
     assert first["tiny"].counts[-1] == load.first_token_count
+
+
+async def test_with_a_key_all_but_its_metrics_want_it_and_the_indexer_shows_it(tmp_path: Path) -> None:
+    """SGLang's own middleware guards also what is not there: it answers 401 where vLLM's events would be told."""
+    vllm = ensure_environment()
+    pod = SglangPod(ensure_sglang(vllm), ensure_model(vllm, tokenizer=TOKENIZER), tmp_path / "pod.log", KEY)
+    without, given = PodPages(), PodPages(key=PodKey(write_key(tmp_path / "key", KEY)))
+    try:
+        metrics = await without.get(pod.address, "/metrics", timeout_seconds=5.0, max_body_bytes=1 << 20)
+        assert metrics.status == 200
+        with pytest.raises(PodRefusesError, match="/kv_event_sources: the pod wants a key: give --pod-key-file"):
+            await EventSourceDirectory(pages=without, configured={}).find(pod.address)
+        directory = EventSourceDirectory(pages=given, configured={})
+        [(rank, found)] = (await directory.find(pod.address)).items()
+        assert (rank, found.events) == (0, f"tcp://127.0.0.1:{pod.events}")
+        assert await directory.first_model(pod.address) == "tiny"
+    finally:
+        without.close()
+        given.close()
+        pod.end()

@@ -17,6 +17,7 @@ export const FINDINGS = {
   "tokens-differ": ["The picker, of a model: its folder or its pods tell other tokens than the pods have.", "kvmesh doctor; correct the folder."],
   "tokenizer-folder": ["The picker, of a model: its folder cannot be loaded.", "What the message says."],
   "text-only": ["The picker, of a model: most of its last prompts had no tokens, only text.", "Give it a folder, or pods that answer /tokenize."],
+  "models-unknown": ["The picker, of a pool: requests come, and no pod has told its models.", "See what /v1/models answers; declare the model."],
 };
 
 const known = (finding) => (Object.hasOwn(FINDINGS, finding.check) ? FINDINGS[finding.check] : ["", ""]);

@@ -1,5 +1,6 @@
 """Planted at the pods: each misconfiguration is found by its check, and the fix is named. Real pods, indexer, Redis."""
 
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from extproc.doctor.examine import DoctorSettings, examine
 from extproc.doctor.findings import Severity
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
+from kvmesh.pods.pod_access import PodAccess
 from tests.integration.doctor_mesh import (
     HEALTHY,
     Tampered,
@@ -23,6 +25,7 @@ from tests.integration.doctor_mesh import (
     two_ports,
 )
 from tests.integration.envoy_process import HOST
+from tests.integration.keyed_pods import KEY, address_of, keyed_pod, write_key
 from tests.integration.kv_redis import RedisServer
 
 A_DAY_AGO = formatdate(1_700_000_000, usegmt=True)
@@ -226,3 +229,28 @@ async def test_a_picker_without_a_model_is_found(redis_server: RedisServer) -> N
     finding = only(found, "models-served")
     assert finding.severity is Severity.WARNING
     assert "--tokenizer" in finding.fix
+
+
+async def test_pods_that_want_a_key_are_found_and_the_flag_is_named(redis_server: RedisServer) -> None:
+    refuses = {"/v1/models": 401, "/v1/completions": 401, "/v1/completions/render": 401}
+    async with pods(Tampered(pages=refuses)) as addresses, indexer(redis_server.url, addresses):
+        found = await examine(DoctorSettings(picker=picker_settings(redis_server.url, addresses), timeout_seconds=10.0))
+
+    [finding] = [each for each in found if each.check == "pod-key"]
+    assert (finding.severity, finding.subject) == (Severity.ERROR, addresses[0])
+    assert finding.seen == "/v1/models: the pod wants a key: give --pod-key-file"
+    assert "--pod-key-file of picker, indexer and this command" in finding.fix
+    [served] = [each for each in found if each.check == "models-served"]
+    assert (served.severity, served.subject) == (Severity.UNCHECKED, addresses[0])
+    [tried] = [each for each in found if each.check == "same-keys"]
+    assert "the pod wants a key: give --pod-key-file" in tried.seen
+
+
+async def test_the_doctor_shows_pods_the_key(redis_server: RedisServer, tmp_path: Path) -> None:
+    access = PodAccess(key_file=write_key(tmp_path / "key", KEY))
+    async with keyed_pod(KEY) as pod, indexer(redis_server.url, [address_of(pod)], pod_access=access):
+        settings = replace(picker_settings(redis_server.url, [address_of(pod)]), pod_access=access)
+        found = await examine(DoctorSettings(picker=settings, timeout_seconds=10.0, visible_within_seconds=10.0))
+
+    by_check = {each.check: each.severity for each in found}
+    assert {by_check[check] for check in ("pod-key", "models-served", "same-keys", "tokens")} == {Severity.OK}

@@ -87,6 +87,7 @@ CASES: dict[str, Case] = {
         bad={f'kvmesh_endpoint_reporting{{{POD}, instance="a"}}': steady(0)},
         good={f'kvmesh_endpoint_reporting{{{POD}, instance="{at}"}}': steady(at == "b") for at in "ab"},
     ),
+    "KvmeshEndpointWantsKey": gauge(f"kvmesh_endpoint_wants_key{{{POD}}}", bad=1, good=0),
     "KvmeshEndpointRefuses": Case(
         bad={f"kvmesh_endpoint_full_answers_total{{{POD}}}": growing(1)},
         good={f"kvmesh_endpoint_full_answers_total{{{POD}}}": steady(7)},
@@ -170,7 +171,7 @@ def promtool(*words: str) -> str:
 
 
 def test_the_files_of_a_prometheus_of_ones_own_are_valid() -> None:
-    assert "46 rules found" in promtool("check", "rules", str(RULES_FILE))
+    assert "47 rules found" in promtool("check", "rules", str(RULES_FILE))
     promtool("check", "config", str(RULES_FILE.with_name("prometheus.yaml")))
 
 

@@ -12,6 +12,7 @@ from extproc.local.live_view import fetch_state
 from extproc.local.ports import pick_free_port
 from extproc.local.service import ModelCard, ServedModels, first_served_models
 from extproc.pages.picker_state import DecisionState, EndpointState, IndexState, PickerState
+from kvmesh.pods.pod_access import PodAccess
 
 HOST = "127.0.0.1"
 
@@ -86,7 +87,7 @@ async def test_the_first_pod_that_serves_something_says_what() -> None:
         serving("/v1/models", "no list") as odd,
         serving("/v1/models", other) as second,
     ):
-        assert await first_served_models([dead, odd, empty, pod, second]) == ServedModels(
+        assert await first_served_models([dead, odd, empty, pod, second], PodAccess()) == ServedModels(
             pod=str(pod), data=(ModelCard(id="tiny", root="/m"), ModelCard(id="adapter"))
         )
-        assert await first_served_models([dead, empty]) is None
+        assert await first_served_models([dead, empty], PodAccess()) is None

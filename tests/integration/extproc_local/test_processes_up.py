@@ -168,7 +168,7 @@ def test_pods_of_which_none_says_what_it_serves_are_one_line_and_nothing_starts(
     assert (result.exit_code, result.output) == (
         1,
         "kvmesh up: no pod of --endpoints says which model it serves "
-        f"(GET /v1/models of {pod}); start one, or give --model\n",
+        f"(GET /v1/models of {pod}); start one, give --model, or --pod-key-file where the pods run with --api-key\n",
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -74,6 +75,7 @@ async def of_tensorrt_llm(request: web.Request) -> web.Response:
 async def pod(page: Page) -> AsyncIterator[tuple[str, web.AppRunner]]:
     app = web.Application()
     app.router.add_get("/metrics", page)
+    app.router.add_get("/v1/models", page)
     if page is of_tensorrt_llm:
         app.router.add_get("/prometheus/metrics", page)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
@@ -88,10 +90,14 @@ async def pod(page: Page) -> AsyncIterator[tuple[str, web.AppRunner]]:
 
 @asynccontextmanager
 async def scraping(
-    *addresses: str, stale_after_seconds: float = 0.2, timeout_seconds: float = 0.1
+    *addresses: str, stale_after_seconds: float = 0.2, timeout_seconds: float = 0.1, **changes: Any
 ) -> AsyncIterator[MetricsScraper]:
     scraper = MetricsScraper(
-        addresses, interval_seconds=0.01, timeout_seconds=timeout_seconds, stale_after_seconds=stale_after_seconds
+        addresses,
+        interval_seconds=0.01,
+        timeout_seconds=timeout_seconds,
+        stale_after_seconds=stale_after_seconds,
+        **changes,
     )
     task = asyncio.create_task(scraper.run())
     try:
@@ -372,3 +378,59 @@ async def test_each_report_and_each_scrape_without_one_is_told() -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     assert set(reported) == {(address, 2)}
+
+
+async def test_a_pod_that_is_another_process_is_asked_for_its_models_as_soon_as_it_answers() -> None:
+    models = ["old"]
+
+    async def page(request: web.Request) -> web.Response:
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": name} for name in models]})
+        return await load_page(request)
+
+    async with pod(page) as (address, runner), scraping(address, models_interval_seconds=3600.0) as scraper:
+        await scraper.first_answers()
+        (site,) = runner.sites
+        await site.stop()
+        await runner.server.shutdown(0.1)  # type: ignore[union-attr]
+        await becomes(scraper, Reachability.UNREACHABLE)
+        models[:] = ["new"]
+        host, _, port = address.rpartition(":")
+        await web.TCPSite(runner, host, int(port)).start()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while (known := scraper.snapshot(now=time.monotonic())[0].models) is None or known.first != "new":
+                await asyncio.sleep(0.005)
+
+
+async def test_a_pod_whose_counters_go_back_at_each_scrape_is_not_asked_for_its_models_each_time() -> None:
+    asked, queries = {"/metrics": 0, "/v1/models": 0}, count(1000, -1)
+
+    async def page(request: web.Request) -> web.Response:
+        asked[request.path] += 1
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "tiny"}]})
+        return web.Response(text=f"{LOAD}vllm:prefix_cache_queries_total {next(queries)}\n")
+
+    async with pod(page) as (address, _), scraping(address):
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while asked["/metrics"] < 20:
+                await asyncio.sleep(0.005)
+        assert asked["/v1/models"] < 10
+
+
+async def test_pods_that_do_not_answer_hold_nobody_up() -> None:
+    free = pick_free_port(host="127.0.0.1", avoid=())
+
+    async def keeps_its_models(request: web.Request) -> web.StreamResponse:
+        return await (hangs if request.path == "/v1/models" else load_page)(request)
+
+    async with (
+        pod(hangs) as (mute, _),
+        pod(keeps_its_models) as (silent, _),
+        scraping(mute, silent, f"127.0.0.1:{free}") as scraper,
+    ):
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await scraper.first_scrapes()
+            while scraper.is_asking:
+                await scraper.first_answers()
+        assert [status.models for status in scraper.snapshot(now=time.monotonic())] == [None] * 3

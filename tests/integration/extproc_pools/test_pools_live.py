@@ -213,7 +213,8 @@ async def test_a_model_that_only_pods_tell_gets_its_tokenizer_by_name_and_its_al
                 return found
 
         async with asyncio.timeout(10):
-            while not {"no-tokenizer", "render-unavailable"}.isdisjoint((await explained("alias"))["degraded"]):
+            lacking = {"models-unknown", "no-tokenizer", "render-unavailable"}
+            while not lacking.isdisjoint((await explained("alias"))["degraded"]):
                 await asyncio.sleep(0.02)
         await mesh.pick(pool="llm/a", model="alias", prompt="the same words " * 40)
 

@@ -25,11 +25,13 @@ from extproc.prompts.token_trust import Cause, Teller, TokenTrust
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind, InferenceRequest
+from kvmesh.pods.pod_key import PodKey
 from podsim.core.scheduler import EngineSettings
 from podsim.model_folder import TINY_MODEL, load_model_folder
 from podsim.pod import PodSettings
 from podsim.publisher import PublisherSettings
 from podsim.server import running_pods
+from tests.integration.keyed_pods import KEY, write_key
 
 TINY = ServedModel(name="tiny", tokens_from=TokensFrom.RENDER)
 UNDECLARED = ServedModel(name="tiny")
@@ -103,10 +105,19 @@ async def never(request: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def rendering(
-    addresses: Sequence[str], *, clock: Clock | None = None, trust: TokenTrust | None = None, **settings: Any
+    addresses: Sequence[str],
+    *,
+    clock: Clock | None = None,
+    trust: TokenTrust | None = None,
+    key: PodKey | None = None,
+    **settings: Any,
 ) -> AsyncIterator[PodRender]:
     render = PodRender(
-        endpoints=lambda model: addresses, settings=RenderSettings(**settings), trust=trust, clock=clock or Clock()
+        endpoints=lambda model: addresses,
+        settings=RenderSettings(**settings),
+        trust=trust,
+        clock=clock or Clock(),
+        key=key,
     )
     try:
         yield render
@@ -251,7 +262,7 @@ async def test_a_pod_that_begins_to_render_was_started_otherwise() -> None:
         (answers({"tokens": [1, 2, 3]}), ONE_TWO_THREE[0]),
         (answers({}, status=400), None),
         (answers({"error": {"message": "The model does not exist"}}, status=404), "/tokenize does not know the model"),
-        (answers({}, status=401), "wants an API key for /tokenize"),
+        (answers({}, status=401), "/tokenize: the pod wants a key: give --pod-key-file"),
         (answers({"tokens": "no"}), "not an answer of vLLM's tokenize endpoint"),
         (never, "no answer within 0.2 s"),
     ],
@@ -345,11 +356,28 @@ async def test_the_same_body_is_asked_once_until_the_answer_is_old_or_pushed_out
         assert len(pod.asked) == 23
 
 
+async def test_a_pod_that_does_not_take_the_key_is_asked_again_soon_and_is_no_other_pod(tmp_path: Path) -> None:
+    clock = Clock()
+    key = PodKey(write_key(tmp_path / "key", KEY), clock=clock)
+    async with (
+        serving(answers(RENDERED)) as [pod],
+        rendering([pod.address], clock=clock, key=key) as render,
+    ):
+        assert await ask(render, CHAT) == ONE_TWO_THREE
+        pod.handler = answers({"error": "Unauthorized"}, status=401)
+        with pytest.raises(RenderUnavailableError, match="the pod does not take the key of --pod-key-file"):
+            await ask(render, CHAT | {"user": "another"})
+        assert await ask(render, CHAT) == ONE_TWO_THREE  # what it has said before is still what it says
+        pod.handler = answers(RENDERED)
+        clock.now += RenderSettings().retry_seconds
+        assert await ask(render, CHAT | {"user": "another"}) == ONE_TWO_THREE
+
+
 @pytest.mark.parametrize(
     ("status", "answer", "problem", "rests_seconds"),
     [
         (403, {"error": {"message": "Scale-out endpoints are disabled."}}, "--enable-scale-out", 120.0),
-        (401, {"error": "Unauthorized"}, "wants an API key", 120.0),
+        (401, {"error": "Unauthorized"}, "the pod wants a key: give --pod-key-file", 120.0),
         (404, {"detail": "Not Found"}, "has no /v1/chat/completions/render", 120.0),
         (501, {"error": {"message": "not supported"}}, "status 501", 120.0),
         (500, {"error": {"message": "out of luck"}}, "answered /v1/chat/completions/render with status 500", 5.0),

@@ -21,6 +21,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "redis_tls_secret": "redis-tls",
     },
     "bundled redis with a password": {"redis_password_secret": "redis-password"},
+    "pods that want a key": {"pod_key_secret": "vllm", "pod_key_secret_key": "VLLM_API_KEY"},
     "tokenizers": {"tokenizers_claim": "models"},
     "tokenizers in an image": {"tokenizers_image": "registry.example.com/tokenizers@sha256:1234"},
     "models fetched into each pod": {"fetch_models": ("meta/llama@v1", "chat=org/model")},

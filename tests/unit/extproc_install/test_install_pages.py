@@ -21,7 +21,10 @@ OTHERS = {
     "--redis-password-file",
     "--event-ports",
     "--event-sources",
-}  # of kubectl, docker, and the roles
+    "--pod-key-file",
+    "--namespaces",
+    "--api-key",
+}  # of kubectl, docker, the roles, and vLLM
 
 
 def flags() -> set[str]:

@@ -143,6 +143,8 @@ def test_labels_of_an_unknown_pool_are_refused() -> None:
         (27, {"scope": Scope.NAMESPACED, "root_namespace": "istio-system"}, "--root-namespace"),
         (27, {"redis_ca_secret": "ca"}, "--redis-ca-secret: is for a Redis of your own, and --redis is missing"),
         (27, {"redis_username": "me"}, "--redis-username: is for a Redis of your own"),
+        (27, {"pod_key_secret": "x y"}, "--pod-key-secret: 'x y' is no Kubernetes name"),
+        (27, {"pod_key_secret_key": "a/b"}, "--pod-key-secret-key: 'a/b' is no key of a Secret"),
         (27, {"redis_password_secret": "x y"}, "--redis-password-secret: 'x y' is no Kubernetes name"),
         (
             27,

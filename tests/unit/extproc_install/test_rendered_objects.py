@@ -325,6 +325,20 @@ def test_secrets_of_redis_are_mounted_whole_and_named_to_both_roles() -> None:
         assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in spec["volumes"]}
 
 
+def test_the_pods_key_is_mounted_alone_into_both_roles_and_renewed_there() -> None:
+    documents = render(PLANS["pods that want a key"])
+    for name in ("kvmesh-picker", "kvmesh-indexer"):
+        spec = one(documents, "Deployment", name)["spec"]["template"]["spec"]
+        [container] = spec["containers"]
+        assert {"name": "KVMESH_POD_KEY_FILE", "value": "/etc/kvmesh/pods/key"} in container["env"]
+        [mount] = [each for each in container["volumeMounts"] if each["name"] == "pod-key"]
+        assert mount == {"name": "pod-key", "mountPath": "/etc/kvmesh/pods", "readOnly": True}  # a subPath would not be
+        [volume] = [each for each in spec["volumes"] if each["name"] == "pod-key"]
+        items = [{"key": "VLLM_API_KEY", "path": "key"}]
+        assert volume["secret"] == {"secretName": "vllm", "items": items, "defaultMode": 0o440}
+    assert "pod-key" not in str(one(documents, "StatefulSet", "kvmesh-redis"))
+
+
 def test_the_bundled_redis_never_evicts_and_has_memory_to_spare() -> None:
     [container] = one(render(plan(redis_memory_mib=1000)), "StatefulSet", "kvmesh-redis")["spec"]["template"]["spec"][
         "containers"

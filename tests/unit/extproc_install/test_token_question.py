@@ -84,6 +84,15 @@ def test_a_pod_that_tells_none_is_loud_and_says_what_to_do(claim: str | None, wo
     assert line.endswith("put their folders into claim folders" if claim else "give folders by --tokenizers-claim")
 
 
+@pytest.mark.parametrize(
+    ("secret", "words"), [(None, "give the pickers one by --pod-key-secret"), ("vllm", "the pickers show theirs")]
+)
+def test_a_pod_that_wants_a_key_is_not_called_one_that_tells_none(secret: str | None, words: str) -> None:
+    wants = PodAnswer(status=401, body=b'{"error":"Unauthorized"}')
+    line = said(FakePods(answers={"/tokenize": wants, "/v1/completions/render": wants}), pod_key_secret=secret)
+    assert line == (f"UNVERIFIED, pod vllm-1 wants a key, which is not sent through the API server: {words}. {LATER}")
+
+
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"tokens": []}', b'{"tokens": "many"}', b"3"])
 def test_an_answer_without_tokens_is_none(body: bytes) -> None:
     answer = PodAnswer(status=200, body=body)

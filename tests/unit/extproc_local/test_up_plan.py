@@ -10,6 +10,7 @@ from extproc.local.envoy_config import SocketAddress
 from extproc.local.ports import PortUse
 from extproc.local.service import LocalParts, fixed_ports, plan
 from extproc.local.stack_settings import BodyDelivery
+from kvmesh.pods.pod_access import PodAccess
 from kvmesh.redis.address import RedisAccess
 from tests.unit.extproc_local.local_settings import settings
 
@@ -130,3 +131,15 @@ def test_real_pods_ask_for_no_local_port() -> None:
 )
 def test_each_way_of_body_delivery_has_its_envoy_file(mode: BodyDelivery, file: str) -> None:
     assert mode.envoy_file == file
+
+
+def test_simulated_pods_want_the_key_that_picker_and_indexer_show_and_no_flag_tells_it(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("sk-planted\n", encoding="utf-8")
+    access = PodAccess(key_file=file)
+    specs = {spec.name: spec for stage in plan(replace(settings(), pod_access=access), parts()) for spec in stage}
+
+    wanting = {name for name, spec in specs.items() if spec.environment.get("KVMESH_API_KEY") == "sk-planted"}
+    assert wanting == {"pod-0", "pod-1"}
+    assert {name for name, spec in specs.items() if "--pod-key-file" in spec.argv} == {"indexer", "extproc"}
+    assert "sk-planted" not in f"{specs}"

@@ -88,5 +88,6 @@ def test_a_model_that_nobody_names_is_an_error_that_says_what_to_do() -> None:
         fill_in_model(OPEN, None)
 
     assert raised.value.message == (
-        "no pod of --endpoints says which model it serves (GET /v1/models of 10.0.0.1:8000); start one, or give --model"
+        "no pod of --endpoints says which model it serves (GET /v1/models of 10.0.0.1:8000); start one, give --model, "
+        "or --pod-key-file where the pods run with --api-key"
     )

@@ -175,7 +175,11 @@ def runtime(
         full=queue.wake_at,
         clock=clock,
         legs=PrefillLegs(
-            books=books, telemetry=telemetry.prefill, degradations=DegradationLog(), pages=prefill_pods, clock=clock
+            books=books,
+            telemetry=telemetry.prefill,
+            degradations=DegradationLog(),
+            pages=prefill_pods or PodPages(),
+            clock=clock,
         ),
     )
 

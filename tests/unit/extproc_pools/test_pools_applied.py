@@ -15,7 +15,7 @@ import pytest
 from extproc.admission.flow_queue import FlowQueue
 from extproc.errors import NoPoolForHostError, TokenizerError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.models.models import ServedModel, TokensFrom
+from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.policy.merged_policy import pick_policy
 from extproc.policy.pool_config import PoolConfig
 from extproc.policy.priority import PriorityPolicy, Quota
@@ -354,6 +354,32 @@ async def test_a_folder_that_cannot_be_loaded_is_a_finding_and_is_taken_up_when_
 
     assert (list(pool.prompts.tokenizers), dict(pool.tokens.reporter.findings)) == (["m"], {})
     await pools.close()
+
+
+async def test_a_folder_that_appears_later_is_taken_up_for_a_declared_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FOLDERS_EVERY_SECONDS", 0.001)
+    loads: list[str] = []
+
+    def load(model: ServedModel) -> Any:
+        loads.append(model.name)
+        return SimpleNamespace(engine="scripted")
+
+    folder = tmp_path / "org" / "m"
+    pools = made(tmp_path, tokenizer_folders=tmp_path)
+    pools._resources.tokenizers = TokenizerCache(load)
+    async with running(pools):
+        await pools.apply(named(replace(A, model="org/m", models=ModelTable(served=(ServedModel(name="org/m"),)))))
+        pool = pools.all["llm/a"]
+        assert [model.wanted for model in pool.model_tokens()] == ["auto"]
+        folder.mkdir(parents=True)
+        (folder / "tokenizer.json").write_text("{}")
+        await until(lambda: bool(pool.prompts.tokenizers))
+
+        assert [model.wanted for model in pool.model_tokens()] == ["tokenizer"]
+        await until(lambda: not [each for each in asyncio.all_tasks() if "load tokenizers" in each.get_name()])
+        assert loads == ["org/m"]
 
 
 def find_other_tokens(pool: Pool) -> None:

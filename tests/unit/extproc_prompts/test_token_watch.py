@@ -2,7 +2,7 @@
 
 import pytest
 
-from extproc.prompts.token_watch import LEAST_PROMPTS, WINDOW_SECONDS, TokenSource, TokenWatch
+from extproc.prompts.token_watch import LEAST_PROMPTS, UNKNOWN_MODEL, WINDOW_SECONDS, TokenSource, TokenWatch
 
 FOLDER, PODS, CLIENT, TEXT = TokenSource
 
@@ -55,10 +55,11 @@ def test_a_source_that_comes_back_is_seen_after_the_window_and_rest_changes_noth
     assert (watch.text_only, watch.sources) == ({}, {"m": PODS})
 
 
-def test_names_that_are_not_configured_are_counted_and_make_no_finding() -> None:
+def test_names_that_are_not_configured_are_counted_together_and_make_no_finding_of_a_model() -> None:
     watch = TokenWatch()
     took(watch, TEXT, 10, model="")
     took(watch, TEXT, 10, model="gone")
     watch.keep({"m"})
     assert (watch.sources, watch.text_only) == ({}, {})
-    assert watch.counts() == {("", "text"): 10}
+    assert watch.counts() == {(UNKNOWN_MODEL, "text"): 10}
+    assert watch.has_unknown

@@ -16,7 +16,7 @@ from extproc.telemetry.endpoint_telemetry import EndpointView
 from extproc.telemetry.metrics import METRICS, UNROUTED
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
-from extproc.telemetry.process_telemetry import show_lookups, show_quotas, show_records, show_uploads
+from extproc.telemetry.process_telemetry import show_lookups, show_pod_key, show_quotas, show_records, show_uploads
 from kvmesh.index.redis_reader import PrefixIndexReader
 from kvmesh.redis.link import RedisLink
 
@@ -127,6 +127,7 @@ def test_a_picker_shows_what_is_declared_and_no_more() -> None:
     show_records(telemetry.registry, targets=(), traces=None)
     show_lookups(telemetry.registry, PrefixIndexReader(url="redis://127.0.0.1:1", hash_seed="s"))
     show_uploads(telemetry.registry, Uploads(most_bytes=1))
+    show_pod_key(telemetry.registry, None)
     telemetry.registry.values(UNROUTED)  # of `Pools`, in a registry of its own
     comments = [line.split()[2:] for line in page(telemetry).splitlines() if line.startswith("# TYPE kvmesh_")]
     assert sorted(comments) == sorted([metric.name, metric.kind] for metric in METRICS)
