@@ -373,6 +373,7 @@ class Pool:
             EndpointView(
                 known=lambda now: self.endpoints.known(now=now),
                 estimates=books.estimates,
+                links=books.links,
                 role_of=books.role_of,
                 index_problem=lambda: self.index.problem,
                 refusing=self.endpoints.refusing,

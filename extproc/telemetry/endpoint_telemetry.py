@@ -12,6 +12,7 @@ from math import inf
 
 from extproc.pods.endpoint import EndpointStatus, Reachability, Role
 from extproc.pods.latency_estimate import LatencyEstimates
+from extproc.pods.link_estimate import LinkEstimates
 from extproc.telemetry import metrics
 from kvmesh.metrics.metric import Metric
 from kvmesh.metrics.registry import Family, Histogram, Registry, Rows
@@ -31,6 +32,7 @@ class EndpointView:
     estimates: LatencyEstimates
     role_of: Callable[[str], str]
     index_problem: Callable[[], str | None]
+    links: LinkEstimates
     refusing: Callable[[], Collection[str]] = tuple  # endpoints that do not list their models
     clock: Callable[[], float] = time.monotonic
 
@@ -64,6 +66,7 @@ def endpoint_metrics(view: EndpointView) -> Iterator[tuple[Metric, Rows]]:
     yield metrics.ENDPOINT_WANTS_KEY, ((key, key[0] in refusing) for key in addresses)
     yield metrics.ENDPOINT_PACE, ((key, pace(key[0]).prefill.seconds_a_token) for key in addresses)
     yield metrics.ESTIMATE_BIAS, ((key, errors[key[0]].bias_seconds) for key in addresses if key[0] in errors)
+    yield metrics.KV_LINK_RATE, (((address,), rate) for address, rate in view.links.seen().items())
     for metric, read in _REPORTED.items():
         loads = ((status.address, status.load) for status in statuses if status.load is not None)
         yield metric, (((address,), read(load, now)) for address, load in loads)

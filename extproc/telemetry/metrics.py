@@ -128,6 +128,11 @@ PREFILL_LEGS = counter(
 PREFILL_LEG_SECONDS = histogram(
     "kvmesh_prefill_leg_seconds", "Time from a prefill leg's request to its answer.", bounds=QUEUE_SECONDS
 )
+KV_LINK_RATE = gauge(
+    "kvmesh_kv_link_bytes_per_second",
+    "How fast caches come to a decode pod from others, each by itself, by what it reports of late.",
+    "endpoint",
+)
 ENDPOINT_FULL = counter("kvmesh_endpoint_full_answers_total", "503 of an endpoint itself: it has no room.", "endpoint")
 FINDING = gauge(
     "kvmesh_extproc_finding",

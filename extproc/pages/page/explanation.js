@@ -61,6 +61,7 @@ export function sentences(decision, names) {
   const winner = pods.find((each) => each.endpoint === decision.endpoint);
   if (winner) said.push(...(pods.length === 1 && !decision.candidates_left_out ? ["It was the only pod that could take it."] : comparison(decision, winner, pods, names)));
   if (winner && decision.prompt_tokens) said.push(cache(decision));
+  if (decision.prefill) said.push(prefill(decision.prefill, names));
   if (decision.request?.steps?.length) said.push(`Taken from it because its class is under pressure: ${decision.request.steps.join(", ")}.`);
   return said.concat((decision.notes ?? []).map((note) => `${note}${/[.!?]$/.test(note) ? "" : "."}`));
 }
@@ -75,6 +76,14 @@ function unheard(decision, asked) {
 function admission(words, request) {
   const verdicts = { go: "It would be sent at once", wait: `It would wait in the queue, behind ${plural(words.waiting_requests ?? 0, "request")}`, refuse: "It would be refused" };
   return `${verdicts[words.verdict] ?? words.verdict}. The first token is expected after ${milliseconds(words.expected_ttft_ms)}; class ${request?.class ?? "?"} is promised ${milliseconds(words.target_ttft_ms)}.`;
+}
+
+/** Who computes the prompt (docs/guides/disaggregation.md). */
+function prefill(plan, names) {
+  const tokens = `${plan.uncached_tokens} tokens of the prompt are not in this pod's cache`;
+  const [here, there] = [milliseconds(plan.local_ms), milliseconds(plan.remote_ms)];
+  const times = `first token here after ${here}, by way of ${names(plan.endpoint)} after ${there}, ${milliseconds(plan.transfer_ms)} of it for moving the cache`;
+  return `${plan.where === "remote" ? `${names(plan.endpoint)} computes the prompt` : "This pod computes the prompt itself"}: ${tokens}; ${times} (rule ${plan.rule}: ${plan.why}).`;
 }
 
 function comparison(decision, winner, pods, names) {

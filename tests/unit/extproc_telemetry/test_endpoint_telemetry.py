@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.latency_estimate import LatencyEstimates
+from extproc.pods.link_estimate import LinkEstimates
 from extproc.telemetry.endpoint_telemetry import EndpointView, endpoint_metrics
 from kvmesh.metrics.registry import Registry
 from kvmesh.pods.pod_report import EndpointLoad
@@ -32,6 +33,7 @@ def shown(*statuses: EndpointStatus, problem: str | None = None) -> dict[str, fl
     view = EndpointView(
         known=lambda _: statuses,
         estimates=estimates,
+        links=LinkEstimates(),
         role_of=lambda address: "prefill" if address == "a" else "both",
         index_problem=lambda: problem,
         clock=lambda: 10.0,

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from extproc.ext_proc.uploads import Uploads
 from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.latency_estimate import LatencyEstimates
+from extproc.pods.link_estimate import LinkEstimates
 from extproc.policy.priority import DEFAULT_CLASSES, PriorityClass
 from extproc.quotas.shared_quotas import Quotas
 from extproc.telemetry.endpoint_telemetry import EndpointView
@@ -117,6 +118,7 @@ def test_a_picker_shows_what_is_declared_and_no_more() -> None:
         EndpointView(
             known=lambda _: (EndpointStatus(address="a", reachability=Reachability.READY, load=None),),
             estimates=LatencyEstimates(),
+            links=LinkEstimates(),
             role_of=lambda _: "both",
             index_problem=lambda: None,
         )
