@@ -198,6 +198,7 @@ def plan_of(prepared: Prepared, choice: Choice, view: PoolView, *, ceiling: floa
         choice.decision.winner,
         prefillers,
         policy=view.policy.disaggregation,
+        labels=view.policy.pair_labels,
         estimates=view.estimates,
         links=view.links,
         target_seconds=priority_class.targets.ttft_seconds,
