@@ -91,8 +91,9 @@ bench: install ## what the picker costs: latency added, CPU a request, requests/
 	@$(BIN)/python -m bench.hybrid_index $(filter --quick,$(ARGS))
 	@$(BIN)/python -m bench.prefill_leg $(filter --quick,$(ARGS))
 
-bench-routing: install ## which routing is best: kvmesh, Envoy's own balancing, other routers, on the same load
+bench-routing: install ## which routing is best: kvmesh, Envoy's own balancing, other routers, on the same load; prefill pods, when they pay
 	@$(BIN)/python -m bench.routing.run $(ARGS)
+	@$(BIN)/python -m bench.disaggregation.run $(filter --quick,$(ARGS))
 
 bench-routing-peers: install ## install vllm-router and smg for bench-routing, into an environment of their own
 	@$(BIN)/python -m bench.routing.peers

@@ -121,6 +121,39 @@ def overload() -> str:
     return _table(rows)
 
 
+def disaggregation() -> str:
+    """Return what clients get and what pods do, by mix, fleet and rule."""
+    result = newest("disaggregation")
+    pods = result["plan"]["pods"]
+    head = [
+        "mix",
+        "pods",
+        "rule",
+        "goodput",
+        "TTFT mean / p95, ms",
+        "inter-token p50 / p95 / p99, ms",
+        "output tokens/s",
+    ]
+    rows = [[*head, "remote", "prefill pods idle"]]
+    for each in result["runs"]:
+        prefill = each["prefill_pods"]
+        gaps = " / ".join(f"{each[f'inter_token_{share}']:.0f}" for share in ("p50", "p95", "p99"))
+        rows.append(
+            [
+                each["mix"],
+                f"{prefill}:{pods - prefill}" if prefill else str(pods),
+                f"`{each['arm']}`",
+                f"{100 * each['goodput']:.1f} %",
+                f"{each['ttft_mean']:,.0f} / {each['ttft_p95']:,.0f}",
+                gaps,
+                f"{each['tokens_per_second']:,.0f}",
+                f"{100 * each['remote']:.0f} %" if prefill else "",
+                f"{100 * each['prefill_idle']:.0f} %" if prefill else "",
+            ]
+        )
+    return _table(rows)
+
+
 def folders() -> str:
     """Return what was compared with vLLM for each real model's folder, and the result."""
     rows = [
@@ -181,7 +214,7 @@ def _table(rows: list[list[str]]) -> str:
 
 TABLES = {
     each.__name__: each
-    for each in (picker, budgets, routing, peers, overload, folders, libraries, tokenizing, token_ways)
+    for each in (picker, budgets, routing, peers, overload, disaggregation, folders, libraries, tokenizing, token_ways)
 }
 
 if __name__ == "__main__":

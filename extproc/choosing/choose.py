@@ -15,7 +15,7 @@ from extproc.choosing.decision import Decision, decide, prefillers, require_some
 from extproc.choosing.filters import context_limit
 from extproc.choosing.health import EndpointHealth
 from extproc.choosing.hot_prefixes import HotPrefixes, WarmWait, copy_of_hot_prefix
-from extproc.choosing.room import Room, expected_ttft, rooms_of
+from extproc.choosing.room import Room, expected_ttft, rooms_of, takes_prompts
 from extproc.pods.endpoint import NOTHING_ASKED, Ask, Candidate, EndpointStatus
 from extproc.pods.inflight import Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
@@ -194,18 +194,24 @@ def choose(view: PoolView, query: Query, snapshot: Snapshot, *, ceiling: float |
     return Choice(decision=decision, snapshot=snapshot, needed_room=ceiling is not None, warm_wait=warm_wait)
 
 
-def rooms_in(
-    view: PoolView, snapshot: Snapshot, *, ceiling: float, of: Sequence[Candidate] | None = None
-) -> Sequence[Room]:
-    """Return how full each kept endpoint is for a class with this ceiling; `of`: others in place of these."""
+def rooms_in(view: PoolView, snapshot: Snapshot, *, ceiling: float) -> Sequence[Room]:
+    """Return how full each kept endpoint is for a class with this ceiling."""
     return rooms_of(
-        snapshot.kept if of is None else of,
+        snapshot.kept,
         ceiling=ceiling,
         policy=view.policy.priorities.overload,
         estimates=view.estimates,
         full_until=view.health.full_until(now=snapshot.at),
         now=snapshot.at,
     )
+
+
+def open_prefillers(view: PoolView, snapshot: Snapshot) -> Sequence[Candidate]:
+    """Return the prefill pods that take one more prompt."""
+    policy, full_until = view.policy.priorities.overload, view.health.full_until(now=snapshot.at)
+    return [
+        pod for pod in snapshot.prefillers if takes_prompts(pod, policy=policy, full_until=full_until, now=snapshot.at)
+    ]
 
 
 def any_request(view: PoolView, *, now: float) -> Sequence[Candidate]:

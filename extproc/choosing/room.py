@@ -81,6 +81,16 @@ def room(
     return _known(candidate, load, pace, policy=policy, share=started * ceiling, now=now)
 
 
+def takes_prompts(candidate: Candidate, *, policy: OverloadPolicy, full_until: Mapping[str, float], now: float) -> bool:
+    """Tell whether a prefill pod may be given a prompt: it has not said that it is full, and its cache has room.
+
+    Its queue is no limit: whoever compares the times to the first token counts with it.
+    """
+    if full_until.get(candidate.address, 0.0) > now:
+        return False
+    return candidate.load is None or candidate.load.kv_usage < policy.kv_usage
+
+
 def _known(
     candidate: Candidate,
     load: EndpointLoad,

@@ -18,9 +18,12 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cached_tokens: int = 0  # of the prompt, on the decode pod
     prefill_queue: int = 0  # requests that wait at the prefill pod or are on their way there
     decode_requests: int = 0  # that the decode pod runs
+    decode_open: int = 0  # that it runs or that wait or are on their way there: a prompt computed there holds them up
+    prefill_open: int = 0  # prompts that are open at the prefill pod: a sign of how many this one will hold up
     local_seconds: float = 0.0  # to the first token where the decode pod computes the prompt
     local_compute_seconds: float = 0.0  # of these, computing it; the decode pod's other streams wait as long
     remote_seconds: float = 0.0  # to the first token by way of the prefill pod, the transfer included
+    remote_compute_seconds: float = 0.0  # of these, computing the prompt there
     transfer_seconds: float = 0.0  # of these, moving the cache
     target_seconds: float | None = None  # what the class promises; None: nothing
     yields: bool = False  # a request of this class leaves a queue to those of others
@@ -46,18 +49,16 @@ def decide(sides: Sides, policy: Disaggregation) -> Verdict:
 
 
 def by_estimate(sides: Sides, policy: Disaggregation) -> Verdict:
-    """Compare the two times to the first token; the local one also costs the streams that it holds up.
+    """Compare the two times to the first token, and what either way costs others.
 
-    Where only one side keeps the promise of the class, that side is taken.
+    A local prefill holds up the streams of the decode pod, a remote one the prompts that come behind it. A way that
+    misses the promise of the class counts for more.
     """
-    held_up = policy.stalled_stream_weight * sides.decode_requests * sides.local_compute_seconds
-    local, remote, target = sides.local_seconds, sides.remote_seconds, sides.target_seconds
-    seconds = (
-        f"local {local:.3f} s" + (f" and {held_up:.3f} s of others" if held_up else "") + f", remote {remote:.3f} s"
-    )
-    if target is not None and (local <= target) is not (remote <= target):
-        return Verdict(remote=remote <= target, why=f"{seconds}: only one of them within {target:g} s")
-    return Verdict(remote=remote < local + held_up, why=seconds)
+    streams = policy.stalled_stream_weight * sides.decode_open * sides.local_compute_seconds
+    prompts = policy.queued_prompt_weight * sides.prefill_open * sides.remote_compute_seconds
+    local, local_words = _cost(sides.local_seconds, streams, sides.target_seconds, policy)
+    remote, remote_words = _cost(sides.remote_seconds, prompts, sides.target_seconds, policy)
+    return Verdict(remote=remote < local, why=f"local {local_words}, remote {remote_words}")
 
 
 def by_thresholds(sides: Sides, policy: Disaggregation) -> Verdict:
@@ -93,6 +94,15 @@ def by_votes(sides: Sides, policy: Disaggregation) -> Verdict:
 def always(_: Sides, __: Disaggregation) -> Verdict:
     """Take the prefill pod."""
     return Verdict(remote=True, why="the policy's rule is always")
+
+
+def _cost(own: float, others: float, target: float | None, policy: Disaggregation) -> tuple[float, str]:
+    """Return what one way costs in seconds, and its parts in words."""
+    words = f"{own:.3f} s" + (f" and {others:.3f} s of others" if others else "")
+    if target is None or own <= target:
+        return own + others, words
+    more = policy.missed_promise_weight * target
+    return own + others + more, f"{words} and {more:.3f} s for missing {target:g} s"
 
 
 def _signed(vote: Vote) -> float:

@@ -439,12 +439,17 @@ class TrendWatch:
         if not load.waiting_requests:
             self._waiting_since = None
             return known
-        if start is None or load.reported_at - start.reported_at > MOST_WAITED_SECONDS:
+        # a request whose cache is on its way waits, too, while nothing is computed
+        fetches = start is not None and (load.fetched_tokens, load.fetched_bytes) != (
+            start.fetched_tokens,
+            start.fetched_bytes,
+        )
+        if start is None or fetches or load.reported_at - start.reported_at > MOST_WAITED_SECONDS:
             self._waiting_since, self._rate_then = load, known
             return known
         seconds = load.reported_at - start.reported_at
-        computed = (load.prefix_query_tokens - load.prefix_hit_tokens - load.fetched_tokens) - (
-            start.prefix_query_tokens - start.prefix_hit_tokens - start.fetched_tokens
+        computed = (load.prefix_query_tokens - load.prefix_hit_tokens) - (
+            start.prefix_query_tokens - start.prefix_hit_tokens
         )
         if seconds < LEAST_WAITED_SECONDS or computed <= 0:  # none: it waits for memory, not for its turn
             return known

@@ -125,4 +125,14 @@ class Disaggregation(Section, frozen=True, kw_only=True):
             "the request's own"
         ),
     ] = 0.1
+    queued_prompt_weight: Annotated[
+        Share,
+        about(
+            "estimate: the same for each prompt that is open at the prefill pod: as many will probably come behind it"
+        ),
+    ] = 0.5
+    missed_promise_weight: Annotated[
+        Share,
+        about("estimate: a way that misses what the class promises counts as so much of the promised time more"),
+    ] = 0.25
     timeout_seconds: Annotated[Seconds, about("a prefill leg is given up after this long at most")] = 30.0

@@ -12,7 +12,7 @@ import msgspec
 
 from extproc.admission.asked_request import CONTENT_ENCODING
 from extproc.admission.prepared_request import Picked, Prepared
-from extproc.choosing.choose import Choice, PoolView, rooms_in
+from extproc.choosing.choose import Choice, PoolView, open_prefillers
 from extproc.disaggregation.offload import Verdict
 from extproc.disaggregation.prefill_leg import LegError, run_leg
 from extproc.disaggregation.prefill_plan import PrefillPlace, PrefillPlan, plan_prefill
@@ -191,8 +191,7 @@ def plan_of(prepared: Prepared, choice: Choice, view: PoolView, *, ceiling: floa
     if not prefillers:
         return None
     if ceiling is not None:
-        rooms = rooms_in(view, snapshot, ceiling=ceiling, of=prefillers)
-        prefillers = [pod for pod, room in zip(prefillers, rooms, strict=True) if room.fill < 1.0]
+        prefillers = open_prefillers(view, snapshot)
     priority_class = asked.request_class.priority_class
     plan = plan_prefill(
         choice.decision.winner,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.choosing.health import EndpointHealth
-from extproc.choosing.room import BLIND_REQUESTS, Room, rooms_of
+from extproc.choosing.room import BLIND_REQUESTS, Room, rooms_of, takes_prompts
 from extproc.choosing.room import room as room_of
 from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates
@@ -329,3 +329,22 @@ def test_a_pod_that_can_take_all_of_it_serves_all_of_it() -> None:
     pod, done = served(64, 0.08, offer=lambda tick: 1)
     assert done >= 0.97 * 100 * 16
     assert pod.most_waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("reported", "full_until", "takes"),
+    [
+        (load(waiting_requests=9, running_requests=9), 0.0, True),  # a queue is no limit for prompts of others
+        (load(kv_usage=0.94), 0.0, True),
+        (load(kv_usage=0.95), 0.0, False),  # blocks that wait to be fetched fill it
+        (load(), 10.5, False),  # it has said itself that it is full
+        (load(), 10.0, True),
+        (None, 0.0, True),
+    ],
+)
+def test_a_prefill_pod_takes_prompts_while_its_cache_has_room(
+    reported: EndpointLoad | None, full_until: float, takes: bool
+) -> None:
+    pod = candidate("p", reported=reported, backlog_tokens=1e6)
+    full = {"p": full_until} if full_until else {}
+    assert takes_prompts(pod, policy=OverloadPolicy(), full_until=full, now=10.0) is takes

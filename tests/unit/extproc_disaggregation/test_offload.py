@@ -79,8 +79,10 @@ def test_each_metric_has_a_vote_above_its_threshold(metric: VoteMetric, sides: S
         (0.5, 0.5, 0, 0.6, None, False),
         (0.5, 0.5, 4, 0.6, None, True),  # four streams would stand still for 0.5 s each, at a tenth
         (0.5, 0.5, 4, 0.8, None, False),
-        (0.5, 0.5, 40, 1.1, 1.0, False),  # only here is the promise kept
-        (1.2, 0.1, 0, 0.9, 1.0, True),
+        (0.5, 0.5, 12, 1.0, 1.0, True),  # both keep the promise
+        (0.5, 0.5, 12, 1.05, 1.0, False),  # this one misses it, which counts as a quarter of a second
+        (0.5, 0.5, 40, 1.05, 1.0, True),  # and as no more than that
+        (1.05, 0.5, 0, 1.0, 1.0, True),
         (1.2, 0.1, 0, 1.1, 1.0, True),  # nowhere is it kept: the sooner one
     ],
 )
@@ -89,13 +91,40 @@ def test_the_estimate_compares_both_times_the_streams_held_up_and_the_promise(
 ) -> None:
     sides = Sides(
         prompt_tokens=1000,
-        decode_requests=streams,
+        decode_open=streams,
         local_seconds=local,
         local_compute_seconds=compute,
         remote_seconds=remote_seconds,
         target_seconds=target,
     )
     assert decide(sides, ESTIMATE).remote is remote
+
+
+@pytest.mark.parametrize(
+    ("streams", "prompts", "remote"),
+    [
+        (0, 0, True),
+        (0, 1, False),  # one prompt is there, and one will come behind this one: 0.4 s later, at a half
+        (4, 1, True),  # which is as much as four streams lose here, at a tenth
+        (4, 2, False),
+        (12, 2, True),
+    ],
+)
+def test_a_prompt_holds_up_others_on_both_sides(streams: int, prompts: int, remote: bool) -> None:
+    sides = Sides(
+        prompt_tokens=1000,
+        decode_requests=99,  # what runs counts for other rules: those that wait are held up, too
+        decode_open=streams,
+        prefill_open=prompts,
+        local_seconds=0.5,
+        local_compute_seconds=0.4,
+        remote_seconds=0.45,
+        remote_compute_seconds=0.4,
+    )
+    verdict = decide(sides, ESTIMATE)
+    assert verdict.remote is remote
+    assert (f"{0.04 * streams:.3f} s of others" in verdict.why) is bool(streams)
+    assert (f"{0.2 * prompts:.3f} s of others" in verdict.why) is bool(prompts)
 
 
 def test_a_class_that_yields_leaves_a_queue_to_the_others_whatever_the_rule() -> None:

@@ -63,3 +63,32 @@ def test_a_restart_is_seen_by_counters_that_begin_anew() -> None:
     watch = TrendWatch()
     watch.report(before)
     assert watch.report(after) == NO_TREND
+
+
+def test_nothing_is_learned_while_caches_come_from_other_pods() -> None:
+    watch = TrendWatch()
+    fetches = [(0, 0.0), (4000, 0.0), (4000, 5e8), (8000, 5e8), (8000, 1e9)]  # asked for, then there
+    for tick, (tokens, moved) in enumerate(fetches):
+        # each waits for its cache; beside it some tokens are computed
+        trend = watch.report(
+            report(
+                tick / 2,
+                waiting_requests=1,
+                prefix_query_tokens=4100 * (tick // 2 + 1),
+                prefix_hit_tokens=4000 * (tick // 2),
+                fetched_tokens=tokens,
+                fetched_bytes=moved,
+            )
+        )
+    assert trend == NO_TREND
+    trend = watch.report(
+        report(
+            2.5,
+            waiting_requests=1,
+            prefix_query_tokens=16_300,
+            prefix_hit_tokens=8000,
+            fetched_tokens=8000,
+            fetched_bytes=1e9,
+        )
+    )
+    assert trend.prefill_tokens_per_second == 8000.0
