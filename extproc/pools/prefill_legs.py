@@ -239,9 +239,7 @@ def plan_of(prepared: Prepared, choice: Choice, view: PoolView, *, ceiling: floa
     protocol = protocol_of(policy)
     only_remote = protocol is not None and not protocol.decode_pods_prefill
     prefillers = snapshot.prefillers
-    if not prefillers:
-        if only_remote and choice.decision.prompt_tokens:
-            raise NoReadyEndpointError(f"no prefill pod may serve the request; {_no_prompts(policy.protocol)}")
+    if not prefillers and not only_remote:
         return None
     if ceiling is not None and not only_remote:
         rooms = rooms_in(view, snapshot, ceiling=ceiling, of=prefillers)
@@ -251,6 +249,7 @@ def plan_of(prepared: Prepared, choice: Choice, view: PoolView, *, ceiling: floa
         choice.decision.winner,
         prefillers,
         policy=policy,
+        labels=view.policy.pair_labels,
         estimates=view.estimates,
         links=view.links,
         target_seconds=priority_class.targets.ttft_seconds,
@@ -258,6 +257,8 @@ def plan_of(prepared: Prepared, choice: Choice, view: PoolView, *, ceiling: floa
         tie_break=view.random,
         now=snapshot.at,
     )
+    if plan is None and only_remote and choice.decision.prompt_tokens:
+        raise NoReadyEndpointError(f"no prefill pod may serve the request; {_no_prompts(policy.protocol)}")
     if plan is None or not (plan.is_remote or only_remote):
         return plan
     why = _why_whole(prepared, protocol)
