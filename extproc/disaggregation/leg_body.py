@@ -23,14 +23,13 @@ _LIMITS: Mapping[ApiKind, tuple[str, ...]] = {
     ApiKind.MESSAGES: ("max_tokens",),
     ApiKind.GENERATE: ("max_tokens", "min_tokens"),  # in SAMPLING
 }
-# what makes the leg's answer long and is of no use in it, is refused without a stream, or would be kept
+# what makes the leg's answer long and is of no use in it, or is refused without a stream
 _LEFT_OUT: Mapping[str, bytes] = {
     "stream_options": _NOTHING,
     "echo": _NO,
     "return_token_ids": _NO,
     "logprobs": _NOTHING,
     "top_logprobs": _NOTHING,
-    "store": _NO,
 }
 # a request with another value of these cannot be taken apart: several sequences would fetch the same blocks, vLLM
 # computes the prompt itself to answer, answers before it has, or knows the conversation on one pod alone
@@ -80,8 +79,10 @@ def cannot_be_split(request: InferenceRequest, body: JsonObject, protocol: Trans
 def prefill_body(request: InferenceRequest, body: JsonObject, protocol: TransferProtocol, names: LegNames) -> bytes:
     """Return what the prefill pod gets: no stream, one token if it asks for that, and what the protocol says."""
     asked, given = {"stream": _NO, **protocol.ask(names)}, body.values(_LOOKED_AT)
+    if request.api is ApiKind.RESPONSES:
+        asked["store"] = _NO  # else the pod keeps the leg's response, for ever
     if not protocol.is_one_token:
-        return body.replaced(asked | {name: _LEFT_OUT[name] for name in ("stream_options", "store") if name in given})
+        return body.replaced(asked | ({"stream_options": _NOTHING} if "stream_options" in given else {}))
     changes = {name: value for name, value in _LEFT_OUT.items() if name in given}
     if request.api is not ApiKind.GENERATE:
         changes |= _limits(request.api, given)

@@ -28,6 +28,7 @@ CLIENT_HEADERS = (
     *("x-override-bootstrap-host", "x-override-bootstrap-port", "x-override-bootstrap-room"),
     "x-override-disagg-prefill-dp-rank",
 )
+LEAST_NUMBER, MOST_NUMBER = 1 << 42, 1 << 62  # TensorRT-LLM's own ids are below, and engines keep 63 bits
 Fields: TypeAlias = Mapping[str, bytes]  # of a body: name -> JSON
 
 
@@ -59,7 +60,7 @@ class LegNames(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str  # the prefill pod's, an IPv6 address in brackets
     bootstrap_port: int
-    number: int  # drawn for this transfer: 1 to 2**62
+    number: int  # drawn for this transfer, from LEAST_NUMBER on and below MOST_NUMBER
     engine: Engine | None = None  # where the protocol asks for it
 
 
@@ -205,7 +206,12 @@ def _bootstrap(names: LegNames, _: bytes = b"") -> Fields:
 # --- TensorRT-LLM -----------------------------------------------------------------------------------------------------
 
 
-def _generation_phase(_: LegNames, content: bytes) -> Fields:
+def _context_phase(names: LegNames) -> Fields:
+    said = {"request_type": "context_only", "disagg_request_id": names.number}
+    return {PHASE_PARAMETERS: msgspec.json.encode(said)}
+
+
+def _generation_phase(names: LegNames, content: bytes) -> Fields:
     """Return the context phase's parameters for the generation phase: its first token and the cache's state."""
     choice = _require_limit_reached(_read(content, _ChoicesAnswer), "not_finished")
     said = _read(choice.disaggregated_params, Any)
@@ -214,8 +220,9 @@ def _generation_phase(_: LegNames, content: bytes) -> Fields:
     lacking = [name for name in ("ctx_request_id", "first_gen_tokens") if not said.get(name)]
     if lacking:
         raise LegAnswerError(f"its answer's {PHASE_PARAMETERS} lack {', '.join(lacking)}")
-    changed = JsonObject(bytes(choice.disaggregated_params)).replaced({"request_type": b'"generation_only"'})
-    return {PHASE_PARAMETERS: changed}
+    number = msgspec.json.encode(names.number)
+    changes = {"request_type": b'"generation_only"', "disagg_request_id": number}
+    return {PHASE_PARAMETERS: JsonObject(bytes(choice.disaggregated_params)).replaced(changes)}
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -256,7 +263,7 @@ PROTOCOLS: Mapping[Protocol, TransferProtocol] = {
     Protocol.TRTLLM: TransferProtocol(
         apis=_COMPLETIONS,
         client_fields=(PHASE_PARAMETERS,),
-        ask=lambda _: {PHASE_PARAMETERS: b'{"request_type":"context_only"}'},
+        ask=_context_phase,
         hand_over=_generation_phase,
         is_one_token=False,
     ),

@@ -21,6 +21,8 @@ from extproc.disaggregation.offload import Verdict
 from extproc.disaggregation.prefill_leg import LegError, LegRequest, run_leg
 from extproc.disaggregation.prefill_plan import PrefillPlace, PrefillPlan, plan_prefill
 from extproc.disaggregation.transfer_protocols import (
+    LEAST_NUMBER,
+    MOST_NUMBER,
     PREFILLER_HEADER,
     PROTOCOLS,
     Fields,
@@ -44,7 +46,6 @@ from extproc.telemetry.prefill_telemetry import PrefillTelemetry
 from kvmesh.pods.pod_http import PodPages
 
 LEG_FAILED = "prefill-leg-failed"  # a word of the log
-MOST_NUMBER = 1 << 62  # of a transfer: engines keep 63 bits
 
 
 class PrefillWork(msgspec.Struct, kw_only=True, eq=False):
@@ -179,7 +180,7 @@ class PrefillLegs:
         return LegNames(
             host=place.endpoint.rpartition(":")[0],
             bootstrap_port=work.plan.policy.bootstrap_port,
-            number=1 + self._draw(MOST_NUMBER),
+            number=LEAST_NUMBER + self._draw(MOST_NUMBER - LEAST_NUMBER),
         )
 
     async def _leg(

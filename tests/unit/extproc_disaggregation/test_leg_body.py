@@ -53,7 +53,7 @@ def sent(path: str, plain: JsonObject, protocol: Protocol) -> dict[str, Any]:
         (COMPLETIONS, {"prompt": "a", "max_tokens": 9}, {"max_tokens": 1}),
         (MESSAGES, {"messages": TALK, "max_tokens": 9, "stream": True}, {"max_tokens": 1}),
         (RESPONSES, {"input": "a", "max_output_tokens": 9, "store": True}, {"max_output_tokens": 1, "store": False}),
-        (RESPONSES, {"input": "a", "stream": True}, {"max_output_tokens": 1}),
+        (RESPONSES, {"input": "a", "stream": True}, {"max_output_tokens": 1, "store": False}),
         (GENERATE, {"token_ids": [1, 2]}, {"sampling_params": {"max_tokens": 1}}),
         (
             GENERATE,

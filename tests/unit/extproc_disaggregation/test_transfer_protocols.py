@@ -106,7 +106,9 @@ def test_sglangs_pods_meet_in_a_room_of_the_prefill_pod() -> None:
 
 
 def test_tensorrt_llms_context_phase_is_followed_by_the_generation_phase_with_its_state() -> None:
-    assert ask(Protocol.TRTLLM) == {"disaggregated_params": {"request_type": "context_only"}}
+    assert ask(Protocol.TRTLLM) == {
+        "disaggregated_params": {"request_type": "context_only", "disagg_request_id": 255}
+    }  # fmt: skip
     said = {
         "request_type": "context_only",
         "ctx_request_id": 7,
@@ -115,7 +117,7 @@ def test_tensorrt_llms_context_phase_is_followed_by_the_generation_phase_with_it
     }
     for reason in ("length", "not_finished"):
         handed = hand_over(Protocol.TRTLLM, choice(finish_reason=reason, disaggregated_params=said))
-        assert handed == {"disaggregated_params": {**said, "request_type": "generation_only"}}
+        assert handed == {"disaggregated_params": {**said, "request_type": "generation_only", "disagg_request_id": 255}}
 
 
 @pytest.mark.parametrize(
