@@ -123,7 +123,8 @@ async def said(stack: Stack, path: str, body: dict[str, Any], *, pod: str | None
         return got.status, ",".join(re.findall(r'"token_ids": ?\[([^\]]*)\]', raw))
     if not body["stream"]:
         return got.status, "".join(re.findall(r'"text": ?("(?:[^"\\]|\\.)*")', raw))
-    return got.status, "".join(re.findall(r'_delta".*?"(?:delta|text)": ?("(?:[^"\\]|\\.)*")', raw))
+    deltas = [json.loads(event).get("delta", "") for event in re.findall(r"^data: (\{.*)$", raw, re.MULTILINE)]
+    return got.status, "".join([delta if isinstance(delta, str) else delta.get("text", "") for delta in deltas])
 
 
 async def test_responses_messages_and_generate_have_legs_and_a_single_pods_words(
