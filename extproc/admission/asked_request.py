@@ -12,7 +12,7 @@ import msgspec
 from extproc.admission.classify import asked_model, charged_model, classify, policy_needs_bodies
 from extproc.admission.degradation import NO_MEASURES, Measures, may_change_model
 from extproc.admission.output_cap import body_changes, caps
-from extproc.disaggregation.transfer_protocols import KV_PARAMETERS, has_parameters, removed_headers
+from extproc.disaggregation.transfer_protocols import given_fields, removed_headers
 from extproc.errors import NoReadyEndpointError, PickError, PromptLimitError, UnknownModelError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.model_rules import ResolvedModel, fall_back, resolve, stand_in
@@ -101,7 +101,7 @@ class RequestReader:
     known_models: frozenset[str]  # empty: every model is accepted
     policy: PriorityPolicy
     max_body_bytes: int
-    splits_prefill: bool = False  # the pool's pods take transfer parameters, and only the picker may give them any
+    transfer_fields: tuple[str, ...] = ()  # by which the pool's pods fetch blocks: only the picker may give them any
     needs_bodies: bool = field(init=False)  # what cannot be read is refused
 
     def __post_init__(self) -> None:
@@ -194,7 +194,7 @@ class RequestReader:
         """Tell whether the pod gets other bytes than the client's, if they can be changed."""
         is_measured = asked.measures is not NO_MEASURES
         is_asked_for = is_measured or asked.request.wants_response_id
-        return asked.resolved.is_rewritten or self.policy.engine_priority or is_asked_for or self.splits_prefill
+        return asked.resolved.is_rewritten or self.policy.engine_priority or is_asked_for or bool(self.transfer_fields)
 
     def edit(self, asked: AskedRequest, *, degraded: dict[str, str]) -> SentBody:
         """Return what the pod gets: the client's bytes, but for what a rule, a step or the class changes.
@@ -217,8 +217,8 @@ class RequestReader:
         if plain:
             priority = asked.request_class.priority_class.priority if engine_priority else None
             changes.update(body_changes(request, fields, measures=measures, priority=priority))
-        if self.splits_prefill and has_parameters(fields):
-            changes[KV_PARAMETERS] = b"null"
+        if self.transfer_fields:
+            changes.update(dict.fromkeys(given_fields(fields, self.transfer_fields), b"null"))
         if resolved.is_rewritten:
             if plain and resolved.model is not None:
                 changes["model"] = msgspec.json.encode(resolved.model)

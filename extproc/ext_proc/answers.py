@@ -69,8 +69,10 @@ _OWN_HEADERS = frozenset({":method", ":path", "x-request-id", "traceparent", OBJ
 FURTHER_HEADERS = frozenset(
     {
         *("content-type", "content-encoding"),
-        # by which llm-d's sidecars choose pods: they are taken off
+        # by which llm-d's sidecars and SGLang choose pods: they are taken off
         *("x-prefiller-host-port", "x-encoder-hosts-ports", "x-kv-cache-source-host-port"),
+        *("x-override-bootstrap-host", "x-override-bootstrap-port", "x-override-bootstrap-room"),
+        "x-override-disagg-prefill-dp-rank",
         *("x-session-id", "session-id", "x-session-affinity", "x-claude-code-session-id"),
     }
 )

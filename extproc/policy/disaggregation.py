@@ -24,6 +24,10 @@ class Protocol(StrEnum):
     """How a prefill pod's cache gets to the decode pod; `disaggregation.transfer_protocols` has the forms."""
 
     NIXL = "nixl"  # vLLM's NixlConnector: prefill first, its answer's parameters go to the decode pod
+    MOONCAKE = "mooncake"  # vLLM's MooncakeConnector: the same, by names that the prefill pod is asked for
+    SHARED_STORAGE = "shared-storage"  # a store that all pods share, LMCache's: prefill first, no parameters
+    SGLANG = "sglang"  # SGLang's bootstrap: both pods at once
+    TRTLLM = "trtllm"  # TensorRT-LLM: the context phase first, its answer's parameters go to the generation phase
     SIDECAR = "sidecar"  # llm-d's sidecar in the decode pod runs the prefill leg; the picker names the prefill pod
 
 
@@ -52,6 +56,7 @@ class VoteAction(StrEnum):
     PREFER_LOCAL = "prefer-local"
 
 
+Port = Annotated[int, Meta(ge=1, le=65_535)]
 LabelName = Annotated[Name, about("a label of pods")]
 LabelValue = Annotated[str, Meta(max_length=63), about("exactly this value")]
 
@@ -77,6 +82,7 @@ class Disaggregation(Section, frozen=True, kw_only=True):
 
     enabled: Annotated[bool, about("have prefill pods compute prompts for the pods that decode")] = False
     protocol: Annotated[Protocol, about("how the cache gets from pod to pod")] = Protocol.NIXL
+    bootstrap_port: Annotated[Port, about("mooncake, sglang: the port of the prefill pods' bootstrap server")] = 8998
     prefill_selector: Annotated[
         Mapping[LabelName, LabelValue],
         Meta(max_length=16),

@@ -5,7 +5,7 @@ needs the plan alone.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -98,6 +98,7 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
     unserved: bool = False  # Envoy answered in a pod's place, or the pod had no room
     response_id: str | None = None  # of the response, which the pod may keep
     leg: Booking | None = None  # on the prefill pod of a leg that others run; None: there is none, or it is over
+    end_leg: Callable[[int], None] | None = None  # ends the leg that runs beside the request, by the answer's status
 
     def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str = "") -> None:
         """Take note of the answer: who failed before it came, who gave it, and who therefore holds the booking.
@@ -139,6 +140,8 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
     def finish(self) -> None:
         """Release what is booked."""
         self._end_leg()
+        if self.end_leg is not None:
+            self.end_leg(self.status)
         if self.trace is not None:
             self.trace.end(
                 endpoint=self.endpoints[0], served_by=self.served_by, status=self.status, unserved=self.unserved
@@ -146,9 +149,14 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
         if self.booking is not None:
             self.books.release(self.booking, status=self.status, model=self.model, arm=self.arm, unserved=self.unserved)
 
-    def comes_from(self, *, cached_tokens: int) -> None:
-        """Note that the prompt was computed by a pod that held so much of it: vLLM's usage has that number then."""
-        if (prediction := self.plan.prediction) is not None:
+    def comes_from(self, *, cached_tokens: int | None) -> None:
+        """Note that the prompt was computed by a pod that held so much of it, if the answer's usage has that number.
+
+        None: what it will have of cached tokens is not known, and nothing is compared.
+        """
+        if cached_tokens is None:
+            self.plan = msgspec.structs.replace(self.plan, prediction=None)
+        elif (prediction := self.plan.prediction) is not None:
             prediction = msgspec.structs.replace(
                 prediction, matched_tokens=cached_tokens, best_matched_tokens=cached_tokens
             )

@@ -16,6 +16,7 @@ from extproc.admission.pool_pressure import PoolPressure
 from extproc.choosing.choose import PoolView, RoundRobin
 from extproc.choosing.hot_prefixes import HotPrefixes
 from extproc.disaggregation.prefill_leg import KEPT_CONNECTIONS
+from extproc.disaggregation.transfer_protocols import client_fields
 from extproc.models.models import ServedModel
 from extproc.pods.endpoint import Reachability, Role
 from extproc.pods.metrics_scraper import MetricsScraper
@@ -242,7 +243,7 @@ class Pool:
             runtime.reader,
             models=self._models,
             policy=priorities,
-            splits_prefill=policy.disaggregation.enabled,
+            transfer_fields=client_fields(policy.disaggregation),
         )
         runtime.prompts, runtime.labels = self.prompts, self._models.names()
         self.tokens.keep_models({model.name for model in self._models.served})
@@ -277,7 +278,7 @@ class Pool:
                 known_models=settings.known_models,
                 policy=priorities,
                 max_body_bytes=settings.max_body_bytes,
-                splits_prefill=policy.disaggregation.enabled,
+                transfer_fields=client_fields(policy.disaggregation),
             ),
             long_work=resources.long_work,
             view=PoolView(

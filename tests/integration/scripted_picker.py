@@ -108,6 +108,12 @@ class Books:
     def rebook(self, booking: Booking, endpoint: str) -> Booking:
         return Booking(endpoint=endpoint, booked_at=booking.booked_at)
 
+    def computes_itself(self, booking: Booking, uncached_tokens: int) -> Booking:
+        raise AssertionError("no prompt is computed by another pod")
+
+    def release_leg(self, booking: Booking) -> None:
+        raise AssertionError("no prompt is computed by another pod")
+
     def endpoint_answered(self, endpoint: str, *, failed: bool) -> None:
         self.answered.append((endpoint, failed))
 

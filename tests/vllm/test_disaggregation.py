@@ -102,6 +102,52 @@ async def test_mixed_requests_have_a_single_pods_words_and_the_predicted_hits(
     assert realised["requests"] >= REQUESTS // 4 * 3, realised
 
 
+def further_forms(prompt: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return one request of each further API that takes transfer parameters, as a stream, too."""
+    messages = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 5}
+    tokens = {"token_ids": [number % 200 + 10 for number in prompt.encode()], "sampling_params": {"max_tokens": 5}}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"input": prompt, "max_output_tokens": 5},
+        "/v1/messages": messages,
+        "/inference/v1/generate": tokens,
+    }
+    return [
+        (path, {"model": MODEL_NAME, **body, "stream": stream})
+        for path, body in bodies.items()
+        for stream in (False, True)
+    ]
+
+
+async def said(stack: Stack, path: str, body: dict[str, Any], *, pod: str | None = None) -> tuple[int, str]:
+    """Return status and what was generated: texts, or token ids."""
+    async with stack.http.post(f"{stack.ready['gateway'] if pod is None else f'http://{pod}'}{path}", json=body) as got:
+        raw = await got.text()
+    if path.endswith("generate"):
+        return got.status, ",".join(re.findall(r'"token_ids": ?\[([^\]]*)\]', raw))
+    if not body["stream"]:
+        return got.status, "".join(re.findall(r'"text": ?("(?:[^"\\]|\\.)*")', raw))
+    deltas = [json.loads(event).get("delta", "") for event in re.findall(r"^data: (\{.*)$", raw, re.MULTILINE)]
+    return got.status, "".join([delta if isinstance(delta, str) else delta.get("text", "") for delta in deltas])
+
+
+async def test_responses_messages_and_generate_have_legs_and_a_single_pods_words(
+    split_pods: tuple[VllmPod, ...], tmp_path: Path
+) -> None:
+    decode = split_pods[1:]
+    fetched = sum(metric(pod, "vllm:nixl_bytes_transferred_count") for pod in decode)
+    async with stack_before(split_pods, tmp_path) as stack:
+        for path, form in further_forms(text(20)):
+            greedily = {"sampling_params": {**form.get("sampling_params", {}), "temperature": 0}}
+            body = form | greedily if path.endswith("generate") else greedy(form)
+            status, words = await said(stack, path, body)
+            assert (status, words != "") == (200, True), (path, body["stream"])
+            assert await said(stack, path, body, pod=decode[0].address) == (200, words), (path, body["stream"])
+        legs = await stack.metric("kvmesh_prefill_legs_total")
+    # the second of each two has its prompt on the decode pod already, and one leg all the same
+    assert legs == len(further_forms(""))
+    assert sum(metric(pod, "vllm:nixl_bytes_transferred_count") for pod in decode) - fetched >= legs / 2
+
+
 async def test_a_client_that_leaves_ends_the_leg_in_the_engine(split_pods: tuple[VllmPod, ...], tmp_path: Path) -> None:
     prefill = split_pods[0]
     done = metric(prefill, "vllm:request_success_total")

@@ -82,6 +82,12 @@ class Picker:
     def rebook(self, booking: Booking, endpoint: str) -> Booking:
         raise AssertionError("there is one pod")
 
+    def computes_itself(self, booking: Booking, uncached_tokens: int) -> Booking:
+        raise AssertionError("no prompt is computed by another pod")
+
+    def release_leg(self, booking: Booking) -> None:
+        raise AssertionError("no prompt is computed by another pod")
+
     def endpoint_answered(self, endpoint: str, *, failed: bool) -> None: ...
 
     def endpoint_full(self, endpoint: str) -> None: ...

@@ -16,6 +16,7 @@ from extproc.admission.prepared_request import Picked
 from extproc.choosing.choose import PoolView, RoundRobin
 from extproc.choosing.decision import Decision
 from extproc.choosing.hot_prefixes import HotPrefixes
+from extproc.disaggregation.transfer_protocols import client_fields
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pick import explain, pick
@@ -148,7 +149,7 @@ def runtime(
             known_models=known_models,
             policy=priorities,
             max_body_bytes=1 << 20,
-            splits_prefill=policy.disaggregation.enabled,
+            transfer_fields=client_fields(policy.disaggregation),
         ),
         view=PoolView(
             endpoints=FakeEndpoints(list(statuses), learned or {}),

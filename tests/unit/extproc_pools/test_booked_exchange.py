@@ -42,6 +42,12 @@ class Books:
         self.told.append(("rebook", booking.endpoint, endpoint))
         return Booking(endpoint=endpoint, booked_at=booking.booked_at)
 
+    def computes_itself(self, booking: Booking, uncached_tokens: int) -> Booking:
+        raise AssertionError("no prompt is computed by another pod")
+
+    def release_leg(self, booking: Booking) -> None:
+        raise AssertionError("no prompt is computed by another pod")
+
     def endpoint_answered(self, endpoint: str, *, failed: bool) -> None:
         self.told.append(("failed" if failed else "well", endpoint))
 
