@@ -83,12 +83,13 @@ fuzz: ## fuzz the event decoder for FUZZ_SECONDS, guided by coverage
 		$(FUZZ_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .; }
 	@$(FUZZ_VENV)/bin/python -m tests.fuzz.fuzz_vllm_events -max_total_time=$(FUZZ_SECONDS) $(FUZZ_ARGS)
 
-bench: install ## what the picker costs: latency added, CPU a request, requests/s per core; what watching, tokens and hybrid models cost
+bench: install ## what the picker costs: latency added, CPU a request, requests/s per core; what watching, tokens, hybrid models and prefill legs cost
 	@$(BIN)/python -m bench.run $(ARGS)
 	@$(BIN)/python -m bench.watched $(filter --quick,$(ARGS))
 	@$(BIN)/python -m bench.tokenizing $(filter --quick,$(ARGS))
 	@$(BIN)/python -m bench.token_ways $(filter --quick,$(ARGS))
 	@$(BIN)/python -m bench.hybrid_index $(filter --quick,$(ARGS))
+	@$(BIN)/python -m bench.prefill_leg $(filter --quick,$(ARGS))
 
 bench-routing: install ## which routing is best: kvmesh, Envoy's own balancing, other routers, on the same load; prefill pods, when they pay
 	@$(BIN)/python -m bench.routing.run $(ARGS)

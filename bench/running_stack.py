@@ -33,35 +33,47 @@ async def running_stack(
     """The content of the ready file of a stack on free ports; `simulator` are settings of `kvmesh sim`."""
     ready_file, config_file = directory / "ready.json", directory / "kvmesh.yaml"
     config_file.write_text(json.dumps(dict(simulator)))  # JSON is YAML
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "extproc", "up", "--no-live", "--log-level", "warning"),
+    process = await start_module(
+        *("extproc", "up", "--no-live", "--log-level", "warning"),
         *("--config", str(config_file), "--ready-file", str(ready_file), "--pods", str(pods)),
         *port_flags(pods),
+    )
+    try:
+        yield await facts_of(process, ready_file)
+    finally:
+        await end_process(process)
+
+
+async def start_module(module: str, *flags: str) -> asyncio.subprocess.Process:
+    """Start `python -m module`; it ends when this process does."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, *flags),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C in the terminal reaches the bench alone, which then ends it
         preexec_fn=partial(_end_with, os.getpid()),
     )
-    try:
-        await _until_ready(process, ready_file)
-        facts: dict[str, Any] = json.loads(ready_file.read_text())
-        yield facts
-    finally:
-        await _end(process)
+
+
+async def facts_of(process: asyncio.subprocess.Process, ready_file: Path) -> dict[str, Any]:
+    """Wait until a stack is ready; return the content of its ready file."""
+    await _until_ready(process, ready_file)
+    facts: dict[str, Any] = json.loads(ready_file.read_text())
+    return facts
 
 
 def port_flags(pods: int) -> list[str]:
-    """Free ports, so that a measurement does not collide with a demo."""
+    """Free ports, so that a measurement does not collide with a demo; `pods` are simulated ones, if any."""
     taken: set[int] = set()
     flags = []
     for flag in PORT_FLAGS:
         port = pick_free_port(host=HOST, avoid=taken)
         taken.add(port)
         flags += [flag, str(port)]
-    return [*flags, "--sim-port", str(_free_range(pods, avoid=taken))]
+    return [*flags, "--sim-port", str(free_range(pods, avoid=taken))] if pods else flags
 
 
-def _free_range(count: int, *, avoid: set[int]) -> int:
+def free_range(count: int, *, avoid: set[int]) -> int:
     """The first of `count` free ports in a row."""
     for _ in range(ATTEMPTS):
         first = pick_free_port(host=HOST, avoid=avoid)
@@ -74,7 +86,7 @@ def _free_range(count: int, *, avoid: set[int]) -> int:
     raise SystemExit(f"no {count} free ports in a row found on {HOST}")
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def end_process(process: asyncio.subprocess.Process) -> None:
     """SIGTERM, and SIGKILL after `END_SECONDS`: the kernel then ends its children too."""
     if process.returncode is None:
         process.send_signal(signal.SIGTERM)

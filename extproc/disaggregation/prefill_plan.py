@@ -11,6 +11,7 @@ import msgspec
 
 from extproc.choosing.room import expected_ttft
 from extproc.disaggregation.offload import Sides, Verdict, decide
+from extproc.disaggregation.pairs import Labels, link_bytes_per_second, partners
 from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.pods.link_estimate import LinkEstimates
@@ -24,7 +25,8 @@ class PrefillPlace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     uncached_tokens: int  # of the prompt, to be computed there; at least 1
     cached_tokens: int  # that it holds
     leg_seconds: float  # until its answer, expected
-    seconds: float  # to the client's first token by way of it
+    transfer_seconds: float  # for moving the cache to the decode pod
+    seconds: float  # to the client's first token by way of it, all of these together
 
 
 class PrefillPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +48,7 @@ def plan_prefill(
     prefillers: Sequence[Candidate],
     *,
     policy: Disaggregation,
+    labels: Labels,
     estimates: LatencyEstimates,
     links: LinkEstimates,
     target_seconds: float | None,
@@ -55,22 +58,25 @@ def plan_prefill(
 ) -> PrefillPlan | None:
     """Return where the prompt of a request that decodes at `decode` is computed; None where nobody else could.
 
-    `target_seconds`: the TTFT that its class promises; `yields`: its class leaves queues to the others.
+    `labels`: those of pods by which pairs are made. `target_seconds`: the TTFT that the request's class promises;
+    `yields`: its class leaves queues to the others.
     """
+    prefillers = partners(decode.address, prefillers, labels, policy)
     if not prefillers or not decode.prompt_tokens:
         return None
     missing = max(decode.prompt_tokens - decode.matched_tokens, 1)
     moved = missing * links.bytes_per_token(declared=policy.kv_bytes_per_token)
-    rate = links.bytes_per_second(decode.address, declared=policy.link_bytes_per_second)
-    transfer = moved / rate + policy.hand_over_seconds
     ranked = []
     for candidate in prefillers:
+        rate = link_bytes_per_second(candidate.address, decode.address, labels, policy=policy, links=links)
+        transfer = moved / rate + policy.hand_over_seconds
         leg = expected_ttft(candidate, estimates, now=now)
         place = PrefillPlace(
             endpoint=candidate.address,
             uncached_tokens=max(candidate.prompt_tokens - candidate.matched_tokens, 1),
             cached_tokens=candidate.matched_tokens,
             leg_seconds=leg,
+            transfer_seconds=transfer,
             seconds=leg + transfer,
         )
         ranked.append((place.seconds, tie_break(), place, candidate))
@@ -88,7 +94,7 @@ def plan_prefill(
         local_compute_seconds=estimates.pace(decode.address).prefill.seconds(missing),
         remote_seconds=best.seconds,
         remote_compute_seconds=estimates.pace(best.endpoint).prefill.seconds(best.uncached_tokens),
-        transfer_seconds=transfer,
+        transfer_seconds=best.transfer_seconds,
         target_seconds=target_seconds,
         yields=yields,
     )

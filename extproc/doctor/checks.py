@@ -75,6 +75,10 @@ def _envoy_filter(facts: Facts) -> bool:
     return facts.envoy is not None and facts.envoy.picking_filter() is not None
 
 
+def _envoy_retries(facts: Facts) -> bool:
+    return _envoy_filter(facts) and facts.picker is not None and facts.picker.prefill_pods > 0
+
+
 def _envoy_steering(facts: Facts) -> bool:
     return _envoy_filter(facts) and (not facts.expected.pool or envoy.leads_to_pool(facts))
 
@@ -141,6 +145,9 @@ CHECKS: dict[str, Check] = {
     ),
     "envoy-routes": Check(judge=xds.envoy_routes, right="the filter is on", applies=_envoy_filter),
     "envoy-mode": Check(judge=envoy.envoy_mode, right="the filter's modes are right", applies=_envoy_filter),
+    "envoy-retries": Check(
+        judge=envoy.envoy_retries, right="no retry reaches a pod after another has begun", applies=_envoy_retries
+    ),
     "envoy-timeouts": Check(judge=envoy.envoy_timeouts, right="no timeout cuts a generation", applies=_envoy_filter),
     "envoy-header": Check(judge=envoy.envoy_header, right="clients cannot choose their pod", applies=_envoy_filter),
     "envoy-steering": Check(

@@ -147,6 +147,7 @@ class PickerFacts:
     problem: str = ""
     ready: bool = False
     endpoints: frozenset[str] = frozenset()
+    prefill_pods: int = 0  # endpoints that compute prompts for others
     index_problem: str = ""
     tokens: tuple[PickerTokens, ...] = ()
     grpc_address: str = ""

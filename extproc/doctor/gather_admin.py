@@ -22,6 +22,7 @@ from extproc.doctor.facts import (
     RefusedResource,
 )
 from extproc.doctor.questions import Client, ask_health
+from extproc.pods.endpoint import Role
 from extproc.prompts.token_probes import PROBES
 
 EXT_PROC = "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor"
@@ -47,6 +48,7 @@ async def gather_picker(client: Client, url: str, *, expected: Expected, pods: S
     return replace(
         await _gather_health(client, url, ready=readiness.status == 200, problem=problem, grpc_port=expected.grpc_port),
         endpoints=frozenset(str(each.get("address")) for each in endpoints if isinstance(each, Mapping)),
+        prefill_pods=sum(isinstance(each, Mapping) and each.get("role") == Role.PREFILL for each in endpoints),
         tokens=await gather_picker_tokens(client, url, pods=pods),
     )
 
@@ -68,6 +70,10 @@ async def gather_pools_picker(
     ready = readiness.status == 200
     picker = await _gather_health(client, url, ready=ready, problem=problem, grpc_port=grpc_port)
     served = {str(line.get("pool")): line.get("endpoints") for line in lines if isinstance(line, Mapping)}
+    prefill = sum(
+        count for line in lines if isinstance(line, Mapping) and isinstance(count := line.get("prefill"), int)
+    )
+    picker = replace(picker, prefill_pods=prefill)
     return picker, {name: count for name, count in served.items() if isinstance(count, int)}
 
 

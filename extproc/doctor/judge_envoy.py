@@ -15,6 +15,9 @@ from extproc.policy.values import Steering
 
 PICK_KEY = "x-gateway-destination-endpoint"
 NAMESPACE = "envoy.lb"
+SAFE_RETRIES = ("connect-failure", "refused-stream", "reset-before-request")  # of what no pod has begun
+# of gRPC's statuses, which no answer to these requests has
+_GRPC_RETRIES = ("cancelled", "deadline-exceeded", "internal", "resource-exhausted", "unavailable")
 EXAMPLES = "see envoy/local.yaml (override_host), envoy/buffered.yaml, envoy/original-dst.yaml"
 DUPLEX, BUFFERED = "FULL_DUPLEX_STREAMED", "BUFFERED"
 DEFAULT_BUFFER_BYTES = 1 << 20
@@ -148,6 +151,28 @@ def envoy_timeouts(facts: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> I
             f"a route to the pods gives each try {', '.join(sorted(cut))} (per_try_timeout): it cuts long generations "
             "and sends them to another pod, from their beginning",
             fix="remove the per-try timeout (VirtualService retries.perTryTimeout, HTTPRoute timeouts.backendRequest)",
+        )
+
+
+@_with_filter
+def envoy_retries(facts: Facts, envoy: EnvoyFacts, _: ExtProcFilter) -> Iterator[Finding]:
+    """No retry gives transfer parameters to a second pod that the first one has used: it would answer other words."""
+    if facts.picker is None or not facts.picker.prefill_pods:
+        return
+    pods = {cluster.name for cluster in _pod_clusters(facts, envoy)}
+    unsafe = {
+        word
+        for route in envoy.routes
+        if route.get("cluster") in pods
+        for word in str((route.get("retry_policy") or {}).get("retry_on", "")).split(",")
+        if word and word.strip() not in (*SAFE_RETRIES, *_GRPC_RETRIES)
+    }
+    if unsafe:
+        yield error(
+            envoy.url,
+            f"a route to the pods is retried on {', '.join(sorted(unsafe))}, and prefill pods compute prompts: what "
+            "one decode pod has fetched is gone, and the next one answers with other words",
+            fix=f"retry on {', '.join(SAFE_RETRIES)} only (`kvmesh install --route-settings replace`)",
         )
 
 

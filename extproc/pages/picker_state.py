@@ -270,6 +270,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     endpoints: int = 0
     ready: int = 0
+    prefill: int = 0  # that compute prompts for others
     open_requests: int = 0
     waiting: int = 0
     hosts: Sequence[str] = ()

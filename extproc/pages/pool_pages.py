@@ -72,6 +72,7 @@ class PoolPages:
             pool=config.name,
             endpoints=len(config.endpoints),
             ready=sum(endpoint.ready and not endpoint.terminating for endpoint in config.endpoints),
+            prefill=sum(role is Role.PREFILL for role in config.policy.roles.values()),
             open_requests=self.pool.books.open_requests,
             waiting=sum(self.pool.runtime.admission.waiting.values()),
             hosts=sorted(config.hosts),

@@ -65,6 +65,13 @@ class Vote(Section, frozen=True, kw_only=True):
     weight: Annotated[Million, about("how much the vote counts")]
 
 
+class Link(Section, frozen=True, kw_only=True):
+    """How fast caches move between pods that have a label alike: on one host, in one rack, in one zone."""
+
+    label: Annotated[Name, about("a label of pods, e.g. `topology.kubernetes.io/zone`")]
+    bytes_per_second: Annotated[Amount, about("between pods of which both have it, with the same value")]
+
+
 class Disaggregation(Section, frozen=True, kw_only=True):
     """When another pod computes a prompt than the one that decodes, and how it gets there."""
 
@@ -98,6 +105,16 @@ class Disaggregation(Section, frozen=True, kw_only=True):
     link_bytes_per_second: Annotated[
         Amount, about("estimate: bytes a second from pod to pod, until transfers show them")
     ] = 1.25e9
+    links: Annotated[
+        tuple[Link, ...],
+        Meta(max_length=8),
+        about("estimate: faster links, the fastest first; the first whose label a pair has alike counts for it"),
+    ] = ()
+    same_labels: Annotated[
+        tuple[Name, ...],
+        Meta(max_length=8),
+        about("labels that a prefill pod has as its decode pod has them, or lacks as that does: a rollout's revision"),
+    ] = ()
     hand_over_seconds: Annotated[
         SecondsOrZero, about("estimate: what a prefill leg takes besides: a request more, a transfer's beginning")
     ] = 0.01

@@ -26,7 +26,7 @@ from extproc.policy.intake import Intake
 from extproc.policy.merge import Layer, Level
 from extproc.policy.model_tokens import ModelTokens, found_wrong
 from extproc.policy.outcomes import OBJECTIVE, REWRITE, SETTINGS, Extensions, Outcome, OutcomeBook, PoolLayer
-from extproc.policy.pod_roles import cordoned_of, role_problems, roles_of
+from extproc.policy.pod_roles import cordoned_of, pair_labels_of, role_problems, roles_of
 from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
 from extproc.policy.status import Findings, PolicyStatus
 from kvmesh.documents.documents import Document, DocumentProblem, Snapshot
@@ -196,8 +196,9 @@ class MeshPolicy:
         policy = outcome.policy
         roles = roles_of(pool.endpoints, policy.disaggregation, flags=self.roles)
         cordoned = cordoned_of(pool.endpoints, flags=self.cordoned)
-        if roles or cordoned:
-            policy = replace(policy, cordoned=cordoned, roles=roles)
+        labels = pair_labels_of(pool.endpoints, policy.disaggregation)
+        if roles or cordoned or labels:
+            policy = replace(policy, cordoned=cordoned, roles=roles, pair_labels=labels)
         config = PoolConfig(
             name=pool.name,
             endpoints=pool.endpoints,

@@ -42,6 +42,17 @@ def cordoned_of(endpoints: Iterable[PoolEndpoint], *, flags: frozenset[str]) -> 
     }
 
 
+def pair_labels_of(endpoints: Iterable[PoolEndpoint], policy: Disaggregation) -> Mapping[str, Mapping[str, str]]:
+    """Return endpoint -> those of its pod's labels by which pairs of pods are made; empty where the policy has none."""
+    names = {*policy.same_labels, *(link.label for link in policy.links)}
+    if not names or not policy.enabled:
+        return {}
+    return {
+        endpoint.address: {name: value for name, value in endpoint.labels.items() if name in names}
+        for endpoint in endpoints
+    }
+
+
 def role_label(endpoint: PoolEndpoint) -> tuple[str, str]:
     """Return the label that says what the pod is for, and its value; both "" where there is none."""
     for name in ROLE_LABELS:

@@ -251,6 +251,7 @@ class PickPolicy:
     hotspot: HotspotPolicy = PREFIX_CACHE.hotspot
     cordoned: frozenset[str] = frozenset()  # endpoints that get nothing new
     roles: Mapping[str, Role] = field(default_factory=dict)  # endpoint -> role; others do both
+    pair_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # endpoint -> labels: `disaggregation`
     disaggregation: Disaggregation = DISAGGREGATION
     priorities: PriorityPolicy = field(default_factory=PriorityPolicy)
     observability: ObservabilityPolicy = field(default_factory=ObservabilityPolicy)

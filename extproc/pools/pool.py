@@ -17,7 +17,7 @@ from extproc.choosing.choose import PoolView, RoundRobin
 from extproc.choosing.hot_prefixes import HotPrefixes
 from extproc.disaggregation.prefill_leg import KEPT_CONNECTIONS
 from extproc.models.models import ServedModel
-from extproc.pods.endpoint import Reachability
+from extproc.pods.endpoint import Reachability, Role
 from extproc.pods.metrics_scraper import MetricsScraper
 from extproc.policy.model_tokens import ModelTokens
 from extproc.policy.pool_config import FAIL_OPEN, PoolConfig
@@ -322,11 +322,14 @@ class Pool:
         """Return the endpoints that a request may go to without a decision; none where the pool fails closed."""
         if self.config.failure_mode != FAIL_OPEN:
             return ()
-        cordoned = self.config.policy.cordoned
+        cordoned, roles = self.config.policy.cordoned, self.config.policy.roles
         return [
             each.address
             for each in self.config.endpoints
-            if each.ready and not each.terminating and each.address not in cordoned
+            if each.ready
+            and not each.terminating
+            and each.address not in cordoned
+            and roles.get(each.address) is not Role.PREFILL
         ]
 
     def _scraper(self) -> MetricsScraper:

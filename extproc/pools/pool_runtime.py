@@ -159,7 +159,11 @@ class PoolRuntime:
             set_headers=trace.set_headers if trace is not None else NO_HEADERS,
         )
         if self.legs is not None and picked.prefill is not None:
-            pending.prefill = self.legs.book(picked, exchange)
+            try:
+                pending.prefill = self.legs.book(picked, exchange)
+            except BaseException:
+                exchange.finish()  # nobody else would release what is booked
+                raise
         pending.phase("decide", self.clock() - snapshot.at)
         if trace is not None:
             trace.settle()

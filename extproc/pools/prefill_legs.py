@@ -31,6 +31,7 @@ from extproc.policy.disaggregation import Protocol
 from extproc.policy.priority import StepKind
 from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.picker_books import PickerBooks
+from extproc.pools.request_watch import RequestTrace
 from extproc.prefixes.prompt_match import PromptKeys
 from extproc.requests.json_edit import JsonObject
 from extproc.requests.request import InferenceRequest
@@ -114,7 +115,7 @@ class PrefillLegs:
                     if left < place.leg_seconds:  # the decode pod would have to hurry as it is
                         break
                     work.booking = self._books.book_leg(place, work.prompts, context_tokens=work.context_tokens)
-                parameters = await self._leg(work, place, body, timeout_seconds=left)
+                parameters = await self._leg(work, place, body, timeout_seconds=left, trace=exchange.trace)
                 if parameters is not None:
                     break
         finally:
@@ -137,7 +138,13 @@ class PrefillLegs:
         self._pages.close()
 
     async def _leg(
-        self, work: PrefillWork, place: PrefillPlace, body: bytes, *, timeout_seconds: float
+        self,
+        work: PrefillWork,
+        place: PrefillPlace,
+        body: bytes,
+        *,
+        timeout_seconds: float,
+        trace: RequestTrace | None,
     ) -> TransferParameters | None:
         """Run one leg that is booked, and end its booking; None where it brings nothing."""
         outcome, began = LegOutcome.CLIENT_LEFT, self._clock()
@@ -157,7 +164,10 @@ class PrefillLegs:
             return None
         finally:
             self._release(work)
-            self._telemetry.leg_ended(place.endpoint, outcome, seconds=self._clock() - began)
+            seconds = self._clock() - began
+            self._telemetry.leg_ended(place.endpoint, outcome, seconds=seconds)
+            if trace is not None:
+                trace.leg(endpoint=place.endpoint, outcome=outcome.value, seconds=seconds)
             self._note(place.endpoint, outcome)
         return parameters
 
@@ -187,6 +197,7 @@ def plan_of(prepared: Prepared, choice: Choice, view: PoolView, *, ceiling: floa
         choice.decision.winner,
         prefillers,
         policy=view.policy.disaggregation,
+        labels=view.policy.pair_labels,
         estimates=view.estimates,
         links=view.links,
         target_seconds=priority_class.targets.ttft_seconds,

@@ -11,7 +11,15 @@ from typing import Protocol
 
 from extproc.admission.prepared_request import Picked
 from extproc.ext_proc.exchange import NO_HEADERS, RequestFacts
-from extproc.records.request_events import Decided, DecisionRecord, Ended, RequestObserver, RequestOutcome, SpanContext
+from extproc.records.request_events import (
+    Decided,
+    DecisionRecord,
+    Ended,
+    LegEnd,
+    RequestObserver,
+    RequestOutcome,
+    SpanContext,
+)
 from extproc.responses.realised import Usage
 from extproc.responses.response_plan import ResponsePlan
 
@@ -105,6 +113,7 @@ class RequestTrace:
         "_facts",
         "_headers_at",
         "_is_told",
+        "_legs",
         "_number",
         "_pool",
         "_reading_key",
@@ -144,6 +153,7 @@ class RequestTrace:
         self._headers_at: float | None = None
         self._settled_at: float | None = None
         self._is_told = False
+        self._legs: tuple[LegEnd, ...] = ()
         self._ended: Ended | None = None  # before observers were told that it began
 
     @property
@@ -193,6 +203,11 @@ class RequestTrace:
         if self._ended is not None:
             watch.tell_ended(self._ended)
 
+    def leg(self, *, endpoint: str, outcome: str, seconds: float) -> None:
+        """Take note of a prefill leg that has ended now."""
+        began = self._watch.clock() - self._started_at - seconds
+        self._legs += (LegEnd(endpoint=endpoint, outcome=outcome, began_seconds=began, seconds=seconds),)
+
     def responded(self) -> None:
         """Take note that the response's headers have come."""
         self._headers_at = self._watch.clock()
@@ -213,6 +228,7 @@ class RequestTrace:
             seconds_to_headers=headers - began if headers is not None else None,
             seconds=self._watch.clock() - began,
             usage=self.usage,
+            legs=self._legs,
             span=self.span,
         )
         if self._is_told:

@@ -14,6 +14,7 @@ from hashlib import blake2b
 import msgspec
 
 from extproc.choosing.decision import Decision
+from extproc.disaggregation.transfer_protocols import LegOutcome
 from extproc.records.audit_chain import DECISION, GAP
 from extproc.records.request_events import Decided, Ended, RequestOutcome
 
@@ -58,6 +59,8 @@ class AccessRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     trace_id: str | None = None
     share: float | None = None  # of the requests that are written, where not all are
     # from here on the outcome
+    prefill_endpoint: str | None = None  # that computed the prompt for the endpoint; None: it did so itself
+    prefill_us: int | None = None  # all requests to prefill pods together, those that failed among them
     served_by: str | None = None
     status: int | None = None  # the client's answer; 0: none came
     unserved: bool = False
@@ -135,6 +138,10 @@ def add_end(line: AccessRecord, ended: Ended) -> None:
     line.ended_us = int(ended.seconds * MICROSECONDS)
     if ended.seconds_to_headers is not None:
         line.headers_us = int(ended.seconds_to_headers * MICROSECONDS)
+    if ended.legs:
+        line.prefill_us = int(sum(leg.seconds for leg in ended.legs) * MICROSECONDS)
+        last = ended.legs[-1]
+        line.prefill_endpoint = last.endpoint if last.outcome == LegOutcome.ANSWERED else None
     usage = ended.usage
     if usage is not None:
         line.realised_cached_tokens, line.realised_prompt_tokens = usage.cached_tokens, usage.prompt_tokens

@@ -91,6 +91,15 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     prompt_key: bytes = b""  # of the prompt's last whole block; to be hashed with a key before it is shown
 
 
+class LegEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefill leg that is over: a request to a pod that computed the prompt for the one that decodes."""
+
+    endpoint: str
+    outcome: str  # a `LegOutcome`
+    began_seconds: float  # from the request's arrival here
+    seconds: float
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The exchange of a request that was sent to an endpoint is over, for whatever reason."""
 
@@ -104,6 +113,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     seconds_to_headers: float | None  # from the request's arrival here; None: no answer came
     seconds: float  # from the request's arrival here
     usage: Usage | None = None  # where the response was read here: a sample, short ones, tenants with quotas
+    legs: tuple[LegEnd, ...] = ()  # in the order in which they were tried
     span: SpanContext | None = None
 
 

@@ -8,7 +8,8 @@ logged, and never a pick. Spans carry no prompt, no generated text, no tenant.
     ├── kvmesh.pick           from its arrival to the decision
     │   ├── kvmesh.lookup     the question to the index
     │   └── kvmesh.queue      the wait for room, where there was any
-    └── the pod's own spans, which get our `traceparent`
+    ├── kvmesh.prefill        each request to a prefill pod, where there was any
+    └── the pods' own spans, which get our `traceparent`
 """
 
 import logging
@@ -30,9 +31,10 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from extproc.choosing.decision import Decision
+from extproc.disaggregation.transfer_protocols import LegOutcome
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.records.access_log import Throttle
-from extproc.records.request_events import Decided, Ended, RequestOutcome, SpanContext
+from extproc.records.request_events import Decided, Ended, LegEnd, RequestOutcome, SpanContext
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _INVALID_VERSION, _CURRENT_VERSION = "ff", "00"
@@ -83,7 +85,7 @@ PAUSE_SECONDS = 1.0  # between two exports
 EXPORT_SECONDS = 5.0  # until a batch is dropped
 END_SECONDS = 2.0  # for what is left when the picker stops
 LONGEST_TEXT = 200  # characters of what clients write
-PICK, LOOKUP, QUEUE = "kvmesh.pick", "kvmesh.lookup", "kvmesh.queue"
+PICK, LOOKUP, QUEUE, PREFILL = "kvmesh.pick", "kvmesh.lookup", "kvmesh.queue", "kvmesh.prefill"
 SERVER, INTERNAL, CLIENT = trace.SpanKind.SERVER, trace.SpanKind.INTERNAL, trace.SpanKind.CLIENT
 
 # https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/: gen_ai.operation.name
@@ -256,6 +258,8 @@ class _Spans:
             decision.set_status(trace.Status(trace.StatusCode.ERROR, pick.error))
         self._inner(pick, trace.set_span_in_context(decision), decided_at=decided_at)
         decision.end(end_time=decided_at)
+        for leg in ended.legs if ended is not None else ():
+            self._leg(leg, within, began=began + int(leg.began_seconds * 1e9))
         exchange.end(end_time=max(over_at, decided_at))
 
     def _inner(self, pick: _Pick, within: Context, *, decided_at: int) -> None:
@@ -268,6 +272,13 @@ class _Spans:
                 QUEUE, context=within, kind=INTERNAL, start_time=decided_at - int(pick.queued_seconds * 1e9)
             )
             queue.end(end_time=decided_at)
+
+    def _leg(self, leg: LegEnd, within: Context, *, began: int) -> None:
+        attributes = {"kvmesh.endpoint": leg.endpoint, "kvmesh.outcome": leg.outcome}
+        span = self._tracer.start_span(PREFILL, context=within, kind=CLIENT, start_time=began, attributes=attributes)
+        if leg.outcome != LegOutcome.ANSWERED:
+            span.set_status(trace.Status(trace.StatusCode.ERROR, leg.outcome))
+        span.end(end_time=began + int(leg.seconds * 1e9))
 
 
 class _Ids(IdGenerator):

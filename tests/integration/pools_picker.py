@@ -6,7 +6,7 @@ listen on several loopback addresses, as pods of a cluster have several IPs and 
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -86,11 +86,17 @@ def pool_document(name: str, *, port: int, hosts: str = "", namespace: str = "ll
 
 
 def pod_document(
-    address: str, *, pool: str, ready: bool = True, terminating: bool = False, namespace: str = "llm"
+    address: str,
+    *,
+    pool: str,
+    ready: bool = True,
+    terminating: bool = False,
+    namespace: str = "llm",
+    labels: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the Pod that listens at an address."""
+    """Return the Pod that listens at an address; `labels` are further ones."""
     ip = address.rpartition(":")[0]
-    metadata = _metadata(f"pod-{ip.replace('.', '-')}", namespace) | {"labels": {"pool": pool}}
+    metadata = _metadata(f"pod-{ip.replace('.', '-')}", namespace) | {"labels": {"pool": pool, **(labels or {})}}
     if terminating:
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     return {

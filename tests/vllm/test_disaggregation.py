@@ -88,6 +88,9 @@ async def test_mixed_requests_have_a_single_pods_words_and_the_predicted_hits(
             asked.append((path, body, words))
         for path, body, words in asked:
             assert await answer(stack, path, greedy(body), pod=decode[0].address) == (200, "", words)
+        # what was handed over is in the index as held by both: vLLM publishes what it has fetched
+        known = await stack.indexed(prompts[-1], tokens=64)
+        assert known["prefill"]["remote_uncached_tokens"] <= known["prompt_tokens"] / 2, known["prefill"]
         legs = await stack.metric("kvmesh_prefill_legs_total")
         names = ("requests", "predicted_tokens", "cached_tokens")
         realised = {name: await stack.metric(f"kvmesh_realised_{name}_total") for name in names}

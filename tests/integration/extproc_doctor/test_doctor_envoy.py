@@ -9,7 +9,7 @@ import pytest
 
 from extproc.doctor.checks import judge
 from extproc.doctor.examine import expected_of
-from extproc.doctor.facts import Facts, IndexFacts, RedisFacts
+from extproc.doctor.facts import Facts, IndexFacts, PickerFacts, RedisFacts
 from extproc.doctor.findings import Finding, Severity
 from extproc.doctor.gather_admin import gather_envoy
 from extproc.doctor.questions import open_client
@@ -218,3 +218,48 @@ async def test_a_running_envoys_failure_mode_is_compared_with_the_policy_of_its_
     assert [finding.check for finding in found] == ["envoy-steering", "envoy-failure-mode"]
     wrong = [finding.seen for finding in found if finding.severity is not Severity.OK]
     assert [part in seen for part, seen in zip(differs, wrong, strict=True)] == [True] * len(differs)
+
+
+def retries_503(config: dict[str, Any]) -> None:
+    """As Istio writes a route whose owner says nothing of retries."""
+    manager, *_ = parts(config)
+    route = manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
+    route["retry_policy"] = {
+        "retry_on": "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes",
+        "retriable_status_codes": [503],
+        "num_retries": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "prefill_pods", "wrong"),
+    [
+        (
+            retries_503,
+            1,
+            ["a route to the pods is retried on retriable-status-codes, and prefill pods compute prompts"],
+        ),
+        (lambda _: None, 1, []),
+        (retries_503, 0, []),  # it costs work twice, and no answer is wrong
+    ],
+)
+async def test_retries_that_could_fetch_a_cache_twice_are_found_where_pods_prefill_for_others(
+    change: Callable[[dict[str, Any]], None], prefill_pods: int, wrong: list[str], tmp_path: Path
+) -> None:
+    grpc_port, admin_port = two_ports()
+    settings = picker_settings(NO_REDIS, PODS, tokenizer=None, grpc_port=grpc_port, admin_port=admin_port)
+    async with (
+        envoy(tmp_path, picker_port=grpc_port, endpoints=PODS, file="buffered.yaml", change=change) as url,
+        open_client(timeout_seconds=20.0, login=AdminLogin()) as client,
+    ):
+        facts = Facts(
+            expected=expected_of(settings),
+            now=0.0,
+            pods=(),
+            redis=RedisFacts(label="redis", problem="not asked"),
+            index=IndexFacts(problem="not asked"),
+            picker=PickerFacts(url="picker", prefill_pods=prefill_pods),
+            envoy=await gather_envoy(client, url),
+        )
+    found = [each for each in judge(facts, names={"envoy-retries"}) if each.severity is ERROR]
+    assert [each.seen.partition(":")[0] for each in found] == wrong

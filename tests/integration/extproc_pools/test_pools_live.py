@@ -14,7 +14,15 @@ from extproc.settings.observation_settings import ObservationSettings
 from podsim.model_folder import TINY_MODEL
 from tests.integration.hermetic_envoy import Refused
 from tests.integration.otlp_collector import collector, spans_of
-from tests.integration.pools_picker import Mesh, pod_document, policy_document, pool_document, running_mesh, send
+from tests.integration.overload_pods import HeldPod
+from tests.integration.pools_picker import (
+    Mesh,
+    pod_document,
+    policy_document,
+    pool_document,
+    running_mesh,
+    send,
+)
 
 WITHIN_SECONDS = 1.0  # after a change of documents
 
@@ -331,6 +339,35 @@ async def test_a_pool_that_fails_open_sends_a_request_that_nobody_seems_to_serve
             while not isinstance(found := await mesh.asked(pool="llm/a"), Refused):
                 await asyncio.sleep(0.01)
         assert (found.status, found.reason) == (503, "no-ready-endpoint")
+
+
+async def test_roles_and_cordons_of_labels_change_while_the_pool_serves(tmp_path: Path) -> None:
+    async with running_mesh(tmp_path) as mesh:
+        policy = policy_document("p", pool="a", failureMode="FailOpen", disaggregation={"enabled": True})
+        mesh.desk.put(pool_document("a", port=mesh.port), policy)
+        one, two = await mesh.pod("a"), await mesh.pod("a")
+        await mesh.serves("llm/a", one.address, two.address)
+
+        async def labelled(pod: HeldPod, role: str, **labels: str) -> None:
+            mesh.desk.put(pod_document(pod.address, pool="a", labels={"llm-d.ai/role": role, **labels}))
+            await mesh.eventually(
+                "/state?pool=llm/a",
+                lambda state: {each["address"]: each["role"] for each in state["endpoints"]}[pod.address] == role,
+            )
+
+        await labelled(one, "prefill")
+        assert {await mesh.pick(pool="llm/a") for _ in range(8)} == {two.address}
+        await labelled(one, "both")
+        await labelled(two, "prefill")
+        assert {await mesh.pick(pool="llm/a") for _ in range(8)} == {one.address}
+        await labelled(one, "prefill")  # nobody is left to answer, and failing open sends nothing to prefill pods
+        found = await mesh.asked(pool="llm/a")
+        assert isinstance(found, Refused)
+        assert (found.status, found.reason) == (503, "no-ready-endpoint")
+        await labelled(one, "decode", **{"kvmesh.io/cordon": "true"})
+        assert isinstance(await mesh.asked(pool="llm/a"), Refused)
+        await labelled(two, "decode")
+        assert await mesh.pick(pool="llm/a") == two.address
 
 
 async def test_requests_without_a_decision_or_a_pool_have_their_line_and_their_span(tmp_path: Path) -> None:

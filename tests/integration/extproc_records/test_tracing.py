@@ -13,7 +13,7 @@ from extproc.pods.endpoint import Candidate, Reachability
 from extproc.policy.values import PickPolicy
 from extproc.pools.shared_resources import _tracing
 from extproc.records import tracing
-from extproc.records.request_events import Decided, DecisionRecord, Ended, RequestOutcome, SpanContext
+from extproc.records.request_events import Decided, DecisionRecord, Ended, LegEnd, RequestOutcome, SpanContext
 from extproc.records.tracing import ExchangeTraces
 from extproc.responses.realised import Usage
 from tests.unit.extproc_choosing.pick_candidates import decided as decision_of
@@ -81,6 +81,29 @@ def ended(span: SpanContext, **changes: Any) -> Ended:
         "span": span,
     }
     return Ended(**values | changes)
+
+
+def test_each_prefill_leg_has_a_span_and_a_failed_one_says_why() -> None:
+    exporter = Exporter()
+    on = traces(exporter)
+    span = on.open(facts())
+    assert span is not None
+    on.decided(decided(span))
+    legs = (
+        LegEnd(endpoint="p1:80", outcome="failed", began_seconds=0.5, seconds=0.25),
+        LegEnd(endpoint="p2:80", outcome="answered", began_seconds=0.75, seconds=0.125),
+    )
+    on.ended(ended(span, legs=legs))
+    on.close()
+    found = [each for each in exporter.spans if each.name == "kvmesh.prefill"]
+    assert [(each.start_time, each.end_time, each.status.description) for each in found] == [
+        (1.5 * SECOND, 1.75 * SECOND, "failed"),
+        (1.75 * SECOND, 1.875 * SECOND, None),
+    ]
+    assert [dict(each.attributes or {}) for each in found] == [
+        {"kvmesh.endpoint": "p1:80", "kvmesh.outcome": "failed"},
+        {"kvmesh.endpoint": "p2:80", "kvmesh.outcome": "answered"},
+    ]
 
 
 def test_a_client_that_samples_has_its_trace_continued() -> None:

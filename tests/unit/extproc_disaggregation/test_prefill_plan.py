@@ -17,6 +17,7 @@ def plan(decode: Candidate, *prefillers: Candidate, policy: Disaggregation = POL
         decode,
         prefillers,
         policy=policy,
+        labels={},
         estimates=LatencyEstimates(tokens_per_second=10_000.0),
         links=LinkEstimates(),
         target_seconds=None,

@@ -3,8 +3,8 @@
 import pytest
 
 from extproc.pods.endpoint import Role
-from extproc.policy.disaggregation import Disaggregation
-from extproc.policy.pod_roles import cordoned_of, role_problems, roles_of
+from extproc.policy.disaggregation import Disaggregation, Link
+from extproc.policy.pod_roles import cordoned_of, pair_labels_of, role_problems, roles_of
 from kvmesh.documents.pools import Pool, PoolEndpoint
 
 NO_POLICY = Disaggregation()
@@ -53,6 +53,14 @@ def test_our_own_label_goes_before_the_others() -> None:
 def test_pods_that_only_encode_and_those_that_are_closed_get_nothing() -> None:
     pods = [PoolEndpoint(address="a:1", cordoned=True), endpoint("b:1", **{"llm-d.ai/role": "encode"}), endpoint("c:1")]
     assert cordoned_of(pods, flags=frozenset({"f:1"})) == {"a:1", "b:1", "f:1"}
+
+
+def test_the_labels_that_pairs_are_made_by_are_those_that_the_policy_names() -> None:
+    pods = [endpoint("a:1", zone="z", rev="1", app="x"), endpoint("b:1", app="x")]
+    policy = Disaggregation(enabled=True, same_labels=("rev",), links=(Link(label="zone", bytes_per_second=1.0),))
+    assert pair_labels_of(pods, policy) == {"a:1": {"zone": "z", "rev": "1"}, "b:1": {}}
+    assert pair_labels_of(pods, Disaggregation(same_labels=("rev",))) == {}  # it is off
+    assert pair_labels_of(pods, Disaggregation(enabled=True)) == {}
 
 
 def problems(*pods: PoolEndpoint, policy: Disaggregation = NO_POLICY) -> list[tuple[str, str]]:
