@@ -169,7 +169,7 @@ class Picker:
             found.decision.winner,
             open_prefillers(view, snapshot),
             policy=view.policy.disaggregation,
-            labels={},
+            labels=view.policy.pair_labels,
             estimates=view.estimates,
             links=view.links,
             target_seconds=self._class.targets.ttft_seconds,
