@@ -25,6 +25,7 @@ BUILD_DEADLINE_SECONDS = 1500.0
 MODEL_DEADLINE_SECONDS = 180.0
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # their CUDA builds break `import transformers`
 NIXL_VERSION = "1.5.1"  # moves caches over TCP without a GPU; of its builds the one for the CUDA of that torch is taken
+BUSY_THREAD, PATIENT_THREAD = "agent_config.pthrDelay = 0", "agent_config.pthrDelay = 10"
 TORCHVISION_VERSION = "0.28.0"  # of that torch; alone, and for the servers of vision models only, it breaks nothing
 MARKER = "kvmesh-complete.json"
 HERE = Path(__file__).parent
@@ -93,7 +94,13 @@ def ensure_torchvision(environment: VllmEnvironment) -> Path:
 
 def ensure_nixl(environment: VllmEnvironment) -> Path:
     """Return a folder for PYTHONPATH from which servers that hand caches over get NIXL; fetched once (60 MB)."""
-    return packages_beside(environment, f"nixl=={NIXL_VERSION}", f"nixl-cu13=={NIXL_VERSION}")
+    folder = packages_beside(environment, f"nixl=={NIXL_VERSION}", f"nixl-cu13=={NIXL_VERSION}")
+    # its progress threads never sleep: those of three servers would take all of two cores
+    script = folder / "nixl_cu13" / "_api.py"
+    said = script.read_text(encoding="utf-8")
+    if BUSY_THREAD in said:
+        script.write_text(said.replace(BUSY_THREAD, PATIENT_THREAD), encoding="utf-8")
+    return folder
 
 
 def packages_beside(environment: VllmEnvironment, *packages: str) -> Path:
