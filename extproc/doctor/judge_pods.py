@@ -8,12 +8,13 @@ from extproc.doctor.findings import Finding, Severity, error, fine, unchecked, w
 from extproc.models.models import TokensFrom
 from extproc.policy.status import ACCEPTED, FALSE, PENDING, PROGRAMMED, WARNING, Condition
 from extproc.prompts.token_probes import TokenComparison
+from kvmesh.pods.pod_access import FORBIDDEN, UNAUTHORIZED
 
 OLDEST = (0, 8)  # vLLM; docs/limits.md
 WITHOUT_GROUP_KINDS = frozenset({(0, 20), (0, 21)})
 CLOCK_LIMIT_SECONDS = 5.0  # a Date header and a slow answer make two of these
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
-OK, UNAUTHORIZED, FORBIDDEN = 200, 401, 403  # HTTP
+OK = 200  # HTTP
 GIVE_KEY = (
     "put the key that the pods have as --api-key into a file, and name it in --pod-key-file of picker, indexer and "
     "this command (`kvmesh install --pod-key-secret` mounts a Secret)"

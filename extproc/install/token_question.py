@@ -13,13 +13,13 @@ from extproc.install.availability import is_going
 from extproc.install.cluster import InstallError
 from extproc.install.objects import POD, Document, Kind, kind_of
 from extproc.install.plan import InstallPlan, PoolTarget
+from kvmesh.pods.pod_access import UNAUTHORIZED
 
 INFERENCE_POOL = Kind(
     name="InferencePool", group="inference.networking.k8s.io", version="v1", plural="inferencepools", optional=True
 )
 QUESTION = json.dumps({"prompt": "Which tokens are these?"}).encode()
 PATHS = ("/tokenize", "/v1/completions/render")  # the first is what every vLLM has
-UNAUTHORIZED = 401  # HTTP
 LOOK_LATER = "`kvmesh policy explain {pool}` says what the pickers find, and `kvmesh doctor` (render) asks every pod"
 
 
