@@ -168,7 +168,13 @@ ENDPOINT_WANTS_KEY = gauge(
 )
 ENDPOINT_WAITING = gauge(
     "kvmesh_endpoint_waiting_requests",
-    "Requests that wait at the endpoint, as it reports.",
+    "Requests that wait for their turn at the endpoint, as it reports.",
+    "endpoint",
+    over=Over.EACH,
+)
+ENDPOINT_DEFERRED = gauge(
+    "kvmesh_endpoint_deferred_requests",
+    "Requests that wait there for something else, like a cache that is on its way; no queue, as it reports.",
     "endpoint",
     over=Over.EACH,
 )

@@ -38,6 +38,31 @@ def test_data_parallel_engines_are_summed_and_their_kv_use_averaged() -> None:
     assert (load.waiting_requests, load.running_requests, load.kv_usage) == (4, 6, 0.5)
 
 
+DEFERRED = b'vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="deferred"} 1.0\n'
+ADAPTERS = b'vllm:lora_requests_info{max_lora="1",running_lora_adapters="sql",waiting_lora_adapters="%s"} 1.7e9\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "waiting", "deferred"),
+    [
+        (b"", 2, 0),
+        (DEFERRED, 1, 1),
+        (DEFERRED + DEFERRED.replace(b'engine="0"', b'engine="1"'), 0, 2),
+        (DEFERRED.replace(b"1.0", b"9.0"), 0, 2),
+        (DEFERRED + ADAPTERS % b"sql", 1, 1),
+        (DEFERRED + ADAPTERS % b"sql,fr", 2, 0),
+    ],
+    ids=["not told", "told", "two engines", "counted later", "adapter runs", "adapter finds no place"],
+)
+def test_a_request_that_waits_for_something_else_than_its_turn_is_in_no_queue(
+    more: bytes, waiting: int, deferred: int
+) -> None:
+    load = at_once(parse_load(POD + more, reported_at=0.0))
+    assert load is not None
+    assert (load.waiting_requests, load.deferred_requests) == (waiting, deferred)
+    assert load.unfinished_requests == 5
+
+
 def test_the_kv_use_of_older_vllm_is_found_by_its_older_name() -> None:
     load = at_once(parse_load(POD.replace(b"kv_cache_usage_perc", b"gpu_cache_usage_perc"), reported_at=0.0))
     assert load is not None
