@@ -128,6 +128,19 @@ PREFILL_LEGS = counter(
 PREFILL_LEG_SECONDS = histogram(
     "kvmesh_prefill_leg_seconds", "Time from a prefill leg's request to its answer.", bounds=QUEUE_SECONDS
 )
+PREFILL_RACES = counter(
+    "kvmesh_prefill_races_total",
+    "Prompts that two prefill pods computed at once, by who was first: first (the better one by its estimate), second, "
+    "or none (both failed, or the client left).",
+    "winner",
+)
+PREFILL_RACE_LOST_SECONDS = counter(
+    "kvmesh_prefill_race_lost_seconds_total", "Time that legs have taken which lost a race, until they were ended."
+)
+PREFILL_RACE_LOST_TOKENS = counter(
+    "kvmesh_prefill_race_lost_tokens_total",
+    "Prompt tokens that legs have computed which lost a race; of one that was ended early by the time that it had.",
+)
 KV_LINK_RATE = gauge(
     "kvmesh_kv_link_bytes_per_second",
     "How fast caches come to a decode pod from others, each by itself, by what it reports of late.",
