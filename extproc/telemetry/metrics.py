@@ -185,9 +185,9 @@ ENDPOINT_WAITING = gauge(
     "endpoint",
     over=Over.EACH,
 )
-ENDPOINT_DEFERRED = gauge(
-    "kvmesh_endpoint_deferred_requests",
-    "Requests that wait there for something else, like a cache that is on its way; no queue, as it reports.",
+ENDPOINT_FETCHING = gauge(
+    "kvmesh_endpoint_fetching_requests",
+    "Requests that wait there for a cache that is on its way, which is no queue, as it reports.",
     "endpoint",
     over=Over.EACH,
 )

@@ -17,7 +17,7 @@ class EndpointLoad:
     prefix_hit_tokens: int  # since the pod started
     prefix_query_tokens: int  # since the pod started
     reported_at: float  # monotonic seconds at which the report was asked for
-    deferred_requests: int = 0  # that wait for something else, like a cache on its way; not where a pod tells them not
+    fetching_requests: int = 0  # that wait for a cache on its way; among those above where the pod does not tell
     kv_capacity_tokens: int | None = None  # tokens that the pod's cache blocks hold; None: it does not say
     preemptions: int = 0  # since the pod started
     running_adapters: frozenset[str] = frozenset()  # LoRA adapters in use now
@@ -45,7 +45,7 @@ class EndpointLoad:
     @property
     def unfinished_requests(self) -> int:
         """Requests that the pod has, whatever becomes of them next."""
-        return self.waiting_requests + self.deferred_requests + self.running_requests
+        return self.waiting_requests + self.fetching_requests + self.running_requests
 
     @property
     def prefix_hit_rate(self) -> float | None:

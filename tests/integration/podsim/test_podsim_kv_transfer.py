@@ -229,7 +229,7 @@ async def test_a_request_waits_as_deferred_while_its_prompt_is_on_its_way(
         assert await decoder.metric("vllm:num_requests_waiting_by_reason", reason="deferred") == 1
         load = at_once(parse_load((await decoder.page()).encode(), reported_at=0.0))
         assert load is not None
-        assert (load.waiting_requests, load.deferred_requests) == (0, 1)  # it is in no queue
+        assert (load.waiting_requests, load.fetching_requests) == (0, 1)  # it is in no queue
         assert await decoder.metric("vllm:kv_cache_usage_perc") == pytest.approx(7 / 200)
         # others are not held up by it
         await decoder.complete(list(range(50)), max_tokens=3)

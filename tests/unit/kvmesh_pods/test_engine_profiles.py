@@ -58,8 +58,7 @@ def load_of(page: bytes) -> EndpointLoad | None:
 
 def test_sglang_s_load() -> None:
     assert load_of(SGLANG) == EndpointLoad(
-        waiting_requests=2,
-        deferred_requests=1,
+        waiting_requests=3,
         running_requests=3,
         kv_usage=0.25,
         prefix_hit_tokens=300,
@@ -85,11 +84,11 @@ def test_sglang_s_ranks_that_hold_the_same_count_once_and_data_parallel_ones_eac
     ranks = SGLANG + SGLANG.replace(b'tp_rank="0"', b'tp_rank="1"')
     load = load_of(ranks)
     assert load is not None
-    assert (load.running_requests, load.waiting_requests, load.kv_usage) == (3, 2, 0.25)
+    assert (load.running_requests, load.waiting_requests, load.kv_usage) == (3, 3, 0.25)
     first = SGLANG.replace(b'tp_rank="0"', b'dp_rank="0",tp_rank="0"')
     load = load_of(first + SGLANG.replace(b'tp_rank="0"', b'dp_rank="1",tp_rank="1"'))
     assert load is not None
-    assert (load.running_requests, load.waiting_requests, load.kv_capacity_tokens) == (6, 4, 131072)
+    assert (load.running_requests, load.waiting_requests, load.kv_capacity_tokens) == (6, 6, 131072)
 
 
 def test_sglang_s_priorities_are_parts_of_the_total() -> None:
@@ -97,7 +96,13 @@ def test_sglang_s_priorities_are_parts_of_the_total() -> None:
     part = b'sglang:num_queue_reqs{model_name="m",priority="5",tp_rank="0"} 2.0\n'
     load = load_of(whole + part)
     assert load is not None
-    assert (load.waiting_requests, load.deferred_requests) == (2, 1)
+    assert load.waiting_requests == 3
+
+
+def test_sglang_s_requests_whose_cache_is_on_its_way_are_in_no_queue() -> None:
+    load = load_of(SGLANG + b'sglang:num_decode_transfer_queue_reqs{model_name="m",tp_rank="0"} 4.0\n')
+    assert load is not None
+    assert (load.waiting_requests, load.fetching_requests) == (3, 4)
 
 
 def test_sglang_s_events_can_be_checked() -> None:
