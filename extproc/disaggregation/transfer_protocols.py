@@ -42,6 +42,8 @@ class LegOutcome(StrEnum):
     TIMED_OUT = "timed-out"
     UNREADABLE = "unreadable"  # 200, and does not say where the blocks are
     CLIENT_LEFT = "client-left"
+    LOST = "lost"  # in a race: the other leg was first, and this one's connection is closed
+    LATE = "late"  # in a race: it has answered behind the first, and keeps its blocks until its engine's time for it
 
 
 class LegAnswerError(Exception):

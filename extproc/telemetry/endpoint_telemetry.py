@@ -39,6 +39,7 @@ class EndpointView:
 
 _REPORTED: Mapping[Metric, Callable[[EndpointLoad, float], float]] = {
     metrics.ENDPOINT_WAITING: lambda load, _: load.waiting_requests,
+    metrics.ENDPOINT_FETCHING: lambda load, _: load.fetching_requests,
     metrics.ENDPOINT_RUNNING: lambda load, _: load.running_requests,
     metrics.ENDPOINT_KV_USAGE: lambda load, _: load.kv_usage,
     metrics.ENDPOINT_REPORT_AGE: lambda load, now: max(now - load.reported_at, 0.0),

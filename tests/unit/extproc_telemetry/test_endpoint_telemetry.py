@@ -11,6 +11,7 @@ from kvmesh.pods.pod_report import EndpointLoad
 
 LOAD = EndpointLoad(
     waiting_requests=2,
+    fetching_requests=1,
     running_requests=3,
     kv_usage=0.25,
     prefix_hit_tokens=100,
@@ -53,6 +54,7 @@ def test_an_endpoint_that_reports_is_shown_with_its_report() -> None:
         'kvmesh_endpoint_state{endpoint="a",state="ready"}': 1.0,
         'kvmesh_endpoint_reporting{endpoint="a"}': 1.0,
         'kvmesh_endpoint_waiting_requests{endpoint="a"}': 2.0,
+        'kvmesh_endpoint_fetching_requests{endpoint="a"}': 1.0,
         'kvmesh_endpoint_running_requests{endpoint="a"}': 3.0,
         'kvmesh_endpoint_kv_usage_ratio{endpoint="a"}': 0.25,
         'kvmesh_endpoint_report_age_seconds{endpoint="a"}': 2.0,
