@@ -25,6 +25,7 @@ from extproc.disaggregation.racing import RaceBudget, race_of
 from extproc.disaggregation.transfer_protocols import (
     LEAST_NUMBER,
     MOST_NUMBER,
+    NO_RETRIES,
     PREFILLER_HEADER,
     PROTOCOLS,
     Fields,
@@ -340,6 +341,8 @@ def _task_name(leg: BookedLeg) -> str:
 def _hand_over(work: PrefillWork, exchange: BookedExchange, fields: Fields, place: PrefillPlace) -> None:
     """Put into the exchange what the decode pod gets."""
     exchange.body = decode_body(work.asked.body, fields)
+    if fields:  # they are worth one fetch: a second pod that got them would answer with other words
+        exchange.set_headers = {**exchange.set_headers, **NO_RETRIES}
     exchange.removed_headers = (*exchange.removed_headers, *work.removed_headers)
     exchange.comes_from(cached_tokens=place.cached_tokens if work.protocol.tells_prefill_hits else None)
 

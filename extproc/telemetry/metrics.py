@@ -218,6 +218,20 @@ ENDPOINT_QUERY_TOKENS = counter(
     "endpoint",
     over=Over.EACH,
 )
+KV_FETCHED_BYTES = counter(
+    "kvmesh_endpoint_kv_fetched_bytes_total",
+    "Bytes that an endpoint has fetched of other pods' caches since it started; of those that have fetched any.",
+    "endpoint",
+    "role",
+    over=Over.EACH,
+)
+KV_FETCH_SECONDS = counter(
+    "kvmesh_endpoint_kv_fetch_seconds_total",
+    "Time of an endpoint's fetches since it started, of all together, which may be under way at the same time.",
+    "endpoint",
+    "role",
+    over=Over.EACH,
+)
 ENDPOINT_PACE = gauge(
     "kvmesh_endpoint_prefill_seconds_per_token",
     "What a prompt token costs at an endpoint, as learned from its reports.",

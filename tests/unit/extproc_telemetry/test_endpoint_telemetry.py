@@ -77,5 +77,14 @@ def test_one_without_a_fresh_report_has_a_state_and_no_load() -> None:
     }
 
 
+def test_what_an_endpoint_has_fetched_is_shown_with_its_role_once_it_has_fetched_anything() -> None:
+    fetched = replace(LOAD, fetched_bytes=3e6, fetch_seconds_sum=1.5)
+    found = shown(status("a", Reachability.READY, fetched), status("b", Reachability.READY, LOAD))
+    assert {name: value for name, value in found.items() if "_kv_fetch" in name} == {
+        'kvmesh_endpoint_kv_fetched_bytes_total{endpoint="a",role="prefill"}': 3e6,
+        'kvmesh_endpoint_kv_fetch_seconds_total{endpoint="a",role="prefill"}': 1.5,
+    }
+
+
 def test_one_that_is_gone_is_not_shown() -> None:
     assert not [name for name in shown() if "endpoint=" in name]
