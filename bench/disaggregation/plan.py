@@ -72,6 +72,7 @@ class Plan:
     warm_seconds: float = 10.0  # not measured
     seconds: float = 50.0  # of arrivals
     think_seconds: tuple[float, float] = (2.0, 6.0)  # from an answer's due end to the chat's next turn
+    first_seed: int = 1
     seeds: int = 3
     ttft_limit_seconds: float = 2.0
     inter_token_limit_seconds: float = 0.03  # mean of a request

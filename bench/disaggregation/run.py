@@ -47,10 +47,10 @@ def main() -> None:
     options = _options()
     began, load_before = datetime.now(UTC), os.getloadavg()[0]
     plan = QUICK if options.quick else STANDARD
-    if options.load is not None:
-        plan = replace(plan, load=options.load)
-    if options.seeds is not None:
-        plan = replace(plan, seeds=options.seeds)
+    given = {"load": options.load, "seeds": options.seeds, "first_seed": options.first_seed}
+    plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
+    if options.link_rate is not None:
+        plan = replace(plan, link=replace(plan.link, bytes_per_second=options.link_rate))
     arms = dict(ARMS)
     for text in options.arms:
         name, _, fields = text.partition("=")
@@ -60,7 +60,9 @@ def main() -> None:
         found = list(processes.map(_play, jobs, chunksize=4))
     runs = [mean_of(found[start : start + plan.seeds]) for start in range(0, len(found), plan.seeds)]
     compared = comparisons(runs)
-    prefill = {mix: build_load(MIXES[mix], plan, seed=1).prefill_share for mix in options.mixes.split(",")}
+    prefill = {
+        mix: build_load(MIXES[mix], plan, seed=plan.first_seed).prefill_share for mix in options.mixes.split(",")
+    }
     result = {
         "plan": asdict(plan),
         "mixes": {mix: {"kinds": {name: asdict(kind) for name, kind in MIXES[mix].items()}} for mix in prefill},
@@ -127,7 +129,7 @@ def _jobs(mixes: list[str], arms: Mapping[str, Disaggregation], plan: Plan) -> I
         for prefill_pods in (0, *FLEETS):
             for arm, rule in arms.items():
                 if (arm == BOTH) is (prefill_pods == 0):
-                    for seed in range(1, plan.seeds + 1):
+                    for seed in range(plan.first_seed, plan.first_seed + plan.seeds):
                         yield Job(mix, prefill_pods, arm, rule, seed, plan)
 
 
@@ -142,6 +144,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mixes", default=",".join(MIXES), help="default: %(default)s")
     parser.add_argument("--load", type=float, help=f"share of what pods that do both can do (default: {STANDARD.load})")
     parser.add_argument("--seeds", type=int, help=f"loads of each mix (default: {STANDARD.seeds})")
+    parser.add_argument("--first-seed", type=int, help=f"of these loads (default: {STANDARD.first_seed})")
+    parser.add_argument(
+        "--link-rate",
+        type=float,
+        metavar="BYTES",
+        help=f"bytes a second of a pod's link (default: {STANDARD.link.bytes_per_second:g})",
+    )
     parser.add_argument(
         "--arm",
         dest="arms",

@@ -23,6 +23,7 @@ from extproc.local.ports import pick_free_port
 
 START_SECONDS = 60.0
 CONDITION_SECONDS = 15.0
+ANSWER_SECONDS = 30.0
 END_SECONDS = 30.0
 PORT_FLAGS = ("envoy-port", "grpc-port", "admin-port", "indexer-admin-port", "envoy-admin-port")
 
@@ -100,9 +101,11 @@ class Stack:
         )
 
 
-async def eventually(look: Callable[[], Awaitable[Any]], holds: Callable[[Any], bool]) -> Any:
+async def eventually(
+    look: Callable[[], Awaitable[Any]], holds: Callable[[Any], bool], *, seconds: float = CONDITION_SECONDS
+) -> Any:
     """Look again and again until the condition holds; fail with what was seen last."""
-    deadline = time.monotonic() + CONDITION_SECONDS
+    deadline = time.monotonic() + seconds
     while not holds(seen := await look()):
         assert time.monotonic() < deadline, f"never came true; last seen: {seen}"
         await asyncio.sleep(0.02)
@@ -135,7 +138,12 @@ def free_port_range(count: int, *, avoid: Sequence[int]) -> int:
 
 @asynccontextmanager
 async def running_stack(
-    tmp_path: Path, *flags: str, pods: int = 3, settings: str = "", endpoints: Sequence[str] = ()
+    tmp_path: Path,
+    *flags: str,
+    pods: int = 3,
+    settings: str = "",
+    endpoints: Sequence[str] = (),
+    answer_seconds: float = ANSWER_SECONDS,
 ) -> AsyncIterator[Stack]:
     """Start `kvmesh up`, wait for its ready file, and end it; its own output goes to a file that failures show."""
     ready_file, config, output = tmp_path / "ready.json", tmp_path / "kvmesh.yaml", tmp_path / "up.log"
@@ -155,7 +163,7 @@ async def running_stack(
             assert process.poll() is None, f"kvmesh up ended with {process.returncode}:\n{output.read_text()}"
             assert time.monotonic() < deadline, f"kvmesh up was never ready:\n{output.read_text()}"
             await asyncio.sleep(0.05)
-        timeout = aiohttp.ClientTimeout(total=30)
+        timeout = aiohttp.ClientTimeout(total=answer_seconds)
         async with aiohttp.ClientSession(timeout=timeout) as http:
             yield Stack(ready=json.loads(ready_file.read_text()), process=process, http=http)
     finally:

@@ -18,6 +18,7 @@ from tests.vllm.servers import MODEL_NAME, VllmPod, free_port, running_pods
 # patient: three servers share this machine's cores
 SETTINGS = "index_timeout_ms: 2000\nsample_share: 1.0\n"
 REQUESTS = 50
+PATIENT_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,9 @@ async def stack_before(
     settings = f"{SETTINGS}roles: {roles}\npolicy: {folder / 'policy.yaml'}\n"
     flags = ("--model", MODEL_NAME, "--tokenizer", str(pods[0].model_folder))
     names = [pod.address for pod in pods]
-    async with running_stack(folder, *flags, settings=settings, endpoints=names) as stack:
+    async with running_stack(
+        folder, *flags, settings=settings, endpoints=names, answer_seconds=PATIENT_SECONDS
+    ) as stack:
         await eventually(stack.state, lambda state: all(pod["state"] == "ready" for pod in state["endpoints"]))
         yield stack
 
@@ -217,7 +220,9 @@ async def test_a_prefill_pod_that_dies_under_load_costs_no_client_an_error(
         async with asyncio.TaskGroup() as tasks:
             for number in range(4):
                 tasks.create_task(load(number))
-            await eventually(lambda: stack.metric("kvmesh_prefill_legs_total"), lambda legs: legs > 5)
+            await eventually(
+                lambda: stack.metric("kvmesh_prefill_legs_total"), lambda legs: legs > 5, seconds=PATIENT_SECONDS
+            )
             prefill.kill()
         assert set(statuses) == {200}
         await eventually(stack.open_bookings, lambda open_: open_ == 0)
