@@ -229,12 +229,14 @@ class ReadResponse:
         "_compares",
         "_ended",
         "_first_seconds",
+        "_first_token_at",
         "_handling",
         "_is_stream",
+        "_judges",
+        "_last_token_at",
         "_plan",
         "_rewriter",
         "_served_by",
-        "_times",
         "_trace",
         "_usage",
     )
@@ -256,7 +258,9 @@ class ReadResponse:
         self._ended = False
         self._first_seconds: float | None = None  # from the pick to the first bytes of a stream
         self._served_by: str | None = None
-        self._times: StreamTimes | None = None  # of a response that is judged
+        self._judges = False
+        self._first_token_at: float | None = None  # unix seconds, as the next; of a stream that is judged
+        self._last_token_at = 0.0
 
     def begin(self, head: ResponseHead, *, served_by: str | None) -> ResponseHandling:
         """Return what is needed of the body that these headers announce. Errors of the pod pass as they are."""
@@ -275,7 +279,7 @@ class ReadResponse:
         if self._compares or counts or is_judged:
             self._usage = usage_reader_for(head.content_type, count_events=counts, find_tokens=is_judged)
         if is_judged and self._usage is not None:
-            self._served_by, self._times = served_by, StreamTimes()
+            self._served_by, self._judges = served_by, True
         if self._rewriter is not None:
             self._handling = ResponseHandling.REWRITE
         elif self._usage is not None:
@@ -291,8 +295,10 @@ class ReadResponse:
         if self._usage is not None:
             before = self._usage.token_events
             self._usage.feed(content)
-            if self._times is not None and self._usage.token_events > before:
-                self._times.note(self._seconds())
+            if self._judges and self._usage.token_events > before:
+                self._last_token_at = time.time()
+                if self._first_token_at is None:
+                    self._first_token_at = self._last_token_at
             if end_of_stream and self._trace is not None and not self._usage.gave_up:
                 self._trace.usage = self._usage.usage()  # now: its exchange ends before this response's stream may
         return content if self._rewriter is None else self._rewriter.feed(content, end_of_stream=end_of_stream)
@@ -314,8 +320,8 @@ class ReadResponse:
             if self._compares and self._ended:
                 self._compare(self._usage)
             self._count(self._usage)
-            if self._times is not None:
-                self._judge(self._usage, self._times)
+            if self._judges:
+                self._judge(self._usage)
 
     def _is_to_be_compared(self, head: ResponseHead, served_by: str | None) -> bool:
         plan, prediction = self._plan, self._plan.prediction
@@ -345,12 +351,13 @@ class ReadResponse:
             least = note.reserved_tokens if reader.gave_up else 0
             self._books.generated(note, max(told or 0, reader.generated_tokens, least))
 
-    def _judge(self, reader: UsageReader, times: StreamTimes) -> None:
+    def _judge(self, reader: UsageReader) -> None:
         """Tell the books whether it was within its targets; of half a document nothing can be said."""
         answer = self._plan.promise
         if self._books is None or answer is None or not (self._ended or self._is_stream):
             return
-        usage, now = reader.usage(), self._seconds()
+        usage, now = reader.usage(), max(time.time() - answer.arrived_at, 0.0)
+        times = StreamTimes.since(answer.arrived_at, first_at=self._first_token_at, last_at=self._last_token_at)
         tokens = usage.output_tokens if usage is not None and self._ended else None
         if tokens is None:
             tokens = reader.token_events or None
@@ -369,11 +376,6 @@ class ReadResponse:
             served_by=self._served_by,
             has_come=self._chunks > 0,
         )
-
-    def _seconds(self) -> float:
-        """Return the time since the request was complete, by the clocks of this picker and of the one that picked."""
-        assert self._plan.promise is not None, "only what is judged is timed"
-        return max(time.time() - self._plan.promise.arrived_at, 0.0)
 
     def _compare(self, reader: UsageReader) -> None:
         assert self._plan.prediction is not None, "usage is read to be compared with it"

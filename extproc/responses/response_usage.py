@@ -166,7 +166,8 @@ class EventStreamUsage:
     def __init__(self, *, most_bytes: int, count_events: bool = False, find_tokens: bool = False) -> None:
         self.gave_up = False  # a line was too long to be kept: at most its output tokens are in `usage`
         self.generated_tokens = 0  # that events have brought, at least; 0 unless they are counted
-        self.token_events = 0  # from the first on that brings a token, the one that ends the stream not among them
+        # from the first on that brings a token, without the one that ends the stream; tokens, where they are counted
+        self.token_events = 0
         self.has_one_answer = True  # no second one beside the first
         self._counts_events = count_events
         self._finds_tokens = find_tokens
@@ -214,8 +215,11 @@ class EventStreamUsage:
         if self._counts_events:
             events = [line for line in lines.splitlines() if len(line) >= SHORTEST_EVENT]
             self.generated_tokens += sum(map(_tokens_of, events))
-        if self._finds_tokens:
+            self.token_events = self.generated_tokens
+        elif self._finds_tokens:
             self._find_tokens(lines)
+        if self._finds_tokens and OTHER_CHOICE in lines:
+            self.has_one_answer = False
         if _STREAMED_USAGE.search(lines) is None:
             return
         for line in lines.splitlines():
@@ -225,8 +229,6 @@ class EventStreamUsage:
                 self._last = data
 
     def _find_tokens(self, lines: bytes) -> None:
-        if OTHER_CHOICE in lines:
-            self.has_one_answer = False
         if self.token_events:
             self.token_events += lines.startswith(b"data:") + lines.count(b"\ndata:") - _ends(lines)
             return

@@ -40,20 +40,22 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
         return ((Target.TTFT, self.ttft), (Target.INTER_TOKEN, self.inter_token), (Target.ALL, self.whole))
 
 
-class StreamTimes:
+class StreamTimes(msgspec.Struct, frozen=True, kw_only=True):
     """When a stream's tokens came."""
 
-    __slots__ = ("first_seconds", "last_seconds")
+    first_seconds: float | None = None  # None: none has come
+    last_seconds: float = 0.0
 
-    def __init__(self) -> None:
-        self.first_seconds: float | None = None  # None: none has come
-        self.last_seconds = 0.0
+    @classmethod
+    def since(cls, arrived_at: float, *, first_at: float | None, last_at: float) -> "StreamTimes":
+        """Return the times since the request, of one clock; one that was set back makes none negative."""
+        if first_at is None:
+            return NO_TOKENS
+        first = max(first_at - arrived_at, 0.0)
+        return cls(first_seconds=first, last_seconds=max(last_at - arrived_at, first))
 
-    def note(self, seconds: float) -> None:
-        """Take note of tokens; a clock that was set back moves nothing back."""
-        self.last_seconds = max(seconds, self.last_seconds)
-        if self.first_seconds is None:
-            self.first_seconds = self.last_seconds
+
+NO_TOKENS = StreamTimes()
 
 
 def judge_stream(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from extproc.slo.judgement import Judgement, StreamTimes, judge_document, judge_stream
+from extproc.slo.judgement import NO_TOKENS, Judgement, StreamTimes, judge_document, judge_stream
 from extproc.slo.promise import TokenTargets
 
 TARGETS = TokenTargets(ttft_seconds=1.0, inter_token_seconds=0.1)
@@ -10,9 +10,9 @@ NOT_JUDGED = Judgement()
 
 
 def judged(*tokens_at: float, tokens: int | None = None, ended: bool = True, now: float = 9.0) -> Judgement:
-    times = StreamTimes()
-    for at in tokens_at:
-        times.note(at)
+    times = NO_TOKENS
+    if tokens_at:
+        times = StreamTimes.since(0.0, first_at=tokens_at[0], last_at=tokens_at[-1])
     return judge_stream(TARGETS, times, tokens=len(tokens_at) if tokens is None else tokens, ended=ended, now=now)
 
 
@@ -42,8 +42,7 @@ def test_one_token_has_no_time_between_tokens(tokens: int) -> None:
 
 
 def test_where_tokens_cannot_be_counted_the_first_one_is_judged() -> None:
-    times = StreamTimes()
-    times.note(0.5)
+    times = StreamTimes(first_seconds=0.5, last_seconds=0.5)
     assert judge_stream(TARGETS, times, tokens=None, ended=True, now=9.0) == Judgement(ttft=True, whole=True)
 
 
@@ -64,6 +63,7 @@ def test_a_stream_without_tokens_is_judged_by_its_end() -> None:
 
 def test_a_clock_that_is_set_back_makes_no_time_negative() -> None:
     assert judged(0.5, 0.1) == Judgement(ttft=True, inter_token=True, whole=True)
+    assert StreamTimes.since(9.0, first_at=8.0, last_at=8.5) == StreamTimes(first_seconds=0.0, last_seconds=0.0)
 
 
 @pytest.mark.parametrize(
