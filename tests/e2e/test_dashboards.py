@@ -77,7 +77,8 @@ async def test_alerts_of_overload_and_of_a_pod_that_misbehaves(mesh: WatchedMesh
         await fires(
             mesh,
             *("KvmeshPoolFails", "KvmeshEndpointFails", "KvmeshEndpointRefuses", "KvmeshEndpointWantsKey"),
-            *("KvmeshClassShed", "KvmeshPromiseBroken", "KvmeshQueueNeverEmpty", "KvmeshStepInForce"),
+            *("KvmeshClassShed", "KvmeshPromiseBurnsFast", "KvmeshPromiseBurnsSlowly"),
+            *("KvmeshQueueNeverEmpty", "KvmeshStepInForce"),
             *("KvmeshIndexBehind", "KvmeshEventsNotUnderstood", "KvmeshFinding", "KvmeshModelFinding"),
             "KvmeshTextOnly",
             *("KvmeshPredictionsOff", "KvmeshHitRatioLow", "KvmeshUnreadableRecords"),
