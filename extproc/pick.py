@@ -83,7 +83,7 @@ async def explain(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) ->
         found = choose(pool.view, prepared.query, snapshot, ceiling=None)
     assert isinstance(found, Choice), "without a ceiling there is always a choice"
     preview = pool.admission.preview(prepared, pool.view, snapshot)
-    prefill = plan_of(prepared, found, pool.view, ceiling=None)
+    prefill = plan_of(prepared, found, pool.view, ceiling=None, races=pool.races)
     return Picked(prepared=prepared, choice=found, prefill=prefill), preview
 
 
@@ -169,7 +169,7 @@ async def _seat(prepared: Prepared, pool: PoolRuntime, pending: PendingPick) -> 
         if isinstance(found, Full):
             pool.no_room(found, prepared.asked, seen)
             return None
-        prefill = plan_of(prepared, found, pool.view, ceiling=ceiling)
+        prefill = plan_of(prepared, found, pool.view, ceiling=ceiling, races=pool.races)
         return pool.book(Picked(prepared=prepared, choice=found, prefill=prefill), pending)
 
     return await pool.admission.seat(prepared, snapshot, look=look_again, attempt=attempt, undo=BookedExchange.finish)

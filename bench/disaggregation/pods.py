@@ -71,7 +71,8 @@ class Pod:
         scheduler = self.scheduler
         totals = scheduler.totals
         load = EndpointLoad(
-            waiting_requests=scheduler.waiting,
+            waiting_requests=scheduler.waiting - scheduler.loading,
+            fetching_requests=scheduler.loading,
             running_requests=scheduler.running,
             kv_usage=scheduler.pool.usage,
             prefix_hit_tokens=totals.hit_tokens,

@@ -55,7 +55,7 @@ def candidates_of(
         booked = bookings.booked_since(address, since=load.reported_at if load else NEVER) if own.requests else 0
         if load is not None and other.requests:
             # others do not tell when they booked: what the pod does not show yet must be new
-            booked = max(booked, opened - load.running_requests - load.waiting_requests)
+            booked = max(booked, opened - load.unfinished_requests)
         matched, worth, indexed, recent = min(matched_tokens.get(address, 0), most), 0.0, 0, 0
         if matched:
             indexed = indexed_tokens.get(address, 0)

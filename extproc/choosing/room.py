@@ -100,7 +100,7 @@ def _known(
     share: float,
     now: float,
 ) -> Room:
-    if not (load.waiting_requests or load.running_requests or candidate.booked_requests):
+    if not (load.unfinished_requests or candidate.booked_requests):
         return EMPTY  # whatever else is in the books: it has nothing to do
     most_waiting = _most_waiting(pace, policy, share)
     most_backlog = max(policy.backlog_seconds * share, LEAST_LIMIT)

@@ -58,7 +58,7 @@ def decode_loads(candidates: Sequence[Candidate], *, scales: Scales) -> list[flo
         if load is None:
             loads.append(None)
             continue
-        active = load.waiting_requests + load.running_requests + candidate.booked_requests
+        active = load.unfinished_requests + candidate.booked_requests
         held = load.kv_usage * load.kv_capacity_tokens if load.kv_capacity_tokens is not None else 0.0
         loads.append(max(active, candidate.open_requests) * scales.request_tokens + max(candidate.context_tokens, held))
     return loads

@@ -24,9 +24,17 @@ class PrefillPlace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     endpoint: str
     uncached_tokens: int  # of the prompt, to be computed there; at least 1
     cached_tokens: int  # that it holds
+    queue: int  # requests that wait there or are on their way
     leg_seconds: float  # until its answer, expected
     transfer_seconds: float  # for moving the cache to the decode pod
     seconds: float  # to the client's first token by way of it, all of these together
+
+
+class Race(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Whether the two best prefill pods compute a prompt at the same time, and why in words."""
+
+    runs: bool
+    why: str
 
 
 class PrefillPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,11 +44,17 @@ class PrefillPlan(msgspec.Struct, frozen=True, kw_only=True):
     sides: Sides
     policy: Disaggregation  # by which it was decided
     places: tuple[PrefillPlace, ...]  # the best first; the others are for its failure
+    race: Race | None = None  # None: the policy wants none, or no prefill pod computes the prompt
 
     @property
     def is_remote(self) -> bool:
         """Whether a prefill pod computes the prompt."""
         return self.verdict.remote
+
+    @property
+    def races(self) -> bool:
+        """Whether the first two places compute the prompt at the same time."""
+        return self.race is not None and self.race.runs
 
 
 def plan_prefill(
@@ -75,6 +89,7 @@ def plan_prefill(
             endpoint=candidate.address,
             uncached_tokens=max(candidate.prompt_tokens - candidate.matched_tokens, 1),
             cached_tokens=candidate.matched_tokens,
+            queue=candidate.open_requests if (queue := candidate.queue_depth) is None else queue,
             leg_seconds=leg,
             transfer_seconds=transfer,
             seconds=leg + transfer,
@@ -86,7 +101,7 @@ def plan_prefill(
     sides = Sides(
         prompt_tokens=decode.prompt_tokens,
         cached_tokens=decode.matched_tokens,
-        prefill_queue=prefiller.open_requests if (queue := prefiller.queue_depth) is None else queue,
+        prefill_queue=best.queue,
         decode_requests=decode.open_requests if load is None else load.running_requests,
         decode_open=decode.open_requests if (active := decode.active_requests) is None else active,
         prefill_open=prefiller.open_requests,

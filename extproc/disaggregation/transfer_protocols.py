@@ -28,6 +28,8 @@ CLIENT_HEADERS = (
     *("x-override-bootstrap-host", "x-override-bootstrap-port", "x-override-bootstrap-room"),
     "x-override-disagg-prefill-dp-rank",
 )
+# Envoy's: it goes before what the route says of retries, where the ext_proc filter's `mutation_rules` allow it
+NO_RETRIES: Mapping[str, str] = {"x-envoy-max-retries": "0"}
 LEAST_NUMBER, MOST_NUMBER = 1 << 42, 1 << 62  # TensorRT-LLM's own ids are below, and engines keep 63 bits
 Fields: TypeAlias = Mapping[str, bytes]  # of a body: name -> JSON
 
@@ -42,6 +44,8 @@ class LegOutcome(StrEnum):
     TIMED_OUT = "timed-out"
     UNREADABLE = "unreadable"  # 200, and does not say where the blocks are
     CLIENT_LEFT = "client-left"
+    LOST = "lost"  # in a race: the other leg was first, and this one's connection is closed
+    LATE = "late"  # in a race: it has answered behind the first, and keeps its blocks until its engine's time for it
 
 
 class LegAnswerError(Exception):

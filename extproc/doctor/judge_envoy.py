@@ -18,6 +18,7 @@ NAMESPACE = "envoy.lb"
 SAFE_RETRIES = ("connect-failure", "refused-stream", "reset-before-request")  # of what no pod has begun
 # of gRPC's statuses, which no answer to these requests has
 _GRPC_RETRIES = ("cancelled", "deadline-exceeded", "internal", "resource-exhausted", "unavailable")
+_BY_STATUS = "retriable-status-codes"
 EXAMPLES = "see envoy/local.yaml (override_host), envoy/buffered.yaml, envoy/original-dst.yaml"
 DUPLEX, BUFFERED = "FULL_DUPLEX_STREAMED", "BUFFERED"
 DEFAULT_BUFFER_BYTES = 1 << 20
@@ -155,25 +156,44 @@ def envoy_timeouts(facts: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> I
 
 
 @_with_filter
-def envoy_retries(facts: Facts, envoy: EnvoyFacts, _: ExtProcFilter) -> Iterator[Finding]:
-    """No retry gives transfer parameters to a second pod that the first one has used: it would answer other words."""
+def envoy_retries(facts: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterator[Finding]:
+    """No retry gives transfer parameters to a second pod that the first one has used: it would answer other words.
+
+    The picker forbids retries of such requests by a header of Envoy's, which counts where the filter may set those.
+    """
     if facts.picker is None or not facts.picker.prefill_pods:
         return
+    rules = picking.config.get("mutation_rules") or {}
+    if rules.get("allow_envoy") and not rules.get("disallow_all"):
+        return
+    if rules.get("disallow_is_error"):
+        yield error(
+            envoy.url,
+            "the filter ends requests with headers that the picker may not set (mutation_rules.disallow_is_error): all "
+            "whose prompts another pod has computed, which have x-envoy-max-retries",
+            fix="set mutation_rules.allow_envoy, or remove disallow_is_error",
+        )
     pods = {cluster.name for cluster in _pod_clusters(facts, envoy)}
-    unsafe = {
-        word
-        for route in envoy.routes
-        if route.get("cluster") in pods
-        for word in str((route.get("retry_policy") or {}).get("retry_on", "")).split(",")
-        if word and word.strip() not in (*SAFE_RETRIES, *_GRPC_RETRIES)
-    }
+    policies = [route.get("retry_policy") or {} for route in envoy.routes if route.get("cluster") in pods]
+    unsafe = {word for policy in policies for word in _retried_after_an_answer(policy)}
     if unsafe:
         yield error(
             envoy.url,
             f"a route to the pods is retried on {', '.join(sorted(unsafe))}, and prefill pods compute prompts: what "
             "one decode pod has fetched is gone, and the next one answers with other words",
-            fix=f"retry on {', '.join(SAFE_RETRIES)} only (`kvmesh install --route-settings replace`)",
+            fix=f"retry on {', '.join(SAFE_RETRIES)} only (`kvmesh install --route-settings replace`), or set "
+            "mutation_rules.allow_envoy of the filter: then the picker forbids these retries",
         )
+
+
+def _retried_after_an_answer(policy: Mapping[str, Any]) -> Iterator[str]:
+    """Return the conditions of a retry policy that a pod which has begun may fulfil."""
+    for word in map(str.strip, str(policy.get("retry_on", "")).split(",")):
+        if word == _BY_STATUS:
+            codes = policy.get("retriable_status_codes", ())  # Istio names the condition, and no code
+            yield from (f"status {code}" for code in codes)
+        elif word and word not in (*SAFE_RETRIES, *_GRPC_RETRIES):
+            yield word
 
 
 @_with_filter

@@ -133,7 +133,8 @@ def install(
         RouteSettings,
         typer.Option(
             help="Timeouts and retries of the routes: kept as they are, or replaced by a timeout of the longest wait "
-            "and answer and by retries of what no pod has begun."
+            "and answer and by retries of what no pod has begun. With `keep`, a request whose prompt another pod has "
+            "computed is never retried."
         ),
     ] = RouteSettings.KEEP,
     redis: Annotated[

@@ -282,6 +282,9 @@ def pick_filter(plan: InstallPlan, wiring: Wiring) -> dict[str, Any]:
     }
     if buffered:
         config["allow_mode_override"] = True  # how the picker asks for a response's body; duplex forbids it
+    if plan.route_settings is RouteSettings.KEEP:
+        # for x-envoy-max-retries: no second pod may get a request with transfer parameters, whatever the route retries
+        config["mutation_rules"] = {"allow_envoy": True}
     if wiring.status_on_error:
         config["status_on_error"] = {"code": "ServiceUnavailable"}
     return {"name": PICK_FILTER, "disabled": True, "typed_config": config}

@@ -69,7 +69,7 @@ class RedisKind(StrEnum):
 class RouteSettings(StrEnum):
     """What becomes of the timeouts and retries of the routes that ask the picker."""
 
-    KEEP = "keep"  # they stay as their owners have them
+    KEEP = "keep"  # they stay as their owners have them; the picker says of a request that it is not to be repeated
     REPLACE = "replace"  # one timeout for the longest wait and answer, and retries of what no pod has begun
 
 

@@ -15,7 +15,8 @@ from extproc.errors import ConfigError
 HERE = Path(__file__).resolve().parent
 PLACES = (HERE / "manifests", HERE.parents[1] / "manifests")
 CRDS = ("kvmesh.io_inferencepolicies.yaml",)
-DASHBOARDS = ("kvmesh-overview", "kvmesh-cache", "kvmesh-priorities", "kvmesh-pod")  # their uids, which never change
+# their uids, which never change
+DASHBOARDS = ("kvmesh-overview", "kvmesh-cache", "kvmesh-priorities", "kvmesh-prefill", "kvmesh-pod")
 
 
 def read_crds() -> list[dict[str, Any]]:

@@ -95,6 +95,8 @@ def _facts(answer: DecisionState) -> Iterator[str]:
     if (prefill := answer.prefill) is not None:
         where = f"remote, by {prefill.endpoint}" if prefill.where == "remote" else "local, by the winner"
         yield f"prefill: {where} ({prefill.rule}: {prefill.why})"
+        if prefill.race is not None:
+            yield f"race: {'two prefill pods at once' if prefill.races else 'none'} ({prefill.race})"
     if answer.admission is not None and answer.request is not None:
         yield f"class {answer.request.class_name} ({answer.request.class_by}): {_admission(answer.admission)}"
     if answer.degraded:

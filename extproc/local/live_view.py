@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 REFRESH_SECONDS = 0.5
 FETCH_SECONDS = 2.0
 STATE_STYLES = {"ready": "green", "unknown": "yellow", "unreachable": "red"}
+REMOTE = "remote"  # where another pod computes the prompt
+ALL_ROLES = "both"  # of a pod that has no role of its own
+WIDEST_ROLE = 9  # a column that is shown where a pod has one
 HEADINGS = ("state", "blocks", "run", "wait", "KV", "hits", "picks")
 WIDEST_NUMBERS = 54  # columns that all but the address need at the most
 LEAST_DECISIONS = 4
@@ -225,14 +228,17 @@ def _fitting(blocks: Sequence[Sequence[Text]], *, room: int) -> list[Text]:
     return lines
 
 
-def _pods_table(endpoints: Iterable[EndpointState], *, width: int) -> Table:
+def _pods_table(endpoints: Sequence[EndpointState], *, width: int) -> Table:
+    have_roles = any(endpoint.role != ALL_ROLES for endpoint in endpoints)
+    limit = max(width - WIDEST_NUMBERS - (WIDEST_ROLE if have_roles else 0), 15)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("pod", no_wrap=True, min_width=15)
-    for heading in HEADINGS:
-        table.add_column(heading, no_wrap=True, justify="left" if heading == "state" else "right")
+    for heading in (*(["role"] if have_roles else []), *HEADINGS):
+        table.add_column(heading, no_wrap=True, justify="left" if heading in ("role", "state") else "right")
     for endpoint in endpoints:
         table.add_row(
-            Text(cut_start(printable(endpoint.address), limit=max(width - WIDEST_NUMBERS, 15))),
+            Text(cut_start(printable(endpoint.address), limit=limit)),
+            *([Text(printable(endpoint.role))] if have_roles else []),
             Text(printable(endpoint.state), style=STATE_STYLES.get(endpoint.state, "")),
             f"{endpoint.cached_blocks:,}",
             _count(endpoint.running),
@@ -322,7 +328,11 @@ def _line(text: str, *, style: str = "") -> Text:
 
 
 def _where(decision: DecisionState) -> str:
-    return printable(decision.endpoint) if decision.endpoint else str(decision.status)
+    if not decision.endpoint:
+        return str(decision.status)
+    plan = decision.prefill
+    by_another = f", prompt by {printable(plan.endpoint)}" if plan is not None and plan.where == REMOTE else ""
+    return printable(decision.endpoint) + by_another
 
 
 def _path(decision: DecisionState) -> str:

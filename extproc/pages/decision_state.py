@@ -198,6 +198,8 @@ def _prefill(plan: PrefillPlan) -> PrefillState:
         local_ms=round(1000 * sides.local_seconds, 1),
         remote_ms=round(1000 * sides.remote_seconds, 1),
         transfer_ms=round(1000 * sides.transfer_seconds, 1),
+        races=plan.races,
+        race=plan.race.why if plan.race is not None else None,
     )
 
 

@@ -215,6 +215,8 @@ class PrefillState(msgspec.Struct, frozen=True, kw_only=True):
     local_ms: float
     remote_ms: float
     transfer_ms: float  # of the remote time
+    races: bool = False  # a second prefill pod computes the same prompt at the same time
+    race: str | None = None  # why it does, or does not; None: the policy wants no races
 
 
 class DecisionState(msgspec.Struct, frozen=True, kw_only=True):

@@ -116,15 +116,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def queue_depth(self) -> int | None:
-        """Requests waiting there plus those that were sent since, or None when the load is unknown."""
+        """Requests waiting there for their turn plus those that were sent since, or None when the load is unknown."""
         return None if self.load is None else self.load.waiting_requests + self.booked_requests
 
     @property
     def active_requests(self) -> int | None:
-        """Requests waiting, running or on their way there, or None when the load is unknown."""
+        """Requests waiting for whatever, running or on their way there, or None when the load is unknown."""
         if self.load is None:
             return None
-        return max(self.load.waiting_requests + self.load.running_requests + self.booked_requests, self.open_requests)
+        return max(self.load.unfinished_requests + self.booked_requests, self.open_requests)
 
     @property
     def saved_tokens(self) -> float:

@@ -116,7 +116,7 @@ class Bookings:
         if booked is None:
             return
         booked.drain(load.reported_at)
-        reported = load.waiting_requests + load.running_requests
+        reported = load.unfinished_requests
         ours = min(len(booked.open) / reported, 1.0) if reported else 1.0
         waiting = round(load.waiting_requests * ours)
         booked.counted(load.first_token_count, ours=ours, waiting=waiting)

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 # a pod counts with each step: numbers that have changed after so long a time may stand still for so many times it again
 PAUSE_FACTOR = 2.0
-FROZEN = "/metrics stands still with {load.running_requests} requests running and {load.waiting_requests} waiting"
+FROZEN = "/metrics stands still with {load.running_requests} requests running and {waiting} waiting"
 CATCH_UP_SECONDS = 2.0  # until the endpoints of a pool that was idle have all been scraped again
 KEPT_PAGE_BYTES = 1 << 18  # of a page, to know it again; a longer one is read each time
 MODELS_INTERVAL_SECONDS = 5.0  # an adapter that a pod has just loaded is known this much later at most
@@ -297,7 +297,7 @@ class MetricsScraper:
         """Believe a report, unless its numbers stand still, and read the rest of its page."""
         if (still := target.still_seconds(load)) > self._most_still_seconds(target):
             target.ready = None
-            self._problem(target, FROZEN.format(load=load))
+            self._problem(target, FROZEN.format(load=load, waiting=load.unfinished_requests - load.running_requests))
             return
         if still == 0.0:
             target.moved(load)

@@ -74,14 +74,14 @@ class ScrapeTarget:
         last = self.load
         if last is None or replace(load, reported_at=last.reported_at) != last:
             return 0.0
-        if load.shows_last_step or not (load.running_requests or load.waiting_requests):
+        if load.shows_last_step or not load.unfinished_requests:
             return 0.0
         return load.reported_at - self.changed_at
 
     def moved(self, load: EndpointLoad) -> None:
         """Note that the numbers have changed, and after how long a pause: on a slow pod that is a step's time."""
         last = self.load
-        if last is not None and (last.running_requests or last.waiting_requests):
+        if last is not None and last.unfinished_requests:
             pause = min(load.reported_at - self.changed_at, MOST_PAUSE_SECONDS)
             self.longest_pause_seconds = max(self.longest_pause_seconds, pause)
         self.changed_at = load.reported_at

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -12,6 +12,7 @@ from extproc.policy.schema import (
     Count,
     Million,
     Name,
+    Rule,
     Seconds,
     SecondsOrZero,
     Section,
@@ -56,6 +57,14 @@ class VoteAction(StrEnum):
     PREFER_LOCAL = "prefer-local"
 
 
+# both pods at once, or others run the leg: there is no answer that could come first
+UNRACED = (Protocol.SGLANG, Protocol.SIDECAR)
+
+
+def _races_where_legs_can(given: Mapping[str, Any]) -> bool:
+    return not given.get("raceShare") or given.get("protocol") not in UNRACED
+
+
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 LabelName = Annotated[Name, about("a label of pods")]
 LabelValue = Annotated[str, Meta(max_length=63), about("exactly this value")]
@@ -79,6 +88,16 @@ class Link(Section, frozen=True, kw_only=True):
 
 class Disaggregation(Section, frozen=True, kw_only=True):
     """When another pod computes a prompt than the one that decodes, and how it gets there."""
+
+    conditions = (
+        Rule(
+            cel="!has(self.raceShare) || self.raceShare <= 0.0 || !has(self.protocol)"
+            f" || !(self.protocol in {[protocol.value for protocol in UNRACED]})",
+            message="legs of the protocols sglang and sidecar cannot race: set raceShare to 0",
+            holds=_races_where_legs_can,
+            at="raceShare",
+        ),
+    )
 
     enabled: Annotated[bool, about("have prefill pods compute prompts for the pods that decode")] = False
     protocol: Annotated[Protocol, about("how the cache gets from pod to pod")] = Protocol.NIXL
@@ -141,4 +160,14 @@ class Disaggregation(Section, frozen=True, kw_only=True):
         Share,
         about("estimate: a way that misses what the class promises counts as so much of the promised time more"),
     ] = 0.25
+    race_share: Annotated[
+        Share,
+        about(
+            "racing: share of the prompts with a leg that two prefill pods compute at once, the first wins; not with "
+            "sglang or sidecar"
+        ),
+    ] = 0.0
+    race_ttft_seconds: Annotated[
+        Seconds, about("racing: for the classes that promise a first token within this time")
+    ] = 1.0
     timeout_seconds: Annotated[Seconds, about("a prefill leg is given up after this long at most")] = 30.0

@@ -38,6 +38,7 @@ def pick_policy(fields: Mapping[str, Any], *, rewrites: Sequence[ModelRule] = ()
         raise PolicyDocumentError("spec.scoring.weights", "every weight is 0")
     for path, section in (
         ("spec.load.overload", load.overload),
+        ("spec.disaggregation", spec.disaggregation),
         *((f"spec.autoscale.{role}", getattr(spec.autoscale, role)) for role in spec.autoscale.__struct_fields__),
     ):
         require(section.conditions, msgspec.to_builtins(section), path)

@@ -19,6 +19,7 @@ from extproc.admission.asked_request import AskedRequest, RequestReader
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.prepared_request import Picked, PrefixIndex, Prepared, PromptSource
 from extproc.choosing.choose import Choice, Full, PoolView, Snapshot
+from extproc.disaggregation.racing import RaceBudget
 from extproc.errors import (
     DEFECT,
     InternalPickError,
@@ -101,6 +102,7 @@ class PoolRuntime:
     full: Callable[[float], None]  # told when the pool will have room though nothing happens: monotonic seconds
     long_work: LongWork = field(default_factory=LongWork)
     legs: PrefillLegs | None = None  # None: no prompt is computed by another pod
+    races: RaceBudget = field(default_factory=RaceBudget)  # of these legs
     quotas: Quotas | None = None
     others: Callable[[], Mapping[str, EndpointBookings] | None] = lambda: None  # what other replicas have booked
     clock: Callable[[], float] = time.monotonic
@@ -150,6 +152,8 @@ class PoolRuntime:
         label = resolved.requested if resolved.requested is not None and resolved.requested in self.labels else ""
         # before the booking, as all that may fail: it would not be released
         self._count_admitted(picked.choice, asked)
+        if picked.prefill is not None and picked.prefill.race is not None:
+            self.races.count(picked.prefill)
         now, sent_at = self.clock(), time.time()
         is_sampled = random.random() < self.sample_share  # noqa: S311
         promise, answer = self._promised(asked, pending), None

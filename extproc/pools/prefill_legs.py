@@ -2,8 +2,9 @@
 
 Each leg has a booking of its own on the prefill pod, released when the leg ends, however it does. A leg that brings
 nothing is followed by one to the next prefill pod, and by the decode pod's own prefill when the time that the class has
-for this is over: the client never sees an error that this could have avoided. Where the protocol wants both pods at
-once, the leg runs beside its request and ends with it.
+for this is over: the client never sees an error that this could have avoided. In a race the first two legs run at once,
+and the first answer ends the other one. Where the protocol wants both pods at once, the leg runs beside its request and
+ends with it.
 """
 
 import asyncio
@@ -20,9 +21,11 @@ from extproc.disaggregation.leg_body import cannot_be_split, decode_body
 from extproc.disaggregation.offload import Verdict
 from extproc.disaggregation.prefill_leg import LegError, LegRequest, run_leg
 from extproc.disaggregation.prefill_plan import PrefillPlace, PrefillPlan, plan_prefill
+from extproc.disaggregation.racing import RaceBudget, race_of
 from extproc.disaggregation.transfer_protocols import (
     LEAST_NUMBER,
     MOST_NUMBER,
+    NO_RETRIES,
     PREFILLER_HEADER,
     PROTOCOLS,
     Fields,
@@ -42,23 +45,36 @@ from extproc.pools.request_watch import RequestTrace
 from extproc.prefixes.prompt_match import PromptKeys
 from extproc.requests.json_edit import JsonObject
 from extproc.telemetry.degradation_log import DegradationLog
-from extproc.telemetry.prefill_telemetry import PrefillTelemetry
+from extproc.telemetry.prefill_telemetry import FIRST, NONE, SECOND, PrefillTelemetry
 from kvmesh.pods.pod_http import PodPages
 
+LEAST_SECONDS = 1e-6  # of a leg, expected
 LEG_FAILED = "prefill-leg-failed"  # a word of the log
 
 
+class BookedLeg(msgspec.Struct, kw_only=True, eq=False):
+    """One leg: a prompt that is booked at one prefill pod."""
+
+    place: PrefillPlace
+    names: LegNames
+    booking: Booking | None  # None: it is over
+    began: float  # monotonic seconds
+
+
 class PrefillWork(msgspec.Struct, kw_only=True, eq=False):
-    """What a booked request's leg needs."""
+    """What a booked request's legs need, and what has come of them."""
 
     plan: PrefillPlan
     protocol: TransferProtocol
     asked: LegRequest
     prompts: Sequence[PromptKeys]
-    booking: Booking | None  # of the first place; None: its leg is over
     context_tokens: int  # of the prompt
     seconds: float  # for all legs together
     removed_headers: tuple[str, ...] = ()  # that describe the client's body and not this one
+    trace: RequestTrace | None = None  # None: it is not observed
+    legs: list[BookedLeg] = []  # in the order of the plan's places, as far as they have been booked
+    won: BookedLeg | None = None  # the first that has brought its parameters
+    fields: Fields = {}  # of the decode pod's body, by that leg
 
 
 class PrefillLegs:
@@ -81,10 +97,13 @@ class PrefillLegs:
         self._clock = clock
         self._pages = pages
         self._draw = draw
-        self.beside: set[asyncio.Task[Fields | None]] = set()  # legs that run beside their requests
+        self.beside: set[asyncio.Task[None]] = set()  # legs that run beside their requests
 
     def book(self, picked: Picked, exchange: BookedExchange) -> PrefillWork | None:
-        """Book the leg of a request that has just been booked; return what is left to be done before it goes there."""
+        """Book the leg of a request that has just been booked, or both legs of a race.
+
+        Return what is left to be done before the request goes to its pod. An exchange that is finished before ends it.
+        """
         plan, prepared = picked.prefill, picked.prepared
         if plan is None:
             return None
@@ -92,16 +111,15 @@ class PrefillLegs:
         if not plan.is_remote:
             return None
         first, prompts, context_tokens = plan.places[0], prepared.query.prompts, picked.decision.prompt_tokens
-        booking = self._books.book_leg(first, prompts, context_tokens=context_tokens)
         protocol = protocol_of(plan.policy)
-        if protocol is None:
-            exchange.leg = booking  # the decode pod's sidecar runs it
+        if protocol is None:  # the decode pod's sidecar runs it
+            exchange.leg = self._books.book_leg(first, prompts, context_tokens=context_tokens)
             exchange.set_headers = {**exchange.set_headers, PREFILLER_HEADER: first.endpoint}
             return None
         body = exchange.body if exchange.body is not None else prepared.sent.plain
         assert body is not None, "only what can be read is split"
         promised = prepared.asked.request_class.priority_class.targets.ttft_seconds
-        return PrefillWork(
+        work = PrefillWork(
             plan=plan,
             protocol=protocol,
             asked=LegRequest(
@@ -110,11 +128,15 @@ class PrefillLegs:
                 headers=_leg_headers(prepared.asked.facts, exchange.set_headers),
             ),
             prompts=prompts,
-            booking=booking,
             context_tokens=context_tokens,
             removed_headers=(CONTENT_ENCODING,) if prepared.is_coded else (),
             seconds=min(plan.policy.timeout_seconds, max(promised - plan.sides.local_seconds, 2.0 * first.leg_seconds)),
+            trace=exchange.trace,
         )
+        exchange.end_leg = lambda _: self._end(work)
+        for place in plan.places[: 2 if plan.races else 1]:
+            self._begin(work, place)
+        return work
 
     async def run(self, work: PrefillWork, exchange: BookedExchange) -> None:
         """Run the leg, and put into the exchange what the decode pod gets: where the blocks are, or nothing of it.
@@ -125,27 +147,21 @@ class PrefillLegs:
             self._run_beside(work, exchange)
             return
         until = self._clock() + work.seconds
-        fields, place = None, None
         try:
-            for place in work.plan.places:
+            await self._first_legs(work)
+            for place in work.plan.places[len(work.legs) :]:
                 left = until - self._clock()
-                if work.booking is None:
-                    if left < place.leg_seconds:  # the decode pod would have to hurry as it is
-                        break
-                    work.booking = self._books.book_leg(place, work.prompts, context_tokens=work.context_tokens)
-                fields = await self._leg(
-                    work, place, self._names(work, place), timeout_seconds=left, trace=exchange.trace
-                )
-                if fields is not None:
+                if work.won is not None or left < place.leg_seconds:  # the decode pod would have to hurry as it is
                     break
+                await self._leg(work, self._begin(work, place), timeout_seconds=left)
         finally:
-            if work.booking is not None:
-                self._release(work)
-        if fields is None or place is None:
+            exchange.end_leg = None
+            self._end(work)
+        if work.won is None:
             self._telemetry.fell_back()
             exchange.computes_itself(work.plan.sides.uncached_tokens)
             return
-        _hand_over(work, exchange, fields, place)
+        _hand_over(work, exchange, work.fields, work.won.place)
 
     def keep_endpoints(self, endpoints: Iterable[str]) -> None:
         """Close the connections to all others."""
@@ -157,81 +173,103 @@ class PrefillLegs:
             task.cancel()
         self._pages.close()
 
+    async def _first_legs(self, work: PrefillWork) -> None:
+        """Run the legs that are booked, two of them at once until one has brought its parameters."""
+        if len(work.legs) == 1:
+            await self._leg(work, work.legs[0], timeout_seconds=work.seconds)
+            return
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = {
+                    tasks.create_task(self._leg(work, leg, timeout_seconds=work.seconds), name=_task_name(leg))
+                    for leg in work.legs
+                }
+                while running and work.won is None:
+                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in running:
+                    task.cancel()
+        finally:
+            self._telemetry.raced(NONE if work.won is None else FIRST if work.won is work.legs[0] else SECOND)
+
     def _run_beside(self, work: PrefillWork, exchange: BookedExchange) -> None:
         """Begin the leg; it ends by its answer or with the exchange, whichever comes first."""
-        place = work.plan.places[0]
-        names = self._names(work, place)
-        _hand_over(work, exchange, work.protocol.hand_over(names, b""), place)
-        began = self._clock()
-        leg = self._leg(work, place, names, timeout_seconds=None, trace=exchange.trace)
-        task = asyncio.get_running_loop().create_task(leg, name=f"prefill leg at {place.endpoint}")
+        (leg,) = work.legs
+        _hand_over(work, exchange, work.protocol.hand_over(leg.names, b""), leg.place)
+        leg.began = self._clock()
+        running = self._leg(work, leg, timeout_seconds=None)
+        task = asyncio.get_running_loop().create_task(running, name=_task_name(leg))
         self.beside.add(task)
         task.add_done_callback(self.beside.discard)
 
         def end(status: int) -> None:
-            if work.booking is not None:  # an answer could not be without the prompt's blocks
-                outcome = LegOutcome.ANSWERED if 200 <= status < 300 else LegOutcome.CLIENT_LEFT
-                self._ended(work, place, outcome, began=began, trace=exchange.trace)
+            if leg.booking is not None:  # an answer could not be without the prompt's blocks
+                self._ended(work, leg, LegOutcome.ANSWERED if 200 <= status < 300 else LegOutcome.CLIENT_LEFT)
             task.cancel()
 
         exchange.end_leg = end
 
-    def _names(self, work: PrefillWork, place: PrefillPlace) -> LegNames:
-        return LegNames(
-            host=place.endpoint.rpartition(":")[0],
-            bootstrap_port=work.plan.policy.bootstrap_port,
-            number=LEAST_NUMBER + self._draw(MOST_NUMBER - LEAST_NUMBER),
+    def _begin(self, work: PrefillWork, place: PrefillPlace) -> BookedLeg:
+        """Book one more leg."""
+        leg = BookedLeg(
+            place=place,
+            names=LegNames(
+                host=place.endpoint.rpartition(":")[0],
+                bootstrap_port=work.plan.policy.bootstrap_port,
+                number=LEAST_NUMBER + self._draw(MOST_NUMBER - LEAST_NUMBER),
+            ),
+            booking=self._books.book_leg(place, work.prompts, context_tokens=work.context_tokens),
+            began=self._clock(),
         )
+        work.legs.append(leg)
+        return leg
 
-    async def _leg(
-        self,
-        work: PrefillWork,
-        place: PrefillPlace,
-        names: LegNames,
-        *,
-        timeout_seconds: float | None,
-        trace: RequestTrace | None,
-    ) -> Fields | None:
-        """Run one leg that is booked, and end its booking; None where it brings nothing."""
-        outcome, began = LegOutcome.CLIENT_LEFT, self._clock()
+    async def _leg(self, work: PrefillWork, leg: BookedLeg, *, timeout_seconds: float | None) -> None:
+        """Run one leg that is booked, and end its booking; the first that brings its parameters has won."""
+        outcome, leg.began, endpoint = None, self._clock(), leg.place.endpoint
         try:
             fields = await run_leg(
-                self._pages, place.endpoint, work.asked, work.protocol, names, timeout_seconds=timeout_seconds
+                self._pages, endpoint, work.asked, work.protocol, leg.names, timeout_seconds=timeout_seconds
             )
-            outcome = LegOutcome.ANSWERED
+            outcome = LegOutcome.LATE
+            if work.won is None:
+                outcome, work.won, work.fields = LegOutcome.ANSWERED, leg, fields
         except LegError as error:
             outcome = error.outcome
-            self._degradations.note({LEG_FAILED: f"{place.endpoint}: {error}"}, now=self._clock())
-            return None
+            self._degradations.note({LEG_FAILED: f"{endpoint}: {error}"}, now=self._clock())
         finally:
-            if work.booking is not None:  # else its exchange has ended it
-                self._ended(work, place, outcome, began=began, trace=trace)
-        return fields
+            if leg.booking is not None:  # else its exchange has ended it
+                self._ended(work, leg, outcome or _given_up(work))
 
-    def _ended(
-        self, work: PrefillWork, place: PrefillPlace, outcome: LegOutcome, *, began: float, trace: RequestTrace | None
-    ) -> None:
-        self._release(work)
-        seconds = self._clock() - began
-        self._telemetry.leg_ended(place.endpoint, outcome, seconds=seconds)
-        if trace is not None:
-            trace.leg(endpoint=place.endpoint, outcome=outcome.value, seconds=seconds)
-        self._note(place.endpoint, outcome)
+    def _end(self, work: PrefillWork) -> None:
+        """End the legs that nothing has ended: those that have not begun."""
+        for leg in work.legs:
+            if leg.booking is not None:
+                self._ended(work, leg, _given_up(work))
 
-    def _release(self, work: PrefillWork) -> None:
-        assert work.booking is not None, "a leg is released once"
-        booking, work.booking = work.booking, None
+    def _ended(self, work: PrefillWork, leg: BookedLeg, outcome: LegOutcome) -> None:
+        assert leg.booking is not None, "a leg is released once"
+        booking, leg.booking = leg.booking, None
         self._books.release_leg(booking)
+        place, seconds = leg.place, self._clock() - leg.began
+        self._telemetry.leg_ended(place.endpoint, outcome, seconds=seconds)
+        if outcome in (LegOutcome.LOST, LegOutcome.LATE):
+            part = 1.0 if outcome is LegOutcome.LATE else min(seconds / max(place.leg_seconds, LEAST_SECONDS), 1.0)
+            self._telemetry.lost(seconds=seconds, tokens=part * place.uncached_tokens)
+        if work.trace is not None:
+            work.trace.leg(endpoint=place.endpoint, outcome=outcome.value, seconds=seconds)
+        self._note(place.endpoint, outcome)
 
     def _note(self, endpoint: str, outcome: LegOutcome) -> None:
         if outcome is LegOutcome.FULL:
             self._books.endpoint_full(endpoint)
-        elif outcome is not LegOutcome.CLIENT_LEFT:
-            failed = outcome not in (LegOutcome.ANSWERED, LegOutcome.REFUSED)
+        elif outcome not in (LegOutcome.CLIENT_LEFT, LegOutcome.LOST):
+            failed = outcome not in (LegOutcome.ANSWERED, LegOutcome.LATE, LegOutcome.REFUSED)
             self._books.endpoint_answered(endpoint, failed=failed)
 
 
-def plan_of(prepared: Prepared, choice: Choice, view: PoolView, *, ceiling: float | None) -> PrefillPlan | None:
+def plan_of(
+    prepared: Prepared, choice: Choice, view: PoolView, *, ceiling: float | None, races: RaceBudget
+) -> PrefillPlan | None:
     """Return where a request's prompt is computed; None where there is nobody but the decode pod. Changes nothing.
 
     Raise NoReadyEndpointError where nobody can: no prefill pod is there, and the decode pods compute no prompts.
@@ -265,8 +303,9 @@ def plan_of(prepared: Prepared, choice: Choice, view: PoolView, *, ceiling: floa
     if why is not None:
         return msgspec.structs.replace(plan, verdict=Verdict(remote=False, why=why))
     if not plan.is_remote:
-        return msgspec.structs.replace(plan, verdict=Verdict(remote=True, why=_no_prompts(policy.protocol)))
-    return plan
+        plan = msgspec.structs.replace(plan, verdict=Verdict(remote=True, why=_no_prompts(policy.protocol)))
+    race = race_of(plan, races)
+    return plan if race is None else msgspec.structs.replace(plan, race=race)
 
 
 def _no_prompts(protocol: Protocol) -> str:
@@ -290,9 +329,20 @@ def _why_whole(prepared: Prepared, protocol: TransferProtocol | None) -> str | N
         return f"its body cannot be changed: {error}"
 
 
+def _given_up(work: PrefillWork) -> LegOutcome:
+    """Return how a leg has ended that neither its pod nor its time has ended."""
+    return LegOutcome.CLIENT_LEFT if work.won is None else LegOutcome.LOST
+
+
+def _task_name(leg: BookedLeg) -> str:
+    return f"prefill leg at {leg.place.endpoint}"
+
+
 def _hand_over(work: PrefillWork, exchange: BookedExchange, fields: Fields, place: PrefillPlace) -> None:
     """Put into the exchange what the decode pod gets."""
     exchange.body = decode_body(work.asked.body, fields)
+    if fields:  # they are worth one fetch: a second pod that got them would answer with other words
+        exchange.set_headers = {**exchange.set_headers, **NO_RETRIES}
     exchange.removed_headers = (*exchange.removed_headers, *work.removed_headers)
     exchange.comes_from(cached_tokens=place.cached_tokens if work.protocol.tells_prefill_hits else None)
 

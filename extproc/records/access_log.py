@@ -60,7 +60,8 @@ class AccessRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     share: float | None = None  # of the requests that are written, where not all are
     # from here on the outcome
     prefill_endpoint: str | None = None  # that computed the prompt for the endpoint; None: it did so itself
-    prefill_us: int | None = None  # all requests to prefill pods together, those that failed among them
+    prefill_us: int | None = None  # from the first request to a prefill pod to the last one's end, whatever it came to
+    prefill_lost_endpoint: str | None = None  # that computed the prompt at the same time and was not the first
     served_by: str | None = None
     status: int | None = None  # the client's answer; 0: none came
     unserved: bool = False
@@ -139,9 +140,11 @@ def add_end(line: AccessRecord, ended: Ended) -> None:
     if ended.seconds_to_headers is not None:
         line.headers_us = int(ended.seconds_to_headers * MICROSECONDS)
     if ended.legs:
-        line.prefill_us = int(sum(leg.seconds for leg in ended.legs) * MICROSECONDS)
-        last = ended.legs[-1]
-        line.prefill_endpoint = last.endpoint if last.outcome == LegOutcome.ANSWERED else None
+        began = min(leg.began_seconds for leg in ended.legs)
+        line.prefill_us = int((max(leg.began_seconds + leg.seconds for leg in ended.legs) - began) * MICROSECONDS)
+        by_outcome = {leg.outcome: leg.endpoint for leg in ended.legs}
+        line.prefill_endpoint = by_outcome.get(LegOutcome.ANSWERED)
+        line.prefill_lost_endpoint = by_outcome.get(LegOutcome.LOST, by_outcome.get(LegOutcome.LATE))
     usage = ended.usage
     if usage is not None:
         line.realised_cached_tokens, line.realised_prompt_tokens = usage.cached_tokens, usage.prompt_tokens

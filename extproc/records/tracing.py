@@ -276,7 +276,7 @@ class _Spans:
     def _leg(self, leg: LegEnd, within: Context, *, began: int) -> None:
         attributes = {"kvmesh.endpoint": leg.endpoint, "kvmesh.outcome": leg.outcome}
         span = self._tracer.start_span(PREFILL, context=within, kind=CLIENT, start_time=began, attributes=attributes)
-        if leg.outcome != LegOutcome.ANSWERED:
+        if leg.outcome not in (LegOutcome.ANSWERED, LegOutcome.LOST, LegOutcome.LATE):
             span.set_status(trace.Status(trace.StatusCode.ERROR, leg.outcome))
         span.end(end_time=began + int(leg.seconds * 1e9))
 

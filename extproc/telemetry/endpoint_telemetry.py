@@ -39,11 +39,16 @@ class EndpointView:
 
 _REPORTED: Mapping[Metric, Callable[[EndpointLoad, float], float]] = {
     metrics.ENDPOINT_WAITING: lambda load, _: load.waiting_requests,
+    metrics.ENDPOINT_FETCHING: lambda load, _: load.fetching_requests,
     metrics.ENDPOINT_RUNNING: lambda load, _: load.running_requests,
     metrics.ENDPOINT_KV_USAGE: lambda load, _: load.kv_usage,
     metrics.ENDPOINT_REPORT_AGE: lambda load, now: max(now - load.reported_at, 0.0),
     metrics.ENDPOINT_HIT_TOKENS: lambda load, _: load.prefix_hit_tokens,
     metrics.ENDPOINT_QUERY_TOKENS: lambda load, _: load.prefix_query_tokens,
+}
+_FETCHED: Mapping[Metric, Callable[[EndpointLoad], float]] = {
+    metrics.KV_FETCHED_BYTES: lambda load: load.fetched_bytes,
+    metrics.KV_FETCH_SECONDS: lambda load: load.fetch_seconds_sum,
 }
 
 
@@ -67,6 +72,9 @@ def endpoint_metrics(view: EndpointView) -> Iterator[tuple[Metric, Rows]]:
     yield metrics.ENDPOINT_PACE, ((key, pace(key[0]).prefill.seconds_a_token) for key in addresses)
     yield metrics.ESTIMATE_BIAS, ((key, errors[key[0]].bias_seconds) for key in addresses if key[0] in errors)
     yield metrics.KV_LINK_RATE, (((address,), rate) for address, rate in view.links.seen().items())
+    fetched = [(status.address, status.load) for status in statuses if status.load and status.load.fetched_bytes]
+    for metric, of_fetches in _FETCHED.items():
+        yield metric, (((address, view.role_of(address)), of_fetches(load)) for address, load in fetched)
     for metric, read in _REPORTED.items():
         loads = ((status.address, status.load) for status in statuses if status.load is not None)
         yield metric, (((address,), read(load, now)) for address, load in loads)

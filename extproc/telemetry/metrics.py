@@ -128,6 +128,19 @@ PREFILL_LEGS = counter(
 PREFILL_LEG_SECONDS = histogram(
     "kvmesh_prefill_leg_seconds", "Time from a prefill leg's request to its answer.", bounds=QUEUE_SECONDS
 )
+PREFILL_RACES = counter(
+    "kvmesh_prefill_races_total",
+    "Prompts that two prefill pods computed at once, by who was first: first (the better one by its estimate), second, "
+    "or none (both failed, or the client left).",
+    "winner",
+)
+PREFILL_RACE_LOST_SECONDS = counter(
+    "kvmesh_prefill_race_lost_seconds_total", "Time that legs have taken which lost a race, until they were ended."
+)
+PREFILL_RACE_LOST_TOKENS = counter(
+    "kvmesh_prefill_race_lost_tokens_total",
+    "Prompt tokens that legs have computed which lost a race; of one that was ended early by the time that it had.",
+)
 KV_LINK_RATE = gauge(
     "kvmesh_kv_link_bytes_per_second",
     "How fast caches come to a decode pod from others, each by itself, by what it reports of late.",
@@ -168,7 +181,13 @@ ENDPOINT_WANTS_KEY = gauge(
 )
 ENDPOINT_WAITING = gauge(
     "kvmesh_endpoint_waiting_requests",
-    "Requests that wait at the endpoint, as it reports.",
+    "Requests that wait for their turn at the endpoint, as it reports.",
+    "endpoint",
+    over=Over.EACH,
+)
+ENDPOINT_FETCHING = gauge(
+    "kvmesh_endpoint_fetching_requests",
+    "Requests that wait there for a cache that is on its way, which is no queue, as it reports.",
     "endpoint",
     over=Over.EACH,
 )
@@ -197,6 +216,20 @@ ENDPOINT_QUERY_TOKENS = counter(
     "kvmesh_endpoint_prefix_query_tokens_total",
     "Prompt tokens that an endpoint looked for in its cache since it started.",
     "endpoint",
+    over=Over.EACH,
+)
+KV_FETCHED_BYTES = counter(
+    "kvmesh_endpoint_kv_fetched_bytes_total",
+    "Bytes that an endpoint has fetched of other pods' caches since it started; of those that have fetched any.",
+    "endpoint",
+    "role",
+    over=Over.EACH,
+)
+KV_FETCH_SECONDS = counter(
+    "kvmesh_endpoint_kv_fetch_seconds_total",
+    "Time of an endpoint's fetches since it started, of all together, which may be under way at the same time.",
+    "endpoint",
+    "role",
     over=Over.EACH,
 )
 ENDPOINT_PACE = gauge(

@@ -4,6 +4,7 @@ from extproc.disaggregation.transfer_protocols import LegOutcome
 from extproc.telemetry import metrics
 from kvmesh.metrics.registry import Registry
 
+FIRST, SECOND, NONE = "first", "second", "none"  # who has won a race; labels
 REMOTE, LOCAL, FELL_BACK = "remote", "local", "fell-back"  # where a prompt is computed; labels
 
 
@@ -14,6 +15,9 @@ class PrefillTelemetry:
         self._registry = registry
         self._prompts = registry.values(metrics.PREFILL_PROMPTS)
         self._legs = registry.values(metrics.PREFILL_LEGS)
+        self._races = registry.values(metrics.PREFILL_RACES)
+        self._lost_seconds = registry.values(metrics.PREFILL_RACE_LOST_SECONDS).of()
+        self._lost_tokens = registry.values(metrics.PREFILL_RACE_LOST_TOKENS).of()
         self._seconds = registry.histograms(metrics.PREFILL_LEG_SECONDS).of()
 
     def decided(self, *, remote: bool) -> None:
@@ -29,6 +33,15 @@ class PrefillTelemetry:
         self._legs.of(endpoint, outcome.value).value += 1
         if outcome is LegOutcome.ANSWERED:
             self._seconds.observe(seconds)
+
+    def raced(self, winner: str) -> None:
+        """Count a race that is over; `winner` is FIRST, SECOND or NONE."""
+        self._races.of(winner).value += 1
+
+    def lost(self, *, seconds: float, tokens: float) -> None:
+        """Count what a leg has cost that was not the first: its time, and the prompt tokens computed by then."""
+        self._lost_seconds.value += seconds
+        self._lost_tokens.value += tokens
 
     def forget(self, endpoint: str) -> None:
         """Drop the series of an endpoint that is gone."""

@@ -63,7 +63,7 @@ def _reader(profile: EngineProfile) -> _Reader:
     load = {
         *_names_of(profile.running, profile.kv_usage, profile.queried_tokens, profile.hit_tokens, profile.preemptions),
         *_names_of(profile.capacity_tokens, profile.block_tokens, profile.blocks),
-        *_names_of((profile.waiting, profile.moved_bytes), profile.fetched_tokens),
+        *_names_of((profile.waiting, profile.fetching, profile.moved_bytes), profile.fetched_tokens),
         *(name + SUM for name in fetches),
         *(name + end for name in (*histograms, *filter(None, prefill)) for end in (SUM, COUNT)),
         *infos,
@@ -86,7 +86,7 @@ def _reader(profile: EngineProfile) -> _Reader:
         rank=re.compile(rb"\b" + profile.rank_label + rb'="(\d{1,6})"'),
         replicas=re.compile(rb"\b(?:" + replicas + rb')="[^"]*+",?+') if replicas else None,
         parts=re.compile(rb"\b" + parts + rb'="[^"]') if parts else None,
-        parted=frozenset(_names_of((profile.waiting,), profile.running)) if parts else frozenset(),
+        parted=frozenset(_names_of((profile.waiting, profile.fetching), profile.running)) if parts else frozenset(),
         in_blocks=re.compile(rb"\n# HELP " + in_blocks + rb"\S*+ [^\n]*\bblocks\b") if in_blocks else None,
     )
 
@@ -114,6 +114,8 @@ def parse_load(text: bytes, *, reported_at: float) -> Steps[EndpointLoad | None]
     first_token = _histogram_name(found, profile.first_token, COUNT)
     moves = any(source.name in found for source in profile.moved_bytes)
     running_adapters, waiting_adapters, max_adapters = _adapters(profile.adapters, found)
+    waiting = _whole(_series(found, profile.waiting))
+    fetching = min(_whole(_series(found, profile.fetching)), waiting)
 
     def total(name: bytes) -> float:
         return sum([value for _, value in found.get(name, ())], 0.0)
@@ -126,7 +128,8 @@ def parse_load(text: bytes, *, reported_at: float) -> Steps[EndpointLoad | None]
     else:
         computed = max(_count(found, profile.prompt_tokens) - _count(found, profile.cached_tokens), 0)
     return EndpointLoad(
-        waiting_requests=_whole(_series(found, profile.waiting)),
+        waiting_requests=waiting - fetching,
+        fetching_requests=fetching,
         running_requests=_count(found, profile.running),
         kv_usage=min(sum(value for _, value in usage) / len(usage), 1.0),
         prefix_hit_tokens=_count(found, profile.hit_tokens),

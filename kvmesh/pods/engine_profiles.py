@@ -75,6 +75,7 @@ class EngineProfile:
     first_token: tuple[bytes, ...]  # histograms of seconds, the newest name first
     inter_token: tuple[bytes, ...]
     cache_info: CacheInfo | None = None
+    fetching: Sum = ()  # of those that wait: for a cache that is on its way, and not for their turn
     capacity_tokens: Choices = ()
     block_tokens: Choices = ()
     blocks: Choices = ()
@@ -115,6 +116,9 @@ VLLM = EngineProfile(
         finer_sizes=(b"hash_block_size", b"prefix_match_unit", b"cache_hit_alignment_tokens"),
         caches=b"enable_prefix_caching",
     ),
+    # of consumers. num_requests_waiting_by_reason's "deferred" has more in it: until they run, also those whose cache
+    # has come, whose grammar is ready, or whose LoRA adapter finds no place, all of which wait for their turn
+    fetching=(Source(b"vllm:num_requests_kv_fetch_by_stage", b'stage="in_progress"'),),
     preemptions=_either("vllm:num_preemptions_total"),
     # with --enable-mfu-metrics only
     moved_bytes=_sum("vllm:estimated_read_bytes_per_gpu_total", "vllm:estimated_write_bytes_per_gpu_total"),
@@ -151,6 +155,7 @@ SGLANG = EngineProfile(
     cache_info=CacheInfo(
         name=b"sglang:cache_config_info", block_tokens=b"page_size", blocks=b"num_pages", sizes=(b"page_size",)
     ),
+    fetching=_sum("sglang:num_decode_transfer_queue_reqs"),
     capacity_tokens=_either("sglang:max_total_num_tokens"),
     block_tokens=_either("sglang:page_size"),
     blocks=_either("sglang:num_pages"),

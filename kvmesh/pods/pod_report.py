@@ -11,12 +11,13 @@ from dataclasses import dataclass
 class EndpointLoad:
     """What one pod reported of itself, summed over its engines."""
 
-    waiting_requests: int
+    waiting_requests: int  # for their turn
     running_requests: int
     kv_usage: float  # 0..1, share of cache blocks in use
     prefix_hit_tokens: int  # since the pod started
     prefix_query_tokens: int  # since the pod started
     reported_at: float  # monotonic seconds at which the report was asked for
+    fetching_requests: int = 0  # that wait for a cache on its way; among those above where the pod does not tell
     kv_capacity_tokens: int | None = None  # tokens that the pod's cache blocks hold; None: it does not say
     preemptions: int = 0  # since the pod started
     running_adapters: frozenset[str] = frozenset()  # LoRA adapters in use now
@@ -40,6 +41,11 @@ class EndpointLoad:
     def is_stale(self, *, now: float, limit_seconds: float) -> bool:
         """Tell whether the report is too old to say anything."""
         return now - self.reported_at > limit_seconds
+
+    @property
+    def unfinished_requests(self) -> int:
+        """Requests that the pod has, whatever becomes of them next."""
+        return self.waiting_requests + self.fetching_requests + self.running_requests
 
     @property
     def prefix_hit_rate(self) -> float | None:

@@ -108,6 +108,24 @@ async def test_the_first_view_stands_within_a_second(
         assert first < 4000  # 1000 where the machine does nothing else
 
 
+async def test_roles_of_pods_and_prompts_computed_elsewhere_are_seen_at_once(browser: Browser) -> None:
+    plan: dict[str, Any] = {"where": "remote", "why": "always", "rule": "always", "endpoint": feed_data.address(1)}
+    plan |= {"uncached_tokens": 500, "local_ms": 900, "remote_ms": 400, "transfer_ms": 20}
+    split = feed_data.decision(0, 12) | {"prefill": plan}
+    fake = busy_pool(12, decisions=[split, feed_data.decision(2, 12)])
+    fake.snapshot["pods"]["pods"][1]["role"] = "prefill"
+    async with running(fake), opened(browser, fake.url) as page:
+        await expect(page.locator("button.pod .role", has_text="prefill")).to_have_count(1)
+        await expect(page.locator("#view-pods .decision", has_text="→")).to_have_count(1)
+        await page.click("text=Table")
+        await expect(page.locator("#view-pods tbody tr", has_text="prefill")).to_have_count(1)
+        await go(page, "decisions")
+        await page.select_option("#kind", "split")
+        await expect(page.locator("#view-decisions .decision")).to_have_count(1)
+        await page.click("#view-decisions .decision")
+        await expect(page.locator("#sheet .why")).to_contain_text("computes the prompt")
+
+
 async def test_a_decision_opens_into_its_whole_explanation(browser: Browser) -> None:
     fake = busy_pool(12)
     whole = feed_data.decision(0, 12, now=fake.snapshot["now"])

@@ -19,14 +19,14 @@ import pytest_asyncio
 import redis
 
 from tests.e2e.stack import eventually
-from tests.e2e.watched_mesh import SMALL, UNREAD, WatchedMesh, watched_mesh
+from tests.e2e.watched_mesh import LONG_WORDS, SMALL, UNREAD, WatchedMesh, watched_mesh
 from tests.e2e.wrong_pools import WRONG_POOLS
 from tests.prometheus.draw_panels import draw
 from tests.prometheus.monitoring import BOARDS, Json, alerts, panels_of, recordings
 from tests.prometheus.prometheus_process import Series
 from tests.unit.kv_indexer_follow.kv_fakes import stored
 
-TARGETS = 5  # a picker, two indexers, two pods
+TARGETS = 6  # a picker, two indexers, three pods
 FIRE_SECONDS = 100.0  # many times what it takes where nothing else runs
 SHOWN_SECONDS = 60.0  # what a dashboard shows
 PICTURES = os.environ.get("DRAW_DASHBOARDS")  # a folder: what was seen is drawn there, to be looked at
@@ -67,6 +67,7 @@ async def test_alerts_of_overload_and_of_a_pod_that_misbehaves(mesh: WatchedMesh
     mesh.talk(workers=6, objective="critical", max_tokens=16)
     mesh.talk(workers=12, objective="sheddable", shared=False, words=300, pause_seconds=0.3)
     mesh.talk(workers=30, shared=False, words=200)  # more than the pods have room for: the queue is never empty
+    mesh.talk(workers=3, objective="critical", shared=False, words=LONG_WORDS)
     server = mesh.redis.client()
     server.config_set("maxmemory-policy", "allkeys-random")  # nothing is evicted yet: there is no limit
     server.hset("{kv2}slots", "999", "nothing that anybody could read")
@@ -76,7 +77,13 @@ async def test_alerts_of_overload_and_of_a_pod_that_misbehaves(mesh: WatchedMesh
     try:
         await fires(
             mesh,
-            *("KvmeshPoolFails", "KvmeshEndpointFails", "KvmeshEndpointRefuses", "KvmeshEndpointWantsKey"),
+            *(
+                "KvmeshPoolFails",
+                "KvmeshPrefillLegsFail",
+                "KvmeshEndpointFails",
+                "KvmeshEndpointRefuses",
+                "KvmeshEndpointWantsKey",
+            ),
             *("KvmeshClassShed", "KvmeshPromiseBurnsFast", "KvmeshPromiseBurnsSlowly"),
             *("KvmeshQueueNeverEmpty", "KvmeshStepInForce"),
             *("KvmeshIndexBehind", "KvmeshEventsNotUnderstood", "KvmeshFinding", "KvmeshModelFinding"),

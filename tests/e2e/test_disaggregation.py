@@ -18,6 +18,7 @@ import aiohttp
 from tests.e2e.stack import Stack, eventually, running_stack, simulated_pods
 
 CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+RACES = "rule: always, raceShare: 1, raceTtftSeconds: 60"
 HANDS_OVER = ("--kv-transfer-config", json.dumps(CONNECTOR))  # as docs/guides/disaggregation.md says
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -29,11 +30,24 @@ def text(words: int) -> str:
 
 @asynccontextmanager
 async def split_stack(
-    folder: Path, prefill: int, decode: int, *flags: str, policy: str = "rule: always"
+    folder: Path,
+    prefill: int,
+    decode: int,
+    *flags: str,
+    policy: str = "rule: always",
+    one_more: Sequence[str] = (),
 ) -> AsyncIterator[tuple[Stack, list[str], list[str], dict[str, Any]]]:
-    """Start the stack before so many pods of each role; yield it with their addresses and processes."""
+    """Start the stack before so many pods of each role; yield it with their addresses and processes.
+
+    `one_more`: the flags of one more prefill pod, which comes first.
+    """
     async with AsyncExitStack() as exits:
-        pods = await exits.enter_async_context(simulated_pods(prefill + decode, *HANDS_OVER, *flags))
+        pods: dict[str, Any] = {}
+        if one_more:
+            pods |= await exits.enter_async_context(simulated_pods(1, *HANDS_OVER, *one_more))
+            prefill += 1
+        alike = prefill + decode - len(pods)
+        pods |= await exits.enter_async_context(simulated_pods(alike, *HANDS_OVER, *flags))
         names = list(pods)
         (folder / "policy.yaml").write_text(f"disaggregation: {{enabled: true, {policy}}}\n", encoding="utf-8")
         settings = (
@@ -42,7 +56,7 @@ async def split_stack(
         )
         stack = await exits.enter_async_context(running_stack(folder, endpoints=names, settings=settings))
         await eventually(stack.state, lambda state: all(pod["state"] == "ready" for pod in state["endpoints"]))
-        yield stack, names[:prefill], names[prefill:], dict(pods)
+        yield stack, names[:prefill], names[prefill:], pods
 
 
 async def page(stack: Stack, pod: str) -> str:
@@ -116,6 +130,48 @@ async def test_every_form_of_a_request_is_prefilled_on_one_pod_and_decoded_on_an
         known = await stack.indexed(body["prompt"], tokens=64)
         assert known["prefill"]["remote_uncached_tokens"] < known["prompt_tokens"] / 2, known["prefill"]
         await eventually(stack.open_bookings, lambda open_: open_ == 0)
+
+
+async def test_of_two_pods_that_race_the_slow_one_is_ended_and_its_blocks_are_free_at_once(tmp_path: Path) -> None:
+    slow = ("--prefill-tokens-per-second", "20")
+    async with split_stack(tmp_path, 1, 1, policy=RACES, one_more=slow) as (stack, (late, quick), (decode,), _):
+        asked = 0
+        for number in range(3):
+            for path, body in forms(text(40 + number)):
+                status, _, words = await answer(stack, path, body)
+                assert (status, words) == (200, (await answer(stack, path, body, pod=decode))[2])
+                asked += 1
+        races = await stack.metric("kvmesh_prefill_races_total")
+        assert races > 0
+        assert await stack.metric(r'kvmesh_prefill_legs_total\{[^}]*outcome="lost"\}') == races
+        assert await stack.metric(r'kvmesh_prefill_legs_total\{[^}]*outcome="answered"\}') == asked
+        assert await pods_sum(stack, [quick], "vllm:request_success_total") == asked
+        await eventually(lambda: pods_sum(stack, [late], "vllm:num_requests_running"), lambda running: running == 0)
+        await eventually(lambda: pods_sum(stack, [late], "vllm:kv_cache_usage_perc"), lambda usage: usage == 0.0)
+        assert await pods_sum(stack, [late], "vllm:nixl_num_kv_expired_reqs_total") == 0
+        assert await pods_sum(stack, [decode], "podsim_stale_kv_reads_total") == 0
+        await eventually(stack.open_bookings, lambda open_: open_ == 0)
+
+
+async def test_what_a_loser_has_computed_to_its_end_is_kept_until_its_lease_is_over(tmp_path: Path) -> None:
+    lease = json.dumps(CONNECTOR | {"kv_connector_extra_config": {"kv_lease_duration": 1}})
+    flags = ("--kv-transfer-config", lease)  # the last one counts
+    async with split_stack(tmp_path, 2, 1, *flags, policy=RACES) as (stack, prefill, decode, _):
+        asked = 0
+        for number in range(6):
+            for path, body in forms(text(20 + number)):
+                status, _, words = await answer(stack, path, body)
+                assert (status, words) == (200, (await answer(stack, path, body, pod=decode[0]))[2])
+                asked += 1
+        races = await stack.metric("kvmesh_prefill_races_total")
+        assert races > 0
+        assert await stack.metric(r'kvmesh_prefill_legs_total\{[^}]*outcome="(late|lost)"\}') == races
+        # an answer that is on its way when its connection is closed has left its blocks, too
+        late = await stack.metric(r'kvmesh_prefill_legs_total\{[^}]*outcome="late"\}')
+        await eventually(lambda: pods_sum(stack, prefill, "vllm:kv_cache_usage_perc"), lambda usage: usage == 0.0)
+        assert late <= await pods_sum(stack, prefill, "vllm:nixl_num_kv_expired_reqs_total") <= races
+        assert await pods_sum(stack, decode, "vllm:nixl_bytes_transferred_count") == asked
+        assert await pods_sum(stack, decode, "podsim_stale_kv_reads_total") == 0
 
 
 async def test_a_prefill_pod_that_dies_costs_no_client_an_error(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ DIVIDED_BY = 60.0  # every window and wait of the rules; their conditions are th
 MODEL, SMALL = "tiny", "small"  # the second one is the odd pod's alone
 UNREAD = "unread"  # likewise, and nobody makes tokens for it
 SHORTEST_SECONDS = 0.01
+LONG_WORDS, LONG_TOKENS = 400, 1000  # of prompts that prefill pods compute, and no others
+CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
 SETTINGS: dict[str, Any] = {
     "scrape_interval_ms": 100,
     "index_timeout_ms": 500,  # on a busy machine answers of Redis would be late without any trouble
@@ -39,6 +41,7 @@ SETTINGS: dict[str, Any] = {
         "prefixCache": {"alertHitRatio": 0.95},
         # a pod that fails goes on getting requests: it is to be seen
         "load": {"health": {"leastRequests": 1_000_000}},
+        "disaggregation": {"enabled": True, "rule": "thresholds", "promptTokens": LONG_TOKENS},
         "observability": {"gpuHourPrice": 2.5, "currency": "EUR"},
         "quotas": [
             {"tenant": "acme", "requestsPerMinute": 100_000},
@@ -116,7 +119,7 @@ class WatchedMesh:
     stack: Stack
     prometheus: Prometheus
     redis: RedisServer
-    pods: dict[str, subprocess.Popen[bytes]]
+    pods: dict[str, subprocess.Popen[bytes]]  # the last one computes prompts for the others
     odd: OddPod
     odd_events: ScriptedPod
     pools: subprocess.Popen[bytes]  # an indexer of its own, which follows `pools_folder`
@@ -181,14 +184,21 @@ async def watched_mesh(folder: Path) -> AsyncIterator[WatchedMesh]:
         odd.numbers = itertools.count(1)
         await odd.start()
         exits.push_async_callback(odd.stop)
-        pods = exits.enter_context(_simulated_pods(2, folder))
+        no_connector = HeldPod(models=(MODEL, SMALL, UNREAD))  # a prefill pod that hands nothing over
+        await no_connector.start()
+        exits.push_async_callback(no_connector.stop)
+        no_connector.release()
+        pods = exits.enter_context(_simulated_pods(3, folder))
         for address in pods:
             await eventually(partial(listens, int(address.rpartition(":")[2])), bool)
-        sources = {odd.address: {"events": odd_events.config()["0"]["endpoint"].replace("*", "127.0.0.1")}}
-        sources[odd.address]["replay"] = odd_events.config()["0"]["replay_endpoint"].replace("*", "127.0.0.1")
+        sources = {
+            odd.address: _source(odd_events),
+            no_connector.address: _source(await exits.enter_async_context(running_pod())),
+        }
         flags = ("--redis", redis.url, "--model", MODEL, "--event-sources", json.dumps(sources))
-        settings = json.dumps(SETTINGS)
-        endpoints = [*pods, odd.address]
+        roles = ",".join(f"{each}=prefill" for each in (list(pods)[-1], no_connector.address))
+        settings = json.dumps(SETTINGS | {"roles": roles})
+        endpoints = [*pods, odd.address, no_connector.address]
         stack = await exits.enter_async_context(running_stack(folder, *flags, settings=settings, endpoints=endpoints))
         pools, pools_port = exits.enter_context(_indexer_of_pools(folder, redis))
         targets = {
@@ -214,6 +224,12 @@ async def watched_mesh(folder: Path) -> AsyncIterator[WatchedMesh]:
         yield mesh
 
 
+def _source(events: ScriptedPod) -> dict[str, str]:
+    said = events.config()["0"]
+    places = {"events": said["endpoint"], "replay": said["replay_endpoint"]}
+    return {name: place.replace("*", "127.0.0.1") for name, place in places.items()}
+
+
 def _address(url: str) -> str:
     return url.removeprefix("http://")
 
@@ -222,7 +238,7 @@ def _address(url: str) -> str:
 def _simulated_pods(count: int, folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """Start slow pods with small caches."""
     options = ["--max-num-seqs", "3", "--inter-token-ms", "15", "--kv-blocks", "600", "--max-model-len", "8192"]
-    options += ["--prefill-tokens-per-second", "3000"]
+    options += ["--prefill-tokens-per-second", "3000", "--kv-transfer-config", json.dumps(CONNECTOR)]
     pods: dict[str, subprocess.Popen[bytes]] = {}
     try:
         with (folder / "pods.log").open("wb") as log:

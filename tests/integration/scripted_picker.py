@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +83,7 @@ class Books:
     known: frozenset[str] = frozenset()
     change: Callable[[bytes], bytes] | None = None
     removed_headers: tuple[str, ...] = ()
+    set_headers: Mapping[str, str] = field(default_factory=dict)
     plan: ResponsePlan = PASS_PLAN
     answered: list[tuple[str, bool]] = field(default_factory=list)
     released: list[tuple[str, int]] = field(default_factory=list)
@@ -98,6 +99,7 @@ class Books:
             booking=Booking(endpoint=self.endpoints[0], booked_at=0.0),
             body=self.change(body) if self.change is not None and body is not None else None,
             removed_headers=self.removed_headers,
+            set_headers=self.set_headers,
             plan=self.plan,
         )
 
@@ -129,7 +131,7 @@ class Books:
         self.comparisons.append(comparison)
 
     def endpoint_full(self, endpoint: str) -> None:
-        raise NotImplementedError("no pod here refuses")
+        raise NotImplementedError("no pod here refuses in vLLM's words")
 
     def generated(self, note: QuotaNote, tokens: int) -> None:
         raise NotImplementedError("no quota here")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.stack import Stack, eventually, running_stack
-from tests.e2e.test_disaggregation import CONNECTOR, answer, forms, text
+from tests.e2e.test_disaggregation import CONNECTOR, RACES, answer, forms, text
 from tests.vllm.environment import VllmEnvironment, ensure_nixl
 from tests.vllm.servers import MODEL_NAME, VllmPod, free_port, running_pods
 
@@ -52,10 +52,13 @@ def split_pods(
 
 
 @asynccontextmanager
-async def stack_before(pods: tuple[VllmPod, ...], folder: Path) -> AsyncIterator[Stack]:
-    """Start the stack; every prompt is computed by the first pod while that is there."""
-    (folder / "policy.yaml").write_text("disaggregation: {enabled: true, rule: always}\n", encoding="utf-8")
-    settings = f"{SETTINGS}roles: {pods[0].address}=prefill\npolicy: {folder / 'policy.yaml'}\n"
+async def stack_before(
+    pods: tuple[VllmPod, ...], folder: Path, *, prefill: int = 1, policy: str = "rule: always"
+) -> AsyncIterator[Stack]:
+    """Start the stack; every prompt is computed by the first pods, so many of them, while they are there."""
+    (folder / "policy.yaml").write_text(f"disaggregation: {{enabled: true, {policy}}}\n", encoding="utf-8")
+    roles = ",".join(f"{pod.address}=prefill" for pod in pods[:prefill])
+    settings = f"{SETTINGS}roles: {roles}\npolicy: {folder / 'policy.yaml'}\n"
     flags = ("--model", MODEL_NAME, "--tokenizer", str(pods[0].model_folder))
     names = [pod.address for pod in pods]
     async with running_stack(folder, *flags, settings=settings, endpoints=names) as stack:
@@ -103,6 +106,31 @@ async def test_mixed_requests_have_a_single_pods_words_and_the_predicted_hits(
     assert realised["predicted_tokens"] == realised["cached_tokens"] > 0, realised
     # a completion's stream tells usage only where its client asks for it
     assert realised["requests"] >= REQUESTS // 4 * 3, realised
+
+
+async def test_what_two_pods_have_raced_for_has_a_single_pods_words_and_nothing_of_a_loser_runs_on(
+    split_pods: tuple[VllmPod, ...], tmp_path: Path
+) -> None:
+    *racing, decode = split_pods
+    fetched, asked = metric(decode, "vllm:nixl_bytes_transferred_count"), 0
+    async with stack_before(split_pods, tmp_path, prefill=2, policy=RACES) as stack:
+        for number in range(3):
+            for path, body in forms(text(20 + number)):
+                status, _, words = await answer(stack, path, greedy(body))
+                assert (status, "", words) == await answer(stack, path, greedy(body), pod=decode.address)
+                asked += 1
+        races = await stack.metric("kvmesh_prefill_races_total")
+        assert await stack.metric(r'kvmesh_prefill_legs_total\{[^}]*outcome="(late|lost)"\}') == races > 0
+        await eventually(stack.open_bookings, lambda open_: open_ == 0)
+
+        async def unfinished() -> float:
+            names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+            return sum([await asyncio.to_thread(metric, pod, name) for pod in racing for name in names])
+
+        await eventually(unfinished, lambda count: count == 0)
+    # four forms of a prompt: the decode pod holds the blocks of all but the first, and fetches what is left
+    assert asked / 4 <= metric(decode, "vllm:nixl_bytes_transferred_count") - fetched <= asked
+    assert sum(metric(pod, "vllm:nixl_num_failed_transfers_total") for pod in split_pods) == 0
 
 
 def further_forms(prompt: str) -> list[tuple[str, dict[str, Any]]]:

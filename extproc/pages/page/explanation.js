@@ -87,7 +87,8 @@ function prefill(plan, names) {
   const tokens = `${plan.uncached_tokens} tokens of the prompt are not in this pod's cache`;
   const [here, there] = [milliseconds(plan.local_ms), milliseconds(plan.remote_ms)];
   const times = `first token here after ${here}, by way of ${names(plan.endpoint)} after ${there}, ${milliseconds(plan.transfer_ms)} of it for moving the cache`;
-  return `${plan.where === "remote" ? `${names(plan.endpoint)} computes the prompt` : "This pod computes the prompt itself"}: ${tokens}; ${times} (rule ${plan.rule}: ${plan.why}).`;
+  const race = plan.race ? ` ${plan.races ? "Two prefill pods compute it at once, the first wins" : "They do not race"}: ${plan.race}.` : "";
+  return `${plan.where === "remote" ? `${names(plan.endpoint)} computes the prompt` : "This pod computes the prompt itself"}: ${tokens}; ${times} (rule ${plan.rule}: ${plan.why}).${race}`;
 }
 
 function comparison(decision, winner, pods, names) {

@@ -2,7 +2,7 @@
 
 import { bar } from "./charts.js";
 import { chip, el, facts, table } from "./dom.js";
-import { age, clock, count, exact, isWell, milliseconds, podState, share } from "./words.js";
+import { age, clock, count, exact, isWell, milliseconds, podState, roleOf, share } from "./words.js";
 
 const known = (value, show) => (value === null || value === undefined ? null : show(value));
 
@@ -15,7 +15,7 @@ export function podFacts(address, open) {
     return el(
       "div",
       { class: "pod-facts" },
-      el("p", { class: "chips" }, chip(podState(pod), isWell(pod) ? "good" : "bad"), pod.role && pod.role !== "both" ? chip(`role ${pod.role}`) : null, pod.index_state ? chip(`index ${pod.index_state}`, pod.index_state === "live" ? "good" : "warn") : chip("not in the index", "warn")),
+      el("p", { class: "chips" }, chip(podState(pod), isWell(pod) ? "good" : "bad"), roleOf(pod) ? chip(`role ${roleOf(pod)}`) : null, pod.index_state ? chip(`index ${pod.index_state}`, pod.index_state === "live" ? "good" : "warn") : chip("not in the index", "warn")),
       pod.avoided ? el("p", { text: `Avoided: ${pod.avoided}` }) : null,
       pod.index_reason ? el("p", { text: `Index: ${pod.index_reason}` }) : null,
       el("div", { class: "gauge" }, el("span", { text: "Cache blocks in use" }), bar(pod.kv_usage, "load"), el("b", { text: share(pod.kv_usage) })),

@@ -13,7 +13,7 @@ export function decisionsView(root, app) {
   const summary = el("p", { class: "lead" });
   const list = el("ol", { class: "decisions plain", "aria-labelledby": "h-decisions" });
   const search = el("input", { id: "search", type: "search", placeholder: "Request id, model, pod or class", on: { input: () => refresh() } });
-  const kind = el("select", { id: "kind", on: { change: () => refresh() } }, [["", "All"], ["refused", "Refused"], ["cold", "Nothing cached"], ["lost", "Better cache elsewhere"], ["degraded", "Input missing"], ["queued", "Had to wait"], ["failed", "Failed"]].map(([value, label]) => el("option", { value, text: label })));
+  const kind = el("select", { id: "kind", on: { change: () => refresh() } }, [["", "All"], ["refused", "Refused"], ["cold", "Nothing cached"], ["lost", "Better cache elsewhere"], ["degraded", "Input missing"], ["queued", "Had to wait"], ["split", "Prompt elsewhere"], ["failed", "Failed"]].map(([value, label]) => el("option", { value, text: label })));
   const pause = el("button", { type: "button", "aria-pressed": "false", text: "Pause", on: { click: () => hold(!held.paused) } });
   const news = el("button", { type: "button", class: "news", hidden: true, on: { click: () => hold(false) } });
   const none = el("p", { class: "empty" });
@@ -67,6 +67,7 @@ function fits(each, words, kind, state) {
     lost: () => (each.best_matched_tokens ?? 0) > (each.matched_tokens ?? 0),
     degraded: () => each.degraded?.length > 0,
     queued: () => each.queued_ms > 0,
+    split: () => each.prefill?.where === "remote",
     failed: () => outcome !== null && !(outcome.status >= 200 && outcome.status < 400),
   };
   if (kind && !is[kind]()) return false;
@@ -81,15 +82,19 @@ export function decisionRow(decision, app, { short = false } = {}) {
   const tokens = tokensOf(decision);
   const found = el("span", { class: "found" }, el("span", { class: "tokens", text: tokens }), tokens ? bar(decision.matched_tokens / decision.prompt_tokens, "cache") : null);
   const model = decision.request?.model ?? decision.model ?? "–";
+  const prefiller = decision.prefill?.where === "remote" ? decision.prefill.endpoint : null;
   const kind = decision.request?.class ?? decision.class ?? "";
   const button = el("button", { type: "button", class: `decision${refused ? " refused" : ""}`, on: { click: () => app.openDecision(decision) } }, el("span", { class: "at", text: clock(decision.at) }), el("span", { class: "what" }, el("span", { class: "model", text: model }), el("span", { class: "class", text: kind })), pod, found, outcome);
   const node = el("li", {}, button);
   node.update = (state) => {
-    text(pod, refused ? (decision.reason ?? "refused") : ((short && app.names(state).get(decision.endpoint)) || decision.endpoint));
+    const names = app.names(state);
+    const named = (endpoint) => names.get(endpoint) || endpoint;
+    const via = prefiller ? `${named(prefiller)} → ` : "";
+    text(pod, refused ? (decision.reason ?? "refused") : `${via}${short || prefiller ? named(decision.endpoint) : decision.endpoint}`);
     const ended = endOf(state, decision);
     const words = said(decision, ended);
     if (outcome.textContent !== words.text) outcome.replaceChildren(words.kind ? chip(words.text, words.kind) : words.text);
-    const label = `${clock(decision.at)}, ${model}, class ${kind || "unknown"}, ${refused ? `refused: ${decision.reason}` : `to ${decision.endpoint}`}${tokens ? `, ${tokens} tokens cached` : ""}, ${words.text}`;
+    const label = `${clock(decision.at)}, ${model}, class ${kind || "unknown"}, ${refused ? `refused: ${decision.reason}` : `to ${decision.endpoint}${prefiller ? `, prompt computed by ${prefiller}` : ""}`}${tokens ? `, ${tokens} tokens cached` : ""}, ${words.text}`;
     if (button.getAttribute("aria-label") !== label) button.setAttribute("aria-label", label);
   };
   return node;

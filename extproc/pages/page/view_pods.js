@@ -5,7 +5,7 @@ import { chip, el, keyed, roving, set, table, text } from "./dom.js";
 import { fixOf } from "./findings.js";
 import { decisionRow } from "./view_decisions.js";
 import { hitShares, rates } from "./store.js";
-import { count, exact, isWell, plural, podState, share, shortNames } from "./words.js";
+import { count, exact, isWell, plural, podState, roleOf, share, shortNames } from "./words.js";
 
 const MANY = 24; // more pods are drawn smaller
 const ORDERS = {
@@ -149,6 +149,7 @@ function drawAttention(panel, list, state, pods, names) {
 function tile(pod, app) {
   const part = {
     name: el("span", { class: "name" }),
+    role: el("span", { class: "role" }),
     state: el("span", { class: "state" }),
     load: bar(0, "load"),
     cache: bar(0, "cache"),
@@ -157,7 +158,7 @@ function tile(pod, app) {
     waits: el("span", { class: "waiting", hidden: true }),
     cached: el("span", { class: "cached" }),
   };
-  const button = el("button", { type: "button", class: "pod", tabindex: "-1", on: { click: () => app.openPod(pod.address) } }, el("span", { class: "tile-head" }, part.name, part.state), part.load, part.cache, el("span", { class: "tile-foot" }, el("span", {}, part.running, el("span", { class: "unit", text: " running" })), part.waits, part.cached));
+  const button = el("button", { type: "button", class: "pod", tabindex: "-1", on: { click: () => app.openPod(pod.address) } }, el("span", { class: "tile-head" }, part.name, part.role, part.state), part.load, part.cache, el("span", { class: "tile-foot" }, el("span", {}, part.running, el("span", { class: "unit", text: " running" })), part.waits, part.cached));
   part.waits.append(el("span", { class: "plus", text: "+ " }), part.waiting, el("span", { class: "unit", text: " waiting" }));
   const node = el("li", {}, button);
   Object.assign(node, { bits: part, button, picks: pod.picks });
@@ -168,6 +169,7 @@ function drawTile(node, pod, { name, most, glow }) {
   const { bits: part, button } = node;
   const well = isWell(pod);
   text(part.name, name);
+  text(part.role, well ? roleOf(pod) : "");
   text(part.state, well ? "" : podState(pod));
   setBar(part.load, pod.kv_usage);
   setBar(part.cache, (pod.cached_blocks ?? 0) / most);
@@ -177,7 +179,7 @@ function drawTile(node, pod, { name, most, glow }) {
   text(part.cached, `${count(pod.cached_blocks)} blocks`);
   button.style.setProperty("--heat", `${Math.round((pod.kv_usage ?? 0) * 100)}%`);
   button.classList.toggle("ill", !well);
-  const words = `${pod.address}, ${podState(pod)}, ${count(pod.running)} running, ${count(pod.waiting)} waiting, ${share(pod.kv_usage)} of its cache blocks in use, ${count(pod.cached_blocks)} blocks in the index`;
+  const words = `${pod.address}, ${roleOf(pod) ? `role ${roleOf(pod)}, ` : ""}${podState(pod)}, ${count(pod.running)} running, ${count(pod.waiting)} waiting, ${share(pod.kv_usage)} of its cache blocks in use, ${count(pod.cached_blocks)} blocks in the index`;
   if (button.getAttribute("aria-label") !== words) set(button, { "aria-label": words, title: pod.address });
   if (glow && pod.picks > node.picks) {
     button.classList.remove("picked");
@@ -190,6 +192,7 @@ function drawRow(node, pod, app) {
   const cells = [...node.children];
   if (!cells[0].querySelector("button")) cells[0].replaceChildren(el("button", { type: "button", class: "linkish mono", text: pod.address, on: { click: () => app.openPod(pod.address) } }));
   const state = podState(pod);
-  if (cells[1].textContent !== state) cells[1].replaceChildren(chip(state, isWell(pod) ? "good" : "bad"));
+  const role = roleOf(pod);
+  if (cells[1].textContent !== `${state}${role && ` ${role}`}`) cells[1].replaceChildren(chip(state, isWell(pod) ? "good" : "bad"), ...(role ? [" ", chip(role)] : []));
   [exact(pod.running), exact(pod.waiting), share(pod.kv_usage), share(pod.hit_rate), exact(pod.cached_blocks), `${exact(pod.picks)} (${share(pod.share)})`].forEach((words, i) => text(cells[i + 2], words));
 }

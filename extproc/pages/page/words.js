@@ -22,6 +22,9 @@ export function age(seconds) {
   return `${Math.floor(whole / 86400)} days`;
 }
 
+/** The role of a pod that does not do both. */
+export const roleOf = (pod) => (pod.role && pod.role !== "both" ? pod.role : "");
+
 export const clock = (unixSeconds) => new Date(unixSeconds * 1000).toLocaleTimeString("en-GB");
 
 /** Short names of endpoints: what all have in common (host or port, leading octets) is left out. */

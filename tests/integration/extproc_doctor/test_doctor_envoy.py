@@ -220,27 +220,39 @@ async def test_a_running_envoys_failure_mode_is_compared_with_the_policy_of_its_
     assert [part in seen for part, seen in zip(differs, wrong, strict=True)] == [True] * len(differs)
 
 
-def retries_503(config: dict[str, Any]) -> None:
-    """As Istio writes a route whose owner says nothing of retries."""
-    manager, *_ = parts(config)
-    route = manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
-    route["retry_policy"] = {
-        "retry_on": "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes",
-        "retriable_status_codes": [503],
-        "num_retries": 2,
-    }
+ISTIO_RETRIES = "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes"
+ALLOWED = {"allow_envoy": True}
+
+
+def retried(*codes: int, rules: dict[str, bool] | None = None) -> Callable[[dict[str, Any]], None]:
+    """Return what gives the route the retries that Istio writes, with these codes, and the filter rules for headers."""
+
+    def change(config: dict[str, Any]) -> None:
+        manager, ext_proc, *_ = parts(config)
+        route = manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
+        route["retry_policy"] = {"retry_on": ISTIO_RETRIES, "num_retries": 2, "retriable_status_codes": list(codes)}
+        ext_proc["mutation_rules"] = rules or {}
+
+    return change
+
+
+AGAIN = "a route to the pods is retried on status 503, and prefill pods compute prompts"
 
 
 @pytest.mark.parametrize(
     ("change", "prefill_pods", "wrong"),
     [
+        (retried(503), 1, [AGAIN]),
+        (retried(), 1, []),  # where its owner says nothing of retries
+        (retried(503, rules=ALLOWED), 1, []),  # the picker forbids them
+        (retried(503, rules={**ALLOWED, "disallow_all": True}), 1, [AGAIN]),
         (
-            retries_503,
+            retried(rules={"disallow_is_error": True}),
             1,
-            ["a route to the pods is retried on retriable-status-codes, and prefill pods compute prompts"],
+            ["the filter ends requests with headers that the picker may not set (mutation_rules.disallow_is_error)"],
         ),
         (lambda _: None, 1, []),
-        (retries_503, 0, []),  # it costs work twice, and no answer is wrong
+        (retried(503), 0, []),  # it costs work twice, and no answer is wrong
     ],
 )
 async def test_retries_that_could_fetch_a_cache_twice_are_found_where_pods_prefill_for_others(

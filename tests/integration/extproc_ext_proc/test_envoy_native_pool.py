@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from extproc.disaggregation.transfer_protocols import NO_RETRIES
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.pools.booked_exchange import BookedExchange
 from tests.integration.scripted_picker import (
@@ -114,6 +115,14 @@ async def test_after_a_retry_the_booking_follows_the_pod_that_served(tmp_path: P
         await running.all_released()
         assert running.books.answered == [(running.dead_pod, True), (running.other_pod, False)]
         assert running.books.released == [(running.other_pod, 200)]
+
+
+async def test_that_a_request_is_not_to_be_repeated_is_ignored_and_the_request_goes_on(tmp_path: Path) -> None:
+    async with mesh(DUPLEX, tmp_path, document, edit=as_istio) as running:
+        running.books.set_headers = NO_RETRIES
+        running.books.endpoints = (running.dead_pod, running.pod)
+        async with running.post() as response:
+            assert (response.status, await response.read()) == (200, DOCUMENT)
 
 
 async def test_trailers_of_the_pod_pass(tmp_path: Path) -> None:

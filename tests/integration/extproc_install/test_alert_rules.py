@@ -42,6 +42,7 @@ def gauge(series: str, *, bad: float, good: float) -> Case:
 
 
 PICKS = {f"kvmesh_picks_total{{{POD}}}": growing(600)}
+LEGS = f'kvmesh_prefill_legs_total{{{POD}, outcome="%s"}}'
 BATCHES = f'kvmesh_indexer_batches_total{{{POD}, dp_rank="0"}}'
 LAG = f'kvmesh_indexer_lag_seconds{{{POD}, dp_rank="0"}}'
 LOOKUPS = 'kvmesh_pick_phase_seconds_bucket{phase="lookup", le="%s"}'
@@ -68,6 +69,11 @@ CASES: dict[str, Case] = {
         PICKS,
         bad={f"kvmesh_endpoint_failures_total{{{POD}}}": growing(60)},
         good={f"kvmesh_endpoint_failures_total{{{POD}}}": growing(6)},
+    ),
+    "KvmeshPrefillLegsFail": both(
+        {LEGS % "answered": growing(60), LEGS % "client-left": growing(600), LEGS % "refused": growing(600)},
+        bad={LEGS % "timed-out": growing(10), LEGS % "failed": growing(10)},
+        good={LEGS % "timed-out": growing(10)},
     ),
     "KvmeshReplicaDown": Case(
         bad={'up{job="kvmesh-picker", instance="a"}': steady(0)},
@@ -180,7 +186,7 @@ def promtool(*words: str) -> str:
 
 
 def test_the_files_of_a_prometheus_of_ones_own_are_valid() -> None:
-    assert "57 rules found" in promtool("check", "rules", str(RULES_FILE))
+    assert "59 rules found" in promtool("check", "rules", str(RULES_FILE))
     promtool("check", "config", str(RULES_FILE.with_name("prometheus.yaml")))
 
 

@@ -92,6 +92,7 @@ def test_each_prefill_leg_has_a_span_and_a_failed_one_says_why() -> None:
     legs = (
         LegEnd(endpoint="p1:80", outcome="failed", began_seconds=0.5, seconds=0.25),
         LegEnd(endpoint="p2:80", outcome="answered", began_seconds=0.75, seconds=0.125),
+        LegEnd(endpoint="p3:80", outcome="lost", began_seconds=0.75, seconds=0.25),  # in a race, which is no error
     )
     on.ended(ended(span, legs=legs))
     on.close()
@@ -99,10 +100,12 @@ def test_each_prefill_leg_has_a_span_and_a_failed_one_says_why() -> None:
     assert [(each.start_time, each.end_time, each.status.description) for each in found] == [
         (1.5 * SECOND, 1.75 * SECOND, "failed"),
         (1.75 * SECOND, 1.875 * SECOND, None),
+        (1.75 * SECOND, 2.0 * SECOND, None),
     ]
     assert [dict(each.attributes or {}) for each in found] == [
         {"kvmesh.endpoint": "p1:80", "kvmesh.outcome": "failed"},
         {"kvmesh.endpoint": "p2:80", "kvmesh.outcome": "answered"},
+        {"kvmesh.endpoint": "p3:80", "kvmesh.outcome": "lost"},
     ]
 
 

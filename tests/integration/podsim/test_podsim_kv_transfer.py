@@ -12,6 +12,8 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvmesh.pods.engine_metrics import parse_load
+from kvmesh.pods.page_steps import at_once
 from podsim import kv_loader
 from podsim.core.generate import prompt_seed
 from podsim.core.link import LinkSettings
@@ -78,12 +80,14 @@ class Client:
         params: dict[str, Any] = answer["kv_transfer_params"]
         return params
 
-    async def metric(self, name: str, **labels: str) -> float:
+    async def page(self) -> str:
         async with self._http.get(f"{self.pod.base_url}/metrics") as response:
-            text = await response.text()
+            return await response.text()
+
+    async def metric(self, name: str, **labels: str) -> float:
         [value] = [
             sample.value
-            for family in text_string_to_metric_families(text)
+            for family in text_string_to_metric_families(await self.page())
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
         ]
@@ -223,6 +227,9 @@ async def test_a_request_waits_as_deferred_while_its_prompt_is_on_its_way(
         await until_metric(decoder, "vllm:num_requests_kv_fetch_by_stage", 1, stage="in_progress")
         assert await decoder.metrics("vllm:num_requests_waiting", "vllm:num_requests_running") == (1, 0)
         assert await decoder.metric("vllm:num_requests_waiting_by_reason", reason="deferred") == 1
+        load = at_once(parse_load((await decoder.page()).encode(), reported_at=0.0))
+        assert load is not None
+        assert (load.waiting_requests, load.fetching_requests) == (0, 1)  # it is in no queue
         assert await decoder.metric("vllm:kv_cache_usage_perc") == pytest.approx(7 / 200)
         # others are not held up by it
         await decoder.complete(list(range(50)), max_tokens=3)

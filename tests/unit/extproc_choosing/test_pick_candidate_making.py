@@ -82,6 +82,9 @@ def test_bookings_of_this_and_the_other_replicas_add_up() -> None:
     assert pod.booked_requests == 3  # 5 are open, the pod shows 2
     (alone,) = seen(status("a", load=report), bookings=bookings)
     assert (alone.open_requests, alone.booked_requests) == (2, 1)
+    fetching = load(reported_at=10.0, running_requests=1, fetching_requests=1)
+    (pod,) = seen(status("a", load=fetching), hits=IndexHits(view=view), bookings=bookings)
+    assert (pod.booked_requests, pod.queue_depth, pod.active_requests) == (3, 3, 5)  # the pod shows 2, and none queues
 
 
 def test_a_session_is_where_any_replica_saw_it_last_else_where_this_one_did() -> None:

@@ -69,6 +69,13 @@ def test_reported_waiting_requests_fill_it_and_are_worked_off_with_time() -> Non
     assert room.opens_in_seconds == pytest.approx(0.1, rel=0.2)
 
 
+def test_requests_whose_caches_are_on_their_way_are_no_queue_and_hold_their_blocks() -> None:
+    fetches = load(fetching_requests=9, running_requests=16)
+    assert one(fetches, open_requests=25).fill < 1.0
+    assert one(load(waiting_requests=9, running_requests=16), open_requests=25).fill >= 1.0
+    assert one(load(fetching_requests=9, kv_usage=0.99), open_requests=9).why == "99% of its cache is in use"
+
+
 def limited_to(running: int, *, starts: int) -> LatencyEstimates:
     """Estimates of a pod that was seen to run so many and to start so many a second while others waited."""
     return estimates_of(

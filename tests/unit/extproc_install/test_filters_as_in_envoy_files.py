@@ -70,6 +70,8 @@ def test_the_pick_filter_is_the_one_of_the_file_but_for_its_cluster_and_the_swit
     wired = plan_wiring(install)
     of_file = local_filters(file)[PICK_FILTER]["typed_config"]
     expected = of_file | {"grpc_service": PICKER_CLUSTER, "request_attributes": ["xds.cluster_name"]}
+    # the files' routes repeat only what no pod has begun; whoever keeps others' lets the picker forbid repeating
+    expected["mutation_rules"] = {"allow_envoy": True}
     if not wired.status_on_error:
         del expected["status_on_error"]
     assert pick_filter(install, wired) == {"name": PICK_FILTER, "disabled": True, "typed_config": expected}
@@ -138,6 +140,11 @@ def test_replaced_retries_walk_the_list_as_in_the_file() -> None:
     [patch] = patches(plan(30, route_settings=RouteSettings.REPLACE), "HTTP_ROUTE")
     expected = local_route("local.yaml")["retry_policy"] | {"per_try_timeout": "0s"}
     assert patch["patch"]["value"]["route"]["retry_policy"] == expected
+
+
+def test_the_picker_forbids_retries_only_where_they_are_not_replaced() -> None:
+    install = plan(30, route_settings=RouteSettings.REPLACE)
+    assert "mutation_rules" not in pick_filter(install, plan_wiring(install))["typed_config"]
 
 
 def test_replaced_timeouts_are_longer_than_the_longest_queue_and_answer_together() -> None:

@@ -182,7 +182,7 @@ def test_units_are_those_of_what_is_shown(board: Json) -> None:
 
 
 def test_uids_stay_and_are_the_names_of_the_files() -> None:
-    assert DASHBOARDS == ("kvmesh-overview", "kvmesh-cache", "kvmesh-priorities", "kvmesh-pod")
+    assert DASHBOARDS == ("kvmesh-overview", "kvmesh-cache", "kvmesh-priorities", "kvmesh-prefill", "kvmesh-pod")
     assert [board["uid"] for board in BOARDS.values()] == list(DASHBOARDS)
     assert {path.stem for path in (FOLDER / "grafana" / "dashboards").glob("*")} == set(DASHBOARDS)
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from extproc.local.live_view import SafeView, decision_line, draw_lines, draw_pages, new_decisions, page
-from extproc.pages.picker_state import DecisionState, EndpointState, IndexState, PickerState
+from extproc.pages.picker_state import DecisionState, EndpointState, IndexState, PickerState, PrefillState
 
 PICKED = DecisionState(
     at=1_700_000_000.0,
@@ -84,6 +84,20 @@ def test_the_page_names_each_pod_with_its_load_and_each_decision_with_its_reason
         "         prefix 0.80 × 3, queue-depth 1.00 × 2, kv-usage 0.97 × 1",
         "prefix index: ok, 2 sources    Ctrl-C ends everything",
     ]
+
+
+def test_roles_and_who_computed_a_prompt_are_shown_where_pods_have_roles() -> None:
+    prefill = msgspec.structs.replace(READY, address="127.0.0.1:8103", role="prefill")
+    plan = PrefillState(
+        where="remote", why="", rule="always", endpoint=prefill.address, uncached_tokens=1, remote_uncached_tokens=1,
+        prefill_queue=0, decode_requests=0, local_ms=2.0, remote_ms=1.0, transfer_ms=0.5,
+    )  # fmt: skip
+    split = msgspec.structs.replace(PICKED, prefill=plan)
+    shown = Terminal(width=90).lines(state(endpoints=[READY, prefill], decisions=[split]))
+    assert [line.split()[1] for line in shown[:3]] == ["role", "both", "prefill"]
+    assert "127.0.0.1:8101, prompt by 127.0.0.1:8103  /v1/chat/completions" in "\n".join(shown)
+    alone = msgspec.structs.replace(split, prefill=msgspec.structs.replace(plan, where="local"))
+    assert not any("prompt by" in line for line in Terminal().lines(state(decisions=[alone])))
 
 
 def test_before_the_first_request_the_page_says_so() -> None:
@@ -174,7 +188,9 @@ def test_the_widest_numbers_and_addresses_fit_80_columns_in_one_line_each() -> N
         running=1000, waiting=1000, kv_usage=1.0, hit_rate=1.0, picks=99_999, share=1.0,
     )  # fmt: skip
 
-    assert len(Terminal().lines(state(endpoints=[pod] * 3, decisions=[]))) == 1 + 3 + 3
+    for role in ("both", "prefill"):
+        pods = [msgspec.structs.replace(pod, role=role)] * 3
+        assert len(Terminal().lines(state(endpoints=pods, decisions=[]))) == 1 + 3 + 3
 
 
 def test_a_time_that_is_none_is_shown_as_such() -> None:

@@ -125,6 +125,7 @@ async def test_the_prompt_is_computed_by_the_prefill_pod_and_fetched_by_the_deco
         **json.loads(chat(stream=True, max_tokens=9)),
         "kv_transfer_params": PARAMETERS,
     }
+    assert exchange.set_headers["x-envoy-max-retries"] == "0"
     assert during == {"p": (1, 500.0), "d": (1, 1.0)}
     assert booked(pool) == {"d": (1, 1.0)}
     exchange.finish()
@@ -159,6 +160,7 @@ async def test_a_leg_that_brings_nothing_is_followed_by_the_next_and_then_by_loc
     pool = split_pool(pods, "p", "d")
     exchange = await pick(facts(), chat(), pool)
     assert (exchange.body, booked(pool)) == (None, {"d": (1, 500.0)})  # the client's own, and all of it to be computed
+    assert "x-envoy-max-retries" not in exchange.set_headers  # any pod can do that
     assert counted(pool, "kvmesh_prefill_prompts_total") == {"remote": 1, "fell-back": 1}
     exchange.finish()
     assert (booked(pool), pool.books.open_requests) == ({}, 0)

@@ -97,6 +97,7 @@ async def test_with_a_shared_store_the_decode_pod_gets_the_clients_body_when_the
     ((_, _, asked, _),) = pods.asked
     assert (asked["max_tokens"], "kv_transfer_params" in asked) == (1, False)
     assert (exchange.body, booked(pool)) == (chat(), {"d": (1, 1.0)})
+    assert "x-envoy-max-retries" not in exchange.set_headers  # any pod finds the blocks
     exchange.finish()
 
 
@@ -126,6 +127,7 @@ async def test_sglangs_leg_runs_beside_its_request_and_ends_with_it(ends: str) -
     got = sent(exchange)
     assert (got["bootstrap_host"], got["bootstrap_port"]) == ("p", 8998)
     assert (got["stream"], asked) == (True, {**got, "stream": False})
+    assert exchange.set_headers["x-envoy-max-retries"] == "0"
     assert booked(pool) == {"p:8000": (1, 500.0), "d:8000": (1, 1.0)}
     if ends == "leg first":
         release.set()

@@ -79,7 +79,8 @@ spec:
   - {tenant: nightly, requestsPerMinute: 60, promptTokensPerMinute: 600000, generatedTokensPerMinute: 30000,
      concurrentRequests: 20, burstSeconds: 60}
   - {model: org/llama, requestsPerMinute: 600}
-  disaggregation: {enabled: true, promptTokens: 300, busyPromptTokens: 70, busyDecodes: 9, prefillQueueRequests: 11}
+  disaggregation: {enabled: true, promptTokens: 300, busyPromptTokens: 70, busyDecodes: 9, prefillQueueRequests: 11,
+                   raceShare: 0.05, raceTtftSeconds: 0.5}
   autoscale:
     both: {minReplicas: 1, maxReplicas: 4, scaleUp: {kvUsage: 0.9}, scaleDown: {kvUsage: 0.3}}
     prefill:

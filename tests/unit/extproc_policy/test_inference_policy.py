@@ -250,6 +250,10 @@ def test_a_policy_file_that_cannot_be_used_is_refused_with_what_to_do(document: 
             "spec.quotas[1]: never counts: spec.quotas[0] comes first",
         ),
         (
+            {"disaggregation": {"raceShare": 0.1, "protocol": "sglang"}},
+            "spec.disaggregation.raceShare: legs of the protocols sglang and sidecar cannot race: set raceShare to 0",
+        ),
+        (
             {"autoscale": {"decode": {"scaleUp": {"kvUsage": 0.3}, "scaleDown": {"kvUsage": 0.3}}}},
             "spec.autoscale.decode.scaleUp: scaleUp.kvUsage must be above scaleDown.kvUsage",
         ),

@@ -80,6 +80,19 @@ def test_a_merge_that_contradicts_itself_keeps_what_the_changed_policy_said_befo
     assert message.endswith("; generation 1 of it stays in force there")
 
 
+def test_a_policy_whose_protocol_has_no_races_is_left_out_where_another_one_wants_them() -> None:
+    state = Mesh().update(
+        inference_pool("a/llama"),
+        inference_policy("istio-system/mesh", {"disaggregation": {"raceShare": 0.1}}),
+        inference_policy("a/own", {"disaggregation": {"enabled": True, "protocol": "sidecar"}}),
+    )
+    policy = state.configs["a/llama"].policy.disaggregation
+    assert (policy.enabled, policy.race_share) == (False, 0.1)
+    reason, message = told(state, "a/own")["Accepted"]
+    assert reason == "False Invalid"
+    assert "spec.disaggregation.raceShare: legs of the protocols sglang and sidecar cannot race" in message
+
+
 def test_while_one_policy_is_held_back_others_go_on_changing() -> None:
     mesh = Mesh()
     mesh.update(inference_pool("a/llama"), inference_policy("istio-system/mesh", HALF))

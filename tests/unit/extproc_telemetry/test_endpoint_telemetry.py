@@ -11,6 +11,7 @@ from kvmesh.pods.pod_report import EndpointLoad
 
 LOAD = EndpointLoad(
     waiting_requests=2,
+    fetching_requests=1,
     running_requests=3,
     kv_usage=0.25,
     prefix_hit_tokens=100,
@@ -53,6 +54,7 @@ def test_an_endpoint_that_reports_is_shown_with_its_report() -> None:
         'kvmesh_endpoint_state{endpoint="a",state="ready"}': 1.0,
         'kvmesh_endpoint_reporting{endpoint="a"}': 1.0,
         'kvmesh_endpoint_waiting_requests{endpoint="a"}': 2.0,
+        'kvmesh_endpoint_fetching_requests{endpoint="a"}': 1.0,
         'kvmesh_endpoint_running_requests{endpoint="a"}': 3.0,
         'kvmesh_endpoint_kv_usage_ratio{endpoint="a"}': 0.25,
         'kvmesh_endpoint_report_age_seconds{endpoint="a"}': 2.0,
@@ -72,6 +74,15 @@ def test_one_without_a_fresh_report_has_a_state_and_no_load() -> None:
             'kvmesh_endpoint_prefill_seconds_per_token{endpoint="b"}'
         ],
         "kvmesh_index_problem": 1.0,
+    }
+
+
+def test_what_an_endpoint_has_fetched_is_shown_with_its_role_once_it_has_fetched_anything() -> None:
+    fetched = replace(LOAD, fetched_bytes=3e6, fetch_seconds_sum=1.5)
+    found = shown(status("a", Reachability.READY, fetched), status("b", Reachability.READY, LOAD))
+    assert {name: value for name, value in found.items() if "_kv_fetch" in name} == {
+        'kvmesh_endpoint_kv_fetched_bytes_total{endpoint="a",role="prefill"}': 3e6,
+        'kvmesh_endpoint_kv_fetch_seconds_total{endpoint="a",role="prefill"}': 1.5,
     }
 
 

@@ -99,6 +99,12 @@ def test_sglang_s_priorities_are_parts_of_the_total() -> None:
     assert load.waiting_requests == 3
 
 
+def test_sglang_s_requests_whose_cache_is_on_its_way_are_in_no_queue() -> None:
+    load = load_of(SGLANG + b'sglang:num_decode_transfer_queue_reqs{model_name="m",tp_rank="0"} 4.0\n')
+    assert load is not None
+    assert (load.waiting_requests, load.fetching_requests) == (3, 4)
+
+
 def test_sglang_s_events_can_be_checked() -> None:
     assert at_once(parse_pod_report(SGLANG, scraped_at=1.0)) == PodReport(
         scraped_at=1.0,

@@ -38,6 +38,30 @@ def test_data_parallel_engines_are_summed_and_their_kv_use_averaged() -> None:
     assert (load.waiting_requests, load.running_requests, load.kv_usage) == (4, 6, 0.5)
 
 
+STAGES = b"""vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="tiny",stage="waiting_to_start"} 1.0
+vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="tiny",stage="in_progress"} 1.0
+vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="tiny",stage="completed_waiting"} 1.0
+"""
+DEFERRED = b'vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="deferred"} 2.0\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "waiting", "fetching"),
+    [
+        (b"", 2, 0),
+        (DEFERRED, 2, 0),  # of them nothing is known but that they were passed over once
+        (DEFERRED + STAGES, 1, 1),
+        (STAGES + STAGES.replace(b'engine="0"', b'engine="1"'), 0, 2),
+        (STAGES.replace(b"1.0", b"9.0"), 0, 2),
+    ],
+    ids=["not told", "deferred", "told", "two engines", "counted later"],
+)
+def test_a_request_whose_cache_is_on_its_way_is_in_no_queue(more: bytes, waiting: int, fetching: int) -> None:
+    load = at_once(parse_load(POD + more, reported_at=0.0))
+    assert load is not None
+    assert (load.waiting_requests, load.fetching_requests, load.unfinished_requests) == (waiting, fetching, 5)
+
+
 def test_the_kv_use_of_older_vllm_is_found_by_its_older_name() -> None:
     load = at_once(parse_load(POD.replace(b"kv_cache_usage_perc", b"gpu_cache_usage_perc"), reported_at=0.0))
     assert load is not None
