@@ -160,13 +160,14 @@ class PoolRuntime:
         if promise is not None and promise.is_broken(now=now):
             self.books.broken(promise, Outcome.LATE, endpoint=decision.endpoints[0])
             promise = None
-        elif promise is not None and (is_sampled or prepared.quota is not None):  # a quota has all answers read
+        is_always_read = prepared.quota is not None and prepared.quota.note is not None
+        if promise is not None and (is_sampled or is_always_read):
             answer = AnswerPromise(
                 promise=promise.promise,
                 asked=promise.asked,
                 arrived_at=sent_at - (now - promise.arrived_at),
                 endpoint=decision.endpoints[0],
-                weight=1.0 if prepared.quota is not None else 1.0 / self.sample_share,
+                weight=1.0 if is_always_read else 1.0 / self.sample_share,
             )
         plan = plan_response(
             picked,

@@ -1,19 +1,30 @@
 """What a pick does with a promise: who is in the sample and for how many, and what is missed without an answer."""
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.errors import NoReadyEndpointError, PickError
-from extproc.pick import pick
+from extproc.errors import (
+    InternalPickError,
+    MalformedRequestError,
+    NoReadyEndpointError,
+    PickError,
+    PromptLimitError,
+    QuotaExceededError,
+    RequestShedError,
+)
+from extproc.pick import pick, prepare
 from extproc.pods.endpoint import Reachability
-from extproc.policy.priority import PriorityClass, PriorityPolicy
+from extproc.policy.priority import FAIRNESS_HEADER, PriorityClass, PriorityPolicy, Quota
 from extproc.policy.values import PickPolicy
 from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.pool_runtime import PoolRuntime
+from extproc.quotas.shared_quotas import Quotas
 from extproc.slo.promise import TokenTargets
+from kvmesh.redis.link import RedisLink
 from tests.unit.extproc_pick.pick_fakes import FakePrompts, chat, facts, pod, runtime
 
 TARGETS = TokenTargets(ttft_seconds=2.0, inter_token_seconds=0.1)
@@ -61,15 +72,16 @@ class Desk:
         exchange.finish()
 
 
-async def test_an_answer_of_the_sample_is_judged_by_its_class_from_when_the_request_was_complete() -> None:
+async def test_an_answer_of_the_sample_is_judged_by_its_class_from_when_the_request_was_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extproc.pools.pool_runtime.time.time", lambda: 5000.0)
     desk = Desk(seconds=0.5)
     answer = (await desk.pick()).plan.promise
     assert answer is not None
     assert (answer.promise.class_name, answer.promise.tenant, answer.promise.model) == ("standard", "none", "tiny")
     assert (answer.promise.targets, answer.asked, answer.endpoint, answer.weight) == (TARGETS, None, "a", 1.0)
-    later = (await desk.pick()).plan.promise
-    assert later is not None
-    assert later.arrived_at - answer.arrived_at < 0.25  # in both, half a second before the pick, which was now
+    assert answer.arrived_at == 4999.5
 
 
 async def test_one_of_a_small_sample_stands_for_all_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +89,24 @@ async def test_one_of_a_small_sample_stands_for_all_the_others(monkeypatch: pyte
     answer = (await Desk(share=0.02).pick()).plan.promise
     assert answer is not None
     assert answer.weight == pytest.approx(50)
+
+
+@pytest.mark.parametrize(
+    ("quota", "weight"),
+    [
+        (Quota(tenant="acme", generated_tokens_per_minute=600.0), 1.0),
+        (Quota(tenant="acme", requests_per_minute=600.0), None),
+    ],
+)
+async def test_an_answer_that_a_quota_has_read_anyway_stands_for_itself(
+    quota: Quota, weight: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extproc.pools.pool_runtime.random.random", lambda: 0.5)
+    desk = Desk(share=0.02)
+    quotas = Quotas(RedisLink("redis://127.0.0.1:1/0"), hash_seed="", quotas=(quota,))
+    desk.pool.quotas = desk.pool.books.quotas = quotas
+    answer = (await desk.pick(headers={FAIRNESS_HEADER: "acme"})).plan.promise
+    assert (answer.weight if answer is not None else None) == weight
 
 
 async def test_a_request_outside_of_the_sample_is_counted_and_its_answer_left_alone(
@@ -158,6 +188,41 @@ async def test_a_request_that_is_refused_for_want_of_a_pod_is_missed() -> None:
     with pytest.raises(NoReadyEndpointError):
         await desk.pick()
     assert desk.counted("role", "target", "outcome") == {("none", "all", "refused"): 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "is_missed"),
+    [
+        (RequestShedError("no room", http_status=429), True),
+        (PromptLimitError("too long under load"), True),
+        (InternalPickError("a defect"), True),
+        (QuotaExceededError("used up"), False),  # its tenant's own
+        (MalformedRequestError("not JSON"), False),
+    ],
+    ids=["shed", "prompt-limited", "defect", "quota", "malformed"],
+)
+async def test_refusals_break_a_promise_unless_they_are_the_clients_own_doing(
+    error: PickError, is_missed: bool
+) -> None:
+    desk = Desk()
+    pending = desk.pool.begin(facts())
+    await prepare(facts(), STREAM, desk.pool, pending)
+    desk.pool.without_decision(pending, error)
+    assert desk.counted("target", "outcome") == ({("all", "refused"): 1} if is_missed else {})
+
+
+@pytest.mark.parametrize(("waited", "late"), [(2.0, False), (2.1, True)])
+async def test_a_client_that_leaves_before_its_request_is_sent_has_waited_too_long_or_not(
+    waited: float, late: bool
+) -> None:
+    desk = Desk()
+    pending = desk.pool.begin(facts())
+    await prepare(facts(), STREAM, desk.pool, pending)
+    desk.now += waited
+    desk.pool.without_decision(pending, asyncio.CancelledError())
+    assert desk.counted("role", "target", "outcome") == (
+        {("none", "ttft", "late"): 1, ("none", "all", "late"): 1} if late else {}
+    )
 
 
 async def test_a_request_that_is_wrong_is_not() -> None:

@@ -431,6 +431,11 @@ def test_what_comes_before_the_first_token_is_none(wall: Wall) -> None:
     assert judged(wall, (0.1, role), (2.1, TOKEN), (2.15, TOKEN)) == [("judged", LATE, None, PODS[1], True)]
 
 
+def test_what_comes_after_the_last_token_takes_no_time_of_it(wall: Wall) -> None:
+    chunks = (1.9, TOKEN), (1.95, TOKEN), (9.0, b": still here\n\n"), (9.5, b"data: [DONE]\n\n")
+    assert judged(wall, *chunks) == [("judged", MET, None, PODS[1], True)]
+
+
 def test_the_events_are_counted_where_the_stream_tells_no_usage(wall: Wall) -> None:
     slow = Judgement(ttft=True, inter_token=False, whole=False)
     assert judged(wall, (1.0, TOKEN), (1.3, TOKEN), (1.4, TOKEN)) == [("judged", slow, None, PODS[1], True)]
