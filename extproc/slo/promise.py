@@ -12,7 +12,7 @@ import msgspec
 
 from extproc.policy.priority import PriorityClass
 
-# ours, llm-d's since 0.8, and the names that llm-d had before and still takes; milliseconds
+# ours, llm-d's, and those that llm-d had before May 2026 and still takes; milliseconds
 TTFT_HEADERS = ("x-kvmesh-ttft-ms", "x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 INTER_TOKEN_HEADERS = ("x-kvmesh-inter-token-ms", "x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 SLO_HEADERS = frozenset((*TTFT_HEADERS, *INTER_TOKEN_HEADERS))
