@@ -156,19 +156,7 @@ class PoolRuntime:
             self.races.count(picked.prefill)
         now, sent_at = self.clock(), time.time()
         is_sampled = random.random() < self.sample_share  # noqa: S311
-        promise, answer = self._promised(asked, pending), None
-        if promise is not None and promise.is_broken(now=now):
-            self.books.broken(promise, Outcome.LATE, endpoint=decision.endpoints[0])
-            promise = None
-        is_always_read = prepared.quota is not None and prepared.quota.note is not None
-        if promise is not None and (is_sampled or is_always_read):
-            answer = AnswerPromise(
-                promise=promise.promise,
-                asked=promise.asked,
-                arrived_at=sent_at - (now - promise.arrived_at),
-                endpoint=decision.endpoints[0],
-                weight=1.0 if is_always_read else 1.0 / self.sample_share,
-            )
+        promise, answer = self._make_promise(picked, pending, is_sampled=is_sampled, now=now, sent_at=sent_at)
         plan = plan_response(
             picked,
             pool=self.name,
@@ -237,7 +225,7 @@ class PoolRuntime:
         if isinstance(error, RequestShedError):
             self._count_shed(pending, error)
         if not isinstance(error, Exception):  # the client has left, or the picker stops
-            self._count_left(pending)
+            self._count_missed(pending, Outcome.LATE)
             if pending.trace is not None and isinstance(error, asyncio.CancelledError):
                 left = ClientLeftError("the client left while it waited")
                 self._tell(pending, RequestOutcome.ABANDONED, _refusal_record(pending, left))
@@ -269,30 +257,56 @@ class PoolRuntime:
         if choice.warm_wait is not None:
             self.view.hot.note(choice.warm_wait, endpoint=decision.endpoints[0], now=now)
 
-    def _promised(self, asked: AskedRequest, pending: PendingPick) -> OpenPromise | None:
-        """Count what a request is promised; None where nothing is judged: it wants no text, or no answer is read."""
+    def _promise(self, asked: AskedRequest, pending: PendingPick) -> OpenPromise | None:
+        """Return what a request is promised; None where nothing is judged: it wants no text, or no answer is read."""
         request = asked.request
         if not self.sample_share or request.api not in TEXT_APIS:
             return None
         return OpenPromise(
-            promise=self.telemetry.slo.promised(asked.request_class, model=asked.pool),
+            promise=self.telemetry.slo.promise_of(asked.request_class, model=asked.pool),
             asked=asked.asked_targets,
             arrived_at=pending.arrived_at,
             is_stream=request.stream,
         )
 
+    def _make_promise(
+        self, picked: Picked, pending: PendingPick, *, is_sampled: bool, now: float, sent_at: float
+    ) -> tuple[OpenPromise | None, AnswerPromise | None]:
+        """Count what a request is promised; return what may still be kept, and what its answer is judged by, if it is.
+
+        `now`: monotonic seconds; `sent_at`: the same moment in unix seconds.
+        """
+        prepared, endpoint = picked.prepared, picked.decision.endpoints[0]
+        promise = self._promise(prepared.asked, pending)
+        if promise is None:
+            return None, None
+        self.telemetry.slo.promised(promise.promise)
+        if promise.is_broken(now=now):
+            self.books.broken(promise, Outcome.LATE, endpoint=endpoint)
+            return None, None
+        is_always_read = prepared.quota is not None and prepared.quota.note is not None
+        if not (is_sampled or is_always_read):
+            return promise, None
+        answer = AnswerPromise(
+            promise=promise.promise,
+            asked=promise.asked,
+            arrived_at=sent_at - (now - promise.arrived_at),
+            endpoint=endpoint,
+            weight=1.0 if is_always_read else 1.0 / self.sample_share,
+        )
+        return promise, answer
+
     def _count_refused(self, pending: PendingPick, refusal: PickError) -> None:
         """Count the promise that a refusal breaks, which is not the client's own fault or its quota's."""
-        is_broken = refusal.status >= 500 or isinstance(refusal, RequestShedError | PromptLimitError)
-        if pending.asked is None or not is_broken or (promise := self._promised(pending.asked, pending)) is None:
-            return
-        self.telemetry.slo.missed(promise, Outcome.REFUSED)
+        if refusal.status >= 500 or isinstance(refusal, RequestShedError | PromptLimitError):
+            self._count_missed(pending, Outcome.REFUSED)
 
-    def _count_left(self, pending: PendingPick) -> None:
-        """Count the promise of a client that has waited longer than it was promised; of others nothing is known."""
-        promise = self._promised(pending.asked, pending) if pending.asked is not None else None
-        if promise is not None and promise.is_broken(now=self.clock()):
-            self.telemetry.slo.missed(promise, Outcome.LATE)
+    def _count_missed(self, pending: PendingPick, outcome: Outcome) -> None:
+        promise = self._promise(pending.asked, pending) if pending.asked is not None else None
+        if promise is None or (outcome is Outcome.LATE and not promise.is_broken(now=self.clock())):
+            return  # of a client that has left in time nothing is known
+        self.telemetry.slo.promised(promise.promise)
+        self.telemetry.slo.missed(promise, outcome)
 
     def _count_shed(self, pending: PendingPick, error: RequestShedError) -> None:
         assert pending.asked is not None, "only what was read is refused for load"

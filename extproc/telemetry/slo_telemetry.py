@@ -16,7 +16,7 @@ from extproc.slo.promise import AnswerPromise, IgnoredTarget, OpenPromise, Promi
 from extproc.telemetry import metrics
 from extproc.telemetry.endpoint_telemetry import LatencyTelemetry
 from extproc.telemetry.tenant_telemetry import TenantTelemetry
-from kvmesh.metrics.registry import Family, Histogram, Reading, Registry, Value
+from kvmesh.metrics.registry import Family, Histogram, Reading, Registry
 
 MOST_MODELS = 100  # with series of their own
 OF_CLASS, OF_REQUEST = "class", "request"  # whose promise is judged
@@ -46,7 +46,7 @@ class SloTelemetry:
         self._ignored = registry.values(metrics.SLO_HEADERS_IGNORED)
         self._window = AttainmentWindow()
         self._classes: Mapping[str, TokenTargets] = {}
-        self._promises: dict[tuple[str, str, str], tuple[Promise, Value]] = {}  # by the labels, with what counts it
+        self._promises: dict[tuple[str, str, str], Promise] = {}  # by the labels
         self._models: set[str] = set()
         self._pods = {Target.TTFT: PodShares(), Target.INTER_TOKEN: PodShares()}
         self._has_read = False
@@ -70,12 +70,14 @@ class SloTelemetry:
         """Return the share of a class's last requests within all targets; None: nothing was judged lately."""
         return self._window.of(class_name, now=self._clock())
 
-    def promised(self, request_class: RequestClass, *, model: str) -> Promise:
-        """Count a request, and return what it is promised; `model`: a configured name or "", its tenant anything."""
+    def promise_of(self, request_class: RequestClass, *, model: str) -> Promise:
+        """Return what a request is promised; `model`: a configured name or "", its tenant anything."""
         key = request_class.class_name, self._tenants.label_of(request_class.tenant), model
-        found = self._promises.get(key) or self._new_promise(key, request_class)
-        found[1].value += 1
-        return found[0]
+        return self._promises.get(key) or self._new_promise(key, request_class)
+
+    def promised(self, promise: Promise) -> None:
+        """Count a request, judged or not."""
+        self._promised.of(promise.class_name).value += 1
 
     def judged(self, answer: AnswerPromise, judgement: Judgement, asked: Judgement | None, *, role: str) -> None:
         """Count an answer that was read; `asked`: by the targets that its request asked for."""
@@ -85,7 +87,7 @@ class SloTelemetry:
             self._take(answer.promise, asked, promise_of=OF_REQUEST, role=role, weight=answer.weight)
 
     def missed(self, promise: OpenPromise, outcome: Outcome, *, role: str = NO_ROLE) -> None:
-        """Count a request whose promise was surely broken, whether its answer is read or not."""
+        """Count a request whose promise was surely broken, read or not; `promised` has counted it."""
         late = False if outcome is Outcome.LATE else None
         judgement = Judgement(ttft=late, whole=False)
         for promise_of in (OF_CLASS,) if promise.asked is None else (OF_CLASS, OF_REQUEST):
@@ -100,7 +102,7 @@ class SloTelemetry:
         """Count a header that did not count."""
         self._ignored.of(why.value).value += 1
 
-    def _new_promise(self, key: tuple[str, str, str], request_class: RequestClass) -> tuple[Promise, Value]:
+    def _new_promise(self, key: tuple[str, str, str], request_class: RequestClass) -> Promise:
         class_name, tenant, model = key
         if model not in self._models:
             if len(self._models) >= MOST_MODELS:
@@ -108,7 +110,7 @@ class SloTelemetry:
             self._models.add(model)
         targets = self._classes.get(class_name) or targets_of(request_class.priority_class)
         promise = Promise(class_name=class_name, tenant=tenant, model=model, targets=targets)
-        return self._promises.setdefault(key, (promise, self._promised.of(class_name)))
+        return self._promises.setdefault(key, promise)
 
     def _take(
         self,

@@ -223,6 +223,8 @@ async def test_a_client_that_leaves_before_its_request_is_sent_has_waited_too_lo
     assert desk.counted("role", "target", "outcome") == (
         {("none", "ttft", "late"): 1, ("none", "all", "late"): 1} if late else {}
     )
+    promised = desk.counted("class", name="kvmesh_slo_promised_requests_total")
+    assert promised == ({("standard",): 1} if late else {})
 
 
 async def test_a_request_that_is_wrong_is_not() -> None:

@@ -30,7 +30,10 @@ class World:
         self.slo.know({"chat": CHAT})
 
     def promised(self, tenant: str = "", model: str = "m") -> Promise:
-        return self.slo.promised(RequestClass(class_name="chat", priority_class=CHAT, tenant=tenant), model=model)
+        request_class = RequestClass(class_name="chat", priority_class=CHAT, tenant=tenant)
+        promise = self.slo.promise_of(request_class, model=model)
+        self.slo.promised(promise)
+        return promise
 
     def judged(
         self, promise: Promise, judgement: Judgement, asked: Judgement | None = None, weight: float = 1.0
