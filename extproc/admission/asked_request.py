@@ -26,6 +26,7 @@ from extproc.requests.json_edit import JsonObject
 from extproc.requests.kept_responses import UNOWNED_ID
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind, InferenceRequest
+from extproc.slo.promise import SLO_HEADERS, IgnoredTarget, TokenTargets, asked_targets, targets_of, words_of_ignored
 
 CONTENT_ENCODING = "content-encoding"
 PRIORITY_HEADER = "x-kvmesh-priority"  # of a refusal: the class of its request
@@ -44,8 +45,10 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_class: RequestClass
     charged: str | None  # the name of the model under which quotas count it
     measures: Measures = NO_MEASURES
-    notes: tuple[str, ...] = ()  # which model stands in for which, for people
+    notes: tuple[str, ...] = ()  # which model stands in for which, and what of its headers is ignored; for people
     has_smaller_model: bool = False  # the load has put it in the place of the one asked for
+    asked_targets: TokenTargets | None = None  # tighter than its class's, by its headers
+    ignored_targets: tuple[IgnoredTarget, ...] = ()  # why headers that ask for targets do not count
 
     @property
     def pool(self) -> str:
@@ -148,7 +151,7 @@ class RequestReader:
         resolved = resolve(
             model, table=self.models, user=request.user, headers=facts.headers, draw=draw, learned=adapters
         )
-        return AskedRequest(
+        asked = AskedRequest(
             facts=facts,
             body=body,
             request=request,
@@ -157,6 +160,7 @@ class RequestReader:
             # before the load may put another model in its place
             charged=charged_model(self.policy.quotas, tenant=request_class.tenant, resolved=resolved),
         )
+        return asked if SLO_HEADERS.isdisjoint(facts.headers) else _with_targets(asked)
 
     def under(self, asked: AskedRequest, measures: Measures, *, adapters: Mapping[str, str]) -> AskedRequest:
         """Return the request as the measures in force leave it: perhaps for a smaller model."""
@@ -172,7 +176,7 @@ class RequestReader:
             asked,
             measures=measures,
             resolved=stand_in(smaller, table=self.models, of=resolved, learned=adapters),
-            notes=(f"{smaller} in place of {resolved.model}: class {class_name!r} is under pressure",),
+            notes=(*asked.notes, f"{smaller} in place of {resolved.model}: class {class_name!r} is under pressure"),
             has_smaller_model=True,
         )
 
@@ -278,6 +282,18 @@ def most_generated(asked: AskedRequest, sent: SentBody) -> int | None:
     if sent.capped and cap is not None:
         return min(asked.request.max_tokens or cap, cap)
     return asked.request.max_tokens
+
+
+def _with_targets(asked: AskedRequest) -> AskedRequest:
+    """Return the request with the targets that its headers ask for, and with a word about those that do not count."""
+    headers, targets = asked.facts.headers, targets_of(asked.request_class.priority_class)
+    found, ignored = asked_targets(headers, targets)
+    return msgspec.structs.replace(
+        asked,
+        asked_targets=found,
+        ignored_targets=tuple(ignored.values()),
+        notes=(*asked.notes, *words_of_ignored(headers, ignored, targets)),
+    )
 
 
 def _short(name: str | None) -> str | None:

@@ -49,6 +49,7 @@ from extproc.ext_proc.messages import (
     visible,
 )
 from extproc.responses.response_plan import ResponsePlan
+from extproc.slo.promise import SLO_HEADERS
 
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
 OBJECTIVE_HEADER = "x-gateway-inference-objective"
@@ -65,7 +66,7 @@ _SERVED = SERVED_KEY.encode()
 PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 _OWN_HEADERS = frozenset({":method", ":path", "x-request-id", "traceparent", OBJECTIVE_HEADER})
-# what the picker reads of a request besides: the body's form, and what names a session
+# what the picker reads of a request besides: the body's form, what names a session, and targets
 FURTHER_HEADERS = frozenset(
     {
         *("content-type", "content-encoding"),
@@ -74,6 +75,7 @@ FURTHER_HEADERS = frozenset(
         *("x-override-bootstrap-host", "x-override-bootstrap-port", "x-override-bootstrap-room"),
         "x-override-disagg-prefill-dp-rank",
         *("x-session-id", "session-id", "x-session-affinity", "x-claude-code-session-id"),
+        *SLO_HEADERS,
     }
 )
 

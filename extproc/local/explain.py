@@ -109,8 +109,14 @@ def _admission(admission: AdmissionState) -> str:
     verdicts = {"go": "would be sent at once", "wait": "would wait in the queue", "refuse": "would be refused"}
     return (
         f"{verdicts.get(admission.verdict, admission.verdict)}; first token expected after "
-        f"{admission.expected_ttft_ms} ms, promised within {admission.target_ttft_ms} ms"
+        f"{admission.expected_ttft_ms} ms, promised within {admission.target_ttft_ms} ms{_kept(admission)}"
     )
+
+
+def _kept(admission: AdmissionState) -> str:
+    if admission.attainment is None:
+        return ""
+    return f"; {admission.attainment:.1%} of its class's last {admission.judged:,} judged were within all targets"
 
 
 def _candidates_table(answer: DecisionState) -> Table:

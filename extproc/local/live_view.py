@@ -35,6 +35,7 @@ WIDEST_ROLE = 9  # a column that is shown where a pod has one
 HEADINGS = ("state", "blocks", "run", "wait", "KV", "hits", "picks")
 WIDEST_NUMBERS = 54  # columns that all but the address need at the most
 LEAST_DECISIONS = 4
+LEAST_JUDGED = 20  # requests, before a class is said to miss its targets
 MOST_DECISIONS = 12
 OTHER_LINES = 3  # two headings and the last line
 PATH_LIMIT = 60
@@ -277,13 +278,22 @@ def _decision(decision: DecisionState, *, zone: tzinfo | None, width: int) -> li
 
 
 def _under_pressure(classes: Iterable[ClassState]) -> list[Text]:
-    """One line with the classes that wait or have something taken from them; none where all is well."""
+    """One line with the classes that wait, get less or miss their targets; none where all is well."""
     words = [
-        f"{printable(each.name)} {each.waiting:,} waiting" + "".join(f", {printable(step)}" for step in each.steps)
+        f"{printable(each.name)} {each.waiting:,} waiting"
+        + "".join(f", {printable(step)}" for step in each.steps)
+        + (f", {each.attainment:.1%} within its targets" if each.attainment is not None else "")
         for each in classes
-        if each.waiting or each.steps
+        if each.waiting or each.steps or _misses(each)
     ]
     return [_line("under pressure: " + "; ".join(words), style="yellow")] if words else []
+
+
+def _misses(each: ClassState) -> bool:
+    """Tell whether a class is below its objective, as far as a few verdicts can tell."""
+    if each.attainment is None or each.objective is None or each.judged < LEAST_JUDGED:
+        return False
+    return each.attainment < each.objective
 
 
 def _pools_page(pools: Sequence[PoolState], *, height: int, closing: str) -> Group:

@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from extproc.local.live_view import SafeView, draw_lines, fetch_state, page
-from extproc.pages.picker_state import EndpointState, PickerState
+from extproc.pages.picker_state import ClassState, EndpointState, PickerState
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.plain_text import printable
 
@@ -76,6 +76,8 @@ def added_up(replicas: Iterable[Replica]) -> PickerState | None:
                 same[0],
                 waiting=sum(each.waiting for each in same),
                 routed=sum(each.routed for each in same),
+                judged=sum(each.judged for each in same),
+                attainment=_attainment(same),
                 steps=tuple(dict.fromkeys(step for each in same for step in each.steps)),
             )
             for same in _groups((each for state in states for each in state.classes), lambda each: each.name)
@@ -101,6 +103,12 @@ def _endpoint(same: Sequence[EndpointState], *, all_picks: int) -> EndpointState
         picks=picks,
         share=picks / all_picks if all_picks else 0.0,
     )
+
+
+def _attainment(same: Sequence[ClassState]) -> float | None:
+    """Return the share of all replicas' judged requests of a class that were within all targets."""
+    judged = sum(each.judged for each in same)
+    return sum(each.judged * (each.attainment or 0.0) for each in same) / judged if judged else None
 
 
 def _groups(lines: Iterable[T], name_of: Callable[[T], str]) -> Collection[Sequence[T]]:

@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 from msgspec.structs import replace
 
+from extproc.admission.asked_request import AskedRequest
 from extproc.admission.prepared_request import Preview
 from extproc.choosing.decision import Decision, apply_filters
 from extproc.choosing.room import Room
@@ -24,9 +25,10 @@ from extproc.pages.picker_state import (
 )
 from extproc.pods.endpoint import Candidate
 from extproc.policy.priority import PriorityPolicy
-from extproc.policy.request_class import RequestClass
 from extproc.policy.values import PickPolicy
 from extproc.records.request_events import AskedFor, Decided, DecisionRecord, Ended, RequestOutcome
+from extproc.slo.attainment import Attainment
+from extproc.slo.promise import targets_of
 
 LONGEST_TEXT = 200  # characters of what clients wrote
 LONGEST_PATH = 500
@@ -115,12 +117,16 @@ def with_candidates(refused: DecisionState, candidates: Sequence[Candidate]) -> 
     )
 
 
-def admission_state(request_class: RequestClass, preview: Preview) -> AdmissionState:
-    """Return what would become of a request, and what its class is promised."""
+def admission_state(asked: AskedRequest, preview: Preview, attained: Attainment | None) -> AdmissionState:
+    """Return what would become of a request, what it is promised, and how often its class's promise was kept lately."""
+    targets = asked.asked_targets or targets_of(asked.request_class.priority_class)
     return AdmissionState(
         verdict=preview.verdict,
         expected_ttft_ms=round(preview.expected_ttft_seconds * 1000),
-        target_ttft_ms=round(request_class.priority_class.targets.ttft_seconds * 1000),
+        target_ttft_ms=round(targets.ttft_seconds * 1000),
+        target_inter_token_ms=targets.inter_token_seconds * 1000,
+        attainment=attained.share if attained is not None else None,
+        judged=attained.judged if attained is not None else 0,
         waiting_requests=preview.waiting_requests,
     )
 

@@ -67,6 +67,10 @@ class ClassState(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     sheddable: bool = False
     target_ttft_ms: int | None = None
+    target_inter_token_ms: float | None = None
+    objective: float | None = None  # share of its requests that are to be within all targets
+    attainment: float | None = None  # share of those judged in the last minutes that were; None: none was judged
+    judged: int = 0  # requests that the attainment rests on
     waiting: int = 0
     steps: Sequence[str] = ()
     in_force: Sequence[StepState] = ()
@@ -191,6 +195,9 @@ class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str  # go, wait or refuse
     expected_ttft_ms: int
     target_ttft_ms: int
+    target_inter_token_ms: float | None = None
+    attainment: float | None = None  # of its class, as in ClassState
+    judged: int = 0
     waiting_requests: int = 0
 
 

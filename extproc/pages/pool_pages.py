@@ -36,10 +36,12 @@ from extproc.pages.picker_state import (
 from extproc.pages.prefix_pages import PrefixWatch
 from extproc.pick import explain
 from extproc.pods.endpoint import EndpointStatus, Role
+from extproc.policy.priority import PriorityClass
 from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
 from extproc.prefixes.prefix_index import NO_INDEXER
 from extproc.records.request_events import DecisionRecord
+from extproc.slo.attainment import Attainment
 from kvmesh.blocks.cache_groups import is_of_group
 from kvmesh.blocks.source import WORST_FIRST, IndexStatus, SourceStatus
 
@@ -153,14 +155,12 @@ class PoolPages:
             waiting=sum(waiting.values()),
             remembered=len(pool.runtime.recent),
             classes=[
-                ClassState(
-                    name=name,
-                    priority=item.priority,
-                    sheddable=item.sheddable,
-                    target_ttft_ms=round(item.targets.ttft_seconds * 1000),
+                _class_state(
+                    name,
+                    item,
+                    pool.telemetry.slo.attainment(name),
                     waiting=waiting.get(name, 0),
-                    steps=sorted({line.step for line in steps.get(name, ())}),
-                    in_force=steps.get(name, []),
+                    steps=steps.get(name, []),
                     routed=routed[name],
                 )
                 for name, item in ordered
@@ -229,7 +229,8 @@ class PoolPages:
             blocks={source.endpoint: source.block_size for source in sources if source.block_size},
             rooms=preview.rooms,
         )
-        return structs.replace(shown, admission=admission_state(picked.prepared.asked.request_class, preview))
+        attained = self.pool.telemetry.slo.attainment(asked.request_class.class_name)
+        return structs.replace(shown, admission=admission_state(picked.prepared.asked, preview, attained))
 
     def _endpoints(self, index: IndexStatus | str) -> list[EndpointState]:
         now, books = time.monotonic(), self.pool.books
@@ -334,3 +335,29 @@ def _missing(recent: Sequence[DecisionRecord]) -> list[MissingInput]:
                 line = lines.get(reason, MissingInput(reason=reason, words=words, last_at=record.at, count=0))
                 lines[reason] = structs.replace(line, count=line.count + 1)
     return sorted(lines.values(), key=lambda line: -line.count)
+
+
+def _class_state(
+    name: str,
+    item: PriorityClass,
+    attained: Attainment | None,
+    *,
+    waiting: int,
+    steps: Sequence[StepState],
+    routed: int,
+) -> ClassState:
+    targets = item.targets
+    return ClassState(
+        name=name,
+        priority=item.priority,
+        sheddable=item.sheddable,
+        target_ttft_ms=round(targets.ttft_seconds * 1000),
+        target_inter_token_ms=targets.inter_token_seconds * 1000,
+        objective=item.objective,
+        attainment=attained.share if attained is not None else None,
+        judged=attained.judged if attained is not None else 0,
+        waiting=waiting,
+        steps=sorted({line.step for line in steps}),
+        in_force=steps,
+        routed=routed,
+    )

@@ -43,6 +43,7 @@ ObjectiveName = Annotated[
     str, matching(_NAME_PATTERN, "an objective's name: letters, digits, '-', '_' and '.'", most=253)
 ]
 Value = Annotated[str, Meta(min_length=1, max_length=1024)]
+Objective = Annotated[float, Meta(gt=0, le=0.9999)]  # below 1: something must be left to be spent
 AMinute = Annotated[float, Meta(ge=0, le=10**15)]
 
 
@@ -73,6 +74,9 @@ TARGETS: Mapping[Tolerance, Targets] = MappingProxyType(
         Tolerance.HOURS: Targets(ttft_seconds=1800.0, inter_token_seconds=5.0, queue_seconds=300.0),
     }
 )
+
+
+USUAL_OBJECTIVE, SHEDDABLE_OBJECTIVE = 0.99, 0.9  # shares of a class's requests within all targets
 
 
 class Order(StrEnum):
@@ -149,8 +153,16 @@ class PriorityClass(Section, frozen=True, kw_only=True):
     sheddable: Annotated[bool, about("true: its requests may be refused; others wait")] = False
     tolerance: Annotated[Tolerance, about("how long users wait gladly: sets the targets not given")] = Tolerance.SECONDS
     ttft_seconds: Annotated[Seconds | None, about("promised time to the first token", default="tolerance")] = None
-    inter_token_seconds: Annotated[Seconds | None, about("promised time per token", default="tolerance")] = None
+    inter_token_seconds: Annotated[
+        Seconds | None, about("promised mean time from one token to the next", default="tolerance")
+    ] = None
     queue_seconds: Annotated[SecondsOrZero | None, about("longest wait in the queue", default="tolerance")] = None
+    attainment: Annotated[
+        Objective | None,
+        about(
+            "share of its requests that are to be within the targets: alerts go by it", default="0.99; 0.9 if sheddable"
+        ),
+    ] = None
     queue_requests: Annotated[CountOrZero, about("requests of the class that may wait in one replica")] = 1000
     reserved_share: Annotated[
         Share, about("share of the tokens sent while it has requests waiting, whatever has a higher priority")
@@ -166,6 +178,13 @@ class PriorityClass(Section, frozen=True, kw_only=True):
         Meta(max_length=16),
         about("what is taken from the class before it is refused", default="none"),
     ] = ()
+
+    @property
+    def objective(self) -> float:
+        """The share of its requests that are to be within all targets."""
+        if self.attainment is not None:
+            return self.attainment
+        return SHEDDABLE_OBJECTIVE if self.sheddable else USUAL_OBJECTIVE
 
     @property
     def targets(self) -> Targets:

@@ -157,7 +157,8 @@ class ObservabilityPolicy(Section, frozen=True, kw_only=True):
     sample_share: Annotated[
         Share | None,
         about(
-            "share of the responses that are read to compare predicted with realised hits", default="as --sample-share"
+            "share of the responses that are read: realised hits, and targets that were met",
+            default="as --sample-share",
         ),
     ] = None  # None: as the picker's flag says
     audit_share: Annotated[Share, about("share of the decisions that go to the access log and to the audit")] = 1.0

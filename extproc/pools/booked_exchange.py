@@ -19,6 +19,8 @@ from extproc.requests.kept_responses import tag_in, tag_of
 from extproc.responses.realised import Comparison, compare
 from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
 from extproc.responses.response_usage import ModelRewriter, UsageReader, rewriter_for, usage_reader_for
+from extproc.slo.judgement import Judgement, StreamTimes, judge_document, judge_stream
+from extproc.slo.promise import AnswerPromise, OpenPromise, TokenTargets
 
 EVENT_STREAM = "text/event-stream"
 BUSY = 503  # a pod's own: its queue limits (vLLM's --max-num-queued-reqs)
@@ -75,6 +77,23 @@ class ExchangeBooks(Protocol):
     def generated(self, note: QuotaNote, tokens: int) -> None:
         """Take the tokens that a response of that tenant has brought, in place of those reserved for it."""
 
+    def judged(
+        self,
+        answer: AnswerPromise,
+        judgement: Judgement,
+        asked: Judgement | None,
+        *,
+        served_by: str | None,
+        has_come: bool,
+    ) -> None:
+        """Count whether an answer was within its targets; `asked`: those of its request's headers.
+
+        `has_come`: some of its body was seen; else its client has left, or no body ever comes here.
+        """
+
+    def unanswered(self, promise: OpenPromise, *, status: int, endpoint: str) -> None:
+        """Count a promise of which no answer came (status 0), or a 5xx."""
+
     def response_missed(self, why: str) -> None:
         """Count a response whose plan was not carried out; `why` is one of MISSES."""
 
@@ -98,6 +117,7 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
     unserved: bool = False  # Envoy answered in a pod's place, or the pod had no room
     response_id: str | None = None  # of the response, which the pod may keep
     leg: Booking | None = None  # on the prefill pod of a leg that others run; None: there is none, or it is over
+    promise: OpenPromise | None = None  # None: none was made, or it is known already that it was broken
     end_leg: Callable[[int], None] | None = None  # ends the leg that runs beside the request, by the answer's status
 
     def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str = "") -> None:
@@ -147,6 +167,8 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
                 endpoint=self.endpoints[0], served_by=self.served_by, status=self.status, unserved=self.unserved
             )
         if self.booking is not None:
+            if self.promise is not None and not 0 < self.status < 500:
+                self.books.unanswered(self.promise, status=self.status, endpoint=self.booking.endpoint)
             self.books.release(self.booking, status=self.status, model=self.model, arm=self.arm, unserved=self.unserved)
 
     def comes_from(self, *, cached_tokens: int | None) -> None:
@@ -196,7 +218,10 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
 
 
 class ReadResponse:
-    """One response: its model rewritten, its usage compared and counted. Implements `ext_proc.call.OpenResponse`."""
+    """One response: its model rewritten, its usage compared and counted, its times judged.
+
+    Implements `ext_proc.call.OpenResponse`.
+    """
 
     __slots__ = (
         "_books",
@@ -204,10 +229,14 @@ class ReadResponse:
         "_compares",
         "_ended",
         "_first_seconds",
+        "_first_token_at",
         "_handling",
         "_is_stream",
+        "_judges",
+        "_last_token_at",
         "_plan",
         "_rewriter",
+        "_served_by",
         "_trace",
         "_usage",
     )
@@ -228,6 +257,10 @@ class ReadResponse:
         self._is_stream = False
         self._ended = False
         self._first_seconds: float | None = None  # from the pick to the first bytes of a stream
+        self._served_by: str | None = None
+        self._judges = False
+        self._first_token_at: float | None = None  # unix seconds, as the next; of a stream that is judged
+        self._last_token_at = 0.0
 
     def begin(self, head: ResponseHead, *, served_by: str | None) -> ResponseHandling:
         """Return what is needed of the body that these headers announce. Errors of the pod pass as they are."""
@@ -242,9 +275,11 @@ class ReadResponse:
                 self._missed(NO_MODEL_FIELD)
         self._is_stream = head.content_type.startswith(EVENT_STREAM)
         self._compares = self._is_to_be_compared(head, served_by)
-        counts = self._plan.quota is not None
-        if self._compares or counts:
-            self._usage = usage_reader_for(head.content_type, count_events=counts)
+        counts, is_judged = self._plan.quota is not None, self._plan.promise is not None
+        if self._compares or counts or is_judged:
+            self._usage = usage_reader_for(head.content_type, count_events=counts, find_tokens=is_judged)
+        if is_judged and self._usage is not None:
+            self._served_by, self._judges = served_by, True
         if self._rewriter is not None:
             self._handling = ResponseHandling.REWRITE
         elif self._usage is not None:
@@ -258,7 +293,12 @@ class ReadResponse:
         self._chunks += 1
         self._ended = self._ended or end_of_stream
         if self._usage is not None:
+            before = self._usage.token_events
             self._usage.feed(content)
+            if self._judges and self._usage.token_events > before:
+                self._last_token_at = time.time()
+                if self._first_token_at is None:
+                    self._first_token_at = self._last_token_at
             if end_of_stream and self._trace is not None and not self._usage.gave_up:
                 self._trace.usage = self._usage.usage()  # now: its exchange ends before this response's stream may
         return content if self._rewriter is None else self._rewriter.feed(content, end_of_stream=end_of_stream)
@@ -280,6 +320,8 @@ class ReadResponse:
             if self._compares and self._ended:
                 self._compare(self._usage)
             self._count(self._usage)
+            if self._judges:
+                self._judge(self._usage)
 
     def _is_to_be_compared(self, head: ResponseHead, served_by: str | None) -> bool:
         plan, prediction = self._plan, self._plan.prediction
@@ -308,6 +350,32 @@ class ReadResponse:
             # what an unread line has brought is not known: nothing is given back
             least = note.reserved_tokens if reader.gave_up else 0
             self._books.generated(note, max(told or 0, reader.generated_tokens, least))
+
+    def _judge(self, reader: UsageReader) -> None:
+        """Tell the books whether it was within its targets; of half a document nothing can be said."""
+        answer = self._plan.promise
+        if self._books is None or answer is None or not (self._ended or self._is_stream):
+            return
+        usage, now = reader.usage(), max(time.time() - answer.arrived_at, 0.0)
+        times = StreamTimes.since(answer.arrived_at, first_at=self._first_token_at, last_at=self._last_token_at)
+        tokens = usage.output_tokens if usage is not None and self._ended else None
+        if tokens is None:
+            tokens = reader.token_events or None
+        if not reader.has_one_answer:
+            tokens = None  # several answers side by side
+
+        def verdict(targets: TokenTargets) -> Judgement:
+            if self._is_stream:
+                return judge_stream(targets, times, tokens=tokens, ended=self._ended, now=now)
+            return judge_document(targets, seconds=now, tokens=tokens)
+
+        self._books.judged(
+            answer,
+            verdict(answer.promise.targets),
+            verdict(answer.asked) if answer.asked is not None else None,
+            served_by=self._served_by,
+            has_come=self._chunks > 0,
+        )
 
     def _compare(self, reader: UsageReader) -> None:
         assert self._plan.prediction is not None, "usage is read to be compared with it"

@@ -14,7 +14,7 @@ from extproc.pods.inflight import Booking, Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.pods.link_estimate import LinkEstimates
 from extproc.policy.values import PickPolicy
-from extproc.pools.booked_exchange import GATEWAY_TIMEOUT, NO_RESPONSE_FILTER, NOT_DELIVERED
+from extproc.pools.booked_exchange import GATEWAY_TIMEOUT, NO_RESPONSE_FILTER, NOT_DELIVERED, NOT_IMPLEMENTED
 from extproc.prefixes.match_watch import MatchWatch
 from extproc.prefixes.prompt_match import PromptKeys
 from extproc.prefixes.routing_memory import RoutingMemory
@@ -24,6 +24,8 @@ from extproc.replicas.shared_load import EndpointBookings
 from extproc.replicas.shared_state import PoolShare
 from extproc.requests.request import ApiKind
 from extproc.responses.realised import Comparison, RealisedWatch
+from extproc.slo.judgement import Judgement, Outcome
+from extproc.slo.promise import AnswerPromise, OpenPromise
 from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
@@ -294,6 +296,29 @@ class PickerBooks:
         """Tell the quotas."""
         if self.quotas is not None:
             self.quotas.generated(note, tokens)
+
+    def judged(
+        self,
+        answer: AnswerPromise,
+        judgement: Judgement,
+        asked: Judgement | None,
+        *,
+        served_by: str | None,
+        has_come: bool,
+    ) -> None:
+        """Count it."""
+        slo, role = self._telemetry.slo, self.role_of(served_by or answer.endpoint)
+        (slo.judged if has_come else slo.left_unseen)(answer, judgement, asked, role=role)
+
+    def unanswered(self, promise: OpenPromise, *, status: int, endpoint: str) -> None:
+        """Count what was surely missed; a client that left before its time was up has missed nothing."""
+        if status == NOT_IMPLEMENTED or (status == 0 and not promise.is_broken(now=self._clock())):
+            return
+        self.broken(promise, Outcome.FAILED if status else Outcome.LATE, endpoint=endpoint)
+
+    def broken(self, promise: OpenPromise, outcome: Outcome, *, endpoint: str) -> None:
+        """Count a promise that was surely broken."""
+        self._telemetry.slo.missed(promise, outcome, role=self.role_of(endpoint))
 
     def response_missed(self, why: str) -> None:
         """Count a response whose plan was not carried out."""

@@ -2,6 +2,7 @@
 
 from extproc.admission.prepared_request import Picked
 from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponsePlan
+from extproc.slo.promise import AnswerPromise
 
 
 class Pace:
@@ -37,12 +38,13 @@ def plan_response(
     now: float,
     label: str = "",
     sent_at: float = 0.0,
+    promise: AnswerPromise | None = None,
 ) -> ResponsePlan:
-    """Return the plan: what is put back, compared or counted.
+    """Return the plan: what is put back, compared, judged or counted.
 
     A sample is read for usage whatever its size; others that are no streams up to `read_below_bytes`, as far as `reads`
     lets them be at `now` (monotonic seconds). `label`: the model that was asked for, if its name is a configured one;
-    `sent_at`: unix seconds.
+    `sent_at`: unix seconds; `promise`: what the response is judged by, None where it is not in the sample.
     """
     prepared, decision = picked.prepared, picked.decision
     asked = prepared.asked
@@ -67,7 +69,7 @@ def plan_response(
         )
     rewritten = resolved.requested if is_rewritten else None
     quota = prepared.quota.note if prepared.quota is not None else None
-    if rewritten is None and prediction is None and quota is None:
+    if rewritten is None and prediction is None and quota is None and promise is None:
         return PASS_PLAN
     return ResponsePlan(
         pool=pool,
@@ -76,4 +78,5 @@ def plan_response(
         sampled=is_sampled,
         read_below_bytes=read_below,
         quota=quota,
+        promise=promise,
     )

@@ -317,7 +317,9 @@ class Pool:
 
     def _sample_share(self) -> float:
         share = self.config.sample_share
-        return self._resources.settings.sample_share if share is None else share
+        found = self._resources.settings.sample_share if share is None else share
+        self.telemetry.slo.sampled(found)
+        return found
 
     def _serving(self) -> Sequence[str]:
         """Return the endpoints that a request may go to without a decision; none where the pool fails closed."""

@@ -20,7 +20,14 @@ from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.prepared_request import Picked, PrefixIndex, Prepared, PromptSource
 from extproc.choosing.choose import Choice, Full, PoolView, Snapshot
 from extproc.disaggregation.racing import RaceBudget
-from extproc.errors import DEFECT, InternalPickError, NoReadyEndpointError, PickError, RequestShedError
+from extproc.errors import (
+    DEFECT,
+    InternalPickError,
+    NoReadyEndpointError,
+    PickError,
+    PromptLimitError,
+    RequestShedError,
+)
 from extproc.ext_proc.exchange import NO_HEADERS, RequestFacts
 from extproc.pods.endpoint import Reachability
 from extproc.pools.booked_exchange import BookedExchange
@@ -35,6 +42,9 @@ from extproc.records.request_events import ClientLeftError, DecisionRecord, Requ
 from extproc.replicas.shared_load import EndpointBookings
 from extproc.requests.kept_responses import RANDOM_BYTES, owned_id, with_response_id
 from extproc.requests.long_work import LongWork
+from extproc.requests.request import ApiKind
+from extproc.slo.judgement import Outcome
+from extproc.slo.promise import AnswerPromise, OpenPromise
 from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
@@ -43,16 +53,22 @@ log = logging.getLogger(__name__)
 
 READY, UNKNOWN = Reachability.READY, Reachability.UNKNOWN
 
+# whose answers are tokens, to which times can be promised
+TEXT_APIS = frozenset(
+    (ApiKind.CHAT_COMPLETIONS, ApiKind.COMPLETIONS, ApiKind.RESPONSES, ApiKind.MESSAGES, ApiKind.GENERATE)
+)
+
 FAILED_OPEN = "failed-open"  # an outcome: sent without a decision
 
 
 class PendingPick:
     """One pick that is under way, and what is to be noted or given back when it ends."""
 
-    __slots__ = ("asked", "facts", "phases", "prefill", "prepared", "queued_seconds", "quota", "trace")
+    __slots__ = ("arrived_at", "asked", "facts", "phases", "prefill", "prepared", "queued_seconds", "quota", "trace")
 
-    def __init__(self, facts: RequestFacts, trace: RequestTrace | None = None) -> None:
+    def __init__(self, facts: RequestFacts, trace: RequestTrace | None = None, *, arrived_at: float = 0.0) -> None:
         self.facts = facts
+        self.arrived_at = arrived_at  # monotonic seconds at which the request was complete
         self.trace = trace  # None: it is not observed
         self.asked: AskedRequest | None = None  # once it is read
         self.prepared: Prepared | None = None  # once it is looked up
@@ -105,9 +121,10 @@ class PoolRuntime:
         """Count a pick that begins now, and follow it while there is an observer."""
         self.under_way += 1
         if not self.watch.is_used:
-            return PendingPick(facts)
+            return PendingPick(facts, arrived_at=self.clock())
         audit_share = self.view.policy.observability.audit_share
-        pending = PendingPick(facts, self.watch.open(self.name, facts, audit_share=audit_share))
+        trace = self.watch.open(self.name, facts, audit_share=audit_share)
+        pending = PendingPick(facts, trace, arrived_at=self.clock())
         if pending.trace is not None:
             pending.trace.phases = pending.phases
         return pending
@@ -117,8 +134,12 @@ class PoolRuntime:
         self.under_way -= 1
         for name, seconds in pending.phases.items():
             self.telemetry.phase(name, seconds)
-        if pending.asked is not None and (ignored := pending.asked.request_class.ignored_objective):
+        if pending.asked is None:
+            return
+        if ignored := pending.asked.request_class.ignored_objective:
             self.overload.objective_ignored(ignored.value)
+        for why in pending.asked.ignored_targets:
+            self.telemetry.slo.header_ignored(why)
 
     def book(self, picked: Picked, pending: PendingPick) -> BookedExchange:
         """Book a decision in the turn of the event loop in which it was made: the next one counts with it.
@@ -133,15 +154,19 @@ class PoolRuntime:
         self._count_admitted(picked.choice, asked)
         if picked.prefill is not None and picked.prefill.race is not None:
             self.races.count(picked.prefill)
+        now, sent_at = self.clock(), time.time()
+        is_sampled = random.random() < self.sample_share  # noqa: S311
+        promise, answer = self._make_promise(picked, pending, is_sampled=is_sampled, now=now, sent_at=sent_at)
         plan = plan_response(
             picked,
             pool=self.name,
-            is_sampled=random.random() < self.sample_share,  # noqa: S311
+            is_sampled=is_sampled,
             read_below_bytes=self.read_below_bytes,
             reads=self.reads,
-            now=self.clock(),
+            now=now,
             label=label,
-            sent_at=time.time(),
+            sent_at=sent_at,
+            promise=answer,
         )
         body, response_id = prepared.sent.changed, asked.request.response_id
         if prepared.sent.has_response_id:
@@ -160,6 +185,7 @@ class PoolRuntime:
             response_headers=prepared.response_headers,
             plan=plan,
             trace=trace,
+            promise=promise,
             set_headers=trace.set_headers if trace is not None else NO_HEADERS,
         )
         if self.legs is not None and picked.prefill is not None:
@@ -199,6 +225,7 @@ class PoolRuntime:
         if isinstance(error, RequestShedError):
             self._count_shed(pending, error)
         if not isinstance(error, Exception):  # the client has left, or the picker stops
+            self._count_missed(pending, Outcome.LATE)
             if pending.trace is not None and isinstance(error, asyncio.CancelledError):
                 left = ClientLeftError("the client left while it waited")
                 self._tell(pending, RequestOutcome.ABANDONED, _refusal_record(pending, left))
@@ -211,6 +238,7 @@ class PoolRuntime:
             exchange = self._anywhere(pending, refusal)
             if exchange is not None:
                 return exchange
+        self._count_refused(pending, refusal)
         self.telemetry.refused(refusal.reason)
         record = _refusal_record(pending, refusal)
         self.recent.appendleft(record)
@@ -228,6 +256,57 @@ class PoolRuntime:
         self.view.turns.count(snapshot.ask.model)
         if choice.warm_wait is not None:
             self.view.hot.note(choice.warm_wait, endpoint=decision.endpoints[0], now=now)
+
+    def _promise(self, asked: AskedRequest, pending: PendingPick) -> OpenPromise | None:
+        """Return what a request is promised; None where nothing is judged: it wants no text, or no answer is read."""
+        request = asked.request
+        if not self.sample_share or request.api not in TEXT_APIS:
+            return None
+        return OpenPromise(
+            promise=self.telemetry.slo.promise_of(asked.request_class, model=asked.pool),
+            asked=asked.asked_targets,
+            arrived_at=pending.arrived_at,
+            is_stream=request.stream,
+        )
+
+    def _make_promise(
+        self, picked: Picked, pending: PendingPick, *, is_sampled: bool, now: float, sent_at: float
+    ) -> tuple[OpenPromise | None, AnswerPromise | None]:
+        """Count what a request is promised; return what may still be kept, and what its answer is judged by, if it is.
+
+        `now`: monotonic seconds; `sent_at`: the same moment in unix seconds.
+        """
+        prepared, endpoint = picked.prepared, picked.decision.endpoints[0]
+        promise = self._promise(prepared.asked, pending)
+        if promise is None:
+            return None, None
+        self.telemetry.slo.promised(promise.promise)
+        if promise.is_broken(now=now):
+            self.books.broken(promise, Outcome.LATE, endpoint=endpoint)
+            return None, None
+        is_always_read = prepared.quota is not None and prepared.quota.note is not None
+        if not (is_sampled or is_always_read):
+            return promise, None
+        answer = AnswerPromise(
+            promise=promise.promise,
+            asked=promise.asked,
+            arrived_at=sent_at - (now - promise.arrived_at),
+            endpoint=endpoint,
+            weight=1.0 if is_always_read else 1.0 / self.sample_share,
+        )
+        return promise, answer
+
+    def _count_refused(self, pending: PendingPick, refusal: PickError) -> None:
+        """Count the promise that a refusal breaks, which is not the client's own fault or its quota's."""
+        if refusal.status >= 500 or isinstance(refusal, RequestShedError | PromptLimitError):
+            self._count_missed(pending, Outcome.REFUSED)
+
+    def _count_missed(self, pending: PendingPick, outcome: Outcome) -> None:
+        promise = self._promise(pending.asked, pending) if pending.asked is not None else None
+        if promise is None or (outcome is Outcome.LATE and not promise.is_broken(now=self.clock())):
+            return  # of a client that has left in time nothing is known
+        self.telemetry.slo.promised(promise.promise)
+        self.telemetry.slo.missed(promise, outcome)
 
     def _count_shed(self, pending: PendingPick, error: RequestShedError) -> None:
         assert pending.asked is not None, "only what was read is refused for load"

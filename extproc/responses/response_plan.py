@@ -8,6 +8,7 @@ from enum import IntEnum
 import msgspec
 
 from extproc.quotas.quota import QuotaNote
+from extproc.slo.promise import AnswerPromise
 
 
 class ResponseHandling(IntEnum):
@@ -40,6 +41,7 @@ class ResponsePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sampled: bool = False  # read for usage whatever its size
     read_below_bytes: int = 0  # a response that is no stream and at most so long is read for usage; 0: none
     quota: QuotaNote | None = None  # whose generated tokens are to be counted, whatever the response's size
+    promise: AnswerPromise | None = None  # what the response is judged by; None: it is not judged
 
     @property
     def wants_body(self) -> bool:
@@ -47,6 +49,7 @@ class ResponsePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return (
             self.requested_model is not None
             or self.quota is not None
+            or self.promise is not None
             or (self.prediction is not None and (self.sampled or self.read_below_bytes > 0))
         )
 

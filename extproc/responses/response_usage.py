@@ -1,7 +1,8 @@
 """Reads a response's usage object and rewrites its model name, as its bytes pass: plain and streamed; no I/O.
 
 Only the few lines of a stream that have a usage object are decoded, and only at its end. Where a quota needs it, the
-tokens of the events are counted, for streams that end without one. What is too long to be kept is searched for a usage
+tokens of the events are counted, for streams that end without one. Where a stream is judged, its events are decoded up
+to the first that brings a token, and those after it are counted. What is too long to be kept is searched for a usage
 object.
 """
 
@@ -23,6 +24,8 @@ USAGE_BYTES = 4096
 TRIED_AT_ONCE = 4  # from the end: what a hostile text has in plenty costs little
 
 SHORTEST_EVENT = len('data:{"type":".delta"}')  # that may bring a token; shorter lines cost nothing
+# of another answer than the first one: an event of a request with several
+OTHER_CHOICE = b'"choices":[{"index":1'
 _STREAMED_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 
 
@@ -48,6 +51,12 @@ class _Usage(msgspec.Struct):
 
 class _Envelope(msgspec.Struct):
     usage: _Usage | None = None
+
+
+class _Choices(msgspec.Struct):
+    """The answers of one body."""
+
+    choices: list[msgspec.Raw] = []
 
 
 class _Answer(msgspec.Struct):
@@ -82,20 +91,26 @@ class _Event(msgspec.Struct):
 
 
 _decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_choices = msgspec.json.Decoder(_Choices).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
 _decode_beginning = json.JSONDecoder().raw_decode
 
 
 def usage_reader_for(
-    content_type: str, *, most_bytes: int = MOST_KEPT_BYTES, count_events: bool = False
+    content_type: str,
+    *,
+    most_bytes: int = MOST_KEPT_BYTES,
+    count_events: bool = False,
+    find_tokens: bool = False,
 ) -> "UsageReader | None":
     """Return what reads a body of this type, or None for types without usage.
 
-    `count_events`: also count what a stream's events bring, at some microseconds each.
+    `count_events`: also count what a stream's events bring, at some microseconds each. `find_tokens`: also tell when
+    the first token comes, and how many events bring some.
     """
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "text/event-stream":
-        return EventStreamUsage(most_bytes=most_bytes, count_events=count_events)
+        return EventStreamUsage(most_bytes=most_bytes, count_events=count_events, find_tokens=find_tokens)
     if media_type == "application/json":
         return JsonUsage(most_bytes=most_bytes)
     return None
@@ -104,11 +119,12 @@ def usage_reader_for(
 class JsonUsage:
     """The usage of a body that is one JSON document."""
 
-    __slots__ = ("_kept", "_long", "_most_bytes", "_size", "gave_up", "generated_tokens")
+    __slots__ = ("_kept", "_long", "_most_bytes", "_size", "gave_up", "generated_tokens", "token_events")
 
     def __init__(self, *, most_bytes: int) -> None:
         self.gave_up = False  # the body was too long to be kept: `usage` has at most the output tokens
         self.generated_tokens = 0  # not counted
+        self.token_events = 0  # there are none
         self._most_bytes = most_bytes
         self._kept: list[bytes] = []
         self._size = 0
@@ -130,19 +146,31 @@ class JsonUsage:
         """Return what the whole body says, or None where it does not."""
         return self._long.usage() if self.gave_up else _usage_of(b"".join(self._kept))
 
+    @property
+    def has_one_answer(self) -> bool:
+        """Whether its tokens came one after the other: it has no second answer beside the first."""
+        try:
+            return not self.gave_up and len(_decode_choices(b"".join(self._kept)).choices) <= 1
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+
 
 class EventStreamUsage:
     """The usage of a stream: in its last event, or spread over the first and the last that have one (Anthropic)."""
 
     __slots__ = (
-        *("_counts_events", "_first", "_held", "_last", "_long", "_most_bytes", "_skips"),
-        *("gave_up", "generated_tokens"),
+        *("_counts_events", "_finds_tokens", "_first", "_held", "_last", "_long", "_most_bytes", "_skips"),
+        *("gave_up", "generated_tokens", "has_one_answer", "token_events"),
     )
 
-    def __init__(self, *, most_bytes: int, count_events: bool = False) -> None:
+    def __init__(self, *, most_bytes: int, count_events: bool = False, find_tokens: bool = False) -> None:
         self.gave_up = False  # a line was too long to be kept: at most its output tokens are in `usage`
         self.generated_tokens = 0  # that events have brought, at least; 0 unless they are counted
+        # from the first on that brings a token, without the one that ends the stream; tokens, where they are counted
+        self.token_events = 0
+        self.has_one_answer = True  # no second one beside the first
         self._counts_events = count_events
+        self._finds_tokens = find_tokens
         self._most_bytes = most_bytes
         self._held = bytearray()  # the line that has not ended
         self._skips = False  # it is too long to be held
@@ -187,6 +215,11 @@ class EventStreamUsage:
         if self._counts_events:
             events = [line for line in lines.splitlines() if len(line) >= SHORTEST_EVENT]
             self.generated_tokens += sum(map(_tokens_of, events))
+            self.token_events = self.generated_tokens
+        elif self._finds_tokens:
+            self._find_tokens(lines)
+        if self._finds_tokens and OTHER_CHOICE in lines:
+            self.has_one_answer = False
         if _STREAMED_USAGE.search(lines) is None:
             return
         for line in lines.splitlines():
@@ -194,6 +227,16 @@ class EventStreamUsage:
                 data = line[len(b"data:") :]
                 self._first = self._first or data
                 self._last = data
+
+    def _find_tokens(self, lines: bytes) -> None:
+        if self.token_events:
+            self.token_events += lines.startswith(b"data:") + lines.count(b"\ndata:") - _ends(lines)
+            return
+        events = [line for line in lines.splitlines() if line.startswith(b"data:")]
+        for at, event in enumerate(events):
+            if len(event) >= SHORTEST_EVENT and _tokens_of(event):
+                self.token_events = len(events) - at - _ends(lines)
+                return
 
 
 UsageReader = JsonUsage | EventStreamUsage
@@ -261,6 +304,11 @@ def _tokens_in(choice: _Choice) -> int:
         return len(choice.token_ids)
     delta = choice.delta
     return int(bool(choice.text) or (delta is not None and any(msgspec.structs.astuple(delta))))
+
+
+def _ends(lines: bytes) -> bool:
+    """Tell whether the last of these lines of a stream is the one that ends it."""
+    return b"[DONE]" in lines and lines.rstrip().endswith(b"[DONE]")
 
 
 def _largest(numbers: Iterable[int | None]) -> int | None:

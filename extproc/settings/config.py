@@ -132,7 +132,7 @@ class PickerSettings:
     )
     sample_share: float = setting(
         0.02,
-        "Share of the responses whose usage is read, to compare cached tokens with the prediction.",
+        "Share of the responses that are read: cached tokens beside the prediction, times beside the targets.",
         least=0,
         most=1,
     )

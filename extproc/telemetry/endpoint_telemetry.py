@@ -91,8 +91,11 @@ class LatencyTelemetry:
 
     def __init__(self, registry: Registry, *, read_every_seconds: float = READ_EVERY_SECONDS) -> None:
         self.role_of: Callable[[str], str] = _both  # endpoint -> role
-        self._ttft = PodLatencies(registry.histograms(metrics.TTFT))
-        self._inter_token = PodLatencies(registry.histograms(metrics.INTER_TOKEN))
+        # by model and role, over all pods
+        self.ttft = registry.histograms(metrics.TTFT)
+        self.inter_token = registry.histograms(metrics.INTER_TOKEN)
+        self._ttft = PodLatencies(self.ttft)
+        self._inter_token = PodLatencies(self.inter_token)
         self._read_every_seconds = read_every_seconds
         self._due: dict[str, float] = {}  # endpoint -> monotonic seconds
         self._started: dict[str, float | None] = {}  # endpoint -> its start in unix seconds; None: it does not say

@@ -363,7 +363,59 @@ CLASS_TARGET = gauge(
     "class",
     over=Over.EACH,
 )
+CLASS_INTER_TOKEN_TARGET = gauge(
+    "kvmesh_class_inter_token_target_seconds",
+    "Mean time from one token to the next that the policy promises a class.",
+    "class",
+    over=Over.EACH,
+)
 CLASS_PRIORITY = gauge("kvmesh_class_priority", "A class's priority; higher ones go first.", "class", over=Over.EACH)
+
+# what is promised, and what came true
+SLO_OBJECTIVE = gauge(
+    "kvmesh_slo_objective_ratio",
+    "Share of a class's requests that are to be within all targets (attainment).",
+    "class",
+    over=Over.EACH,
+)
+SLO_SAMPLE_SHARE = gauge(
+    "kvmesh_slo_sample_ratio", "Share of the answers that are read and judged; 0: no promise is judged.", over=Over.EACH
+)
+SLO_PROMISED = counter(
+    "kvmesh_slo_promised_requests_total",
+    "Requests for text that were sent on or refused for want of room, judged or not.",
+    "class",
+)
+SLO_JUDGED = counter(
+    "kvmesh_slo_judged_requests_total",
+    "Requests of a class that were judged: the sample's size, each counted once.",
+    "class",
+)
+SLO_REQUESTS = counter(
+    "kvmesh_slo_requests_total",
+    "Requests by what became of a target (ttft, inter-token, all): met, late, refused, failed. An answer of the sample "
+    "counts for all that it stands for. The promise is the class's, or what the request's own headers ask for.",
+    *("class", "tenant", "model", "role", "target", "promise", "outcome"),
+)
+SLO_HEADERS_IGNORED = counter(
+    "kvmesh_ignored_slo_headers_total",
+    "Headers with targets that did not count: unreadable, or looser than what the class is promised.",
+    "why",
+)
+SLO_POD_OBSERVED = counter(
+    "kvmesh_slo_pod_observations_total",
+    "First tokens (ttft), or times from token to token, that pods have measured, by their model name and role; the "
+    "same for every class.",
+    *("class", "model", "role", "target"),
+    over=Over.EACH,
+)
+SLO_POD_WITHIN = counter(
+    "kvmesh_slo_pod_observations_within_total",
+    "Those of kvmesh_slo_pod_observations_total within a class's target: an estimate by interpolation in the bucket, "
+    "with the least and the most that the bucket allows.",
+    *("class", "model", "role", "target", "bound"),
+    over=Over.EACH,
+)
 
 # tenants and quotas
 TENANT_REQUESTS = counter(

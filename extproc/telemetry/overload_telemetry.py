@@ -39,17 +39,21 @@ class OverloadTelemetry:
         self._ignored = registry.values(metrics.IGNORED_OBJECTIVES)
         self._full = registry.values(metrics.ENDPOINT_FULL)
         self._targets = registry.values(metrics.CLASS_TARGET)
+        self._inter_token_targets = registry.values(metrics.CLASS_INTER_TOKEN_TARGET)
         self._priorities = registry.values(metrics.CLASS_PRIORITY)
         self.know(classes)
 
     def know(self, classes: Mapping[str, PriorityClass]) -> None:
         """Show these classes from now on: a policy names them. Those before keep what was counted."""
         self._targets.series.clear()
+        self._inter_token_targets.series.clear()
         self._priorities.series.clear()
         for name, each in classes.items():
             self._admitted.of(name)  # shown before the first request
             self._waits.of(name)
-            self._targets.of(name).value = each.targets.ttft_seconds
+            targets = each.targets
+            self._targets.of(name).value = targets.ttft_seconds
+            self._inter_token_targets.of(name).value = targets.inter_token_seconds
             self._priorities.of(name).value = each.priority
 
     def show(

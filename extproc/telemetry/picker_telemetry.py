@@ -12,6 +12,7 @@ from extproc.telemetry import metrics
 from extproc.telemetry.endpoint_telemetry import EndpointView, LatencyTelemetry, endpoint_metrics
 from extproc.telemetry.prefill_telemetry import PrefillTelemetry
 from extproc.telemetry.process_telemetry import process_text
+from extproc.telemetry.slo_telemetry import SloTelemetry
 from extproc.telemetry.tenant_telemetry import TenantTelemetry
 from kvmesh.metrics.registry import Histogram, MetricsPage, Registry, Value
 
@@ -34,6 +35,7 @@ class PickerTelemetry:
         self.latencies = LatencyTelemetry(registry)
         self.models = ModelTelemetry(registry)
         self.tenants = TenantTelemetry(registry)
+        self.slo = SloTelemetry(registry, tenants=self.tenants, latencies=self.latencies)
         self._prompt_tokens = registry.values(metrics.PROMPT_TOKENS).of()
         self._predicted = registry.values(metrics.PREDICTED_TOKENS).of()
         self._regret = registry.values(metrics.REGRET_TOKENS).of()
@@ -155,10 +157,11 @@ class PickerTelemetry:
         self.prefill.forget(endpoint)
 
     def reconfigure(self, policy: PickPolicy) -> None:
-        """Go by another policy from now on: its tenants, its price, its target."""
+        """Go by another policy from now on: its tenants, its price, its targets."""
         self._alert_hit_ratio.value = policy.alert_hit_ratio
         self.models.reconfigure(policy.observability)
         self.tenants.know(policy.priorities.quotas)
+        self.slo.know(policy.priorities.classes)
 
     def show(self, view: EndpointView) -> None:
         """Show the endpoints as the picker sees them, at each scrape; to be called once."""

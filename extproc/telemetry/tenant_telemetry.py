@@ -46,20 +46,24 @@ class TenantTelemetry:
         for family in (self._prompt_tokens, self._predicted_tokens, self._queue_seconds):
             family.of(name)
 
+    def label_of(self, tenant: str) -> str:
+        """Return the name under which a tenant is counted, whatever a client has written."""
+        return self._labels.get(tenant, OTHER)
+
     def admitted(self, tenant: str, class_name: str) -> None:
         """Count a request that was sent to an endpoint."""
-        self._requests.of(self._labels.get(tenant, OTHER), class_name, ADMITTED).value += 1
+        self._requests.of(self.label_of(tenant), class_name, ADMITTED).value += 1
 
     def shed(self, tenant: str, class_name: str) -> None:
         """Count a refusal for load."""
-        self._requests.of(self._labels.get(tenant, OTHER), class_name, SHED).value += 1
+        self._requests.of(self.label_of(tenant), class_name, SHED).value += 1
 
     def waited(self, tenant: str, *, seconds: float) -> None:
         """Count time in the queue."""
-        self._queue_seconds.of(self._labels.get(tenant, OTHER)).value += seconds
+        self._queue_seconds.of(self.label_of(tenant)).value += seconds
 
     def routed(self, tenant: str, *, prompt: int, cached: int) -> None:
         """Count a prompt's tokens, and those of them that the endpoint is expected to hold."""
-        label = self._labels.get(tenant, OTHER)
+        label = self.label_of(tenant)
         self._prompt_tokens.of(label).value += prompt
         self._predicted_tokens.of(label).value += cached

@@ -92,6 +92,8 @@ def classes(*, now: float = NOW, busy: bool = False) -> Any:
 
 def _class(name: str, priority: int, target_ms: int, *, routed: int = 0, waiting: int = 0) -> dict[str, Any]:
     common = {"class": name, "priority": priority, "sheddable": False, "target_ttft_ms": target_ms}
+    common |= {"target_inter_token_ms": target_ms / 10, "objective": 0.99, "judged": routed}
+    common |= {"attainment": 0.983 if routed else None}
     return common | {"waiting": waiting, "steps": [], "in_force": [], "routed": routed}
 
 

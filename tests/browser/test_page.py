@@ -88,6 +88,8 @@ async def test_every_view_has_data_where_a_million_blocks_are_cached_on_64_pods(
         await expect(page.locator("#view-decisions .decision")).to_have_count(20)
         await go(page, "classes")
         await expect(page.locator("#view-classes tbody tr").nth(2)).to_contain_text("cap-output for qwen3-32b")
+        await expect(page.locator("#view-classes tbody tr").nth(1)).to_contain_text("then one every 200 ms, for 99 %")
+        await expect(page.locator("#view-classes tbody tr").nth(1)).to_contain_text("98.3 % of 121 judged")
         await go(page, "index")
         await expect(page.locator(".findings li")).to_have_count(2)
         await expect(page.locator(".findings li").first).to_contain_text("Check --kv-events-config")

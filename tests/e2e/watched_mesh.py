@@ -51,7 +51,7 @@ SETTINGS: dict[str, Any] = {
     "priorities": {
         "trustObjective": True,
         "classes": [
-            {"name": "standard", "ttftSeconds": 0.02, "queueSeconds": 5, "ceiling": 1},
+            {"name": "standard", "ttftSeconds": 2, "queueSeconds": 5, "ceiling": 1},
             {"name": "sheddable", "ttftSeconds": 0.3, "queueSeconds": 2, "ceiling": 1},
             {
                 "name": "critical",

@@ -35,6 +35,7 @@ SETTINGS: dict[str, Any] = {
     "drain_seconds": 0.0,
     "otlp_endpoint": None,
     "shares_load": False,
+    "sample_share": 0.0,  # no answer passes the picker by chance
 }
 
 

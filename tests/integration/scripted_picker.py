@@ -19,6 +19,8 @@ from extproc.pools.booked_exchange import BookedExchange, ReadResponse
 from extproc.quotas.quota import QuotaNote
 from extproc.responses.realised import Comparison
 from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponsePlan
+from extproc.slo.judgement import Judgement
+from extproc.slo.promise import AnswerPromise, OpenPromise
 from tests.integration.envoy_process import HOST, free_addresses, running_envoy
 
 DEADLINE_SECONDS = 30.0
@@ -136,6 +138,20 @@ class Books:
 
     def response_missed(self, why: str) -> None:
         self.misses.append(why)
+
+    def judged(
+        self,
+        answer: AnswerPromise,
+        judgement: Judgement,
+        asked: Judgement | None,
+        *,
+        served_by: str | None,
+        has_come: bool,
+    ) -> None:
+        raise AssertionError("nothing is promised")
+
+    def unanswered(self, promise: OpenPromise, *, status: int, endpoint: str) -> None:
+        raise AssertionError("nothing is promised")
 
 
 Handler = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]

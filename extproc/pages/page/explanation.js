@@ -75,7 +75,11 @@ function unheard(decision, asked) {
 
 function admission(words, request) {
   const verdicts = { go: "It would be sent at once", wait: `It would wait in the queue, behind ${plural(words.waiting_requests ?? 0, "request")}`, refuse: "It would be refused" };
-  return `${verdicts[words.verdict] ?? words.verdict}. The first token is expected after ${milliseconds(words.expected_ttft_ms)}; class ${request?.class ?? "?"} is promised ${milliseconds(words.target_ttft_ms)}.`;
+  return `${verdicts[words.verdict] ?? words.verdict}. The first token is expected after ${milliseconds(words.expected_ttft_ms)}; class ${request?.class ?? "?"} is promised ${milliseconds(words.target_ttft_ms)}.${keeps(words)}`;
+}
+
+function keeps({ attainment, judged }) {
+  return attainment === null || attainment === undefined ? "" : ` Of the class's last ${plural(judged, "judged request")}, ${Number((attainment * 100).toFixed(1))} % were within all targets.`;
 }
 
 /** Who computes the prompt (docs/guides/disaggregation.md). */

@@ -6,7 +6,7 @@ import { age, count, exact, milliseconds, plural, share } from "./words.js";
 
 export function classesView(root, app) {
   const summary = el("p", { class: "lead" });
-  const rows = table("Classes, the most important first", [{ label: "Class" }, { label: "Priority", number: true }, { label: "Promised" }, { label: "Waiting" }, { label: "Routed lately", number: true }, { label: "Steps in force" }]);
+  const rows = table("Classes, the most important first", [{ label: "Class" }, { label: "Priority", number: true }, { label: "Promised" }, { label: "Kept, 5 minutes" }, { label: "Waiting" }, { label: "Routed lately", number: true }, { label: "Steps in force" }]);
   const refusals = table("Refusals by reason", [{ label: "Reason" }, { label: "Requests", number: true }, { label: "Share" }]);
   const noRefusals = el("p", { class: "empty", text: "None of the last decisions was a refusal." });
   const quotas = el("div");
@@ -47,7 +47,7 @@ export function classesView(root, app) {
 
 function makeRow(rows) {
   const part = { name: el("span", { class: "strong-name" }), shed: el("span"), wait: bar(0, "wait"), waiting: el("span"), steps: el("span", { class: "chips" }) };
-  const row = rows.row(el("span", { class: "pod-name" }, part.name, part.shed), "", "", el("span", { class: "measure" }, part.wait, part.waiting), "", part.steps);
+  const row = rows.row(el("span", { class: "pod-name" }, part.name, part.shed), "", "", "", el("span", { class: "measure" }, part.wait, part.waiting), "", part.steps);
   row.bits = part;
   return row;
 }
@@ -57,15 +57,29 @@ function drawRow(row, each, most) {
   text(part.name, each.class);
   if (Boolean(part.shed.firstChild) !== each.sheddable) part.shed.replaceChildren(...(each.sheddable ? [chip("may be refused")] : []));
   text(row.children[1], exact(each.priority).replace("-", "−"));
-  text(row.children[2], each.target_ttft_ms ? `first token in ${milliseconds(each.target_ttft_ms)}` : "–");
+  text(row.children[2], promised(each));
+  text(row.children[3], kept(each));
   setBar(part.wait, each.waiting / most);
   text(part.waiting, count(each.waiting));
-  text(row.children[4], count(each.routed));
+  text(row.children[5], count(each.routed));
   const steps = (each.in_force ?? []).map((step) => `${step.step}${step.model_pool ? ` for ${step.model_pool}` : ""}, ${age(step.since_seconds)}, pressure ${Number(step.pressure ?? 0).toFixed(1)}`);
   const words = steps.join("\n");
   if (part.steps.words !== words) part.steps.replaceChildren(...(steps.length ? steps.map((step) => chip(step, "warn")) : [el("span", { class: "muted", text: "none" })]));
   part.steps.words = words;
 }
+
+function promised(each) {
+  if (!each.target_ttft_ms) return "–";
+  const next = each.target_inter_token_ms ? `, then one every ${milliseconds(each.target_inter_token_ms)}` : "";
+  return `first token in ${milliseconds(each.target_ttft_ms)}${next}${each.objective ? `, for ${percent(each.objective)}` : ""}`;
+}
+
+/** The share of its judged requests that were within all targets (docs/guides/promises.md). */
+function kept(each) {
+  return each.attainment === null || each.attainment === undefined ? "–" : `${percent(each.attainment)} of ${count(each.judged)} judged`;
+}
+
+const percent = (part) => `${Number((part * 100).toFixed(1))} %`;
 
 function drawQuotas(box, quotas) {
   const words = JSON.stringify(quotas ?? null);

@@ -31,6 +31,8 @@ from extproc.pools.booked_exchange import BookedExchange, ReadResponse
 from extproc.requests.json_edit import JsonObject, replace_top_level
 from extproc.requests.openai import parse_request
 from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
+from extproc.slo.judgement import Judgement
+from extproc.slo.promise import AnswerPromise, OpenPromise
 
 HOST = "127.0.0.1"
 DEADLINE_SECONDS = 30.0
@@ -102,6 +104,20 @@ class Picker:
 
     def response_missed(self, why: str) -> None:
         self.misses.append(why)
+
+    def judged(
+        self,
+        answer: AnswerPromise,
+        judgement: Judgement,
+        asked: Judgement | None,
+        *,
+        served_by: str | None,
+        has_come: bool,
+    ) -> None:
+        raise AssertionError("nothing is promised")
+
+    def unanswered(self, promise: OpenPromise, *, status: int, endpoint: str) -> None:
+        raise AssertionError("nothing is promised")
 
 
 @dataclass(kw_only=True)

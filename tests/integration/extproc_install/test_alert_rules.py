@@ -46,11 +46,15 @@ LEGS = f'kvmesh_prefill_legs_total{{{POD}, outcome="%s"}}'
 BATCHES = f'kvmesh_indexer_batches_total{{{POD}, dp_rank="0"}}'
 LAG = f'kvmesh_indexer_lag_seconds{{{POD}, dp_rank="0"}}'
 LOOKUPS = 'kvmesh_pick_phase_seconds_bucket{phase="lookup", le="%s"}'
-WAITS = 'kvmesh_queue_seconds_bucket{class="standard", le="%s"}'
+JUDGED = 'kvmesh_slo_requests_total{class="standard", target="all", outcome="%s", promise="%s"}'
 PROMPTS = 'kvmesh_realised_prompt_tokens_total{model="m"}'
 FOUND, PREDICTED = (f'kvmesh_realised_{name}_tokens_total{{model="m"}}' for name in ("cached", "predicted"))
 BURST = {PROMPTS: 10_000, PREDICTED: 9_000, FOUND: 0}
-TARGET = {'kvmesh_class_ttft_target_seconds{class="standard"}': steady(2)}
+PROMISED = {
+    'kvmesh_slo_objective_ratio{class="standard"}': steady(0.99),
+    'kvmesh_slo_promised_requests_total{class="standard"}': growing(100),
+    'kvmesh_slo_judged_requests_total{class="standard"}': growing(2),
+}
 
 CASES: dict[str, Case] = {
     "KvmeshNoPickerReady": Case(
@@ -158,10 +162,15 @@ CASES: dict[str, Case] = {
         bad={'kvmesh_shed_requests_total{class="sheddable", reason="shed"}': growing(20)},
         good={'kvmesh_shed_requests_total{class="sheddable", reason="shed"}': growing(4)},
     ),
-    "KvmeshPromiseBroken": both(
-        {**TARGET, WAITS % "1.0": growing(10), WAITS % "+Inf": growing(100)},
-        bad={WAITS % "2.5": growing(20), WAITS % "5.0": growing(100)},
-        good={WAITS % "2.5": growing(100), WAITS % "5.0": growing(100), WAITS % "1.5": growing(99)},
+    "KvmeshPromiseBurnsFast": both(
+        PROMISED,  # 14.4 times what an objective of 0.99 allows are 14.4 %
+        bad={JUDGED % ("late", "class"): growing(10), JUDGED % ("refused", "class"): growing(5)},
+        good={JUDGED % ("late", "class"): growing(14), JUDGED % ("late", "request"): growing(90)},
+    ),
+    "KvmeshPromiseBurnsSlowly": both(
+        PROMISED,
+        bad={JUDGED % ("failed", "class"): growing(7)},
+        good={JUDGED % ("late", "class"): growing(5)},
     ),
     "KvmeshQueueNeverEmpty": gauge('kvmesh_queued_requests{class="standard"}', bad=3, good=0),
     "KvmeshStepInForce": gauge('kvmesh_degradation_step{class="standard", step="cap-output"}', bad=1, good=0),
@@ -177,7 +186,7 @@ def promtool(*words: str) -> str:
 
 
 def test_the_files_of_a_prometheus_of_ones_own_are_valid() -> None:
-    assert "49 rules found" in promtool("check", "rules", str(RULES_FILE))
+    assert "59 rules found" in promtool("check", "rules", str(RULES_FILE))
     promtool("check", "config", str(RULES_FILE.with_name("prometheus.yaml")))
 
 
@@ -214,6 +223,53 @@ def test_one_wrong_conversation_in_a_quiet_pool_is_no_alert_of_predictions(tmp_p
         for state in ("firing", "pending")
     )
     test = _test(burst, asked=[(f"max({firing})", MINUTES, 0), (f"max({pending})", MINUTES, 1)])
+    content = {"rule_files": [str(RULES_FILE)], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "tests.yaml"))
+
+
+BURN_FAST = 'count(ALERTS{alertname="KvmeshPromiseBurnsFast", alertstate="firing"}) or vector(0)'
+
+
+@pytest.mark.parametrize(
+    ("objective", "missed", "judged", "fires"),
+    [
+        ("0.99", growing(90), growing(2), 1),
+        ("0.99", growing(90), f"0+1x10 {steady(10)}", 0),  # too few to tell: ten judged in the hour
+        ("0.99", f"0+90x20 {90 * 20}+0x40", growing(2), 0),  # it is over: the short window says so
+        ("0.9", growing(51), growing(2), 1),  # at most every second request, however low the objective
+        ("0.9", growing(49), growing(2), 0),
+    ],
+)
+def test_a_burn_is_fast_if_much_is_missed_now_and_for_long_and_enough_was_judged(
+    objective: str, missed: str, judged: str, fires: int, tmp_path: Path
+) -> None:
+    series = {
+        **PROMISED,
+        'kvmesh_slo_objective_ratio{class="standard"}': steady(float(objective)),
+        'kvmesh_slo_judged_requests_total{class="standard"}': judged,
+        JUDGED % ("late", "class"): missed,
+    }
+    test = _test(series, asked=[(BURN_FAST, MINUTES, fires)])
+    content = {"rule_files": [str(RULES_FILE)], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "tests.yaml"))
+
+
+def test_the_share_of_the_sample_is_compared_with_that_of_the_pods(tmp_path: Path) -> None:
+    labels = 'class="standard", model="m", role="both", target="ttft"'
+    series = {
+        f'kvmesh_slo_requests_total{{{labels}, promise="class", outcome="met"}}': growing(90),
+        f'kvmesh_slo_requests_total{{{labels}, promise="class", outcome="late"}}': growing(10),
+        f'kvmesh_slo_requests_total{{{labels}, promise="request", outcome="late"}}': growing(100),
+    }
+    for replica in "ab":  # each shows all pods
+        of = f'{labels}, instance="{replica}"'
+        series[f"kvmesh_slo_pod_observations_total{{{of}}}"] = growing(200)
+        series[f'kvmesh_slo_pod_observations_within_total{{{of}, bound="estimate"}}'] = growing(190)
+        series[f'kvmesh_slo_pod_observations_within_total{{{of}, bound="most"}}'] = growing(200)
+    less = "round(pool_class_model_target:kvmesh_slo_sampled_less_pods:ratio_rate30m * 100) + 5"
+    test = _test(series, asked=[(f"sum({less})", MINUTES, 0)])
     content = {"rule_files": [str(RULES_FILE)], "evaluation_interval": "1m", "tests": [test]}
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "tests.yaml"))

@@ -138,3 +138,14 @@ def test_of_many_scorers_those_that_tell_the_candidates_apart_are_shown() -> Non
     candidates = [WINNER | {"scores": same}, UNKNOWN | {"scores": same | {"d": 0.5}}]
     heading = " ".join(shown(ROUTED | {"weights": weights, "candidates": candidates}, width=100)[2:4]).split()
     assert [name for name in weights if name in heading] == ["d"]
+
+
+def test_it_is_said_how_often_the_promise_of_the_class_was_kept() -> None:
+    request = {"api": "chat-completions", "class": "critical", "class_by": "default"}
+    admission = {"verdict": "go", "expected_ttft_ms": 90, "target_ttft_ms": 500, "attainment": 0.9876, "judged": 1234}
+    lines = shown(ROUTED | {"request": request, "admission": admission}, width=200)
+    assert (
+        "class critical (default): would be sent at once; first token expected after 90 ms, promised within 500 ms; "
+        "98.8% of its class's last 1,234 judged were within all targets"
+    ) in lines
+    assert not any("judged" in line for line in shown(ROUTED | {"request": request}, width=200))

@@ -150,7 +150,10 @@ OLD = PickerState(
     ),
     index=IndexState(state="ok", sources=2),
     decisions=(DecisionState(at=99.0, endpoint="p:1"), DecisionState(at=97.0, endpoint="p:1")),
-    classes=(ClassState(name="critical", waiting=1), ClassState(name="sheddable", waiting=4, steps=("reject",))),
+    classes=(
+        ClassState(name="critical", waiting=1, attainment=0.5, judged=10),
+        ClassState(name="sheddable", waiting=4, steps=("reject",)),
+    ),
 )
 NEW = PickerState(
     now=101.0,
@@ -160,7 +163,10 @@ NEW = PickerState(
     ),
     index=IndexState(state="stale", sources=3),
     decisions=(DecisionState(at=98.0, endpoint="p:3"),),
-    classes=(ClassState(name="critical"), ClassState(name="sheddable", waiting=1, steps=("cap-output", "reject"))),
+    classes=(
+        ClassState(name="critical", attainment=0.9, judged=30),
+        ClassState(name="sheddable", waiting=1, steps=("cap-output", "reject")),
+    ),
 )
 
 
@@ -185,7 +191,7 @@ def test_what_each_counts_is_summed_and_what_all_see_is_taken_from_the_newest_or
             DecisionState(at=97.0, endpoint="p:1"),
         ),
         classes=(
-            ClassState(name="critical", waiting=1),
+            ClassState(name="critical", waiting=1, attainment=0.8, judged=40),
             ClassState(name="sheddable", waiting=5, steps=("cap-output", "reject")),
         ),
     )
@@ -216,3 +222,18 @@ def test_of_several_pools_the_open_and_waiting_requests_are_summed() -> None:
 
     assert found is not None
     assert found.pools == (PoolState(pool="llm/a", endpoints=2, ready=1, open_requests=5, waiting=2),)
+
+
+@pytest.mark.parametrize(
+    ("attainment", "judged", "line"),
+    [
+        (0.9, 20, ["under pressure: critical 0 waiting, 90.0% within its targets"]),
+        (0.9, 19, []),  # too few to say so
+        (0.99, 500, []),
+        (None, 0, []),
+    ],
+)
+def test_a_class_that_misses_its_objective_is_named(attainment: float | None, judged: int, line: list[str]) -> None:
+    classes = (ClassState(name="critical", objective=0.99, attainment=attainment, judged=judged),)
+    lines = drawn(WELL, state=msgspec.structs.replace(STATE, classes=classes))
+    assert [each for each in lines if each.startswith("under pressure")] == line

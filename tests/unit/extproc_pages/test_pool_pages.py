@@ -21,6 +21,7 @@ from extproc.pools.pool import Pool
 from extproc.pools.token_reports import TEXT_ONLY, TokenFinding
 from extproc.prefixes.match_watch import MatchFinding
 from extproc.prompts.token_checks import TokenState, TokenVerdict
+from extproc.slo.attainment import Attainment
 from kvmesh.blocks.findings import Finding as IndexFinding
 from kvmesh.blocks.source import IndexStatus, SourceState, SourceStatus
 from tests.unit.extproc_pages.decision_records import decision, record
@@ -41,6 +42,7 @@ SOURCES = (
     ),
 )  # fmt: skip
 INDEX = IndexStatus(sources=SOURCES, indexer_alive=True, unreadable=("slot 9: broken",))
+KEPT = Attainment(share=0.975, judged=40)
 STATUSES = [
     EndpointStatus(address="a:1", reachability=Reachability.READY, load=None),
     EndpointStatus(address="b:1", reachability=Reachability.UNREACHABLE, load=None),
@@ -72,6 +74,7 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: 
             checks=SimpleNamespace(states={"tiny": TokenState(TokenVerdict.EXACT, "as 2 pods")}),
         ),
         quotas=SimpleNamespace(facts=lambda: {"quotas": 1}),
+        telemetry=SimpleNamespace(slo=SimpleNamespace(attainment={"critical": KEPT}.get)),
     )
     return PoolPages(cast("Pool", pool))
 
@@ -119,6 +122,12 @@ def test_classes_say_what_waits_what_is_in_force_and_what_became_of_the_last_req
         ("standard", 0, 1),
         ("sheddable", 0, 0),
     ]
+    assert [(line.target_ttft_ms, line.target_inter_token_ms, line.objective) for line in page.classes] == [
+        (500, 50, 0.99),
+        (5000, 100, 0.99),
+        (60000, 500, 0.9),
+    ]
+    assert [(line.attainment, line.judged) for line in page.classes] == [(0.975, 40), (None, 0), (None, 0)]
     assert page.classes[2].steps == ["reject"]
     (shown,) = page.classes[2].in_force
     assert shown == StepState(step="reject", model_pool="tiny", since_seconds=shown.since_seconds, pressure=3.14)

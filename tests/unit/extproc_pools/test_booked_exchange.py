@@ -14,6 +14,8 @@ from extproc.quotas.quota import QuotaNote
 from extproc.records.request_events import Decided, Ended
 from extproc.responses.realised import Comparison, Usage
 from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
+from extproc.slo.judgement import Judgement
+from extproc.slo.promise import AnswerPromise, OpenPromise, Promise, TokenTargets
 
 PODS = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
 PREDICTION = Prediction(model="m", endpoint=PODS[0], prompt_tokens=20, matched_tokens=16, best_matched_tokens=16)
@@ -68,6 +70,20 @@ class Books:
 
     def response_missed(self, why: str) -> None:
         self.told.append(("missed", why))
+
+    def judged(
+        self,
+        answer: AnswerPromise,
+        judgement: Judgement,
+        asked: Judgement | None,
+        *,
+        served_by: str | None,
+        has_come: bool,
+    ) -> None:
+        self.told.append(("judged", judgement, asked, served_by, has_come))
+
+    def unanswered(self, promise: OpenPromise, *, status: int, endpoint: str) -> None:
+        self.told.append(("unanswered", status, endpoint))
 
 
 def answered(*, served_by: str | None, status: int = 200, from_pod: bool = True) -> list[tuple[Any, ...]]:
@@ -350,3 +366,115 @@ class Observer:
 
     def ended(self, ended: Ended, /) -> None:
         raise NotImplementedError
+
+
+# --- promises ---------------------------------------------------------------------------------------------------------
+
+TARGETS = TokenTargets(ttft_seconds=2.0, inter_token_seconds=0.1)
+PROMISE = Promise(class_name="standard", tenant="none", model="m", targets=TARGETS)
+TOKEN, TOLD = (
+    b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n',
+    b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":21}}\n\n',
+)
+ANSWER = b'{"choices":[{}],"usage":{"prompt_tokens":1,"completion_tokens":11}}'
+MET, LATE = Judgement(ttft=True, inter_token=True, whole=True), Judgement(ttft=False, inter_token=True, whole=False)
+
+
+class Wall:
+    """Unix time."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+def judged(
+    wall: Wall,
+    *chunks: tuple[float, bytes],
+    ended: bool = True,
+    left_at: float | None = None,
+    asked: TokenTargets | None = None,
+    **changes: Any,
+) -> list[tuple[Any, ...]]:
+    """What the books are told of a response whose chunks come so many seconds after the request."""
+    books = Books()
+    promise = AnswerPromise(promise=PROMISE, asked=asked, arrived_at=wall.now, endpoint=PODS[0])
+    response = ReadResponse(books=books, plan=ResponsePlan(promise=promise, sampled=True))
+    changes.setdefault("content_type", "text/event-stream")
+    assert response.begin(head(**changes), served_by=PODS[1]) is ResponseHandling.READ
+    began = wall.now
+    for i, (seconds, chunk) in enumerate(chunks):
+        wall.now = began + seconds
+        assert response.chunk(chunk, end_of_stream=ended and i == len(chunks) - 1) == chunk
+    if left_at is not None:
+        wall.now = began + left_at
+    response.finish()
+    return books.told
+
+
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
+    wall = Wall()
+    monkeypatch.setattr("extproc.pools.booked_exchange.time", wall)
+    return wall
+
+
+def test_a_stream_is_judged_by_its_first_token_and_the_mean_of_the_others(wall: Wall) -> None:
+    assert judged(wall, (1.9, TOKEN), (3.7, TOKEN + TOLD)) == [("judged", MET, None, PODS[1], True)]
+    assert judged(wall, (2.1, TOKEN), (3.9, TOKEN + TOLD)) == [("judged", LATE, None, PODS[1], True)]
+
+
+def test_what_comes_before_the_first_token_is_none(wall: Wall) -> None:
+    role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+    assert judged(wall, (0.1, role), (2.1, TOKEN), (2.15, TOKEN)) == [("judged", LATE, None, PODS[1], True)]
+
+
+def test_what_comes_after_the_last_token_takes_no_time_of_it(wall: Wall) -> None:
+    chunks = (1.9, TOKEN), (1.95, TOKEN), (9.0, b": still here\n\n"), (9.5, b"data: [DONE]\n\n")
+    assert judged(wall, *chunks) == [("judged", MET, None, PODS[1], True)]
+
+
+def test_the_events_are_counted_where_the_stream_tells_no_usage(wall: Wall) -> None:
+    slow = Judgement(ttft=True, inter_token=False, whole=False)
+    assert judged(wall, (1.0, TOKEN), (1.3, TOKEN), (1.4, TOKEN)) == [("judged", slow, None, PODS[1], True)]
+
+
+def test_what_the_request_asks_for_is_judged_besides(wall: Wall) -> None:
+    asked = TokenTargets(ttft_seconds=1.0, inter_token_seconds=0.1)
+    assert judged(wall, (1.9, TOKEN), (1.95, TOKEN), asked=asked) == [("judged", MET, LATE, PODS[1], True)]
+
+
+def test_a_client_that_leaves_a_stream_is_told_with_what_came(wall: Wall) -> None:
+    met = Judgement(ttft=True, whole=True)
+    assert judged(wall, (1.0, TOKEN), ended=False, left_at=9.0) == [("judged", met, None, PODS[1], True)]
+    late = Judgement(ttft=False, whole=False)
+    assert judged(wall, left_at=9.0) == [("missed", "not-delivered"), ("judged", late, None, PODS[1], False)]
+
+
+def test_an_answer_at_once_is_judged_as_a_whole(wall: Wall) -> None:
+    json: dict[str, Any] = {"content_type": "application/json"}
+    for seconds, met in ((2.9, True), (3.1, False)):
+        assert judged(wall, (0.1, ANSWER[:9]), (seconds, ANSWER[9:]), **json) == [
+            ("judged", Judgement(whole=met), None, PODS[1], True)
+        ]
+    assert judged(wall, (0.1, ANSWER[:9]), ended=False, left_at=9.0, **json) == []
+
+
+def test_several_answers_side_by_side_have_no_time_from_token_to_token(wall: Wall) -> None:
+    second = TOKEN.replace(b'"index":0', b'"index":1')
+    met = Judgement(ttft=True, whole=True)
+    assert judged(wall, (1.0, TOKEN), (9.0, second)) == [("judged", met, None, PODS[1], True)]
+
+
+@pytest.mark.parametrize(("status", "told"), [(0, True), (200, False), (404, False), (500, True), (503, True)])
+def test_an_exchange_without_an_answer_is_told_to_whom_the_promise_was_made(status: int, told: bool) -> None:
+    books = Books()
+    booking = Booking(endpoint=PODS[0], booked_at=0.0)
+    promise = OpenPromise(promise=PROMISE, arrived_at=0.0, is_stream=True)
+    exchange = BookedExchange(books=books, endpoints=PODS, booking=booking, promise=promise)
+    if status:
+        exchange.responded(status=status, served_by=PODS[0], from_pod=True)
+    exchange.finish()
+    assert (("unanswered", status, PODS[0]) in books.told) is told

@@ -215,3 +215,66 @@ def test_a_streams_events_that_bring_tokens_are_counted(content: bytes, expected
 
 def test_events_are_counted_on_demand_only() -> None:
     assert generated(CHAT_EVENTS, count_events=False) == 0
+
+
+# --- streams that are judged -----------------------------------------------------------------------------------------
+
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a\\ndata: b [DONE]"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+SECOND = b'data: {"choices":[{"index":1,"delta":{"content":"b"}}]}\n\n'
+ANTHROPIC = b'event: message_start\ndata: {"type":"message_start"}\n\nevent: ping\ndata: {"type": "ping"}\n\n'
+ANTHROPIC_TOKEN = b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"a"}}\n\n'
+
+
+def events_after(*chunks: bytes) -> list[int]:
+    """How many events have brought tokens, as far as is known after each chunk."""
+    reader = usage_reader_for(EVENTS, find_tokens=True)
+    assert reader is not None
+    found = []
+    for chunk in chunks:
+        reader.feed(chunk)
+        found.append(reader.token_events)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ((ROLE, TOKEN, TOKEN, DONE), [0, 1, 2, 2]),
+        ((ROLE + TOKEN + TOKEN + DONE,), [2]),
+        ((ROLE + TOKEN + DONE,), [1]),
+        ((ROLE[:30], ROLE[30:] + TOKEN[:40], TOKEN[40:], TOKEN + DONE), [0, 0, 1, 2]),
+        ((TOKEN.replace(b"\n\n", b"\r\n\r\n"), TOKEN.replace(b"\n\n", b"\r\n\r\n")), [1, 2]),
+        ((b'data: {"choices":[{"index":0,"text":"a"}]}\n\n', DONE), [1, 1]),
+        ((b'data: {"choices":[{"index":0,"token_ids":[1,2]}]}\n\n',), [1]),
+        ((b'data: {"choices":[{"delta":{"reasoning":"hm"}}]}\n\n',), [1]),
+        ((ANTHROPIC, ANTHROPIC_TOKEN, ANTHROPIC_TOKEN), [0, 1, 2]),
+        ((b'data: {"type":"response.created"}\n\n', b'data: {"type":"response.output_text.delta"}\n\n'), [0, 1]),
+        ((b": comment\n\n", b"data: nonsense that is long enough\n\n", DONE), [0, 0, 0]),
+    ],
+)
+def test_the_first_event_with_a_token_is_found_and_those_after_it_are_counted(
+    chunks: tuple[bytes, ...], expected: list[int]
+) -> None:
+    assert events_after(*chunks) == expected
+
+
+def test_several_answers_side_by_side_are_seen() -> None:
+    reader = usage_reader_for(EVENTS, find_tokens=True)
+    assert reader is not None
+    reader.feed(ROLE + TOKEN)
+    assert reader.has_one_answer
+    reader.feed(SECOND)
+    assert not reader.has_one_answer
+
+
+@pytest.mark.parametrize(
+    ("content", "has_one"),
+    [(b'{"choices":[{}]}', True), (b'{"choices":[{},{}]}', False), (b'{"content":[]}', True), (b"[", False)],
+)
+def test_several_answers_of_a_document_are_seen(content: bytes, has_one: bool) -> None:
+    reader = usage_reader_for(JSON)
+    assert reader is not None
+    reader.feed(content)
+    assert reader.has_one_answer is has_one
