@@ -62,9 +62,21 @@ from tests.unit.extproc_policy.policy_documents import policy
             ],
         ),
         (
-            {"disaggregation": {"enabled": True}, "autoscale": {"both": {"minReplicas": 2}}},
+            {
+                "disaggregation": {"enabled": True},
+                "autoscale": {
+                    "both": {"minReplicas": 2},
+                    "prefill": {"scaleUp": {"gpuUtilization": 0.8}, "scaleDown": {"queueRequests": 1}},
+                },
+            },
             [
-                "spec.autoscale: is read and shown, and not acted on yet",
+                "spec.autoscale.prefill.scaleUp.gpuUtilization: says nothing: vLLM does not report it",
+            ],
+        ),
+        (
+            {"autoscale": {"shadow": True}},
+            [
+                "spec.autoscale: names no role here: it acts only where another policy says so",
             ],
         ),
         (
