@@ -203,6 +203,8 @@ class PoolRuntime:
         if refusal is not error:
             request_id = pending.facts.request_id
             log.error("a pick failed; the client gets a 500", exc_info=error, extra={"request_id": request_id})
+        if isinstance(refusal, NoReadyEndpointError):
+            self.overload.found_no_pod()
         if isinstance(refusal, NoReadyEndpointError | InternalPickError):
             exchange = self._anywhere(pending, refusal)
             if exchange is not None:

@@ -18,6 +18,7 @@ from kvmesh.pods.pod_report import EndpointLoad
 MEANS_SECONDS = 120.0  # half-life of what an average request brings
 MOST_REQUESTS = 1_000_000  # at one pod; more is nonsense
 MOST_TOKENS_PER_SECOND = 1e7  # likewise
+PROMISE_SHARE = 0.9  # of the promised time a token that is to be the mean: some streams are slower
 KV_SHARE = 0.9  # of a pod's cache that is to be used: beyond, streams are preempted
 MOST_REFUSED = 1.0  # of what was served: clients that are refused come back, and would be counted again and again
 
@@ -40,7 +41,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     limit: str = ""  # what bounds the streams: "promise", "places" or "cache"
     is_out_of_reach: bool = False  # not even one stream alone has its tokens in time
     backlog_tokens: float = 0.0  # of prompts that wait
-    tokens_per_second: float = 0.0  # of prompts, that one pod computes
+    waiting_seconds: float = 0.0  # that one pod would take for all prompts that wait
+    waiting_decode_seconds: float = 0.0  # and for their answers
     request_seconds: float = 0.0  # that a pod takes for the average prompt
     uncached_rate: float = 0.0  # tokens a second that have come
     cached_rate: float = 0.0
@@ -97,11 +99,14 @@ class RoleDemand:
         self._backlog_tokens, self._backlog_requests = tokens, requests
         if is_first or seconds <= 0.0:
             return None
-        served, generated = whole * sums.uncached, whole * sums.generated
+        served = whole * sums.uncached
         refused = min(waiting.refused_tokens, MOST_REFUSED * max(served, tokens_each))
         uncached_rate = max(served + grown_tokens + refused, 0.0) / seconds
         refused_requests = min(waiting.refused_requests, MOST_REFUSED * max(whole * sums.begun, 1.0))
-        output_rate = max(generated + (grown_requests + refused_requests) * output_each, 0.0) / seconds
+        begun = whole * sums.begun
+        # by the requests that have come: their tokens take as long to come as their streams last
+        came = begun * output_each if means.begun else whole * sums.generated
+        output_rate = max(came + (grown_requests + refused_requests) * output_each, 0.0) / seconds
         rate = sum(pod.tokens_per_second for pod in told) / len(told)
         streams, limit, is_out_of_reach = self._streams(told, inter_token_seconds)
         return Work(
@@ -111,7 +116,8 @@ class RoleDemand:
             limit=limit,
             is_out_of_reach=is_out_of_reach,
             backlog_tokens=tokens,
-            tokens_per_second=rate,
+            waiting_seconds=tokens / rate if rate > 0.0 else 0.0,
+            waiting_decode_seconds=self._decode(requests * output_each, loads, 0.0, streams) or 0.0,
             request_seconds=sum(pod.request_seconds for pod in told) / len(told),
             uncached_rate=uncached_rate,
             cached_rate=whole * sums.cached / seconds,
@@ -154,7 +160,7 @@ class RoleDemand:
     def _streams(self, told: Sequence[PodSeen], promise: float | None) -> tuple[float | None, str, bool]:
         """Return how many streams one pod runs, what bounds them, and whether the promise is out of reach."""
         bounds: dict[str, float] = {}
-        within = None if promise is None else self.steps.streams_within(promise)
+        within = None if promise is None else self.steps.streams_within(PROMISE_SHARE * promise)
         if within:
             bounds["promise"] = within
         places = [pod.running_limit for pod in told if pod.running_limit is not None]

@@ -15,23 +15,13 @@ from extproc.policy.autoscale import Autoscale, ScalePolicy
 from extproc.scaling.demand import RoleDemand, Waiting, Work
 from extproc.scaling.forecast import Forecast
 from extproc.scaling.holding import Holding
+from extproc.scaling.need import Need, Outlook, for_decoding, for_prompts
 from extproc.scaling.seen import PodSeen, PoolSeen, Signal, State
-from extproc.scaling.staffing import USUAL_BETA, beta_for, pods_for
 from extproc.scaling.thresholds import WORDS, Verdict, Way, verdict
 
-DRAIN_SECONDS = 60.0  # in which what waits too long is to be computed
 MOST_GAP_SECONDS = 60.0  # between two looks; more, and less than none: the clock has jumped
 STARTS_KEPT = 5
-DOWN_MARGIN = 1.1  # fewer only where so many times the load would still fit: else a pod would come and go at the edge
-ROUNDING = 1e-6
-
-
-class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """The pods that the load needs, not rounded, and why in words."""
-
-    pods: float
-    words: str
-    is_out_of_reach: bool = False
+UP_MARGIN, DOWN_MARGIN = 0.25, 0.25  # of a pod: more, and fewer, only beyond that, or one would come and go at the edge
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +96,11 @@ class PoolScaling:
         """What new pods took from being seen first until they served, the median of the last; None: none was seen."""
         return median(self._starts) if self._starts else None
 
+    def _oldest_start(self, role: str, pods: Sequence[PodSeen], *, now: float) -> float:
+        """Return for how many seconds the oldest pod of the role that starts has done so; 0: none starts."""
+        began = [self._starting[pod.address] for pod in pods if pod.role == role and pod.address in self._starting]
+        return now - min(began) if began else 0.0
+
     def _note_starts(self, pods: Sequence[PodSeen], *, now: float, has_jumped: bool) -> None:
         if has_jumped:
             self._starting.clear()
@@ -140,7 +135,11 @@ class PoolScaling:
             if work.decode is not None:
                 kept.decode.add(work.decode, now=now)
         state, words, least = _why_to_hold(pods, waiting, work, has_jumped=has_jumped)
-        need = None if state is not State.OK or work is None else self._need(role, policy, kept, work, seen, ready)
+        need = (
+            None
+            if state is not State.OK or work is None
+            else self._need(role, policy, kept, work, seen, ready, now=now)
+        )
         if state is State.OK and need is None:
             state, words = State.TOO_FEW_SAMPLES, "too few reports were seen to say what the load is"
         if need is None:
@@ -179,14 +178,32 @@ class PoolScaling:
             output_tokens_per_second=0.0 if work is None else work.output_rate,
         )
 
-    def _need(self, role: str, policy: ScalePolicy, kept: _Role, work: Work, seen: PoolSeen, ready: int) -> Need | None:
+    def _need(
+        self, role: str, policy: ScalePolicy, kept: _Role, work: Work, seen: PoolSeen, ready: int, *, now: float
+    ) -> Need | None:
         """Return what the load needs, the larger of prompts and decoding; None: too few samples."""
         horizon = max(policy.start_seconds, self.start_seconds or 0.0)
+        starting = self._oldest_start(role, seen.pods, now=now)
+
+        def outlook(forecast: Forecast) -> Outlook | None:
+            level, busy = forecast.level, forecast.ahead(horizon)
+            if level is None or busy is None:
+                return None
+            return Outlook(
+                level=level,
+                busy=busy,
+                horizon=horizon,
+                alone_seconds=max(horizon - starting, 0.0),
+                ready=ready,
+                ttft_seconds=seen.ttft_seconds,
+                inter_token_seconds=seen.inter_token_seconds,
+            )
+
         needs = []
-        if role != "decode" and (busy := kept.prefill.ahead(horizon)) is not None:
-            needs.append(_for_prompts(busy, kept.prefill.level or 0.0, horizon, work, seen.ttft_seconds, ready=ready))
-        if role != "prefill" and (busy := kept.decode.ahead(horizon)) is not None:
-            needs.append(_for_decoding(busy, kept.decode.level or 0.0, horizon, work, seen.inter_token_seconds))
+        if role != "decode" and (prompts := outlook(kept.prefill)) is not None:
+            needs.append(for_prompts(prompts, work))
+        if role != "prefill" and (streams := outlook(kept.decode)) is not None:
+            needs.append(for_decoding(streams, work))
         if not needs:
             return None
         need = max(needs, key=lambda each: each.pods)
@@ -194,36 +211,6 @@ class PoolScaling:
         if out_of_reach is not None and out_of_reach is not need:
             return msgspec.structs.replace(need, words=f"{need.words}; {out_of_reach.words}", is_out_of_reach=True)
         return need
-
-
-def _for_prompts(
-    busy: float, level: float, horizon: float, work: Work, ttft_seconds: float | None, *, ready: int
-) -> Need:
-    own = work.request_seconds
-    is_out_of_reach = ttft_seconds is not None and own >= ttft_seconds
-    slack = None if ttft_seconds is None or is_out_of_reach else ttft_seconds - own
-    beta = beta_for(busy, slack_seconds=slack, own_seconds=own)
-    pods = pods_for(busy, beta=beta)
-    words = f"prompts keep {level:.2g} pods busy, {busy:.2g} by forecast in {horizon:g} s"
-    words += f", and chance needs {pods - busy:.2g}"
-    late_tokens = work.backlog_tokens - ready * work.tokens_per_second * (ttft_seconds or 0.0)
-    if late_tokens > 0.0:
-        draining = late_tokens / (work.tokens_per_second * DRAIN_SECONDS)
-        pods += draining
-        words += f", and {draining:.2g} for {late_tokens:.0f} tokens that wait too long"
-    if is_out_of_reach:
-        words += f"; a prompt alone takes {own:.3g} s of the promised {ttft_seconds:g} s: no number of pods keeps that"
-    return Need(pods=pods, words=words, is_out_of_reach=is_out_of_reach)
-
-
-def _for_decoding(busy: float, level: float, horizon: float, work: Work, promise: float | None) -> Need:
-    streams = work.streams or 1.0
-    pods = pods_for(busy, beta=USUAL_BETA, streams=streams)
-    words = f"decoding keeps {level:.2g} pods busy, {busy:.2g} by forecast in {horizon:g} s ({streams:.0f} streams each"
-    words += f" by {work.limit}), and chance needs {pods - busy:.2g}"
-    if work.is_out_of_reach:
-        words += f"; one stream alone takes more than the promised {promise:g} s a token: no number of pods keeps that"
-    return Need(pods=pods, words=words, is_out_of_reach=work.is_out_of_reach)
 
 
 def _waiting(role: str, seen: PoolSeen, *, requests: float, tokens: float) -> Waiting:
@@ -252,7 +239,7 @@ def _why_to_hold(
     """Return the state, and where nothing can be recommended why, and the least number there is to be all the same."""
     if not any(pod.serves for pod in pods):
         least = 1 if waiting.requests or waiting.refused_requests else 0
-        return State.NO_READY_PODS, "no pod is ready" + (" and requests wait" if least else ""), least
+        return State.NO_READY_PODS, "no pod is ready" + (", and there are requests" if least else ""), least
     if has_jumped:
         return State.CLOCK_JUMPED, "the clock has jumped", 0
     if work is not None and work.nonsense and not work.reporting:
@@ -278,10 +265,12 @@ def _thresholds(policy: ScalePolicy, pods: Sequence[PodSeen], waiting: Waiting, 
 
 
 def _recommended(need: float, told: Verdict, *, ready: int, wanted: int | None) -> int:
-    number = max(ceil(need - ROUNDING), told.pods(ready))
+    number = max(ceil(need - UP_MARGIN), 1 if need > 0.0 else 0, told.pods(ready))
     if wanted is None or number >= wanted:
         return number
-    return wanted if told.way is Way.HOLD else min(ceil(need * DOWN_MARGIN - ROUNDING), wanted)
+    if told.way is Way.HOLD:
+        return wanted
+    return min(max(ceil(need + DOWN_MARGIN), number), wanted) if need > 0.0 else number
 
 
 def _bounded(number: int, policy: ScalePolicy) -> int:

@@ -27,7 +27,7 @@ class PoolSeen(msgspec.Struct, frozen=True, kw_only=True):
     pickers: int = 1
     queued_requests: int = 0  # that wait in this picker
     queued_tokens: float = 0.0  # of their prompts, not cached
-    refused_requests: float = 0.0  # for load, since the picker started
+    refused_requests: float = 0.0  # for load, or because no pod was there, since the picker started
     refused_tokens: float = 0.0
     ttft_seconds: float | None = None  # the tightest promise of the classes that have requests; None: of none
     inter_token_seconds: float | None = None

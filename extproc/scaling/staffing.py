@@ -8,10 +8,10 @@ its own time at a server. Beta is the least by which no more than `LATE_SHARE` w
 
 from math import erf, exp, pi, sqrt
 
-LATE_SHARE = 0.05
+LATE_SHARE = 0.1
 USUAL_BETA = 1.0  # where no promise says it: 22 of 100 wait at all
 MOST_BETA = 3.0
-MOST_BUSY = 0.9  # of the pods, on average: estimates are off by as much
+MOST_BUSY = 0.95  # of the pods, on average: estimates are off by as much
 HALVINGS = 30
 
 

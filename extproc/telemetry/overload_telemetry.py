@@ -99,6 +99,10 @@ class OverloadTelemetry:
         self.refused_tokens += tokens
         self._tenants.shed(tenant, class_name)
 
+    def found_no_pod(self) -> None:
+        """Note a request that no pod was there for: one is wanted."""
+        self.refused_requests += 1
+
     def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str = "") -> None:
         """Count a request that does not wait any more."""
         self._left.of(class_name, outcome.value).value += 1

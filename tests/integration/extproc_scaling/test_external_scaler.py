@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.integration.hermetic_envoy import Refused
 from tests.integration.overload_pods import HeldPod
 from tests.integration.pools_picker import Mesh, policy_document, pool_document, running_mesh
 
@@ -173,3 +174,18 @@ async def test_the_signals_are_on_the_pages(tmp_path: Path) -> None:
         assert await mesh.picker.metric("kvmesh_ready_replicas") == 1
         page = await mesh.picker.get("/metrics")
         assert 'kvmesh_scale_state{pool="llm/a",role="both",state="too-few-samples"} 1' in page
+
+
+async def test_the_first_request_for_a_pool_without_pods_wakes_it(tmp_path: Path) -> None:
+    async with running_mesh(tmp_path) as mesh:
+        mesh.desk.put(
+            pool_document("a", port=mesh.port),
+            policy_document("scaled", pool="a", autoscale={"both": {"minReplicas": 0}}),
+        )
+        await mesh.eventually("/state?pool=llm/a", lambda state: bool(state.get("scale")))
+        async with grpc.aio.insecure_channel(mesh.picker.grpc_address) as channel:
+            stream = Keda(channel).stream(ref(pool="a"))
+            assert fields(await stream.read()) == {}
+            refused = await mesh.asked(pool="llm/a")
+            assert isinstance(refused, Refused)
+            assert fields(await stream.read()) == {1: 1}

@@ -115,6 +115,23 @@ def test_a_doubtful_policy_is_accepted_with_a_warning(spec: dict[str, Any], word
         ({"priorities": {"classes": {"low": {"priority": -7, "reservedShare": 0.1}}}}, []),
         ({"priorities": {"trustObjective": True, "classes": {"gold": {"priority": 7}}}}, []),
         (
+            {
+                "disaggregation": {"enabled": True, "rule": "thresholds", "prefillQueueRequests": 10},
+                "autoscale": {"prefill": {"scaleUp": {"queueRequests": 10}}},
+            },
+            [
+                "spec.autoscale.prefill.scaleUp.queueRequests: 10 is never reached: from disaggregation's "
+                "prefillQueueRequests (10) on no more prompts go there"
+            ],
+        ),
+        (
+            {
+                "disaggregation": {"enabled": True, "rule": "thresholds", "prefillQueueRequests": 10},
+                "autoscale": {"prefill": {"scaleUp": {"queueRequests": 8}}},
+            },
+            [],
+        ),
+        (
             {"models": {"onlyListed": True}},
             ["spec.models.onlyListed: no model is listed, every request that names one is answered 404"],
         ),

@@ -10,17 +10,17 @@ def settled(holding: Holding, recommended: int, *, now: float, ready: int = 4) -
 def test_more_at_once_but_not_without_bounds() -> None:
     holding = Holding()
     assert settled(holding, 6, now=0.0) == 6
-    assert settled(holding, 100, now=2.0) == 8
-    assert settled(holding, 100, now=4.0) == 8  # as long as those have not come
-    assert settled(holding, 100, now=90.0, ready=8) == 16
+    assert settled(holding, 100, now=2.0) == 6
+    assert settled(holding, 100, now=15.0) == 12  # twice as many, every quarter of a minute
+    assert settled(holding, 100, now=30.0) == 24
 
 
 def test_fewer_only_after_the_window_and_step_by_step() -> None:
     holding = Holding()
     seen = [settled(holding, 8 if at == 0 else 3, now=float(at)) for at in range(0, 900, 10)]
     assert seen[:31] == [8] * 31
-    assert sorted(set(seen), reverse=True) == [8, 7, 6, 5, 4, 3]
-    assert [seen.index(count) for count in (7, 6, 5, 4, 3)] == [31, 37, 43, 49, 55]  # a minute each
+    assert sorted(set(seen), reverse=True) == [8, 6, 4, 3]
+    assert [seen.index(count) for count in (6, 4, 3)] == [31, 37, 43]  # a minute each
 
 
 def test_no_lower_than_the_highest_of_the_window() -> None:
@@ -42,7 +42,7 @@ def test_while_nothing_is_known_the_number_stays_and_the_window_begins_anew() ->
     settled(holding, 8, now=0.0)
     assert holding.hold(0, ready=4) == 8
     assert settled(holding, 2, now=310.0) == 8
-    assert settled(holding, 2, now=611.0) == 7
+    assert settled(holding, 2, now=611.0) == 6
 
 
 def test_bounds_hold_for_the_number_itself() -> None:

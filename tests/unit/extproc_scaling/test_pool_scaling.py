@@ -1,6 +1,7 @@
 """From looks at a pool to wanted pods: what the load needs, bounded, explained, and never swinging."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,15 +22,16 @@ def test_a_steady_load_wants_what_it_keeps_busy_and_a_little_more() -> None:
     assert signal.state is State.OK
     assert signal.saturation == pytest.approx(0.8, abs=0.02)
     assert signal.prefill_busy == pytest.approx(4.0, abs=0.1)
-    assert signal.reason.startswith("prompts keep 4 pods busy, 4 by forecast in 90 s, and chance needs 0.4")
+    assert signal.reason.startswith("prompts keep 4 pods busy, 4 by forecast in 90 s, and chance needs 0.21")
 
 
 def test_more_than_the_pods_can_do_is_seen_by_what_waits() -> None:
     pool = FluidPool(rate=busy(6.0)).add(2)
-    signal = pool.run(60)
+    pool.run(36)
+    assert (pool.signal.wanted, "in steps" in pool.signal.reason) == (6, True)  # of two in one step
+    signal = pool.run(30)
     assert signal.prefill_busy == pytest.approx(6.0, rel=0.05)
-    assert signal.wanted == 6  # of two in one step
-    assert "in steps" in signal.reason
+    assert signal.wanted >= 12  # six, one for chance, and the rest for what waits too long until they are there
 
 
 def test_what_waits_in_the_pickers_counts_for_each_of_them() -> None:
@@ -69,12 +71,13 @@ def test_before_there_are_samples_the_number_stays() -> None:
     assert signal.reason == "too few reports were seen to say what the load is: the number stays"
 
 
-def test_without_ready_pods_one_is_wanted_as_soon_as_a_request_waits() -> None:
+def test_without_ready_pods_one_is_wanted_from_the_first_request_on() -> None:
     pool = FluidPool(policy=ScalePolicy(min_replicas=0))
     assert (pool.run(2).wanted, pool.signal.state) == (0, State.NO_READY_PODS)
-    pool.queued_requests = 1
+    pool.refused_requests = 1
     signal = pool.run(2)
-    assert (signal.wanted, signal.reason) == (1, "no pod is ready and requests wait: the number stays")
+    assert (signal.wanted, signal.reason) == (1, "no pod is ready, and there are requests: the number stays")
+    assert pool.run(60).wanted == 1  # it is on its way
 
 
 def test_pods_that_go_all_at_once_do_not_change_the_number() -> None:
@@ -164,7 +167,7 @@ def test_decoding_wants_what_keeps_the_promised_time_a_token() -> None:
     most = 11_000 / 800 * 1000 / 2500
     assert signal.decode_busy is not None
     assert signal.decode_busy <= most * 1.05
-    assert most <= signal.wanted <= most + 3
+    assert most <= signal.wanted <= most + 4  # nine tenths of the promise are to be the mean; and it is a sine
     assert "streams each by promise" in signal.reason
 
 
@@ -207,7 +210,7 @@ def test_requests_that_wait_in_the_pickers_reach_a_threshold() -> None:
 
 
 def test_shadow_tells_the_present_number_and_shows_the_wanted_one() -> None:
-    signal = FluidPool(rate=busy(6.0), shadow=True).add(2).run(60)
+    signal = FluidPool(rate=busy(6.0), shadow=True).add(2).run(36)
     assert (signal.wanted, signal.told, signal.shadow) == (6, 2, True)
 
 
@@ -216,8 +219,10 @@ def test_a_saw_tooth_load_does_not_make_the_number_swing(period: int) -> None:
     pool = FluidPool(rate=lambda at: (1.0 + 5.0 * (at % period) / period) * TOKENS_PER_SECOND, start_seconds=90.0)
     pool.add(4).run(7200)
     late = pool.wanted[len(pool.wanted) // 4 :]
-    # longer than the window there is time to follow it a little
-    assert max(late) - min(late) <= (0 if period < 300 else 1), late
+    changes = sum(before != after for before, after in pairwise(late))
+    # a pod is taken away to see whether it is missed, and that more and more rarely
+    assert max(late) - min(late) <= (1 if period < 300 else 2), late
+    assert changes <= 8, late
     assert max(late) <= 13  # twice the most that is busy, and one
 
 

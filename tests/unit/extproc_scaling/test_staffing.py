@@ -24,5 +24,5 @@ def test_without_a_promise_beta_is_a_constant() -> None:
 
 def test_pods_are_what_is_busy_and_the_root_of_it() -> None:
     assert pods_for(16.0, beta=1.0) == pytest.approx(20.0)
-    assert pods_for(16.0, beta=1.0, streams=64.0) == pytest.approx(16.0 / 0.9)
+    assert pods_for(16.0, beta=1.0, streams=64.0) == pytest.approx(16.0 / 0.95)
     assert pods_for(0.0, beta=1.0) == 0.0

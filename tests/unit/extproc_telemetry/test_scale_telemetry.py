@@ -49,7 +49,8 @@ def test_refused_requests_count_as_their_classs_average() -> None:
     overload.admitted("sheddable", uncached_tokens=300, cached_tokens=50)
     overload.admitted("sheddable", uncached_tokens=100)
     overload.shed("sheddable", reason="full")
-    assert (overload.refused_requests, overload.refused_tokens) == (2, 200.0)
+    overload.found_no_pod()  # it would not have been refused for load
+    assert (overload.refused_requests, overload.refused_tokens) == (3, 200.0)
     text = registry.text().decode()
     for part, tokens in (("uncached", 400), ("cached", 50), ("refused", 200)):
         assert f'kvmesh_class_prompt_tokens_total{{class="sheddable",part="{part}"}} {tokens}' in text
