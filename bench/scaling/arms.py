@@ -174,7 +174,7 @@ KVMESH, ORACLE, HPA_KV, HPA_QUEUE = "kvmesh", "oracle", "hpa-kv", "hpa-queue"
 # arm -> what it is tried with; the best counts
 SETTINGS: Mapping[str, tuple[float, ...]] = {
     KVMESH: (0.0,),
-    ORACLE: (0.9, 1.0, 1.1, 1.2),  # utilisation of the most busy minute in view
+    ORACLE: (0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5),  # utilisation of the most busy minute in view
     HPA_KV: (0.15, 0.3),
     HPA_QUEUE: (0.5, 2.0),
 }

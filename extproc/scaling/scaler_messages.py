@@ -1,7 +1,7 @@
 """KEDA's external scaler: its messages (`externalscaler.proto`, package externalscaler), made at run time. Pure.
 
-Names and numbers of the fields are those of KEDA 2 (pkg/scalers/externalscaler/externalscaler.proto, 2025 and before:
-`targetSizeFloat` and `metricValueFloat` came with 2.16, and older ones read the whole numbers beside them).
+Names and numbers of the fields are those of KEDA (pkg/scalers/externalscaler/externalscaler.proto). Its scaler reads
+the numbers with a point where they are above 0, and the whole ones, which are deprecated, where they are not.
 """
 
 from typing import Any
