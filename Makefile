@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-mesh test-vllm test-cluster check unit fuzz attack bench bench-routing bench-routing-peers bench-overload docs reference lock clean
+.PHONY: help install demo test test-mesh test-vllm test-cluster check unit fuzz attack bench bench-routing bench-routing-peers bench-overload bench-scaling docs reference lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -100,6 +100,9 @@ bench-routing-peers: install ## install vllm-router and smg for bench-routing, i
 
 bench-overload: install ## who keeps their latency under overload: 0.5 to 3 times capacity, with priorities and without
 	@$(BIN)/python -m bench.overload.run $(ARGS)
+
+bench-scaling: install ## whether pods come in time: kvmesh's signal, Kubernetes' autoscaler, and who knows the future; virtual time
+	@$(BIN)/python -m bench.scaling.run $(ARGS)
 
 bench-faults: install ## for how long the index claims blocks that are gone, fault by fault; about 3 min
 	@$(BIN)/python -m bench.faults.run $(ARGS)

@@ -26,6 +26,7 @@ from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
 from extproc.requests.json_body import LONG_BODY_BYTES
 from extproc.responses.response_plan import ResponsePlan
+from extproc.scaling.external_scaler import ExternalScaler
 from extproc.settings.config import PickerSettings
 from extproc.telemetry.process_telemetry import show_lookups, show_pod_key, show_records, show_uploads
 from kvmesh.documents.documents import DocumentSource
@@ -54,6 +55,7 @@ class PickerService:
         self.resources = SharedResources(settings)
         self.pools = Pools(self.resources, changed=self._wants_change)
         self.uploads = Uploads(most_bytes=settings.max_unfinished_body_bytes)
+        self.scaler = ExternalScaler(self.pools)
         self.server: ExtProcServer | None = None
         self.follower: MeshFollower | None = None
         self.pages: PickerPages
@@ -75,6 +77,7 @@ class PickerService:
     def background(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return what runs beside the requests, by name."""
         tasks = {"pools": self.pools.run(), "live feed": self.live.run(), "memory": self._return_memory()}
+        tasks["tell scalers"] = self.scaler.run()
         if self.resources.records is not None:
             tasks["access log"] = self.resources.records.run()
         if self.follower is not None:
@@ -108,6 +111,7 @@ class PickerService:
             uploads=self.uploads,
             further_headers=self._wanted_headers(),
             claims=self.pools.wanted_claims(),
+            further_methods=self.scaler.methods(),
         )
 
     async def _return_memory(self) -> None:

@@ -154,6 +154,31 @@ def disaggregation() -> str:
     return _table(rows)
 
 
+def scaling() -> str:
+    """Return what each autoscaler keeps and costs, by load."""
+    head = ["load", "who", "promises kept", "TTFT", "inter-token", "pod hours", "of the oracle's"]
+    rows = [[*head, "of one that keeps as many", "most pods", "changes"]]
+    for each in newest("scaling")["rows"]:
+        equal = each["of_equal_oracle"]
+        setting = f" {each['setting']:g}" if each["setting"] else ""
+        rows.append(
+            [
+                f"{each['mix']}, {each['shape']}",
+                f"`{each['arm']}`{setting}",
+                *(
+                    f"{100 * each[share]:.1f} %"
+                    for share in ("attainment", "ttft_attainment", "inter_token_attainment")
+                ),
+                f"{each['pod_hours']:.1f}",
+                f"{each['of_oracle']:.2f}",
+                "" if equal is None else f"{equal:.2f}",
+                str(each["most_pods"]),
+                str(each["changes"]),
+            ]
+        )
+    return _table(rows)
+
+
 def folders() -> str:
     """Return what was compared with vLLM for each real model's folder, and the result."""
     rows = [
@@ -214,7 +239,21 @@ def _table(rows: list[list[str]]) -> str:
 
 TABLES = {
     each.__name__: each
-    for each in (picker, budgets, routing, peers, overload, disaggregation, folders, libraries, tokenizing, token_ways)
+    for each in (
+        *(
+            picker,
+            budgets,
+            routing,
+            peers,
+            overload,
+            disaggregation,
+            scaling,
+            folders,
+            libraries,
+            tokenizing,
+            token_ways,
+        ),
+    )
 }
 
 if __name__ == "__main__":

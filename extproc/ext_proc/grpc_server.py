@@ -1,4 +1,7 @@
-"""The picker's gRPC server: listens, and serves ext_proc and health over our own HTTP/2 (docs/decisions/0002)."""
+"""The picker's gRPC server: listens, and serves ext_proc, health and what it is given over our own HTTP/2.
+
+docs/decisions/0002 says why.
+"""
 
 import asyncio
 import socket
@@ -158,10 +161,11 @@ class ExtProcServer:
         further_headers: frozenset[str] = frozenset(),
         claims: frozenset[str] = frozenset(),
         limits: Http2Limits | None = None,
+        further_methods: Methods | None = None,
     ) -> None:
         """`further_headers`: request headers (lowercase) that the pick needs besides `FURTHER_HEADERS`.
 
-        `claims`: those of a JWT verified by Envoy that it needs.
+        `claims`: those of a JWT verified by Envoy that it needs. `further_methods`: other services of the port.
         """
         self._limits = limits or Http2Limits()
         self._max_message_bytes = MAX_MESSAGE_BYTES_PER_BODY_BYTE * max_body_bytes + MESSAGE_OVERHEAD_BYTES
@@ -170,7 +174,7 @@ class ExtProcServer:
         self._health = Health(HEALTH_SERVICES)
         self._health.set("liveness", serving=True)
         process = f"/{ext_proc.PROCESSOR_SERVICE}/Process".encode()
-        self._methods = {process: self.calls.serve, **self._health.methods()}
+        self._methods = {process: self.calls.serve, **self._health.methods(), **(further_methods or {})}
         self._listener: asyncio.Server | None = None
         self._connections: set[Http2Connection] = set()
         self._turns = Turns()

@@ -20,6 +20,7 @@ class GrpcStatus(IntEnum):
     """The codes that a server of ours answers (https://grpc.io/docs/guides/status-codes/)."""
 
     OK = 0
+    INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     RESOURCE_EXHAUSTED = 8

@@ -273,6 +273,20 @@ class EndedEvent(msgspec.Struct, frozen=True, kw_only=True):
     missed: int = 0
 
 
+class ScaleState(msgspec.Struct, frozen=True, kw_only=True):
+    """How many pods of one role are wanted (the policy's autoscale), and why."""
+
+    role: str
+    wanted: int
+    told: int  # to autoscalers: in shadow the present number
+    ready: int
+    present: int
+    state: str
+    reason: str
+    shadow: bool = False
+    saturation: float | None = None
+
+
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     """One of several pools in short."""
 
@@ -294,6 +308,7 @@ class PickerState(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: Sequence[EndpointState] = ()
     index: IndexState = IndexState(state="unknown")
     classes: Sequence[ClassState] = ()
+    scale: Sequence[ScaleState] = ()  # of roles that a policy's autoscale names
     quotas: Mapping[str, Any] = {}
     replicas: Mapping[str, Any] | None = None
     token_sources: Mapping[str, str] = {}  # model -> folder, pods or text: of most of its last prompts

@@ -39,7 +39,7 @@ def pick_policy(fields: Mapping[str, Any], *, rewrites: Sequence[ModelRule] = ()
     for path, section in (
         ("spec.load.overload", load.overload),
         ("spec.disaggregation", spec.disaggregation),
-        *((f"spec.autoscale.{role}", getattr(spec.autoscale, role)) for role in spec.autoscale.__struct_fields__),
+        *((f"spec.autoscale.{role}", scaled) for role, scaled in spec.autoscale.by_role.items()),
     ):
         require(section.conditions, msgspec.to_builtins(section), path)
     priorities = spec.priorities
@@ -60,6 +60,7 @@ def pick_policy(fields: Mapping[str, Any], *, rewrites: Sequence[ModelRule] = ()
         health=load.health,
         hotspot=cache.hotspot,
         disaggregation=spec.disaggregation,
+        autoscale=spec.autoscale,
         priorities=PriorityPolicy(
             classes=_with_falling_ceilings(priorities.classes),
             default_class=priorities.default_class,

@@ -11,19 +11,16 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from extproc.models.models import StickyBy, TokensFrom
+from extproc.policy.autoscale import Autoscale
 from extproc.policy.disaggregation import Disaggregation
 from extproc.policy.priority import Priorities, Quota
 from extproc.policy.schema import (
     HeaderName,
-    Million,
     Name,
-    RealShare,
     Rule,
     Section,
-    Share,
     Tokens,
     about,
-    at_most,
     matching,
 )
 from extproc.policy.values import Load, ObservabilityPolicy, PrefixCache, Scoring
@@ -65,56 +62,6 @@ class TargetRef(Section, frozen=True, kw_only=True):
     group: Annotated[str, Meta(max_length=253), about('API group; "" for Service')] = ""
     kind: Annotated[Literal["Gateway", "HTTPRoute", "InferencePool", "Service"], about("what the policy applies to")]
     name: Annotated[ObjectName, about("its name, in the policy's own namespace")]
-
-
-# --- sections that nothing acts on yet --------------------------------------------------------------------------------
-
-
-class ScaleSignals(Section, frozen=True, kw_only=True):
-    """Thresholds of one direction; None: this signal says nothing. Means over the ready pods of a role."""
-
-    queue_requests: Annotated[Million | None, about("requests waiting at a pod, mean over the ready ones")] = None
-    kv_usage: Annotated[RealShare | None, about("share of cache blocks in use, the same mean")] = None
-    gpu_utilization: Annotated[Share | None, about("0..1, the same mean")] = None
-
-
-def _up_above_down(signal: str) -> Rule:
-    def holds(given: Mapping[str, Any]) -> bool:
-        up, down = ((given.get(name) or {}).get(signal) for name in ("scaleUp", "scaleDown"))
-        return up is None or down is None or bool(up > down)
-
-    both = f"!has(self.scaleUp) || !has(self.scaleDown) || !has(self.scaleUp.{signal}) || !has(self.scaleDown.{signal})"
-    return Rule(
-        cel=f"{both} || self.scaleUp.{signal} > self.scaleDown.{signal}",
-        message=f"scaleUp.{signal} must be above scaleDown.{signal}, or pods would come and go for ever",
-        holds=holds,
-        at="scaleUp",
-    )
-
-
-class ScalePolicy(Section, frozen=True, kw_only=True):
-    """How many pods of one role there shall be.
-
-    More when any signal is at its `scale_up`, fewer when all are at their `scale_down`; in between all stays.
-    """
-
-    conditions = (
-        at_most("minReplicas", "maxReplicas"),
-        *(_up_above_down(signal) for signal in ("queueRequests", "kvUsage", "gpuUtilization")),
-    )
-
-    min_replicas: Annotated[int, Meta(ge=0, le=10_000), about("never fewer pods")] = 1
-    max_replicas: Annotated[Annotated[int, Meta(ge=1, le=10_000)] | None, about("never more")] = None
-    scale_up: Annotated[ScaleSignals, about("more pods when any of these is reached")] = ScaleSignals()
-    scale_down: Annotated[ScaleSignals, about("fewer when all given are at or below")] = ScaleSignals()
-
-
-class Autoscale(Section, frozen=True, kw_only=True):
-    """Thresholds for replicas, by role."""
-
-    both: Annotated[ScalePolicy, about("thresholds of pods that prefill and decode")] = ScalePolicy()
-    prefill: Annotated[ScalePolicy, about("thresholds of pods that only prefill")] = ScalePolicy()
-    decode: Annotated[ScalePolicy, about("thresholds of pods that only decode")] = ScalePolicy()
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -252,7 +199,7 @@ class Spec(Section, frozen=True, kw_only=True):
     disaggregation: Annotated[Disaggregation, about("when another pod computes a prompt than the one that decodes")] = (
         Disaggregation()
     )
-    autoscale: Annotated[Autoscale, about("thresholds for replicas: read and shown, not acted on yet")] = Autoscale()
+    autoscale: Annotated[Autoscale, about("how many pods are wanted, by role: told to what scales them")] = Autoscale()
     models: Annotated[Models, about("what the pods serve, and which requests go to which model")] = Models()
     failure_mode: Annotated[
         Literal["FailClose", "FailOpen"],

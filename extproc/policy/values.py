@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from extproc.pods.endpoint import Role
+from extproc.policy.autoscale import Autoscale
 from extproc.policy.disaggregation import Disaggregation
 from extproc.policy.priority import OverloadPolicy, PriorityPolicy
 from extproc.policy.schema import (
@@ -227,6 +228,7 @@ class Load(Section, frozen=True, kw_only=True):
 
 
 SCORING, PREFIX_CACHE, LOAD, DISAGGREGATION = Scoring(), PrefixCache(), Load(), Disaggregation()
+AUTOSCALE = Autoscale()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,5 +256,6 @@ class PickPolicy:
     roles: Mapping[str, Role] = field(default_factory=dict)  # endpoint -> role; others do both
     pair_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # endpoint -> labels: `disaggregation`
     disaggregation: Disaggregation = DISAGGREGATION
+    autoscale: Autoscale = AUTOSCALE
     priorities: PriorityPolicy = field(default_factory=PriorityPolicy)
     observability: ObservabilityPolicy = field(default_factory=ObservabilityPolicy)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from extproc.models.models import ModelTable
+from extproc.policy.autoscale import ROLES
 from extproc.policy.disaggregation import OffloadRule
 from extproc.policy.inference_policy import InferencePolicy
 from extproc.policy.priority import ANY, DEFAULT_CLASSES, PriorityPolicy, StepKind
@@ -46,6 +47,7 @@ def merged_warnings(policy: PickPolicy, models: ModelTable) -> list[str]:
             found.append(f"{where}.reservedShare: reserved for no request: no rule, objective or default leads here")
         elif name not in reached and name not in DEFAULT_CLASSES:
             found.append(f"{where}: no request can get it: no rule, objective or default leads here")
+    found += _of_limits(policy)
     if models.only_listed:
         if not models.names() and models.rule_for(ANY) is None:
             found.append("spec.models.onlyListed: no model is listed, every request that names one is answered 404")
@@ -58,6 +60,19 @@ def merged_warnings(policy: PickPolicy, models: ModelTable) -> list[str]:
     return found
 
 
+def _of_limits(policy: PickPolicy) -> Iterator[str]:
+    """Look at limits that are to be reached one after the other."""
+    prefill, offload = policy.autoscale.prefill, policy.disaggregation
+    wanted_from = None if prefill is None else prefill.scale_up.queue_requests
+    if wanted_from is not None and offload.enabled and offload.rule == OffloadRule.THRESHOLDS:
+        sent_until = offload.prefill_queue_requests
+        if wanted_from >= sent_until:
+            yield (
+                f"spec.autoscale.prefill.scaleUp.queueRequests: {wanted_from:g} is never reached: from "
+                f"disaggregation's prefillQueueRequests ({sent_until:g}) on no more prompts go there"
+            )
+
+
 def _of_sections(spec: Mapping[str, Any]) -> Iterator[str]:
     ratio = spec.get("prefixCache", {}).get("minimumHitRatio", 0)
     if ratio > MOST_HIT_RATIO:
@@ -65,8 +80,7 @@ def _of_sections(spec: Mapping[str, Any]) -> Iterator[str]:
     usage = spec.get("load", {}).get("overload", {}).get("kvUsage", 1)
     if usage < LEAST_CEILING:
         yield f"spec.load.overload.kvUsage: pods count as full from {usage:g} of their cache on: nearly always"
-    if spec.get("autoscale"):
-        yield "spec.autoscale: is read and shown, and not acted on yet"
+    yield from _of_autoscale(spec.get("autoscale", {}))
     yield from _of_disaggregation(spec.get("disaggregation", {}))
 
 
@@ -75,6 +89,16 @@ def _of_disaggregation(given: Mapping[str, Any]) -> Iterator[str]:
         yield "spec.disaggregation.votes: are none, so that the rule leaves every prompt where it is decoded"
     if given and not given.get("enabled"):
         yield "spec.disaggregation.enabled: is not true here: the section acts only where another policy says so"
+
+
+def _of_autoscale(given: Mapping[str, Any]) -> Iterator[str]:
+    for role in ROLES:
+        scaled: Mapping[str, Any] = given.get(role, {})
+        for way in ("scaleUp", "scaleDown"):
+            if "gpuUtilization" in scaled.get(way, {}):
+                yield f"spec.autoscale.{role}.{way}.gpuUtilization: says nothing: vLLM does not report it"
+    if given and not any(role in given for role in ROLES):
+        yield "spec.autoscale: names no role here: it acts only where another policy says so"
 
 
 def _of_classes(classes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -31,6 +31,7 @@ from extproc.pools.pool_runtime import PoolRuntime
 from extproc.pools.pool_tokens import PoolTokens
 from extproc.pools.prediction_reports import MatchReporter, RealisedReporter
 from extproc.pools.prefill_legs import PrefillLegs
+from extproc.pools.scale_looks import ScaleLooks
 from extproc.pools.shared_resources import SharedResources
 from extproc.prefixes.prefix_index import RedisPrefixIndex
 from extproc.quotas.shared_quotas import Quotas
@@ -39,6 +40,7 @@ from extproc.telemetry.endpoint_telemetry import EndpointView
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
 from extproc.telemetry.process_telemetry import show_quotas
+from extproc.telemetry.scale_telemetry import show_scale
 from kvmesh.documents.pools import PoolEndpoint, pool_seed
 from kvmesh.pods.pod_http import PodPages
 
@@ -109,6 +111,12 @@ class Pool:
             watch=self.books.realised_watch,
             show=self.telemetry.model_finding,
             stands=self.tokens.drift_stands,
+            clock=time.monotonic,
+        )
+        self.scale = ScaleLooks(
+            policy.autoscale,
+            see=lambda: self,
+            pickers=lambda: 1 + resources.other_replicas(),
             clock=time.monotonic,
         )
         self.prompts = self.tokens.prompts(self._models.served)
@@ -205,8 +213,8 @@ class Pool:
 
     @property
     def has_counted(self) -> bool:
-        """Whether there was any request."""
-        return self.runtime.has_failed_open or bool(self.runtime.recent)
+        """Whether there was any request, or there is a signal for an autoscaler."""
+        return self.runtime.has_failed_open or bool(self.runtime.recent) or bool(self.scale.signals)
 
     @property
     def is_free(self) -> bool:
@@ -227,6 +235,7 @@ class Pool:
         policy, priorities = self.config.policy, self.config.policy.priorities
         self.endpoints.reconfigure(stale_after_seconds=policy.stale_after_seconds)
         self.books.reconfigure(policy, memory_share=self._memory_share)
+        self.scale.reconfigure(policy.autoscale)
         if self.shared is not None:
             self.shared.session_ttl_seconds = policy.session_seconds
         self.telemetry.reconfigure(policy)
@@ -375,6 +384,7 @@ class Pool:
                 ((endpoint,), error.mean_seconds) for endpoint, error in books.estimates.errors().items()
             ),
         )
+        show_scale(self.telemetry.registry, lambda: self.scale.signals)
         self.telemetry.show(
             EndpointView(
                 known=lambda now: self.endpoints.known(now=now),

@@ -234,6 +234,8 @@ class PoolRuntime:
         if refusal is not error:
             request_id = pending.facts.request_id
             log.error("a pick failed; the client gets a 500", exc_info=error, extra={"request_id": request_id})
+        if isinstance(refusal, NoReadyEndpointError):
+            self.overload.found_no_pod()
         if isinstance(refusal, NoReadyEndpointError | InternalPickError):
             exchange = self._anywhere(pending, refusal)
             if exchange is not None:
@@ -252,7 +254,12 @@ class PoolRuntime:
             self.pressure.saw(request_class, snapshot.kept, pool=asked.pool, has_room=True, now=now)
         uncached = max(decision.prompt_tokens - decision.matched_tokens, 0)
         self.pressure.went(request_class, pool=asked.pool, uncached_tokens=uncached, now=now)
-        self.overload.admitted(request_class.class_name, tenant=request_class.tenant)
+        self.overload.admitted(
+            request_class.class_name,
+            tenant=request_class.tenant,
+            uncached_tokens=uncached,
+            cached_tokens=decision.matched_tokens,
+        )
         self.view.turns.count(snapshot.ask.model)
         if choice.warm_wait is not None:
             self.view.hot.note(choice.warm_wait, endpoint=decision.endpoints[0], now=now)

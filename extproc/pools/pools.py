@@ -25,6 +25,7 @@ from extproc.pools.pool_hosts import PoolHosts, PoolPickers, pools_of_cluster
 from extproc.pools.shared_resources import SharedResources
 from extproc.records.request_events import DecisionRecord, RequestOutcome
 from extproc.responses.response_plan import ResponsePlan
+from extproc.scaling.seen import Signal
 from extproc.telemetry import metrics
 from kvmesh.metrics.registry import Registry
 
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 AUTHORITY = ":authority"
 LOOK_SECONDS = 1.0
 LOOKS_BACK_EVERY = 5  # looks
+SCALES_EVERY = 2  # looks
 LOOKS_BACK_AT_REST = 30  # likewise, at the models of pools without requests: their pods are asked minutes apart
 FOLDERS_EVERY_SECONDS = 5.0
 TOKENIZERS_SECONDS = 5.0  # that a picker which starts waits for them: meanwhile the pods could be asked
@@ -141,6 +143,11 @@ class Pools:
         """Return the pool of this name."""
         return self._pools.get(name)
 
+    def signals(self, name: str) -> Mapping[str, Signal] | None:
+        """Return how many pods each role of a pool wants, of roles that its policy names; None: no such pool."""
+        pool = self._pools.get(name)
+        return None if pool is None else pool.scale.signals
+
     def model_tokens(self) -> Mapping[str, Sequence[ModelTokens]]:
         """Return by pool where its models' tokens come from, as their requests have shown."""
         return {name: pool.model_tokens() for name, pool in self._pools.items()}
@@ -219,6 +226,7 @@ class Pools:
     def _leave(self, name: str) -> None:
         """Take nothing new for a pool; what is open ends by itself, what waits goes on only if it soon comes back."""
         pool = self._pools.pop(name)
+        pool.scale.end()
         self._given.pop(name, None)
         log.info("the pool is gone", extra={"pool": name, "open_requests": pool.books.open_requests})
         self._leaving[name] = pool
@@ -367,6 +375,10 @@ class Pools:
             since = time.monotonic() - WATCHED_SECONDS
             for pool in tuple(self._pools.values()):
                 every = LOOKS_BACK_EVERY if pool.runtime.picked_at > since else LOOKS_BACK_AT_REST
+                if looks % SCALES_EVERY == 0:
+                    with self._alone(pool.name):
+                        pool.scale.look()
+                    await asyncio.sleep(0)  # there may be hundreds
                 if pool.config.model is None and (not pool.config.learned or looks % every == 0):
                     with self._alone(pool.name):
                         self._learn(pool)

@@ -417,6 +417,52 @@ SLO_POD_WITHIN = counter(
     over=Over.EACH,
 )
 
+CLASS_PROMPT_TOKENS = counter(
+    "kvmesh_class_prompt_tokens_total",
+    "Prompt tokens that came, by class: cached or uncached where they went, as expected; refused ones as many as the "
+    "class's average request has uncached.",
+    "class",
+    "part",
+)
+
+# how many pods are wanted, of roles that a policy's `autoscale` names
+WANTED_REPLICAS = gauge(
+    "kvmesh_wanted_replicas", "Pods that the load of a role wants (the policy's autoscale).", "role", over=Over.EACH
+)
+SCALE_TO_REPLICAS = gauge(
+    "kvmesh_scale_to_replicas",
+    "What an autoscaler is to go by: kvmesh_wanted_replicas, or in shadow the present number of pods.",
+    "role",
+    over=Over.EACH,
+)
+READY_REPLICAS = gauge("kvmesh_ready_replicas", "Pods of a role that may get requests.", "role", over=Over.EACH)
+SCALE_STATE = gauge(
+    "kvmesh_scale_state",
+    "1 for what the wanted number rests on: ok, or why it is held or doubtful.",
+    "role",
+    "state",
+    over=Over.EACH,
+)
+SATURATION = gauge(
+    "kvmesh_saturation_ratio", "Work of a role in busy pods, for each ready pod.", "role", over=Over.EACH
+)
+BUSY_PODS = gauge(
+    "kvmesh_busy_pods", "Pods that the work of a role keeps busy: prefill or decode.", "role", "work", over=Over.EACH
+)
+QUEUED_TOKENS = gauge(
+    "kvmesh_queued_prompt_tokens",
+    "Uncached prompt tokens that wait for pods of a role, in all pickers and at the pods; estimated.",
+    "role",
+    over=Over.EACH,
+)
+TOKEN_RATE = gauge(
+    "kvmesh_tokens_per_second",
+    "Tokens a second of a role, lately: input (uncached, with what waits or was refused), cached, output.",
+    "role",
+    "kind",
+    over=Over.EACH,
+)
+
 # tenants and quotas
 TENANT_REQUESTS = counter(
     "kvmesh_tenant_requests_total",

@@ -15,6 +15,8 @@ from kvmesh.metrics.registry import Reading, Registry, Rows
 
 log = logging.getLogger(__name__)
 
+UNCACHED, CACHED, REFUSED = "uncached", "cached", "refused"  # parts of the prompts' tokens
+
 
 class OverloadTelemetry:
     """Implements the telemetry of `admit_request` and of `admission_queue`."""
@@ -37,6 +39,8 @@ class OverloadTelemetry:
         self._waits = registry.histograms(metrics.QUEUE_WAITS)
         self._step_changes = registry.values(metrics.STEP_CHANGES)
         self._ignored = registry.values(metrics.IGNORED_OBJECTIVES)
+        self._tokens = registry.values(metrics.CLASS_PROMPT_TOKENS)
+        self.refused_requests = self.refused_tokens = 0.0
         self._full = registry.values(metrics.ENDPOINT_FULL)
         self._targets = registry.values(metrics.CLASS_TARGET)
         self._inter_token_targets = registry.values(metrics.CLASS_INTER_TOKEN_TARGET)
@@ -76,15 +80,32 @@ class OverloadTelemetry:
         """Drop the series of an endpoint that is gone."""
         self._full.remove(endpoint)
 
-    def admitted(self, class_name: str, *, tenant: str = "") -> None:
-        """Count a request that was sent to an endpoint; the tenant may be anything."""
+    @property
+    def admitted_by_class(self) -> Mapping[str, float]:
+        """How many requests of each class were sent to an endpoint."""
+        return {name: value.value for (name,), value in self._admitted.series.items()}
+
+    def admitted(self, class_name: str, *, tenant: str = "", uncached_tokens: int = 0, cached_tokens: int = 0) -> None:
+        """Count a request that was sent to an endpoint, with its prompt's tokens; the tenant may be anything."""
         self._admitted.of(class_name).value += 1
+        self._tokens.of(class_name, UNCACHED).value += uncached_tokens
+        self._tokens.of(class_name, CACHED).value += cached_tokens
         self._tenants.admitted(tenant, class_name)
 
     def shed(self, class_name: str, *, reason: str, tenant: str = "") -> None:
         """Count a refusal."""
         self._shed.of(class_name, reason).value += 1
+        # most are refused before anybody knows their tokens
+        count = self._admitted.of(class_name).value
+        tokens = self._tokens.of(class_name, UNCACHED).value / count if count else 0.0
+        self._tokens.of(class_name, REFUSED).value += tokens
+        self.refused_requests += 1
+        self.refused_tokens += tokens
         self._tenants.shed(tenant, class_name)
+
+    def found_no_pod(self) -> None:
+        """Note a request that no pod was there for: one is wanted."""
+        self.refused_requests += 1
 
     def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str = "") -> None:
         """Count a request that does not wait any more."""

@@ -11,7 +11,7 @@ from extproc.admission.degradation import StepInForce
 from extproc.choosing.health import EndpointHealth
 from extproc.doctor.findings import Finding, Severity
 from extproc.errors import NoReadyEndpointError
-from extproc.pages.picker_state import FindingState, MissingInput, StepState
+from extproc.pages.picker_state import FindingState, MissingInput, ScaleState, StepState
 from extproc.pages.pool_pages import PoolPages
 from extproc.pods.endpoint import EndpointStatus, Reachability, Role
 from extproc.pods.latency_estimate import EstimateError
@@ -21,6 +21,7 @@ from extproc.pools.pool import Pool
 from extproc.pools.token_reports import TEXT_ONLY, TokenFinding
 from extproc.prefixes.match_watch import MatchFinding
 from extproc.prompts.token_checks import TokenState, TokenVerdict
+from extproc.scaling.seen import Signal
 from extproc.slo.attainment import Attainment
 from kvmesh.blocks.findings import Finding as IndexFinding
 from kvmesh.blocks.source import IndexStatus, SourceState, SourceStatus
@@ -75,6 +76,9 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: 
         ),
         quotas=SimpleNamespace(facts=lambda: {"quotas": 1}),
         telemetry=SimpleNamespace(slo=SimpleNamespace(attainment={"critical": KEPT}.get)),
+        scale=SimpleNamespace(
+            signals={"both": Signal(role="both", wanted=3, told=2, ready=1, present=2, reason="so", shadow=True)}
+        ),
     )
     return PoolPages(cast("Pool", pool))
 
@@ -177,6 +181,9 @@ def test_the_state_has_the_pods_the_classes_and_short_decisions() -> None:
     assert (state.index.state, state.index.sources, state.findings) == ("ok", 2, None)
     assert [pod.address for pod in state.endpoints] == ["a:1", "b:1"]
     assert state.token_sources == {"tiny": "text"}
+    assert state.scale == [
+        ScaleState(role="both", wanted=3, told=2, ready=1, present=2, state="ok", reason="so", shadow=True)
+    ]
     assert state.token_states == {"tiny": ("exact", "as 2 pods")}
     (shown,) = state.decisions
     assert (shown.endpoint, shown.model, shown.reasons) == ("a:1", "tiny", ["turn 0.00 × 1"])

@@ -153,7 +153,7 @@ def test_models_reach_the_picker_with_template_arguments_as_json_or_text() -> No
     )
 
 
-def test_what_nothing_acts_on_is_kept_as_it_is_written() -> None:
+def test_sections_are_kept_as_they_are_written() -> None:
     document = policy()
     fields = parse_inference_policy(document).fields
     for name in ("failureMode", "hosts", "disaggregation", "autoscale"):

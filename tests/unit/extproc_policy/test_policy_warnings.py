@@ -62,9 +62,21 @@ from tests.unit.extproc_policy.policy_documents import policy
             ],
         ),
         (
-            {"disaggregation": {"enabled": True}, "autoscale": {"both": {"minReplicas": 2}}},
+            {
+                "disaggregation": {"enabled": True},
+                "autoscale": {
+                    "both": {"minReplicas": 2},
+                    "prefill": {"scaleUp": {"gpuUtilization": 0.8}, "scaleDown": {"queueRequests": 1}},
+                },
+            },
             [
-                "spec.autoscale: is read and shown, and not acted on yet",
+                "spec.autoscale.prefill.scaleUp.gpuUtilization: says nothing: vLLM does not report it",
+            ],
+        ),
+        (
+            {"autoscale": {"shadow": True}},
+            [
+                "spec.autoscale: names no role here: it acts only where another policy says so",
             ],
         ),
         (
@@ -102,6 +114,23 @@ def test_a_doubtful_policy_is_accepted_with_a_warning(spec: dict[str, Any], word
         # a client may name a class that lowers it, and any where it is trusted
         ({"priorities": {"classes": {"low": {"priority": -7, "reservedShare": 0.1}}}}, []),
         ({"priorities": {"trustObjective": True, "classes": {"gold": {"priority": 7}}}}, []),
+        (
+            {
+                "disaggregation": {"enabled": True, "rule": "thresholds", "prefillQueueRequests": 10},
+                "autoscale": {"prefill": {"scaleUp": {"queueRequests": 10}}},
+            },
+            [
+                "spec.autoscale.prefill.scaleUp.queueRequests: 10 is never reached: from disaggregation's "
+                "prefillQueueRequests (10) on no more prompts go there"
+            ],
+        ),
+        (
+            {
+                "disaggregation": {"enabled": True, "rule": "thresholds", "prefillQueueRequests": 10},
+                "autoscale": {"prefill": {"scaleUp": {"queueRequests": 8}}},
+            },
+            [],
+        ),
         (
             {"models": {"onlyListed": True}},
             ["spec.models.onlyListed: no model is listed, every request that names one is answered 404"],

@@ -18,6 +18,7 @@ from extproc.telemetry.metrics import METRICS, UNROUTED
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
 from extproc.telemetry.process_telemetry import show_lookups, show_pod_key, show_quotas, show_records, show_uploads
+from extproc.telemetry.scale_telemetry import show_scale
 from kvmesh.index.redis_reader import PrefixIndexReader
 from kvmesh.redis.link import RedisLink
 
@@ -123,6 +124,7 @@ def test_a_picker_shows_what_is_declared_and_no_more() -> None:
             index_problem=lambda: None,
         )
     )
+    show_scale(telemetry.registry, dict)
     show_quotas(
         telemetry.registry, Quotas(RedisLink("redis://127.0.0.1:1"), hash_seed="s", quotas=(), others=lambda: 0)
     )

@@ -1,0 +1,77 @@
+"""What a policy says of replicas: bounds, thresholds and times of one role. `scaling` says how many are wanted."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from extproc.policy.schema import Million, RealShare, Rule, Seconds, SecondsOrZero, Section, Share, about, at_most
+
+ROLES = ("both", "prefill", "decode")  # as `pods.endpoint.Role` has them
+
+
+class ScaleSignals(Section, frozen=True, kw_only=True):
+    """Thresholds of one direction; None: this signal says nothing. Means over the ready pods of a role."""
+
+    queue_requests: Annotated[
+        Million | None, about("requests that wait at pods, and for them in the pickers, for each ready pod")
+    ] = None
+    kv_usage: Annotated[RealShare | None, about("share of cache blocks in use, mean over the ready pods")] = None
+    gpu_utilization: Annotated[
+        Share | None, about("0..1; says nothing as long as pods do not report it, and vLLM does not")
+    ] = None
+
+
+def _up_above_down(signal: str) -> Rule:
+    def holds(given: Mapping[str, Any]) -> bool:
+        up, down = ((given.get(name) or {}).get(signal) for name in ("scaleUp", "scaleDown"))
+        return up is None or down is None or bool(up > down)
+
+    both = f"!has(self.scaleUp) || !has(self.scaleDown) || !has(self.scaleUp.{signal}) || !has(self.scaleDown.{signal})"
+    return Rule(
+        cel=f"{both} || self.scaleUp.{signal} > self.scaleDown.{signal}",
+        message=f"scaleUp.{signal} must be above scaleDown.{signal}, or pods would come and go for ever",
+        holds=holds,
+        at="scaleUp",
+    )
+
+
+class ScalePolicy(Section, frozen=True, kw_only=True):
+    """How many pods of one role there shall be.
+
+    As many as the forecast load takes within the classes' promises. At least one more when any signal is at its
+    `scale_up`; fewer only when all given are at their `scale_down`, too.
+    """
+
+    conditions = (
+        at_most("minReplicas", "maxReplicas"),
+        *(_up_above_down(signal) for signal in ("queueRequests", "kvUsage", "gpuUtilization")),
+    )
+
+    min_replicas: Annotated[int, Meta(ge=0, le=10_000), about("never fewer pods")] = 1
+    max_replicas: Annotated[Annotated[int, Meta(ge=1, le=10_000)] | None, about("never more")] = None
+    scale_up: Annotated[ScaleSignals, about("more pods when any of these is reached")] = ScaleSignals()
+    scale_down: Annotated[ScaleSignals, about("fewer only when all given are at or below")] = ScaleSignals()
+    start_seconds: Annotated[
+        Seconds, about("what a new pod takes until it serves: so far ahead the load is forecast; longer where seen")
+    ] = 90.0
+    stabilization_seconds: Annotated[
+        SecondsOrZero, about("fewer pods only once so many were not wanted for this long")
+    ] = 300.0
+
+
+class Autoscale(Section, frozen=True, kw_only=True):
+    """Replicas by role; a role that is not given gets no signal."""
+
+    both: Annotated[ScalePolicy | None, about("pods that prefill and decode")] = None
+    prefill: Annotated[ScalePolicy | None, about("pods that only prefill")] = None
+    decode: Annotated[ScalePolicy | None, about("pods that only decode")] = None
+    shadow: Annotated[bool, about("true: what is wanted is only shown, and scalers are told the present number")] = (
+        False
+    )
+
+    @property
+    def by_role(self) -> Mapping[str, ScalePolicy]:
+        """Return what is given, by role."""
+        given = {"both": self.both, "prefill": self.prefill, "decode": self.decode}
+        return {role: scaled for role, scaled in given.items() if scaled is not None}

@@ -1,0 +1,299 @@
+"""How many pods of each role one pool wants: looks at it come in, signals come out. Pure; time is an argument.
+
+scaling = PoolScaling(policy.autoscale)
+signals = scaling.look(seen, now=now)       # every few seconds; by role
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from statistics import fmean, median
+
+import msgspec
+
+from extproc.policy.autoscale import Autoscale, ScalePolicy
+from extproc.scaling.demand import RoleDemand, Waiting, Work
+from extproc.scaling.forecast import Forecast
+from extproc.scaling.holding import Holding
+from extproc.scaling.need import Need, Outlook, for_decoding, for_prompts
+from extproc.scaling.seen import PodSeen, PoolSeen, Signal, State
+from extproc.scaling.thresholds import WORDS, Verdict, Way, verdict
+
+MOST_GAP_SECONDS = 60.0  # between two looks; more, and less than none: the clock has jumped
+STARTS_KEPT = 5
+UP_MARGIN, DOWN_MARGIN = 0.25, 0.25  # of a pod: more, and fewer, only beyond that, or one would come and go at the edge
+
+
+@dataclass(slots=True, eq=False)
+class _Role:
+    """What is known of one role."""
+
+    demand: RoleDemand = field(default_factory=RoleDemand)
+    prefill: Forecast = field(default_factory=Forecast)
+    decode: Forecast = field(default_factory=Forecast)
+    holding: Holding = field(default_factory=Holding)
+
+    def forget_samples(self) -> None:
+        """Begin anew; the number that is wanted stays."""
+        self.demand = RoleDemand()
+        self.prefill.clear()
+        self.decode.clear()
+
+
+class PoolScaling:
+    """One pool. What was learned stays when its policy changes."""
+
+    def __init__(self, autoscale: Autoscale) -> None:
+        self.signals: Mapping[str, Signal] = {}  # by role, of the last look
+        self._autoscale = autoscale
+        self._roles: dict[str, _Role] = {}
+        self._starting: dict[str, float] = {}  # pods that were seen to appear -> seconds, until they serve
+        self._known: set[str] | None = None  # pods of the last look
+        self._starts: list[float] = []  # seconds that the last ones took
+        self._looked_at: float | None = None
+        self._refused = (0.0, 0.0)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the policy asks for any signal."""
+        return bool(self._autoscale.by_role)
+
+    def reconfigure(self, autoscale: Autoscale) -> None:
+        """Go by another policy from the next look on."""
+        self._autoscale = autoscale
+        if not self.is_used:
+            self.signals = {}
+
+    def look(self, seen: PoolSeen, *, now: float) -> Mapping[str, Signal]:
+        """Take what there is `now`, in monotonic seconds, and return what is wanted, by role."""
+        seconds = 0.0 if self._looked_at is None else now - self._looked_at
+        has_jumped = self._looked_at is not None and not 0.0 < seconds <= MOST_GAP_SECONDS
+        self._looked_at = now
+        self._note_starts(seen.pods, now=now, has_jumped=has_jumped)
+        refused = seen.refused_requests - self._refused[0], seen.refused_tokens - self._refused[1]
+        self._refused = seen.refused_requests, seen.refused_tokens
+        by_role = self._autoscale.by_role
+        self._roles = {role: self._roles.get(role) or _Role() for role in by_role}
+        if has_jumped:
+            for kept in self._roles.values():
+                kept.forget_samples()
+        self.signals = {
+            role: self._signal(
+                role,
+                policy,
+                seen,
+                _waiting(role, seen, requests=max(refused[0], 0.0), tokens=max(refused[1], 0.0)),
+                seconds=seconds,
+                now=now,
+                has_jumped=has_jumped,
+            )
+            for role, policy in by_role.items()
+        }
+        return self.signals
+
+    @property
+    def start_seconds(self) -> float | None:
+        """What new pods took from being seen first until they served, the median of the last; None: none was seen."""
+        return median(self._starts) if self._starts else None
+
+    def _oldest_start(self, role: str, pods: Sequence[PodSeen], *, now: float) -> float:
+        """Return for how many seconds the oldest pod of the role that starts has done so; 0: none starts."""
+        began = [self._starting[pod.address] for pod in pods if pod.role == role and pod.address in self._starting]
+        return now - min(began) if began else 0.0
+
+    def _note_starts(self, pods: Sequence[PodSeen], *, now: float, has_jumped: bool) -> None:
+        if has_jumped:
+            self._starting.clear()
+        for pod in pods:
+            began = self._starting.get(pod.address)
+            if pod.serves and began is not None:
+                self._starts = [*self._starts, now - began][-STARTS_KEPT:]
+                del self._starting[pod.address]
+            elif not pod.serves and began is None and self._known is not None and pod.address not in self._known:
+                self._starting[pod.address] = now
+        self._known = {pod.address for pod in pods}
+        self._starting = {address: began for address, began in self._starting.items() if address in self._known}
+
+    def _signal(
+        self,
+        role: str,
+        policy: ScalePolicy,
+        seen: PoolSeen,
+        waiting: Waiting,
+        *,
+        seconds: float,
+        now: float,
+        has_jumped: bool,
+    ) -> Signal:
+        pods = [pod for pod in seen.pods if pod.role == role]
+        ready, kept, holding = sum(pod.serves for pod in pods), self._roles[role], self._roles[role].holding
+        holding.bound(policy.min_replicas, policy.max_replicas)
+        work = kept.demand.look(pods, waiting, seconds=seconds, inter_token_seconds=seen.inter_token_seconds)
+        if work is not None and work.reporting:
+            if work.prefill is not None:
+                kept.prefill.add(work.prefill, now=now)
+            if work.decode is not None:
+                kept.decode.add(work.decode, now=now)
+        state, words, least = _why_to_hold(pods, waiting, work, has_jumped=has_jumped)
+        need = (
+            None
+            if state is not State.OK or work is None
+            else self._need(role, policy, kept, work, seen, ready, now=now)
+        )
+        if state is State.OK and need is None:
+            state, words = State.TOO_FEW_SAMPLES, "too few reports were seen to say what the load is"
+        if need is None:
+            # thresholds compare what is there now and need no history; without reports there is nothing to compare
+            told = _thresholds(policy, pods, waiting, ready) if state is State.TOO_FEW_SAMPLES else _SILENT
+            number = holding.hold(max(least, told.pods(ready)), ready=ready)
+            reason = f"{words}: the number stays{_threshold_words(told)}"
+        else:
+            told = _thresholds(policy, pods, waiting, ready)
+            recommended = _recommended(need.pods, told, ready=ready, wanted=holding.wanted)
+            bounded = _bounded(recommended, policy)
+            number, held = holding.settle(bounded, ready=ready, now=now, window_seconds=policy.stabilization_seconds)
+            reason = _joined(need.words + _threshold_words(told), held, _limited(recommended, policy))
+            if need.is_out_of_reach:
+                state = State.PROMISE_OUT_OF_REACH
+            elif work is not None and work.nonsense:
+                state = State.NONSENSE_REPORTS
+                reason = _joined(reason, f"without {len(work.nonsense)} pods that report nonsense ({work.nonsense[0]})")
+        number = _bounded(number, policy)
+        busy = [each for each in (kept.prefill.level, kept.decode.level) if each is not None]
+        return Signal(
+            role=role,
+            wanted=number,
+            told=len(pods) if self._autoscale.shadow else number,
+            ready=ready,
+            present=len(pods),
+            state=state,
+            reason=reason,
+            shadow=self._autoscale.shadow,
+            saturation=max(busy) / ready if busy and ready else None,
+            prefill_busy=kept.prefill.level if role != "decode" else None,
+            decode_busy=kept.decode.level if role != "prefill" else None,
+            queued_tokens=waiting.tokens if work is None else work.backlog_tokens,
+            input_tokens_per_second=0.0 if work is None else work.uncached_rate,
+            cached_tokens_per_second=0.0 if work is None else work.cached_rate,
+            output_tokens_per_second=0.0 if work is None else work.output_rate,
+        )
+
+    def _need(
+        self, role: str, policy: ScalePolicy, kept: _Role, work: Work, seen: PoolSeen, ready: int, *, now: float
+    ) -> Need | None:
+        """Return what the load needs, the larger of prompts and decoding; None: too few samples."""
+        horizon = max(policy.start_seconds, self.start_seconds or 0.0)
+        starting = self._oldest_start(role, seen.pods, now=now)
+
+        def outlook(forecast: Forecast) -> Outlook | None:
+            level, busy = forecast.level, forecast.ahead(horizon)
+            if level is None or busy is None:
+                return None
+            return Outlook(
+                level=level,
+                busy=busy,
+                horizon=horizon,
+                alone_seconds=max(horizon - starting, 0.0),
+                ready=ready,
+                ttft_seconds=seen.ttft_seconds,
+                inter_token_seconds=seen.inter_token_seconds,
+            )
+
+        needs = []
+        if role != "decode" and (prompts := outlook(kept.prefill)) is not None:
+            needs.append(for_prompts(prompts, work))
+        if role != "prefill" and (streams := outlook(kept.decode)) is not None:
+            needs.append(for_decoding(streams, work))
+        if not needs:
+            return None
+        need = max(needs, key=lambda each: each.pods)
+        out_of_reach = next((each for each in needs if each.is_out_of_reach), None)
+        if out_of_reach is not None and out_of_reach is not need:
+            return msgspec.structs.replace(need, words=f"{need.words}; {out_of_reach.words}", is_out_of_reach=True)
+        return need
+
+
+def _waiting(role: str, seen: PoolSeen, *, requests: float, tokens: float) -> Waiting:
+    """Return what waits for the pods of a role in the pickers, which are taken to be alike.
+
+    Prompts wait for prefill pods where there are any, requests always for the pods that decode; roles share them as
+    they share the pods.
+    """
+    serving = [pod.role for pod in seen.pods if pod.serves]
+    there = serving or [pod.role for pod in seen.pods] or [role]
+    decoding = [each for each in there if each != "prefill"] or there
+    prefilling = [each for each in there if each == "prefill"] or decoding
+    of_requests = decoding.count(role) / len(decoding)
+    of_tokens = prefilling.count(role) / len(prefilling)
+    return Waiting(
+        requests=seen.queued_requests * seen.pickers * of_requests,
+        tokens=seen.queued_tokens * seen.pickers * of_tokens,
+        refused_requests=requests * seen.pickers * of_requests,
+        refused_tokens=tokens * seen.pickers * of_tokens,
+    )
+
+
+def _why_to_hold(
+    pods: Sequence[PodSeen], waiting: Waiting, work: Work | None, *, has_jumped: bool
+) -> tuple[State, str, int]:
+    """Return the state, and where nothing can be recommended why, and the least number there is to be all the same."""
+    if not any(pod.serves for pod in pods):
+        least = 1 if waiting.requests or waiting.refused_requests else 0
+        return State.NO_READY_PODS, "no pod is ready" + (", and there are requests" if least else ""), least
+    if has_jumped:
+        return State.CLOCK_JUMPED, "the clock has jumped", 0
+    if work is not None and work.nonsense and not work.reporting:
+        return State.NONSENSE_REPORTS, f"all that pods report is nonsense ({work.nonsense[0]})", 0
+    if not any(pod.load is not None for pod in pods):
+        return State.NO_REPORTS, "no pod reports its load", 0
+    return State.OK, "", 0
+
+
+_SILENT = Verdict(way=Way.NOTHING)
+
+
+def _thresholds(policy: ScalePolicy, pods: Sequence[PodSeen], waiting: Waiting, ready: int) -> Verdict:
+    loads = [pod.load for pod in pods if pod.serves and pod.load is not None]
+    if not loads or not ready:
+        return _SILENT
+    values = {
+        "queue_requests": fmean(load.waiting_requests for load in loads) + waiting.requests / ready,
+        "kv_usage": fmean(load.kv_usage for load in loads),
+        "gpu_utilization": None,
+    }
+    return verdict(values, up=policy.scale_up, down=policy.scale_down)
+
+
+def _recommended(need: float, told: Verdict, *, ready: int, wanted: int | None) -> int:
+    number = max(ceil(need - UP_MARGIN), 1 if need > 0.0 else 0, told.pods(ready))
+    if wanted is None or number >= wanted:
+        return number
+    if told.way is Way.HOLD:
+        return wanted
+    return min(max(ceil(need + DOWN_MARGIN), number), wanted) if need > 0.0 else number
+
+
+def _bounded(number: int, policy: ScalePolicy) -> int:
+    if policy.max_replicas is not None:
+        number = min(number, policy.max_replicas)
+    return max(number, policy.min_replicas)
+
+
+def _limited(number: int, policy: ScalePolicy) -> str:
+    if policy.max_replicas is not None and number > policy.max_replicas:
+        return f"limited: {number} would be needed, maxReplicas is {policy.max_replicas}"
+    if number < policy.min_replicas:
+        return f"limited: {number} would do, minReplicas is {policy.min_replicas}"
+    return ""
+
+
+def _threshold_words(told: Verdict) -> str:
+    if told.way is Way.UP:
+        return f"; scaleUp.{WORDS[told.signal]}: {told.value:.3g} of {told.threshold:g} is reached"
+    if told.way is Way.HOLD:
+        return f"; no fewer: {WORDS[told.signal]} is {told.value:.3g}, above scaleDown's {told.threshold:g}"
+    return ""
+
+
+def _joined(*words: str) -> str:
+    return "; ".join(part for part in words if part)

@@ -1,0 +1,100 @@
+"""The bench of scaling: its world loses nothing, its load is what it says, and the best run of an arm is found."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.scaling.arms import HPA_KV, KVMESH, ORACLE, Hpa, Oracle, Seen, made
+from bench.scaling.loads import Request, requests
+from bench.scaling.plan import MIXES, Plan
+from bench.scaling.pods import Pod
+from bench.scaling.run import Job, Run, play, rows_of
+from bench.scaling.world import World
+
+PLAN = Plan(warm_seconds=0.0, peak=3.0, seconds={"step": 1200.0, "day": 1200.0})
+MIX = MIXES["long-prompts"]
+LOAD = list(requests(MIX, "step", PLAN, seed=1))
+
+
+class Fixed:
+    """Always the same number."""
+
+    def __init__(self, pods: int) -> None:
+        self._pods = pods
+
+    def reports(self, seen: Seen) -> None:
+        pass
+
+    def wanted(self, seen: Seen) -> int:
+        return self._pods
+
+
+def test_enough_pods_keep_all_promises_and_cost_their_time() -> None:
+    outcome = World(plan=PLAN, arm=Fixed(6), seconds=1200.0).run(LOAD)
+    assert outcome.requests == sum(request.at <= 1080.0 for request in LOAD)
+    assert outcome.kept / outcome.requests > 0.97
+    assert outcome.pod_seconds == pytest.approx(6 * 1200.0, rel=0.02)  # three of them from the first look on
+
+
+def test_too_few_pods_keep_few() -> None:
+    outcome = World(plan=replace(PLAN, first_pods=1), arm=Fixed(1), seconds=1200.0).run(LOAD)
+    assert outcome.kept / outcome.requests < 0.7
+
+
+def test_a_load_is_as_large_as_it_says() -> None:
+    busy = sum(request.uncached_tokens for request in LOAD if 400.0 <= request.at < 800.0) / 8000.0 / 400.0
+    assert busy == pytest.approx(0.75 * PLAN.peak, rel=0.15)
+
+
+def test_a_run_can_be_repeated() -> None:
+    job = Job("long-prompts", "day", KVMESH, 0.0, PLAN)
+    assert play(job) == play(job)
+
+
+def test_all_requests_of_a_pod_end() -> None:
+    pod = Pod("a:1", PLAN.engine, asked_at=0.0, serves_at=0.0)
+    for _ in range(5):
+        pod.add(Request(at=0.0, uncached_tokens=800.0, cached_tokens=200.0, answer_tokens=10.0))
+    ended, now = 0, 0.0
+    while (now := pod.next_event()) < 60.0:
+        ended += sum(has_ended for _, has_ended in pod.advance(now))
+    load = pod.report(60.0)
+    assert (ended, load.running_requests, load.waiting_requests) == (5, 0, 0)
+    assert (load.kv_usage, load.prefix_query_tokens, load.prefix_hit_tokens) == (0.0, 5000, 1000)
+    assert (load.first_token_count, load.prefill_count, load.inter_token_count) == (5, 5, 45)
+    assert load.prefill_seconds_sum == pytest.approx(0.5, rel=0.02)
+
+
+def test_who_knows_all_asks_in_time() -> None:
+    oracle = made(ORACLE, 1.0, LOAD, plan=PLAN, seconds=1200.0)
+    assert isinstance(oracle, Oracle)
+    few = oracle.wanted(Seen(now=60.0, ready=(), starting=(), queued=()))
+    many = oracle.wanted(Seen(now=400.0 - 120.0, ready=(), starting=(), queued=()))
+    assert few < many  # the step comes at 400 s, and a pod takes 90
+
+
+def test_kubernetes_autoscaler_leaves_small_differences_alone() -> None:
+    def seen(usage: float, *, now: float) -> Seen:
+        pods = [Pod(f"a:{number}", PLAN.engine, asked_at=0.0, serves_at=0.0) for number in range(4)]
+        for pod in pods:
+            pod.add(Request(at=0.0, uncached_tokens=usage * 196_608.0, cached_tokens=0.0, answer_tokens=0.0))
+        return Seen(now=now, ready=[(pod, pod.report(now)) for pod in pods], starting=(), queued=())
+
+    hpa = made(HPA_KV, 0.3, LOAD, plan=PLAN, seconds=1200.0)
+    assert isinstance(hpa, Hpa)
+    assert [hpa.wanted(seen(usage, now=0.0)) for usage in (0.32, 0.36)] == [4, 5]
+    assert hpa.wanted(seen(0.1, now=200.0)) == 4
+    assert hpa.wanted(seen(0.1, now=301.0)) == 2
+
+
+def test_an_arms_best_run_is_the_cheapest_that_keeps_enough() -> None:
+    def run(arm: str, attainment: float, hours: float) -> Run:
+        return Run("m", "s", arm, 0.0, 1, attainment, attainment, attainment, hours, 1, 1)
+
+    runs = [
+        *(run(ORACLE, 0.99, 12.0), run(ORACLE, 0.96, 10.0), run(ORACLE, 0.90, 8.0)),
+        *(run(KVMESH, 0.97, 11.0), run("hpa-kv", 0.8, 5.0), run("hpa-kv", 0.9, 20.0), run("hpa-queue", 0.995, 30.0)),
+    ]
+    rows = {row.run.arm: row for row in rows_of(runs, "m", "s")}
+    assert (rows[KVMESH].of_oracle, rows[KVMESH].of_equal_oracle) == (1.1, round(11 / 12, 3))
+    assert (rows["hpa-kv"].run.attainment, rows["hpa-queue"].of_equal_oracle) == (0.9, None)

@@ -1,0 +1,163 @@
+"""A pool of pods that compute prompts as a fluid, with the counters that vLLM has: what `PoolScaling` looks at."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from extproc.policy.autoscale import Autoscale, ScalePolicy
+from extproc.scaling.pool_scaling import PoolScaling
+from extproc.scaling.seen import PodSeen, PoolSeen, Signal
+from kvmesh.pods.pod_report import EndpointLoad
+
+LOOK_SECONDS = 2.0
+TOKENS_PER_SECOND = 8000.0
+PROMPT_TOKENS = 800.0
+
+
+@dataclass(slots=True, kw_only=True)
+class FluidPod:
+    """One pod; `changes` are made to its next reports."""
+
+    address: str
+    role: str = "both"
+    serves: bool = True
+    computed: float = 0.0
+    streams: float = 0.0
+    generated: float = 0.0
+    stream_seconds: float = 0.0  # seconds of generation, summed over tokens
+    requests: float = 0.0
+    waiting: float = 0.0  # tokens
+    kv_usage: float = 0.1
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def load(self, now: float) -> EndpointLoad:
+        """Return what a scrape of it gives."""
+        load = EndpointLoad(
+            waiting_requests=round(self.waiting / PROMPT_TOKENS),
+            running_requests=round(self.streams),
+            kv_usage=self.kv_usage,
+            prefix_hit_tokens=0,
+            prefix_query_tokens=round(self.computed),
+            first_token_count=round(self.requests),
+            inter_token_count=round(self.generated),
+            inter_token_seconds_sum=self.stream_seconds,
+            reported_at=now,
+        )
+        return replace(load, **self.changes)
+
+
+@dataclass(slots=True, kw_only=True)
+class FluidPool:
+    """Time goes on by `run`: prompts come at `rate(now)` tokens a second, and are shared by the pods that serve."""
+
+    policy: ScalePolicy = field(default_factory=ScalePolicy)
+    role: str = "both"
+    rate: Callable[[float], float] = lambda _: 0.0
+    output_each: float = 0.0  # tokens that each request generates
+    base_seconds: float = 0.01  # of a token on a pod that runs nothing else
+    seconds_a_stream: float = 0.0002
+    ttft_seconds: float | None = 2.0
+    inter_token_seconds: float | None = None
+    start_seconds: float | None = None  # after which a wanted pod serves; None: the pods stay as they are
+    shadow: bool = False
+    pods: list[FluidPod] = field(default_factory=list)
+    now: float = 1000.0
+    queued_requests: int = 0
+    queued_tokens: float = 0.0
+    refused_requests: float = 0.0
+    refused_tokens: float = 0.0
+    pickers: int = 1
+    wanted: list[int] = field(default_factory=list)  # at each look
+    scaling: PoolScaling = field(init=False)
+    _served_from: dict[str, float] = field(default_factory=dict)
+    _made: int = 0
+
+    def __post_init__(self) -> None:
+        policies: dict[str, Any] = {self.role: self.policy}
+        self.scaling = PoolScaling(Autoscale(**policies, shadow=self.shadow))
+
+    def add(self, count: int) -> "FluidPool":
+        """Have so many pods more, which serve."""
+        for _ in range(count):
+            self.pods.append(self._pod(serves=True))
+        return self
+
+    def run(self, seconds: float) -> Signal:
+        """Let so much time go by, and return the last signal."""
+        until = self.now + seconds
+        while self.now < until - 1e-9:
+            self.now += LOOK_SECONDS
+            self._work()
+            self.look()
+        return self.signal
+
+    def look(self) -> Mapping[str, Signal]:
+        """Look once."""
+        signals = self.scaling.look(self.seen(), now=self.now)
+        self.wanted.append(signals[self.role].wanted)
+        if self.start_seconds is not None:
+            self._follow(signals[self.role].told)
+        return signals
+
+    @property
+    def signal(self) -> Signal:
+        """The last signal."""
+        return self.scaling.signals[self.role]
+
+    def seen(self) -> PoolSeen:
+        """Return what a look finds."""
+        return PoolSeen(
+            pods=[
+                PodSeen(
+                    address=pod.address,
+                    role=pod.role,
+                    serves=pod.serves,
+                    load=pod.load(self.now) if pod.serves else None,
+                    tokens_per_second=TOKENS_PER_SECOND,
+                    request_seconds=PROMPT_TOKENS / TOKENS_PER_SECOND,
+                )
+                for pod in self.pods
+            ],
+            pickers=self.pickers,
+            queued_requests=self.queued_requests,
+            queued_tokens=self.queued_tokens,
+            refused_requests=self.refused_requests,
+            refused_tokens=self.refused_tokens,
+            ttft_seconds=self.ttft_seconds,
+            inter_token_seconds=self.inter_token_seconds,
+        )
+
+    def _work(self) -> None:
+        serving = [pod for pod in self.pods if pod.serves]
+        for pod in serving:
+            pod.waiting += self.rate(self.now) * LOOK_SECONDS / len(serving)
+            done = min(pod.waiting, TOKENS_PER_SECOND * LOOK_SECONDS)
+            pod.waiting -= done
+            pod.computed += done
+            pod.requests += done / PROMPT_TOKENS
+            self._generate(pod, done / PROMPT_TOKENS / LOOK_SECONDS)
+
+    def _generate(self, pod: FluidPod, requests_a_second: float) -> None:
+        # Little's law: as many streams as come while one lasts, which depends on how many there are
+        work = requests_a_second * self.output_each
+        pod.streams = work * self.base_seconds / max(1.0 - work * self.seconds_a_stream, 0.05)
+        tokens = work * LOOK_SECONDS
+        pod.generated += tokens
+        pod.stream_seconds += tokens * (self.base_seconds + self.seconds_a_stream * pod.streams)
+
+    def _follow(self, told: int) -> None:
+        for pod in self.pods:
+            if not pod.serves and self.now >= self._served_from[pod.address]:
+                pod.serves = True
+        while len(self.pods) < told:
+            pod = self._pod(serves=False)
+            self._served_from[pod.address] = self.now + (self.start_seconds or 0.0)
+            self.pods.append(pod)
+        while len(self.pods) > told:
+            gone = self.pods.pop()
+            for pod in self.pods[:1]:
+                pod.waiting += gone.waiting
+
+    def _pod(self, *, serves: bool) -> FluidPod:
+        self._made += 1
+        return FluidPod(address=f"10.0.0.{self._made}:8000", role=self.role, serves=serves)
