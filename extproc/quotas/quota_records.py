@@ -124,6 +124,9 @@ class QuotaWrites:
         self.dropped = 0  # keys whose writes found no place
         self._due: dict[QuotaKey, QuotaWrite] = {}
         self._open: dict[bytes, tuple[QuotaKey, float]] = {}  # member -> its key, when it was renewed last
+        # ends that Redis may have got before what they end, and of these the ones that have waited for long enough
+        self._doubtful: list[tuple[QuotaKey, bytes]] = []
+        self._doubtful_for_long: list[tuple[QuotaKey, bytes]] = []
 
     def __len__(self) -> int:
         return len(self._due)
@@ -137,13 +140,26 @@ class QuotaWrites:
         """Keep a request's lease from now on."""
         self._open[ask.member] = (ask.key, renewed_at)
 
+    @property
+    def has_doubtful_ends(self) -> bool:
+        """Whether ends are still to be written once more."""
+        return bool(self._doubtful or self._doubtful_for_long)
+
     def ended(self, ask: QuotaAsk, amounts: Amounts, *, has_lease: bool) -> None:
         """Note what is left to be taken or given back, and end the lease."""
         if has_lease:
             self._open.pop(ask.member, None)
             self._add(ask.key, amounts, (ask.member,))
+            if not ask.is_answered:
+                self._doubtful.append((ask.key, ask.member))
         else:
             self.charge(ask.key, amounts)
+
+    def end_again(self) -> None:
+        """Note once more the ends that were doubtful at the last call, too; an end may be written twice."""
+        for key, member in self._doubtful_for_long:
+            self._add(key, NOTHING, (member,))
+        self._doubtful_for_long, self._doubtful = self._doubtful, []
 
     def charge(self, key: QuotaKey, amounts: Amounts) -> None:
         """Note what is left to be taken, or given back."""

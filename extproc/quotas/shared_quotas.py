@@ -47,6 +47,7 @@ MOST_GENERATED = 1 << 40  # what a client allows may be a number without end
 MOST_KEYS = 10_000  # (tenant, model) that are remembered: clients may choose them
 WRITES_AT_ONCE = 100  # commands in one request to Redis
 CLOSE_SECONDS = 0.5
+AGAIN_SECONDS = 1.0  # more than any lookup takes
 ELSEWHERE_SECONDS = 10.0  # in which asks do not go with lookups, after these have led to a replica
 # shows whether Redis takes writes, which a PING does not
 PROBE = pack("SET", PICKERS + b"quota:probe", 1, "PX", 1000)
@@ -129,7 +130,8 @@ class Quotas:
     @property
     def is_used(self) -> bool:
         """Whether there is any quota, or anything left of one: only then does `run` have work."""
-        return bool(self._quotas) or bool(len(self._writes)) or bool(self._writes.open_members)
+        writes = self._writes
+        return bool(self._quotas or len(writes) or writes.open_members or writes.has_doubtful_ends)
 
     def match(self, tenant: str, model: str | None) -> QuotaKey | None:
         """Return what the request counts against, or None where it has no quota."""
@@ -271,9 +273,12 @@ class Quotas:
     async def run(self) -> None:
         """Write what ends, and renew leases once a beat, for good."""
         settings = self._settings
-        await write_on_beats(
+        write = write_on_beats(
             self._flush, self._wake, beat_seconds=settings.beat_seconds, delay_seconds=settings.write_delay_seconds
         )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(write, name="quotas written")
+            tasks.create_task(self._end_again(), name="quotas ended again")
 
     async def close(self) -> None:
         """Write what is due; call it when `run` has ended and all asks are over."""
@@ -349,6 +354,18 @@ class Quotas:
         self._writes.ended(ask, _less(used, ask.taken), has_lease=has_lease)
         if len(self._writes):
             self._wake.set()
+
+    async def _end_again(self) -> None:
+        """Write the ends of unanswered asks once more.
+
+        Lookups have a connection of their own: where a request is cancelled as soon as it has asked, Redis may get its
+        end before its ask, and would then keep it open for a whole lease.
+        """
+        while True:
+            await asyncio.sleep(AGAIN_SECONDS)
+            self._writes.end_again()
+            if len(self._writes):
+                self._wake.set()
 
     async def _flush(self, beat: bool) -> bool:
         """Write what is due; return whether it worked."""

@@ -95,3 +95,24 @@ def test_while_redis_is_away_only_so_many_keys_wait() -> None:
     for _ in range(MOST_KEYS + 3):
         writes.ended(ask(key()), (0.0, 1.0, 0.0), has_lease=False)
     assert (len(writes), writes.dropped) == (MOST_KEYS, 3)
+
+
+def test_the_end_of_what_was_not_answered_is_written_once_more_and_not_at_once() -> None:
+    one, writes = key(), QuotaWrites()
+    known, unknown = ask(one, b"known"), ask(one, b"unknown")
+    known.is_answered = True
+    for each in (known, unknown):
+        writes.ended(each, NOTHING, has_lease=True)
+    written = [told(writes.take(renew_before=0.0, most_members=10))]
+    assert writes.has_doubtful_ends
+    for _ in range(3):
+        writes.end_again()
+        written.append(told(writes.take(renew_before=0.0, most_members=10)))
+
+    assert written == [
+        [(one, NOTHING, [b"known", b"unknown"], [])],
+        [],
+        [(one, NOTHING, [b"unknown"], [])],
+        [],
+    ]
+    assert not writes.has_doubtful_ends
