@@ -6,7 +6,7 @@ docs/decisions/0002 says why.
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -18,7 +18,7 @@ from extproc.ext_proc.call import ExtProcCalls, Picks
 from extproc.ext_proc.uploads import Uploads
 from extproc.http2.connection import Http2Connection, Turns
 from extproc.http2.grpc_messages import GrpcError, GrpcStatus
-from extproc.http2.grpc_stream import Call, GrpcStream, Methods
+from extproc.http2.grpc_stream import Call, GrpcStream, Methods, UnaryCall, refuse_longer
 from extproc.http2.limits import Http2Limits
 
 SERVICE = "grpc.health.v1.Health"
@@ -38,8 +38,12 @@ class Health:
     def methods(self) -> Methods:
         """Return what serves each method."""
         return {
-            f"/{SERVICE}/Check".encode(): lambda stream: _Unary(stream, self._check),
-            f"/{SERVICE}/List".encode(): lambda stream: _Unary(stream, self._list),
+            f"/{SERVICE}/Check".encode(): lambda stream: UnaryCall(
+                stream, self._check, most_bytes=LONGEST_HEALTH_REQUEST
+            ),
+            f"/{SERVICE}/List".encode(): lambda stream: UnaryCall(
+                stream, self._list, most_bytes=LONGEST_HEALTH_REQUEST
+            ),
             f"/{SERVICE}/Watch".encode(): lambda stream: _Watch(stream, self),
         }
 
@@ -73,27 +77,6 @@ def encoded(state: int) -> bytes:
     return message
 
 
-class _Unary(Call):
-    """One request, one answer."""
-
-    def __init__(self, stream: GrpcStream, answer: Callable[[bytes], bytes]) -> None:
-        self._stream = stream
-        self._answer = answer
-
-    def message(self, data: bytes) -> None:
-        self._stream.send(self._answer(data))
-        self._stream.finish()
-
-    def partial(self, size: int) -> None:
-        _refuse_long(size)
-
-    def half_closed(self) -> None:
-        raise GrpcError(GrpcStatus.INTERNAL, "the client ended without a request")
-
-    def ended(self) -> None:
-        pass
-
-
 class _Watch(Call):
     """The state now and after every change, until the client ends the stream."""
 
@@ -110,7 +93,7 @@ class _Watch(Call):
         self._stream.send(encoded(self._health.states.get(self.service, SERVICE_UNKNOWN)))
 
     def partial(self, size: int) -> None:
-        _refuse_long(size)
+        refuse_longer(size, most_bytes=LONGEST_HEALTH_REQUEST)
 
     def half_closed(self) -> None:
         if self.service is None:
@@ -123,11 +106,6 @@ class _Watch(Call):
         """Send the new state."""
         self._stream.send(encoded(state))
         self._stream.flush()
-
-
-def _refuse_long(size: int) -> None:
-    if size > LONGEST_HEALTH_REQUEST:
-        raise GrpcError(GrpcStatus.RESOURCE_EXHAUSTED, "no request for health is so long")
 
 
 def _service(data: bytes) -> str:

@@ -190,3 +190,35 @@ class GrpcStream:
             # the call has the stream and the body: what refers to it must not keep them until the collector comes
             self._call = None
         self._reader.clear()
+
+
+class UnaryCall(Call):
+    """One short request, one answer."""
+
+    def __init__(self, stream: GrpcStream, answer: Callable[[bytes], bytes], *, most_bytes: int) -> None:
+        """`answer` may raise GrpcError, with which the call then ends."""
+        self._stream = stream
+        self._answer = answer
+        self._most_bytes = most_bytes
+
+    def message(self, data: bytes) -> None:
+        """Answer the request, and end the stream."""
+        self._stream.send(self._answer(data))
+        self._stream.finish()
+
+    def partial(self, size: int) -> None:
+        """Refuse what is too long before all of it has come."""
+        refuse_longer(size, most_bytes=self._most_bytes)
+
+    def half_closed(self) -> None:
+        """Refuse a client that ends without a request."""
+        raise GrpcError(GrpcStatus.INTERNAL, "the client ended without a request")
+
+    def ended(self) -> None:
+        """Let go of nothing: all is done."""
+
+
+def refuse_longer(size: int, *, most_bytes: int) -> None:
+    """Raise GrpcError where this much of a request has come, and no request is so long."""
+    if size > most_bytes:
+        raise GrpcError(GrpcStatus.RESOURCE_EXHAUSTED, f"no request here is longer than {most_bytes} bytes")

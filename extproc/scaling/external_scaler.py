@@ -5,14 +5,14 @@ serves one pool alone), the `role` (both) and the `metric` (wanted-replicas).
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
 from extproc.http2.grpc_messages import GrpcError, GrpcStatus
-from extproc.http2.grpc_stream import Call, GrpcStream, Methods
+from extproc.http2.grpc_stream import Call, GrpcStream, Methods, UnaryCall, refuse_longer
 from extproc.scaling import scaler_messages as messages
 from extproc.scaling.seen import Signal
 
@@ -44,9 +44,15 @@ class ExternalScaler:
     def methods(self) -> Methods:
         """Return what serves each method. StreamMetricSpec is left out: our target never changes."""
         return {
-            f"/{messages.SERVICE}/IsActive".encode(): lambda stream: _Unary(stream, self._is_active),
-            f"/{messages.SERVICE}/GetMetricSpec".encode(): lambda stream: _Unary(stream, self._spec),
-            f"/{messages.SERVICE}/GetMetrics".encode(): lambda stream: _Unary(stream, self._values),
+            f"/{messages.SERVICE}/IsActive".encode(): lambda stream: UnaryCall(
+                stream, self._is_active, most_bytes=LONGEST_REQUEST
+            ),
+            f"/{messages.SERVICE}/GetMetricSpec".encode(): lambda stream: UnaryCall(
+                stream, self._spec, most_bytes=LONGEST_REQUEST
+            ),
+            f"/{messages.SERVICE}/GetMetrics".encode(): lambda stream: UnaryCall(
+                stream, self._values, most_bytes=LONGEST_REQUEST
+            ),
             f"/{messages.SERVICE}/StreamIsActive".encode(): lambda stream: _ActiveWatch(stream, self),
         }
 
@@ -121,27 +127,6 @@ class ExternalScaler:
         raise GrpcError(GrpcStatus.INVALID_ARGUMENT, "this picker serves several pools: metadata.pool must name one")
 
 
-class _Unary(Call):
-    """One request, one answer."""
-
-    def __init__(self, stream: GrpcStream, answer: Callable[[bytes], bytes]) -> None:
-        self._stream = stream
-        self._answer = answer
-
-    def message(self, data: bytes) -> None:
-        self._stream.send(self._answer(data))
-        self._stream.finish()
-
-    def partial(self, size: int) -> None:
-        _refuse_long(size)
-
-    def half_closed(self) -> None:
-        raise GrpcError(GrpcStatus.INTERNAL, "the client ended without a request")
-
-    def ended(self) -> None:
-        pass
-
-
 class _ActiveWatch(Call):
     """Whether any pod is wanted, now and after every change, until the client ends the stream or the pool is gone."""
 
@@ -160,7 +145,7 @@ class _ActiveWatch(Call):
         self._scaler.watch(self)
 
     def partial(self, size: int) -> None:
-        _refuse_long(size)
+        refuse_longer(size, most_bytes=LONGEST_REQUEST)
 
     def half_closed(self) -> None:
         if self._ref is None:
@@ -219,8 +204,3 @@ def _read(kind: Any, data: bytes) -> Any:
 def _bytes(message: Any) -> bytes:
     data: bytes = message.SerializeToString()
     return data
-
-
-def _refuse_long(size: int) -> None:
-    if size > LONGEST_REQUEST:
-        raise GrpcError(GrpcStatus.RESOURCE_EXHAUSTED, "no request of a scaler is so long")
