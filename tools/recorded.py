@@ -179,6 +179,24 @@ def scaling() -> str:
     return _table(rows)
 
 
+def gpu_steps() -> str:
+    """Return how long a decode step takes on a GPU, by sequences and the length of their contexts."""
+    result = newest("gpu-steps")
+    base, each_sequence, each_token = result["decode_fit"]["coefficients_ms"]
+    times = {(each["sequences"], each["context"]): each["ms"] for each in result["decode"]}
+    sequences = sorted({key[0] for key in times})
+    rows = [["tokens of context each", *(f"{count} sequences" for count in sequences)]]
+    for context in sorted({key[1] for key in times}):
+        cells = [
+            f"{times[count, context]:.1f} ({base + count * each_sequence + count * context * each_token:.1f})"
+            if (count, context) in times
+            else ""
+            for count in sequences
+        ]
+        rows.append([f"{context:,}", *cells])
+    return _table(rows)
+
+
 def folders() -> str:
     """Return what was compared with vLLM for each real model's folder, and the result."""
     rows = [
@@ -248,6 +266,7 @@ TABLES = {
             overload,
             disaggregation,
             scaling,
+            gpu_steps,
             folders,
             libraries,
             tokenizing,
