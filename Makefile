@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-mesh test-vllm test-cluster check unit fuzz attack bench bench-routing bench-routing-peers bench-overload bench-scaling docs reference lock clean
+.PHONY: help install demo test test-mesh test-vllm test-cluster check unit fuzz attack bench bench-routing bench-routing-peers bench-overload bench-scaling docs reference lock dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -114,10 +114,26 @@ docs: install ## build the site of docs/ into build/site; a broken link or ancho
 reference: install ## write the generated parts of docs/ anew: command line, configuration, metrics, policy
 	@$(BIN)/python -m tools.reference
 
+# its tools are many, and nothing else needs them
+RELEASE_VENV = build/release
+
+dist: ## what a release publishes, in dist/: wheel, source archive, and a list of the image's parts; checked
+	@rm -rf dist
+	@test -x $(RELEASE_VENV)/bin/twine || { "$(PYTHON)" -m venv $(RELEASE_VENV) && $(RELEASE_VENV)/bin/python -m pip \
+		install --quiet --disable-pip-version-check -r tools/release.lock; }
+	@$(RELEASE_VENV)/bin/python -m build --no-isolation >/dev/null
+	@$(RELEASE_VENV)/bin/twine check --strict dist/*
+	@$(RELEASE_VENV)/bin/check-wheel-contents dist/*.whl
+	@$(RELEASE_VENV)/bin/python -W ignore::UserWarning -m cyclonedx_py requirements requirements-image.lock \
+		--pyproject pyproject.toml --output-reproducible --output-file dist/kvmesh-image.cdx.json
+	@ls -s dist
+
 lock: install ## pin the development environment anew
 	@$(BIN)/python -m pip install --quiet pip-tools
 	@$(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 		--extra dev --extra local --extra models --extra mistral --extra harmony --extra otel --extra docs --output-file requirements-dev.lock pyproject.toml
+	@$(BIN)/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+		--output-file tools/release.lock tools/release.in
 
 clean: ## remove what the targets made
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,4 +1,4 @@
-"""The Go programs of real control planes: built into the cache from `go/`, and again when their sources change.
+"""Go programs, control planes and their tools: built into the cache from `go/`, and again when their sources change.
 
 Nobody who uses kvmesh needs Go.
 """
@@ -27,6 +27,7 @@ STAMPS: Mapping[str, Mapping[str, str]] = {
     },
     "istiod": {},
     "conformance": {},
+    "actionlint": {},
     "helm": {
         "helm.sh/helm/v3/internal/version.version": "v3.22.0",
         # what `helm template` takes a cluster for
@@ -36,7 +37,8 @@ STAMPS: Mapping[str, Mapping[str, str]] = {
         "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor": KUBERNETES.split(".")[1],
     },
 }
-PACKAGES = {"helm": "helm.sh/helm/v3/cmd/helm"}  # of programs that are a module's own; of others it is the folder's
+# of programs that are a module's own; of others it is the folder's
+PACKAGES = {"actionlint": "github.com/rhysd/actionlint/cmd/actionlint", "helm": "helm.sh/helm/v3/cmd/helm"}
 
 
 class GoBuildError(Exception):
