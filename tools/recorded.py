@@ -33,7 +33,7 @@ OVERLOADS = {
 
 def newest(kind: str, *, arm: str | None = None) -> Facts:
     """Return the newest result of a benchmark (picker, watched, routing, overload), of those that measured this arm."""
-    for path in sorted(REPOSITORY.glob(f"bench/results/*-{kind}.json"), reverse=True):
+    for path in sorted(REPOSITORY.glob(f"bench/results/????-??-??-{kind}.json"), reverse=True):
         found: Facts = json.loads(path.read_text(encoding="utf-8"))
         if arm is None or arm in found["arms"]:
             return found
@@ -67,7 +67,7 @@ def picker() -> str:
         cells = [each["picker_cpu_ms"], each["bare_exchange_cpu_ms"], each["picking_cpu_ms"]]
         cells += [each["added_by_picker"]["p50_ms"], each["added_by_bare_exchange"]["p50_ms"]]
         rows.append([f"{each['prompt_tokens']:,}", str(each["concurrency"]), *map(spread, cells)])
-    return _table(rows)
+    return table(rows)
 
 
 def budgets() -> str:
@@ -76,7 +76,7 @@ def budgets() -> str:
     for each in newest("picker")["verdicts"]:
         budget = f"{each['promise']}: at most {each['budget_ms']:g} ms"
         rows.append([budget, spread(each["measured_ms"]), "met" if each["met"] else "missed"])
-    return _table(rows)
+    return table(rows)
 
 
 def routing() -> str:
@@ -97,7 +97,7 @@ def _routing(result: Facts) -> str:
         rows.append([f"`{workload}`", *(_ttft(runs[arm, workload]) for arm in arms)])
     shares = (f"{runs[arm, 'churn']['success_rate']:.1%}".replace("%", " %") for arm in arms)
     rows.append(["`churn`, answered", *shares])
-    return _table(rows)
+    return table(rows)
 
 
 def _ttft(run: Facts) -> str:
@@ -118,7 +118,7 @@ def overload() -> str:
     rows.append(["critical TTFT p50 / p99, ms", *times])
     rows.append(["critical answered", *(f"{100 * each['answered'] / each['requests']:.0f} %" for each in critical)])
     rows.append(["goodput, share of capacity", *(f"{100 * run['goodput'] / capacity:.0f} %" for run in chosen)])
-    return _table(rows)
+    return table(rows)
 
 
 def disaggregation() -> str:
@@ -151,7 +151,7 @@ def disaggregation() -> str:
                 f"{100 * each['prefill_idle']:.0f} %" if prefill else "",
             ]
         )
-    return _table(rows)
+    return table(rows)
 
 
 def scaling() -> str:
@@ -176,7 +176,7 @@ def scaling() -> str:
                 str(each["changes"]),
             ]
         )
-    return _table(rows)
+    return table(rows)
 
 
 def gpu_steps() -> str:
@@ -194,7 +194,7 @@ def gpu_steps() -> str:
             for count in sequences
         ]
         rows.append([f"{context:,}", *cells])
-    return _table(rows)
+    return table(rows)
 
 
 def folders() -> str:
@@ -206,7 +206,7 @@ def folders() -> str:
         names = [f"`{each[name]}`" for name in ("name", "model_type", "tokenizer_class")]
         counts = [each[name] for name in ("texts", "chats", "refused", "different", "different_as_written")]
         rows.append([*names, *(f"{count:,}" for count in counts)])
-    return _table(rows)
+    return table(rows)
 
 
 def libraries() -> str:
@@ -218,7 +218,7 @@ def libraries() -> str:
         costs = [_microseconds(each[name]) for name in ("new_us", "again_us")]
         cells = [f"`{each['name']}`", each["library"], *(f"{count:,}" for count in counts), *costs]
         rows.append([*cells, f"{each['load_cpu_s']:.1f}"])
-    return _table(rows)
+    return table(rows)
 
 
 def tokenizing() -> str:
@@ -227,7 +227,7 @@ def tokenizing() -> str:
     for each in newest("tokenizing")["models"]:
         costs = [_microseconds(each[name]) for name in ("new_us", "again_us", "tokenizers_us")]
         rows.append([f"`{each['model']}`", f"`{each['engine']}`", *costs, f"{each['load_cpu_s']:.1f}"])
-    return _table(rows)
+    return table(rows)
 
 
 def token_ways() -> str:
@@ -243,14 +243,15 @@ def token_ways() -> str:
                 for one in each["ways"][way]
             ]
             rows.append([f"`{each['model']}`", words, *cells])
-    return _table(rows)
+    return table(rows)
 
 
 def _microseconds(value: Mapping[str, float]) -> str:
     return f"{value['median']:.3f} ({value['min']:.3f}..{value['max']:.3f})"
 
 
-def _table(rows: list[list[str]]) -> str:
+def table(rows: list[list[str]]) -> str:
+    """Write a table, its head first."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
 
