@@ -6,6 +6,7 @@ Other pages quote the same figures in sentences; `tests/unit/docs/test_figures.p
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tools.docs_site import REPOSITORY
@@ -34,10 +35,15 @@ OVERLOADS = {
 def newest(kind: str, *, arm: str | None = None) -> Facts:
     """Return the newest result of a benchmark (picker, watched, routing, overload), of those that measured this arm."""
     for path in sorted(REPOSITORY.glob(f"bench/results/????-??-??-{kind}.json"), reverse=True):
-        found: Facts = json.loads(path.read_text(encoding="utf-8"))
+        found = _read(path)
         if arm is None or arm in found["arms"]:
             return found
     raise FileNotFoundError(f"bench/results has no result of {kind} with the arm {arm}")
+
+
+def _read(path: Path) -> Facts:
+    found: Facts = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def case(tokens: int, concurrency: int) -> Facts:
@@ -87,6 +93,23 @@ def routing() -> str:
 def peers() -> str:
     """Return the same of the newest run beside other routers."""
     return _routing(newest("routing", arm="vllm-router"))
+
+
+def radix_tree() -> str:
+    """Return what the index costs beside Dynamo's, of the newest run that compared them."""
+    results = sorted(REPOSITORY.glob("bench/results/????-??-??-index.json"), reverse=True)
+    compared = next(found["compare"] for found in map(_read, results) if "compare" in found)
+    ours, theirs = compared["kvmesh"], compared["RadixTree"]
+    store = f"{ours['store_redis_us_a_block']:.1f} of Redis + {ours['store_indexer_us_a_block']:.1f} of the indexer"
+    lookups = (f"{each['lookup_p50_ms']:.2f} / {each['lookup_p99_ms']:.2f}" for each in (ours, theirs))
+    return table(
+        [
+            ["", "kvmesh's index in Redis", f"`RadixTree` of ai-dynamo-runtime {theirs['version']}"],
+            ["store, µs of CPU a block", store, f"{theirs['store_us_a_block']:.1f}"],
+            ["lookup of 512 blocks, p50 / p99, ms", *lookups],
+            ["bytes a block of one pod", *(f"{each['bytes_a_block']:.0f}" for each in (ours, theirs))],
+        ]
+    )
 
 
 def _routing(result: Facts) -> str:
@@ -264,6 +287,7 @@ TABLES = {
             budgets,
             routing,
             peers,
+            radix_tree,
             overload,
             disaggregation,
             scaling,

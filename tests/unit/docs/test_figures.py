@@ -34,12 +34,20 @@ def verdict(kind: str, target: str) -> str:
     return str(found)
 
 
+def router_cpu(arm: str) -> str:
+    used = [each["router_cpu_ms"] for each in newest("routing", arm="vllm-router")["runs"] if each["arm"] == arm]
+    return f"{min(used):.0f} to {max(used):.0f}"
+
+
 ALERTS = re.findall(r"^### Kvmesh", PAGES["operations"].read_text(encoding="utf-8"), re.MULTILINE)
 CRITICAL = verdict("overload", "critical p99").partition(" ")[0]
 STEADY = verdict("overload", "steady").partition("%")[0]
 FASTER = verdict("routing", "mean TTFT at least 3").partition(" ")[0]
 
 RECORDED = {
+    f"{router_cpu('kvmesh')} ms": ["routing-benchmark", "beside-others"],
+    f"{router_cpu('vllm-router')} ms": ["routing-benchmark", "beside-others"],
+    f"{router_cpu('smg')} ms of smg": ["routing-benchmark"],
     f"takes {cpu(8000, 16)} ms of the picker's CPU at concurrency 16 and {cpu(8000, 1)} ms one at a time": ["limits"],
     f"The picker adds {added(8000)} ms to the median": ["limits"],
     f"{cpu(8000, 16)} ms (busy) to {cpu(8000, 1)} ms (one request at a time) of CPU": ["install"],
