@@ -111,8 +111,9 @@ docs: install ## build the site of docs/ into build/site; a broken link or ancho
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
-reference: install ## write the generated parts of docs/ anew: command line, configuration, metrics, policy
+reference: install ## write the generated parts of docs/ anew: command line, configuration, metrics, policy, pictures
 	@$(BIN)/python -m tools.reference
+	@$(BIN)/python -m tools.pictures
 
 # its tools are many, and nothing else needs them
 RELEASE_VENV = build/release
