@@ -64,7 +64,7 @@ class Words:
     tone: str = ""  # "": ink
 
     def svg(self) -> str:
-        """Return its element; a border of paper keeps lines behind it off."""
+        """Return its element."""
         x, y = self.at
         fill = TONES[self.tone][1] if self.tone else INK
         weight = ' font-weight="bold"' if self.bold else ""
