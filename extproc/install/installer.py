@@ -188,7 +188,8 @@ def _wait_for_namespaces(
 
 def _check_owners(documents: Sequence[Document], existing: Mapping[Key, Document | None], installation: str) -> None:
     """Refuse to take over what other people or another installation made: a gateway and a pool belong to one."""
-    for document in documents:
+    # the server of an API first: its words say more than those of what goes with it
+    for document in sorted(documents, key=lambda each: each["kind"] != API_SERVICE.name):
         found = existing[_key(document)]
         if found is None or document["kind"] in {NAMESPACE.name, CRD.name}:
             continue  # namespaces stay as they are; the definition is ours by its name

@@ -124,6 +124,7 @@ def test_another_server_of_the_api_is_left_alone_and_named() -> None:
 def test_another_installation_that_serves_it_is_named() -> None:
     cluster = FakeCluster()
     cluster.put("APIService", API_SERVICE_NAME, **{INSTALLATION: "kvmesh-one", MANAGED_BY: OWNER})
+    cluster.put("RoleBinding", NAME, "kube-system", **{INSTALLATION: "kvmesh-one", MANAGED_BY: OWNER})
     with pytest.raises(InstallError, match="installation in namespace kvmesh-one: a cluster has one server of this"):
         run(cluster, plan(**SERVED))
 
