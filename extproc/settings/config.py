@@ -126,6 +126,12 @@ class PickerSettings:
     otlp_endpoint: str | None = setting(
         None, "OTLP/HTTP address for traces (JSON), like http://127.0.0.1:4318/v1/traces. Default: no traces."
     )
+    extension_metrics: bool = setting(
+        False,
+        "Show metrics under the names of the Gateway API inference extension, too: inference_pool_* and "
+        "inference_objective_* (docs/reference/metrics.md).",
+        "inference_extension_metrics",
+    )
     grpc_tls: GrpcTlsSettings = group(GrpcTlsSettings())
     external_metrics: ExternalMetricsSettings = group(ExternalMetricsSettings())
     observation: ObservationSettings = group(ObservationSettings())
