@@ -1,8 +1,8 @@
 """The Helm chart `charts/kvmesh`, made from the same renderer as `kvmesh install`; a test compares them.
 
 `python -m tools.helm_chart charts/kvmesh` writes what is made: the templates of the objects, the values and their
-schema. Written by hand in `templates/` are `_plan.tpl`, `checks.yaml`, `admin-token.yaml`, `external-metrics.yaml` and
-NOTES.txt.
+schema. `_plan.tpl`, `checks.yaml`, `admin-token.yaml`, `metrics-certificate.yaml` and NOTES.txt of `templates/` are
+written by hand.
 
 The renderer renders many plans, drawn by a fixed seed, in which words like `zqhashseedqz` stand for the values. What
 differs between the renderings depends on conditions on the values (`tools.chart_tree`).

@@ -20,7 +20,7 @@ from extproc.install.plan import CLUSTER_DOMAIN, EXTERNAL_METRICS_PORT, PICKER, 
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
 # who may read whom the API server lets hand requests on: a Role of every cluster
 READER_NAMESPACE, READER_ROLE = "kube-system", "extension-apiserver-authentication-reader"
-NAME = "kvmesh-external-metrics"  # the Service, the right, and the Secret that is made
+NAME = "kvmesh-external-metrics"  # the Service, the right, and the Secret that is made; as a component, too
 API_SERVICE_NAME = f"{VERSION}.{GROUP}"
 PORT_NAME = "metrics-api"
 VOLUME, FOLDER = "external-metrics", "/etc/kvmesh/external-metrics"
@@ -37,10 +37,10 @@ def external_metrics_objects(plan: InstallPlan) -> list[Document]:
     subject = {"kind": "ServiceAccount", "name": PICKER, "namespace": plan.namespace}
     role = {"apiGroup": RBAC, "kind": "Role", "name": READER_ROLE}
     return [
-        kube_object("RoleBinding", NAME, READER_NAMESPACE, component=PICKER, roleRef=role, subjects=[subject]),
+        kube_object("RoleBinding", NAME, READER_NAMESPACE, component=NAME, roleRef=role, subjects=[subject]),
         # no proxy has to know it
-        kube_object("Service", NAME, plan.namespace, component=PICKER, annotations={EXPORT_TO: "."}, spec=service),
-        kube_object("APIService", API_SERVICE_NAME, None, component=PICKER, spec=_api_service(plan)),
+        kube_object("Service", NAME, plan.namespace, component=NAME, annotations={EXPORT_TO: "."}, spec=service),
+        kube_object("APIService", API_SERVICE_NAME, None, component=NAME, spec=_api_service(plan)),
     ]
 
 

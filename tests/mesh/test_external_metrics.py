@@ -15,12 +15,16 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from extproc.doctor.external_metrics_api import look_at_external_metrics
+from extproc.doctor.findings import Severity
 from extproc.external_metrics.settings import ExternalMetricsSettings
 from extproc.install.external_metrics import API_SERVICE_NAME, NAME
 from extproc.local.ports import pick_free_port
+from kvmesh.documents.documents import ClusterAccess
+from kvmesh.documents.kubernetes_client import Connection
 from tests.e2e.stack import eventually
 from tests.integration.overload_pods import HeldPod
-from tests.integration.pools_picker import running_mesh
+from tests.integration.pools_picker import DocumentDesk, running_mesh
 from tests.mesh.chart import CHART, RELEASE, helm
 from tests.mesh.fake_node import NETWORK
 from tests.mesh.kube import Kube, kube_in_background
@@ -51,10 +55,10 @@ def scaled_site(plane: Kube) -> Iterator[Site]:
         yield made
 
 
-class Nobody:
-    """The documents are those of the cluster."""
+class Nobody(DocumentDesk):
+    """Puts nothing anywhere: the documents are those of the cluster."""
 
-    def put(self, *_: dict[str, Any]) -> None: ...
+    def put(self, *documents: dict[str, Any]) -> None: ...
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -167,6 +171,18 @@ async def test_the_api_server_finds_the_api_and_its_metrics(plane: Kube) -> None
     assert "kvmesh-wanted-replicas" in [each["name"] for each in listed["resources"]]
     found = plane.kubectl("api-resources", "--api-group=external.metrics.k8s.io", "--no-headers")
     assert "kvmesh-wanted-replicas" in found
+
+
+@LOOP
+@pytest.mark.usefixtures("picker")
+async def test_the_doctor_says_that_it_is_reached(plane: Kube) -> None:
+    await eventually(lambda: available(plane), lambda found: found[0] == "True", seconds=60)
+    connection = Connection(ClusterAccess(kubeconfig=plane.kubeconfig))
+    try:
+        [finding] = await look_at_external_metrics(connection)
+    finally:
+        await connection.close()
+    assert (finding.severity, finding.subject) == (Severity.OK, f"APIService {API_SERVICE_NAME}")
 
 
 @LOOP

@@ -14,7 +14,7 @@ from tools.chart_values import NOT_VALUES
 from tools.helm_chart import chart_files, draw_plan
 
 CHART = Path(__file__).parents[3] / "charts/kvmesh"
-BY_HAND = {"_plan.tpl", "checks.yaml", "admin-token.yaml", "external-metrics.yaml", "NOTES.txt"}
+BY_HAND = {"_plan.tpl", "checks.yaml", "admin-token.yaml", "metrics-certificate.yaml", "NOTES.txt"}
 WORDS = Words(
     conditions=("a", "b"),
     loop_of=lambda part, inside: "$x := $.xs" if "x" in str(part) and "$x" not in inside else None,

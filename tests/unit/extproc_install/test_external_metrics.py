@@ -41,6 +41,7 @@ def test_nothing_of_it_is_there_unless_it_is_wanted() -> None:
 def test_the_api_service_leads_to_the_pickers_port_with_its_certificate() -> None:
     documents = render(plan(external_metrics=True, external_metrics_ca="UEVN"))
     service = one(documents, "Service", NAME)
+    assert service["metadata"]["labels"]["app.kubernetes.io/name"] == NAME  # else monitors and the doctor would ask it
     asked = one(documents, "APIService", API_SERVICE_NAME)["spec"]
     assert asked["service"] == {"namespace": "kvmesh-system", "name": NAME, "port": 443}
     assert (asked["caBundle"], "insecureSkipTLSVerify" in asked) == ("UEVN", False)
