@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -26,10 +25,10 @@ from bench.calibration import loop_ns_per_iteration
 from bench.cpu_time import process_cpu_ms
 from extproc.ext_proc.answers import PROCESSOR_SERVICE
 from extproc.ext_proc.exchange import BODY_CHUNK_BYTES, BodyMode
-from extproc.ext_proc.grpc_tls import MAKE
 from extproc.local.errors import UpError
 from extproc.local.ports import pick_free_port
 from extproc.local.processes import GrpcReady, ProcessSpec, Supervisor
+from kvmesh.self_signed import make_self_signed
 
 HOST = "127.0.0.1"
 PODS = "10.0.0.1:8000,10.0.0.2:8000,10.0.0.3:8000"
@@ -37,7 +36,6 @@ EXCHANGE_SECONDS = 20.0
 LIMIT_SECONDS = 200.0
 WARM_UP_REQUESTS = 100
 CERTIFIED = "kvmesh-picker"
-SAN = ("-addext", f"subjectAltName=DNS:{CERTIFIED}")
 HEADERS = {
     ":method": "POST",
     ":path": "/v1/chat/completions",
@@ -161,9 +159,9 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="kvmesh-bench-") as directory:
         supervisor = Supervisor(log_directory=Path(directory))
         pair = Path(directory, "pair.pem")
-        subprocess.run([*MAKE, *SAN, "-keyout", str(pair), "-out", f"{pair}.crt"], check=True, capture_output=True)
-        trusted = Path(f"{pair}.crt").read_bytes()
-        pair.write_bytes(pair.read_bytes() + trusted)
+        made = make_self_signed(CERTIFIED, names=[CERTIFIED], flag="the benchmark", instead="nothing")
+        trusted = made.cert
+        pair.write_bytes(made.key + made.cert)
 
         async def when_ready() -> None:
             script = Script.for_body(options.body_bytes)

@@ -14,6 +14,7 @@ from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
 from extproc.ext_proc.grpc_tls import server_context
 from extproc.ext_proc.uploads import Uploads
+from extproc.external_metrics.api_server import ExternalMetricsServer
 from extproc.pages.admin_http import AdminServer
 from extproc.pages.admin_pages import ExplainPolicies, PickerPages
 from extproc.pages.live_feed import LiveFeed
@@ -28,7 +29,13 @@ from extproc.requests.json_body import LONG_BODY_BYTES
 from extproc.responses.response_plan import ResponsePlan
 from extproc.scaling.external_scaler import ExternalScaler
 from extproc.settings.config import PickerSettings
-from extproc.telemetry.process_telemetry import show_lookups, show_pod_key, show_records, show_uploads
+from extproc.telemetry.process_telemetry import (
+    show_external_metrics,
+    show_lookups,
+    show_pod_key,
+    show_records,
+    show_uploads,
+)
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.documents.pools import PoolEndpoint
 from kvmesh.heap import return_free_pages, return_large_blocks
@@ -56,6 +63,7 @@ class PickerService:
         self.pools = Pools(self.resources, changed=self._wants_change)
         self.uploads = Uploads(most_bytes=settings.max_unfinished_body_bytes)
         self.scaler = ExternalScaler(self.pools)
+        self.external_metrics = external_metrics_server(settings, self.pools)
         self.server: ExtProcServer | None = None
         self.follower: MeshFollower | None = None
         self.pages: PickerPages
@@ -78,6 +86,8 @@ class PickerService:
         """Return what runs beside the requests, by name."""
         tasks = {"pools": self.pools.run(), "live feed": self.live.run(), "memory": self._return_memory()}
         tasks["tell scalers"] = self.scaler.run()
+        if self.external_metrics is not None:
+            tasks["external metrics"] = self.external_metrics.run()
         if self.resources.records is not None:
             tasks["access log"] = self.resources.records.run()
         if self.follower is not None:
@@ -103,6 +113,8 @@ class PickerService:
         show_lookups(registry, resources.reader)
         show_uploads(registry, self.uploads)
         show_pod_key(registry, resources.pod_key)
+        if self.external_metrics is not None:
+            show_external_metrics(registry, self.external_metrics)
 
     def _server(self) -> ExtProcServer:
         return ExtProcServer(
@@ -161,6 +173,12 @@ async def _pick_once_asked(facts: RequestFacts, body: bytes | None, pool: Pool) 
     """Pick when the pods of a pool of which nothing is known yet have told their models, or do not."""
     await pool.answers()
     return await pick(facts, body, pool.runtime)
+
+
+def external_metrics_server(settings: PickerSettings, pools: Pools) -> ExternalMetricsServer | None:
+    """Return what serves the external-metrics API; None: it is not wanted."""
+    asked = settings.external_metrics
+    return None if asked.port is None else ExternalMetricsServer(asked, pools, host=settings.host)
 
 
 def static_config(settings: PickerSettings) -> PoolConfig:

@@ -103,7 +103,11 @@ RULES = [
         "then": {"properties": {"hubEndpoint": NONE, "hubTokenSecret": NONE}},
         "else": {"properties": {"tokenizersClaim": NONE, "tokenizersImage": NONE}},
     },
-    {"if": _is(scope="namespaced"), "then": {"properties": {"rootNamespace": {"type": "null"}}}},
+    {
+        "if": _is(scope="namespaced"),
+        "then": {"properties": {"rootNamespace": NONE, "externalMetrics": {"const": False}}},
+    },
+    {"if": {"not": _is(externalMetrics=True)}, "then": {"properties": {"externalMetricsSecret": NONE}}},
 ]
 
 

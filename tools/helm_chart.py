@@ -1,7 +1,8 @@
 """The Helm chart `charts/kvmesh`, made from the same renderer as `kvmesh install`; a test compares them.
 
 `python -m tools.helm_chart charts/kvmesh` writes what is made: the templates of the objects, the values and their
-schema. `templates/_plan.tpl`, `templates/checks.yaml`, `templates/admin-token.yaml` and NOTES.txt are written by hand.
+schema. `_plan.tpl`, `checks.yaml`, `admin-token.yaml`, `metrics-certificate.yaml` and NOTES.txt of `templates/` are
+written by hand.
 
 The renderer renders many plans, drawn by a fixed seed, in which words like `zqhashseedqz` stand for the values. What
 differs between the renderings depends on conditions on the values (`tools.chart_tree`).
@@ -20,7 +21,7 @@ import yaml
 
 from extproc.errors import ConfigError
 from extproc.install.istio_release import NEWEST_TESTED_MINOR, OLDEST_MINOR, plan_wiring, wiring
-from extproc.install.objects import NAME, Document
+from extproc.install.objects import API_SERVICE, NAME, Document
 from extproc.install.plan import (
     BodyMode,
     ClientsTarget,
@@ -84,6 +85,7 @@ EXPRESSIONS = {
     "hubendpoint": "$.Values.hubEndpoint",
     "hubtoken": "$.Values.hubTokenSecret",
     "monitoringnamespace": "$.Values.monitoringNamespace",
+    "externalmetrics": "$.Values.externalMetricsSecret",
 }
 PLAIN = re.compile(r"[A-Za-z/][-\w./@%+]*")  # needs no quotes in YAML
 WORD = re.compile(r"zq([a-z]+)qz")
@@ -197,7 +199,8 @@ def _samples() -> Iterator[Sample]:
         except ConfigError:
             continue
         count += 1
-        yield Sample(frozenset(holds), [_with_files(each) for each in documents])
+        # the APIService names a certificate that Helm makes: it is beside that one in a template written by hand
+        yield Sample(frozenset(holds), [_with_files(each) for each in documents if each["kind"] != API_SERVICE.name])
 
 
 def draw_plan(chance: random.Random, *, sure: bool = False) -> tuple[InstallPlan, set[str]]:
@@ -262,7 +265,7 @@ def draw_plan(chance: random.Random, *, sure: bool = False) -> tuple[InstallPlan
     )
     given = {name: f"zq{word}qz" for name, word in OPTIONAL.items() if maybe() and _may_be(name, plan)}
     plan = replace(plan, **given)  # type: ignore[arg-type]
-    plan = plan if sure else _with_folders(plan)
+    plan = plan if sure else _with_external_metrics(_with_folders(plan))
     facts = _facts(plan)
     return plan, {condition for condition, holds in facts.items() if holds}
 
@@ -293,6 +296,14 @@ def _with_folders(plan: InstallPlan) -> InstallPlan:
     )
 
 
+def _with_external_metrics(plan: InstallPlan) -> InstallPlan:
+    """Draw whether the external-metrics API is served, and whose certificate it has."""
+    chance = random.Random(repr(plan))  # noqa: S311 - as above
+    if plan.scope is Scope.NAMESPACED or chance.random() < OFTEN:
+        return plan
+    return replace(plan, external_metrics=True, external_metrics_secret=chance.choice([None, "zqexternalmetricsqz"]))
+
+
 def _facts(plan: InstallPlan) -> dict[str, bool]:
     """Return each condition that templates may ask for, and whether it holds."""
     pool = plan.pools[0]
@@ -310,6 +321,8 @@ def _facts(plan: InstallPlan) -> dict[str, bool]:
         'eq $.Values.scope "namespaced"': plan.scope is Scope.NAMESPACED,
         "$.Values.redis": plan.redis is RedisKind.EXTERNAL,
         "$.Values.monitoring": plan.monitoring,
+        "$.Values.externalMetrics": plan.external_metrics,
+        "$.Values.externalMetricsSecret": plan.external_metrics_secret is not None,
         **{f"ge (int $plan.minor) {gate}": plan.istio.minor >= gate for gate in GATES},
         "$plan.buffered": buffered,
         'eq $.Values.failureMode "FailOpen"': plan.failure_mode is FailureMode.FAIL_OPEN,

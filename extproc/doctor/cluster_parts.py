@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from extproc.doctor.external_metrics_api import look_at_external_metrics
 from extproc.doctor.findings import Finding, unchecked
 from extproc.install.network_objects import NAMESPACE_NAME
 from extproc.install.objects import NAME, OWNED
@@ -66,6 +67,7 @@ async def locate_parts(access: ClusterAccess, *, named: Sequence[str], namespace
         "envoy-admin": cluster.proxies,
     }
     parts: list[Part] = []
+    seen_beside: list[Finding] = []
     refused: dict[tuple[str, str], list[str]] = {}
     try:
         for flag, look in looks.items():
@@ -80,9 +82,11 @@ async def locate_parts(access: ClusterAccess, *, named: Sequence[str], namespace
             if not found:
                 fix = f"run `kvmesh install`, or name --{flag} where it was installed otherwise"
                 refused["`kvmesh install` has made none in this cluster", fix] = [flag]
+        seen_beside = await look_at_external_metrics(connection)
     finally:
         await connection.close()
-    findings = [_found(unchecked(", ".join(flags), seen, fix=fix)) for (seen, fix), flags in refused.items()]
+    findings = [_found(each) for each in seen_beside]
+    findings += [_found(unchecked(", ".join(flags), seen, fix=fix)) for (seen, fix), flags in refused.items()]
     reached = await asyncio.gather(*(_connects(part.host, part.port) for part in parts))
     urls: dict[str, str] = {}
     for part, is_reached in zip(parts, reached, strict=True):

@@ -2,7 +2,6 @@
 
 import logging
 import ssl
-import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,15 +10,11 @@ from extproc.ext_proc.grpc_tls_settings import GrpcTlsSettings
 from kvmesh.admin.admin_credentials import load_own
 from kvmesh.errors import SettingError
 from kvmesh.secret_file import stamp_of
+from kvmesh.self_signed import make_self_signed
 
 log = logging.getLogger(__name__)
 
 FLAGS = ("--grpc-tls-cert", "--grpc-tls-key")
-OPENSSL_SECONDS = 30.0
-MAKE = (
-    *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-    *("-days", "3650", "-subj", "/CN=kvmesh-picker"),
-)
 
 
 def server_context(settings: GrpcTlsSettings) -> ssl.SSLContext | None:
@@ -66,22 +61,13 @@ def _context(cert: Path, key: Path | None) -> ssl.SSLContext:
 
 
 def _self_signed() -> ssl.SSLContext:
-    """Make a pair in a private folder that is gone before the first connection."""
+    """Make a pair, which is in files for as long as it takes to read them."""
+    try:
+        made = make_self_signed("kvmesh-picker", flag="--grpc-tls-self-signed", instead="--grpc-tls-cert and its key")
+    except SettingError as error:
+        raise ConfigError(str(error)) from None
     with TemporaryDirectory(prefix="kvmesh-tls-") as folder:
         cert, key = Path(folder, "cert.pem"), Path(folder, "key.pem")
-        try:
-            subprocess.run(
-                [*MAKE, "-keyout", str(key), "-out", str(cert)],
-                check=True,
-                capture_output=True,
-                timeout=OPENSSL_SECONDS,
-            )
-        except FileNotFoundError:
-            message = (
-                "--grpc-tls-self-signed needs the program openssl: install it, or give --grpc-tls-cert and its key"
-            )
-            raise ConfigError(message) from None
-        except (OSError, subprocess.SubprocessError) as error:
-            told = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
-            raise ConfigError(f"--grpc-tls-self-signed: openssl failed: {told[-1] if told else error}") from None
+        cert.write_bytes(made.cert)
+        key.write_bytes(made.key)
         return _context(cert, key)

@@ -33,7 +33,10 @@ LEFT_OUT = (
     "Not among these: the Secret kvmesh-admin-token, key token, without which nobody sees the admin pages "
     "(docs/guides/admin-access.md)"
 )
-
+CERTIFICATE_LEFT_OUT = (
+    "Not among these: the Secret with the certificate of the external-metrics API, and the APIService's caBundle, which"
+    " is to be the Secret's ca.crt (docs/guides/autoscaling.md)"
+)
 IMAGE_LEFT_OUT = (
     "warning: the API server has left the image out of the pickers' volume: it lacks the feature ImageVolume, and the "
     "pickers find no tokenizer folders. Give a claim (--tokenizers-claim), or switch the feature on"
@@ -242,6 +245,20 @@ def install(
         typer.Option(help="Install monitors, rules, alerts and dashboards; open the metrics' ports to Prometheus."),
     ] = False,
     monitoring_namespace: Annotated[str, typer.Option(help="Namespace that Prometheus runs in.")] = "monitoring",
+    external_metrics: Annotated[
+        bool,
+        typer.Option(
+            help="Have the picker serve the Kubernetes external-metrics API, for HorizontalPodAutoscalers. A cluster "
+            "has one server of it: not beside KEDA or the Prometheus adapter (docs/guides/autoscaling.md)."
+        ),
+    ] = False,
+    external_metrics_secret: Annotated[
+        str | None,
+        typer.Option(
+            help="Secret with the certificate of that API, keys tls.crt, tls.key and ca.crt. Default: "
+            "kvmesh-external-metrics, made once with a certificate that signs itself."
+        ),
+    ] = None,
     skip_crds: Annotated[bool, typer.Option(help="Do not install the CRDs.")] = False,
     preflight: Annotated[
         bool,
@@ -261,6 +278,7 @@ def install(
     from extproc.install.istio_release import parse_release
     from extproc.install.plan import InstallPlan, RedisKind, parse_clients, parse_gateway, parse_hosts, parse_pools
     from extproc.install.render import render, to_yaml
+    from extproc.install.serving_certificate import with_certificate
     from extproc.install.shipped_files import read_crds
 
     if not image:
@@ -316,6 +334,8 @@ def install(
         hub_token_secret=hub_token_secret,
         monitoring=monitoring,
         monitoring_namespace=monitoring_namespace,
+        external_metrics=external_metrics,
+        external_metrics_secret=external_metrics_secret,
     )
     crds = [] if skip_crds else read_crds()
     documents = render(plan, crds=crds)
@@ -323,6 +343,8 @@ def install(
         typer.echo(to_yaml(documents), nl=False)
         if not admin_token_secret:
             typer.echo(LEFT_OUT, err=True)
+        if external_metrics:
+            typer.echo(CERTIFICATE_LEFT_OUT, err=True)
         typer.echo(f"Tokens: {_tokens_from(plan)}. Whether its pods tell any is asked once this is applied", err=True)
         return
     cluster = _cluster(kubeconfig, context)
@@ -332,8 +354,9 @@ def install(
         check_image_volumes(cluster.minor_version())
     if preflight:
         plan = _checked(cluster, plan, release_is_given=istio_version is not None)
-        documents = render(plan, crds=crds)
-    _apply(cluster, plan, documents, force=force_conflicts, wait_seconds=wait_seconds)
+    plan, certificates = with_certificate(cluster, plan)
+    documents = render(plan, crds=crds)
+    _apply(cluster, plan, documents, certificates, force=force_conflicts, wait_seconds=wait_seconds)
 
 
 def _checked(cluster: "LightkubeCluster", plan: "InstallPlan", *, release_is_given: bool) -> "InstallPlan":
@@ -368,6 +391,7 @@ def _apply(
     cluster: "LightkubeCluster",
     plan: "InstallPlan",
     documents: list[dict[str, object]],
+    certificates: list[dict[str, object]],
     *,
     force: bool,
     wait_seconds: float,
@@ -384,7 +408,7 @@ def _apply(
         documents,
         installation=plan.namespace,
         wait_seconds=wait_seconds,
-        once=admin_secret(plan, token=secrets.token_urlsafe(TOKEN_BYTES)),
+        once=[*admin_secret(plan, token=secrets.token_urlsafe(TOKEN_BYTES)), *certificates],
         namespaced=plan.scope is Scope.NAMESPACED,
         force=force,
         say=typer.echo,

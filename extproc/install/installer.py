@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from extproc.install.availability import is_going, wait_until_available, wait_until_gone
 from extproc.install.cluster import Cluster, ForbiddenError, InstallError
 from extproc.install.objects import (
+    API_SERVICE,
     CRD,
     DEPLOYMENT,
     DESTINATION_RULE,
@@ -187,7 +188,8 @@ def _wait_for_namespaces(
 
 def _check_owners(documents: Sequence[Document], existing: Mapping[Key, Document | None], installation: str) -> None:
     """Refuse to take over what other people or another installation made: a gateway and a pool belong to one."""
-    for document in documents:
+    # the server of an API first: its words say more than those of what goes with it
+    for document in sorted(documents, key=lambda each: each["kind"] != API_SERVICE.name):
         found = existing[_key(document)]
         if found is None or document["kind"] in {NAMESPACE.name, CRD.name}:
             continue  # namespaces stay as they are; the definition is ours by its name
@@ -195,15 +197,35 @@ def _check_owners(documents: Sequence[Document], existing: Mapping[Key, Document
         owner = labels.get(INSTALLATION, installation)
         if owner != installation:
             raise InstallError(
-                f"{describe(document)} belongs to the installation in namespace {owner}: a gateway and a pool can have "
-                "one installation only. Nothing was changed"
+                f"{describe(document)} belongs to the installation in namespace {owner}: {_only_one(document)}. "
+                "Nothing was changed"
             )
+        if labels.get(MANAGED_BY) != OWNER and document["kind"] == API_SERVICE.name:
+            raise InstallError(f"{describe(document)} {_other_server(found)}. Nothing was changed")
         if labels.get(MANAGED_BY) != OWNER:
             raise InstallError(
                 f"{describe(document)} is there and was not made by kvmesh install: its label {MANAGED_BY} is "
                 f"{labels.get(MANAGED_BY, 'missing')!r}. Remove it, or set the labels {MANAGED_BY}={OWNER} and "
                 f"{INSTALLATION}={installation} if kvmesh may have it. Nothing was changed"
             )
+
+
+def _only_one(document: Document) -> str:
+    if document["kind"] == API_SERVICE.name:
+        return "a cluster has one server of this API, which answers for the pools of all namespaces that it reads"
+    return "a gateway and a pool can have one installation only"
+
+
+def _other_server(found: Document) -> str:
+    """Say who serves an API that we want to serve, and what to do."""
+    service = (found.get("spec") or {}).get("service") or {}
+    where = (
+        f"leads to Service {service.get('namespace')}/{service.get('name')}" if service else "is the API server's own"
+    )
+    return (
+        f"is there and {where}: a cluster has one server of this API, and KEDA and the Prometheus adapter are such "
+        "servers. Leave --external-metrics out and let that one read kvmesh (docs/guides/autoscaling.md), or remove it"
+    )
 
 
 def _with_missing(documents: Sequence[Document], missing: Sequence[Document]) -> list[Document]:
@@ -282,11 +304,14 @@ def _spaces_to_search(cluster: Cluster, installation: str) -> list[str] | None:
 
 
 def _steers(document: Document) -> bool:
-    """Tell whether it changes the way of requests: a filter, or a rule by which addresses are dialled as picked."""
+    """Tell whether it changes the way of requests, of clients or of the API server.
+
+    A filter, a rule by which addresses are dialled as picked, or what has the API server ask the pickers.
+    """
     if document["kind"] == DESTINATION_RULE.name:
         policy = document.get("spec", {}).get("trafficPolicy", {})
         return bool(policy.get("loadBalancer", {}).get("simple") == "PASSTHROUGH")
-    return bool(document["kind"] == ENVOY_FILTER.name)
+    return bool(document["kind"] in {ENVOY_FILTER.name, API_SERVICE.name})
 
 
 def _is_foreign_namespace(document: Document, existing: Mapping[Key, Document | None]) -> bool:

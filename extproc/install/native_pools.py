@@ -8,7 +8,15 @@ tells them apart.
 from typing import Any
 
 from extproc.install.objects import EXPORT_TO, Document, component_labels, component_object, fitting_name, kube_object
-from extproc.install.plan import CLUSTER_DOMAIN, GRPC_PORT, PICKER, PICKER_ADMIN_PORT, InstallPlan, PoolTarget
+from extproc.install.plan import (
+    CLUSTER_DOMAIN,
+    EXTERNAL_METRICS_PORT,
+    GRPC_PORT,
+    PICKER,
+    PICKER_ADMIN_PORT,
+    InstallPlan,
+    PoolTarget,
+)
 
 
 def picker_service_name(pool: PoolTarget) -> str:
@@ -40,9 +48,12 @@ def plain_inbound(plan: InstallPlan) -> Document:
     Istio asks with an `:authority` that has the character |, which Envoy refuses where it looks at HTTP. Named ingress
     ports replace all others, so that of the admin pages is named, too.
     """
+    ports = [(GRPC_PORT, "TCP", "tcp-ext-proc"), (PICKER_ADMIN_PORT, "HTTP", "http-admin")]
+    if plan.external_metrics:
+        ports.append((EXTERNAL_METRICS_PORT, "TCP", "tcp-external-metrics"))
     ingress: list[dict[str, Any]] = [
         {"port": {"number": number, "protocol": protocol, "name": name}, "defaultEndpoint": f"127.0.0.1:{number}"}
-        for number, protocol, name in ((GRPC_PORT, "TCP", "tcp-ext-proc"), (PICKER_ADMIN_PORT, "HTTP", "http-admin"))
+        for number, protocol, name in ports
     ]
     spec = {"workloadSelector": {"labels": component_labels(PICKER)}, "ingress": ingress}
     return component_object("Sidecar", PICKER, plan.namespace, spec=spec)

@@ -19,6 +19,7 @@ from extproc.install.objects import (
 )
 from extproc.install.plan import (
     CLUSTER_DOMAIN,
+    EXTERNAL_METRICS_PORT,
     GRPC_PORT,
     INDEXER,
     INDEXER_ADMIN_PORT,
@@ -55,7 +56,7 @@ def network_objects(plan: InstallPlan) -> list[Document]:
     """Return a NetworkPolicy for each component."""
     picks = _from(plan, [_peer(each.namespace, each.selector) for each in plan.callers], GRPC_PORT)
     policies = [
-        _network_policy(plan, PICKER, [picks, *_to_admin(plan, PICKER_ADMIN_PORT)]),
+        _network_policy(plan, PICKER, [picks, *_to_admin(plan, PICKER_ADMIN_PORT), *_to_external_metrics(plan)]),
         _network_policy(plan, INDEXER, _to_admin(plan, INDEXER_ADMIN_PORT)),
     ]
     if plan.redis is RedisKind.BUNDLED:
@@ -97,6 +98,11 @@ def _to_admin(plan: InstallPlan, port: int) -> list[dict[str, Any]]:
         probes = [{"ipBlock": {"cidr": cidr}} for cidr in AMBIENT_PROBES]
         rules.append({"from": probes, "ports": [{"protocol": "TCP", "port": port}]})
     return rules
+
+
+def _to_external_metrics(plan: InstallPlan) -> list[dict[str, Any]]:
+    """Let in whoever has the right certificate: the API server is no pod, and its addresses are not known here."""
+    return [{"ports": [{"protocol": "TCP", "port": EXTERNAL_METRICS_PORT}]}] if plan.external_metrics else []
 
 
 def _network_policy(plan: InstallPlan, component: str, ingress: list[dict[str, Any]]) -> Document:
@@ -207,13 +213,15 @@ def _pods_by_address(plan: InstallPlan, pool: PoolTarget) -> list[Document]:
 
 
 def _strict_mtls(plan: InstallPlan) -> list[Document]:
-    """Return STRICT for each component; with monitoring, the metrics' port also takes a Prometheus outside the mesh."""
+    """Return STRICT for each component; some ports also take who is outside the mesh: a Prometheus, the API server."""
     admin_ports = {PICKER: PICKER_ADMIN_PORT, INDEXER: INDEXER_ADMIN_PORT}
     policies = []
     for component in (PICKER, INDEXER, REDIS) if plan.redis is RedisKind.BUNDLED else (PICKER, INDEXER):
         spec: dict[str, Any] = {"selector": pods_of(component), "mtls": {"mode": "STRICT"}}
         if plan.monitoring and component in admin_ports:
             spec["portLevelMtls"] = {str(admin_ports[component]): {"mode": "PERMISSIVE"}}
+        if plan.external_metrics and component == PICKER:
+            spec.setdefault("portLevelMtls", {})[str(EXTERNAL_METRICS_PORT)] = {"mode": "PERMISSIVE"}
         policies.append(component_object("PeerAuthentication", component, plan.namespace, spec=spec))
     return policies
 
@@ -221,8 +229,10 @@ def _strict_mtls(plan: InstallPlan) -> list[Document]:
 def _authorization_policies(plan: InstallPlan) -> list[Document]:
     """Return an ALLOW policy for each component: all that it does not name are refused."""
     picks = {"from": [{"source": _callers(plan)}], "to": [{"operation": _to_port(plan, GRPC_PORT, paths=[PROCESS])}]}
+    # the API server has no identity of the mesh: the picker looks at its certificate
+    asked = [{"to": [{"operation": {"ports": [str(EXTERNAL_METRICS_PORT)]}}]}] if plan.external_metrics else []
     policies = [
-        _allow(plan, PICKER, [picks, *_admin(plan, PICKER_ADMIN_PORT)]),
+        _allow(plan, PICKER, [picks, *_admin(plan, PICKER_ADMIN_PORT), *asked]),
         _allow(plan, INDEXER, _admin(plan, INDEXER_ADMIN_PORT)),
     ]
     if plan.redis is RedisKind.BUNDLED:

@@ -58,6 +58,14 @@ DEPLOYMENT = Kind(name="Deployment", group="apps", version="v1", plural="deploym
 STATEFUL_SET = Kind(name="StatefulSet", group="apps", version="v1", plural="statefulsets")
 POD = Kind(name="Pod", group="", version="v1", plural="pods")  # none of them is applied
 ROLE = Kind(name="Role", group="rbac.authorization.k8s.io", version="v1", plural="roles")
+API_SERVICE = Kind(
+    name="APIService",
+    group="apiregistration.k8s.io",
+    version="v1",
+    plural="apiservices",
+    namespaced=False,
+    optional=True,
+)
 POLICY = Kind(name="InferencePolicy", group="kvmesh.io", version="v1alpha1", plural="inferencepolicies", optional=True)
 
 _RBAC = "rbac.authorization.k8s.io"
@@ -87,6 +95,7 @@ KINDS = (
     Kind(name="ServiceMonitor", group="monitoring.coreos.com", version="v1", plural="servicemonitors", optional=True),
     Kind(name="PrometheusRule", group="monitoring.coreos.com", version="v1", plural="prometheusrules", optional=True),
     ENVOY_FILTER,
+    API_SERVICE,  # the first to go: an API that nobody serves holds up the removal of every namespace
 )
 
 

@@ -17,6 +17,7 @@ POOL_METADATA_KEY = "x-kvmesh-pool"  # gRPC initial metadata: tells the picker w
 CLUSTER_DOMAIN = "cluster.local"
 GRPC_PORT = 9002  # of the picker, for Envoy
 PICKER_ADMIN_PORT = 9090
+EXTERNAL_METRICS_PORT = 9443  # of the picker, for the API server
 PICKER_IDLE_TIMEOUT = "3600s"  # of a gateway's connection to it
 INDEXER_ADMIN_PORT = 9091
 REDIS_PORT = 6379
@@ -208,6 +209,9 @@ class InstallPlan:
     hub_token_secret: str | None = None  # a Secret whose key `token` is the hub's
     monitoring: bool = False
     monitoring_namespace: str = "monitoring"
+    external_metrics: bool = False  # the picker serves the Kubernetes external-metrics API
+    external_metrics_secret: str | None = None  # a Secret with tls.crt, tls.key and ca.crt; None: one of ours
+    external_metrics_ca: str | None = None  # whom the API server is to trust: PEM in base64; None: not known yet
 
     @property
     def owns_namespace(self) -> bool:

@@ -12,6 +12,7 @@ import yaml
 
 from extproc.errors import ConfigError
 from extproc.install.envoy_filters import envoy_filters
+from extproc.install.external_metrics import check_external_metrics, external_metrics_objects
 from extproc.install.istio_release import INFERENCE_POOL_FROM, OVERRIDE_HOST_FROM, plan_wiring
 from extproc.install.model_volume import check_model_folders
 from extproc.install.native_pools import picker_services
@@ -46,7 +47,7 @@ SIDECAR_FOLDER = {"grafana_folder": "kvmesh"}
 def render(plan: InstallPlan, *, crds: Sequence[Document] = ()) -> list[Document]:
     """Return every object of the installation, `crds` among them; raise ConfigError for a contradictory plan.
 
-    Filters come last: a gateway may ask the picker only when everything else is there.
+    Filters come last, and what has the API server ask: they may ask the picker only when everything else is there.
     """
     check_plan(plan)
     documents = [
@@ -59,6 +60,7 @@ def render(plan: InstallPlan, *, crds: Sequence[Document] = ()) -> list[Document
         *mesh_objects(plan),
         *monitoring_objects(plan),
         *(picker_services(plan) if plan.mode is Mode.INFERENCE_POOL else envoy_filters(plan)),
+        *external_metrics_objects(plan),
     ]
     _check_unique(documents)
     mark = {INSTALLATION: plan.namespace}  # tells this installation from others; they share the CRDs
@@ -134,6 +136,7 @@ def check_plan(plan: InstallPlan) -> None:
     _check_failure_mode(plan)
     _check_redis(plan)
     check_model_folders(plan)
+    check_external_metrics(plan)
     _check_numbers(plan)
 
 
@@ -172,6 +175,7 @@ def _long_names(plan: InstallPlan) -> Iterator[tuple[str, str]]:
         "--tokenizers-claim": plan.tokenizers_claim,
         "--model-cache-claim": plan.model_cache_claim,
         "--hub-token-secret": plan.hub_token_secret,
+        "--external-metrics-secret": plan.external_metrics_secret,
     }
     yield from ((flag, name) for flag, name in given.items() if name is not None)
     yield from (("--image-pull-secret", name) for name in plan.image_pull_secrets)

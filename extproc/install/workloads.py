@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from extproc.install.external_metrics import add_to_container
 from extproc.install.istio_release import plan_wiring
 from extproc.install.model_volume import MODELS, fetching_containers, model_volume
 from extproc.install.objects import (
@@ -118,6 +119,7 @@ def _picker_deployment(plan: InstallPlan) -> Document:
         container["env"].append({"name": "KVMESH_TOKENIZERS", "value": MODELS})
         container["volumeMounts"].append({"name": models["name"], "mountPath": MODELS, "readOnly": True})
         volumes.append(models)
+    add_to_container(plan, container, volumes)
     spec = {  # no `replicas`: they are the autoscaler's
         "selector": pods_of(PICKER),
         "strategy": ROLLING_UPDATE,

@@ -9,6 +9,7 @@ from extproc.admission.prepared_request import Picked, response_session
 from extproc.choosing.health import EndpointHealth
 from extproc.choosing.room import expected_ttft
 from extproc.disaggregation.prefill_plan import PrefillPlace
+from extproc.models.model_rules import ResolvedModel
 from extproc.pods.endpoint import EndpointTrend, Role
 from extproc.pods.inflight import Booking, Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
@@ -27,6 +28,8 @@ from extproc.responses.realised import Comparison, RealisedWatch
 from extproc.slo.judgement import Judgement, Outcome
 from extproc.slo.promise import AnswerPromise, OpenPromise
 from extproc.telemetry.degradation_log import DegradationLog
+from extproc.telemetry.extension_metrics import CountedRequest, ModelNames
+from extproc.telemetry.metrics import OTHER
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
 from kvmesh.pods.pod_report import EndpointLoad
@@ -118,8 +121,11 @@ class PickerBooks:
         self._telemetry.forget(endpoint)
         self._overload.forget(endpoint)
 
-    def book(self, picked: Picked) -> Booking:
-        """Book a decision: from now on the next pick counts with it."""
+    def book(self, picked: Picked, *, label: str = "", arrived_at: float | None = None) -> Booking:
+        """Book a decision: from now on the next pick counts with it.
+
+        `label` as in `remember`; `arrived_at`: monotonic seconds at which its request was complete, by default now.
+        """
         decision, prepared, now = picked.decision, picked.prepared, self._clock()
         endpoint, request = decision.endpoints[0], prepared.asked.request
         prompts: Sequence[PromptKeys] = ()
@@ -134,11 +140,26 @@ class PickerBooks:
             adapter=prepared.asked.resolved.adapter,
             quota=prepared.quota,
             is_stream=request.stream,
+            counted=self._count(picked, label, arrived_at=now if arrived_at is None else arrived_at),
         )
         self.health.sent(endpoint, now=now)
         if self.shared is not None:
             self.shared.changed()
         return booking
+
+    def _count(self, picked: Picked, label: str, *, arrived_at: float) -> CountedRequest | None:
+        """Count a request under the names of the inference extension, if that is wanted."""
+        extension = self._telemetry.extension
+        if extension is None:
+            return None
+        asked, tokens = picked.prepared.asked, picked.prepared.tokens
+        return extension.routed(
+            model_names(asked.resolved, label),
+            priority=asked.request_class.priority_class.priority,
+            arrived_at=arrived_at,
+            body_bytes=len(asked.body.raw) if asked.body is not None else None,
+            input_tokens=tokens.estimated_tokens if tokens.prompts and tokens.degraded is None else None,
+        )
 
     def book_leg(self, place: PrefillPlace, prompts: Sequence[PromptKeys], *, context_tokens: int) -> Booking:
         """Book a prompt on a prefill pod; `release_leg` ends it. It is no request of its own in any count."""
@@ -214,6 +235,8 @@ class PickerBooks:
             seconds_a_token=self.estimates.pace(winner).prefill.seconds_a_token,
             promised_seconds=promised,
         )
+        if self._telemetry.extension is not None and promised is not None:
+            self._telemetry.extension.predicted(model_names(resolved, label), seconds=promised)
         if winner not in self.picks:
             self._forget(winner)  # gone, and this request's end came first: nothing would forget it any more
 
@@ -274,9 +297,12 @@ class PickerBooks:
         self.freed()
         if self.shared is not None:
             self.shared.ended()
+        now = self._clock()
         self._telemetry.exchange_ended(
-            endpoint=booking.endpoint, status=status, model=model, arm=arm, seconds=self._clock() - booking.booked_at
+            endpoint=booking.endpoint, status=status, model=model, arm=arm, seconds=now - booking.booked_at
         )
+        if sent.counted is not None:
+            sent.counted.ended(status=status, now=now)
         if self._leaving:
             self._forget_if_free(booking.endpoint)
 
@@ -370,6 +396,13 @@ class PickerBooks:
             self.shared.placed(endpoint=endpoint, session=session, adapter=adapter, session_moved=session_moved)
 
 
+def model_names(resolved: ResolvedModel | None, label: str) -> ModelNames:
+    """Return the names of a request's model as labels: clients invent those that are not configured."""
+    if resolved is None or resolved.requested is None:
+        return ModelNames(requested="", target="")
+    return ModelNames(requested=label or OTHER, target=(resolved.model or "") if label else OTHER)
+
+
 class _Sent(msgspec.Struct, frozen=True, kw_only=True):
     """What an open request leaves where it is served."""
 
@@ -378,6 +411,7 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None
     quota: QuotaAsk | None
     is_stream: bool
+    counted: CountedRequest | None = None  # None: it is not counted under the names of the inference extension
 
 
 def _generated(status: int, *, is_stream: bool) -> int | None:

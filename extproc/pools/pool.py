@@ -61,7 +61,7 @@ class Pool:
         self.told: Callable[[], None] = lambda: None  # called when all new pods have been asked for their models
         self._own_models, self._folders = settings.model_table.served, settings.tokenizer_folders
         self._models = models_of(config, self._own_models, resources.tokenizers, folders=self._folders)
-        self.telemetry = PickerTelemetry()
+        self.telemetry = PickerTelemetry(as_extension=settings.extension_metrics)
         self.telemetry.reconfigure(policy)
         self.overload = OverloadTelemetry(
             self.telemetry.registry,
@@ -214,7 +214,8 @@ class Pool:
     @property
     def has_counted(self) -> bool:
         """Whether there was any request, or there is a signal for an autoscaler."""
-        return self.runtime.has_failed_open or bool(self.runtime.recent) or bool(self.scale.signals)
+        is_read = bool(self.scale.signals) or self.telemetry.extension is not None
+        return is_read or self.runtime.has_failed_open or bool(self.runtime.recent)
 
     @property
     def is_free(self) -> bool:
@@ -372,6 +373,14 @@ class Pool:
             others=self._resources.other_replicas,
         )
 
+    def _pods_in_words(self) -> Mapping[str, str]:
+        """Return the endpoints' pods as the inference extension writes them; without Kubernetes there are none."""
+        return {
+            each.address: f"{each.pod.rpartition('/')[2]}-rank-{each.rank or 0}"
+            for each in self.config.endpoints
+            if each.pod
+        }
+
     def _show(self) -> None:
         """Let the metrics page ask what is not counted."""
         queue, degradation, books = self.queue, self.degradation, self.books
@@ -385,6 +394,12 @@ class Pool:
             ),
         )
         show_scale(self.telemetry.registry, lambda: self.scale.signals)
+        if self.telemetry.extension is not None:
+            self.telemetry.extension.show(
+                self.name.rpartition("/")[2],
+                known=lambda: self.endpoints.known(now=time.monotonic()),
+                pods=self._pods_in_words,
+            )
         self.telemetry.show(
             EndpointView(
                 known=lambda now: self.endpoints.known(now=now),

@@ -29,9 +29,10 @@ from extproc.errors import (
     RequestShedError,
 )
 from extproc.ext_proc.exchange import NO_HEADERS, RequestFacts
+from extproc.models.model_rules import ResolvedModel
 from extproc.pods.endpoint import Reachability
 from extproc.pools.booked_exchange import BookedExchange
-from extproc.pools.picker_books import PickerBooks
+from extproc.pools.picker_books import PickerBooks, model_names
 from extproc.pools.plan_response import Pace, plan_response
 from extproc.pools.prefill_legs import PrefillLegs, PrefillWork
 from extproc.pools.request_watch import RequestTrace, RequestWatch
@@ -149,7 +150,7 @@ class PoolRuntime:
         decision, prepared, snapshot = picked.decision, picked.prepared, picked.choice.snapshot
         asked, trace = prepared.asked, pending.trace
         resolved = asked.resolved
-        label = resolved.requested if resolved.requested is not None and resolved.requested in self.labels else ""
+        label = self._label(resolved)
         # before the booking, as all that may fail: it would not be released
         self._count_admitted(picked.choice, asked)
         if picked.prefill is not None and picked.prefill.race is not None:
@@ -176,7 +177,7 @@ class PoolRuntime:
         exchange = BookedExchange(
             books=self.books,
             endpoints=decision.endpoints[: self.most_endpoints],
-            booking=self.books.book(picked),
+            booking=self.books.book(picked, label=label, arrived_at=pending.arrived_at),
             model=label,
             arm=resolved.arm,
             body=body,
@@ -202,6 +203,10 @@ class PoolRuntime:
         # the answer leaves in this turn of the loop; what need not be ready for it comes after it
         asyncio.get_running_loop().call_soon(self._remember, picked, trace, label)
         return exchange
+
+    def _label(self, resolved: ResolvedModel) -> str:
+        """Return the model that was asked for, if it may be a metric's label."""
+        return resolved.requested if resolved.requested is not None and resolved.requested in self.labels else ""
 
     def serves(self, endpoint: str) -> bool:
         """Tell whether an endpoint may get requests now, as far as is known."""
@@ -242,6 +247,10 @@ class PoolRuntime:
                 return exchange
         self._count_refused(pending, refusal)
         self.telemetry.refused(refusal.reason)
+        if self.telemetry.extension is not None:
+            resolved = pending.asked.resolved if pending.asked is not None else None
+            names = model_names(resolved, self._label(resolved) if resolved is not None else "")
+            self.telemetry.extension.refused(names, status=refusal.status)
         record = _refusal_record(pending, refusal)
         self.recent.appendleft(record)
         self._tell(pending, RequestOutcome.REFUSED, record)

@@ -7,7 +7,7 @@ meanwhile goes on where it was.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -147,6 +147,11 @@ class Pools:
         """Return how many pods each role of a pool wants, of roles that its policy names; None: no such pool."""
         pool = self._pools.get(name)
         return None if pool is None else pool.scale.signals
+
+    def scaled_roles(self, name: str) -> Collection[str]:
+        """Return the roles of a pool for which its policy wants a signal."""
+        pool = self._pools.get(name)
+        return () if pool is None else tuple(pool.config.policy.autoscale.by_role)
 
     def model_tokens(self) -> Mapping[str, Sequence[ModelTokens]]:
         """Return by pool where its models' tokens come from, as their requests have shown."""

@@ -14,6 +14,7 @@ import yaml
 from extproc.errors import ConfigError
 from extproc.ext_proc.grpc_tls_settings import GrpcTlsSettings
 from extproc.ext_proc.uploads import UNFINISHED_BODY_BYTES
+from extproc.external_metrics.settings import ExternalMetricsSettings
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pods.endpoint import Role
 from extproc.policy.inference_policy import RESETS, read_policy_file, read_section, read_spec
@@ -125,7 +126,14 @@ class PickerSettings:
     otlp_endpoint: str | None = setting(
         None, "OTLP/HTTP address for traces (JSON), like http://127.0.0.1:4318/v1/traces. Default: no traces."
     )
+    extension_metrics: bool = setting(
+        False,
+        "Show metrics under the names of the Gateway API inference extension, too: inference_pool_* and "
+        "inference_objective_* (docs/reference/metrics.md).",
+        "inference_extension_metrics",
+    )
     grpc_tls: GrpcTlsSettings = group(GrpcTlsSettings())
+    external_metrics: ExternalMetricsSettings = group(ExternalMetricsSettings())
     observation: ObservationSettings = group(ObservationSettings())
     shares_load: bool = setting(
         True, "Tell other replicas through Redis what is booked, and hear it from them.", "share_load"
@@ -185,6 +193,10 @@ class PickerSettings:
             raise ConfigError("--tokenizer is given without --model: name the model whose tokenizer it is")
         if self.kubernetes and self.policies_folder is not None:
             raise ConfigError("--kubernetes and --policies: documents come from the one or the other")
+        if self.external_metrics.port is not None and not self.kubernetes:
+            raise ConfigError("--external-metrics-port without --kubernetes: the cluster says who may ask there")
+        if self.external_metrics.port in {self.grpc_port, self.admin_port}:
+            raise ConfigError("--external-metrics-port is that of another server of the picker: give it one of its own")
         if self.endpoints and self.follows_mesh:
             raise ConfigError("--endpoints never change: leave them out with --kubernetes or --policies")
         if self.follows_mesh:

@@ -462,6 +462,14 @@ TOKEN_RATE = gauge(
     "kind",
     over=Over.EACH,
 )
+EXTERNAL_METRICS_SERVED = gauge(
+    "kvmesh_external_metrics_served",
+    "1: the external-metrics API is served; 0: its certificate is missing, or it cannot be read who may ask.",
+    over=Over.EACH,
+)
+EXTERNAL_METRICS_ANSWERS = counter(
+    "kvmesh_external_metrics_answers_total", "Answers of the external-metrics API, by HTTP status.", "code"
+)
 
 # tenants and quotas
 TENANT_REQUESTS = counter(

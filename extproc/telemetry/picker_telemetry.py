@@ -10,6 +10,7 @@ from extproc.policy.values import ObservabilityPolicy, PickPolicy
 from extproc.responses.realised import Comparison
 from extproc.telemetry import metrics
 from extproc.telemetry.endpoint_telemetry import EndpointView, LatencyTelemetry, endpoint_metrics
+from extproc.telemetry.extension_metrics import ExtensionTelemetry
 from extproc.telemetry.prefill_telemetry import PrefillTelemetry
 from extproc.telemetry.process_telemetry import process_text
 from extproc.telemetry.slo_telemetry import SloTelemetry
@@ -25,8 +26,10 @@ PHASES = ("parse", "tokenize", "lookup", "decide", QUEUE)
 class PickerTelemetry:
     """One registry for one picker."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, as_extension: bool = False) -> None:
+        """`as_extension`: also under the names of the inference extension."""
         self.registry = registry = Registry()
+        self.extension = ExtensionTelemetry(registry) if as_extension else None
         self._outcomes = registry.values(metrics.DECISIONS)
         self._routed = self._outcomes.of("routed")
         self._degraded = registry.values(metrics.DEGRADED)

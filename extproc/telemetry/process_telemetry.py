@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from extproc.ext_proc.uploads import Uploads
 from extproc.quotas.shared_quotas import Quotas
@@ -18,7 +18,18 @@ from kvmesh.pods.pod_key import PodKey
 if TYPE_CHECKING:
     from extproc.records.tracing import ExchangeTraces  # an optional extra
 
+
 WRITTEN, EXPORTED, DROPPED = "written", "exported", "dropped"
+
+
+class AskedApi(Protocol):
+    """See `external_metrics.api_server`."""
+
+    answers: Counter[int]
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether it is served."""
 
 
 def show_quotas(registry: Registry, quotas: Quotas) -> None:
@@ -74,6 +85,19 @@ def _records(targets: Sequence[RecordBuffer], traces: "ExchangeTraces | None") -
 def show_pod_key(registry: Registry, key: PodKey | None) -> None:
     """Show whether the file with the pods' key can be used; None: there is none."""
     registry.read(lambda: [(metrics.POD_KEY_UNUSABLE, [((), key is not None and bool(key.problem))])])
+
+
+def show_external_metrics(registry: Registry, server: AskedApi) -> None:
+    """Show whether the external-metrics API is served, and what was answered."""
+    registry.read(
+        lambda: (
+            (metrics.EXTERNAL_METRICS_SERVED, [((), server.is_listening)]),
+            (
+                metrics.EXTERNAL_METRICS_ANSWERS,
+                [((str(code),), count) for code, count in sorted(server.answers.items())],
+            ),
+        )
+    )
 
 
 @cache

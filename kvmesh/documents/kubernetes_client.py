@@ -17,7 +17,12 @@ import httpx2
 from lightkube import ApiError, AsyncClient
 from lightkube.config import client_adapter
 from lightkube.core.resource import ApiInfo
-from lightkube.generic_resource import GenericNamespacedResource, GenericNamespacedStatus, create_api_info
+from lightkube.generic_resource import (
+    GenericGlobalResource,
+    GenericNamespacedResource,
+    GenericNamespacedStatus,
+    create_api_info,
+)
 
 from kvmesh.documents.cluster_config import ClusterConfig, read_cluster_config
 from kvmesh.documents.document_kinds import DocumentKind
@@ -74,6 +79,12 @@ def resource_class(kind: DocumentKind) -> Any:
     """Return lightkube's class of a kind: documents as plain mappings. Not registered, so that no other use clashes."""
     info = create_api_info(kind.group, kind.version, kind.kind, kind.plural)
     return type(kind.kind, (GenericNamespacedResource,), {"_api_info": info})
+
+
+def global_class(kind: DocumentKind) -> Any:
+    """Return lightkube's class of a kind that is in no namespace."""
+    info = create_api_info(kind.group, kind.version, kind.kind, kind.plural)
+    return type(kind.kind, (GenericGlobalResource,), {"_api_info": info})
 
 
 def status_class(kind: DocumentKind) -> Any:

@@ -42,6 +42,10 @@ SETTINGS: dict[str, Any] = {
         # a pod that fails goes on getting requests: it is to be seen
         "load": {"health": {"leastRequests": 1_000_000}},
         "disaggregation": {"enabled": True, "rule": "thresholds", "promptTokens": LONG_TOKENS},
+        "autoscale": {
+            "both": {"minReplicas": 1, "maxReplicas": 8},
+            "prefill": {"minReplicas": 1, "maxReplicas": 8},
+        },
         "observability": {"gpuHourPrice": 2.5, "currency": "EUR"},
         "quotas": [
             {"tenant": "acme", "requestsPerMinute": 100_000},

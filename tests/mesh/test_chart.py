@@ -14,6 +14,8 @@ from tests.mesh.chart import CHART, RELEASE, flags_of, helm, objects, run_helm
 
 NAMESPACE = "kvmesh-system"
 TOKEN = ("Secret", NAMESPACE, "kvmesh-admin-token")
+CERTIFICATE = ("Secret", NAMESPACE, "kvmesh-external-metrics")
+API_SERVICE = ("APIService", "", "v1beta1.external.metrics.k8s.io")
 RELEASES = ("1.24", "1.25.3", "1.26", "1.27", "1.28", "1.29.1", "1.30", "1.31", "1.33")
 LLAMA = {"namespace": "llm", "name": "vllm-llama", "selector": {"app": "vllm-llama"}}
 QWEN = {"namespace": "qwen", "name": "vllm-qwen", "port": 80, "podPort": 8000}
@@ -65,6 +67,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "several clients, buffered": SEVERAL_CLIENTS | {"bodyMode": "buffered"},
     "namespaced": SEVERAL | {"scope": "namespaced", "monitoring": True},
     "namespaced, all in one namespace": {**GATEWAY, "scope": "namespaced", "pools": [LLAMA | {"namespace": NAMESPACE}]},
+    "external metrics": {**GATEWAY, "externalMetrics": True},
+    "external metrics, own certificate": {**GATEWAY, "externalMetrics": True, "externalMetricsSecret": "metrics-tls"},
+    "external metrics, native": NATIVE | {"istioVersion": "1.31", "externalMetrics": True, "monitoring": True},
     "monitoring": {**GATEWAY, "monitoring": True, "monitoringNamespace": "prometheus"},
     "fails open": {**GATEWAY, "failureMode": "FailOpen", "istioVersion": "1.30"},
     "routes replaced": {**GATEWAY, "routeSettings": "replace", "longestStreamSeconds": 61, "longestQueueSeconds": 30},
@@ -126,6 +131,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "another root": {**GATEWAY, "scope": "namespaced", "rootNamespace": "istio-system"},
     "sidecars in ambient": {**MODES["ambient-gateway"], "membership": "sidecar"},
     "a revision without sidecars": {**GATEWAY, "membership": "none", "istioRevision": "canary"},
+    "the cluster's API for one namespace": {**GATEWAY, "scope": "namespaced", "externalMetrics": True},
+    "a certificate for nothing": {**GATEWAY, "externalMetricsSecret": "metrics-tls"},
     "a short drain": {**GATEWAY, "drainSeconds": 4},
     "two places of tokenizers": {**GATEWAY, "tokenizersClaim": "a", "tokenizersImage": "b"},
     "a read-only cache": {**GATEWAY, "fetchModels": ["org/a"], "tokenizersClaim": "a"},
@@ -183,6 +190,12 @@ def assert_the_same(values: dict[str, Any], folder: Path) -> None:
     )
     charted = objects(templated)
     assert (charted.pop(TOKEN, None) is None) == ("adminTokenSecret" in values)
+    made = values.get("externalMetrics", False) and "externalMetricsSecret" not in values
+    certificate = charted.pop(CERTIFICATE, None)
+    assert (certificate is not None) == made
+    if certificate is not None:
+        assert certificate["data"].keys() == {"ca.crt", "tls.crt", "tls.key"}
+        assert charted[API_SERVICE]["spec"].pop("caBundle") == certificate["data"]["ca.crt"]
     assert charted.keys() == planned.keys()
     for key, document in planned.items():
         assert charted[key] == document, key
@@ -212,6 +225,8 @@ def _choices(chance: random.Random) -> Iterator[tuple[str, Any]]:
         "routeSettings": ["keep", "replace"],
         "scope": ["mesh", "namespaced"],
         "monitoring": [True, False],
+        "externalMetrics": [True, False],
+        "externalMetricsSecret": ["metrics-tls"],
         "runAsUser": [True, False],
         "poolsInMesh": [True, False],
         "istioRevision": ["canary"],

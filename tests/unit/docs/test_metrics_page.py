@@ -1,14 +1,18 @@
 """docs/reference/metrics.md has every metric of both processes, as they declare them."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from extproc.telemetry import metrics as picker
+from extproc.telemetry.extension_metrics import EXTENSION_METRICS
 from kv_indexer.telemetry import metrics as indexer
 from kvmesh.metrics.metric import Metric, metrics_table
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+EXTENSION = Path(__file__).parents[2] / "data" / "inference_extension_metrics.json"
 METRICS = [*picker.METRICS, *indexer.METRICS]
 
 
@@ -18,6 +22,21 @@ def test_the_table_is_what_is_declared(declared: object) -> None:
     table = PAGE.partition(f"<!-- python -m {module} -->\n")[2].partition("\n\n")[0].rstrip("\n") + "\n"
     assert table == metrics_table(metrics)
     assert len({metric.name for metric in metrics}) == len(metrics)
+
+
+def test_each_name_of_the_inference_extension_is_served_or_said_to_be_left_out() -> None:
+    part = PAGE.partition("## Names of the inference extension")[2].partition("\n## ")[0]
+    served, left_out = (
+        [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+        for table in part.split("These are left out")
+    )
+    assert served == [metric.name for metric in EXTENSION_METRICS]
+    theirs = json.loads(EXTENSION.read_text(encoding="utf-8"))
+    assert theirs["source"].partition("@v")[2] in part
+    assert {*served, *left_out} == {each["name"] for each in theirs["metrics"]}
+    assert len({*served, *left_out}) == len(served) + len(left_out)
+    instead = set(re.findall(r"`(kvmesh_\w+)`", part))
+    assert instead <= {metric.name for metric in METRICS}
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=[metric.name for metric in METRICS])

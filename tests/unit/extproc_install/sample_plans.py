@@ -31,6 +31,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "hub_endpoint": "https://mirror.example.com",
         "hub_token_secret": "hub",
     },
+    "external metrics": {"external_metrics": True},
+    "external metrics with a certificate": {"external_metrics": True, "external_metrics_secret": "metrics-tls"},
     "outside of the mesh": {"membership": MeshMembership.NONE},
     "fails open": {"failure_mode": FailureMode.FAIL_OPEN},
 }

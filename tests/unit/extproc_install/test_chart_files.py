@@ -14,7 +14,7 @@ from tools.chart_values import NOT_VALUES
 from tools.helm_chart import chart_files, draw_plan
 
 CHART = Path(__file__).parents[3] / "charts/kvmesh"
-BY_HAND = {"_plan.tpl", "checks.yaml", "admin-token.yaml", "NOTES.txt"}
+BY_HAND = {"_plan.tpl", "checks.yaml", "admin-token.yaml", "metrics-certificate.yaml", "NOTES.txt"}
 WORDS = Words(
     conditions=("a", "b"),
     loop_of=lambda part, inside: "$x := $.xs" if "x" in str(part) and "$x" not in inside else None,
@@ -43,7 +43,7 @@ def test_templates_know_every_part_of_a_plan() -> None:
     plans = [draw_plan(random.Random(seed))[0] for seed in range(100)]
     names = [each.name for each in fields(InstallPlan)]
     never = {name for name in names if all(getattr(each, name) == getattr(default, name) for each in plans)}
-    assert never == {"log_level"}
+    assert never == {"log_level", "external_metrics_ca"}
 
 
 def test_what_differs_gets_a_condition() -> None:

@@ -17,10 +17,25 @@ from extproc.telemetry.endpoint_telemetry import EndpointView
 from extproc.telemetry.metrics import METRICS, UNROUTED
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
-from extproc.telemetry.process_telemetry import show_lookups, show_pod_key, show_quotas, show_records, show_uploads
+from extproc.telemetry.process_telemetry import (
+    show_external_metrics,
+    show_lookups,
+    show_pod_key,
+    show_quotas,
+    show_records,
+    show_uploads,
+)
 from extproc.telemetry.scale_telemetry import show_scale
 from kvmesh.index.redis_reader import PrefixIndexReader
 from kvmesh.redis.link import RedisLink
+
+
+class NotAsked:
+    is_listening = False
+
+    def __init__(self) -> None:
+        self.answers: Counter[int] = Counter()
+
 
 REQUESTS = st.lists(
     st.tuples(
@@ -132,6 +147,7 @@ def test_a_picker_shows_what_is_declared_and_no_more() -> None:
     show_lookups(telemetry.registry, PrefixIndexReader(url="redis://127.0.0.1:1", hash_seed="s"))
     show_uploads(telemetry.registry, Uploads(most_bytes=1))
     show_pod_key(telemetry.registry, None)
+    show_external_metrics(telemetry.registry, NotAsked())
     telemetry.registry.values(UNROUTED)  # of `Pools`, in a registry of its own
     comments = [line.split()[2:] for line in page(telemetry).splitlines() if line.startswith("# TYPE kvmesh_")]
     assert sorted(comments) == sorted([metric.name, metric.kind] for metric in METRICS)
