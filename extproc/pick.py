@@ -19,10 +19,13 @@ from extproc.admission.prepared_request import (
     query_of,
     session_of,
     to_keeper,
+    with_note,
 )
 from extproc.choosing.choose import Choice, Full, Snapshot, choose, look
 from extproc.errors import (
     DEFECT,
+    FirstPodLateError,
+    FirstPodNeededError,
     InternalPickError,
     NoReadyEndpointError,
     PickError,
@@ -35,6 +38,8 @@ from extproc.pools.pool_runtime import PendingPick, PoolRuntime
 from extproc.pools.prefill_legs import PrefillWork, plan_of
 from extproc.prefixes.prompt_match import IndexHits
 from extproc.quotas.quota import QuotaVerdict
+
+FIRST_POD_NOTE = "it has waited for the pool's first pod"
 
 
 async def pick(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) -> BookedExchange:
@@ -49,6 +54,8 @@ async def pick(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) -> Bo
             try:
                 exchange = await _seat(prepared, pool, pending)
                 break
+            except FirstPodLateError:
+                raise  # no model has a pod
             except NoReadyEndpointError as refusal:
                 prepared = await _fall_back(prepared, refusal, pool, pending)
     except BaseException as error:  # a client that leaves, too
@@ -76,6 +83,9 @@ async def explain(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) ->
             snapshot = look(pool.view, prepared.query, now=pool.clock())
             break
         except NoReadyEndpointError as refusal:
+            if pool.first_pod is not None and pool.first_pod.is_due():
+                words = pool.first_pod.words(prepared.asked.request_class.priority_class)
+                raise FirstPodNeededError(words) from refusal
             prepared = await _fall_back(prepared, refusal, pool, None)
     ceiling = pool.admission.ceiling(prepared.asked.request_class)
     found = choose(pool.view, prepared.query, snapshot, ceiling=ceiling)
@@ -157,11 +167,14 @@ async def _fall_back(
 
 
 async def _seat(prepared: Prepared, pool: PoolRuntime, pending: PendingPick) -> BookedExchange:
-    """Book an endpoint, at once or when there is room. Raise NoReadyEndpointError where none may serve the request."""
-    snapshot = look(pool.view, prepared.query, now=pool.clock())
+    """Book an endpoint, at once or when there is room, in a pool without a ready one once the first one has come.
+
+    Raise NoReadyEndpointError where none may serve the request.
+    """
+    began = pool.clock()
 
     def look_again(now: float) -> Snapshot:
-        pending.queued_seconds = now - snapshot.at
+        pending.queued_seconds = now - began
         return look(pool.view, prepared.query, now=now, others=pool.others())
 
     def attempt(seen: Snapshot, ceiling: float | None) -> BookedExchange | None:
@@ -172,7 +185,28 @@ async def _seat(prepared: Prepared, pool: PoolRuntime, pending: PendingPick) -> 
         prefill = plan_of(prepared, found, pool.view, ceiling=ceiling, races=pool.races)
         return pool.book(Picked(prepared=prepared, choice=found, prefill=prefill), pending)
 
-    return await pool.admission.seat(prepared, snapshot, look=look_again, attempt=attempt, undo=BookedExchange.finish)
+    while True:
+        try:
+            return await pool.admission.seat(
+                prepared,
+                look(pool.view, prepared.query, now=pool.clock()),
+                look=look_again,
+                attempt=attempt,
+                undo=BookedExchange.finish,
+            )
+        except NoReadyEndpointError:
+            if pool.first_pod is None or not pool.first_pod.is_due():
+                raise
+        prepared = with_note(prepared, FIRST_POD_NOTE)
+        booked = await pool.first_pod.wait(
+            prepared,
+            arrived_at=pending.arrived_at,
+            look=look_again,
+            attempt=attempt,
+            undo=BookedExchange.finish,
+        )
+        if booked is not None:
+            return booked
 
 
 async def _prefill(work: PrefillWork, prepared: Prepared, exchange: BookedExchange, pool: PoolRuntime) -> None:

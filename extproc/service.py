@@ -28,6 +28,7 @@ from extproc.requests.json_body import LONG_BODY_BYTES
 from extproc.responses.response_plan import ResponsePlan
 from extproc.scaling.external_scaler import ExternalScaler
 from extproc.settings.config import PickerSettings
+from extproc.telemetry.first_pod_telemetry import show_waiting_bodies
 from extproc.telemetry.process_telemetry import show_lookups, show_pod_key, show_records, show_uploads
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.documents.pools import PoolEndpoint
@@ -56,6 +57,7 @@ class PickerService:
         self.pools = Pools(self.resources, changed=self._wants_change)
         self.uploads = Uploads(most_bytes=settings.max_unfinished_body_bytes)
         self.scaler = ExternalScaler(self.pools)
+        self.resources.tell_scalers = self._tell_scalers
         self.server: ExtProcServer | None = None
         self.follower: MeshFollower | None = None
         self.pages: PickerPages
@@ -102,6 +104,7 @@ class PickerService:
         show_records(registry, targets=targets, traces=resources.tracing)
         show_lookups(registry, resources.reader)
         show_uploads(registry, self.uploads)
+        show_waiting_bodies(registry, resources.waiting_bodies)
         show_pod_key(registry, resources.pod_key)
 
     def _server(self) -> ExtProcServer:
@@ -113,6 +116,10 @@ class PickerService:
             claims=self.pools.wanted_claims(),
             further_methods=self.scaler.methods(),
         )
+
+    def _tell_scalers(self) -> None:
+        # in a turn of its own: whatever goes wrong with a scaler's stream is not the request's
+        asyncio.get_running_loop().call_soon(self.scaler.tell)
 
     async def _return_memory(self) -> None:
         """Give back to the system what long bodies have used, as soon as none has come for a while."""

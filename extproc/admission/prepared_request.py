@@ -102,6 +102,16 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         return sent.changed is None and body is not None and sent.plain is not body.raw
 
     @property
+    def held_bytes(self) -> int:
+        """The memory that it takes while it waits: its body in all forms, and its tokens."""
+        sent, body, size = self.sent, self.asked.body, 0
+        if body is not None:
+            size = len(body.raw)
+            size += len(sent.plain) if sent.plain is not None and sent.plain is not body.raw else 0
+        size += len(sent.changed) if sent.changed is not None and sent.changed is not sent.plain else 0
+        return size + sum(len(prompt.tokens) for prompt in self.tokens.prompts)
+
+    @property
     def summary(self) -> AskedFor:
         """The request's facts without its prompt."""
         prompts = self.query.prompts
@@ -226,6 +236,14 @@ def query_of(
         notes=asked.notes,
         strict=MODEL_FILTER if resolved.fallbacks else NO_FILTER,
     )
+
+
+def with_note(prepared: Prepared, note: str) -> Prepared:
+    """Return the request with a note in its decision, once."""
+    notes = prepared.query.notes
+    if note in notes:
+        return prepared
+    return msgspec.structs.replace(prepared, query=msgspec.structs.replace(prepared.query, notes=(*notes, note)))
 
 
 def session_of(asked: AskedRequest) -> str | None:

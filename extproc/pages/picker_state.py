@@ -72,6 +72,7 @@ class ClassState(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float | None = None  # share of those judged in the last minutes that were; None: none was judged
     judged: int = 0  # requests that the attainment rests on
     waiting: int = 0
+    waiting_for_pod: int = 0  # of these, because no pod is ready
     steps: Sequence[str] = ()
     in_force: Sequence[StepState] = ()
     routed: int = 0  # of the requests that are remembered

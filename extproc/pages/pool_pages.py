@@ -151,7 +151,7 @@ class PoolPages:
             for each in pool.runtime.recent
             if each.asked is not None and not isinstance(each.outcome, PickError)
         )
-        waiting = pool.runtime.admission.waiting
+        waiting, for_pod = pool.runtime.admission.waiting, pool.first_pod.waiting
         ordered = sorted(self.policy.priorities.classes.items(), key=lambda item: (-item[1].priority, item[0]))
         return ClassesEvent(
             now=time.time(),
@@ -163,6 +163,7 @@ class PoolPages:
                     item,
                     pool.telemetry.slo.attainment(name),
                     waiting=waiting.get(name, 0),
+                    waiting_for_pod=for_pod.get(name, 0),
                     steps=steps.get(name, []),
                     routed=routed[name],
                 )
@@ -360,6 +361,7 @@ def _class_state(
     attained: Attainment | None,
     *,
     waiting: int,
+    waiting_for_pod: int,
     steps: Sequence[StepState],
     routed: int,
 ) -> ClassState:
@@ -374,6 +376,7 @@ def _class_state(
         attainment=attained.share if attained is not None else None,
         judged=attained.judged if attained is not None else 0,
         waiting=waiting,
+        waiting_for_pod=waiting_for_pod,
         steps=sorted({line.step for line in steps}),
         in_force=steps,
         routed=routed,

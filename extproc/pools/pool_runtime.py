@@ -16,12 +16,14 @@ from functools import partial
 
 from extproc.admission.admit_request import RequestAdmission
 from extproc.admission.asked_request import AskedRequest, RequestReader
+from extproc.admission.first_pod import FirstPodWaits
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.prepared_request import Picked, PrefixIndex, Prepared, PromptSource
 from extproc.choosing.choose import Choice, Full, PoolView, Snapshot
 from extproc.disaggregation.racing import RaceBudget
 from extproc.errors import (
     DEFECT,
+    FirstPodLateError,
     InternalPickError,
     NoReadyEndpointError,
     PickError,
@@ -113,6 +115,7 @@ class PoolRuntime:
     most_endpoints: int | None = None  # that an answer to Envoy names; None: as the policy has it
     # endpoints that a request may go to without a decision; none where the pool fails closed
     anywhere: Callable[[], Sequence[str]] = tuple
+    first_pod: FirstPodWaits | None = None  # None: no request waits for one
     under_way: int = 0  # picks: neither booked nor refused
     picked_at: float = float("-inf")  # monotonic seconds of the last pick
     has_failed_open: bool = False
@@ -234,6 +237,8 @@ class PoolRuntime:
         if refusal is not error:
             request_id = pending.facts.request_id
             log.error("a pick failed; the client gets a 500", exc_info=error, extra={"request_id": request_id})
+        if isinstance(refusal, FirstPodLateError):
+            pending.queued_seconds = refusal.waited_seconds
         if isinstance(refusal, NoReadyEndpointError):
             self.overload.found_no_pod()
         if isinstance(refusal, NoReadyEndpointError | InternalPickError):

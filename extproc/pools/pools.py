@@ -378,6 +378,7 @@ class Pools:
                 if looks % SCALES_EVERY == 0:
                     with self._alone(pool.name):
                         pool.scale.look()
+                        pool.first_pod.look()
                     await asyncio.sleep(0)  # there may be hundreds
                 if pool.config.model is None and (not pool.config.learned or looks % every == 0):
                     with self._alone(pool.name):
