@@ -92,7 +92,7 @@ class FirstPodWaits:
         random: Callable[[], float],
     ) -> None:
         """`serves`: whether any pod may answer clients now. `ask`: have one asked for at once."""
-        self._roles = autoscale.from_zero
+        self._roles, self._shadow_roles = autoscale.from_zero, autoscale.from_zero_in_shadow
         self._overload = overload
         self._queue = queue
         self._bodies = bodies
@@ -107,12 +107,13 @@ class FirstPodWaits:
 
     def reconfigure(self, autoscale: Autoscale, overload: OverloadPolicy) -> None:
         """Go by another policy from now on; those that wait do so until the time that they were given."""
-        self._roles, self._overload = autoscale.from_zero, overload
+        self._roles, self._shadow_roles = autoscale.from_zero, autoscale.from_zero_in_shadow
+        self._overload = overload
         self._queue.wake()
 
     def end(self) -> None:
         """Have nobody wait any more: the pool is gone."""
-        self._roles = {}
+        self._roles = self._shadow_roles = {}
         self._queue.wake()
 
     def is_due(self) -> bool:
@@ -123,6 +124,10 @@ class FirstPodWaits:
             return True
         self._asked_at = None
         return False
+
+    def would_be_due(self) -> bool:
+        """Tell whether requests would wait for a pod, were the policy not in shadow."""
+        return bool(self._shadow_roles) and not self._serves()
 
     def look(self) -> None:
         """Take note of whether there is a pod, though no request asks: how long one has been asked for begins anew."""

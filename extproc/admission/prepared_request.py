@@ -17,6 +17,7 @@ from extproc.ext_proc.exchange import NO_HEADERS
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pods.endpoint import Ask
 from extproc.policy.priority import StepKind
+from extproc.policy.shadow import Withheld
 from extproc.prefixes.prompt_match import IndexHits, PromptKeys
 from extproc.prompts.token_ids import TOKEN_BYTES, PromptTokens, TokenizedPrompt
 from extproc.quotas.quota import QuotaAsk, QuotaVerdict
@@ -86,6 +87,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     query: Query
     quota: QuotaAsk | None = None  # what was taken from its tenant's quota; to be settled or cancelled
     verdict: QuotaVerdict | None = None  # what the quota has answered
+    withheld: tuple[Withheld, ...] = ()  # in shadow: what would have been done to it by now
 
     @property
     def taken(self) -> tuple[StepKind, ...]:
@@ -131,6 +133,7 @@ class Picked(msgspec.Struct, frozen=True, kw_only=True):
     prepared: Prepared
     choice: Choice
     prefill: PrefillPlan | None = None  # None: there is nobody else to compute its prompt
+    withheld: tuple[Withheld, ...] = ()  # in shadow: all that would have been done to it
 
     @property
     def uncached_tokens(self) -> int:

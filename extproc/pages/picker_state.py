@@ -220,6 +220,15 @@ class PrefillState(msgspec.Struct, frozen=True, kw_only=True):
     race: str | None = None  # why it does, or does not; None: the policy wants no races
 
 
+class ShadowState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy would have done to a request, were it not in shadow."""
+
+    rule: str  # admission, quota, degradation, disaggregation
+    action: str  # refuse, wait, degrade, offload
+    reason: str
+    words: str = ""
+
+
 class DecisionState(msgspec.Struct, frozen=True, kw_only=True):
     """One request that was answered, or that `explain` asks about, with what the decision rests on.
 
@@ -247,6 +256,7 @@ class DecisionState(msgspec.Struct, frozen=True, kw_only=True):
     best_matched_tokens: int = 0
     degraded: Sequence[str] = ()
     notes: Sequence[str] = ()
+    shadow: Sequence[ShadowState] = ()
     strategy: str = ""
     weights: Mapping[str, float] = {}
     candidates: Sequence[CandidateState] = ()
@@ -394,6 +404,7 @@ class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
     show_prompt_text: bool
     gpu_hour_price: float
     currency: str
+    shadow: bool = False  # what it would refuse, degrade, offload or scale is only counted and shown
 
 
 class SnapshotEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

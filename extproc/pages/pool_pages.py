@@ -97,6 +97,7 @@ class PoolPages:
             show_prompt_text=shown.show_prompt_text,
             gpu_hour_price=shown.gpu_hour_price,
             currency=shown.currency,
+            shadow=self.policy.shadow,
         )
 
     def state(self, index: IndexStatus | str, *, findings: Sequence[Finding] | None) -> PickerState:
@@ -228,6 +229,7 @@ class PoolPages:
                 outcome=picked.decision,
                 asked=asked,
                 prefill=picked.prefill,
+                shadow=picked.withheld,
             ),
             policy=self.policy,
             blocks={source.endpoint: source.block_size for source in sources if source.block_size},

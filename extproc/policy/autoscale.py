@@ -102,8 +102,15 @@ class Autoscale(Section, frozen=True, kw_only=True):
 
         None in shadow: scalers are told of no pod, and waiting would be in vain.
         """
-        if self.shadow:
-            return {}
+        return {} if self.shadow else self._from_zero
+
+    @property
+    def from_zero_in_shadow(self) -> Mapping[str, ScalePolicy]:
+        """Return the roles for whose first pod requests would wait, were this not in shadow."""
+        return self._from_zero if self.shadow else {}
+
+    @property
+    def _from_zero(self) -> Mapping[str, ScalePolicy]:
         return {
             role: scaled
             for role, scaled in self.by_role.items()

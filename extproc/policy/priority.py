@@ -410,6 +410,12 @@ class PriorityPolicy:
     quotas: tuple[Quota, ...] = ()
     engine_priority: bool = PRIORITIES.engine_priority
     overload: OverloadPolicy = field(default_factory=OverloadPolicy)
+    shadow: bool = False  # what the load and quotas would do is only counted and shown
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether requests wait for room, and are refused where there is none in time."""
+        return self.overload.enabled and not self.shadow
 
     @property
     def header_of_tenant(self) -> str:

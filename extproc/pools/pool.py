@@ -90,6 +90,7 @@ class Pool:
         self.endpoints = self._scraper()
         self.shared = resources.share_of(config.name, session_ttl_seconds=policy.session_seconds)
         self.quotas = self._quotas()
+        self.overload.is_shadow = self.quotas.is_shadow = priorities.shadow
         show_quotas(self.telemetry.registry, self.quotas)
         self.books.shared, self.books.quotas = self.shared, self.quotas
         self.index = RedisPrefixIndex(
@@ -246,6 +247,7 @@ class Pool:
             self.shared.session_ttl_seconds = policy.session_seconds
         self.telemetry.reconfigure(policy)
         runtime = self.runtime
+        self.overload.is_shadow = self.quotas.is_shadow = priorities.shadow
         if priorities != before:  # else every class keeps what was saved for its turn
             self.quotas.reconfigure(priorities.quotas)
             self.overload.know(priorities.classes)

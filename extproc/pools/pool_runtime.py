@@ -19,6 +19,7 @@ from extproc.admission.asked_request import AskedRequest, RequestReader
 from extproc.admission.first_pod import FirstPodWaits
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.prepared_request import Picked, PrefixIndex, Prepared, PromptSource
+from extproc.admission.withheld import FIRST_POD
 from extproc.choosing.choose import Choice, Full, PoolView, Snapshot
 from extproc.disaggregation.racing import RaceBudget
 from extproc.errors import (
@@ -155,6 +156,8 @@ class PoolRuntime:
         label = resolved.requested if resolved.requested is not None and resolved.requested in self.labels else ""
         # before the booking, as all that may fail: it would not be released
         self._count_admitted(picked.choice, asked)
+        if picked.withheld:
+            self.telemetry.shadow.withheld(asked.request_class.class_name, picked.withheld)
         if picked.prefill is not None and picked.prefill.race is not None:
             self.races.count(picked.prefill)
         now, sent_at = self.clock(), time.time()
@@ -237,10 +240,8 @@ class PoolRuntime:
         if refusal is not error:
             request_id = pending.facts.request_id
             log.error("a pick failed; the client gets a 500", exc_info=error, extra={"request_id": request_id})
-        if isinstance(refusal, FirstPodLateError):
-            pending.queued_seconds = refusal.waited_seconds
         if isinstance(refusal, NoReadyEndpointError):
-            self.overload.found_no_pod()
+            self._count_no_pod(pending, refusal)
         if isinstance(refusal, NoReadyEndpointError | InternalPickError):
             exchange = self._anywhere(pending, refusal)
             if exchange is not None:
@@ -251,6 +252,13 @@ class PoolRuntime:
         self.recent.appendleft(record)
         self._tell(pending, RequestOutcome.REFUSED, record)
         return None
+
+    def _count_no_pod(self, pending: PendingPick, refusal: NoReadyEndpointError) -> None:
+        self.overload.found_no_pod()
+        if isinstance(refusal, FirstPodLateError):
+            pending.queued_seconds = refusal.waited_seconds
+        elif self.first_pod is not None and pending.asked is not None and self.first_pod.would_be_due():
+            self.telemetry.shadow.left_to_wait(pending.asked.request_class.class_name, FIRST_POD)
 
     def _count_admitted(self, choice: Choice, asked: AskedRequest) -> None:
         decision, snapshot, request_class = choice.decision, choice.snapshot, asked.request_class
@@ -371,6 +379,7 @@ class PoolRuntime:
             outcome=decision,
             asked=summary,
             prefill=picked.prefill,
+            shadow=picked.withheld,
         )
         self.recent.appendleft(record)
         if trace is not None:

@@ -380,6 +380,32 @@ STEP_CHANGES = counter(
     "change",
 )
 STEPS = gauge("kvmesh_degradation_step", "1 while a step is in force.", "class", "step", over=Over.EACH)
+SHADOW = gauge(
+    "kvmesh_shadow", "1: the policy only counts what it would refuse, degrade, offload or scale.", over=Over.EACH
+)
+SHADOW_DECISIONS = counter(
+    "kvmesh_shadow_decisions_total",
+    "What a policy in shadow would have done to requests that were sent on instead; several may be of one request.",
+    "class",
+    "rule",
+    "action",
+    "reason",
+)
+SHADOW_REFUSED = counter(
+    "kvmesh_shadow_refused_requests_total",
+    "Requests that a policy in shadow would have refused, by the first reason.",
+    "class",
+    "reason",
+)
+SHADOW_STEPS = gauge(
+    "kvmesh_shadow_degradation_step", "1 while a step would be in force.", "class", "step", over=Over.EACH
+)
+SHADOW_QUOTA_REFUSALS = counter(
+    "kvmesh_shadow_tenant_quota_refusals_total",
+    "Requests that a quota in shadow would have refused, by the tenant that it names and its limit.",
+    "tenant",
+    "limit",
+)
 CLASS_TARGET = gauge(
     "kvmesh_class_ttft_target_seconds",
     "Time to the first token that the policy promises a class.",
