@@ -87,6 +87,7 @@ class ClassesEvent(msgspec.Struct, frozen=True, kw_only=True):
     classes: Sequence[ClassState]
     refusals: Mapping[str, int]  # reason -> requests
     quotas: Mapping[str, Any]
+    shadow: bool = False  # what the policy would refuse, degrade, offload or scale is only counted and shown
 
 
 class FindingState(msgspec.Struct, frozen=True, kw_only=True):
@@ -310,6 +311,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     hosts: Sequence[str] = ()
     model: str | None = None
     policies: Sequence[str] = ()
+    shadow: bool = False
 
 
 class PickerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -329,6 +331,7 @@ class PickerState(msgspec.Struct, frozen=True, kw_only=True):
     decisions: Sequence[DecisionState] = ()
     pool: str | None = ""  # None: the picker serves several, and none was named
     pools: Sequence[PoolState] = ()
+    shadow: bool = False  # what the policy would refuse, degrade, offload or scale is only counted and shown
 
 
 class ListedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -404,7 +407,6 @@ class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
     show_prompt_text: bool
     gpu_hour_price: float
     currency: str
-    shadow: bool = False  # what it would refuse, degrade, offload or scale is only counted and shown
 
 
 class SnapshotEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

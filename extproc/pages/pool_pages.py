@@ -82,6 +82,7 @@ class PoolPages:
             hosts=sorted(config.hosts),
             model=config.model,
             policies=sorted(set(config.origins.values())),
+            shadow=config.policy.shadow,
         )
 
     def statuses(self) -> Sequence[EndpointStatus]:
@@ -97,7 +98,6 @@ class PoolPages:
             show_prompt_text=shown.show_prompt_text,
             gpu_hour_price=shown.gpu_hour_price,
             currency=shown.currency,
-            shadow=self.policy.shadow,
         )
 
     def state(self, index: IndexStatus | str, *, findings: Sequence[Finding] | None) -> PickerState:
@@ -120,6 +120,7 @@ class PoolPages:
                 decision_state(record, policy=self.policy, most=0)
                 for record in islice(self.pool.runtime.recent, SHOWN_DECISIONS)
             ],
+            shadow=self.policy.shadow,
         )
 
     def endpoints(self, index: IndexStatus | str) -> PodsEvent:
@@ -172,6 +173,7 @@ class PoolPages:
             ],
             refusals=refusals,
             quotas=pool.quotas.facts(),
+            shadow=self.policy.shadow,
         )
 
     def index(self, index: IndexStatus | str, *, findings: Sequence[Finding] | None) -> IndexEvent:
