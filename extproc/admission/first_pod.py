@@ -11,8 +11,6 @@ from http import HTTPStatus
 from math import ceil
 from typing import Protocol, TypeVar
 
-import msgspec
-
 from extproc.admission.admission_queue import (
     AdmissionQueue,
     DisplacedError,
@@ -280,11 +278,12 @@ def _ticket(prepared: Prepared, *, arrived_at: float, deadline: float) -> Ticket
     request_class = asked.request_class
     return Ticket(
         class_name=request_class.class_name,
-        priority_class=msgspec.structs.replace(request_class.priority_class, sheddable=True),
+        priority_class=request_class.priority_class,
         tenant=request_class.tenant,
         uncached_tokens=max(prepared.tokens.estimated_tokens, 1),
         pool=asked.pool,
         group=asked.group,
         arrived_at=arrived_at,
         deadline=deadline,
+        gives_way=True,
     )

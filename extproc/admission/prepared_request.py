@@ -105,13 +105,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held_bytes(self) -> int:
-        """The memory that it takes while it waits: its body in all forms, and its tokens."""
-        sent, body, size = self.sent, self.asked.body, 0
-        if body is not None:
-            size = len(body.raw)
-            size += len(sent.plain) if sent.plain is not None and sent.plain is not body.raw else 0
-        size += len(sent.changed) if sent.changed is not None and sent.changed is not sent.plain else 0
-        return size + sum(len(prompt.tokens) for prompt in self.tokens.prompts)
+        """About the memory that it takes while it waits: its body as it came, decoded, read and changed; its tokens."""
+        sent, asked = self.sent, self.asked
+        raw = asked.body.raw if asked.body is not None else b""
+        forms = {id(form): len(form) for form in (raw, sent.plain, sent.changed) if form}
+        read = len(sent.plain or raw) if asked.request.prompts else 0
+        return sum(forms.values()) + read + sum(len(prompt.tokens) for prompt in self.tokens.prompts)
 
     @property
     def summary(self) -> AskedFor:

@@ -278,6 +278,20 @@ async def test_a_full_queue_refuses_newcomers_and_no_class_loses_those_that_have
 
 
 @played
+async def test_a_policy_that_changes_meanwhile_changes_nothing_of_who_gives_way() -> None:
+    classes = {name: structs.replace(item, queue_requests=1) for name, item in DEFAULT_CLASSES.items()}
+    policy = PriorityPolicy(trust_objective=True, classes=classes, overload=CLASSES.overload)
+    desk = Desk(priorities=policy)
+    first = desk.start(name="first")
+    await turns()
+    desk.queue._queue.reconfigure(policy)
+    with pytest.raises(QueueFullShedError):
+        await desk.pick()
+    desk.become(pod("a"))
+    assert await first == "a"
+
+
+@played
 async def test_in_a_full_queue_higher_classes_displace_lower_ones_whatever_they_are() -> None:
     overload = structs.replace(CLASSES.overload, queue_requests=2)
     desk = Desk(priorities=PriorityPolicy(trust_objective=True, overload=overload))
@@ -293,7 +307,7 @@ async def test_in_a_full_queue_higher_classes_displace_lower_ones_whatever_they_
 
 @played
 async def test_bodies_are_bounded_in_bytes_and_the_least_important_give_way() -> None:
-    desk = Desk(most_bytes=3 * 10_000 + 3 * 200)
+    desk = Desk(most_bytes=2 * 3 * 10_000 + 2 * 3 * 200)  # each body counts twice: as it came, and as it was read
     big = {"user": "x" * 10_000}
     low = [desk.start("sheddable", name=f"low-{i}", **big) for i in range(2)]
     standard = desk.start(name="standard", **big)
