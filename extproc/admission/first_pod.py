@@ -31,7 +31,7 @@ from extproc.errors import (
     StoppingShedError,
 )
 from extproc.policy.autoscale import Autoscale
-from extproc.policy.priority import OverloadPolicy, PriorityClass
+from extproc.policy.priority import PriorityClass, PriorityPolicy
 from extproc.policy.request_class import RequestClass
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class FirstPodWaits:
         self,
         autoscale: Autoscale,
         *,
-        overload: OverloadPolicy,
+        policy: PriorityPolicy,
         queue: AdmissionQueue,
         bodies: WaitingBodies,
         starts: Starts,
@@ -91,7 +91,7 @@ class FirstPodWaits:
     ) -> None:
         """`serves`: whether any pod may answer clients now. `ask`: have one asked for at once."""
         self._roles, self._shadow_roles = autoscale.from_zero, autoscale.from_zero_in_shadow
-        self._overload = overload
+        self._policy = policy
         self._queue = queue
         self._bodies = bodies
         self._starts = starts
@@ -103,14 +103,14 @@ class FirstPodWaits:
         self._asked_at: float | None = None  # since when requests wait for a pod, or are refused for want of one
         self._waiting: dict[str, int] = {}  # class -> requests
 
-    def reconfigure(self, autoscale: Autoscale, overload: OverloadPolicy) -> None:
+    def reconfigure(self, autoscale: Autoscale, policy: PriorityPolicy) -> None:
         """Go by another policy from now on; those that wait do so until the time that they were given."""
         self._roles, self._shadow_roles = autoscale.from_zero, autoscale.from_zero_in_shadow
-        self._overload = overload
+        self._policy = policy
         self._queue.wake()
 
     def end(self) -> None:
-        """Have nobody wait any more: the pool is gone."""
+        """Have nobody wait any more: the pool is gone. If it comes back, `reconfigure` says so."""
         self._roles = self._shadow_roles = {}
         self._queue.wake()
 
@@ -193,7 +193,7 @@ class FirstPodWaits:
                 if self.is_due():
                     return None
                 raise
-            return attempt(seen, ceiling if self._overload.enabled else None)
+            return attempt(seen, ceiling if self._policy.holds_back else None)
 
         name, outcome = request_class.class_name, FAILED
         self._waiting[name] = self._waiting.get(name, 0) + 1
@@ -257,7 +257,7 @@ class FirstPodWaits:
     def _answer(
         self, kind: type[Refusal], words: str, request_class: RequestClass, *, seconds: float, waited: float
     ) -> Refusal:
-        overload, name = self._overload, request_class.class_name
+        overload, name = self._policy.overload, request_class.class_name
         # all of them shall not come back in the same moment
         spread = max(seconds, overload.least_retry_seconds) * (1.0 + overload.retry_jitter * self._random())
         told = min(spread, overload.most_retry_seconds)

@@ -174,8 +174,13 @@ class Pool:
 
     def leave(self) -> None:
         """Take nothing new: the pool is gone. What is open ends by itself, what waits has nowhere to go."""
-        self.first_pod.end()
         self.apply(replace(self.config, endpoints=()))
+        self.first_pod.end()
+
+    def come_back(self) -> None:
+        """Take requests again: the pool was gone, and is there as it was."""
+        policy = self.config.policy
+        self.first_pod.reconfigure(policy.autoscale, policy.priorities)
 
     def missing_tokenizers(self) -> Sequence[ServedModel]:
         """Return the models whose tokenizers are to be loaded."""
@@ -242,7 +247,7 @@ class Pool:
         self.endpoints.reconfigure(stale_after_seconds=policy.stale_after_seconds)
         self.books.reconfigure(policy, memory_share=self._memory_share)
         self.scale.reconfigure(policy.autoscale)
-        self.first_pod.reconfigure(policy.autoscale, priorities.overload)
+        self.first_pod.reconfigure(policy.autoscale, priorities)
         if self.shared is not None:
             self.shared.session_ttl_seconds = policy.session_seconds
         self.telemetry.reconfigure(policy)
@@ -337,7 +342,7 @@ class Pool:
         policy, telemetry = self.config.policy, FirstPodTelemetry(self.telemetry.registry)
         waits = FirstPodWaits(
             policy.autoscale,
-            overload=policy.priorities.overload,
+            policy=policy.priorities,
             queue=self.queue,
             bodies=self._resources.waiting_bodies,
             starts=self.scale.starts,

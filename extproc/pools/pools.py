@@ -212,6 +212,8 @@ class Pools:
             if pool is None:
                 pool = Pool(config, self._resources)
                 pool.told = partial(self._told, pool)
+            else:
+                pool.come_back()
             pool.share_memory(self._memory_share)
             self._pools[name] = pool
             self._start(pool)

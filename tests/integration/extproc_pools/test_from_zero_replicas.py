@@ -92,3 +92,26 @@ async def test_a_pool_that_is_deleted_answers_those_that_wait_for_its_first_pod(
         found = await sent
         assert isinstance(found, Refused)
         assert (found.status, found.reason) == (503, "no-ready-endpoint")
+
+
+async def test_a_pool_that_comes_back_without_pods_has_requests_wait_again(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    async with running_mesh(tmp_path, redis_url=redis_server.url) as mesh, AsyncExitStack() as requests:
+        policy = policy_document("p", autoscale=AUTOSCALE)  # the namespace's: it stays
+        mesh.desk.put(pool_document("a", port=mesh.port), pool_document("b", port=mesh.port), policy)
+        await mesh.eventually("/state?pool=llm/a", lambda state: bool(state.get("scale")))
+        pod = await mesh.pod("a")
+        held = await ask(mesh, requests)  # the pool stays there for it
+        assert isinstance(held, Routed)
+        mesh.desk.remove("Pod", f"llm/pod-{pod.address.rpartition(':')[0].replace('.', '-')}")
+        mesh.desk.remove("InferencePool", "llm/a")
+        await mesh.eventually("/pools", lambda lines: [line["pool"] for line in lines] == ["llm/b"])
+        mesh.desk.put(pool_document("a", port=mesh.port))
+        await mesh.eventually("/state?pool=llm/a", lambda state: bool(state.get("scale")))
+        sent = asyncio.create_task(ask(mesh, requests))
+        await waiting(mesh, 1)
+        mesh.desk.put(pod_document(pod.address, pool="a"))
+        found = await sent
+        assert isinstance(found, Routed)
+        assert found.endpoints[0] == pod.address

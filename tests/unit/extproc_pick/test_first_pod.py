@@ -70,7 +70,7 @@ class Desk:
         self.endpoints = self.pool.view.endpoints
         self.waits = self.pool.first_pod = FirstPodWaits(
             autoscale,
-            overload=priorities.overload,
+            policy=priorities,
             queue=self.queue,
             bodies=self.bodies,
             starts=self.starts,
