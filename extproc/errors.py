@@ -160,6 +160,19 @@ class NoReadyEndpointError(PickError):
     error_code = "no_ready_endpoint"
 
 
+class FirstPodLateError(NoReadyEndpointError):
+    """The pool was scaled to zero, and its first pod has not come while the request was waiting."""
+
+    reason = "no-pod-in-time"
+    waited_seconds: float | None = None  # for the pod
+
+
+class FirstPodNeededError(NoReadyEndpointError):
+    """The request would wait for its pool's first pod; for explanations."""
+
+    reason = "waits-for-first-pod"
+
+
 class RequestShedError(PickError):
     """The request's class may be refused, and no endpoint can meet its target now."""
 

@@ -6,9 +6,13 @@ path without that place. Each input but the endpoints may be missing: the pick i
 `Decision.degraded` names what was missing.
 """
 
+from collections.abc import Callable
 from math import ceil
 
+import msgspec
+
 from extproc.admission.asked_request import AskedRequest, most_generated, require_within_limit
+from extproc.admission.degradation import Measures
 from extproc.admission.long_bodies import edit, read
 from extproc.admission.prepared_request import (
     Picked,
@@ -19,22 +23,38 @@ from extproc.admission.prepared_request import (
     query_of,
     session_of,
     to_keeper,
+    with_note,
+)
+from extproc.admission.withheld import (
+    of_preview,
+    withheld_limit,
+    withheld_offload,
+    withheld_quota,
+    withheld_refusal,
+    withheld_steps,
 )
 from extproc.choosing.choose import Choice, Full, Snapshot, choose, look
 from extproc.errors import (
     DEFECT,
+    FirstPodLateError,
+    FirstPodNeededError,
     InternalPickError,
     NoReadyEndpointError,
     PickError,
     QuotaExceededError,
+    RequestShedError,
     TokenQuotaExceededError,
 )
 from extproc.ext_proc.exchange import RequestFacts
+from extproc.policy.shadow import ShadowRule, Withheld
 from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.pool_runtime import PendingPick, PoolRuntime
 from extproc.pools.prefill_legs import PrefillWork, plan_of
 from extproc.prefixes.prompt_match import IndexHits
-from extproc.quotas.quota import QuotaVerdict
+from extproc.quotas.quota import QuotaAsk, QuotaVerdict
+
+MeasuresOf = Callable[..., Measures]
+FIRST_POD_NOTE = "it has waited for the pool's first pod"
 
 
 async def pick(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) -> BookedExchange:
@@ -49,6 +69,8 @@ async def pick(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) -> Bo
             try:
                 exchange = await _seat(prepared, pool, pending)
                 break
+            except FirstPodLateError:
+                raise  # no model has a pod
             except NoReadyEndpointError as refusal:
                 prepared = await _fall_back(prepared, refusal, pool, pending)
     except BaseException as error:  # a client that leaves, too
@@ -76,6 +98,9 @@ async def explain(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) ->
             snapshot = look(pool.view, prepared.query, now=pool.clock())
             break
         except NoReadyEndpointError as refusal:
+            if pool.first_pod is not None and pool.first_pod.is_due():
+                words = pool.first_pod.words(prepared.asked.request_class.priority_class)
+                raise FirstPodNeededError(words) from refusal
             prepared = await _fall_back(prepared, refusal, pool, None)
     ceiling = pool.admission.ceiling(prepared.asked.request_class)
     found = choose(pool.view, prepared.query, snapshot, ceiling=ceiling)
@@ -84,7 +109,11 @@ async def explain(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) ->
     assert isinstance(found, Choice), "without a ceiling there is always a choice"
     preview = pool.admission.preview(prepared, pool.view, snapshot)
     prefill = plan_of(prepared, found, pool.view, ceiling=None, races=pool.races)
-    return Picked(prepared=prepared, choice=found, prefill=prefill), preview
+    withheld: tuple[Withheld, ...] = ()
+    if pool.view.policy.shadow:
+        withheld = (*prepared.withheld, *of_preview(preview), *withheld_offload(prefill))
+        preview = msgspec.structs.replace(preview, verdict="go")
+    return Picked(prepared=prepared, choice=found, prefill=prefill, withheld=withheld), preview
 
 
 async def prepare(facts: RequestFacts, body: bytes | None, pool: PoolRuntime, pending: PendingPick | None) -> Prepared:
@@ -96,14 +125,26 @@ async def prepare(facts: RequestFacts, body: bytes | None, pool: PoolRuntime, pe
     adapters = pool.view.endpoints.learned_adapters
     asked = await read(facts, body, pool.reader, pool.long_work, draw=pool.view.random(), adapters=adapters)
     if pending is None:
-        measures = pool.pressure.in_force(asked.request_class, pool=asked.pool)
-        return await _look_up(pool.reader.under(asked, measures, adapters=adapters), pool, None)
+        return await _look_up(_under_load(asked, pool, pool.pressure.in_force), pool, None)
     pending.asked = asked
     pending.phase("parse", pool.clock() - began)
-    measures = pool.pressure.measures(asked.request_class, pool=asked.pool)
-    pending.asked = asked = pool.reader.under(asked, measures, adapters=adapters)
+    pending.asked = asked = _under_load(asked, pool, pool.pressure.measures)
     pool.admission.turn_away(asked)
     return await _look_up(asked, pool, pending)
+
+
+def _under_load(asked: AskedRequest, pool: PoolRuntime, measures_of: MeasuresOf) -> AskedRequest:
+    """Return the request as the load leaves it; in shadow as it is, with what the load would take."""
+    request_class, is_shadow = asked.request_class, pool.view.policy.shadow
+    try:
+        measures = measures_of(request_class, pool=asked.pool)
+    except RequestShedError as refusal:
+        if not is_shadow:
+            raise
+        return msgspec.structs.replace(asked, withheld=(withheld_refusal(refusal, rule=ShadowRule.DEGRADATION),))
+    if is_shadow:
+        return msgspec.structs.replace(asked, would_take=measures, withheld=withheld_steps(asked, measures))
+    return pool.reader.under(asked, measures, adapters=pool.view.endpoints.learned_adapters)
 
 
 async def _look_up(
@@ -117,7 +158,8 @@ async def _look_up(
     tokenized = pool.clock()
     if pending is not None:
         pending.phase("tokenize", tokenized - began)
-    require_within_limit(asked, tokens)
+    require_within_limit(asked, tokens, asked.measures)
+    withheld = asked.withheld if before is None else before.withheld
     quota = before.quota if before is not None else None
     if before is None and pending is not None and pool.quotas is not None:
         key = pool.quotas.match(asked.request_class.tenant, asked.charged)
@@ -128,6 +170,11 @@ async def _look_up(
     session = session_of(asked)
     hits = await prefix_hits(asked, tokens, pool.index, session=session, quota=quota if before is None else None)
     verdict = hits.quota if before is None else before.verdict
+    if pool.view.policy.shadow and before is None:
+        withheld = (*withheld, *withheld_limit(asked, asked.would_take, tokens))
+        if verdict is not None:
+            withheld = (*withheld, *withheld_quota(verdict))
+            quota, verdict = _without_quota(quota, verdict, pool, pending), None  # the client is told nothing of it
     if verdict is not None and not verdict.allowed:
         raise _quota_exceeded(verdict)
     if asked.request.kept_response is not None:
@@ -141,6 +188,7 @@ async def _look_up(
         query=query_of(asked, tokens, hits, session=session, degraded=degraded),
         quota=quota,
         verdict=verdict,
+        withheld=withheld,
     )
     if pending is not None:
         pending.phase("lookup", pool.clock() - tokenized)
@@ -157,11 +205,15 @@ async def _fall_back(
 
 
 async def _seat(prepared: Prepared, pool: PoolRuntime, pending: PendingPick) -> BookedExchange:
-    """Book an endpoint, at once or when there is room. Raise NoReadyEndpointError where none may serve the request."""
-    snapshot = look(pool.view, prepared.query, now=pool.clock())
+    """Book an endpoint, at once or when there is room, in a pool without a ready one once the first one has come.
+
+    Raise NoReadyEndpointError where none may serve the request.
+    """
+    began = pool.clock()
+    load: list[Withheld] = []  # in shadow
 
     def look_again(now: float) -> Snapshot:
-        pending.queued_seconds = now - snapshot.at
+        pending.queued_seconds = now - began
         return look(pool.view, prepared.query, now=now, others=pool.others())
 
     def attempt(seen: Snapshot, ceiling: float | None) -> BookedExchange | None:
@@ -170,9 +222,32 @@ async def _seat(prepared: Prepared, pool: PoolRuntime, pending: PendingPick) -> 
             pool.no_room(found, prepared.asked, seen)
             return None
         prefill = plan_of(prepared, found, pool.view, ceiling=ceiling, races=pool.races)
-        return pool.book(Picked(prepared=prepared, choice=found, prefill=prefill), pending)
+        withheld = (*prepared.withheld, *load, *withheld_offload(prefill))
+        return pool.book(Picked(prepared=prepared, choice=found, prefill=prefill, withheld=withheld), pending)
 
-    return await pool.admission.seat(prepared, snapshot, look=look_again, attempt=attempt, undo=BookedExchange.finish)
+    while True:
+        try:
+            return await pool.admission.seat(
+                prepared,
+                look(pool.view, prepared.query, now=pool.clock()),
+                look=look_again,
+                attempt=attempt,
+                undo=BookedExchange.finish,
+                withhold=load.append,
+            )
+        except NoReadyEndpointError:
+            if pool.first_pod is None or not pool.first_pod.is_due():
+                raise
+        prepared = with_note(prepared, FIRST_POD_NOTE)
+        booked = await pool.first_pod.wait(
+            prepared,
+            arrived_at=pending.arrived_at,
+            look=look_again,
+            attempt=attempt,
+            undo=BookedExchange.finish,
+        )
+        if booked is not None:
+            return booked
 
 
 async def _prefill(work: PrefillWork, prepared: Prepared, exchange: BookedExchange, pool: PoolRuntime) -> None:
@@ -190,6 +265,19 @@ async def _prefill(work: PrefillWork, prepared: Prepared, exchange: BookedExchan
     except BaseException:  # a client that leaves, too
         exchange.finish()
         raise
+
+
+def _without_quota(
+    ask: QuotaAsk | None, verdict: QuotaVerdict, pool: PoolRuntime, pending: PendingPick | None
+) -> QuotaAsk | None:
+    """Return what a request in shadow has taken from its quota: as without shadow nothing, where it is refused."""
+    if verdict.allowed or ask is None:
+        return ask
+    assert pool.quotas is not None, "it was asked"
+    pool.quotas.cancel(ask)
+    if pending is not None:
+        pending.quota = None
+    return None
 
 
 def _to_keeper(asked: AskedRequest, hits: IndexHits, pool: PoolRuntime, *, session: str | None) -> AskedRequest:

@@ -29,6 +29,7 @@ from extproc.requests.json_body import LONG_BODY_BYTES
 from extproc.responses.response_plan import ResponsePlan
 from extproc.scaling.external_scaler import ExternalScaler
 from extproc.settings.config import PickerSettings
+from extproc.telemetry.first_pod_telemetry import show_waiting_bodies
 from extproc.telemetry.process_telemetry import (
     show_external_metrics,
     show_lookups,
@@ -64,6 +65,7 @@ class PickerService:
         self.uploads = Uploads(most_bytes=settings.max_unfinished_body_bytes)
         self.scaler = ExternalScaler(self.pools)
         self.external_metrics = external_metrics_server(settings, self.pools)
+        self.resources.tell_scalers = self._tell_scalers
         self.server: ExtProcServer | None = None
         self.follower: MeshFollower | None = None
         self.pages: PickerPages
@@ -112,6 +114,7 @@ class PickerService:
         show_records(registry, targets=targets, traces=resources.tracing)
         show_lookups(registry, resources.reader)
         show_uploads(registry, self.uploads)
+        show_waiting_bodies(registry, resources.waiting_bodies)
         show_pod_key(registry, resources.pod_key)
         if self.external_metrics is not None:
             show_external_metrics(registry, self.external_metrics)
@@ -125,6 +128,10 @@ class PickerService:
             claims=self.pools.wanted_claims(),
             further_methods=self.scaler.methods(),
         )
+
+    def _tell_scalers(self) -> None:
+        # in a turn of its own: whatever goes wrong with a scaler's stream is not the request's
+        asyncio.get_running_loop().call_soon(self.scaler.tell)
 
     async def _return_memory(self) -> None:
         """Give back to the system what long bodies have used, as soon as none has come for a while."""

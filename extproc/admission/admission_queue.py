@@ -189,6 +189,13 @@ class AdmissionQueue:
         if self._waiting:
             self._queue.passed(pool, class_name, priority_class.ceiling, cost)
 
+    def displace(self, ticket: Ticket) -> None:
+        """End one that waits, for the sake of others. Nothing happens where it does not wait."""
+        with self._guard():
+            if self._queue.remove(ticket):
+                error = DisplacedError("gave its place up for a more important request")
+                self._end(ticket, error, Outcome.DISPLACED, now=self._clock())
+
     def wake_at(self, at: float) -> None:
         """Room will appear at this time without any event. The earliest counts; nothing while the queue is empty."""
         if self._waiting and at < self._room_at:

@@ -18,6 +18,7 @@ from extproc.admission.asked_request import AskedRequest
 from extproc.admission.flow_queue import QueueFullError, Ticket
 from extproc.admission.pool_pressure import Expectation, PoolPressure
 from extproc.admission.prepared_request import Prepared, Preview
+from extproc.admission.withheld import withheld_refusal, withheld_wait
 from extproc.choosing.choose import PoolView, Snapshot, rooms_in
 from extproc.errors import (
     DisplacedShedError,
@@ -28,6 +29,7 @@ from extproc.errors import (
 )
 from extproc.policy.priority import PriorityPolicy
 from extproc.policy.request_class import RequestClass
+from extproc.policy.shadow import Withheld
 
 T = TypeVar("T")
 
@@ -96,17 +98,25 @@ class RequestAdmission:
         look: Callable[[float], Snapshot],
         attempt: Callable[[Snapshot, float | None], T | None],
         undo: Callable[[T], None],
+        withhold: Callable[[Withheld], None] = lambda _: None,
     ) -> T:
         """Return what `attempt` has booked for the request, at once or when an endpoint has room.
 
         `snapshot` is the first look at the endpoints, `look` takes another one. `attempt` is given the ceiling of the
         class, or None where the request goes whether there is room or not, and then always books. `undo` takes a
-        booking back whose client left in that moment. Raise RequestShedError for a request that is refused.
+        booking back whose client left in that moment. `withhold` is told what is not done in shadow. Raise
+        RequestShedError for a request that is refused.
         """
         asked = prepared.asked
         ceiling = self.ceiling(asked.request_class)
         if ceiling is None:
             return _booked(attempt(snapshot, None))
+        if self._policy.shadow:
+            made = attempt(snapshot, ceiling)
+            if made is None:
+                withhold(self._would_do(asked, snapshot))
+                made = _booked(attempt(snapshot, None))
+            return made
         others_wait = not self._queue.is_empty and self._would_wait(asked)
         if not others_wait:
             made = attempt(snapshot, ceiling)
@@ -153,7 +163,7 @@ class RequestAdmission:
             raise self._pressure.refusal(RequestShedError, request_class, pool, expectation, now=began)
 
         def turn(now: float, ceiling: float, /) -> T | None:
-            return attempt(look(now), ceiling if self._policy.overload.enabled else None)
+            return attempt(look(now), ceiling if self._policy.holds_back else None)
 
         ticket = Ticket(
             class_name=request_class.class_name,
@@ -183,6 +193,15 @@ class RequestAdmission:
             undo(made)  # it is known nowhere else yet
             raise
         return made
+
+    def _would_do(self, asked: AskedRequest, snapshot: Snapshot) -> Withheld:
+        """Return what would become of a request for which no endpoint has room."""
+        request_class, pool, pressure = asked.request_class, asked.pool, self._pressure
+        expectation = pressure.expect(snapshot.kept, request_class, pool=pool, uncached_tokens=snapshot.uncached_tokens)
+        if request_class.priority_class.sheddable and pressure.cannot_be_met(request_class, expectation, pool=pool):
+            refusal = pressure.refusal(RequestShedError, request_class, pool, expectation, now=snapshot.at)
+            return withheld_refusal(refusal)
+        return withheld_wait(expectation.ttft_seconds)
 
     def _would_wait(self, asked: AskedRequest) -> bool:
         """Tell whether it would overtake a waiting request; for an unconfigured model any of its pool counts."""

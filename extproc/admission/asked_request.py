@@ -19,6 +19,7 @@ from extproc.models.model_rules import ResolvedModel, fall_back, resolve, stand_
 from extproc.models.models import ModelTable
 from extproc.policy.priority import PriorityPolicy, StepKind
 from extproc.policy.request_class import RequestClass
+from extproc.policy.shadow import Withheld
 from extproc.prompts.token_ids import PromptTokens
 from extproc.records.request_events import AskedFor
 from extproc.requests.json_body import ClientBody, UnknownContentEncodingError
@@ -45,6 +46,8 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_class: RequestClass
     charged: str | None  # the name of the model under which quotas count it
     measures: Measures = NO_MEASURES
+    would_take: Measures = NO_MEASURES  # in shadow: what the load would take, and does not
+    withheld: tuple[Withheld, ...] = ()  # in shadow: what follows of it
     notes: tuple[str, ...] = ()  # which model stands in for which, and what of its headers is ignored; for people
     has_smaller_model: bool = False  # the load has put it in the place of the one asked for
     asked_targets: TokenTargets | None = None  # tighter than its class's, by its headers
@@ -264,9 +267,9 @@ class RequestReader:
             return None
 
 
-def require_within_limit(asked: AskedRequest, tokens: PromptTokens) -> None:
-    """Raise PromptLimitError for a prompt that is longer than the class may send now."""
-    limit, class_name = asked.measures.prompt_tokens, asked.request_class.class_name
+def require_within_limit(asked: AskedRequest, tokens: PromptTokens, measures: Measures) -> None:
+    """Raise PromptLimitError for a prompt that is longer than the class may send now, by these measures."""
+    limit, class_name = measures.prompt_tokens, asked.request_class.class_name
     if limit is not None and tokens.estimated_tokens > limit:
         about = "" if tokens.prompts else "about "
         raise PromptLimitError(

@@ -54,13 +54,12 @@ def classify(facts: RequestFacts, *, model: str | None, policy: PriorityPolicy) 
 
 def policy_needs_bodies(policy: PriorityPolicy, table: ModelTable) -> bool:
     """Tell whether what is in a body decides what a request may have: then none may pass that cannot be read."""
-    return bool(
+    decides = bool(
         policy.quotas
-        or policy.engine_priority
-        or table.rules
         or any(rule.models for rule in policy.rules)
         or any(found.degrade for found in policy.classes.values())
     )
+    return bool(policy.engine_priority or table.rules or (decides and not policy.shadow))
 
 
 def asked_model(name: str | None, table: ModelTable) -> str | None:

@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
+import msgspec
+
 from extproc.admission.fair_order import Band, ClassBacklog, GuaranteedShares, Ticket, Wanted, kind_of
 from extproc.errors import KvmeshError
 from extproc.policy.priority import OverloadPolicy, PriorityClass, PriorityPolicy
@@ -80,7 +82,8 @@ class FlowQueue:
         if ticket in self._places:
             raise ValueError("this ticket waits already")
         if self._as_now:  # what was read before the policy changed belongs to the class as it is now
-            ticket.priority_class = self._as_now.setdefault(ticket.class_name, ticket.priority_class)
+            self._as_now.setdefault(ticket.class_name, ticket.priority_class)
+        ticket.priority_class = self._class_of(ticket)
         tenant = self._counted_as(ticket.tenant)
         victim = self._victim(ticket, tenant)
         if victim is not None:
@@ -89,8 +92,7 @@ class FlowQueue:
         return () if victim is None else (victim,)
 
     def _enter(self, ticket: Ticket, tenant: str) -> None:
-        if self._as_now:
-            ticket.priority_class = self._as_now[ticket.class_name]
+        ticket.priority_class = self._class_of(ticket)
         self._sequence += 1
         ticket.sequence = self._sequence
         pool = self._pools.get(ticket.pool)
@@ -107,6 +109,13 @@ class FlowQueue:
             )
         backlog.add(ticket, tenant)
         insort(self._deadlines, (ticket.deadline, ticket.sequence, ticket))
+
+    def _class_of(self, ticket: Ticket) -> PriorityClass:
+        """Return its class as it is now, and as one whose requests may be refused where it has to give way."""
+        found = self._as_now.get(ticket.class_name, ticket.priority_class)
+        if ticket.gives_way and not found.sheddable:
+            return msgspec.structs.replace(found, sheddable=True)
+        return found
 
     def remove(self, ticket: Ticket) -> bool:
         """Forget a request, and tell whether it waited."""

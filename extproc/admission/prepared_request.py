@@ -17,6 +17,7 @@ from extproc.ext_proc.exchange import NO_HEADERS
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pods.endpoint import Ask
 from extproc.policy.priority import StepKind
+from extproc.policy.shadow import Withheld
 from extproc.prefixes.prompt_match import IndexHits, PromptKeys
 from extproc.prompts.token_ids import TOKEN_BYTES, PromptTokens, TokenizedPrompt
 from extproc.quotas.quota import QuotaAsk, QuotaVerdict
@@ -86,6 +87,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     query: Query
     quota: QuotaAsk | None = None  # what was taken from its tenant's quota; to be settled or cancelled
     verdict: QuotaVerdict | None = None  # what the quota has answered
+    withheld: tuple[Withheld, ...] = ()  # in shadow: what would have been done to it by now
 
     @property
     def taken(self) -> tuple[StepKind, ...]:
@@ -100,6 +102,15 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the client's body has a content-encoding that is still to be taken off."""
         sent, body = self.sent, self.asked.body
         return sent.changed is None and body is not None and sent.plain is not body.raw
+
+    @property
+    def held_bytes(self) -> int:
+        """About the memory that it takes while it waits: its body as it came, decoded, read and changed; its tokens."""
+        sent, asked = self.sent, self.asked
+        raw = asked.body.raw if asked.body is not None else b""
+        forms = {id(form): len(form) for form in (raw, sent.plain, sent.changed) if form}
+        read = len(sent.plain or raw) if asked.request.prompts else 0
+        return sum(forms.values()) + read + sum(len(prompt.tokens) for prompt in self.tokens.prompts)
 
     @property
     def summary(self) -> AskedFor:
@@ -121,6 +132,7 @@ class Picked(msgspec.Struct, frozen=True, kw_only=True):
     prepared: Prepared
     choice: Choice
     prefill: PrefillPlan | None = None  # None: there is nobody else to compute its prompt
+    withheld: tuple[Withheld, ...] = ()  # in shadow: all that would have been done to it
 
     @property
     def uncached_tokens(self) -> int:
@@ -226,6 +238,14 @@ def query_of(
         notes=asked.notes,
         strict=MODEL_FILTER if resolved.fallbacks else NO_FILTER,
     )
+
+
+def with_note(prepared: Prepared, note: str) -> Prepared:
+    """Return the request with a note in its decision, once."""
+    notes = prepared.query.notes
+    if note in notes:
+        return prepared
+    return msgspec.structs.replace(prepared, query=msgspec.structs.replace(prepared.query, notes=(*notes, note)))
 
 
 def session_of(asked: AskedRequest) -> str | None:

@@ -45,6 +45,7 @@ class PrefillPlan(msgspec.Struct, frozen=True, kw_only=True):
     policy: Disaggregation  # by which it was decided
     places: tuple[PrefillPlace, ...]  # the best first; the others are for its failure
     race: Race | None = None  # None: the policy wants none, or no prefill pod computes the prompt
+    withheld: Verdict | None = None  # in shadow: by which a prefill pod would compute it
 
     @property
     def is_remote(self) -> bool:

@@ -101,6 +101,8 @@ def _facts(answer: DecisionState) -> Iterator[str]:
         yield f"class {answer.request.class_name} ({answer.request.class_by}): {_admission(answer.admission)}"
     if answer.degraded:
         yield f"missing inputs: {', '.join(answer.degraded)}"
+    for each in answer.shadow:
+        yield f"in shadow: would {each.action} ({each.rule}, {each.reason}): {each.words}"
     for note in answer.notes:
         yield f"note: {note}"
 

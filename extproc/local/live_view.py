@@ -281,6 +281,7 @@ def _under_pressure(classes: Iterable[ClassState]) -> list[Text]:
     """One line with the classes that wait, get less or miss their targets; none where all is well."""
     words = [
         f"{printable(each.name)} {each.waiting:,} waiting"
+        + (" for the first pod" if each.waiting_for_pod else "")
         + "".join(f", {printable(step)}" for step in each.steps)
         + (f", {each.attainment:.1%} within its targets" if each.attainment is not None else "")
         for each in classes
@@ -320,7 +321,8 @@ def _pools_page(pools: Sequence[PoolState], *, height: int, closing: str) -> Gro
 
 def _last_line(state: PickerState, *, closing: str) -> Text:
     index = f"prefix index: {printable(state.index.state)}, {state.index.sources} sources"
-    return _line(f"{index}    {closing}", style="dim" if state.index.state == "ok" else "yellow")
+    shadow = "    in shadow: only counts" if state.shadow else ""
+    return _line(f"{index}{shadow}    {closing}", style="dim" if state.index.state == "ok" else "yellow")
 
 
 def _line(text: str, *, style: str = "") -> Text:

@@ -75,6 +75,7 @@ def added_up(replicas: Iterable[Replica]) -> PickerState | None:
             replace(
                 same[0],
                 waiting=sum(each.waiting for each in same),
+                waiting_for_pod=sum(each.waiting_for_pod for each in same),
                 routed=sum(each.routed for each in same),
                 judged=sum(each.judged for each in same),
                 attainment=_attainment(same),

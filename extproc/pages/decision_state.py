@@ -22,6 +22,7 @@ from extproc.pages.picker_state import (
     PrefillState,
     RejectedState,
     RequestState,
+    ShadowState,
 )
 from extproc.pods.endpoint import Candidate
 from extproc.policy.priority import PriorityPolicy
@@ -87,6 +88,10 @@ def decision_state(
         best_matched_tokens=outcome.best_matched_tokens,
         degraded=list(outcome.degraded),
         notes=[*(f"{reason}: {text}" for reason, text in outcome.degraded.items()), *outcome.notes],
+        shadow=[
+            ShadowState(rule=each.rule.value, action=each.action.value, reason=each.reason, words=each.words)
+            for each in record.shadow
+        ],
         strategy=policy.strategy.value,
         weights=dict(outcome.weights),
         candidates=[

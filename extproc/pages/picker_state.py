@@ -72,6 +72,7 @@ class ClassState(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float | None = None  # share of those judged in the last minutes that were; None: none was judged
     judged: int = 0  # requests that the attainment rests on
     waiting: int = 0
+    waiting_for_pod: int = 0  # of these, because no pod is ready
     steps: Sequence[str] = ()
     in_force: Sequence[StepState] = ()
     routed: int = 0  # of the requests that are remembered
@@ -86,6 +87,7 @@ class ClassesEvent(msgspec.Struct, frozen=True, kw_only=True):
     classes: Sequence[ClassState]
     refusals: Mapping[str, int]  # reason -> requests
     quotas: Mapping[str, Any]
+    shadow: bool = False  # what the policy would refuse, degrade, offload or scale is only counted and shown
 
 
 class FindingState(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +221,15 @@ class PrefillState(msgspec.Struct, frozen=True, kw_only=True):
     race: str | None = None  # why it does, or does not; None: the policy wants no races
 
 
+class ShadowState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy would have done to a request, were it not in shadow."""
+
+    rule: str  # admission, quota, degradation, disaggregation
+    action: str  # refuse, wait, degrade, offload
+    reason: str
+    words: str = ""
+
+
 class DecisionState(msgspec.Struct, frozen=True, kw_only=True):
     """One request that was answered, or that `explain` asks about, with what the decision rests on.
 
@@ -246,6 +257,7 @@ class DecisionState(msgspec.Struct, frozen=True, kw_only=True):
     best_matched_tokens: int = 0
     degraded: Sequence[str] = ()
     notes: Sequence[str] = ()
+    shadow: Sequence[ShadowState] = ()
     strategy: str = ""
     weights: Mapping[str, float] = {}
     candidates: Sequence[CandidateState] = ()
@@ -299,6 +311,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     hosts: Sequence[str] = ()
     model: str | None = None
     policies: Sequence[str] = ()
+    shadow: bool = False
 
 
 class PickerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,6 +331,7 @@ class PickerState(msgspec.Struct, frozen=True, kw_only=True):
     decisions: Sequence[DecisionState] = ()
     pool: str | None = ""  # None: the picker serves several, and none was named
     pools: Sequence[PoolState] = ()
+    shadow: bool = False  # what the policy would refuse, degrade, offload or scale is only counted and shown
 
 
 class ListedEndpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,6 +82,7 @@ class PoolPages:
             hosts=sorted(config.hosts),
             model=config.model,
             policies=sorted(set(config.origins.values())),
+            shadow=config.policy.shadow,
         )
 
     def statuses(self) -> Sequence[EndpointStatus]:
@@ -119,6 +120,7 @@ class PoolPages:
                 decision_state(record, policy=self.policy, most=0)
                 for record in islice(self.pool.runtime.recent, SHOWN_DECISIONS)
             ],
+            shadow=self.policy.shadow,
         )
 
     def endpoints(self, index: IndexStatus | str) -> PodsEvent:
@@ -151,7 +153,7 @@ class PoolPages:
             for each in pool.runtime.recent
             if each.asked is not None and not isinstance(each.outcome, PickError)
         )
-        waiting = pool.runtime.admission.waiting
+        waiting, for_pod = pool.runtime.admission.waiting, pool.first_pod.waiting
         ordered = sorted(self.policy.priorities.classes.items(), key=lambda item: (-item[1].priority, item[0]))
         return ClassesEvent(
             now=time.time(),
@@ -163,6 +165,7 @@ class PoolPages:
                     item,
                     pool.telemetry.slo.attainment(name),
                     waiting=waiting.get(name, 0),
+                    waiting_for_pod=for_pod.get(name, 0),
                     steps=steps.get(name, []),
                     routed=routed[name],
                 )
@@ -170,6 +173,7 @@ class PoolPages:
             ],
             refusals=refusals,
             quotas=pool.quotas.facts(),
+            shadow=self.policy.shadow,
         )
 
     def index(self, index: IndexStatus | str, *, findings: Sequence[Finding] | None) -> IndexEvent:
@@ -227,6 +231,7 @@ class PoolPages:
                 outcome=picked.decision,
                 asked=asked,
                 prefill=picked.prefill,
+                shadow=picked.withheld,
             ),
             policy=self.policy,
             blocks={source.endpoint: source.block_size for source in sources if source.block_size},
@@ -360,6 +365,7 @@ def _class_state(
     attained: Attainment | None,
     *,
     waiting: int,
+    waiting_for_pod: int,
     steps: Sequence[StepState],
     routed: int,
 ) -> ClassState:
@@ -374,6 +380,7 @@ def _class_state(
         attainment=attained.share if attained is not None else None,
         judged=attained.judged if attained is not None else 0,
         waiting=waiting,
+        waiting_for_pod=waiting_for_pod,
         steps=sorted({line.step for line in steps}),
         in_force=steps,
         routed=routed,

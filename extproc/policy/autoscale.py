@@ -8,6 +8,10 @@ from msgspec import Meta
 from extproc.policy.schema import Million, RealShare, Rule, Seconds, SecondsOrZero, Section, Share, about, at_most
 
 ROLES = ("both", "prefill", "decode")  # as `pods.endpoint.Role` has them
+SERVING_ROLES = ("both", "decode")  # whose pods answer clients
+STARTS_WAITED = 2.0  # for a pool's first pod, where the policy does not say how long
+# unless the policy says more: what `kvmesh install` sets in Envoy ends a longer wait (--longest-queue-seconds)
+MOST_WAITED_SECONDS = 300.0
 
 
 class ScaleSignals(Section, frozen=True, kw_only=True):
@@ -58,6 +62,22 @@ class ScalePolicy(Section, frozen=True, kw_only=True):
     stabilization_seconds: Annotated[
         SecondsOrZero, about("fewer pods only once so many were not wanted for this long")
     ] = 300.0
+    wait_from_zero_seconds: Annotated[
+        SecondsOrZero | None,
+        about(
+            "with minReplicas 0: how long requests wait for the first pod when none is ready; 0: refused at once",
+            default="twice startSeconds, at most 300",
+        ),
+    ] = None
+
+    @property
+    def first_pod_seconds(self) -> float:
+        """How long requests wait for the first pod; 0: not at all."""
+        if self.min_replicas:
+            return 0.0
+        if self.wait_from_zero_seconds is not None:
+            return self.wait_from_zero_seconds
+        return min(STARTS_WAITED * self.start_seconds, MOST_WAITED_SECONDS)
 
 
 class Autoscale(Section, frozen=True, kw_only=True):
@@ -75,3 +95,24 @@ class Autoscale(Section, frozen=True, kw_only=True):
         """Return what is given, by role."""
         given = {"both": self.both, "prefill": self.prefill, "decode": self.decode}
         return {role: scaled for role, scaled in given.items() if scaled is not None}
+
+    @property
+    def from_zero(self) -> Mapping[str, ScalePolicy]:
+        """Return the roles that answer clients and may have no pod at all, so that requests wait for the first one.
+
+        None in shadow: scalers are told of no pod, and waiting would be in vain.
+        """
+        return {} if self.shadow else self._from_zero
+
+    @property
+    def from_zero_in_shadow(self) -> Mapping[str, ScalePolicy]:
+        """Return the roles for whose first pod requests would wait, were this not in shadow."""
+        return self._from_zero if self.shadow else {}
+
+    @property
+    def _from_zero(self) -> Mapping[str, ScalePolicy]:
+        return {
+            role: scaled
+            for role, scaled in self.by_role.items()
+            if role in SERVING_ROLES and scaled.first_pod_seconds > 0.0
+        }

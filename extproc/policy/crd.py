@@ -27,11 +27,12 @@ COLUMNS: Mapping[str, str] = {
     "Reason": CONDITION_COLUMN.format("Programmed", "reason"),
     "Warning": CONDITION_COLUMN.format("Warning", "status"),
     "Tokens": CONDITION_COLUMN.format("ExactTokens", "reason"),
+    "Shadow": CONDITION_COLUMN.format("Shadow", "status"),
     "Message": CONDITION_COLUMN.format("Programmed", "message"),
     "Failure": ".spec.failureMode",
     "Age": ".metadata.creationTimestamp",
 }
-WIDE = ("Message", "Failure")  # columns that only `kubectl get -o wide` shows
+WIDE = ("Shadow", "Message", "Failure")  # columns that only `kubectl get -o wide` shows
 
 
 def policy_crd() -> dict[str, Any]:

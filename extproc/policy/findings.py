@@ -28,6 +28,7 @@ from extproc.policy.warnings import warnings
 from kvmesh.documents.documents import Document, DocumentProblem
 
 FEW = 3
+SHADOW_PATH = "spec.shadow"
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class _Share:
     conflicts: dict[str, set[Path]] = field(default_factory=lambda: defaultdict(set))
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    shadow_by: str = ""  # the policy that has put the pool into shadow
 
 
 @dataclass(slots=True)
@@ -98,6 +100,9 @@ def _shares_of(outcome: Outcome) -> dict[str, _Share]:
             shares[loss.loser].conflicts[loss.winner].add(loss.path)
     for fault in outcome.faults:
         shares[fault.source].faults.append(fault.message)
+    if outcome.policy.shadow:
+        for each in outcome.layers:
+            shares[each.source].shadow_by = outcome.origins.get(SHADOW_PATH, "")
     for message in outcome.warnings:
         shares[_author(message, outcome)].warnings.append(message)
     return shares
@@ -139,7 +144,17 @@ def _findings(
         is_lost=any(share.takes_part for share, _ in shares) and not any(share.holds for share, _ in shares),
         emptiness=coverage.emptiness,
         warnings=tuple([*said, coverage.emptiness] if coverage.emptiness else said),
+        shadow=_shadow(shares),
     )
+
+
+def _shadow(shares: Sequence[tuple[_Share, list[str]]]) -> str:
+    """Return at which pools what the policy says of load is only counted, and who says so; "" if at none."""
+    pools: defaultdict[str, list[str]] = defaultdict(list)
+    for share, names in shares:
+        if share.shadow_by:
+            pools[share.shadow_by] += names
+    return "; ".join(f"at {_some(names)} by {SHADOW_PATH} of {source}" for source, names in sorted(pools.items()))
 
 
 def _overridden(shares: Sequence[tuple[_Share, list[str]]], conflicts: Container[Path]) -> dict[str, list[str]]:

@@ -60,7 +60,7 @@ def pick_policy(fields: Mapping[str, Any], *, rewrites: Sequence[ModelRule] = ()
         health=load.health,
         hotspot=cache.hotspot,
         disaggregation=spec.disaggregation,
-        autoscale=spec.autoscale,
+        autoscale=msgspec.structs.replace(spec.autoscale, shadow=True) if spec.shadow else spec.autoscale,
         priorities=PriorityPolicy(
             classes=_with_falling_ceilings(priorities.classes),
             default_class=priorities.default_class,
@@ -72,6 +72,7 @@ def pick_policy(fields: Mapping[str, Any], *, rewrites: Sequence[ModelRule] = ()
             quotas=spec.quotas,
             engine_priority=priorities.engine_priority,
             overload=load.overload,
+            shadow=spec.shadow,
         ),
         observability=spec.observability,
     )

@@ -164,6 +164,13 @@ class PriorityClass(Section, frozen=True, kw_only=True):
         ),
     ] = None
     queue_requests: Annotated[CountOrZero, about("requests of the class that may wait in one replica")] = 1000
+    wait_from_zero_seconds: Annotated[
+        SecondsOrZero | None,
+        about(
+            "longest wait for the first pod of a pool that was scaled to zero; 0: refused at once",
+            default="the pool's, which is the most",
+        ),
+    ] = None
     reserved_share: Annotated[
         Share, about("share of the tokens sent while it has requests waiting, whatever has a higher priority")
     ] = 0.0
@@ -403,6 +410,12 @@ class PriorityPolicy:
     quotas: tuple[Quota, ...] = ()
     engine_priority: bool = PRIORITIES.engine_priority
     overload: OverloadPolicy = field(default_factory=OverloadPolicy)
+    shadow: bool = False  # what the load and quotas would do is only counted and shown
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether requests wait for room, and are refused where there is none in time."""
+        return self.overload.enabled and not self.shadow
 
     @property
     def header_of_tenant(self) -> str:

@@ -201,6 +201,12 @@ class Spec(Section, frozen=True, kw_only=True):
     )
     autoscale: Annotated[Autoscale, about("how many pods are wanted, by role: told to what scales them")] = Autoscale()
     models: Annotated[Models, about("what the pods serve, and which requests go to which model")] = Models()
+    shadow: Annotated[
+        bool,
+        about(
+            "true: what would be refused, held back, degraded, offloaded or scaled is counted and shown, and not done"
+        ),
+    ] = False
     failure_mode: Annotated[
         Literal["FailClose", "FailOpen"],
         about(

@@ -2,7 +2,7 @@
 
 The conditions follow GEP-713: each installation has one entry of `status.ancestors`, under its own controller name, so
 that installations with different views never rewrite each other. `Accepted` and `Programmed` are always there,
-`Warning` and `ExactTokens` only while there is something to mend.
+`Warning` and `ExactTokens` only while there is something to mend, `Shadow` only while the policy only counts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,9 +16,11 @@ from extproc.policy.model_tokens import ModelTokens, condition_words
 from kvmesh.documents.documents import PICKER_SERVICE, controller_name
 
 ACCEPTED, PROGRAMMED, WARNING, EXACT_TOKENS = "Accepted", "Programmed", "Warning", "ExactTokens"
-TYPES = (ACCEPTED, PROGRAMMED, WARNING, EXACT_TOKENS)
+SHADOW = "Shadow"
+TYPES = (ACCEPTED, PROGRAMMED, WARNING, EXACT_TOKENS, SHADOW)
 INVALID, TARGET_NOT_FOUND = "Invalid", "TargetNotFound"  # reasons of Accepted: "False"
 PARTLY = "PartiallyProgrammed"  # of Programmed: "True"
+ONLY_COUNTED = "OnlyCounted"  # of Shadow: "True"
 CONFLICTED, OVERRIDDEN, PENDING = "Conflicted", "Overridden", "Pending"  # of Programmed: "False"
 TRUE, FALSE = "True", "False"
 MOST_MESSAGE_CHARACTERS = 1024  # the API takes 32,768; far more than is read
@@ -90,6 +92,7 @@ class Findings:
     is_lost: bool = False  # every field that it sets is decided by others, at each pool that it covers
     emptiness: str = ""  # why it covers no pool
     warnings: tuple[str, ...] = ()
+    shadow: str = ""  # where what it says of load is only counted, and by which policy
 
 
 def conditions_of(
@@ -108,6 +111,9 @@ def conditions_of(
         given.append((WARNING, TRUE, "CheckPolicy", "; ".join(warnings)))
     if tokens:
         given.append((EXACT_TOKENS, FALSE, *condition_words(tokens)))
+    if found.shadow:
+        words = f"nothing is refused, held back, degraded, offloaded or scaled, only counted: {found.shadow}"
+        given.append((SHADOW, TRUE, ONLY_COUNTED, words))
     return tuple(
         Condition(type=kind, status=status, reason=reason, message=shortened(message), observed_generation=generation)
         for kind, status, reason, message in given

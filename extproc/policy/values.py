@@ -259,3 +259,8 @@ class PickPolicy:
     autoscale: Autoscale = AUTOSCALE
     priorities: PriorityPolicy = field(default_factory=PriorityPolicy)
     observability: ObservabilityPolicy = field(default_factory=ObservabilityPolicy)
+
+    @property
+    def shadow(self) -> bool:
+        """Whether what would be refused, degraded, offloaded or scaled is only counted and shown."""
+        return self.priorities.shadow

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from extproc.models.models import ModelTable
-from extproc.policy.autoscale import ROLES
+from extproc.policy.autoscale import MOST_WAITED_SECONDS, ROLES, SERVING_ROLES
 from extproc.policy.disaggregation import OffloadRule
 from extproc.policy.inference_policy import InferencePolicy
 from extproc.policy.priority import ANY, DEFAULT_CLASSES, PriorityPolicy, StepKind
@@ -48,6 +48,7 @@ def merged_warnings(policy: PickPolicy, models: ModelTable) -> list[str]:
         elif name not in reached and name not in DEFAULT_CLASSES:
             found.append(f"{where}: no request can get it: no rule, objective or default leads here")
     found += _of_limits(policy)
+    found += _of_first_pods(policy)
     if models.only_listed:
         if not models.names() and models.rule_for(ANY) is None:
             found.append("spec.models.onlyListed: no model is listed, every request that names one is answered 404")
@@ -70,6 +71,22 @@ def _of_limits(policy: PickPolicy) -> Iterator[str]:
             yield (
                 f"spec.autoscale.prefill.scaleUp.queueRequests: {wanted_from:g} is never reached: from "
                 f"disaggregation's prefillQueueRequests ({sent_until:g}) on no more prompts go there"
+            )
+
+
+def _of_first_pods(policy: PickPolicy) -> Iterator[str]:
+    for role, scaled in policy.autoscale.by_role.items():
+        where, seconds = f"spec.autoscale.{role}.waitFromZeroSeconds", scaled.wait_from_zero_seconds
+        if seconds is None:
+            continue
+        if role not in SERVING_ROLES:
+            yield f"{where}: says nothing: no request waits for the first pod that computes prompts for others"
+        elif scaled.min_replicas:
+            yield f"{where}: says nothing: minReplicas is {scaled.min_replicas}, so that the pool is never without pods"
+        elif seconds > MOST_WAITED_SECONDS:
+            yield (
+                f"{where}: {seconds:g} s are more than gateways wait by default: install with --longest-queue-seconds "
+                "of as much, or they may end the wait"
             )
 
 

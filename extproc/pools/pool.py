@@ -11,6 +11,7 @@ from extproc.admission.admit_request import RequestAdmission
 from extproc.admission.asked_request import RequestReader
 from extproc.admission.classify import claims_named, headers_named
 from extproc.admission.degradation import Degradation
+from extproc.admission.first_pod import FirstPodWaits
 from extproc.admission.flow_queue import FlowQueue
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.choosing.choose import PoolView, RoundRobin
@@ -31,12 +32,13 @@ from extproc.pools.pool_runtime import PoolRuntime
 from extproc.pools.pool_tokens import PoolTokens
 from extproc.pools.prediction_reports import MatchReporter, RealisedReporter
 from extproc.pools.prefill_legs import PrefillLegs
-from extproc.pools.scale_looks import ScaleLooks
+from extproc.pools.scale_looks import SERVING, ScaleLooks
 from extproc.pools.shared_resources import SharedResources
 from extproc.prefixes.prefix_index import RedisPrefixIndex
 from extproc.quotas.shared_quotas import Quotas
 from extproc.responses.response_plan import ResponsePlan
 from extproc.telemetry.endpoint_telemetry import EndpointView
+from extproc.telemetry.first_pod_telemetry import FirstPodTelemetry
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
 from extproc.telemetry.process_telemetry import show_quotas
@@ -88,6 +90,7 @@ class Pool:
         self.endpoints = self._scraper()
         self.shared = resources.share_of(config.name, session_ttl_seconds=policy.session_seconds)
         self.quotas = self._quotas()
+        self.overload.is_shadow = self.quotas.is_shadow = priorities.shadow
         show_quotas(self.telemetry.registry, self.quotas)
         self.books.shared, self.books.quotas = self.shared, self.quotas
         self.index = RedisPrefixIndex(
@@ -118,7 +121,9 @@ class Pool:
             see=lambda: self,
             pickers=lambda: 1 + resources.other_replicas(),
             clock=time.monotonic,
+            changed=lambda: resources.tell_scalers(),  # noqa: PLW0108 - it is set later
         )
+        self.first_pod = self._first_pod()
         self.prompts = self.tokens.prompts(self._models.served)
         self.legs = PrefillLegs(
             books=self.books,
@@ -170,6 +175,12 @@ class Pool:
     def leave(self) -> None:
         """Take nothing new: the pool is gone. What is open ends by itself, what waits has nowhere to go."""
         self.apply(replace(self.config, endpoints=()))
+        self.first_pod.end()
+
+    def come_back(self) -> None:
+        """Take requests again: the pool was gone, and is there as it was."""
+        policy = self.config.policy
+        self.first_pod.reconfigure(policy.autoscale, policy.priorities)
 
     def missing_tokenizers(self) -> Sequence[ServedModel]:
         """Return the models whose tokenizers are to be loaded."""
@@ -237,10 +248,12 @@ class Pool:
         self.endpoints.reconfigure(stale_after_seconds=policy.stale_after_seconds)
         self.books.reconfigure(policy, memory_share=self._memory_share)
         self.scale.reconfigure(policy.autoscale)
+        self.first_pod.reconfigure(policy.autoscale, priorities)
         if self.shared is not None:
             self.shared.session_ttl_seconds = policy.session_seconds
         self.telemetry.reconfigure(policy)
         runtime = self.runtime
+        self.overload.is_shadow = self.quotas.is_shadow = priorities.shadow
         if priorities != before:  # else every class keeps what was saved for its turn
             self.quotas.reconfigure(priorities.quotas)
             self.overload.know(priorities.classes)
@@ -323,6 +336,34 @@ class Pool:
             read_below_bytes=settings.read_below_bytes,
             most_endpoints=1 if settings.steering is Steering.ORIGINAL_DST else None,
             anywhere=self._serving,
+            first_pod=self.first_pod,
+        )
+
+    def _first_pod(self) -> FirstPodWaits:
+        policy, telemetry = self.config.policy, FirstPodTelemetry(self.telemetry.registry)
+        waits = FirstPodWaits(
+            policy.autoscale,
+            policy=policy.priorities,
+            queue=self.queue,
+            bodies=self._resources.waiting_bodies,
+            starts=self.scale.starts,
+            serves=self._has_pod,
+            ask=self.scale.ask_for_one,
+            telemetry=telemetry,
+            clock=time.monotonic,
+            random=random.random,
+        )
+        telemetry.show(lambda: waits.waiting)
+        return waits
+
+    def _has_pod(self) -> bool:
+        """Tell whether a request has a pod to go to, be it without a decision."""
+        policy = self.config.policy
+        return bool(self._serving()) or any(
+            each.reachability in SERVING
+            and each.address not in policy.cordoned
+            and policy.roles.get(each.address) is not Role.PREFILL
+            for each in self.endpoints.known(now=time.monotonic())
         )
 
     def _sample_share(self) -> float:

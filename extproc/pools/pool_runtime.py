@@ -16,12 +16,15 @@ from functools import partial
 
 from extproc.admission.admit_request import RequestAdmission
 from extproc.admission.asked_request import AskedRequest, RequestReader
+from extproc.admission.first_pod import FirstPodWaits
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.prepared_request import Picked, PrefixIndex, Prepared, PromptSource
+from extproc.admission.withheld import FIRST_POD
 from extproc.choosing.choose import Choice, Full, PoolView, Snapshot
 from extproc.disaggregation.racing import RaceBudget
 from extproc.errors import (
     DEFECT,
+    FirstPodLateError,
     InternalPickError,
     NoReadyEndpointError,
     PickError,
@@ -114,6 +117,7 @@ class PoolRuntime:
     most_endpoints: int | None = None  # that an answer to Envoy names; None: as the policy has it
     # endpoints that a request may go to without a decision; none where the pool fails closed
     anywhere: Callable[[], Sequence[str]] = tuple
+    first_pod: FirstPodWaits | None = None  # None: no request waits for one
     under_way: int = 0  # picks: neither booked nor refused
     picked_at: float = float("-inf")  # monotonic seconds of the last pick
     has_failed_open: bool = False
@@ -153,6 +157,8 @@ class PoolRuntime:
         label = self._label(resolved)
         # before the booking, as all that may fail: it would not be released
         self._count_admitted(picked.choice, asked)
+        if picked.withheld:
+            self.telemetry.shadow.withheld(asked.request_class.class_name, picked.withheld)
         if picked.prefill is not None and picked.prefill.race is not None:
             self.races.count(picked.prefill)
         now, sent_at = self.clock(), time.time()
@@ -240,7 +246,7 @@ class PoolRuntime:
             request_id = pending.facts.request_id
             log.error("a pick failed; the client gets a 500", exc_info=error, extra={"request_id": request_id})
         if isinstance(refusal, NoReadyEndpointError):
-            self.overload.found_no_pod()
+            self._count_no_pod(pending, refusal)
         if isinstance(refusal, NoReadyEndpointError | InternalPickError):
             exchange = self._anywhere(pending, refusal)
             if exchange is not None:
@@ -255,6 +261,13 @@ class PoolRuntime:
         self.recent.appendleft(record)
         self._tell(pending, RequestOutcome.REFUSED, record)
         return None
+
+    def _count_no_pod(self, pending: PendingPick, refusal: NoReadyEndpointError) -> None:
+        self.overload.found_no_pod()
+        if isinstance(refusal, FirstPodLateError):
+            pending.queued_seconds = refusal.waited_seconds
+        elif self.first_pod is not None and pending.asked is not None and self.first_pod.would_be_due():
+            self.telemetry.shadow.left_to_wait(pending.asked.request_class.class_name, FIRST_POD)
 
     def _count_admitted(self, choice: Choice, asked: AskedRequest) -> None:
         decision, snapshot, request_class = choice.decision, choice.snapshot, asked.request_class
@@ -375,6 +388,7 @@ class PoolRuntime:
             outcome=decision,
             asked=summary,
             prefill=picked.prefill,
+            shadow=picked.withheld,
         )
         self.recent.appendleft(record)
         if trace is not None:

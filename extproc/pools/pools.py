@@ -217,6 +217,8 @@ class Pools:
             if pool is None:
                 pool = Pool(config, self._resources)
                 pool.told = partial(self._told, pool)
+            else:
+                pool.come_back()
             pool.share_memory(self._memory_share)
             self._pools[name] = pool
             self._start(pool)
@@ -383,6 +385,7 @@ class Pools:
                 if looks % SCALES_EVERY == 0:
                     with self._alone(pool.name):
                         pool.scale.look()
+                        pool.first_pod.look()
                     await asyncio.sleep(0)  # there may be hundreds
                 if pool.config.model is None and (not pool.config.learned or looks % every == 0):
                     with self._alone(pool.name):

@@ -272,6 +272,7 @@ def plan_of(
 ) -> PrefillPlan | None:
     """Return where a request's prompt is computed; None where there is nobody but the decode pod. Changes nothing.
 
+    In shadow it stays where it is decoded, unless the decode pods compute no prompts at all.
     Raise NoReadyEndpointError where nobody can: no prefill pod is there, and the decode pods compute no prompts.
     """
     snapshot, asked, policy = choice.snapshot, prepared.asked, view.policy.disaggregation
@@ -304,6 +305,9 @@ def plan_of(
         return msgspec.structs.replace(plan, verdict=Verdict(remote=False, why=why))
     if not plan.is_remote:
         plan = msgspec.structs.replace(plan, verdict=Verdict(remote=True, why=_no_prompts(policy.protocol)))
+    if view.policy.shadow and not only_remote:
+        local = Verdict(remote=False, why=f"shadow, else remote: {plan.verdict.why}")
+        return msgspec.structs.replace(plan, verdict=local, withheld=plan.verdict)
     race = race_of(plan, races)
     return plan if race is None else msgspec.structs.replace(plan, race=race)
 

@@ -57,10 +57,11 @@ class ScaleLooks:
         see: Callable[[], SeenPool],
         pickers: Callable[[], int],
         clock: Callable[[], float],
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`pickers`: how many there are, with this one."""
+        """`pickers`: how many there are, with this one. `changed`: told what is wanted between two looks."""
         self._scaling = PoolScaling(autoscale)
-        self._see, self._pickers, self._clock = see, pickers, clock
+        self._see, self._pickers, self._clock, self._changed = see, pickers, clock, changed
         self._admitted: dict[str, tuple[float, float]] = {}  # class -> its requests, and when there were more last
 
     @property
@@ -71,6 +72,18 @@ class ScaleLooks:
     def reconfigure(self, autoscale: Autoscale) -> None:
         """Go by another policy from the next look on."""
         self._scaling.reconfigure(autoscale)
+
+    @property
+    def starts(self) -> PoolScaling:
+        """What is known of how long pods take to start."""
+        return self._scaling
+
+    def ask_for_one(self) -> None:
+        """Have a pod wanted at once: requests wait for the first one."""
+        if not self.signals:
+            self.look()
+        if self._scaling.ask_for_one():
+            self._changed()
 
     def end(self) -> None:
         """Want nothing any more: the pool is gone. If it comes back, what was learned counts again."""

@@ -5,9 +5,10 @@ Each pool enters its books here.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from extproc.admission.waiting_bodies import WaitingBodies
 from extproc.errors import ConfigError, PromptTokensError
 from extproc.models.models import ServedModel, TokensFrom
 from extproc.pods.scrape_pace import ScrapePace
@@ -46,6 +47,8 @@ class SharedResources:
         self.degradations = DegradationLog()
         self.token_settings = TokenSettings(budget_tokens=settings.token_budget)
         self.long_work = LongWork()
+        self.waiting_bodies = WaitingBodies(most_bytes=settings.max_waiting_body_bytes)
+        self.tell_scalers: Callable[[], None] = _nobody_scales  # what is wanted has changed
         self.tokenizers = TokenizerCache()
         self.scrape_pace = ScrapePace(rests=settings.follows_mesh)
         self.page_turns = PageTurns()
@@ -113,6 +116,10 @@ class SharedResources:
     def _heard(self) -> None:
         for books in self.books.values():
             books.changed()
+
+
+def _nobody_scales() -> None:
+    pass
 
 
 def _records(settings: PickerSettings) -> "RequestRecords | None":

@@ -108,6 +108,8 @@ class Quotas:
         self.decisions = {(outcome, source): 0 for outcome in (ALLOWED, *LIMITS) for source in (SHARED, LOCAL)}
         # (tenant that a quota names, "*" for others; ALLOWED or the limit) -> requests
         self.decisions_by_tenant: dict[tuple[str, str], int] = {}
+        self.is_shadow = False  # whoever asks does as if all were allowed
+        self.shadow_refusals: dict[tuple[str, str], int] = {}  # tenant as the quota names it, limit
         self._writes = QuotaWrites()
         self._wake = asyncio.Event()
 
@@ -326,6 +328,10 @@ class Quotas:
         return QuotaVerdict(key=key, limit=limit, wait_seconds=wait, levels=taken.levels, terms=key.terms)
 
     def _count(self, key: QuotaKey, outcome: str, source: str) -> None:
+        if self.is_shadow and outcome != ALLOWED:
+            refused = (key.quota.tenant, outcome)
+            self.shadow_refusals[refused] = self.shadow_refusals.get(refused, 0) + 1
+            outcome = ALLOWED  # and so it is
         self.decisions[outcome, source] += 1
         of_tenant = (key.quota.tenant, outcome)
         self.decisions_by_tenant[of_tenant] = self.decisions_by_tenant.get(of_tenant, 0) + 1

@@ -50,6 +50,7 @@ class AccessRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     scores: dict[str, float] | None = None  # the endpoint's: scorer -> score x weight
     candidates: int | None = None  # that had room and passed the filters
     degraded: tuple[str, ...] = ()  # inputs that were missing
+    shadow: tuple[str, ...] = ()  # what the policy would have done: action and reason
     reason: str | None = None  # of a refusal
     prompt_tokens: int | None = None  # 0: unknown
     predicted_cached_tokens: int | None = None
@@ -126,6 +127,8 @@ def record_of_decision(decided: Decided, names: NameHashes) -> AccessRecord:
             line.tenant = names.tenant(request_class.tenant)
     if isinstance(outcome, Decision):
         _decide(line, outcome)
+        if record.shadow:
+            line.shadow = tuple([each.code for each in record.shadow])
     else:
         line.reason = outcome.reason
         if decided.endpoint is None:

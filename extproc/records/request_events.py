@@ -14,6 +14,7 @@ from extproc.disaggregation.prefill_plan import PrefillPlan
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.policy.request_class import RequestClass
+from extproc.policy.shadow import Withheld
 from extproc.responses.realised import Usage
 
 
@@ -58,6 +59,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Decision | PickError
     asked: AskedFor | None = None  # None: it was refused before it was read
     prefill: PrefillPlan | None = None  # None: nobody but the decode pod could compute its prompt
+    shadow: tuple[Withheld, ...] = ()  # what the policy would have done to it, were it not in shadow
 
 
 class SpanContext(msgspec.Struct, frozen=True, kw_only=True):

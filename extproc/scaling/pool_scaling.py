@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 import msgspec
 
-from extproc.policy.autoscale import Autoscale, ScalePolicy
+from extproc.policy.autoscale import SERVING_ROLES, Autoscale, ScalePolicy
 from extproc.scaling.demand import RoleDemand, Waiting, Work
 from extproc.scaling.forecast import Forecast
 from extproc.scaling.holding import Holding
@@ -21,6 +21,7 @@ from extproc.scaling.thresholds import WORDS, Verdict, Way, verdict
 
 MOST_GAP_SECONDS = 60.0  # between two looks; more, and less than none: the clock has jumped
 STARTS_KEPT = 5
+ASKED = "no pod is ready, and there are requests"
 UP_MARGIN, DOWN_MARGIN = 0.25, 0.25  # of a pod: more, and fewer, only beyond that, or one would come and go at the edge
 
 
@@ -50,6 +51,7 @@ class PoolScaling:
         self._starting: dict[str, float] = {}  # pods that were seen to appear -> seconds, until they serve
         self._known: set[str] | None = None  # pods of the last look
         self._starts: list[float] = []  # seconds that the last ones took
+        self.first_start: float | None = None  # since when the oldest pod starts that will answer clients
         self._looked_at: float | None = None
         self._refused = (0.0, 0.0)
 
@@ -96,6 +98,21 @@ class PoolScaling:
         """What new pods took from being seen first until they served, the median of the last; None: none was seen."""
         return median(self._starts) if self._starts else None
 
+    def ask_for_one(self) -> bool:
+        """Want a pod where clients are answered and none is wanted: a request waits. Tell whether that is new.
+
+        Between two looks: whoever scales is to know at once.
+        """
+        asked = {
+            role: msgspec.structs.replace(signal, wanted=1, told=signal.present if signal.shadow else 1, reason=ASKED)
+            for role, signal in self.signals.items()
+            if role in SERVING_ROLES and not signal.wanted
+        }
+        for role, signal in asked.items():
+            self._roles[role].holding.hold(1, ready=signal.ready)
+        self.signals = {**self.signals, **asked}
+        return bool(asked)
+
     def _oldest_start(self, role: str, pods: Sequence[PodSeen], *, now: float) -> float:
         """Return for how many seconds the oldest pod of the role that starts has done so; 0: none starts."""
         began = [self._starting[pod.address] for pod in pods if pod.role == role and pod.address in self._starting]
@@ -112,6 +129,10 @@ class PoolScaling:
             elif not pod.serves and began is None and self._known is not None and pod.address not in self._known:
                 self._starting[pod.address] = now
         self._known = {pod.address for pod in pods}
+        serving = [
+            self._starting[pod.address] for pod in pods if pod.address in self._starting and pod.role in SERVING_ROLES
+        ]
+        self.first_start = min(serving, default=None)
         self._starting = {address: began for address, began in self._starting.items() if address in self._known}
 
     def _signal(
@@ -221,7 +242,9 @@ def _waiting(role: str, seen: PoolSeen, *, requests: float, tokens: float) -> Wa
     """
     serving = [pod.role for pod in seen.pods if pod.serves]
     there = serving or [pod.role for pod in seen.pods] or [role]
-    decoding = [each for each in there if each != "prefill"] or there
+    present = [pod.role for pod in seen.pods if pod.role != "prefill"]
+    # where only prefill pods are left, requests wait for the first pod that decodes
+    decoding = [each for each in serving if each != "prefill"] or present or [role]
     prefilling = [each for each in there if each == "prefill"] or decoding
     of_requests = decoding.count(role) / len(decoding)
     of_tokens = prefilling.count(role) / len(prefilling)

@@ -114,6 +114,12 @@ class PickerSettings:
         "Bytes that all request bodies may hold that have not ended; beyond, the largest is answered 503.",
         least=1 << 20,
     )
+    max_waiting_body_bytes: int = setting(
+        256 << 20,
+        "Bytes that requests may hold that wait for the first pod of a pool; beyond, the least important are answered "
+        "503.",
+        least=1 << 20,
+    )
     steering: Steering = setting(
         Steering.OVERRIDE_HOST, "override-host: a list that retries walk; original-dst: exactly one address."
     )

@@ -23,6 +23,7 @@ PHASE_SECONDS = (
     *(2.5, 5.0, 10.0, 30.0, 60.0),  # nothing but the queue takes so long
 )
 QUEUE_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+FIRST_POD_BOUNDS = (1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 240.0, 300.0, 600.0)
 ERROR_TOKENS = (-4096.0, -1024.0, -256.0, -64.0, -16.0, -1.0, 0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 
 # requests
@@ -61,6 +62,13 @@ UNFINISHED_BODY_BYTES = gauge(
 )
 UPLOADS_GAVE_WAY = counter(
     "kvmesh_uploads_gave_way_total", "Request bodies that were answered 503 because all of them held too much."
+)
+WAITING_BODY_BYTES = gauge(
+    "kvmesh_waiting_body_bytes", "Bytes held of requests that wait for a pool's first pod (max_waiting_body_bytes)."
+)
+WAITING_BODIES_GAVE_WAY = counter(
+    "kvmesh_waiting_bodies_gave_way_total",
+    "Requests that were answered 503 because all that wait for a first pod held too much.",
 )
 RESPONSES_MISSED = counter(
     "kvmesh_responses_missed_total", "Responses that were to be read or changed and were not.", "why"
@@ -349,6 +357,21 @@ QUEUE_WAITS = histogram(
     "class",
     bounds=QUEUE_SECONDS,
 )
+FIRST_POD_WAITING = gauge(
+    "kvmesh_first_pod_waiting_requests", "Requests that wait for the first pod of a pool without a ready one.", "class"
+)
+FIRST_POD_WAITS = counter(
+    "kvmesh_first_pod_waits_total",
+    "Requests that have waited for a pool's first pod, by class and how.",
+    "class",
+    "outcome",
+)
+FIRST_POD_SECONDS = histogram(
+    "kvmesh_first_pod_seconds",
+    "Time that requests waited for a pool's first pod and for room at it, however it ended.",
+    "class",
+    bounds=FIRST_POD_BOUNDS,
+)
 STEP_CHANGES = counter(
     "kvmesh_degradation_changes_total",
     "Steps of degradation that were entered or left.",
@@ -357,6 +380,32 @@ STEP_CHANGES = counter(
     "change",
 )
 STEPS = gauge("kvmesh_degradation_step", "1 while a step is in force.", "class", "step", over=Over.EACH)
+SHADOW = gauge(
+    "kvmesh_shadow", "1: the policy only counts what it would refuse, degrade, offload or scale.", over=Over.EACH
+)
+SHADOW_DECISIONS = counter(
+    "kvmesh_shadow_decisions_total",
+    "What a policy in shadow would have done to requests that were sent on instead; several may be of one request.",
+    "class",
+    "rule",
+    "action",
+    "reason",
+)
+SHADOW_REFUSED = counter(
+    "kvmesh_shadow_refused_requests_total",
+    "Requests that a policy in shadow would have refused, by the first reason.",
+    "class",
+    "reason",
+)
+SHADOW_STEPS = gauge(
+    "kvmesh_shadow_degradation_step", "1 while a step would be in force.", "class", "step", over=Over.EACH
+)
+SHADOW_QUOTA_REFUSALS = counter(
+    "kvmesh_shadow_tenant_quota_refusals_total",
+    "Requests that a quota in shadow would have refused, by the tenant that it names and its limit.",
+    "tenant",
+    "limit",
+)
 CLASS_TARGET = gauge(
     "kvmesh_class_ttft_target_seconds",
     "Time to the first token that the policy promises a class.",

@@ -41,6 +41,7 @@ class OverloadTelemetry:
         self._ignored = registry.values(metrics.IGNORED_OBJECTIVES)
         self._tokens = registry.values(metrics.CLASS_PROMPT_TOKENS)
         self.refused_requests = self.refused_tokens = 0.0
+        self.is_shadow = False  # steps are entered and left, and change no request
         self._full = registry.values(metrics.ENDPOINT_FULL)
         self._targets = registry.values(metrics.CLASS_TARGET)
         self._inter_token_targets = registry.values(metrics.CLASS_INTER_TOKEN_TARGET)
@@ -71,7 +72,8 @@ class OverloadTelemetry:
 
         def read() -> Reading:
             yield metrics.QUEUED, (((class_name,), count) for class_name, count in queued().items())
-            yield metrics.STEPS, steps_in_force()
+            yield metrics.STEPS, () if self.is_shadow else steps_in_force()
+            yield metrics.SHADOW_STEPS, steps_in_force() if self.is_shadow else ()
             yield metrics.ESTIMATE_ERROR, estimate_errors()
 
         self._registry.read(read)
@@ -126,6 +128,16 @@ class OverloadTelemetry:
     def step_changed(self, change: StepChange) -> None:
         """Count and log a step that was entered or left."""
         direction = "entered" if change.entered else "left"
+        if self.is_shadow:
+            log.info(
+                "class %s: step %s would be %s at pressure %.2f (shadow)",
+                change.class_name,
+                change.step.step.value,
+                direction,
+                change.pressure,
+                extra={"pool": change.pool},
+            )
+            return
         self._step_changes.of(change.class_name, change.step.step.value, direction).value += 1
         log.log(
             logging.WARNING if change.entered else logging.INFO,

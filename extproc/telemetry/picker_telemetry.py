@@ -13,6 +13,7 @@ from extproc.telemetry.endpoint_telemetry import EndpointView, LatencyTelemetry,
 from extproc.telemetry.extension_metrics import ExtensionTelemetry
 from extproc.telemetry.prefill_telemetry import PrefillTelemetry
 from extproc.telemetry.process_telemetry import process_text
+from extproc.telemetry.shadow_telemetry import ShadowTelemetry
 from extproc.telemetry.slo_telemetry import SloTelemetry
 from extproc.telemetry.tenant_telemetry import TenantTelemetry
 from kvmesh.metrics.registry import Histogram, MetricsPage, Registry, Value
@@ -58,6 +59,7 @@ class PickerTelemetry:
         self._missed = registry.values(metrics.RESPONSES_MISSED)
         self._findings = registry.values(metrics.FINDING)
         self.prefill = PrefillTelemetry(registry)
+        self.shadow = ShadowTelemetry(registry)
         self._model_findings = registry.values(metrics.MODEL_FINDING)
 
     def phase(self, name: str, seconds: float) -> None:
@@ -165,6 +167,7 @@ class PickerTelemetry:
         self.models.reconfigure(policy.observability)
         self.tenants.know(policy.priorities.quotas)
         self.slo.know(policy.priorities.classes)
+        self.shadow.know(is_shadow=policy.shadow)
 
     def show(self, view: EndpointView) -> None:
         """Show the endpoints as the picker sees them, at each scrape; to be called once."""

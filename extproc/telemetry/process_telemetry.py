@@ -1,7 +1,7 @@
 """Metrics that are read from what others have counted: quotas, lookups, records, and the process itself."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,16 +38,21 @@ def show_quotas(registry: Registry, quotas: Quotas) -> None:
 
 
 def _quotas(quotas: Quotas) -> Reading:
-    by_tenant = quotas.decisions_by_tenant
-    known = sorted({tenant for tenant, _ in by_tenant if tenant != ANY})[:MOST_TENANTS]
-    counts: Counter[tuple[str, ...]] = Counter()
-    for (tenant, outcome), count in by_tenant.items():
-        counts[tenant if tenant in known else metrics.OTHER, outcome] += count
     facts = quotas.facts()
     yield metrics.QUOTA_DECISIONS, sorted(quotas.decisions.items())
-    yield metrics.TENANT_QUOTA_DECISIONS, sorted(counts.items())
+    yield metrics.TENANT_QUOTA_DECISIONS, _by_tenant(quotas.decisions_by_tenant)
+    yield metrics.SHADOW_QUOTA_REFUSALS, _by_tenant(quotas.shadow_refusals)
     yield metrics.QUOTA_WRITES_FAILING, [((), facts["writes_failing"])]
     yield metrics.QUOTA_OPEN_REQUESTS, [((), facts["open_requests"])]
+
+
+def _by_tenant(decisions: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, ...], int]]:
+    """Return the counts of the tenants that quotas name, and of all others together."""
+    known = sorted({tenant for tenant, _ in decisions if tenant != ANY})[:MOST_TENANTS]
+    counts: Counter[tuple[str, ...]] = Counter()
+    for (tenant, outcome), count in decisions.items():
+        counts[tenant if tenant in known else metrics.OTHER, outcome] += count
+    return sorted(counts.items())
 
 
 def show_lookups(registry: Registry, reader: PrefixIndexReader) -> None:

@@ -35,11 +35,12 @@ async def split_stack(
     decode: int,
     *flags: str,
     policy: str = "rule: always",
+    top: str = "",
     one_more: Sequence[str] = (),
 ) -> AsyncIterator[tuple[Stack, list[str], list[str], dict[str, Any]]]:
     """Start the stack before so many pods of each role; yield it with their addresses and processes.
 
-    `one_more`: the flags of one more prefill pod, which comes first.
+    `top`: further lines of the policy. `one_more`: the flags of one more prefill pod, which comes first.
     """
     async with AsyncExitStack() as exits:
         pods: dict[str, Any] = {}
@@ -49,7 +50,7 @@ async def split_stack(
         alike = prefill + decode - len(pods)
         pods |= await exits.enter_async_context(simulated_pods(alike, *HANDS_OVER, *flags))
         names = list(pods)
-        (folder / "policy.yaml").write_text(f"disaggregation: {{enabled: true, {policy}}}\n", encoding="utf-8")
+        (folder / "policy.yaml").write_text(f"disaggregation: {{enabled: true, {policy}}}\n{top}", encoding="utf-8")
         settings = (
             f"roles: {','.join(f'{name}=prefill' for name in names[:prefill])}\n"
             f"policy: {folder / 'policy.yaml'}\nsample_share: 1.0\nindex_timeout_ms: 2000\n"

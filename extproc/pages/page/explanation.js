@@ -51,6 +51,8 @@ function verdict(decision, { names, ended, routed, rehearsed }) {
   );
 }
 
+const SHADOW = { refuse: "be refused", wait: "wait", degrade: "get less", offload: "have its prompt computed elsewhere" };
+
 /** Why it went where it went, in sentences; only what the numbers bear out. */
 export function sentences(decision, names) {
   const said = [];
@@ -63,6 +65,7 @@ export function sentences(decision, names) {
   if (winner && decision.prompt_tokens) said.push(cache(decision));
   if (decision.prefill) said.push(prefill(decision.prefill, names));
   if (decision.request?.steps?.length) said.push(`Taken from it because its class is under pressure: ${decision.request.steps.join(", ")}.`);
+  for (const each of decision.shadow ?? []) said.push(`In shadow, it would ${SHADOW[each.action] ?? each.action} (${each.rule}, ${each.reason}): ${each.words}.`);
   return said.concat((decision.notes ?? []).map((note) => `${note}${/[.!?]$/.test(note) ? "" : "."}`));
 }
 

@@ -22,7 +22,7 @@ export function classesView(root, app) {
     const classes = data?.classes ?? [];
     const most = Math.max(1, ...classes.map((each) => each.waiting));
     const steps = classes.reduce((sum, each) => sum + (each.in_force?.length ?? 0), 0);
-    text(summary, data ? `${data.waiting ? `${plural(data.waiting, "request")} waiting` : "Nobody waits"}; ${steps ? `${plural(steps, "step")} of degradation in force` : "no step of degradation in force"}. What happened lately is of the last ${plural(data.remembered ?? 0, "decision")}.` : "");
+    text(summary, data ? `${data.shadow ? "The policy is in shadow: it refuses, holds back and degrades nothing, and only counts. " : ""}${data.waiting ? `${plural(data.waiting, "request")} waiting` : "Nobody waits"}; ${steps ? `${plural(steps, "step")} of degradation in force` : "no step of degradation in force"}. What happened lately is of the last ${plural(data.remembered ?? 0, "decision")}.` : "");
     empty.hidden = classes.length > 0;
     rows.node.hidden = classes.length === 0;
     keyed(rows.body, classes, (each) => each.class, () => makeRow(rows), (row, each) => drawRow(row, each, most));
@@ -60,7 +60,7 @@ function drawRow(row, each, most) {
   text(row.children[2], promised(each));
   text(row.children[3], kept(each));
   setBar(part.wait, each.waiting / most);
-  text(part.waiting, count(each.waiting));
+  text(part.waiting, `${count(each.waiting)}${each.waiting_for_pod ? ` (${count(each.waiting_for_pod)} for the first pod)` : ""}`);
   text(row.children[5], count(each.routed));
   const steps = (each.in_force ?? []).map((step) => `${step.step}${step.model_pool ? ` for ${step.model_pool}` : ""}, ${age(step.since_seconds)}, pressure ${Number(step.pressure ?? 0).toFixed(1)}`);
   const words = steps.join("\n");

@@ -62,7 +62,7 @@ CASES: dict[str, Case] = {
         good={'kvmesh_ready{instance="a"}': steady(0), 'kvmesh_ready{instance="b"}': steady(1)},
     ),
     "KvmeshNoReadyEndpoint": Case(
-        bad={'kvmesh_decisions_total{outcome="no-ready-endpoint"}': growing(1)},
+        bad={'kvmesh_decisions_total{outcome="no-pod-in-time"}': growing(1)},
         good={'kvmesh_decisions_total{outcome="shed"}': growing(100)},
     ),
     "KvmeshPoolFails": both(

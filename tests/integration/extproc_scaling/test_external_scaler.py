@@ -4,6 +4,7 @@ Messages are written and read here byte by byte, after the numbers of KEDA's ext
 declaration of them is not asked.
 """
 
+import asyncio
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.integration.hermetic_envoy import Refused
+from extproc.scaling import external_scaler
+from tests.integration.hermetic_envoy import Refused, Routed
 from tests.integration.overload_pods import HeldPod
 from tests.integration.pools_picker import Mesh, policy_document, pool_document, running_mesh
 
@@ -176,7 +178,10 @@ async def test_the_signals_are_on_the_pages(tmp_path: Path) -> None:
         assert 'kvmesh_scale_state{pool="llm/a",role="both",state="too-few-samples"} 1' in page
 
 
-async def test_the_first_request_for_a_pool_without_pods_wakes_it(tmp_path: Path) -> None:
+async def test_the_first_request_for_a_pool_without_pods_wakes_it_at_once_and_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_scaler, "TELL_SECONDS", 3600.0)  # streams are told by the request alone
     async with running_mesh(tmp_path) as mesh:
         mesh.desk.put(
             pool_document("a", port=mesh.port),
@@ -186,6 +191,23 @@ async def test_the_first_request_for_a_pool_without_pods_wakes_it(tmp_path: Path
         async with grpc.aio.insecure_channel(mesh.picker.grpc_address) as channel:
             stream = Keda(channel).stream(ref(pool="a"))
             assert fields(await stream.read()) == {}
-            refused = await mesh.asked(pool="llm/a")
-            assert isinstance(refused, Refused)
+            asked = asyncio.create_task(mesh.asked(pool="llm/a"))
             assert fields(await stream.read()) == {1: 1}
+            (scale,) = (await mesh.picker.get("/state?pool=llm/a"))["scale"]
+            assert (scale["wanted"], scale["state"]) == (1, "no-ready-pods")
+            assert not asked.done()
+            pod = await mesh.pod("a")
+            pod.release()
+            routed = await asked
+            assert isinstance(routed, Routed)
+            assert routed.endpoints[0] == pod.address
+
+
+async def test_where_a_pool_may_not_be_without_pods_a_request_is_refused_at_once(tmp_path: Path) -> None:
+    async with running_mesh(tmp_path) as mesh:
+        mesh.desk.put(
+            pool_document("a", port=mesh.port),
+            policy_document("scaled", pool="a", autoscale={"both": {"minReplicas": 1}}),
+        )
+        await mesh.eventually("/state?pool=llm/a", lambda state: bool(state.get("scale")))
+        assert isinstance(await mesh.asked(pool="llm/a"), Refused)

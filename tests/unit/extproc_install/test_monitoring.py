@@ -81,6 +81,10 @@ def asked() -> Iterator[tuple[str, str]]:
         yield rule.get("alert") or rule["record"], rule["expr"]
 
 
+def test_no_rule_counts_what_a_policy_in_shadow_has_not_done() -> None:
+    assert not [rule for rule in [*alerts(), *recordings()] if "shadow" in rule["expr"]]
+
+
 ASKED = pytest.mark.parametrize("expr", [expr for _, expr in asked()], ids=[place for place, _ in asked()])
 
 

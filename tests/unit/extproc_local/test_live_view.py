@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from extproc.local.live_view import SafeView, decision_line, draw_lines, draw_pages, new_decisions, page
-from extproc.pages.picker_state import DecisionState, EndpointState, IndexState, PickerState, PrefillState
+from extproc.pages.picker_state import ClassState, DecisionState, EndpointState, IndexState, PickerState, PrefillState
 
 PICKED = DecisionState(
     at=1_700_000_000.0,
@@ -98,6 +98,13 @@ def test_roles_and_who_computed_a_prompt_are_shown_where_pods_have_roles() -> No
     assert "127.0.0.1:8101, prompt by 127.0.0.1:8103  /v1/chat/completions" in "\n".join(shown)
     alone = msgspec.structs.replace(split, prefill=msgspec.structs.replace(plan, where="local"))
     assert not any("prompt by" in line for line in Terminal().lines(state(decisions=[alone])))
+
+
+def test_a_policy_in_shadow_and_requests_that_wait_for_the_first_pod_are_named() -> None:
+    waiting = ClassState(name="standard", waiting=3, waiting_for_pod=3)
+    shown = Terminal().lines(msgspec.structs.replace(state(decisions=()), classes=[waiting], shadow=True))
+    assert "under pressure: standard 3 waiting for the first pod" in shown
+    assert shown[-1] == "prefix index: ok, 2 sources    in shadow: only counts    Ctrl-C ends everything"
 
 
 def test_before_the_first_request_the_page_says_so() -> None:

@@ -68,6 +68,7 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: 
         endpoints=SimpleNamespace(known=lambda now: STATUSES),
         books=books,
         degradation=SimpleNamespace(in_force=lambda now: steps),
+        first_pod=SimpleNamespace(waiting={"critical": 3}),
         runtime=SimpleNamespace(admission=SimpleNamespace(waiting={"critical": 4}), recent=recent),
         tokens=SimpleNamespace(
             watch=SimpleNamespace(sources={"tiny": "text"}),
@@ -121,10 +122,10 @@ def test_classes_say_what_waits_what_is_in_force_and_what_became_of_the_last_req
 
     page = pages(steps=(step,), recent=recent).classes()
 
-    assert [(line.name, line.waiting, line.routed) for line in page.classes] == [
-        ("critical", 4, 0),
-        ("standard", 0, 1),
-        ("sheddable", 0, 0),
+    assert [(line.name, line.waiting, line.waiting_for_pod, line.routed) for line in page.classes] == [
+        ("critical", 4, 3, 0),
+        ("standard", 0, 0, 1),
+        ("sheddable", 0, 0, 0),
     ]
     assert [(line.target_ttft_ms, line.target_inter_token_ms, line.objective) for line in page.classes] == [
         (500, 50, 0.99),

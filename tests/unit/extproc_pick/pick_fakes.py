@@ -10,6 +10,7 @@ from extproc.admission.admission_queue import AdmissionQueue
 from extproc.admission.admit_request import RequestAdmission
 from extproc.admission.asked_request import RequestReader
 from extproc.admission.degradation import Degradation
+from extproc.admission.first_pod import FirstPodWaits
 from extproc.admission.flow_queue import FlowQueue
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.prepared_request import Picked
@@ -118,6 +119,7 @@ def runtime(
     learned: Mapping[str, str] | None = None,
     clock: Callable[[], float] = lambda: 1.0,
     prefill_pods: PodPages | None = None,
+    first_pod: FirstPodWaits | None = None,
 ) -> PoolRuntime:
     """Return the parts of a pool over fakes of all that is outside of the process."""
     priorities = policy.priorities
@@ -174,6 +176,7 @@ def runtime(
         degradations=DegradationLog(),
         reads=Pace(per_second=0.0, burst_seconds=0.0),
         full=queue.wake_at,
+        first_pod=first_pod,
         clock=clock,
         legs=PrefillLegs(
             books=books,

@@ -214,6 +214,26 @@ def test_models_without_exact_tokens_are_named_with_their_pools_and_what_to_do()
     assert "ExactTokens" not in told(mesh.update(), "a/all")
 
 
+def test_policies_that_only_count_say_so_with_the_pools_and_who_has_put_them_into_shadow() -> None:
+    mesh = Mesh()
+    mesh.put(*(inference_pool(f"a/{name}") for name in ("llama", "qwen", "yi")))
+    mesh.put(
+        inference_policy("a/all", {"quotas": [{"requestsPerMinute": 60}], "shadow": True}),
+        inference_policy("a/own", fallbacks(2), InferencePool="yi"),
+        inference_policy("a/acts", {"shadow": False}, InferencePool="qwen"),
+    )
+    state = mesh.update()
+    words = "nothing is refused, held back, degraded, offloaded or scaled, only counted: at {} by spec.shadow of a/all"
+    assert told(state, "a/all")["Shadow"] == ("True OnlyCounted", words.format("a/llama, a/yi"))
+    assert told(state, "a/own")["Shadow"] == ("True OnlyCounted", words.format("a/yi"))
+    assert "Shadow" not in told(state, "a/acts")
+    assert told(state, "a/all")["Accepted"][0] == "True Accepted"
+    assert [name for name, config in state.configs.items() if config.policy.shadow] == ["a/llama", "a/yi"]
+    assert state.configs["a/yi"].policy.autoscale.shadow
+    state = mesh.update(inference_policy("a/all", {"shadow": False}))
+    assert "Shadow" not in told(state, "a/all")
+
+
 def test_a_message_is_never_longer_than_anybody_reads_and_names_few_fields_of_many() -> None:
     conflicts = {"a/x": [f"spec.field{i:02}" for i in range(20)]}
     accepted, _ = conditions_of(Findings(conflicts=conflicts, overridden={}, invalid="x" * 5000), generation=1)

@@ -150,3 +150,21 @@ def test_a_doubtful_policy_is_accepted_with_a_warning(spec: dict[str, Any], word
 )
 def test_what_only_the_whole_shows_is_warned_of_for_the_pool(fields: dict[str, Any], words: list[str]) -> None:
     assert merged_warnings(*pick_policy(fields)) == words
+
+
+@pytest.mark.parametrize(
+    ("role", "least", "seconds", "words"),
+    [
+        ("both", 0, 300, ""),
+        ("decode", 0, 0, ""),
+        ("both", 0, 301, "301 s are more than gateways wait by default"),
+        ("decode", 2, 10, "says nothing: minReplicas is 2"),
+        ("prefill", 0, 10, "says nothing: no request waits for the first pod that computes prompts for others"),
+    ],
+)
+def test_a_wait_for_the_first_pod_that_never_comes_or_is_ended_sooner(
+    role: str, least: int, seconds: float, words: str
+) -> None:
+    scaled = {role: {"minReplicas": least, "waitFromZeroSeconds": seconds}}
+    found = "".join(merged_warnings(*pick_policy({"autoscale": scaled})))
+    assert found.startswith(f"spec.autoscale.{role}.waitFromZeroSeconds: {words}") if words else not found

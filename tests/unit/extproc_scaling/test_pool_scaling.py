@@ -8,7 +8,7 @@ import pytest
 
 from extproc.policy.autoscale import Autoscale, ScalePolicy, ScaleSignals
 from extproc.scaling.seen import State
-from tests.unit.extproc_scaling.scaled_pool import TOKENS_PER_SECOND, FluidPool
+from tests.unit.extproc_scaling.scaled_pool import TOKENS_PER_SECOND, FluidPod, FluidPool
 
 
 def busy(pods: float) -> Any:
@@ -78,6 +78,46 @@ def test_without_ready_pods_one_is_wanted_from_the_first_request_on() -> None:
     signal = pool.run(2)
     assert (signal.wanted, signal.reason) == (1, "no pod is ready, and there are requests: the number stays")
     assert pool.run(60).wanted == 1  # it is on its way
+
+
+def test_a_request_that_waits_has_one_pod_wanted_between_two_looks() -> None:
+    pool = FluidPool(policy=ScalePolicy(min_replicas=0))
+    assert pool.run(2).wanted == 0
+    assert pool.scaling.ask_for_one()
+    signal = pool.scaling.signals["both"]
+    assert (signal.wanted, signal.told, signal.reason) == (1, 1, "no pod is ready, and there are requests")
+    assert not pool.scaling.ask_for_one()
+    assert pool.run(60).wanted == 1
+
+
+def test_in_shadow_a_request_that_waits_changes_nothing_that_scalers_are_told() -> None:
+    pool = FluidPool(policy=ScalePolicy(min_replicas=0), shadow=True)
+    pool.run(2)
+    pool.scaling.ask_for_one()
+    assert (pool.scaling.signals["both"].wanted, pool.scaling.signals["both"].told) == (1, 0)
+
+
+def test_where_only_prefill_pods_are_left_a_decode_pod_is_wanted() -> None:
+    pool = FluidPool(policy=ScalePolicy(min_replicas=0), role="decode").add(1)
+    pool.pods[0].role = "prefill"
+    assert pool.run(4).wanted == 0
+    pool.queued_requests = 1
+    assert (pool.run(2).wanted, pool.signal.state) == (1, State.NO_READY_PODS)
+
+
+def test_the_oldest_pod_that_starts_to_answer_clients_is_known() -> None:
+    pool = FluidPool(policy=ScalePolicy(min_replicas=0))
+    pool.run(2)
+    pool.pods += [FluidPod(address="p", role="prefill", serves=False)]
+    pool.run(2)
+    assert pool.scaling.first_start is None
+    pool.pods += [FluidPod(address="a", serves=False)]
+    began = pool.now
+    pool.run(10)
+    assert pool.scaling.first_start == pytest.approx(began, abs=2.0)
+    pool.pods[1].serves = True
+    pool.run(2)
+    assert pool.scaling.first_start is None
 
 
 def test_pods_that_go_all_at_once_do_not_change_the_number() -> None:

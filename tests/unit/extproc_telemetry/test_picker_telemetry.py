@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from extproc.admission.waiting_bodies import WaitingBodies
 from extproc.ext_proc.uploads import Uploads
 from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.latency_estimate import LatencyEstimates
@@ -14,6 +15,7 @@ from extproc.pods.link_estimate import LinkEstimates
 from extproc.policy.priority import DEFAULT_CLASSES, PriorityClass
 from extproc.quotas.shared_quotas import Quotas
 from extproc.telemetry.endpoint_telemetry import EndpointView
+from extproc.telemetry.first_pod_telemetry import FirstPodTelemetry, show_waiting_bodies
 from extproc.telemetry.metrics import METRICS, UNROUTED
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
@@ -146,6 +148,8 @@ def test_a_picker_shows_what_is_declared_and_no_more() -> None:
     show_records(telemetry.registry, targets=(), traces=None)
     show_lookups(telemetry.registry, PrefixIndexReader(url="redis://127.0.0.1:1", hash_seed="s"))
     show_uploads(telemetry.registry, Uploads(most_bytes=1))
+    show_waiting_bodies(telemetry.registry, WaitingBodies(most_bytes=1))
+    FirstPodTelemetry(telemetry.registry).show(dict)
     show_pod_key(telemetry.registry, None)
     show_external_metrics(telemetry.registry, NotAsked())
     telemetry.registry.values(UNROUTED)  # of `Pools`, in a registry of its own
