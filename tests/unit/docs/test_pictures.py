@@ -14,7 +14,7 @@ PLAIN, BOLD = 0.53, 0.6  # of the size of a font: how wide a letter is on averag
 
 def extents(name: str) -> list[tuple[float, float, float, str]]:
     """Return left, right, base line and words of each text."""
-    found = []
+    found: list[tuple[float, float, float, str]] = []
     for text in ElementTree.fromstring(PICTURES[name]()).iter(f"{SVG}text"):
         words, x = text.text or "", float(text.attrib["x"])
         wide = (BOLD if "font-weight" in text.attrib else PLAIN) * float(text.attrib["font-size"]) * len(words)
@@ -61,7 +61,7 @@ def test_a_page_shows_it_with_words_for_who_does_not_see_it(name: str) -> None:
 
 
 def test_a_drawing_escapes_what_it_says() -> None:
-    parts = [
+    parts: list[Box | Words | Arrow] = [
         Box(at=(1, 1), size=(90, 30), title="a < b & c"),
         Words(at=(1, 60), text="<b>"),
         Arrow(points=((1, 1), (9, 9))),

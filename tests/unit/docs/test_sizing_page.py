@@ -75,7 +75,8 @@ def test_a_request_between_and_beyond_the_measured_sizes(tokens: int, millisecon
 
 
 def test_no_recorded_run_took_more_bytes_a_block() -> None:
-    first, further = [], []
+    first: list[float] = []
+    further: list[float] = []
     for path in REPOSITORY.glob("bench/results/????-??-??-index.json"):
         found = json.loads(path.read_text(encoding="utf-8"))
         parts = [part.get("rows", []) if isinstance(part, dict) else part for part in found.values()]
