@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-import torch.nn.functional as nn
-from torch.nn.attention.bias import causal_lower_right
+import torch  # type: ignore[import-not-found]
+import torch.nn.functional as nn  # type: ignore[import-not-found]
+from torch.nn.attention.bias import causal_lower_right  # type: ignore[import-not-found]
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, FFN, VOCABULARY = 32, 4096, 32, 8, 128, 14336, 128256
 KV_BYTES = 2 * LAYERS * KV_HEADS * HEAD * 2  # of one token, bfloat16

@@ -36,7 +36,7 @@ def judge_external_metrics(document: Document) -> Iterator[Finding]:
         yield error(SUBJECT, "it has no caBundle, so that the API server trusts no picker", fix=fix)
         return
     conditions = (document.get("status") or {}).get("conditions") or ()
-    available = next((each for each in conditions if each.get("type") == "Available"), {})
+    available: dict[str, str] = next((each for each in conditions if each.get("type") == "Available"), {})
     if available.get("status") == "True":
         yield fine(SUBJECT, "the API server reaches the pickers")
         return
