@@ -1,6 +1,6 @@
 """Whether the API server reaches the external-metrics API of an installation: it says so in the APIService's status."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -36,7 +36,7 @@ def judge_external_metrics(document: Document) -> Iterator[Finding]:
         yield error(SUBJECT, "it has no caBundle, so that the API server trusts no picker", fix=fix)
         return
     conditions = (document.get("status") or {}).get("conditions") or ()
-    available: dict[str, str] = next((each for each in conditions if each.get("type") == "Available"), {})
+    available: Mapping[str, Any] = next((each for each in conditions if each.get("type") == "Available"), {})
     if available.get("status") == "True":
         yield fine(SUBJECT, "the API server reaches the pickers")
         return
