@@ -80,7 +80,7 @@ class RequestAdmission:
         if (
             self._queue.is_empty
             or not asked.request_class.priority_class.sheddable
-            or not self._policy.overload.enabled
+            or not self._policy.holds_back
         ):
             return
         if self._would_wait(asked):
