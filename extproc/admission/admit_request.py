@@ -77,11 +77,7 @@ class RequestAdmission:
 
         Most of a flood is: tokenizing it and looking it up would take the picker's time from the others.
         """
-        if (
-            self._queue.is_empty
-            or not asked.request_class.priority_class.sheddable
-            or not self._policy.overload.enabled
-        ):
+        if self._queue.is_empty or not asked.request_class.priority_class.sheddable or not self._policy.holds_back:
             return
         if self._would_wait(asked):
             self._pressure.turn_away(asked.request_class, pool=asked.pool)

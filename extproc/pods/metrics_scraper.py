@@ -125,6 +125,8 @@ class MetricsScraper:
             if target is None:
                 target = self._targets[address] = self._target(address)
                 target.is_new = self._tasks is not None
+                if target.is_new:  # also before it reports: whole queues may wait for the first pod
+                    target.unknown = replace(target.unknown, ready_since=time.monotonic())
                 self._answers.expect(address)
                 self._count(1)
                 self._start(target)

@@ -56,6 +56,25 @@ async def test_requests_of_both_pickers_get_the_first_pod_and_a_picker_that_stop
             await waiting(mesh, 0)
 
 
+async def test_a_first_pod_gets_a_few_requests_until_it_has_reported(tmp_path: Path, redis_server: RedisServer) -> None:
+    async with running_mesh(tmp_path, redis_url=redis_server.url) as mesh, AsyncExitStack() as requests:
+        mesh.desk.put(pool_document("a", port=mesh.port), policy_document("p", pool="a", autoscale=AUTOSCALE))
+        await mesh.eventually("/state?pool=llm/a", lambda state: bool(state.get("scale")))
+        sent = [asyncio.create_task(ask(mesh, requests)) for _ in range(20)]
+        await waiting(mesh, 20)
+        pod = await mesh.pod("a", is_mute=True)
+        await mesh.eventually(
+            "/state?pool=llm/a", lambda state: sum(each["bookings"] for each in state["endpoints"]) > 0
+        )
+        await mesh.eventually("/state?pool=llm/a", lambda state: pod.scrapes > 0)
+        state = await mesh.picker.get("/state?pool=llm/a")
+        assert 1 <= sum(each["bookings"] for each in state["endpoints"]) <= 4
+        pod.is_mute = False
+        found = await asyncio.gather(*sent)
+        assert {each.endpoints[0] for each in found if isinstance(each, Routed)} == {pod.address}
+        assert all(isinstance(each, Routed) for each in found)
+
+
 async def test_a_picker_that_stops_answers_those_that_wait_and_the_other_one_keeps_its_own(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:

@@ -167,6 +167,11 @@ def test_where_no_first_pod_is_asked_for_a_request_is_refused_at_once_as_ever(au
         with pytest.raises(NoReadyEndpointError) as refusal:
             await desk.pick()
         assert (refusal.value.reason, refusal.value.retry_after_seconds, desk.asked) == ("no-ready-endpoint", None, 0)
+        page = desk.pool.telemetry.registry.text().decode()
+        counted = (
+            'kvmesh_shadow_decisions_total{action="wait",class="standard",reason="first-pod",rule="autoscale"} 1.0'
+        )
+        assert (counted in page) is autoscale.shadow
 
     play(run())
 
