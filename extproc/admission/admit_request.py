@@ -19,6 +19,7 @@ from extproc.admission.flow_queue import QueueFullError, Ticket
 from extproc.admission.pool_pressure import Expectation, PoolPressure
 from extproc.admission.prepared_request import Prepared, Preview
 from extproc.choosing.choose import PoolView, Snapshot, rooms_in
+from extproc.choosing.room import places_of
 from extproc.errors import (
     DisplacedShedError,
     QueueFullShedError,
@@ -119,7 +120,7 @@ class RequestAdmission:
         asked, request_class = prepared.asked, prepared.asked.request_class
         priority_class, pool = request_class.priority_class, asked.pool
         rooms = rooms_in(view, snapshot, ceiling=priority_class.ceiling)
-        waits = not any(room.fill < 1.0 for room in rooms) or (not self._queue.is_empty and self._would_wait(asked))
+        waits = not any(places_of(rooms)) or (not self._queue.is_empty and self._would_wait(asked))
         expectation = self._pressure.expect(
             snapshot.kept, request_class, pool=pool, uncached_tokens=snapshot.uncached_tokens, waits=waits
         )

@@ -10,7 +10,7 @@ from extproc.pods.inflight import Bookings
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import LIVE, IndexHits, PromptMatch
 from extproc.prefixes.routing_memory import RoutingMemory
-from extproc.replicas.shared_load import EndpointBookings, SharedView
+from extproc.replicas.shared_load import EndpointBookings, SharedView, add_counts
 
 ALONE = SharedView()
 NONE_BOOKED = EndpointBookings()
@@ -80,6 +80,7 @@ def candidates_of(
             filled_tokens=own.filled_tokens,
             trend=status.trend,
             models=status.models,
+            promised=add_counts(own.promised, other.promised),
         )
         if not (are_alike and state == LIVE and status.ready_since is None):
             candidate = structs.replace(

@@ -112,6 +112,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     adapter_placed: bool = False  # the request's LoRA adapter was sent there lately
     ready_since: float | None = None  # monotonic seconds since when it serves; None: it is not new
     held_back: str = ""  # why the index expects less than what full attention holds there, in words
+    promised: Mapping[str, int] = {}  # open streams there by class, of classes with a promised time a token
     source_state: str = ""  # what the index says of the endpoint's events where that is not "live", "" else
 
     @property
@@ -141,6 +142,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     subset: frozenset[str] | None = None  # endpoints that the route allows (`envoy.lb.subset_hint`); None: all
     max_model_len: int | None = None  # from the configuration, where the pods do not say
     turn: int = 0  # counts requests: what round robin goes by
+    class_name: str = ""  # of its priority; "": none
 
 
 NOTHING_ASKED = Ask()
