@@ -121,6 +121,52 @@ def overload() -> str:
     return _table(rows)
 
 
+def promise() -> str:
+    """Return what is kept of a promised time a token, and the share of least request's throughput, by load and arm."""
+    head = [
+        "",
+        "token gap p50 / p95, ms",
+        "promised",
+        "TTFT p95, ms",
+        "answered",
+        "prompt tokens/s",
+        "of least request's",
+    ]
+    rows = [head]
+    for each in newest("overload-promise")["promise"]["rows"]:
+        share = each["throughput_share"]
+        rows.append(
+            [
+                f"`{each['arm']}` {each['load']:g}x",
+                f"{each['inter_token_p50']:.1f} / {each['inter_token_p95']:.1f}",
+                f"{each['promised_ms']:g}",
+                f"{each['ttft_p95']:,.0f}",
+                f"{100 * each['answered_share']:.0f} %",
+                f"{each['throughput']:,.0f}",
+                f"{100 * share:.0f} %" if share is not None else "",
+            ]
+        )
+    return _table(rows)
+
+
+def conserved() -> str:
+    """Return what order costs in throughput, by mix."""
+    head = ["mix", "interactive TTFT p95, ms", "aimed at", "least request", "of least request's throughput"]
+    rows = [[*head, "refused at 0.9 times the capacity"]]
+    for each in newest("conserved")["rows"]:
+        rows.append(
+            [
+                each["says"],
+                f"{each['interactive_p95']:,.0f}",
+                f"{each['interactive_aim']:,.0f}",
+                f"{each['least_request_p95']:,.0f}",
+                f"{100 * each['share']:.1f} % ({100 * min(each['shares']):.1f} at least)",
+                f"{each['refusals']} of {each['requests']:,}",
+            ]
+        )
+    return _table(rows)
+
+
 def disaggregation() -> str:
     """Return what clients get and what pods do, by mix, fleet and rule."""
     result = newest("disaggregation")
@@ -246,6 +292,8 @@ TABLES = {
             routing,
             peers,
             overload,
+            promise,
+            conserved,
             disaggregation,
             scaling,
             folders,

@@ -70,7 +70,7 @@ def places_of(rooms: Sequence[Room]) -> Sequence[bool]:
     Where none has, promises to less important classes give way.
     """
     free = [room.fill < 1.0 for room in rooms]
-    return free if any(free) else [room.yields for room in rooms]
+    return free if True in free else [room.yields for room in rooms]
 
 
 def room(
@@ -98,34 +98,21 @@ def room(
     if load is None:
         return _unknown(candidate, pace, policy=policy, share=started * ceiling, blind=blind)
     found = _known(candidate, load, pace, policy=policy, share=started * ceiling, now=now)
-    if promises.seconds or now - pace.preempted_at < PREEMPTED_SECONDS:
-        return _beside_streams(found, candidate, pace, class_name=class_name, promises=promises, now=now)
+    if now - pace.preempted_at < PREEMPTED_SECONDS and promises.is_low(class_name):
+        return _preempting(found, since=now - pace.preempted_at)
+    if promises.seconds and (found.fill < 1.0 or found.by_backlog) and found is not EMPTY:
+        broken = broken_promise(candidate, pace, class_name=class_name, promises=promises)
+        if broken is not None:
+            return Room(broken.fill, broken.why, yields=broken.yields and found.fill < 1.0)
     return found
 
 
-def _beside_streams(
-    found: Room,
-    candidate: Candidate,
-    pace: EndpointPace,
-    *,
-    class_name: str,
-    promises: StreamPromises,
-    now: float,
-) -> Room:
-    """Return how full an endpoint is that is `found` so full by all but what its streams would notice.
-
-    One that is full for another reason stays so, but for one where a request may go nevertheless.
-    """
+def _preempting(found: Room, *, since: float) -> Room:
+    """Return how full an endpoint is that pushed a stream back so many seconds ago, and else is `found` so full."""
     if found is EMPTY or (found.fill >= 1.0 and not found.by_backlog):
         return found
-    since = now - pace.preempted_at
-    if since < PREEMPTED_SECONDS and promises.is_low(class_name):
-        opens_in = PREEMPTED_SECONDS - max(since, 0.0)
-        return Room(1.0, f"it has pushed a stream back {max(since, 0.0):.1f} s ago: its cache is full", opens_in)
-    broken = broken_promise(candidate, pace, class_name=class_name, promises=promises)
-    if broken is None:
-        return found
-    return Room(broken.fill, broken.why, yields=broken.yields and found.fill < 1.0)
+    since = max(since, 0.0)
+    return Room(1.0, f"it has pushed a stream back {since:.1f} s ago: its cache is full", PREEMPTED_SECONDS - since)
 
 
 def takes_prompts(candidate: Candidate, *, policy: OverloadPolicy, full_until: Mapping[str, float], now: float) -> bool:

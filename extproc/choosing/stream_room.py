@@ -13,6 +13,7 @@ from extproc.pods.endpoint_samples import EndpointPace
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.pods.stream_samples import StreamPace
 from extproc.slo.stream_promises import StreamPromises
+from kvmesh.pods.pod_report import EndpointLoad
 
 PROMISE_SHARE = 0.9  # of a promised time that is to be the mean: some streams are slower
 REASON = "inter-token-promise"
@@ -27,32 +28,33 @@ class BrokenPromise(msgspec.Struct, frozen=True, kw_only=True):
     yields: bool  # only classes less important than the request's would notice
 
 
-def seconds_with(candidate: Candidate, streams: StreamPace, pace: EndpointPace) -> float:
-    """Return the mean time a token at an endpoint once it runs the request, too."""
-    load = candidate.load
-    if load is None:
-        return 0.0
+def seconds_with(candidate: Candidate, load: EndpointLoad, streams: StreamPace, running_limit: float | None) -> float:
+    """Return the mean time a token at an endpoint with this report once it runs the request, too."""
     running, opened = load.running_requests, candidate.open_requests
-    active = load.unfinished_requests + candidate.booked_requests
-    active = max(active, opened)
-    context = load.kv_usage * load.kv_capacity_tokens if load.kv_capacity_tokens is not None else 0.0
+    active = running + load.waiting_requests + load.fetching_requests + candidate.booked_requests
+    if opened > active:  # noqa: PLR1730  (a call costs more)
+        active = opened
+    context: float = candidate.prompt_tokens
+    if load.kv_capacity_tokens is not None:
+        context += load.kv_usage * load.kv_capacity_tokens
     if active > running and opened:
         # what does not run yet is taken to be as long as what is open there
-        context += candidate.context_tokens * min((active - running) / opened, 1.0)
-    count, most = active + 1.0, pace.running_limit
-    if most is not None and count > most:
-        count = max(most, float(running))  # the others wait there
-    return streams.seconds(streams=count, context_tokens=context + candidate.prompt_tokens)
+        more = active - running
+        context += candidate.context_tokens * (more / opened if more < opened else 1.0)
+    count = active + 1.0
+    if running_limit is not None and count > running_limit:
+        count = max(running_limit, float(running))  # the others wait there
+    return streams.seconds(count, context)
 
 
 def broken_promise(
     candidate: Candidate, pace: EndpointPace, *, class_name: str, promises: StreamPromises
 ) -> BrokenPromise | None:
     """Return what the request's stream would break there; None: nothing, as far as is known."""
-    streams = pace.streams
-    if streams is None:
+    streams, load = pace.streams, candidate.load
+    if streams is None or load is None:
         return None
-    seconds = seconds_with(candidate, streams, pace)
+    seconds = seconds_with(candidate, load, streams, pace.running_limit)
     if seconds <= PROMISE_SHARE * promises.tightest_seconds:
         return None
     priority = promises.priorities.get(class_name, promises.highest_priority)
@@ -82,8 +84,8 @@ def least_seconds(kept: Sequence[Candidate], estimates: LatencyEstimates) -> flo
     found = 0.0
     for candidate in kept:
         pace = estimates.pace(candidate.address)
-        if pace.streams is not None and candidate.load is not None:
-            seconds = seconds_with(candidate, pace.streams, pace)
+        if pace.streams is not None and (load := candidate.load) is not None:
+            seconds = seconds_with(candidate, load, pace.streams, pace.running_limit)
             found = seconds if not found else min(found, seconds)
     return found
 
@@ -95,14 +97,16 @@ def unkept(
     promised = promises.seconds.get(class_name)
     if promised is None:
         return {}
-    unlearned, slow = [], []
+    unlearned, slow, reach = [], [], PROMISE_SHARE * promised
     for candidate in kept:
+        streams = estimates.pace(candidate.address).streams
+        if streams is not None and streams.alone_seconds <= reach:  # nearly always
+            continue
         if candidate.load is None or not candidate.load.unfinished_requests:
             continue
-        streams = estimates.pace(candidate.address).streams
         if streams is None:
             unlearned.append(candidate.address)
-        elif is_out_of_reach(streams, promised):
+        else:
             slow.append(f"{candidate.address} ({1000 * streams.alone_seconds:.3g} ms)")
     words = {}
     if unlearned:

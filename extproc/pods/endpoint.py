@@ -105,6 +105,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     filled_tokens: float = 0.0  # prompt tokens computed there of late: what has taken room in its cache
     trend: EndpointTrend = NO_TREND
     models: EndpointModels | None = None
+    promised: Mapping[str, int] = {}  # open streams there by class, of classes with a promised time a token
     role: Role = Role.BOTH
     cordoned: bool = False  # the operator keeps new requests away
     unhealthy: str | None = None  # why it is avoided
@@ -112,7 +113,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     adapter_placed: bool = False  # the request's LoRA adapter was sent there lately
     ready_since: float | None = None  # monotonic seconds since when it serves; None: it is not new
     held_back: str = ""  # why the index expects less than what full attention holds there, in words
-    promised: Mapping[str, int] = {}  # open streams there by class, of classes with a promised time a token
     source_state: str = ""  # what the index says of the endpoint's events where that is not "live", "" else
 
     @property

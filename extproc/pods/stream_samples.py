@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from extproc.pods.step_times import StepTime, StepTimes
+from extproc.pods.step_times import FAR, StepTime, StepTimes
 from kvmesh.pods.pod_report import EndpointLoad
 
 WINDOW_SECONDS = 1.0
@@ -20,19 +20,38 @@ MOST_TOKENS_A_SECOND = 1e7  # more is nonsense
 
 
 class StreamPace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a token takes on one endpoint, until its next report."""
+    """What a token takes on one endpoint, until its next report; `pace_of` makes it, and each pick asks."""
 
-    step: StepTime
-    prompt_tokens: float  # computed in a step of late
+    level_seconds: float  # with nothing in a step but prompt tokens, as they came of late
+    seconds_a_stream: float
+    seconds_a_context_token: float
+    far_streams: float  # beyond these two nothing is known, and nothing is added
+    far_context_tokens: float
+    alone_seconds: float  # of one stream that nothing is beside: no promise below it can be kept
 
-    def seconds(self, *, streams: float, context_tokens: float) -> float:
-        """Return the mean time a token while so many streams run there, and prompts come as they did of late."""
-        return self.step.seconds(streams=streams, context_tokens=context_tokens, prompt_tokens=self.prompt_tokens)
+    def seconds(self, streams: float, context_tokens: float) -> float:
+        """Return the mean time a token while so many streams with so much context run there."""
+        if streams > self.far_streams:  # noqa: PLR1730  (a call costs more)
+            streams = self.far_streams
+        if context_tokens > self.far_context_tokens:  # noqa: PLR1730
+            context_tokens = self.far_context_tokens
+        return self.level_seconds + self.seconds_a_stream * streams + self.seconds_a_context_token * context_tokens
 
-    @property
-    def alone_seconds(self) -> float:
-        """The time a token of one stream that nothing is beside: no promise below it can be kept."""
-        return self.step.alone_seconds + self.step.seconds_a_stream
+    def seconds_after(self, load: EndpointLoad) -> float:
+        """Return the time a token once one stream more runs beside those that were reported."""
+        return self.seconds(load.unfinished_requests + 1.0, context_tokens(load))
+
+
+def pace_of(step: StepTime, *, prompt_tokens: float) -> StreamPace:
+    """Return what a step of the endpoint takes while so many prompt tokens are computed in it."""
+    return StreamPace(
+        level_seconds=step.alone_seconds + step.seconds_a_prompt_token * prompt_tokens,
+        seconds_a_stream=step.seconds_a_stream,
+        seconds_a_context_token=step.seconds_a_context_token,
+        far_streams=FAR * step.most_streams,
+        far_context_tokens=FAR * step.most_context_tokens,
+        alone_seconds=step.alone_seconds + step.seconds_a_stream,
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +84,7 @@ class StreamSamples:
         if running:
             self._busy += seconds
             self._running += seconds * running
-            self._context += seconds * (_context_tokens(last) + _context_tokens(load)) / 2
+            self._context += seconds * (context_tokens(last) + context_tokens(load)) / 2
         self._tokens += load.inter_token_count - last.inter_token_count
         self._token_seconds += load.inter_token_seconds_sum - last.inter_token_seconds_sum
         self._prompts += _prompt_tokens(last, load)
@@ -90,14 +109,14 @@ class StreamSamples:
         self.prompt_tokens = self.prompt_tokens * share + beside * (1.0 - share)
         self._clear()
         step = self.times.fit(pool)
-        self.pace = None if step is None else StreamPace(step=step, prompt_tokens=self.prompt_tokens)
+        self.pace = None if step is None else pace_of(step, prompt_tokens=self.prompt_tokens)
 
     def _clear(self) -> None:
         self._seconds = self._busy = self._running = self._context = 0.0
         self._tokens = self._token_seconds = self._prompts = 0.0
 
 
-def _context_tokens(load: EndpointLoad) -> float:
+def context_tokens(load: EndpointLoad) -> float:
     """Return the tokens that the streams there attend to; a prefix that several share counts once."""
     return load.kv_usage * load.kv_capacity_tokens if load.kv_capacity_tokens is not None else 0.0
 

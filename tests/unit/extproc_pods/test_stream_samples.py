@@ -59,7 +59,7 @@ def test_what_one_more_stream_costs_is_learned_from_reports_that_differ() -> Non
     streams = estimates.pace("a").streams
     assert streams is not None
     for running in (1, 8, 24):
-        seconds = streams.seconds(streams=running, context_tokens=1000.0 * running)
+        seconds = streams.seconds(running, 1000.0 * running)
         assert seconds == pytest.approx(ALONE + STREAM * running, rel=0.07)
 
 
@@ -74,7 +74,7 @@ def test_a_pod_that_was_not_seen_yet_is_taken_for_the_others_of_its_pool() -> No
         estimates.report("b", report, now=pod.at + report.reported_at)
     known, other = estimates.pace("a").streams, estimates.pace("b").streams
     assert known is not None and other is not None
-    assert other.step.seconds_a_stream == pytest.approx(known.step.seconds_a_stream, rel=0.1)
+    assert other.seconds_a_stream == pytest.approx(known.seconds_a_stream, rel=0.1)
 
 
 def test_prompts_cost_the_streams_beside_them_as_long_as_they_come() -> None:
@@ -82,12 +82,12 @@ def test_prompts_cost_the_streams_beside_them_as_long_as_they_come() -> None:
     busy = estimates.pace("a").streams
     assert busy is not None
     expected = (ALONE + 12 * STREAM) / (1.0 - PROMPT * 4000.0)
-    assert busy.seconds(streams=12, context_tokens=12_000) == pytest.approx(expected, rel=0.1)
+    assert busy.seconds(12, 12_000) == pytest.approx(expected, rel=0.1)
     for report in pod.go_on(12, running=8):
         estimates.report("a", report, now=report.reported_at)
     calm = estimates.pace("a").streams
     assert calm is not None
-    assert calm.seconds(streams=12, context_tokens=12_000) == pytest.approx(ALONE + 12 * STREAM, rel=0.1)
+    assert calm.seconds(12, 12_000) == pytest.approx(ALONE + 12 * STREAM, rel=0.1)
     assert busy.alone_seconds == pytest.approx(ALONE + STREAM, rel=0.15)  # whatever is beside it
 
 
