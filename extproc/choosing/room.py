@@ -29,7 +29,7 @@ class Room(msgspec.Struct, frozen=True, gc=False):
     why: str = ""  # it is full, for people; "" else
     opens_in_seconds: float | None = None  # where time alone makes room; None: there is room, or an event has to
     by_backlog: bool = False  # prompts that are to be computed there are all that makes it full
-    yields: bool = False  # promises to less important classes are all that makes it full
+    yields: bool = False  # promises, or streams, of less important classes are all that makes it full
 
 
 EMPTY = Room(0.0)
@@ -67,7 +67,7 @@ def rooms_of(
 def places_of(rooms: Sequence[Room]) -> Sequence[bool]:
     """Tell for each endpoint whether a request may go there: where it has room.
 
-    Where none has, promises to less important classes give way.
+    Where none has, what is promised to less important classes gives way, and their streams are not waited for.
     """
     free = [room.fill < 1.0 for room in rooms]
     return free if True in free else [room.yields for room in rooms]

@@ -1,7 +1,8 @@
 """Whether one more stream on an endpoint would break a promised time a token: its own, or that of one that runs. Pure.
 
 `room` asks. The promises of a class that is more important or equally important are kept; those of less important
-classes give way where there is no other place. `docs/explanation/estimates.md` has the rules in words.
+classes give way where there is no other place, and their streams are not waited for.
+`docs/explanation/estimates.md` has the rules in words.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ class BrokenPromise(msgspec.Struct, frozen=True, kw_only=True):
 
     fill: float  # the expected time as a share of the one that is promised, less a margin
     why: str
-    yields: bool  # only classes less important than the request's would notice
+    yields: bool  # only less important classes would notice, or only their streams are what makes tokens late
 
 
 def seconds_with(candidate: Candidate, load: EndpointLoad, streams: StreamPace, running_limit: float | None) -> float:
@@ -48,7 +49,11 @@ def seconds_with(candidate: Candidate, load: EndpointLoad, streams: StreamPace, 
 
 
 def broken_promise(
-    candidate: Candidate, pace: EndpointPace, *, class_name: str, promises: StreamPromises
+    candidate: Candidate,
+    pace: EndpointPace,
+    *,
+    class_name: str,
+    promises: StreamPromises,
 ) -> BrokenPromise | None:
     """Return what the request's stream would break there; None: nothing, as far as is known."""
     streams, load = pace.streams, candidate.load
@@ -63,7 +68,12 @@ def broken_promise(
         promised = promises.seconds.get(name)
         if promised is None or seconds <= PROMISE_SHARE * promised or is_out_of_reach(streams, promised):
             continue
-        yields = promises.priorities[name] < priority
+        theirs = promises.priorities[name]
+        yields = theirs < priority or (
+            theirs == priority
+            and class_name in promises.seconds
+            and _seconds_without_others(candidate, load, streams, promises, priority) <= PROMISE_SHARE * promised
+        )
         if broken is None or (broken.yields and not yields):
             broken = BrokenPromise(
                 fill=max(seconds / (PROMISE_SHARE * promised), 1.0),
@@ -72,6 +82,20 @@ def broken_promise(
                 yields=yields,
             )
     return broken
+
+
+def _seconds_without_others(
+    candidate: Candidate, load: EndpointLoad, streams: StreamPace, promises: StreamPromises, priority: int
+) -> float:
+    """Return the mean time a token with the request once all streams have ended that are less important.
+
+    These are all that are not known to be as important: streams with a promise alone are counted by class. They end
+    whether the request waits or not, and while it runs there none of them comes after.
+    """
+    count = sum(number for name, number in candidate.promised.items() if promises.priorities.get(name, 0) >= priority)
+    context = load.kv_usage * load.kv_capacity_tokens if load.kv_capacity_tokens is not None else 0.0
+    share = min(count / max(load.running_requests, 1), 1.0)
+    return streams.seconds(count + 1.0, context * share + candidate.prompt_tokens)
 
 
 def is_out_of_reach(streams: StreamPace, promised_seconds: float) -> bool:

@@ -105,7 +105,7 @@ def test_context_counts_that_of_the_streams_there_that_of_those_on_their_way_and
 
 
 def test_the_reason_names_the_promise() -> None:
-    [room] = rooms(pod(running=60), of="chat", promised=promises(chat=0.030))
+    [room] = rooms(pod(running=60, promised={"chat": 60}), of="chat", promised=promises(chat=0.030))
     assert room.why.startswith("inter-token-promise: ")
     assert room.why.endswith(" ms a token with one more stream, 30 ms are promised to class 'chat'")
     assert (room.fill > 1.0, room.opens_in_seconds, room.by_backlog, room.yields) == (True, None, False, False)
@@ -127,8 +127,24 @@ def test_classes_that_are_equally_important_keep_each_other_s_promises() -> None
             classes={"chat": PriorityClass(inter_token_seconds=0.03), "code": PriorityClass(inter_token_seconds=0.1)}
         )
     )
-    [room] = rooms(pod(running=40, promised={"chat": 2}), of="code", promised=equal)
+    [room] = rooms(pod(running=40, promised={"chat": 39}), of="code", promised=equal)
     assert (has_room(room), room.yields) == (False, False)
+    # one without a promise could fill the pod again and again
+    plain = stream_promises(
+        PriorityPolicy(classes={"chat": PriorityClass(inter_token_seconds=0.03), "code": PriorityClass()})
+    )
+    [room] = rooms(pod(running=40, promised={"chat": 2}), of="code", promised=plain)
+    assert (has_room(room), room.yields) == (False, False)
+
+
+def test_streams_of_less_important_classes_are_not_waited_for() -> None:
+    promised = promises(chat=0.030, batch=None)
+    filled, own = pod(running=60, promised={"chat": 10}), pod("b", running=60, promised={"chat": 50})
+    found = rooms(filled, own, of="chat", promised=promised)
+    assert ([has_room(room) for room in found], places_of(found)) == ([False, False], [True, False])
+    assert places_of(rooms(filled, pod("b", running=20), of="chat", promised=promised)) == [False, True]
+    long = pod(running=60, context=90_000, promised={"chat": 30}, prompt=60_000)  # too much by itself
+    assert places_of(rooms(long, of="chat", promised=promised)) == [False]
 
 
 def test_promises_to_less_important_classes_give_way_where_there_is_no_other_place() -> None:
@@ -141,7 +157,7 @@ def test_promises_to_less_important_classes_give_way_where_there_is_no_other_pla
 
 def test_the_own_promise_counts_before_those_that_give_way() -> None:
     promised = promises(chat=0.030, batch=0.025)
-    [room] = rooms(pod(running=60, promised={"batch": 3}), of="chat", promised=promised)
+    [room] = rooms(pod(running=60, promised={"batch": 3, "chat": 50}), of="chat", promised=promised)
     assert (room.yields, "'chat'" in room.why) == (False, True)
 
 

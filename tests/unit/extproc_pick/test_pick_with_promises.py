@@ -49,6 +49,12 @@ def pool(*statuses: EndpointStatus, learns: bool = True, index: FakeIndex | None
     return made
 
 
+def with_chats(count: int) -> FakeIndex:
+    """Other replicas have sent so many streams with a promise to each pod."""
+    others = {address: EndpointBookings(count, 0, 0, {"chat": count}) for address in "ab"}
+    return FakeIndex(IndexHits(view=SharedView(others=others, replicas=1)))
+
+
 def become(made: PoolRuntime, *statuses: EndpointStatus) -> None:
     endpoints = made.view.endpoints
     assert isinstance(endpoints, FakeEndpoints)
@@ -63,11 +69,12 @@ async def winner(made: PoolRuntime, of: str) -> str:
 
 async def test_a_class_goes_where_its_promise_holds_and_waits_where_it_holds_nowhere() -> None:
     assert await winner(pool(busy("a", 25), busy("b", 10)), "chat") == "b"
-    crowded = pool(busy("a", 25), busy("b", 30))
+    crowded = pool(busy("a", 25), busy("b", 30), index=with_chats(25))
     waits = asyncio.create_task(winner(crowded, "chat"))
     async with asyncio.timeout(2.0):
         while not crowded.admission.waiting.get("chat"):
             await asyncio.sleep(0)
+    crowded.others = dict  # they have ended
     become(crowded, busy("a", 25), busy("b", 10))
     assert await waits == "b"
 
@@ -112,8 +119,10 @@ async def test_an_explanation_says_why_a_pod_is_full_and_what_is_not_known_yet()
     assert UNLEARNED not in picked.decision.degraded
     picked, preview = await explain(facts(objective="chat"), chat(), pool(busy("a", 25), learns=False))
     assert (preview.verdict, UNLEARNED in picked.decision.degraded) == ("go", True)
-    _, preview = await explain(facts(objective="chat"), chat(), pool(busy("a", 25)))
+    _, preview = await explain(facts(objective="chat"), chat(), pool(busy("a", 25), index=with_chats(25)))
     assert preview.verdict == "wait"
+    _, preview = await explain(facts(objective="chat"), chat(), pool(busy("a", 25)))
+    assert preview.verdict == "go"  # those there are less important, and end whether it waits or not
 
 
 async def test_a_class_is_degraded_by_the_time_that_one_more_stream_would_have() -> None:
