@@ -133,7 +133,7 @@ def promise() -> str:
         "of least request's",
     ]
     rows = [head]
-    for each in newest("overload-promise")["promise"]["rows"]:
+    for each in _newest_promise():
         share = each["throughput_share"]
         rows.append(
             [
@@ -147,6 +147,15 @@ def promise() -> str:
             ]
         )
     return _table(rows)
+
+
+def _newest_promise() -> list[Facts]:
+    """Return the rows of the newest run with that part, by itself or behind the others."""
+    for path in sorted(REPOSITORY.glob("bench/results/*-overload*.json"), reverse=True):
+        rows: list[Facts] = json.loads(path.read_text(encoding="utf-8")).get("promise", {}).get("rows", [])
+        if rows:
+            return rows
+    raise FileNotFoundError("bench/results has no result of overload with a promised time a token")
 
 
 def conserved() -> str:
